@@ -1,0 +1,1 @@
+"""Evaluation of dual encoders. Importing this package loads nothing heavy."""

@@ -1,0 +1,40 @@
+"""What can be said about evaluation. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from omegaconf import MISSING
+
+from data.config import described
+
+
+class Truth(Enum):
+    keys = "keys"
+    pairs = "pairs"
+
+
+@dataclass
+class EvalConfig:
+    """Evaluation while training and by `python -m eval`."""
+
+    every: int = described(0, "steps between evaluations; 0: at the end only")
+    suite: list[str] = described([], "what to evaluate besides data.val: retrieval:SHARDS, zero_shot:TASK.json, wds:FOLDER")
+    truth: Truth = described(Truth.keys, "right answers: equal content keys, or only the own pair")
+    block: int = described(256, "items encoded at a time; results do not depend on the number of ranks")
+    recall_k: list[int] = described([1, 5, 10], "the K of recall@K")
+
+
+@dataclass
+class EvalCommand:
+    """`python -m eval`: which checkpoint, on what."""
+
+    checkpoint: str = described(MISSING, "a run folder (its newest checkpoint) or one checkpoint folder")
+    suite: list[str] | None = described(None, "null: the run's own data.val and eval.suite")
+    val: str | None = described(None, "shards for retrieval; null: the run's own data.val when suite is null")
+    truth: Truth = described(Truth.keys, "right answers: equal content keys, or only the own pair")
+    block: int = described(256, "items encoded at a time")
+    recall_k: list[int] = described([1, 5, 10], "the K of recall@K")
+    workers: int = described(2, "loader processes per rank")
+    out: str | None = described(None, "folder for the JSON results; null: eval/ of the run")

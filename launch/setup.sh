@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Makes .venv for this checkout. Sourced by the other scripts: source launch/setup.sh demo dev …  (extras of pyproject.toml)
+#
+# The dependencies (6 GB) live in one folder per lock file, shared by all checkouts; .venv is a thin environment that sees
+# that folder and this checkout. DYAD_VENV overrides the folder, DYAD_PYTHON the interpreter. uv is used when it is there.
+
+dyad_python() { # the first interpreter that we support
+    local candidate
+    for candidate in ${DYAD_PYTHON:-python3.12 python3.13 python3.11 python3 python}; do
+        if "$candidate" -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null; then
+            "$candidate" -c 'import sys; print(sys.executable)'
+            return
+        fi
+    done
+    echo "dyad needs Python 3.11, 3.12 or 3.13; none found. Set DYAD_PYTHON to one." >&2
+    return 2
+}
+
+dyad_requirements() { # one requirement a line: the core and the extras named
+    "$1" - "${@:2}" <<'PY'
+import sys, tomllib
+project = tomllib.load(open("pyproject.toml", "rb"))["project"]
+print(*project["dependencies"], *(r for extra in sys.argv[1:] for r in project["optional-dependencies"][extra]), sep="\n")
+PY
+}
+
+dyad_setup() {
+    local python tag shared extras faiss=cpu stamp site
+    python=$(dyad_python) || return
+    if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then faiss=gpu; fi
+    extras=("$faiss" "$@")
+    tag=$("$python" -c 'import hashlib, sys; v = sys.version_info
+print(hashlib.sha256(open("requirements.lock", "rb").read()).hexdigest()[:12], f"py{v[0]}{v[1]}", sep="-")')
+    shared=${DYAD_VENV:-${XDG_CACHE_HOME:-$HOME/.cache}/dyad/$tag}
+    stamp=$shared/.extras-$(IFS=-; echo "${extras[*]}")
+    if [ ! -e "$stamp" ]; then
+        echo "Installing the dependencies into $shared (once per lock file; minutes) …" >&2
+        [ -x "$shared/bin/python" ] || "$python" -m venv "$shared" || return
+        if command -v uv >/dev/null; then
+            dyad_requirements "$python" "${extras[@]}" | uv pip install -q --python "$shared/bin/python" -c requirements.lock -r - || return
+        else
+            dyad_requirements "$python" "${extras[@]}" >"$shared/requirements.txt" || return
+            "$shared/bin/python" -m pip install -q --disable-pip-version-check -c requirements.lock -r "$shared/requirements.txt" || return
+        fi
+        touch "$stamp"
+    fi
+    if [ "$(cat .venv/.dyad 2>/dev/null)" != "$PWD $shared" ]; then
+        rm -rf .venv
+        "$shared/bin/python" -m venv --without-pip .venv || return
+        site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+        "$shared/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$site/dyad-dependencies.pth"
+        echo "$PWD" >"$site/dyad-checkout.pth"
+        echo "$PWD $shared" >.venv/.dyad
+    fi
+    export PATH="$PWD/.venv/bin:$shared/bin:$PATH"
+}
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || return
+dyad_setup "$@"

@@ -1,0 +1,1 @@
+"""The trainer. Importing this package loads nothing heavy."""

@@ -1,0 +1,148 @@
+"""The whole configuration of a training run: the schema and the only defaults. Torch-free, so that --help is quick."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from omegaconf import MISSING
+
+from data.config import DataConfig, described
+from eval.config import EvalConfig
+
+
+class Task(Enum):
+    image_text = "image_text"
+
+
+class Precision(Enum):
+    fp32 = "fp32"
+    bf16 = "bf16"
+    fp16 = "fp16"
+
+
+class ImageTower(Enum):
+    open_clip = "open_clip"
+    timm = "timm"
+    cnn = "cnn"
+
+
+class TextTower(Enum):
+    open_clip = "open_clip"
+    transformers = "transformers"
+
+
+class Pooling(Enum):
+    cls = "cls"
+    mean = "mean"
+    last = "last"
+
+
+Schedule = Enum("Schedule", ["cosine", "const", "const-cooldown"])  # functional: one name has a hyphen
+
+
+class Wandb(Enum):
+    auto = "auto"
+    online = "online"
+    offline = "offline"
+    disabled = "disabled"
+
+
+@dataclass
+class RunConfig:
+    name: str | None = described(None, "folder of the run; null: <experiment>-<hash of what matters to the maths>")
+    dir: str = described("runs", "where run folders are")
+
+
+@dataclass
+class ImageTowerConfig:
+    kind: ImageTower = described(ImageTower.open_clip, "where the picture tower comes from")
+    name: str | None = described(None, "open_clip model or config .json, or timm model; null: model.name")
+    pretrained: str | None = described(None, "weights: a file, folder or published name; null: model.pretrained")
+    image_size: int | None = described(None, "side of the input in pixels; null: the tower's own")
+    widths: list[int] = described([32, 64, 128, 192], "channels of the cnn tower, one stride-2 convolution each")
+    frozen: bool = described(False, "train only the projection")
+    unlocked_groups: int = described(0, "of a frozen tower: the last n groups train all the same")
+
+
+@dataclass
+class TextTowerConfig:
+    kind: TextTower = described(TextTower.open_clip, "where the text tower comes from")
+    name: str | None = described(None, "open_clip model or .json, transformers folder or name, pkg:PACKAGE/FOLDER; null: model.name")
+    pretrained: str | None = described(None, "open_clip weights; null: model.pretrained")
+    pooling: Pooling = described(Pooling.mean, "how token states become one embedding (transformers)")
+    context_length: int | None = described(None, "longest text in tokens; null: the tower's own")
+    from_scratch: bool = described(False, "transformers: take the architecture, not the weights")
+    frozen: bool = described(False, "train only the projection")
+    unlocked_layers: int = described(0, "of a frozen tower: the last n layers train all the same")
+
+
+@dataclass
+class ModelConfig:
+    name: str | None = described("ViT-B-32", "open_clip model name or path of an open_clip config .json, for both towers")
+    pretrained: str | None = described(None, "open_clip weights for both towers: a file or a published name")
+    embed_dim: int = described(256, "width of the shared space, for towers that have no projection of their own")
+    grad_checkpointing: bool = described(False, "recompute activations in backward")
+    memo_mb: int = described(512, "memory for remembered outputs of frozen towers, in MiB; 0: none")
+    image: ImageTowerConfig = field(default_factory=ImageTowerConfig)
+    text: TextTowerConfig = field(default_factory=TextTowerConfig)
+
+
+@dataclass
+class OptimConfig:
+    lr: float = described(5e-4, "peak learning rate")
+    weight_decay: float = described(0.2, "AdamW decay; never on biases, norms and the temperature")
+    beta1: float = described(0.9, "AdamW β1")
+    beta2: float = described(0.98, "AdamW β2")
+    eps: float = described(1e-6, "AdamW ε")
+    warmup: int = described(0, "steps of linear warm-up")
+    schedule: Schedule = described(Schedule["cosine"], "after the warm-up")
+    cooldown: int = described(0, "const-cooldown: steps of the cooldown at the end")
+    cooldown_end: float = described(0.0, "const-cooldown: learning rate at the end")
+    cooldown_power: float = described(1.0, "const-cooldown: power of the polynomial")
+    clip_norm: float | None = described(None, "largest norm of the whole gradient; null: no clipping")
+
+
+@dataclass
+class DistConfig:
+    name: str = "ddp"
+    timeout: float = described(600.0, "seconds a collective may wait before the run stops")
+
+
+@dataclass
+class TrackingConfig:
+    wandb: Wandb = described(Wandb.auto, "auto: online with an API key, else offline")
+    project: str = described("dyad", "W&B project")
+    tensorboard: bool = described(False, "also write TensorBoard event files")
+    every: int = described(10, "steps between metric lines")
+
+
+@dataclass
+class CheckpointConfig:
+    every: int = described(500, "steps between checkpoints; one is always written at the end")
+    keep: int = described(3, "how many of the newest checkpoints stay")
+
+
+@dataclass
+class TrainConfig:
+    task: Task = described(Task.image_text, "what x and y are")
+    seed: int = described(0, "of everything random: order, augmentation, initial weights, dropout")
+    steps: int | None = described(None, "optimiser steps; wins over epochs")
+    epochs: float | None = described(None, "passes over the data when steps is null")
+    global_batch_size: int = described(256, "pairs per optimiser step over all ranks")
+    chunk_size: int | None = described(None, "pairs per rank embedded at a time; null: all. Never changes the gradient")
+    precision: Precision = described(Precision.fp32, "of the towers; scores and losses are always float32")
+    compile: bool = described(False, "torch.compile the towers")
+    resume: str = described("auto", "auto: go on from the run's newest checkpoint; never; or a checkpoint folder")
+    init_from: str | None = described(None, "checkpoint or run folder whose weights to start from (nothing else is taken)")
+    experiment: str | None = described(None, "name of the recipe in configs/experiment")
+    run: RunConfig = field(default_factory=RunConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    objective: Any = MISSING
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    dist: DistConfig = field(default_factory=DistConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
