@@ -1,1 +1,1 @@
-"""Shards, order, loading: everything up to a Batch. Imports nothing of ours; stays light so that the command line is quick."""
+"""Shards, order, loading: everything up to a Batch. Imports nothing of ours and, at the top, nothing heavy."""

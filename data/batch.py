@@ -12,8 +12,8 @@ from torch import Tensor
 class Extra:
     """Further y-side items, flat: k ≥ 0 for the whole batch, any number per row.
 
-    y (k, …) tower inputs; row (k,) local row each belongs to; keys (k,) content ids; positive (k,) bool: a further positive
-    (else a hard negative).
+    y (k, …) tower inputs; row (k,) local row each belongs to; keys (k,) content ids; positive (k,) bool: a further
+    positive (else a hard negative).
     """
 
     y: Tensor
@@ -26,8 +26,9 @@ class Extra:
 class Batch:
     """One rank's part of a global batch.
 
-    x, y (b, …) tower inputs: uint8 pictures (b, 3, H, W) or int64 tokens (b, L); sample_ids (b,) int64, dense ids that index
-    per-sample state and nothing else; x_keys, y_keys (b,) int64 content ids: equal keys are the same item on any rank.
+    x, y (b, …) tower inputs: uint8 pictures (b, 3, H, W) or int64 tokens (b, L); sample_ids (b,) int64, dense ids that
+    index per-sample state and nothing else; x_keys, y_keys (b,) int64 content ids: equal keys are the same item on any
+    rank.
     """
 
     x: Tensor

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from omegaconf import MISSING
-
 
 class Shuffle(Enum):
     window = "window"
@@ -46,14 +44,18 @@ class AugmentConfig:
 class DataConfig:
     """Where pairs come from and how a training sample is made of one."""
 
-    train: Any = described(MISSING, "training shards: path, glob, 'd/{00..99}.tar', 'a@2::b@0.5' with weights, or a list")
+    train: Any = described(None, "training shards: path, glob, 'd/{00..99}.tar', 'a@2::b@0.5' with weights, or a list")
     val: Any = described(None, "shards for retrieval while training, written like data.train")
     workers: int = described(2, "loader processes per rank; the order of samples never depends on it")
     image_key: str = described("jpg;jpeg;png;webp", "member names of the picture, first match wins")
     captions: list[str] = described(["txt"], "where captions are: 'txt' or fields of the json member")
     caption_weights: list[float] | None = described(None, "chance of each entry of data.captions; null: all alike")
     text_key: str | None = described(None, "json field that says which texts mean the same item; null: the text itself")
-    shuffle: Shuffle = described(Shuffle.window, "window: chunks of 256 and a window of max(65536, 4G); full: every sample")
-    resize: ResizeMode = described(ResizeMode.shortest, "how a picture is brought to size when it is not cropped at random")
+    shuffle: Shuffle = described(
+        Shuffle.window, "window: chunks of 256 and a window of max(65536, 4G); full: every sample"
+    )
+    resize: ResizeMode = described(
+        ResizeMode.shortest, "how a picture is brought to size when it is not cropped at random"
+    )
     max_image_pixels: int = described(25_000_000, "larger pictures are refused before they are decoded")
     augment: AugmentConfig = field(default_factory=AugmentConfig)

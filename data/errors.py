@@ -17,7 +17,7 @@ class ExitCode(IntEnum):
 
 
 class UserError(Exception):
-    """Something the user can mend. The message is the whole output: name the file, key or value, the choices, the fix."""
+    """Something the user can mend. The message is the whole output: the file, key or value, the choices, the fix."""
 
     exit_code = ExitCode.CONFIG
 
@@ -39,7 +39,7 @@ class HardwareError(UserError):
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """" Did you mean 'x'?" when a choice is close to `word`, else "". Starts with a space: append it to a sentence."""
+    """ " Did you mean 'x'?" when a choice is close to `word`, else "". Starts with a space: append it to a sentence."""
     close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
     return f" Did you mean '{close[0]}'?" if close else ""
 

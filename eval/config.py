@@ -20,7 +20,9 @@ class EvalConfig:
     """Evaluation while training and by `python -m eval`."""
 
     every: int = described(0, "steps between evaluations; 0: at the end only")
-    suite: list[str] = described([], "what to evaluate besides data.val: retrieval:SHARDS, zero_shot:TASK.json, wds:FOLDER")
+    suite: list[str] = described(
+        [], "what to evaluate besides data.val: retrieval:SHARDS, zero_shot:TASK.json, wds:FOLDER"
+    )
     truth: Truth = described(Truth.keys, "right answers: equal content keys, or only the own pair")
     block: int = described(256, "items encoded at a time; results do not depend on the number of ranks")
     recall_k: list[int] = described([1, 5, 10], "the K of recall@K")

@@ -50,9 +50,10 @@ print(hashlib.sha256(open("requirements.lock", "rb").read()).hexdigest()[:12], f
         site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
         "$shared/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$site/dyad-dependencies.pth"
         echo "$PWD" >"$site/dyad-checkout.pth"
+        find "$shared/bin" -type f -perm -u+x ! -name 'python*' ! -name 'pip*' ! -iname 'activate*' -exec ln -s {} .venv/bin/ \;
         echo "$PWD $shared" >.venv/.dyad
     fi
-    export PATH="$PWD/.venv/bin:$shared/bin:$PATH"
+    export PATH="$PWD/.venv/bin:$PATH" VIRTUAL_ENV="$PWD/.venv"
 }
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || return

@@ -9,6 +9,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from data.config import DataConfig, described
+from data.errors import ConfigError
 from eval.config import EvalConfig
 
 
@@ -69,7 +70,9 @@ class ImageTowerConfig:
 @dataclass
 class TextTowerConfig:
     kind: TextTower = described(TextTower.open_clip, "where the text tower comes from")
-    name: str | None = described(None, "open_clip model or .json, transformers folder or name, pkg:PACKAGE/FOLDER; null: model.name")
+    name: str | None = described(
+        None, "open_clip model or .json, transformers folder or name, pkg:PACKAGE/FOLDER; null: model.name"
+    )
     pretrained: str | None = described(None, "open_clip weights; null: model.pretrained")
     pooling: Pooling = described(Pooling.mean, "how token states become one embedding (transformers)")
     context_length: int | None = described(None, "longest text in tokens; null: the tower's own")
@@ -80,7 +83,9 @@ class TextTowerConfig:
 
 @dataclass
 class ModelConfig:
-    name: str | None = described("ViT-B-32", "open_clip model name or path of an open_clip config .json, for both towers")
+    name: str | None = described(
+        "ViT-B-32", "open_clip model name or path of an open_clip config .json, for both towers"
+    )
     pretrained: str | None = described(None, "open_clip weights for both towers: a file or a published name")
     embed_dim: int = described(256, "width of the shared space, for towers that have no projection of their own")
     grad_checkpointing: bool = described(False, "recompute activations in backward")
@@ -135,7 +140,9 @@ class TrainConfig:
     precision: Precision = described(Precision.fp32, "of the towers; scores and losses are always float32")
     compile: bool = described(False, "torch.compile the towers")
     resume: str = described("auto", "auto: go on from the run's newest checkpoint; never; or a checkpoint folder")
-    init_from: str | None = described(None, "checkpoint or run folder whose weights to start from (nothing else is taken)")
+    init_from: str | None = described(
+        None, "checkpoint or run folder whose weights to start from (nothing else is taken)"
+    )
     experiment: str | None = described(None, "name of the recipe in configs/experiment")
     run: RunConfig = field(default_factory=RunConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -146,3 +153,28 @@ class TrainConfig:
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+
+def validate(config: TrainConfig, world_size: int) -> None:
+    """Rules between keys; raises ConfigError naming the keys and the fix."""
+    size = config.global_batch_size
+    rules = {
+        "data.train is missing: give shards, e.g. data.train=shards/train.tar, or experiment=emoji": config.data.train
+        is None,
+        "steps or epochs is missing: say how long to train, e.g. steps=1000": config.steps is None
+        and config.epochs is None,
+        f"steps={config.steps}: must be 1 or more": config.steps is not None and config.steps < 1,
+        f"epochs={config.epochs}: must be above 0": config.epochs is not None and config.epochs <= 0,
+        f"global_batch_size={size}: needs at least one pair for each of {world_size} processes": size < world_size,
+        f"chunk_size={config.chunk_size}: must be 1 or more, or null": config.chunk_size is not None
+        and config.chunk_size < 1,
+        f"optim.lr={config.optim.lr}: must be above 0": config.optim.lr <= 0,
+        f"optim.clip_norm={config.optim.clip_norm}: must be above 0, or null": (config.optim.clip_norm or 1.0) <= 0,
+        f"checkpoint.keep={config.checkpoint.keep}: must be 1 or more": config.checkpoint.keep < 1,
+        f"checkpoint.every={config.checkpoint.every}: must be 1 or more": config.checkpoint.every < 1,
+        f"tracking.every={config.tracking.every}: must be 1 or more": config.tracking.every < 1,
+        f"eval.every={config.eval.every}: must be 0 (at the end only) or more": config.eval.every < 0,
+    }
+    broken = [message for message, is_broken in rules.items() if is_broken]
+    if broken:
+        raise ConfigError("\n".join(broken[:5]))

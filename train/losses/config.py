@@ -51,7 +51,9 @@ class SoftmaxConfig:
     partition: Partition = described(Partition.sum, "sum or mean inside the log")
     tau_scaled: bool = described(False, "multiply the loss by τ (then τ cannot learn: objectives.md 2.6)")
     directions: Directions = described(Directions.mean, "x→y and y→x: their mean, their sum, or one of them")
-    duplicates: Duplicates = described(Duplicates.keep, "columns with an equal content key: negatives, left out, or positives")
+    duplicates: Duplicates = described(
+        Duplicates.keep, "columns with an equal content key: negatives, left out, or positives"
+    )
 
 
 @dataclass

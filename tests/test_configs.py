@@ -1,0 +1,124 @@
+"""Every shipped configuration composes, every key is known, every mistake has one clear answer."""
+
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from data.errors import ConfigError
+from train.compose import CONFIG_DIR, compose_config, groups, keys
+from train.config import TrainConfig
+from train.usage import COMMON, help_text
+
+ROOT = Path(__file__).parent.parent
+CHOICES = [f"{group}={choice}" for group, choices in groups().items() for choice in choices]
+
+
+def train(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "train", *arguments], capture_output=True, text=True, cwd=cwd, timeout=60
+    )
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_choice_composes(choice: str) -> None:
+    config = compose_config([choice, "data.train=x"])
+    assert isinstance(config, TrainConfig)
+    assert not OmegaConf.missing_keys(OmegaConf.structured(config))
+
+
+def test_every_yaml_is_reachable_and_has_a_comment() -> None:
+    for path in CONFIG_DIR.rglob("*.yaml"):
+        assert path.parent == CONFIG_DIR or path.stem in groups()[path.parent.name]
+        assert "#" in path.read_text(), path
+
+
+def test_every_key_says_what_it_means() -> None:
+    for key, _, meaning in keys():
+        assert meaning or key in ("objective.name", "dist.name"), key
+
+
+def test_the_keys_people_type_exist() -> None:
+    known = {key for key, _, _ in keys()}
+    typed = """run.name run.dir seed steps epochs global_batch_size chunk_size precision compile data.train data.val
+        data.workers optim.lr optim.weight_decay optim.warmup optim.schedule eval.every checkpoint.every checkpoint.keep
+        tracking.wandb resume init_from experiment"""
+    assert set(typed.split()) | set(COMMON) <= known
+
+
+MISTAKES = {
+    "stepz=3": "'steps'",
+    "lr=3": "'optim.lr'",
+    "--lr=1": "'optim.lr=1'",
+    "--learning-rate": "key=value",
+    "steps": "not key=value",
+    "experiment=emjoi": "'emoji'",
+    "steps=abc": "steps",
+    "objective=clp": "'clip'",
+    "optim.schedule=cosin": "cosine",
+    "data.train=d/{00..99}.tar": '"d/{00..99}.tar"',
+    "objective.gamma=1": "objective.gamma",
+    "+seed=1": "without '+'",
+    "data.augment.zoom=3": "zoom",
+    "model.image.kind=cn": "cnn",
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_have_one_clear_answer(mistake: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose_config([mistake])
+    assert MISTAKES[mistake] in str(caught.value)
+    assert len(str(caught.value).splitlines()) <= 6
+
+
+def test_braces_expanded_by_the_shell_are_noticed() -> None:
+    with pytest.raises(ConfigError, match="quote them"):
+        compose_config(["data.train=d/0.tar", "data.train=d/1.tar"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["stepz=3"],
+        ["--lr", "1"],
+        ["experiment=emjoi"],
+        ["data.train=nowhere/{0..9}.tar"],
+        ["data.train=nowhere.tar", "steps=1"],
+        ["steps=1"],
+    ],
+    ids=" ".join,
+)
+def test_mistakes_exit_with_2_and_leave_nothing(arguments: list[str], tmp_path: Path) -> None:
+    run = train(*arguments, f"run.dir={tmp_path}/runs")
+    assert run.returncode == 2
+    assert run.stdout == ""
+    assert len(run.stderr.splitlines()) <= 6
+    assert "Traceback" not in run.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_help_teaches() -> None:
+    run = train("--help")
+    assert run.returncode == 0
+    assert run.stdout.rstrip() == help_text().rstrip()
+    for word in itertools.chain(groups(), COMMON):
+        assert word in run.stdout
+
+
+def test_help_imports_no_torch() -> None:
+    code = """import runpy, sys
+sys.argv[1:] = ["--help"]
+runpy.run_module("train", run_name="__main__")
+assert "torch" not in sys.modules"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, cwd=ROOT)
+
+
+@pytest.mark.parametrize("flags", [["--cfg", "job"], ["--info", "defaults"]], ids=" ".join)
+def test_hydra_flags_work(flags: list[str]) -> None:
+    run = train("experiment=emoji", *flags)
+    assert run.returncode == 0, run.stderr
+    assert "emoji" in run.stdout

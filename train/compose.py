@@ -1,0 +1,163 @@
+"""From the command line to a TrainConfig, or to one clear error. Torch-free: every mistake is answered in a second.
+
+Hydra composes; this file only checks the words before Hydra sees them, since its own messages send people to `+key`.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import MISSING as NO_DEFAULT
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from data.errors import ConfigError, nearest
+from train.config import TrainConfig
+from train.losses.config import CONFIGS as OBJECTIVES
+
+CONFIG_DIR = Path(__file__).resolve().parent.parent / "configs"
+HYDRA_FLAGS = """--help -h --hydra-help --cfg -c --resolve --package -p --run -r --multirun -m --info -i
+--shell-completion --config-dir -cd""".split()
+
+
+def register() -> None:
+    """Put the schema and the objectives where Hydra looks for them."""
+    store = ConfigStore.instance()
+    store.store(name="schema", node=TrainConfig)
+    for name, config in OBJECTIVES.items():
+        store.store(group="objective", name=name, node=config)
+
+
+def groups() -> dict[str, list[str]]:
+    """The configuration groups and the choices of each."""
+    found = {d.name: sorted(f.stem for f in d.glob("*.yaml")) for d in sorted(CONFIG_DIR.iterdir()) if d.is_dir()}
+    found["objective"] = sorted(OBJECTIVES)
+    return {name: found[name] for name in sorted(found) if name != "local"}
+
+
+def keys(config: Any = None, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
+    """(dotted key, default, meaning) of every key of the schema; under `objective.`, those of every objective."""
+    for f in fields(config or TrainConfig):
+        if f.name == "objective" and not prefix:
+            for entry in OBJECTIVES.values():
+                yield from keys(entry, "objective.")
+        elif is_dataclass(f.default_factory):
+            yield from keys(f.default_factory, f"{prefix}{f.name}.")
+        else:
+            default = f.default if f.default_factory is NO_DEFAULT else f.default_factory()
+            yield f"{prefix}{f.name}", default, f.metadata.get("help", "")
+
+
+def compose_config(overrides: Sequence[str]) -> TrainConfig:
+    """The typed configuration of these overrides.
+
+    Raises ConfigError for an unknown key, group choice or value, with the nearest valid name.
+    """
+    check_words(overrides)
+    register()
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+            return typed(compose("train", list(overrides)))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(_first_cause(error)) from error
+
+
+def typed(config: Any) -> TrainConfig:
+    """The dataclasses of a composed configuration; raises ConfigError when a value does not fit its type."""
+    try:
+        result = OmegaConf.to_object(config)
+    except OmegaConfBaseException as error:
+        raise ConfigError(_first_cause(error)) from error
+    assert isinstance(result, TrainConfig)
+    return result
+
+
+def check_words(arguments: Sequence[str]) -> None:
+    """Raise ConfigError for an argument that Hydra would misread or answer badly."""
+    words = [a for a in arguments if not _is_hydra_flag(a, arguments)]
+    known = {key for key, _, _ in keys()}
+    seen: dict[str, str] = {}
+    for word in words:
+        if word.startswith("-"):
+            raise ConfigError(_not_a_flag(word, arguments, known))
+        if "=" not in word and not word.startswith("~"):
+            raise ConfigError(f"'{word}' is not key=value.{nearest(word, known)} See: python -m train --help")
+        key, _, value = word.partition("=")
+        if key in seen and value != seen[key]:
+            raise ConfigError(
+                f"{key} is given twice: {seen[key]} and {value}.\n"
+                f"If the shell expanded braces, quote them:  '{key}=\"dir/{{00..99}}.tar\"'"
+            )
+        seen[key] = value
+        _check_override(word, key.lstrip("+~"), value, known)
+
+
+def _check_override(word: str, key: str, value: str, known: Iterable[str]) -> None:
+    try:
+        OverridesParser.create().parse_override(word)
+    except HydraException as error:
+        fixed = f"{word.partition('=')[0]}=" + '"' + value.strip("'\"") + '"'
+        raise ConfigError(f"{key}: cannot read {value!r} unquoted. Write:  {shlex.quote(fixed)}") from error
+    choices = groups()
+    if key.startswith("hydra."):
+        return
+    if key in choices:
+        if value not in [*choices[key], "null"] and "," not in value:
+            raise ConfigError(
+                f"{key}={value}: no such choice.{nearest(value, choices[key])} Choices: {', '.join(choices[key])}"
+            )
+    elif key not in known and not any(k.startswith(key + ".") for k in known):
+        raise ConfigError(f"unknown key '{key}'.{_nearest_key(key, known)} All keys: python -m train --cfg job")
+    elif word.startswith("+"):
+        raise ConfigError(f"'{word}': write it without '+'; every key already exists")
+
+
+def _nearest_key(word: str, known: Iterable[str]) -> str:
+    """Nearest whole key, else a key whose last part is the word: people forget the section more often than the name."""
+    leaves = {k.rpartition(".")[2]: k for k in sorted(known, reverse=True)}
+    leaf = word.rpartition(".")[2]
+    if leaf in leaves:
+        return f" Did you mean '{leaves[leaf]}'?"
+    return nearest(word, known) or (nearest(leaf, leaves) and f" Did you mean '{leaves[_closest(leaf, leaves)]}'?")
+
+
+def _closest(word: str, choices: Iterable[str]) -> str:
+    match = re.search(r"'(.*)'", nearest(word, choices))
+    assert match
+    return match[1]
+
+
+def _is_hydra_flag(word: str, arguments: Sequence[str]) -> bool:
+    """A flag of Hydra's, or the value that belongs to one (--cfg job)."""
+    position = list(arguments).index(word)
+    takes_value = {"--cfg", "-c", "--package", "-p", "--info", "-i", "--config-dir", "-cd"}
+    return word.split("=")[0] in HYDRA_FLAGS or (position > 0 and arguments[position - 1] in takes_value)
+
+
+def _not_a_flag(word: str, arguments: Sequence[str], known: Iterable[str]) -> str:
+    name, _, value = word.lstrip("-").partition("=")
+    following = list(arguments)[list(arguments).index(word) + 1 :]
+    value = value or next((a for a in following[:1] if not a.startswith("-") and "=" not in a), "VALUE")
+    suggestion = re.search(r"'(.*)'", _nearest_key(name.replace("-", "_"), known))
+    hint = f" Did you mean '{suggestion[1]}={value}'?" if suggestion else ""
+    return f"'{word}': options are written key=value here, without dashes.{hint} See: python -m train --help"
+
+
+def _first_cause(error: BaseException) -> str:
+    """Hydra wraps the reason; the innermost message, on one line, says it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    key = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key")), "")
+    return f"{key}: {lines[0]}" if key and key not in lines[0] else lines[0]
