@@ -6,6 +6,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from data.errors import ConfigError
+
+
+LIMITS = {"rotate": 180, "aspect": 0.99, "shift": 1, "brightness": 1, "grey": 1, "flip": 1}
+
 
 class Shuffle(Enum):
     window = "window"
@@ -39,6 +44,17 @@ class AugmentConfig:
     grey: float = described(0.0, "probability of a grey picture")
     flip: float = described(0.0, "probability of a horizontal flip")
 
+    def __post_init__(self) -> None:
+        for name in ("crop_scale", "zoom", "gain"):
+            interval = getattr(self, name)
+            if len(interval) != 2 or not 0 < interval[0] <= interval[1]:
+                raise ConfigError(f"data.augment.{name}={interval} must be two numbers, 0 < smallest <= largest.")
+        if self.crop_scale[1] > 1:
+            raise ConfigError(f"data.augment.crop_scale={self.crop_scale} is a share of the area: at most 1.")
+        for name, limit in LIMITS.items():
+            if not 0 <= getattr(self, name) <= limit:
+                raise ConfigError(f"data.augment.{name}={getattr(self, name)} must be in 0 … {limit}.")
+
 
 @dataclass
 class DataConfig:
@@ -48,14 +64,26 @@ class DataConfig:
     val: Any = described(None, "shards for retrieval while training, written like data.train")
     workers: int = described(2, "loader processes per rank; the order of samples never depends on it")
     image_key: str = described("jpg;jpeg;png;webp", "member names of the picture, first match wins")
-    captions: list[str] = described(["txt"], "where captions are: 'txt' or fields of the json member")
+    captions: list[str] = described(
+        ["txt"], "where captions are: 'txt' (one a line) or fields of the json member; evaluation takes the first"
+    )
     caption_weights: list[float] | None = described(None, "chance of each entry of data.captions; null: all alike")
     text_key: str | None = described(None, "json field that says which texts mean the same item; null: the text itself")
     shuffle: Shuffle = described(
         Shuffle.window, "window: chunks of 256 and a window of max(65536, 4G); full: every sample"
     )
-    resize: ResizeMode = described(
-        ResizeMode.shortest, "how a picture is brought to size when it is not cropped at random"
+    resize: ResizeMode | None = described(
+        None,
+        "how a picture is brought to size when it is not cropped at random; null: as the tower's own preprocessing",
     )
     max_image_pixels: int = described(25_000_000, "larger pictures are refused before they are decoded")
     augment: AugmentConfig = field(default_factory=AugmentConfig)
+
+    def __post_init__(self) -> None:
+        if not self.captions:
+            raise ConfigError("data.captions is empty. Write [txt], or fields of the json member like [caption].")
+        weights = self.caption_weights
+        if weights is not None and (len(weights) != len(self.captions) or min(weights) < 0 or not sum(weights)):
+            raise ConfigError(
+                f"data.caption_weights={weights} must be one chance for each of data.captions={self.captions}."
+            )

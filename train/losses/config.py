@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
+from typing import Any
 
-from omegaconf import MISSING
+from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from data.config import described
+from data.errors import ConfigError, nearest
 
 
 class Similarity(Enum):
@@ -55,6 +58,21 @@ class SoftmaxConfig:
         Duplicates.keep, "columns with an equal content key: negatives, left out, or positives"
     )
 
+    def __post_init__(self) -> None:
+        tau, least = self.temperature, self.min_temperature
+        rules = {
+            f"objective.temperature={tau}: must be above 0": tau <= 0,
+            f"objective.min_temperature={least}: must be above 0 and at most 1": not 0 < least <= 1,
+            f"objective.temperature={tau}: where τ learns it starts between objective.min_temperature={least} and 1. "
+            "Change it, or set objective.learnable=false": self.learnable and not least <= tau <= 1,
+            "objective.learnable=true with objective.tau_scaled=true: a loss multiplied by τ has no optimum in τ (its "
+            "slope keeps one sign whatever the data), so τ would run to the end of its range. "
+            "Set objective.tau_scaled=false, or objective.learnable=false": self.learnable and self.tau_scaled,
+        }
+        broken = [message for message, is_broken in rules.items() if is_broken]
+        if broken:
+            raise ConfigError(broken[0])
+
 
 @dataclass
 class ClipConfig(SoftmaxConfig):
@@ -74,3 +92,25 @@ class SymmetricDPMConfig(SoftmaxConfig):
 
 
 CONFIGS: dict[str, type[SoftmaxConfig]] = {"clip": ClipConfig, "symmetric_dpm": SymmetricDPMConfig}
+
+
+def configure(name: str, **options: Any) -> SoftmaxConfig:
+    """The configuration of objective `name` with these options; choices may be given as str.
+
+    Raises ConfigError for an unknown name or option (with the nearest one), a value of the wrong type or out of range,
+    and options that exclude each other.
+    """
+    if name not in CONFIGS:
+        raise ConfigError(f"objective={name}: no such objective.{nearest(name, CONFIGS)} Choices: {', '.join(CONFIGS)}")
+    known = [f.name for f in fields(CONFIGS[name]) if f.name != "name"]
+    for option in options:
+        if option not in known:
+            raise ConfigError(
+                f"objective.{option}: {name} has no such option.{nearest(option, known)} Options: {', '.join(known)}"
+            )
+    try:
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(CONFIGS[name]), options))
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"objective.{error.full_key}: {str(error).splitlines()[0]}") from error
+    assert isinstance(config, SoftmaxConfig)
+    return config

@@ -1,0 +1,36 @@
+"""What a picture's header tells, without decoding it."""
+
+from __future__ import annotations
+
+import warnings
+from io import BytesIO
+from typing import NamedTuple
+
+from data.errors import DataError
+
+SUFFIX_OF = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp"}
+
+
+class Header(NamedTuple):
+    """suffix: jpg, png or webp, by content; mode as PIL names it; width and height in pixels."""
+
+    suffix: str
+    mode: str
+    width: int
+    height: int
+
+
+def read_header(data: bytes, max_pixels: int) -> Header:
+    """The header of a JPEG, PNG or WebP picture. Raises DataError for anything else and for more than `max_pixels`."""
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit below is stricter
+            with Image.open(BytesIO(data), formats=tuple(SUFFIX_OF)) as picture:
+                header = Header(SUFFIX_OF[str(picture.format)], picture.mode, *picture.size)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise DataError(f"no JPEG, PNG or WebP picture ({type(error).__name__}, begins with {data[:8]!r})") from None
+    if header.width * header.height > max_pixels:
+        raise DataError(f"{header.width} x {header.height} pixels are more than max_image_pixels={max_pixels}")
+    return header

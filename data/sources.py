@@ -1,0 +1,140 @@
+"""What a user writes in data.train or data.val, as lists of shards: paths, globs, brace lists, URLs, weights."""
+
+from __future__ import annotations
+
+import glob
+import math
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data.errors import ConfigError, nearest
+from data.storage import SCHEMES, filesystem, scheme_of, shard_name
+
+SUFFIXES = (".tar", ".jsonl")
+LISTED_SCHEMES = ("s3", "gs", "memory")  # http servers cannot be asked what they hold
+FORMS = "a path, a folder, a glob, 'd/{000..099}.tar', several joined by '::', each with a weight like '@2' or '@0.5'"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Shards that share a weight: how often each of their samples appears per epoch."""
+
+    shards: tuple[str, ...]
+    weight: float = 1.0
+
+
+def parse_sources(value: str | Sequence[str], key: str = "data.train") -> list[Source]:
+    """The sources that `value` names, in its order; shards of a folder or glob are sorted by name.
+
+    Raises ConfigError, naming `key` and the part at fault, when something matches nothing, is no shard, appears twice,
+    has a scheme we do not read or a weight that is no positive number.
+    """
+    listed = [value] if isinstance(value, str) else value
+    known = isinstance(listed, Sequence) and all(isinstance(text, str) for text in listed)
+    parts = [part.strip() for text in listed for part in text.split("::")] if known else []
+    if not parts or not all(parts):
+        raise ConfigError(f"{key}={value!r} names no shards. Write {FORMS}, or a list of these.")
+    sources = [_source(part, key) for part in parts]
+    _refuse_twice([shard for source in sources for shard in source.shards], key)
+    return sources
+
+
+def _source(part: str, key: str) -> Source:
+    path, weight = _weighted(part, key)
+    return Source(tuple(_shards(path, key)), weight)
+
+
+def _weighted(part: str, key: str) -> tuple[str, float]:
+    path, at, number = part.rpartition("@")
+    try:
+        weight = float(number)
+    except ValueError:
+        return part, 1.0  # an @ inside a name
+    if not at:
+        return part, 1.0
+    if not path or not math.isfinite(weight) or weight <= 0:
+        raise ConfigError(f"{key}: the weight in '{part}' must be a positive number, like '@2' or '@0.5'.")
+    return path, weight
+
+
+def _shards(path: str, key: str) -> Iterator[str]:
+    path = os.path.expanduser(path.removeprefix("file://"))
+    if os.path.exists(path):
+        yield from _local(path, key)
+        return
+    for expanded in _expand_braces(path, key):
+        yield from (_remote if scheme_of(expanded) else _local)(expanded, key)
+
+
+def _expand_braces(path: str, key: str) -> Iterator[str]:
+    from braceexpand import braceexpand
+
+    try:
+        return braceexpand(path)
+    except ValueError:
+        raise ConfigError(f"{key}={path}: a brace is not closed; write lists like 'd/{{000..099}}.tar'.") from None
+
+
+def _local(path: str, key: str) -> list[str]:
+    if os.path.isdir(path):
+        return _of_folder(sorted(str(file) for file in Path(path).iterdir()), path, key)
+    if os.path.isfile(path):
+        return [_shard(path, key)]
+    found = sorted(file for file in glob.glob(path, recursive=True) if file.endswith(SUFFIXES))
+    if not found:
+        raise ConfigError(f"{key}={path} matches nothing{_where_it_ends(path)}")
+    return found
+
+
+def _remote(url: str, key: str) -> list[str]:
+    scheme = scheme_of(url)
+    if scheme not in SCHEMES:
+        raise ConfigError(f"{key}={url}: '{scheme}:' is not read. Use a local path or {', '.join(SCHEMES)}.")
+    if shard_name(url).endswith(SUFFIXES) and not (scheme in LISTED_SCHEMES and glob.has_magic(url)):
+        return [url]  # whether it exists shows when it is indexed, in parallel
+    if scheme not in LISTED_SCHEMES:
+        return [_shard(url, key)]
+    fs, path = filesystem(url)
+    names: Any = fs.glob(path) if glob.has_magic(url) else fs.ls(path, detail=False) if fs.isdir(path) else []
+    return _of_folder(sorted(str(fs.unstrip_protocol(name)) for name in names), url, key)
+
+
+def _of_folder(files: list[str], path: str, key: str) -> list[str]:
+    shards = [file for file in files if file.endswith(SUFFIXES) and not shard_name(file).startswith(".")]
+    if not shards:
+        raise ConfigError(f"{key}={path} matches nothing: there is no .tar or .jsonl file.")
+    return shards
+
+
+def _shard(path: str, key: str) -> str:
+    if not shard_name(path).endswith(SUFFIXES):
+        packed = re.search(r"\.(tgz|tar\.\w+|jsonl\.\w+)$", path)
+        why = "compressed files cannot be read by offset: unpack it" if packed else "shards end in .tar or .jsonl"
+        raise ConfigError(f"{key}={path}: {why}.")
+    return path
+
+
+def _where_it_ends(path: str) -> str:
+    """': no emojy in data/samples. Did you mean 'emoji'?': the first part of the path that is not there."""
+    folder = Path(path).anchor or "."
+    for part in Path(path).relative_to(Path(path).anchor).parts:
+        if not os.path.isdir(folder):
+            return f": {folder} is no folder."
+        if glob.has_magic(part):
+            break
+        if not os.path.exists(os.path.join(folder, part)):
+            return f": no '{part}' in {folder}.{nearest(part, os.listdir(folder))}"
+        folder = os.path.join(folder, part)
+    return f" in {folder}."
+
+
+def _refuse_twice(shards: list[str], key: str) -> None:
+    seen: set[str] = set()
+    for shard in shards:
+        if shard in seen:
+            raise ConfigError(f"{key}: {shard} appears twice. To see it more often, give it a weight: '{shard}@2'.")
+        seen.add(shard)

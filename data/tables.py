@@ -1,0 +1,211 @@
+"""Pairs as people keep them (CSV, a folder, Parquet, JSON-lines), read row by row; messages name the row."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data.errors import ConfigError, DataError, nearest
+from data.options import PackOptions
+from data.scan import PICTURES
+
+IMAGE_FIELDS = ("image", "filepath", "image_path", "file_name", "filename", "path")
+CAPTION_FIELDS = ("caption", "title", "text", "captions", "texts", "sentences")
+
+
+class BadRow(Exception):
+    """A row that cannot become a sample. reason: a few words to count by."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+
+
+Fields = dict[str, Any]
+Rows = Iterator[tuple[str, "Fields | BadRow"]]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A picture's path, its caption (a list where the table has lists) and the other fields of the row."""
+
+    image: Path
+    caption: str | list[str]
+    extra: Fields
+
+
+@dataclass(frozen=True)
+class Table:
+    """An input. `listed`: captions are lists; `extra`: there are fields besides picture and caption; both for the whole
+    table, because all samples of a shard have the same members. `rows()` starts anew: (where, fields as they stand).
+    """
+
+    folder: Path
+    image_key: str
+    caption_key: str
+    listed: bool
+    extra: bool
+    rows: Callable[[], Rows]
+
+    def pair(self, fields: Fields | BadRow) -> Pair:
+        """Raises BadRow when the picture's path or a caption is missing, empty or no text."""
+        if isinstance(fields, BadRow):
+            raise fields
+        image, caption = fields.get(self.image_key), fields.get(self.caption_key)
+        if not image or not isinstance(image, str):
+            raise BadRow("no picture path", f"{self.image_key} = {image!r:.80}" if image else "")
+        texts = caption if isinstance(caption, list) else [caption]
+        if caption is None or not texts:
+            raise BadRow("no caption")
+        if not all(isinstance(text, str) for text in texts):
+            raise BadRow("caption is no text", f"{caption!r:.80}")
+        stripped = [str(text).strip() for text in texts]
+        if not all(stripped):
+            raise BadRow("empty caption")
+        extra = {key: value for key, value in fields.items() if key not in (self.image_key, self.caption_key)}
+        return Pair(self.folder / image, stripped if self.listed else stripped[0], extra)
+
+
+def open_table(path: Path, options: PackOptions) -> Table:
+    """The table of an input. Raises ConfigError when it is no known kind or lacks the columns that are asked for."""
+    if path.is_dir():
+        return Table(path, "image", "caption", listed=False, extra=False, rows=lambda: _folder_rows(path))
+    if not path.is_file():
+        near = nearest(path.name, [file.name for file in path.parent.iterdir()]) if path.parent.is_dir() else ""
+        raise ConfigError(f"INPUT {path} does not exist.{near}")
+    if path.suffix not in OPENERS:
+        raise ConfigError(f"INPUT {path}: takes a folder of pictures and .txt files, or {', '.join(OPENERS)}.")
+    return OPENERS[path.suffix](path, options)
+
+
+def _chosen(
+    path: Path, key: str, wanted: str | None, candidates: Sequence[str], columns: Sequence[str], hint: str = ""
+) -> str:
+    """The column to use: the one the option `key` names, else the first candidate that is there."""
+    found = [name for name in ([wanted] if wanted else candidates) if name in columns]
+    if not found:
+        lacks = f"no column '{wanted}'.{nearest(wanted, columns)}" if wanted else f"none of {', '.join(candidates)}."
+        raise ConfigError(f"{path}: {lacks} Its columns are {', '.join(columns)}: set {key}=.{hint}")
+    return found[0]
+
+
+# ---- CSV -----------------------------------------------------------------------------------------------------------
+
+
+def _csv(path: Path, options: PackOptions) -> Table:
+    separator = options.csv_separator.replace("\\t", "\t")
+    if len(separator) != 1:
+        raise ConfigError(f"csv_separator='{options.csv_separator}' is not one character (\\t is a tab).")
+    with _opened_csv(path) as file:
+        columns = next(csv.reader(file, delimiter=separator), [])
+    hint = " Is csv_separator right?" if len(columns) < 2 else ""
+    image = _chosen(path, "csv_image_key", options.csv_image_key, (), columns, hint)
+    caption = _chosen(path, "csv_caption_key", options.csv_caption_key, (), columns, hint)
+    rows = lambda: _csv_rows(path, separator)  # noqa: E731
+    return Table(path.parent, image, caption, listed=False, extra=len(columns) > 2, rows=rows)
+
+
+def _opened_csv(path: Path):
+    return path.open(newline="", encoding="utf-8-sig")  # spreadsheets write a byte-order mark
+
+
+def _csv_rows(path: Path, separator: str) -> Rows:
+    with _opened_csv(path) as file:
+        reader = csv.DictReader(file, delimiter=separator, restkey="", strict=True)
+        number = 0
+        try:
+            for number, fields in enumerate(reader, start=1):
+                yield f"row {number} (line {reader.line_num})", BadRow("too many columns") if "" in fields else fields
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise DataError(
+                f"{path}: row {number + 1} (near line {reader.line_num}) cannot be read: {error}"
+            ) from error
+
+
+# ---- a folder ------------------------------------------------------------------------------------------------------
+
+
+def _folder_rows(folder: Path) -> Rows:
+    """A row per picture, with the text of the .txt file of the same stem, and one per .txt file without a picture."""
+    files = sorted(file for file in folder.rglob("*") if not file.name.startswith(".") and file.is_file())
+    pictures = [file for file in files if file.suffix.lower().removeprefix(".") in PICTURES]
+    for picture in pictures:
+        name = str(picture.relative_to(folder))
+        yield name, {"image": name, "caption": _text_beside(picture)}
+    stems = {picture.with_suffix("") for picture in pictures}
+    for file in files:
+        if file.suffix.lower() == ".txt" and file.with_suffix("") not in stems:
+            yield str(file.relative_to(folder)), BadRow("no picture beside the text")
+
+
+def _text_beside(picture: Path) -> str | bytes | None:
+    file = picture.with_suffix(".txt")
+    if not file.is_file():
+        return None
+    data = file.read_bytes()
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return data  # reported as no text
+
+
+# ---- Parquet and JSON-lines ----------------------------------------------------------------------------------------
+
+
+def _parquet(path: Path, options: PackOptions) -> Table:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        schema = pq.read_schema(path)
+    except pa.ArrowInvalid as error:
+        raise DataError(f"{path} is no Parquet file: {error}") from error
+    image = _chosen(path, "image_key", options.image_key, IMAGE_FIELDS, schema.names)
+    caption = _chosen(path, "caption_key", options.caption_key, CAPTION_FIELDS, schema.names)
+    kind = schema.field(caption).type
+    listed = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return Table(path.parent, image, caption, listed, len(schema.names) > 2, lambda: _parquet_rows(path))
+
+
+def _parquet_rows(path: Path) -> Rows:
+    import pyarrow.parquet as pq
+
+    number = 0
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=1024):
+            for fields in batch.to_pylist():
+                number += 1
+                yield f"row {number}", fields
+
+
+def _jsonl(path: Path, options: PackOptions) -> Table:
+    """Lines are free to differ, so they are read once before: for the fields, and whether any caption is a list."""
+    kept = [fields for _, fields in _jsonl_rows(path) if isinstance(fields, dict)]
+    columns = list(dict.fromkeys(name for fields in kept for name in fields))
+    image = _chosen(path, "image_key", options.image_key, IMAGE_FIELDS, columns)
+    caption = _chosen(path, "caption_key", options.caption_key, CAPTION_FIELDS, columns)
+    listed = any(isinstance(fields.get(caption), list) for fields in kept)
+    return Table(path.parent, image, caption, listed, len(columns) > 2, lambda: _jsonl_rows(path))
+
+
+def _jsonl_rows(path: Path) -> Rows:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                fields = json.loads(line)
+            except ValueError as error:
+                yield f"line {number}", BadRow("no JSON", str(error))
+                continue
+            yield f"line {number}", fields if isinstance(fields, dict) else BadRow("no JSON object")
+
+
+OPENERS: dict[str, Callable[[Path, PackOptions], Table]] = {
+    ".csv": _csv,
+    ".tsv": _csv,
+    ".parquet": _parquet,
+    ".jsonl": _jsonl,
+}

@@ -1,0 +1,185 @@
+"""Encode items with a tower so that the result does not depend on the number of ranks.
+
+Items are cut into fixed blocks of E; block k = items [kE, (k+1)E), the last one padded by repetition. Rank r
+encodes the blocks k ≡ r mod W, every rank makes the same number of tower calls (a surplus call repeats the last
+block), and after each round all ranks hold the embeddings of that round. A tower therefore sees the same blocks
+whatever W is, every item counts once, and the device holds W blocks at a time.
+
+N items, E block size, W ranks, D embedding width.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from data.errors import DataError
+
+if TYPE_CHECKING:
+    from train.distributed import World
+
+AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Items(Protocol):
+    """Tower inputs by position; picklable, since loader processes read them."""
+
+    def __len__(self) -> int: ...
+
+    def block(self, start: int, stop: int) -> Tensor:
+        """Inputs of items [start, stop): uint8 (k, 3, S, S) or int64 (k, L)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts as Items: tokenised when they are read."""
+
+    texts: Sequence[str]
+    tokenize: Callable[[list[str]], Tensor]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def block(self, start: int, stop: int) -> Tensor:
+        return self.tokenize(list(self.texts[start:stop]))
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """`encoder("x", items)` → float32 (N, D) on every rank, L2-normalised when the score is the cosine.
+
+    precision: fp32, bf16 or fp16, of the towers alone. workers: loader processes of this rank, 0 for none.
+    """
+
+    towers: dict[str, nn.Module]
+    world: World
+    block: int = 256
+    workers: int = 0
+    precision: str = "fp32"
+    cosine: bool = True
+
+    @torch.no_grad()  # not inference_mode: what a frozen trunk remembers here must serve in training too
+    def __call__(self, side: Literal["x", "y"], items: Items) -> np.ndarray:
+        """Raises DataError when the tower returns a value that is not finite."""
+        tower, world = self.towers[side], self.world
+        blocks = _Blocks(items, self.block, world.rank, world.size)
+        with _evaluating(tower):
+            rounds = [_gathered(self._embed(tower, inputs), world) for inputs in self._load(blocks)]
+        embeddings = np.concatenate(rounds)[: len(items)]
+        _check_finite(embeddings, side)
+        return embeddings
+
+    def _embed(self, tower: nn.Module, inputs: Tensor) -> Tensor:
+        device = self.world.device
+        dtype = AUTOCAST[self.precision]
+        with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
+            embedding = tower(inputs.to(device, non_blocking=True))
+        return F.normalize(embedding.float(), dim=-1) if self.cosine else embedding.float()
+
+    def _load(self, blocks: _Blocks) -> DataLoader:
+        workers = min(self.workers, len(blocks) - 1)  # one block: a process would only cost its start
+        return DataLoader(blocks, batch_size=None, num_workers=workers, pin_memory=self.world.device.type == "cuda")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one evaluator found. metrics: the scalars; chance: what a random order would score; details: for the
+    JSON."""
+
+    task: str
+    metrics: dict[str, float]
+    chance: dict[str, float]
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Evaluator(ABC):
+    """One data set and how it is scored. All ranks call it together and hold the same numbers afterwards.
+
+    name: "val" or "eval/<data set>", the prefix of its scalars; source: what the user wrote.
+    """
+
+    name: str
+    source: str
+
+    @abstractmethod
+    def report(self, encode: Encoder, examples: int = 0) -> Report:
+        """The full result, with so many examples for people to look at (they need FAISS)."""
+
+    def run(self, encode: Encoder) -> dict[str, float]:
+        """The scalars alone, as the training loop wants them; names without the evaluator's own."""
+        return self.report(encode).metrics
+
+
+def build_encode(
+    x_tower: nn.Module,
+    y_tower: nn.Module,
+    world: World,
+    *,
+    block: int = 256,
+    workers: int = 0,
+    precision: str = "fp32",
+    cosine: bool = True,
+) -> Encoder:
+    """The encoder of two towers, which may be wrapped for data parallelism or compiled."""
+    return Encoder({"x": x_tower, "y": y_tower}, world, block, workers, precision, cosine)
+
+
+class _Blocks(Dataset[Tensor]):
+    """The blocks of one rank. A surplus index repeats the last block; its rows are cut off after the gathering."""
+
+    def __init__(self, items: Items, block: int, rank: int, size: int) -> None:
+        assert len(items) > 0, "nothing to encode"
+        self.items, self.block, self.rank, self.size = items, block, rank, size
+        self.total = -(-len(items) // block)
+
+    def __len__(self) -> int:
+        return -(-self.total // self.size)
+
+    def __getitem__(self, index: int) -> Tensor:
+        k = min(index * self.size + self.rank, self.total - 1)
+        start, stop = k * self.block, min((k + 1) * self.block, len(self.items))
+        rows = self.items.block(start, stop)
+        missing = self.block - (stop - start)
+        return rows if missing == 0 else torch.cat([rows, rows[-1:].expand(missing, *rows.shape[1:])])
+
+
+@contextmanager
+def _evaluating(tower: nn.Module) -> Iterator[None]:
+    """eval(), and back to the mode of each part: a frozen trunk may have been in eval() all along."""
+    modes = {module: module.training for module in tower.modules()}
+    tower.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _gathered(embedding_ED: Tensor, world: World) -> np.ndarray:
+    """(E, D) of every rank → (W·E, D) in rank order, which is block order."""
+    if world.size > 1:
+        whole = embedding_ED.new_empty(world.size * embedding_ED.shape[0], embedding_ED.shape[1])
+        dist.all_gather_into_tensor(whole, embedding_ED.contiguous(), group=world.group)
+        embedding_ED = whole
+    return embedding_ED.cpu().numpy()
+
+
+def _check_finite(embeddings: np.ndarray, side: str) -> None:
+    bad = ~np.isfinite(embeddings).all(axis=1)
+    if bad.any():
+        raise DataError(
+            f"{int(bad.sum())} of {len(embeddings)} embeddings of the {side} tower are not finite, the first is item "
+            f"{int(bad.argmax())}: the weights have diverged, or fp16 overflowed (try precision=bf16)"
+        )

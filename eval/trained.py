@@ -1,0 +1,76 @@
+"""The model of a run, for evaluation and export: its configuration, its newest whole checkpoint, its weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from data.errors import ConfigError, nearest
+from train.compose import typed
+from train.config import TrainConfig
+from train.losses.config import CONFIGS
+
+if TYPE_CHECKING:
+    from train.towers import Model
+
+
+@dataclass(frozen=True)
+class Trained:
+    """logit_scale: log 1/τ as the objective learnt it, None when it has no temperature."""
+
+    run: Path
+    checkpoint: Path
+    step: int
+    config: TrainConfig
+    model: Model
+    logit_scale: float | None
+
+
+def find_run(path: str, note: Callable[[str], None]) -> tuple[Path, Path]:
+    """(run folder, checkpoint folder) that `path` means: a run's newest whole checkpoint, or one checkpoint.
+
+    `note` hears of damaged ones that are passed over. Raises ConfigError when there is none, DataError when none is whole.
+    """
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        beside = [p.name for p in folder.parent.iterdir()] if folder.parent.is_dir() else []
+        raise ConfigError(f"'{path}' is no folder.{nearest(folder.name, beside)} Give a run folder, e.g. runs/NAME")
+
+    from train.checkpoint import locate
+
+    checkpoint = locate(folder, note)
+    return (folder if checkpoint != folder else folder.resolve().parent.parent), checkpoint
+
+
+def load_trained(run: Path, checkpoint: Path) -> Trained:
+    """Raises DataError when the checkpoint is damaged, ConfigError when it does not fit the run's configuration."""
+    from train.checkpoint import STATE, load_weights, restore_weights, verify
+    from train.towers import build_model
+
+    config = read_config(run)
+    weights = load_weights(checkpoint)
+    verify(checkpoint, only=(STATE,))
+    step = int(json.loads((checkpoint / STATE).read_text())["step"])
+    model = build_model(config.model, load_pretrained=False)
+    restore_weights(weights, {"towers": model.towers})
+    scale = weights.get("objective.logit_scale")
+    return Trained(run, checkpoint, step, config, model, None if scale is None else float(scale))
+
+
+def read_config(run: Path) -> TrainConfig:
+    """The configuration the run was trained with; raises ConfigError when its config.yaml is missing or not ours."""
+    path = run / "config.yaml"
+    if not path.is_file():
+        raise ConfigError(f"'{run}' is no run folder: it has no config.yaml")
+    try:
+        saved = OmegaConf.load(path)
+        objective = OmegaConf.merge(OmegaConf.structured(CONFIGS[saved.objective.name]), saved.objective)
+        return typed(OmegaConf.merge(OmegaConf.structured(TrainConfig), saved, {"objective": objective}))
+    except (OmegaConfBaseException, AttributeError, KeyError) as error:
+        raise ConfigError(f"{path} is not a configuration of this version: {str(error).splitlines()[0]}") from error

@@ -1,0 +1,71 @@
+"""Data sets in CLIP_benchmark's folder layout. Torch-free.
+
+    test/nshards.txt, test/0.tar …      or 0.tar … in the folder itself
+    classnames.txt, zeroshot_classification_templates.txt    classification: .cls holds the number of the class, from 0
+    dataset_type.txt saying "retrieval"                      retrieval: .txt holds one caption per line
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from data.errors import ConfigError, DataError
+
+from eval.prompts import prompted
+
+PICTURES = "webp;png;jpg;jpeg"
+
+
+@dataclass(frozen=True)
+class WdsFolder:
+    """classes: name → texts, in the order of the file; empty for retrieval."""
+
+    path: Path
+    shards: Sequence[str]
+    classes: Mapping[str, Sequence[str]]
+
+    def class_name(self, label: str) -> str:
+        """The class that a .cls member means."""
+        names = list(self.classes)
+        if not label.isdecimal() or int(label) >= len(names):
+            raise DataError(f"wds:{self.path}: label '{label}', but classnames.txt has {len(names)} classes")
+        return names[int(label)]
+
+
+def read_wds(path: Path) -> WdsFolder:
+    """Raises ConfigError naming the file that is missing or wrong."""
+    if not path.is_dir():
+        raise ConfigError(f"wds:{path} is no folder")
+    kind = (_lines(path / "dataset_type.txt", needed=False) or ["classification"])[0].lower()
+    if kind not in ("classification", "retrieval"):
+        raise ConfigError(f"wds:{path}: dataset_type.txt says '{kind}'; read here are classification and retrieval")
+    return WdsFolder(path, _shards(path), {} if kind == "retrieval" else _classes(path))
+
+
+def _shards(path: Path) -> list[str]:
+    """Shards of the test split in the order of their numbers."""
+    count = _lines(path / "test" / "nshards.txt", needed=False)
+    if count and count[0].isdecimal():
+        return [str(path / "test" / f"{n}.tar") for n in range(int(count[0]))]
+    numbered = sorted((p for p in path.glob("*.tar") if p.stem.isdecimal()), key=lambda p: int(p.stem))
+    if not numbered:
+        raise ConfigError(f"wds:{path} needs test/nshards.txt with test/0.tar …, or 0.tar … in the folder itself")
+    return [str(p) for p in numbered]
+
+
+def _classes(path: Path) -> dict[str, list[str]]:
+    names = _lines(path / "classnames.txt")
+    named = {c if names.count(c) == 1 else f"{c} ({i})": [c] for i, c in enumerate(names)}  # ImageNet has two cranes
+    templates = path / "zeroshot_classification_templates.txt"
+    return prompted(named, _lines(templates), templates)
+
+
+def _lines(path: Path, needed: bool = True) -> list[str]:
+    """The lines that are not blank, stripped; of a missing file none, or ConfigError when it is needed."""
+    if not path.is_file():
+        if needed:
+            raise ConfigError(f"{path} is missing")
+        return []
+    return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]

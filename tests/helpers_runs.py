@@ -1,0 +1,102 @@
+"""A run folder as training leaves it, without training: a tiny open_clip model and what it is evaluated on."""
+
+import io
+import json
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from helpers_eval import ROOT
+
+from train.checkpoint import capture, save
+from train.compose import compose_config
+from train.config import TrainConfig
+from train.losses import build_objective
+from train.runs import open_run
+from train.towers import build_model
+
+EMOJI = ROOT / "data" / "samples" / "emoji"
+TINY = {
+    "embed_dim": 32,
+    "vision_cfg": {"image_size": 64, "layers": 2, "width": 64, "head_width": 32, "patch_size": 16},
+    "text_cfg": {"context_length": 16, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 1},
+}
+
+
+def make_run(folder: Path, *overrides: str, seed: int = 0) -> Path:
+    """A run of a tiny open_clip model with random weights, its checkpoint at step 7, temperature 0.05."""
+    (folder / "tiny.json").write_text(json.dumps(TINY))
+    config = compose_config(
+        [
+            "data=emoji",
+            "steps=7",
+            f"model.name={folder / 'tiny.json'}",
+            f"data.val={EMOJI / 'twemoji-unseen.tar'}",
+            "data.workers=0",
+            "objective.temperature=0.05",
+            "run.name=tiny",
+            f"run.dir={folder / 'runs'}",
+            *overrides,
+        ]
+    )
+    run = open_run(config)
+    save_checkpoint(run, config, seed)
+    return run
+
+
+def save_checkpoint(run: Path, config: TrainConfig, seed: int = 0, step: int = 7) -> Path:
+    torch.manual_seed(seed)
+    model = build_model(config.model)
+    objective = build_objective(config.objective.name, temperature=config.objective.temperature)
+    optimizer = torch.optim.AdamW(model.towers.parameters())
+    state = capture({"towers": model.towers, "objective": objective}, optimizer, step, {})
+    return save(run, state, keep=3)
+
+
+@dataclass(frozen=True)
+class Emoji:
+    key: str
+    picture: bytes
+    label: str
+    group: str
+
+
+def distinct_emoji(count: int) -> list[Emoji]:
+    """Emoji of which no two have the same picture or text."""
+    found: dict[bytes, Emoji] = {}
+    texts: set[str] = set()
+    for emoji in _emoji(EMOJI / "twemoji-unseen.tar"):
+        if emoji.picture not in found and emoji.label not in texts:
+            found[emoji.picture] = emoji
+            texts.add(emoji.label)
+    assert len(found) >= count
+    return list(found.values())[:count]
+
+
+def _emoji(shard: Path) -> Iterator[Emoji]:
+    with tarfile.open(shard) as tar:
+        members = {m.name: tar.extractfile(m).read() for m in tar}  # type: ignore[union-attr]
+    for name, picture in members.items():
+        if name.endswith(".webp"):
+            facts = json.loads(members[name.replace(".webp", ".json")])
+            yield Emoji(name, picture, facts["caption"], facts["group"])
+
+
+def write_wds(folder: Path, emoji: list[Emoji], shards: int = 2) -> list[str]:
+    """A CLIP_benchmark data set that is both: .txt captions and .cls groups; returns the class names."""
+    groups = sorted({e.group for e in emoji})
+    (folder / "test").mkdir(parents=True)
+    (folder / "test" / "nshards.txt").write_text(str(shards))
+    (folder / "classnames.txt").write_text("\n".join(groups))
+    (folder / "zeroshot_classification_templates.txt").write_text("{c}\na picture of {c}\nemoji: {c}")
+    size = -(-len(emoji) // shards)
+    for number in range(shards):
+        with tarfile.open(folder / "test" / f"{number}.tar", "w") as tar:
+            for i, e in enumerate(emoji[number * size : (number + 1) * size], number * size):
+                for suffix, content in (("webp", e.picture), ("txt", e.label.encode()), ("cls", str(groups.index(e.group)).encode())):
+                    info = tarfile.TarInfo(f"s{i:07d}.{suffix}")
+                    info.size = len(content)
+                    tar.addfile(info, io.BytesIO(content))
+    return groups

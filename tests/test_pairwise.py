@@ -1,0 +1,229 @@
+"""log_partition against dense float64 sums, on both of its paths, and what it allocates."""
+
+import itertools
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from helpers_losses import Operations
+from torch import Tensor
+
+from train.losses import pairwise
+from train.losses.gather import Layout
+from train.losses.pairwise import Exclusion, log_partition
+
+ROOT = Path(__file__).parent.parent
+PATHS = ["bounded", "general"]
+
+
+def problem(b: int, m: int, path: str, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    """x, y and scale with moderate logits. For the general path two coordinates that meet a zero make the norms, and so
+    the bound, huge."""
+    generator = torch.Generator().manual_seed(b + m)
+    x, y = (torch.randn(n, 6, generator=generator, dtype=torch.float64) for n in (b, m))
+    if path == "general":
+        x[:, 0], y[:, 0], x[:, 1], y[:, 1] = 100.0, 0.0, 0.0, 100.0
+    return x.to(dtype).requires_grad_(), y.to(dtype).requires_grad_(), torch.tensor(2.5, dtype=dtype).requires_grad_()
+
+
+def alone(y: Tensor) -> Layout:
+    return Layout((len(y),), 0)
+
+
+def dense(x: Tensor, y: Tensor, scale: Tensor, left_out: set[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+    """Every sum by itself."""
+    a = scale * (x @ y.T)
+    rows = [[a[i, j] for j in range(len(y)) if (i, j) not in left_out] for i in range(len(x))]
+    columns = [[a[i, j] for i in range(len(x)) if (i, j) not in left_out] for j in range(len(y))]
+    r, c = (
+        torch.stack([torch.logsumexp(torch.stack(line), 0) if line else a.new_tensor(-math.inf) for line in lines])
+        for lines in (rows, columns)
+    )
+    return r, c
+
+
+def used_path(rows: Tensor) -> str:
+    return "general" if rows.grad_fn.shift is None else "bounded"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def gradients(rows: Tensor, columns: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+    """Of a sum with uneven weights, empty rows and columns apart."""
+    weighted = [torch.linspace(0.5, 2.0, len(v), dtype=v.dtype)[v.isfinite()] @ v[v.isfinite()] for v in (rows, columns)]
+    nothing = sum(0.0 * v.sum() for v in inputs)
+    return torch.autograd.grad(weighted[0] + weighted[1] + nothing, inputs)
+
+
+EXCLUSIONS = {
+    "nothing": (None, lambda i, j: False),
+    "own": (Exclusion((), True), lambda i, j: i == j),
+    "one key": (lambda k, q: Exclusion((k,), False), lambda i, j: i % 3 == j % 3 and i != j),
+    "two keys": (lambda k, q: Exclusion((k, q), False), lambda i, j: (i % 3 == j % 3 or i % 4 == j % 4) and i != j),
+    "two keys and own": (lambda k, q: Exclusion((k, q), True), lambda i, j: i % 3 == j % 3 or i % 4 == j % 4),
+}
+
+
+def modulo(b: int, m: int, n: int) -> tuple[Tensor, Tensor]:
+    return torch.arange(b) % n, torch.arange(m) % n
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("shape", [(11, 11), (7, 12), (12, 7), (1, 1), (1, 5)], ids=str)
+@pytest.mark.parametrize("exclusion", EXCLUSIONS)
+def test_equals_the_dense_sums(
+    path: str, shape: tuple[int, int], exclusion: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pairwise, "TILE", 4)
+    b, m = shape
+    inputs = problem(b, m, path)
+    rule, is_out = EXCLUSIONS[exclusion]
+    made = rule(modulo(b, m, 3), modulo(b, m, 4)) if callable(rule) else rule
+    rows, columns = log_partition(*inputs, alone(inputs[1]), made)
+    left_out = {pair for pair in itertools.product(range(b), range(m)) if is_out(*pair)}
+    expected = dense(*inputs, left_out)
+    has_empty = not all(v.isfinite().all() for v in expected)
+    assert used_path(rows) == ("general" if has_empty else path)
+    for got, want in zip((rows, columns), expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-11)
+    for got, want in zip(gradients(rows, columns, *inputs), gradients(*expected, *inputs), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_finite_differences(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairwise, "TILE", 3)
+    x, y, scale = problem(5, 5, path)
+    exclusion = Exclusion((modulo(5, 5, 3),), False)
+    assert torch.autograd.gradcheck(
+        lambda *inputs: log_partition(*inputs, alone(y), exclusion), (x, y, scale), atol=1e-5, rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_empty_rows_and_columns_have_no_value_and_no_gradient(path: str) -> None:
+    x, y, scale = problem(4, 4, path)
+    keys = torch.tensor([7, 7, 7, 1])
+    everything_but_the_last = Exclusion(((keys, torch.full((4,), 7)),), True)
+    rows, columns = log_partition(x, y, scale, alone(y), everything_but_the_last)
+    assert rows[:3].eq(-math.inf).all() and rows[3].isfinite()
+    assert columns[3] == -math.inf and columns[:3].isfinite().all()
+    for value in (torch.where(rows.isfinite(), rows, 0.0).sum(), rows.sum()):  # also when the empty ones are asked for
+        dx, dy, dscale = torch.autograd.grad(value, (x, y, scale), retain_graph=True)
+        assert dx[:3].eq(0).all() and dx[3].ne(0).any()
+        assert dy[3].eq(0).all() and dy[:3].ne(0).any() and dscale.isfinite()
+
+
+def aligned(score: float, n: int = 8) -> tuple[Tensor, Tensor]:
+    """Unit vectors of which every pair has the given score, plus what tells them apart."""
+    generator = torch.Generator().manual_seed(1)
+    noise = 1e-3 * torch.randn(2, n, 4, generator=generator)
+    noise[:, :, 0] = 0.0
+    x, y = noise.clone()
+    x[:, 0], y[:, 0] = 1.0, score
+    return x.requires_grad_(), y.requires_grad_()
+
+
+@pytest.mark.parametrize(
+    ("which", "expected"),
+    [("all opposite", "general"), ("one row", "general"), ("one column", "general"), ("none", "bounded")],
+)
+def test_hands_over_when_a_sum_underflows(which: str, expected: str) -> None:
+    """Scale 100: the shift leaves room for logits down to about −30, opposite vectors have −100."""
+    x, y = aligned(-1.0 if which == "all opposite" else 1.0)
+    with torch.no_grad():
+        x[0, 0] = -1.0 if which == "one row" else x[0, 0]
+        y[0, 0] = -1.0 if which == "one column" else y[0, 0]
+    scale = torch.tensor(100.0, requires_grad=True)
+    rows, columns = log_partition(x, y, scale, alone(y))
+    assert used_path(rows) == expected
+    exact = [e.detach().double().requires_grad_() for e in (x, y, scale)]
+    want = dense(*exact, set())
+    for got, value in zip((rows, columns), want, strict=True):
+        torch.testing.assert_close(got.double(), value, rtol=1e-6, atol=1e-5)
+    for got, value in zip(gradients(rows, columns, x, y, scale), gradients(*want, *exact), strict=True):
+        assert float((got - value).norm() / value.norm()) < 1e-5
+
+
+@pytest.mark.parametrize("tau", [1e-3, 0.01, 0.07, 1.0, 1e3])
+@pytest.mark.parametrize("scores", ["spread", "collapsed", "huge"])
+def test_float32_is_as_exact_as_dense_float32(tau: float, scores: str) -> None:
+    n = 96
+    generator = torch.Generator().manual_seed(2)
+    x, y = (torch.nn.functional.normalize(torch.randn(n, 16, generator=generator), dim=1) for _ in range(2))
+    if scores == "collapsed":
+        x, y = (torch.nn.functional.normalize(1e-2 * e + 1.0, dim=1) for e in (x, y))
+    if scores == "huge":
+        x, y = 100 * x, 100 * y
+
+    def values(dtype: torch.dtype, tiled: bool) -> list[Tensor]:
+        inputs = [v.to(dtype).requires_grad_() for v in (x, y, torch.tensor(1 / tau))]
+        a = inputs[2] * (inputs[0] @ inputs[1].T)
+        rows, columns = log_partition(*inputs, alone(y)) if tiled else (a.logsumexp(1), a.logsumexp(0))
+        return [rows.detach(), columns.detach(), *gradients(rows, columns, *inputs)]
+
+    exact = values(torch.float64, False)
+    for got, dense32, want in zip(values(torch.float32, True), values(torch.float32, False), exact, strict=True):
+        assert got.isfinite().all()
+        error, dense_error = (float((v - want).norm() / want.norm()) for v in (got, dense32))
+        assert error <= max(1e-6, 2 * dense_error)
+
+
+def test_not_a_number_comes_through() -> None:
+    x, y, scale = problem(5, 5, "bounded", torch.float32)
+    with torch.no_grad():
+        x[2, 2] = math.nan
+    rows, columns = log_partition(x, y, scale, alone(y))
+    assert rows[2].isnan() and rows[[0, 1, 3, 4]].isfinite().all() and columns.isnan().all()
+
+
+def test_autocast_does_not_reach_the_scores() -> None:
+    x, y, scale = problem(9, 9, "bounded", torch.float32)
+    plain = log_partition(x, y, scale, alone(y))
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = log_partition(x, y, scale, alone(y))
+        cast_gradients = gradients(*cast, x, y, scale)
+    for got, want in zip((*cast, *cast_gradients), (*plain, *gradients(*plain, x, y, scale)), strict=True):
+        assert got.dtype == torch.float32 and torch.equal(got, want)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_no_row_or_no_column_is_a_problem_too(path: str) -> None:
+    for b, m in ((0, 4), (4, 0), (0, 0)):
+        x, y, scale = problem(b, m, path)
+        rows, columns = log_partition(x, y, scale, alone(y))
+        assert rows.shape == (b,) and columns.shape == (m,)
+        for gradient in torch.autograd.grad(rows.clamp(0).sum() + columns.clamp(0).sum(), (x, y, scale)):
+            assert gradient.eq(0).all()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_nothing_of_size_rows_times_columns_is_allocated(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairwise, "TILE", 32)
+    b = 512
+    x, y, scale = problem(b, b, path, torch.float32)
+    with Operations() as seen:
+        rows, columns = log_partition(x, y, scale, alone(y), Exclusion((modulo(b, b, 100),), False))
+        gradients(rows, columns, x, y, scale)
+    assert used_path(rows) == path
+    assert seen.largest <= b * 6
+
+
+def test_peak_memory_grows_with_the_batch_not_its_square() -> None:
+    """Resident memory of a fresh process; four B × B matrices, as a dense loss holds, would be 268 MB at the larger size."""
+    peaks = [
+        float(
+            subprocess.run(
+                [sys.executable, "-m", "tests.benchmarks.loss", "--peak", "ours", str(size)],
+                capture_output=True,
+                text=True,
+                check=True,
+                cwd=ROOT,
+            ).stdout
+        )
+        for size in (2048, 4096)
+    ]
+    assert peaks[0] > 8  # at least the gradients themselves
+    assert peaks[1] <= 2.1 * peaks[0]
+    assert peaks[1] < 100

@@ -1,0 +1,274 @@
+"""Checkpoints: everything a run needs to go on, in one folder that is there whole or not at all.
+
+`<run>/checkpoints/step_XXXXXXXX/`, XXXXXXXX = finished optimiser steps:
+    model.safetensors      weights and buffers of the towers and the objective, by name
+    optimizer.safetensors  "<parameter name>/exp_avg" and so on: addressed by name, never by position
+    state.json             step, and what the caller says (samples seen, data state, scaler, tracker id)
+    manifest.json          format version, size and SHA-256 of the others; written last, checked before loading
+Each folder stands alone: damage to one never touches another. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn, no_grad
+from torch.optim import Optimizer
+
+from data.errors import ConfigError, DataError, HardwareError
+from train.files import sync, write_json
+
+FORMAT = 1
+MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
+WRAPPERS = {"DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}  # class → where the real module is
+
+
+@dataclass
+class CheckpointState:
+    """step: finished optimiser steps; model, optimizer: tensors by name; facts: JSON of the caller's choice."""
+
+    step: int
+    model: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    facts: dict[str, Any] = field(default_factory=dict)
+    optimizer_scalars: dict[str, float] = field(default_factory=dict)
+
+
+def named_tensors(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    """Parameters and persistent buffers as "<part>.<path>", each once (shared ones under their first name).
+
+    Wrappers for data parallelism and compilation leave no trace in the names: they may change between two starts.
+    """
+    found: dict[int, tuple[str, Tensor]] = {}
+    for part, module in modules.items():
+        for name, tensor in _walk(module, f"{part}."):
+            found.setdefault(id(tensor), (name, tensor))
+    return dict(found.values())
+
+
+def capture(
+    modules: Mapping[str, nn.Module], optimizer: Optimizer, step: int, facts: dict[str, Any]
+) -> CheckpointState:
+    """What `save` writes. Holds references, not copies: save before the next step."""
+    assert not {"step", "optimizer_scalars"} & set(facts), "these keys of state.json are the checkpoint's own"
+    model = named_tensors(modules)
+    name_of = {id(tensor): name for name, tensor in model.items()}
+    entries = {
+        f"{name_of[id(parameter)]}/{key}": value
+        for parameter, slots in optimizer.state.items()
+        for key, value in slots.items()
+        if value is not None
+    }
+    tensors = {name: value for name, value in entries.items() if isinstance(value, Tensor)}
+    scalars = {name: value for name, value in entries.items() if name not in tensors}
+    return CheckpointState(step, model, tensors, facts, scalars)
+
+
+def restore(state: CheckpointState, modules: Mapping[str, nn.Module], optimizer: Optimizer) -> None:
+    """Put a checkpoint back, bit for bit. Raises ConfigError, with nothing changed, when it is of another model."""
+    _refuse_another_model(state.model, modules)
+    named = named_tensors(modules)
+    position = {id(p): i for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
+    slots: dict[int, dict[str, Any]] = {}
+    for entry, value in {**state.optimizer, **state.optimizer_scalars}.items():
+        name, _, key = entry.rpartition("/")
+        if name not in named or id(named[name]) not in position:
+            raise ConfigError(f"the checkpoint has optimiser state of '{name}', which this model does not train")
+        # a copy: what is read is mapped from the file, which retention may delete under us
+        own = value.clone() if isinstance(value, Tensor) else value
+        slots.setdefault(position[id(named[name])], {})[key] = own
+    restore_weights(state.model, modules)
+    optimizer.load_state_dict({"state": slots, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def restore_weights(weights: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
+    """Copy weights into the given parts; the checkpoint's other parts are left out.
+
+    Raises ConfigError with the names that are missing, unexpected or of another shape, before anything is changed.
+    """
+    _refuse_another_model(weights, modules)
+    with no_grad():
+        for name, tensor in named_tensors(modules).items():
+            tensor.copy_(weights[name])
+
+
+def save(run_dir: Path, state: CheckpointState, keep: int) -> Path:
+    """Write a checkpoint of the run and remove all but the newest `keep` of those not newer than it.
+
+    Call on rank 0 while the others wait. Raises HardwareError when it cannot be written; older ones stay as they are.
+    """
+    assert keep >= 1
+    final = _folder(run_dir, state.step)
+    partial, aside = _beside(final, "partial"), _beside(final, "aside")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        _write(partial, state)
+        if final.exists():  # the run fell back over a damaged one, or wrote this step already
+            os.rename(final, aside)
+        os.rename(partial, final)
+        sync(final.parent)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise HardwareError(f"cannot write checkpoint {final}: {_reason(error, state, run_dir)}") from error
+    shutil.rmtree(aside, ignore_errors=True)
+    not_newer = [folder for step, folder in _checkpoints(run_dir) if step <= state.step]
+    for folder in not_newer[keep:]:
+        with suppress(OSError):  # a folder that cannot be deleted is no reason to stop
+            os.rename(folder, _beside(folder, "partial"))
+            shutil.rmtree(_beside(folder, "partial"))
+    return final
+
+
+def find(run_dir: Path, note: Callable[[str], None]) -> Path | None:
+    """The run's newest checkpoint that verifies, None when there is none at all; `note` hears what is passed over.
+
+    Raises DataError when there are checkpoints and none verifies, ConfigError when one is from a newer Dyad.
+    """
+    found = _checkpoints(run_dir)
+    for _, folder in found:
+        try:
+            verify(folder)
+            return folder
+        except DataError as error:
+            note(f"passing over a damaged checkpoint: {error}")
+    if found:
+        parent = found[0][1].parent
+        raise DataError(f"none of the {len(found)} checkpoints in {parent} is whole. resume=never begins again")
+    return None
+
+
+def locate(path: Path, note: Callable[[str], None]) -> Path:
+    """The checkpoint `path` means: itself, or the newest of a run folder. Raises ConfigError when there is none."""
+    folder = path if (path / MANIFEST).exists() else find(path, note)
+    if folder is None:
+        raise ConfigError(f"'{path}' is neither a checkpoint (a step_… folder) nor a run folder that has one")
+    return folder
+
+
+def load(folder: Path) -> CheckpointState:
+    """Verify and read a checkpoint; tensors are on the CPU. Raises DataError naming the damaged file."""
+    verify(folder)
+    facts = json.loads((folder / STATE).read_text())
+    step, scalars = facts.pop("step"), facts.pop("optimizer_scalars")
+    return CheckpointState(step, load_file(folder / MODEL), load_file(folder / OPTIMIZER), facts, scalars)
+
+
+def load_weights(folder: Path) -> dict[str, Tensor]:
+    """The weights alone, by name ("towers.x_tower.…", "objective.logit_scale"), verified."""
+    verify(folder, only=(MODEL,))
+    return load_file(folder / MODEL)
+
+
+def verify(folder: Path, only: tuple[str, ...] = (MODEL, OPTIMIZER, STATE)) -> None:
+    """Raises DataError naming the first file that is missing, cut short or changed; ConfigError for a newer format."""
+    manifest = folder / MANIFEST
+    try:
+        content = json.loads(manifest.read_text())
+        version, files = int(content["format"]), dict(content["files"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{manifest} cannot be read: {error}") from error
+    if version > FORMAT:
+        raise ConfigError(f"{folder} is of a newer Dyad (format {version}, this one reads {FORMAT}): update Dyad")
+    for name in only:
+        expected = files.get(name) or {}
+        path = folder / name
+        if not path.is_file():
+            raise DataError(f"{path} is missing")
+        if path.stat().st_size != expected.get("bytes"):
+            raise DataError(f"{path} has {path.stat().st_size} bytes, not {expected.get('bytes')}")
+        if _digest(path) != expected.get("sha256"):
+            raise DataError(f"{path} has changed since it was written (SHA-256 differs)")
+
+
+def tidy(run_dir: Path) -> None:
+    """Clear up after a killed save. Call on rank 0 when a run starts, before `find`."""
+    folder = run_dir / "checkpoints"
+    for aside in folder.glob(".step_*.aside"):  # killed between the two renames: the old one is still the one
+        final = folder / aside.name.removeprefix(".").removesuffix(".aside")
+        if final.exists():
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            os.rename(aside, final)
+    for partial in folder.glob(".step_*.partial"):
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _refuse_another_model(weights: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
+    own = named_tensors(modules)
+    given = {name: tensor for name, tensor in weights.items() if name.partition(".")[0] in modules}
+    problems = {
+        "not in the checkpoint": [n for n in own if n not in given],
+        "not in this model": [n for n in given if n not in own],
+        "of another shape": [
+            f"{n} {tuple(given[n].shape)} there, {tuple(own[n].shape)} here"
+            for n in own
+            if n in given and given[n].shape != own[n].shape
+        ],
+    }
+    if any(problems.values()):
+        shown = "".join(f"\n  {what}: {_some(names)}" for what, names in problems.items() if names)
+        raise ConfigError(f"the checkpoint is of another model:{shown}")
+
+
+def _write(folder: Path, state: CheckpointState) -> None:
+    for name, tensors in ((MODEL, state.model), (OPTIMIZER, state.optimizer)):
+        save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, folder / name)
+    facts = {"step": state.step, **state.facts, "optimizer_scalars": state.optimizer_scalars}
+    (folder / STATE).write_text(json.dumps(facts, indent=1))
+    files = {}
+    for name in (MODEL, OPTIMIZER, STATE):
+        sync(folder / name)
+        files[name] = {"bytes": (folder / name).stat().st_size, "sha256": _digest(folder / name)}
+    write_json(folder / MANIFEST, {"format": FORMAT, "files": files})
+
+
+def _walk(module: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
+    while inside := WRAPPERS.get(type(module).__name__):
+        module = getattr(module, inside)
+    for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+        if tensor is not None and name not in module._non_persistent_buffers_set:
+            yield prefix + name, tensor
+    for name, child in module._modules.items():
+        if child is not None:
+            yield from _walk(child, f"{prefix}{name}.")
+
+
+def _folder(run_dir: Path, step: int) -> Path:
+    return run_dir / "checkpoints" / f"step_{step:08d}"
+
+
+def _checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
+    """(step, folder), newest first."""
+    named = ((re.fullmatch(r"step_(\d{8,})", p.name), p) for p in (run_dir / "checkpoints").glob("step_*"))
+    return sorted(((int(match[1]), path) for match, path in named if match and path.is_dir()), reverse=True)
+
+
+def _beside(folder: Path, role: str) -> Path:
+    return folder.with_name(f".{folder.name}.{role}")
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _reason(error: Exception, state: CheckpointState, folder: Path) -> str:
+    needed = sum(t.numel() * t.element_size() for t in (*state.model.values(), *state.optimizer.values()))
+    free = shutil.disk_usage(folder).free
+    return f"{error} (it needs {needed:,} bytes, {free:,} are free)"
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

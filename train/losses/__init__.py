@@ -1,0 +1,30 @@
+"""Exact contrastive objectives over the all-gathered batch, at memory linear in it, for any PyTorch loop.
+
+    from train.losses import build_objective
+
+    objective = build_objective("clip")
+    optimizer = torch.optim.AdamW([*model.parameters(), *objective.parameters()])
+    loss = objective(model.x(x), model.y(y)).loss  # (b, D) each; under torch.distributed over the batch of all ranks
+    loss.backward()  # average the gradients over ranks (as DDP does), of objective.parameters() too
+    optimizer.step()
+    objective.clamp_()
+
+Importing the package is light: torch comes with the first name that is used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from train.losses.objectives import OBJECTIVES, build_objective
+
+__all__ = ["OBJECTIVES", "build_objective"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from train.losses import objectives
+
+    return getattr(objectives, name)

@@ -1,0 +1,90 @@
+"""How the rows of a global batch lie on the ranks, and their gathering with an exact gradient.
+
+Works alike in one process without torch.distributed: then there is one rank and nothing is sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+@dataclass(frozen=True)
+class Layout:
+    """sizes[r] rows on rank r, global rows in the order of ranks. Sizes may differ and may be 0."""
+
+    sizes: tuple[int, ...]
+    rank: int
+
+    @staticmethod
+    def of(rows: Tensor) -> Layout:
+        """The layout of a batch whose rows here are `rows`. A collective: every rank calls it."""
+        if not (dist.is_available() and dist.is_initialized()):
+            return Layout((len(rows),), 0)
+        counts = torch.empty(dist.get_world_size(), dtype=torch.int64, device=rows.device)
+        dist.all_gather_into_tensor(counts, torch.tensor([len(rows)], device=rows.device))
+        return Layout(tuple(counts.tolist()), dist.get_rank())
+
+    @property
+    def world_size(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def total(self) -> int:
+        return sum(self.sizes)
+
+    @property
+    def own(self) -> slice:
+        """The rows of this rank among all."""
+        start = sum(self.sizes[: self.rank])
+        return slice(start, start + self.sizes[self.rank])
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """(b, …) of every rank → (B, …) on every rank; backward sums every rank's gradient into the owner's rows."""
+        return _Gather.apply(rows, self) if self.world_size > 1 else rows  # pyright: ignore[reportReturnType]
+
+    def sum_(self, values: Tensor) -> Tensor:
+        """Sum over ranks, in place, without gradient."""
+        if self.world_size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def max_(self, values: Tensor) -> Tensor:
+        """Maximum over ranks, in place, without gradient."""
+        if self.world_size > 1:
+            dist.all_reduce(values, dist.ReduceOp.MAX)
+        return values
+
+    def _pad(self, rows: Tensor, sizes: tuple[int, ...]) -> Tensor:
+        """Collectives want equal blocks: `rows` cut by `sizes`, each filled up with zeros to the largest."""
+        if len(set(self.sizes)) == 1:
+            return rows.contiguous()
+        padded = rows.new_zeros(len(sizes), max(self.sizes), *rows.shape[1:])
+        for space, block in zip(padded, rows.split(sizes), strict=True):
+            space[: len(block)] = block
+        return padded.flatten(0, 1)
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, layout: Layout) -> Tensor:
+        ctx.layout = layout
+        most = max(layout.sizes)
+        everyone = rows.new_empty(layout.world_size * most, *rows.shape[1:])
+        dist.all_gather_into_tensor(everyone, layout._pad(rows, (len(rows),)))
+        if len(everyone) == layout.total:
+            return everyone
+        return torch.cat([block[:size] for block, size in zip(everyone.split(most), layout.sizes, strict=True)])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        layout: Layout = ctx.layout
+        own = gradient.new_empty(max(layout.sizes), *gradient.shape[1:])
+        dist.reduce_scatter_tensor(own, layout._pad(gradient, layout.sizes))
+        return own[: layout.sizes[layout.rank]], None

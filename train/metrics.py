@@ -1,0 +1,165 @@
+"""Logging of a run, rank 0 only: metrics.jsonl (every scalar, the source of truth), log.txt, the console, trackers."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from train.config import TrackingConfig, Wandb
+from train.files import sync
+from train.progress import Lines, LogFile, Output, Record, build_console, is_training
+from train.tracking import Guest, Place, TensorBoard, new_wandb_id, place, start_wandb, wandb_mode
+
+
+class Sink(Protocol):
+    """Something that takes records."""
+
+    def log(self, record: Record) -> None: ...
+
+    def close(self, failed: bool) -> None: ...
+
+
+class Logger:
+    """What the loop talks to. Built with nothing in it (`Logger()`, every rank but 0) it does nothing.
+
+    wandb_id: identity of the W&B run, to be kept in checkpoints; None when W&B is disabled.
+    """
+
+    def __init__(
+        self,
+        sinks: Sequence[Sink] = (),
+        outputs: Sequence[Output] = (),
+        metrics: Path | None = None,
+        global_batch_size: int = 0,
+        wandb_id: str | None = None,
+    ) -> None:
+        self.wandb_id = wandb_id
+        self._sinks, self._outputs, self._metrics = sinks, outputs, metrics
+        self._global_batch_size = global_batch_size
+
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        """One record: the scalars after `step` finished optimiser steps."""
+        record = {"step": step, "samples_seen": step * self._global_batch_size, **scalars}
+        for sink in self._sinks:
+            sink.log(record)
+
+    def print(self, line: str) -> None:
+        for output in self._outputs:
+            output.print(line)
+
+    def flush(self) -> None:
+        """Wait until the disk holds every record logged so far."""
+        if self._metrics:
+            sync(self._metrics)
+
+    def close(self, failed: bool = False) -> None:
+        for sink in self._sinks:
+            sink.close(failed)
+        for output in self._outputs:
+            output.close()
+
+
+class JsonLines:
+    """`metrics.jsonl`: one flat object per line, flushed at once; null where a number is not finite."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8")
+
+    def log(self, record: Record) -> None:
+        finite = {k: v if math.isfinite(v) else None for k, v in record.items()}
+        self._file.write(json.dumps(finite) + "\n")
+        self._file.flush()
+
+    def close(self, failed: bool) -> None:
+        self._file.close()
+
+
+class Spoken:
+    """Records as lines, for all outputs."""
+
+    def __init__(self, lines: Lines, outputs: Sequence[Output]) -> None:
+        self._lines, self._outputs = lines, outputs
+
+    def log(self, record: Record) -> None:
+        line = self._lines(record)
+        for output in self._outputs:
+            output.log(record, line)
+
+    def close(self, failed: bool) -> None:
+        pass
+
+
+def build_logger(
+    run_dir: Path,
+    config: TrackingConfig,
+    *,
+    run_config: Mapping[str, Any],
+    first_step: int,
+    total_steps: int,
+    steps_per_epoch: int,
+    global_batch_size: int,
+    evaluation_owed: bool = False,
+    wandb_id: str | None = None,
+) -> Logger:
+    """The logger of rank 0 of a run that goes on from `first_step`; what was logged past it is taken back.
+
+    run_config: plain and resolved, for the trackers (secrets are blacked out). wandb_id: from the checkpoint.
+    Raises ConfigError as `check_tracking`. A W&B server that does not answer costs seconds, never the run.
+    """
+    path = run_dir / "metrics.jsonl"
+    taken_back = cut(path, first_step, evaluation_owed)
+    lines = Lines(total_steps, steps_per_epoch, global_batch_size)
+    outputs = [LogFile(run_dir / "log.txt"), build_console(lines, first_step)]
+
+    def note(line: str) -> None:
+        for output in outputs:
+            output.print(line)
+
+    sinks: list[Sink] = [JsonLines(path), Spoken(lines, outputs)]
+    mode = wandb_mode(config)
+    run_id = None if mode is Wandb.disabled else wandb_id or new_wandb_id()
+    if run_id and (run := start_wandb(mode, run_dir, config.project, run_id, run_config, taken_back, note)):
+        sinks.append(Guest("W&B", run, note))
+    if config.tensorboard:
+        sinks.append(Guest("TensorBoard", TensorBoard(run_dir, first_step), note))
+    return Logger(sinks, outputs, path, global_batch_size, run_id)
+
+
+def cut(path: Path, step: int, evaluation_owed: bool = False) -> set[Place]:
+    """Take back, in one move, the lines of `metrics.jsonl` past `step`; they will come again. Returns what they were.
+
+    evaluation_owed: the evaluation at `step` itself comes again too. A last line torn by a kill goes as well.
+    """
+
+    def stays(record: Record) -> bool:
+        at_step = is_training(record) or not evaluation_owed
+        return record["step"] < step or (record["step"] == step and at_step)
+
+    if not path.exists():
+        return set()
+    temporary = path.with_name(f".{path.name}.partial")
+    taken_back: set[Place] = set()
+    with temporary.open("w", encoding="utf-8") as kept:
+        for line, record in read_lines(path):
+            if stays(record):
+                kept.write(line.rstrip() + "\n")
+            else:
+                taken_back.add(place(record))
+    sync(temporary)
+    os.replace(temporary, path)
+    sync(path.parent)
+    return taken_back
+
+
+def read_lines(path: Path) -> Iterator[tuple[str, Record]]:
+    """Each whole line of `metrics.jsonl` and its record."""
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            try:
+                yield line, json.loads(line)
+            except ValueError:
+                continue

@@ -1,0 +1,69 @@
+"""run_state.json: how a run stands, for launch scripts and schedulers; and the lock that keeps a second run out.
+
+{"status": "running" | "preempted" | "finished" | "failed", "step": …, "total_steps": …, "time": …, "error": …}
+A run that was killed still says "running". torchrun turns every exit code into 1, so requeue by this file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+from data.errors import ConfigError
+from train.files import write_json
+
+
+class RunState:
+    """Writes `run_state.json`. Rank 0 only; elsewhere a RunState of None writes nothing."""
+
+    def __init__(self, run_dir: Path | None, step: int, total_steps: int) -> None:
+        self._path = run_dir and run_dir / "run_state.json"
+        self._step, self._total_steps = step, total_steps
+
+    def write(self, status: str, step: int | None = None, **facts: str | int) -> None:
+        """`step` finished optimiser steps; None: as last written."""
+        self._step = self._step if step is None else step
+        if self._path:
+            now = datetime.now().astimezone().isoformat(timespec="seconds")
+            state = {"status": status, "step": self._step, "total_steps": self._total_steps, "time": now}
+            write_json(self._path, {**state, **facts})
+
+
+@contextmanager
+def recorded(run_dir: Path | None, step: int, total_steps: int) -> Iterator[RunState]:
+    """Says "running" now, and "failed" with the reason when the block raises. The block writes how it ended."""
+    state = RunState(run_dir, step, total_steps)
+    state.write("running", pid=os.getpid(), host=socket.gethostname())
+    try:
+        yield state
+    except BaseException as error:
+        state.write("failed", error=f"{type(error).__name__}: {error}")
+        raise
+
+
+@contextmanager
+def locked(run_dir: Path) -> Iterator[None]:
+    """Hold the run folder; the lock dies with this process, however that ends, and forked workers do not inherit it.
+
+    Raises ConfigError when another live process, on this machine or on another that sees the folder, holds it.
+    """
+    with (run_dir / ".lock").open("a+") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            owner = file.read().strip() or "another process"
+            raise ConfigError(
+                f"{run_dir} is in use by {owner}: wait for it, stop it, or choose another run.name"
+            ) from error
+        except OSError:
+            pass  # a file system without locks: nothing to hold
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        yield
