@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from io import BytesIO
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -97,20 +98,22 @@ VENDORS = {
 
 
 def build_emoji(out: Path, scratch: Path) -> None:
-    """Write the shards, the two zero-shot tasks and NOTICE.md into `out`; downloads go to `scratch`."""
+    """Write the set into `out`; downloads go to `scratch`."""
     _require_rasteriser()
-    packages = fetch([work.package for work in (WORDS, *VENDORS.values())], scratch)
+    write_emoji(out, fetch([work.package for work in (WORDS, *VENDORS.values())], scratch))
+
+
+def write_emoji(out: Path, packages: dict[Package, Path]) -> None:
+    """Write the shards, the two zero-shot tasks and NOTICE.md, given the .tgz of each package."""
     concepts = read_concepts(packages[WORDS.package])
     sets = {name: read_icons(packages[vendor.package]) for name, vendor in VENDORS.items()}
     drawn = match(concepts, sets)
     split_of = split(concepts, drawn)
-    with ProcessPoolExecutor() as pool:
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         for vendor, drawings in drawn.items():
-            pictures = pool.map(
-                render, (sets[vendor].svg(drawings[c]) for c in concepts if c in drawings), chunksize=32
-            )
-            members = {c: picture for c, picture in zip((c for c in concepts if c in drawings), pictures, strict=True)}
-            _write_shards(out, vendor, members, split_of)
+            here = [concept for concept in concepts if concept in drawings]
+            pictures = pool.map(render, [sets[vendor].svg(drawings[concept]) for concept in here], chunksize=32)
+            _write_shards(out, vendor, dict(zip(here, pictures, strict=True)), split_of)
     _write_tasks(out, concepts, split_of)
     (out / "NOTICE.md").write_text(notice())
 

@@ -6,13 +6,13 @@ import hashlib
 import json
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from multiprocessing import get_context
 from operator import iadd
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,7 +24,11 @@ from data.pictures import read_header
 from data.shards import Shards
 from data.sources import Source
 
+if TYPE_CHECKING:
+    from data.sample import Sample
+
 BLOCK = 512  # samples per task
+TASKS_PER_PROCESS = 16  # fewer are done before a process has imported what it needs
 SHOWN = 20
 
 
@@ -49,7 +53,7 @@ class Findings:
         return self
 
 
-Task = tuple[ShardIndex, int, CheckOptions]
+Task = tuple[ShardIndex, range, CheckOptions]
 
 
 def check_shards(sources: Sequence[Source], options: CheckOptions) -> None:
@@ -60,7 +64,7 @@ def check_shards(sources: Sequence[Source], options: CheckOptions) -> None:
     paths = [shard for source in sources for shard in source.shards]
     indexes = list(with_progress(index_shards(paths, options.workers), len(paths), "indexing"))
     sound = [index for index in indexes if not index.problems]
-    tasks: list[Task] = [(index, start, options) for index in sound for start in range(0, index.samples, BLOCK)]
+    tasks = [task for index in sound for task in _tasks(index, options)]
     found = Findings()
     with _spread(options.workers, len(tasks)) as spread:
         for index, digest in zip(sound, spread(sha256_of, [index.path for index in sound]), strict=True):
@@ -73,12 +77,17 @@ def check_shards(sources: Sequence[Source], options: CheckOptions) -> None:
         raise DataError(f"{len(found.bad):,} findings of damage in {found.samples:,} samples.")
 
 
+def _tasks(index: ShardIndex, options: CheckOptions) -> list[Task]:
+    rows = range(index.samples)
+    return [(index, rows[start : start + BLOCK], options) for start in rows[::BLOCK]]
+
+
 @contextmanager
 def _spread(
     workers: int | None, tasks: int
 ) -> Iterator[Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]]:
-    """A map over processes; over none when the work is small, since each takes seconds to start."""
-    processes = min(workers if workers is not None else available_cores(), tasks // 4)
+    """A map over processes, or in this one when there is little to do."""
+    processes = min(workers if workers is not None else available_cores(), tasks // TASKS_PER_PROCESS)
     if processes < 2:
         yield map
         return
@@ -87,52 +96,51 @@ def _spread(
 
 
 def examine(task: Task) -> Findings:
-    """Read and decode BLOCK samples of one shard."""
-    index, start, options = task
+    """Read and decode some samples of one shard."""
+    from data.sample import Sample
+
+    index, rows, options = task
     shards, found = Shards([Source((index.path,))], [index]), Findings()
     pictured = any(key in index.suffixes for key in options.image_key.split(";"))
-    for sample in range(start, min(start + BLOCK, index.samples)):
+    for row in rows:
         found.samples += 1
         try:
-            members = shards.read(sample)
+            sample = Sample.read(shards, row)
             if pictured:
-                _examine_picture(found, members, options)
-            _examine_captions(found, members, options)
+                _examine_picture(found, sample, options)
+            _examine_captions(found, sample, options.captions.split(","))
         except DataError as error:
-            found.bad.append(f"{index.path}: sample '{shards.key(sample)}': {error}")
+            found.bad.append(str(error))
     return found
 
 
-def _examine_picture(found: Findings, members: Mapping[str, bytes], options: CheckOptions) -> None:
-    from data.transforms import decode
-
-    suffix = next((key for key in options.image_key.split(";") if key in members), None)
-    if suffix is None:
-        raise DataError(f"none of the members {', '.join(members)} is in image_key={options.image_key}")
-    header = read_header(members[suffix], options.max_image_pixels)
-    decode(members[suffix], options.max_image_pixels)
+def _examine_picture(found: Findings, sample: Sample, options: CheckOptions) -> None:
+    sample.decoded(options.image_key, options.max_image_pixels)
+    encoded = sample.picture(options.image_key)
+    header = read_header(encoded, options.max_image_pixels)
     found.formats[header.suffix] += 1
     found.modes[header.mode] += 1
     found.widths.append(header.width)
     found.heights.append(header.height)
-    found.pictures.append(_digest(members[suffix]))
+    found.pictures.append(_digest(encoded))
 
 
-def _examine_captions(found: Findings, members: Mapping[str, bytes], options: CheckOptions) -> None:
-    for text in _captions(members, options.captions.split(",")):
+def _examine_captions(found: Findings, sample: Sample, places: Sequence[str]) -> None:
+    for text in _captions(sample, places):
         words = len(text.split())
         found.words.append(words)
         found.empty += not words
         found.texts.append(_digest(text.encode()))
 
 
-def _captions(members: Mapping[str, bytes], places: Sequence[str]) -> list[str]:
-    """The captions at the first of `places` that the sample has."""
+def _captions(sample: Sample, places: Sequence[str]) -> list[str]:
+    """The captions at the first of `places` that the sample has; unlike in training, empty ones are let through."""
     try:
-        values: dict[str, Any] = json.loads(members["json"]) if "json" in members else {}
-        values |= {"txt": members["txt"].decode("utf-8")} if "txt" in members else {}
+        values: dict[str, Any] = json.loads(sample.members["json"]) if "json" in sample.members else {}
+        text = sample.members["txt"].decode("utf-8") if "txt" in sample.members else None
     except ValueError as error:
-        raise DataError(f"caption cannot be read: {error}") from None
+        raise DataError(f"{sample.where}: its caption cannot be read: {error}") from None
+    values |= {} if text is None else {"txt": text.strip().split("\n")}
     value = next((values[place] for place in places if place in values), [])
     return [str(text) for text in (value if isinstance(value, list) else [value])]
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from data.errors import ConfigError
 
-
 LIMITS = {"rotate": 180, "aspect": 0.99, "shift": 1, "brightness": 1, "grey": 1, "flip": 1}
 
 

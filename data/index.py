@@ -14,7 +14,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -28,6 +28,7 @@ from data.storage import Stat, open_stream, scheme_of, shard_name, stat
 
 FORMAT = 1
 MAX_PROBLEMS = 100  # listed per shard; all are counted
+STATS_AT_ONCE = 16  # a remote one takes a round trip
 BYTES_PER_PROCESS = 64 << 20  # below this a scan is over before a process has started
 
 # One row per sample and a last one that only closes the ranges: `member` and `key` are where its members and key begin.
@@ -93,7 +94,8 @@ def index_shard(path: str) -> ShardIndex:
 
 def index_shards(paths: Sequence[str], workers: int | None = None) -> Iterator[ShardIndex]:
     """Indexes in the order of `paths`; those that need a scan are spread over `workers` processes (None: all cores)."""
-    stats = {path: stat(path) for path in paths}
+    with ThreadPoolExecutor(STATS_AT_ONCE) as threads:
+        stats = dict(zip(paths, threads.map(stat, paths), strict=True))
     stored = {path: index for path in paths if (index := _load(path, stats[path]))}
     stale = [path for path in paths if path not in stored]
     useful = sum(stats[path].size for path in stale) // BYTES_PER_PROCESS

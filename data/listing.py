@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from data.errors import ConfigError, DataError
 from data.index import FORMAT, ShardIndex, fingerprint, index_shards
 from data.options import IndexOptions
 from data.sources import Source
+
+T = TypeVar("T")
 
 MAX_ROWS = 40  # with more shards only broken ones get a row
 
@@ -19,7 +22,7 @@ MAX_ROWS = 40  # with more shards only broken ones get a row
 def list_shards(sources: Sequence[Source], options: IndexOptions) -> None:
     """Index everything, print what there is; raises DataError when anything is broken."""
     paths = [shard for source in sources for shard in source.shards]
-    indexes = [index for index in with_progress(index_shards(paths, options.workers), len(paths), "indexing")]
+    indexes = list(with_progress(index_shards(paths, options.workers), len(paths), "indexing"))
     shown = indexes if len(indexes) <= MAX_ROWS else [index for index in indexes if index.problems]
     print("\n".join([*_table(shown), _total(indexes)]))
     if options.out:
@@ -40,7 +43,7 @@ def report_problems(indexes: Sequence[ShardIndex]) -> None:
         raise DataError(f"{len(broken)} of {len(indexes)} shards are broken, {count} problems. Training refuses them.")
 
 
-def with_progress(items, total: int, what: str):
+def with_progress(items: Iterable[T], total: int, what: str) -> Iterable[T]:
     """The items, with a bar while they come when a person watches."""
     if not sys.stderr.isatty():
         return items

@@ -204,7 +204,7 @@ def _pax_records(payload: bytes, offset: int) -> dict[str, bytes]:
         length = payload.partition(b" ")[0]
         record = payload[: int(length)] if length.isdigit() else b""
         name, equals, value = record[len(length) + 1 : -1].partition(b"=")
-        if not equals or not record.endswith(b"\n"):
+        if not equals or not record.endswith(b"\n") or len(record) != int(length):
             raise _Broken(offset, "damaged PAX header")
         records[name.decode("utf-8", "replace")] = value
         payload = payload[len(record) :]

@@ -9,10 +9,9 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from data.errors import ConfigError, nearest
-from data.storage import SCHEMES, filesystem, scheme_of, shard_name
+from data.storage import SCHEMES, listed, scheme_of, shard_name
 
 SUFFIXES = (".tar", ".jsonl")
 LISTED_SCHEMES = ("s3", "gs", "memory")  # http servers cannot be asked what they hold
@@ -33,9 +32,9 @@ def parse_sources(value: str | Sequence[str], key: str = "data.train") -> list[S
     Raises ConfigError, naming `key` and the part at fault, when something matches nothing, is no shard, appears twice,
     has a scheme we do not read or a weight that is no positive number.
     """
-    listed = [value] if isinstance(value, str) else value
-    known = isinstance(listed, Sequence) and all(isinstance(text, str) for text in listed)
-    parts = [part.strip() for text in listed for part in text.split("::")] if known else []
+    texts = [value] if isinstance(value, str) else value
+    known = isinstance(texts, Sequence) and all(isinstance(text, str) for text in texts)
+    parts = [part.strip() for text in texts for part in text.split("::")] if known else []
     if not parts or not all(parts):
         raise ConfigError(f"{key}={value!r} names no shards. Write {FORMS}, or a list of these.")
     sources = [_source(part, key) for part in parts]
@@ -95,12 +94,13 @@ def _remote(url: str, key: str) -> list[str]:
     if scheme not in SCHEMES:
         raise ConfigError(f"{key}={url}: '{scheme}:' is not read. Use a local path or {', '.join(SCHEMES)}.")
     if shard_name(url).endswith(SUFFIXES) and not (scheme in LISTED_SCHEMES and glob.has_magic(url)):
-        return [url]  # whether it exists shows when it is indexed, in parallel
+        return [url]  # whether it exists shows when it is indexed: many are asked at once there
     if scheme not in LISTED_SCHEMES:
         return [_shard(url, key)]
-    fs, path = filesystem(url)
-    names: Any = fs.glob(path) if glob.has_magic(url) else fs.ls(path, detail=False) if fs.isdir(path) else []
-    return _of_folder(sorted(str(fs.unstrip_protocol(name)) for name in names), url, key)
+    try:
+        return _of_folder(listed(url), url, key)
+    except OSError as error:
+        raise ConfigError(f"{key}={url} cannot be listed: {error}") from error
 
 
 def _of_folder(files: list[str], path: str, key: str) -> list[str]:

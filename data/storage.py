@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 from urllib.parse import urlsplit
 
-from data.errors import ConfigError, DataError
+from data.errors import ConfigError, DataError, UserError
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -52,6 +54,25 @@ def filesystem(url: str) -> tuple[AbstractFileSystem, str]:
         raise ConfigError(f"reading {scheme}:// needs a package: pip install {PACKAGES[scheme]}") from None
 
 
+def listed(url: str) -> list[str]:
+    """The URLs that a remote glob matches, or that a remote folder holds, sorted. OSError when it cannot be asked."""
+    fs, path = filesystem(url)
+    with _drivers_errors():
+        names: Any = fs.glob(path) if glob.has_magic(url) else fs.ls(path, detail=False) if fs.isdir(path) else []
+        return sorted(str(fs.unstrip_protocol(name)) for name in names)
+
+
+@contextmanager
+def _drivers_errors() -> Iterator[None]:
+    """Errors of a driver's own types (HTTP status, credentials) as OSError."""
+    try:
+        yield
+    except (OSError, UserError):
+        raise
+    except Exception as error:
+        raise OSError(f"{type(error).__name__}: {error}") from error
+
+
 def stat(path: str) -> Stat:
     """Size and stamp of a shard; ConfigError when there is none, DataError when it cannot be asked."""
     try:
@@ -69,7 +90,8 @@ def _local_stat(path: str) -> Stat:
 
 def _remote_stat(path: str) -> Stat:
     fs, inner = filesystem(path)
-    info: dict[str, Any] = fs.info(inner)
+    with _drivers_errors():
+        info: dict[str, Any] = fs.info(inner)
     if not isinstance(info.get("size"), int):
         raise DataError(f"shard {path}: the server does not tell its size, so it cannot be read by offset.")
     return Stat(info["size"], next((str(info[stamp]) for stamp in STAMPS if info.get(stamp)), ""))
@@ -88,7 +110,12 @@ def open_ranges(path: str) -> ReadRange:
     if not scheme_of(path):
         return _LocalRanges(path)
     fs, inner = filesystem(path)
-    return lambda start, end: _retried(lambda: cast(bytes, fs.cat_file(inner, start=start, end=end)))
+
+    def fetch(start: int, end: int) -> bytes:
+        with _drivers_errors():
+            return cast(bytes, fs.cat_file(inner, start=start, end=end))
+
+    return lambda start, end: _retried(lambda: fetch(start, end))
 
 
 class _LocalRanges:

@@ -67,7 +67,12 @@ class Table:
         if not all(stripped):
             raise BadRow("empty caption")
         extra = {key: value for key, value in fields.items() if key not in (self.image_key, self.caption_key)}
-        return Pair(self.folder / image, stripped if self.listed else stripped[0], extra)
+        return Pair(self.folder / image, stripped if self.listed else _lines(stripped), extra)
+
+
+def _lines(captions: list[str]) -> str:
+    """As a txt member holds captions: one per line, so that none may have a line break of its own."""
+    return "\n".join(" ".join(caption.splitlines()) for caption in captions)
 
 
 def open_table(path: Path, options: PackOptions) -> Table:
@@ -100,8 +105,7 @@ def _csv(path: Path, options: PackOptions) -> Table:
     separator = options.csv_separator.replace("\\t", "\t")
     if len(separator) != 1:
         raise ConfigError(f"csv_separator='{options.csv_separator}' is not one character (\\t is a tab).")
-    with _opened_csv(path) as file:
-        columns = next(csv.reader(file, delimiter=separator), [])
+    _, columns = next(_csv_cells(path, separator), (0, []))
     hint = " Is csv_separator right?" if len(columns) < 2 else ""
     image = _chosen(path, "csv_image_key", options.csv_image_key, (), columns, hint)
     caption = _chosen(path, "csv_caption_key", options.csv_caption_key, (), columns, hint)
@@ -109,21 +113,22 @@ def _csv(path: Path, options: PackOptions) -> Table:
     return Table(path.parent, image, caption, listed=False, extra=len(columns) > 2, rows=rows)
 
 
-def _opened_csv(path: Path):
-    return path.open(newline="", encoding="utf-8-sig")  # spreadsheets write a byte-order mark
-
-
 def _csv_rows(path: Path, separator: str) -> Rows:
-    with _opened_csv(path) as file:
-        reader = csv.DictReader(file, delimiter=separator, restkey="", strict=True)
-        number = 0
+    lines = _csv_cells(path, separator)
+    _, columns = next(lines)
+    for number, (line, cells) in enumerate(lines, start=1):
+        fields = dict(zip(columns, cells, strict=False))  # a missing caption is reported as such
+        yield f"row {number} (line {line})", BadRow("too many columns") if len(cells) > len(columns) else fields
+
+
+def _csv_cells(path: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
+    """Line number and cells of each row that is not blank. utf-8-sig: spreadsheets write a byte-order mark."""
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.reader(file, delimiter=separator, strict=True)
         try:
-            for number, fields in enumerate(reader, start=1):
-                yield f"row {number} (line {reader.line_num})", BadRow("too many columns") if "" in fields else fields
+            yield from ((reader.line_num, cells) for cells in reader if cells)
         except (csv.Error, UnicodeDecodeError) as error:
-            raise DataError(
-                f"{path}: row {number + 1} (near line {reader.line_num}) cannot be read: {error}"
-            ) from error
+            raise DataError(f"{path}: after line {reader.line_num} it cannot be read as CSV: {error}") from error
 
 
 # ---- a folder ------------------------------------------------------------------------------------------------------
@@ -142,13 +147,14 @@ def _folder_rows(folder: Path) -> Rows:
             yield str(file.relative_to(folder)), BadRow("no picture beside the text")
 
 
-def _text_beside(picture: Path) -> str | bytes | None:
+def _text_beside(picture: Path) -> list[str] | bytes | None:
+    """The captions in the .txt file of a picture, one per line."""
     file = picture.with_suffix(".txt")
     if not file.is_file():
         return None
     data = file.read_bytes()
     try:
-        return data.decode("utf-8-sig")
+        return [line for line in data.decode("utf-8-sig").splitlines() if line.strip()]
     except UnicodeDecodeError:
         return data  # reported as no text
 

@@ -75,7 +75,7 @@ def decode(data: bytes, max_pixels: int) -> Tensor:
 
 
 def _decode_with_pil(data: bytes, max_pixels: int) -> np.ndarray:
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     try:
         with warnings.catch_warnings():
@@ -85,6 +85,10 @@ def _decode_with_pil(data: bytes, max_pixels: int) -> np.ndarray:
                 return np.array(_rgb(picture))
     except DataError:
         raise
+    except Image.DecompressionBombError as error:
+        raise DataError(f"more pixels than data.max_image_pixels={max_pixels} ({error})") from error
+    except UnidentifiedImageError as error:
+        raise DataError(f"no sound JPEG, PNG or WebP picture (begins with {data[:8]!r})") from error
     except Exception as error:  # PIL raises nearly any type on bytes made to confuse it
         raise DataError(f"no sound JPEG, PNG or WebP picture ({type(error).__name__}: {error})") from error
 
@@ -104,7 +108,7 @@ def _rgb(picture: Image) -> Image:
         picture = picture.convert("RGBA")
         white = Image.new("RGBA", picture.size, "white")
         picture = Image.alpha_composite(white, picture)
-    return picture.convert("RGB")
+    return picture if picture.mode == "RGB" else picture.convert("RGB")
 
 
 # Bringing to size -----------------------------------------------------------------------------------------------------
@@ -144,10 +148,10 @@ def _resized(picture: Tensor, size: list[int], spec: ImageSpec) -> Tensor:
 # Training noise -------------------------------------------------------------------------------------------------------
 
 
-def uniforms(seed: int, epoch: int, sample_id: int, purpose: int, count: int) -> Floats:
-    """`count` numbers in [0, 1) that depend on nothing but the arguments. Philox; the counter holds id and purpose."""
-    philox = np.random.Philox(key=[seed % 2**64, epoch], counter=[0, 0, purpose, sample_id])
-    return np.random.Generator(philox).random(count)
+def uniforms(seed: int, epoch: int, sample_id: int, count: int) -> Floats:
+    """`count` numbers in [0, 1) that depend on nothing but the arguments. A Philox stream of its own per sample."""
+    key, counter = np.array([seed % 2**64, epoch], np.uint64), np.array([0, 0, 0, sample_id], np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=counter)).random(count)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from data import errors
 from data.errors import ConfigError
-
 from eval.command import help_text, parse
 from eval.config import EvalCommand
 
@@ -19,14 +18,15 @@ if TYPE_CHECKING:
     from train.config import TrainConfig
 
 PURPOSE = """\
-Evaluate a trained model: retrieval in both directions and zero-shot classification. Writes one JSON per data set, with
-CLIP_benchmark's fields, and prints a table. Everything is key=value; under torchrun the work is shared and the numbers equal."""
+Evaluate a trained model: retrieval in both directions, zero-shot classification. One JSON per data set, and a table.
+Everything is key=value. Under torchrun the ranks share the work and the numbers stay the same."""
 EXAMPLES = {
-    "python -m eval checkpoint=runs/emoji": "what the run was evaluated on while training",
-    "python -m eval checkpoint=runs/emoji suite=[retrieval:data/samples/emoji/twemoji-unseen.tar]": "another retrieval set",
-    "python -m eval checkpoint=runs/x suite=[wds:cifar10,wds:flickr30k,zero_shot:task.json]": "folders of CLIP_benchmark, "
-    "a task file of prompts",
-    "python -m eval checkpoint=runs/x/checkpoints/step_00001000 'val=shards/{00..09}.tar'": "an earlier checkpoint",
+    "what the run was evaluated on while training": "python -m eval checkpoint=runs/emoji",
+    "another retrieval set": "python -m eval checkpoint=runs/emoji "
+    "suite=[retrieval:data/samples/emoji/twemoji-unseen.tar]",
+    "folders of CLIP_benchmark, a task file of prompts": "python -m eval checkpoint=runs/x "
+    "suite=[wds:cifar10,wds:flickr30k,zero_shot:task.json]",
+    "an earlier checkpoint": "python -m eval checkpoint=runs/x/checkpoints/step_00001000 'val=shards/{00..09}.tar'",
 }
 NOTES = """\
 suite entries: retrieval:SHARDS  zero_shot:TASK.json  wds:FOLDER (a CLIP_benchmark data set)
@@ -44,8 +44,9 @@ def main() -> None:
 
     run, checkpoint = find_run(command.checkpoint, _note)
     config = read_config(run)
-    specs = config.eval.suite if command.suite is None else command.suite
-    val = config.data.val if command.val is None and command.suite is None else command.val
+    own = command.suite is None and command.val is None
+    specs = config.eval.suite if own else command.suite or []
+    val = config.data.val if own else command.val
     if not specs and val is None:
         raise ConfigError("nothing to evaluate: the run has no data.val and no eval.suite. Give val= or suite=[…]")
 
@@ -58,10 +59,10 @@ def main() -> None:
 def evaluate(command: EvalCommand, run: Path, checkpoint: Path, specs: Sequence[str], val: Any) -> None:
     """Load, encode, score; rank 0 writes the JSON files and prints the tables."""
     from eval.encode import build_encode
-    from eval.results import print_tables, result, write
+    from eval.results import facts, print_tables, result, write
     from eval.suite import build_evaluators
     from eval.trained import load_trained
-    from train.distributed import init_world, shutdown
+    from train.distributed import barrier, init_world, shutdown
 
     trained = load_trained(run, checkpoint)
     config = with_command(trained.config, command)
@@ -77,6 +78,8 @@ def evaluate(command: EvalCommand, run: Path, checkpoint: Path, specs: Sequence[
             precision=config.precision.value,
             cosine=config.objective.similarity.value == "cosine",
         )
+        if world.rank > 0:
+            barrier(world)  # rank 0 indexes new shards, the others find them indexed
         evaluators = build_evaluators(
             specs,
             val,
@@ -85,9 +88,11 @@ def evaluate(command: EvalCommand, run: Path, checkpoint: Path, specs: Sequence[
             data_config=config.data,
             eval_config=config.eval,
         )
-        facts = {"model": model_name(config), "pretrained": str(checkpoint), "step": trained.step}
+        if world.rank == 0:
+            barrier(world)
         examples = command.examples if world.rank == 0 else 0
-        results = [result(e.report(encode, examples), e, facts) for e in evaluators]
+        about = facts(config, checkpoint, trained.step)
+        results = [result(e.report(encode, examples), e, about) for e in evaluators]
         if world.rank == 0:
             folder = Path(command.out) if command.out else run / "eval"
             written = [write(folder, r) for r in results]
@@ -103,14 +108,6 @@ def with_command(config: TrainConfig, command: EvalCommand) -> TrainConfig:
     changed = replace(config.eval, **{key: value for key, value in given.items() if value is not None})
     workers = config.data.workers if command.workers is None else command.workers
     return replace(config, eval=changed, data=replace(config.data, workers=workers))
-
-
-def model_name(config: TrainConfig) -> str:
-    """One name for the two towers."""
-    image, text = (
-        tower.name or config.model.name or tower.kind.value for tower in (config.model.image, config.model.text)
-    )
-    return image if image == text else f"{image}+{text}"
 
 
 def own_packages() -> None:

@@ -33,8 +33,8 @@ class EvalCommand:
     """`python -m eval`: which checkpoint, on what."""
 
     checkpoint: str = described(MISSING, "a run folder (its newest checkpoint) or one checkpoint folder")
-    suite: list[str] | None = described(None, "null: the run's own data.val and eval.suite")
-    val: str | None = described(None, "shards for retrieval; null: the run's own data.val when suite is null")
+    suite: list[str] | None = described(None, "what to evaluate; without suite and val: the run's own")
+    val: str | None = described(None, "shards for retrieval, as data.val of a run")
     truth: Truth | None = described(None, "keys: equal content is right too; pairs: only the own; null: the run's")
     block: int | None = described(None, "items encoded at a time; null: the run's")
     recall_k: list[int] | None = described(None, "the K of recall@K; null: the run's")

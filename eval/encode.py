@@ -11,10 +11,10 @@ N items, E block size, W ranks, D embedding width.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -28,31 +28,9 @@ from data.errors import DataError
 if TYPE_CHECKING:
     from train.distributed import World
 
+    from data.image_text import Items
+
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-class Items(Protocol):
-    """Tower inputs by position; picklable, since loader processes read them."""
-
-    def __len__(self) -> int: ...
-
-    def block(self, start: int, stop: int) -> Tensor:
-        """Inputs of items [start, stop): uint8 (k, 3, S, S) or int64 (k, L)."""
-        ...
-
-
-@dataclass(frozen=True)
-class Texts:
-    """Texts as Items: tokenised when they are read."""
-
-    texts: Sequence[str]
-    tokenize: Callable[[list[str]], Tensor]
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    def block(self, start: int, stop: int) -> Tensor:
-        return self.tokenize(list(self.texts[start:stop]))
 
 
 @dataclass(frozen=True)

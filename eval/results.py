@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from eval.encode import Evaluator, Report
+    from train.config import TrainConfig
 
 _RECALLS = (("text_to_image_R@", "image_retrieval_recall@"), ("image_to_text_R@", "text_retrieval_recall@"))
+
+
+def facts(config: TrainConfig, checkpoint: Path, step: int) -> dict[str, Any]:
+    """What the JSON says of the model: one name for the two towers, its weights, the step."""
+    towers = (config.model.image, config.model.text)
+    names = dict.fromkeys(Path(t.name or config.model.name or t.kind.value).stem for t in towers)
+    return {"model": "+".join(names), "pretrained": str(checkpoint), "step": step}
 
 
 def result(report: Report, evaluator: Evaluator, facts: Mapping[str, Any]) -> dict[str, Any]:

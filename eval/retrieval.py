@@ -13,21 +13,21 @@ n queries, m items, D embedding width, t queries of one strip of scores.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from eval.config import Truth
 from eval.encode import Encoder, Evaluator, Report
+from eval.index import search
+from train.distributed import World, all_reduce_sum
 
 if TYPE_CHECKING:
     from data.image_text import RetrievalSet
-    from train.distributed import World
 
 STRIP = 2**22  # scores held at a time: 16 MiB
 
@@ -98,16 +98,16 @@ def count_ranks(
     items_Dm = torch.from_numpy(items_mD).to(world.device).T
     found = torch.zeros(2, n, dtype=torch.int64, device=world.device)
     size = max(1, STRIP // m)
-    score, flag = torch.empty(2, min(size, n), m, device=world.device)  # reused: fresh pages would cost more than counting
+    score, flag = torch.empty(
+        2, min(size, n), m, device=world.device
+    )  # reused: fresh pages would cost more than counting
     for start in range(world.rank * size, n, world.size * size):
         stop = min(start + size, n)
         queries_tD = torch.from_numpy(queries_nD[start:stop]).to(world.device)
         pairs = [torch.from_numpy(p).to(world.device) for p in matches.pairs(start, stop)]
         score_tm = torch.mm(queries_tD, items_Dm, out=score[: stop - start])
         found[:, start:stop] = _strip_ranks(score_tm, flag[: stop - start], *pairs)
-    if world.size > 1:
-        dist.all_reduce(found, group=world.group)
-    rank, right = found.cpu().numpy()
+    rank, right = all_reduce_sum(found, world).cpu().numpy()
     assert right.all(), "a query without a right item has no rank"
     return rank, right
 
@@ -143,19 +143,18 @@ def chance_recall(right: np.ndarray, m: int, k: int) -> float:
 
 @dataclass(frozen=True)
 class Retrieval(Evaluator):
-    """Both directions on one set of pictures and captions."""
+    """Both directions on one set of pictures and captions. picture_name, captions: how examples are told to people."""
 
     data: RetrievalSet
+    picture_name: Callable[[int], str]
+    captions: Sequence[str]
     truth: Truth = Truth.keys
     recall_k: Sequence[int] = (1, 5, 10)
 
     def report(self, encode: Encoder, examples: int = 0) -> Report:
         images, texts = encode("x", self.data.images), encode("y", self.data.texts)
         to_text, to_image = match_pairs(self.data.owner, self.data.image_keys, self.data.text_keys, self.truth)
-        directions = {
-            "image_to_text": (images, texts, to_text),
-            "text_to_image": (texts, images, to_image),
-        }
+        directions = {"image_to_text": (images, texts, to_text), "text_to_image": (texts, images, to_image)}
         metrics: dict[str, float] = {}
         chance: dict[str, float] = {}
         for name, (queries, items, matches) in directions.items():
@@ -165,5 +164,32 @@ class Retrieval(Evaluator):
         metrics |= {"num_images": float(len(images)), "num_texts": float(len(texts))}
         details: dict[str, Any] = {"truth": self.truth.value}
         if examples:
-            details["examples"] = {name: self._examples(name, *d, examples) for name, d in directions.items()}
+            details["examples"] = {
+                "image_to_text": _examples(images, texts, to_text, self.picture_name, self._caption, examples),
+                "text_to_image": _examples(texts, images, to_image, self._caption, self.picture_name, examples),
+            }
         return Report("zeroshot_retrieval", metrics, chance, details)
+
+    def _caption(self, index: int) -> str:
+        return self.captions[index]
+
+
+def _examples(
+    queries_nD: np.ndarray,
+    items_mD: np.ndarray,
+    matches: Matches,
+    query_name: Callable[[int], str],
+    item_name: Callable[[int], str],
+    count: int,
+) -> list[dict[str, Any]]:
+    """The five best items of a few queries, evenly spread over the set."""
+    picks = np.unique(np.linspace(0, len(queries_nD) - 1, count).astype(np.int64))
+    found = []
+    for query, scores, items in zip(picks.tolist(), *search(queries_nD[picks], items_mD, 5), strict=True):
+        right = set(matches.pairs(query, query + 1)[1].tolist())
+        answers = [
+            {"item": item_name(item), "score": round(score, 4), "right": item in right}
+            for item, score in zip(items.tolist(), scores.tolist(), strict=True)
+        ]
+        found.append({"query": query_name(query), "answers": answers})
+    return found

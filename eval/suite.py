@@ -1,8 +1,8 @@
 """From names of data sets to evaluators. Torch-free until it builds them.
 
-    retrieval:SHARDS      pictures and captions, written like data.val
-    zero_shot:TASK.json   labelled pictures and prompts (format: prompts.py)
-    wds:FOLDER            a CLIP_benchmark data set (format: wds.py), with CLIP_benchmark's truth: only the own pair is right
+retrieval:SHARDS      pictures and captions, written like data.val
+zero_shot:TASK.json   labelled pictures and prompts (format: prompts.py)
+wds:FOLDER            a CLIP_benchmark data set (format: wds.py), with its truth: only the own pair is right
 """
 
 from __future__ import annotations
@@ -16,19 +16,17 @@ from typing import TYPE_CHECKING
 
 from data.errors import ConfigError, nearest
 from data.sources import Source, parse_sources
-
 from eval.config import EvalConfig, Truth
 from eval.prompts import read_task
 from eval.wds import PICTURES, read_wds
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from data.config import DataConfig
     from data.shards import Shards
     from data.transforms import ImageSpec
-    from torch import Tensor
-
     from eval.encode import Encoder, Evaluator
-
 
 
 def build_evaluators(
@@ -61,7 +59,7 @@ def build_evaluators(
 
 
 def check_specs(specs: Sequence[str]) -> None:
-    """Raise ConfigError for a suite entry of an unknown kind, or one that names what is not there; loads nothing heavy."""
+    """Raise ConfigError for an entry of an unknown kind, or one that names what is not there. Loads nothing heavy."""
     for spec in specs:
         kind, place = _split(spec)
         KINDS[kind].sources(place)
@@ -100,11 +98,13 @@ class Kind:
 
 
 def _retrieval(entry: Entry, shards: Shards, inputs: Inputs) -> Evaluator:
-    from data.image_text import retrieval_set
+    from data.image_text import Captions, retrieval_set
     from eval.retrieval import Retrieval
 
     data = retrieval_set(shards, inputs.image, inputs.tokenize, inputs.data)
-    return Retrieval(entry.name, entry.spec, data, inputs.evaluation.truth, tuple(inputs.evaluation.recall_k))
+    assert isinstance(data.texts, Captions)
+    truth, recall_k = inputs.evaluation.truth, tuple(inputs.evaluation.recall_k)
+    return Retrieval(entry.name, entry.spec, data, shards.key, data.texts.texts, truth, recall_k)
 
 
 def _zero_shot(entry: Entry, shards: Shards, inputs: Inputs) -> Evaluator:
@@ -117,15 +117,14 @@ def _zero_shot(entry: Entry, shards: Shards, inputs: Inputs) -> Evaluator:
 
 
 def _wds(entry: Entry, shards: Shards, inputs: Inputs) -> Evaluator:
-    from data.image_text import labelled_set, retrieval_set
-    from eval.retrieval import Retrieval
+    from data.image_text import labelled_set
     from eval.zero_shot import ZeroShot
 
     folder = read_wds(_path(entry.place))
     plain = dataclasses.replace(inputs.data, image_key=PICTURES, captions=["txt"], caption_weights=None, text_key=None)
     if not folder.classes:
-        data = retrieval_set(shards, inputs.image, inputs.tokenize, plain)
-        return Retrieval(entry.name, entry.spec, data, Truth.pairs, tuple(inputs.evaluation.recall_k))
+        own_pairs = dataclasses.replace(inputs.evaluation, truth=Truth.pairs)
+        return _retrieval(entry, shards, dataclasses.replace(inputs, data=plain, evaluation=own_pairs))
     labelled = labelled_set(shards, inputs.image, plain, "cls")
     named = dataclasses.replace(labelled, labels=[folder.class_name(label) for label in labelled.labels])
     return ZeroShot(entry.name, entry.spec, named, folder.classes, inputs.tokenize)

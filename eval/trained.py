@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,7 +35,7 @@ class Trained:
 def find_run(path: str, note: Callable[[str], None]) -> tuple[Path, Path]:
     """(run folder, checkpoint folder) that `path` means: a run's newest whole checkpoint, or one checkpoint.
 
-    `note` hears of damaged ones that are passed over. Raises ConfigError when there is none, DataError when none is whole.
+    `note` hears of damaged ones that are passed over. ConfigError when there is none, DataError when none is whole.
     """
     folder = Path(path).expanduser()
     if not folder.is_dir():
@@ -50,8 +50,10 @@ def find_run(path: str, note: Callable[[str], None]) -> tuple[Path, Path]:
 
 def load_trained(run: Path, checkpoint: Path) -> Trained:
     """Raises DataError when the checkpoint is damaged, ConfigError when it does not fit the run's configuration."""
-    from train.checkpoint import STATE, load_weights, restore_weights, verify
     from train.towers import build_model
+
+    from data.image_text import image_spec
+    from train.checkpoint import STATE, load_weights, restore_weights, verify
 
     config = read_config(run)
     weights = load_weights(checkpoint)
@@ -59,6 +61,7 @@ def load_trained(run: Path, checkpoint: Path) -> Trained:
     step = int(json.loads((checkpoint / STATE).read_text())["step"])
     model = build_model(config.model, load_pretrained=False)
     restore_weights(weights, {"towers": model.towers})
+    model = replace(model, image=image_spec(model.image, config.data))
     scale = weights.get("objective.logit_scale")
     return Trained(run, checkpoint, step, config, model, None if scale is None else float(scale))
 

@@ -1,8 +1,8 @@
 """Data sets in CLIP_benchmark's folder layout. Torch-free.
 
-    test/nshards.txt, test/0.tar …      or 0.tar … in the folder itself
-    classnames.txt, zeroshot_classification_templates.txt    classification: .cls holds the number of the class, from 0
-    dataset_type.txt saying "retrieval"                      retrieval: .txt holds one caption per line
+test/nshards.txt, test/0.tar …      or 0.tar … in the folder itself
+classnames.txt, zeroshot_classification_templates.txt    classification: .cls holds the number of the class, from 0
+dataset_type.txt saying "retrieval"                      retrieval: .txt holds one caption per line
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data.errors import ConfigError, DataError
-
 from eval.prompts import prompted
 
 PICTURES = "webp;png;jpg;jpeg"

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from data.errors import DataError, nearest
-from eval.encode import Encoder, Evaluator, Report, Texts
+from data.image_text import Captions
+from eval.encode import Encoder, Evaluator, Report
 from eval.retrieval import Labels, Matches, count_ranks
 
 if TYPE_CHECKING:
-    from data.image_text import LabelledSet
     from torch import Tensor
+
+    from data.image_text import LabelledSet
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class ZeroShot(Evaluator):
     def _weights(self, encode: Encoder) -> np.ndarray:
         """(C, D): one unit vector per class."""
         texts = [text for prompts in self.classes.values() for text in prompts]
-        embeddings = _unit(encode("y", Texts(texts, self.tokenize)))
+        embeddings = _unit(encode("y", Captions(texts, self.tokenize)))
         stops = np.cumsum([len(prompts) for prompts in self.classes.values()])
         return np.stack([_unit(part.mean(axis=0)) for part in np.split(embeddings, stops[:-1])])
 

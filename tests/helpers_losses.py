@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -67,25 +68,21 @@ def reference_loss(
     return combine[directions]() * (1.0 if tau_scaled else 1 / tau)
 
 
-class Operations(TorchDispatchMode):
-    """What runs inside: the elements of the largest tensor made, and the elements each kind of collective sent."""
+def used_path(log_sums: Tensor) -> str:
+    """Which way an output of log_partition was summed."""
+    return "general" if cast(Any, log_sums.grad_fn).shift is None else "bounded"
+
+
+class LargestTensor(TorchDispatchMode):
+    """The elements of the largest tensor made inside."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.largest = 0
-        self.sent: dict[str, int] = {}
+        self.elements = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for tensor in out if isinstance(out, tuple | list) else [out]:
             if isinstance(tensor, Tensor):
-                self.largest = max(self.largest, tensor.untyped_storage().nbytes() // tensor.element_size())
-        if func.namespace == "c10d":
-            name = func.__name__.split(".")[0].strip("_")
-            flat = args[0] if isinstance(args[0], list) else [args[0]]
-            self.sent[name] = self.sent.get(name, 0) + sum(max(t.numel(), _input(args).numel()) for t in flat)
+                self.elements = max(self.elements, tensor.untyped_storage().nbytes() // tensor.element_size())
         return out
-
-
-def _input(args) -> Tensor:
-    return args[1] if isinstance(args[1], Tensor) else args[0][0]

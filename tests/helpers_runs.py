@@ -1,5 +1,7 @@
 """A run folder as training leaves it, without training: a tiny open_clip model and what it is evaluated on."""
 
+from __future__ import annotations
+
 import io
 import json
 import tarfile
@@ -9,13 +11,15 @@ from pathlib import Path
 
 import torch
 from helpers_eval import ROOT
+from torch.nn.functional import cross_entropy, normalize
 
+from data.transforms import decode
 from train.checkpoint import capture, save
 from train.compose import compose_config
 from train.config import TrainConfig
 from train.losses import build_objective
 from train.runs import open_run
-from train.towers import build_model
+from train.towers import Model, build_model
 
 EMOJI = ROOT / "data" / "samples" / "emoji"
 TINY = {
@@ -25,7 +29,7 @@ TINY = {
 }
 
 
-def make_run(folder: Path, *overrides: str, seed: int = 0) -> Path:
+def make_run(folder: Path, *overrides: str, fit: int = 0, val: Path | None = EMOJI / "twemoji-unseen.tar") -> Path:
     """A run of a tiny open_clip model with random weights, its checkpoint at step 7, temperature 0.05."""
     (folder / "tiny.json").write_text(json.dumps(TINY))
     config = compose_config(
@@ -33,7 +37,7 @@ def make_run(folder: Path, *overrides: str, seed: int = 0) -> Path:
             "data=emoji",
             "steps=7",
             f"model.name={folder / 'tiny.json'}",
-            f"data.val={EMOJI / 'twemoji-unseen.tar'}",
+            f"data.val={val or 'null'}",
             "data.workers=0",
             "objective.temperature=0.05",
             "run.name=tiny",
@@ -42,17 +46,32 @@ def make_run(folder: Path, *overrides: str, seed: int = 0) -> Path:
         ]
     )
     run = open_run(config)
-    save_checkpoint(run, config, seed)
+    save_checkpoint(run, config, fit=fit)
     return run
 
 
-def save_checkpoint(run: Path, config: TrainConfig, seed: int = 0, step: int = 7) -> Path:
+def save_checkpoint(run: Path, config: TrainConfig, seed: int = 0, step: int = 7, fit: int = 0) -> Path:
+    """fit: how many quick steps towards telling a few emoji apart; 0 leaves the weights random."""
     torch.manual_seed(seed)
     model = build_model(config.model)
+    quick_fit(model, distinct_emoji(120), fit)
     objective = build_objective(config.objective.name, temperature=config.objective.temperature)
     optimizer = torch.optim.AdamW(model.towers.parameters())
     state = capture({"towers": model.towers, "objective": objective}, optimizer, step, {})
     return save(run, state, keep=3)
+
+
+def quick_fit(model: Model, emoji: list[Emoji], steps: int) -> None:
+    """A few dense steps on half of the emoji, against their names and their groups in turn."""
+    pictures = torch.stack([decode(e.picture, 10_000) for e in emoji[::2]])
+    texts = [model.tokenize([e.label for e in emoji[::2]]), model.tokenize([e.group for e in emoji[::2]])]
+    optimizer = torch.optim.AdamW(model.towers.parameters(), lr=1e-3)
+    for step in range(steps):
+        x, y = (normalize(e, dim=-1) for e in (model.towers.x_tower(pictures), model.towers.y_tower(texts[step % 2])))
+        same = (texts[step % 2][:, None] == texts[step % 2]).all(-1).float()
+        cross_entropy(20 * x @ y.T, same / same.sum(1, keepdim=True)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 @dataclass(frozen=True)
@@ -95,7 +114,11 @@ def write_wds(folder: Path, emoji: list[Emoji], shards: int = 2) -> list[str]:
     for number in range(shards):
         with tarfile.open(folder / "test" / f"{number}.tar", "w") as tar:
             for i, e in enumerate(emoji[number * size : (number + 1) * size], number * size):
-                for suffix, content in (("webp", e.picture), ("txt", e.label.encode()), ("cls", str(groups.index(e.group)).encode())):
+                for suffix, content in (
+                    ("webp", e.picture),
+                    ("txt", e.label.encode()),
+                    ("cls", str(groups.index(e.group)).encode()),
+                ):
                     info = tarfile.TarInfo(f"s{i:07d}.{suffix}")
                     info.size = len(content)
                     tar.addfile(info, io.BytesIO(content))

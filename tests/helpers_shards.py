@@ -9,6 +9,11 @@ from pathlib import Path
 
 from PIL import Image
 
+from data.shards import Shards, index_shard, open_shards
+from data.sources import Source
+
+BLOCK = 512
+
 Member = tuple[str, bytes]
 
 
@@ -41,3 +46,22 @@ def pairs(count: int, first: int = 0) -> list[Member]:
 
 def write_pairs(path: Path, count: int, first: int = 0) -> Path:
     return write_tar(path, pairs(count, first))
+
+
+def opened(*paths: Path | str) -> Shards:
+    return open_shards([Source(tuple(str(path) for path in paths))])
+
+
+def problems(path: Path) -> list[str]:
+    return [str(problem) for problem in index_shard(str(path)).problems]
+
+
+def headers_of(path: Path) -> list[int]:
+    with tarfile.open(path) as tar:
+        return [member.offset for member in tar]
+
+
+def overwrite(path: Path, offset: int, content: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(content)

@@ -4,6 +4,7 @@ import json
 import resource
 import signal
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -144,7 +145,7 @@ def test_names_do_not_show_how_a_module_is_wrapped(tmp_path: Path) -> None:
     plain = {"tower": tower}
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
-        parallel = nn.parallel.DistributedDataParallel(nn.ModuleDict({"inner": torch.compile(tower)}))
+        parallel = nn.parallel.DistributedDataParallel(nn.ModuleDict({"inner": cast(nn.Module, torch.compile(tower))}))
         wrapped = named_tensors({"tower": parallel})
     finally:
         torch.distributed.destroy_process_group()
@@ -180,7 +181,7 @@ def test_a_damaged_checkpoint_is_refused_and_passed_over(saved: Path, name: str,
 def test_when_no_checkpoint_is_whole_nothing_starts_again_by_itself(saved: Path, tmp_path: Path) -> None:
     for step in (2, 4, 6):
         flip(folder(saved, step) / "model.safetensors")
-    with pytest.raises(DataError, match="none of the 3 checkpoints .* resume=never"):
+    with pytest.raises(DataError, match=r"none of the 3 checkpoints .* resume=never"):
         find(saved, lambda line: None)
     assert find(tmp_path / "other", lambda line: None) is None
 
@@ -252,7 +253,9 @@ def test_weights_of_another_model_are_refused_by_name(saved: Path) -> None:
     assert "not in this model: towers.x_tower.trunk.0.bias" in message
     assert "towers.y_tower.trunk.0.weight (8, 6) there, (7, 6) here" in message
     assert same(before, named_tensors(run.modules))
-    with pytest.raises(ConfigError, match="not in the checkpoint: n.0.weight, n.0.bias, n.1.weight, n.1.bias and 2 more"):
+    with pytest.raises(
+        ConfigError, match=r"not in the checkpoint: n.0.weight, n.0.bias, n.1.weight, n.1.bias and 2 more"
+    ):
         restore_weights(state.model, {"n": nn.Sequential(*(nn.Linear(1, 1) for _ in range(3)))})
 
 

@@ -13,7 +13,8 @@ from helpers_eval import LOCAL, ROOT, Rows, encoder, pictures, tokenize, towers
 from torch import Tensor, nn
 
 from data.errors import DataError
-from eval.encode import Encoder, Texts
+from data.image_text import Captions
+from eval.encode import Encoder
 
 JOB = '''
 """Ranks of one job as worlds of 1 to 3: everything must have the bits of the world of 1."""
@@ -119,7 +120,7 @@ def test_precision_is_that_of_the_tower_and_results_are_float32() -> None:
 
 
 def test_loader_processes_change_nothing() -> None:
-    texts = Texts([f"text {i}" for i in range(70)], tokenize)
+    texts = Captions([f"text {i}" for i in range(70)], tokenize)
     np.testing.assert_array_equal(encoder(workers=2)("y", texts), encoder()("y", texts))
 
 
@@ -132,7 +133,7 @@ def test_outputs_may_return_into_training() -> None:
             return self.kept
 
     tower = Remembering()
-    Encoder({"y": tower}, LOCAL, block=4)("y", Texts(["a", "b"], tokenize))
+    Encoder({"y": tower}, LOCAL, block=4)("y", Captions(["a", "b"], tokenize))
     weight = torch.ones(6, requires_grad=True)
     (tower.kept[:2] @ weight).sum().backward()
     assert weight.grad is not None

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 FILES = sorted(p for d in ("data", "train", "eval", "tests") for p in (ROOT / d).rglob("*.py"))
 SOURCES = [p for p in FILES if p.relative_to(ROOT).parts[0] != "tests"]
-WIRING = {"train.__main__", "train.tasks", "train.export", "eval.__main__"}
+WIRING = {"train.__main__", "train.fitting", "train.tasks", "train.export", "eval.__main__"}
 HEAVY = {"torch", "open_clip", "transformers", "webdataset", "accelerate", "wandb", "faiss", "pyarrow", "timm"}
 
 

@@ -1,61 +1,33 @@
-"""What a run records and says: metrics.jsonl, log.txt, the console, W&B (really, offline and against servers), TensorBoard."""
+"""What a run records and says: metrics.jsonl, log.txt, the console."""
 
 import json
 import math
 import os
 import pty
 import re
-import socket
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from data.errors import ConfigError
 from train.config import TrackingConfig, Wandb
 from train.metrics import Logger, build_logger, cut
 from train.progress import Lines
-from train.tracking import check_tracking, redacted, wandb_mode
 
 ROOT = Path(__file__).parent.parent
 OFF = TrackingConfig(wandb=Wandb.disabled)
 SHAPE: dict[str, Any] = {"total_steps": 8, "steps_per_epoch": 4, "global_batch_size": 100, "run_config": {}}
-# A run of our own making for the trackers, which are global to a process: argv = run folder, W&B mode, id, step to begin at
-TRACKED = """
-import os, signal, sys, time
-from pathlib import Path
-from train.config import TrackingConfig, Wandb
-from train.metrics import build_logger
-folder, mode, wandb_id, first, how = Path(sys.argv[1]), Wandb[sys.argv[2]], sys.argv[3] or None, int(sys.argv[4]), sys.argv[5]
-start = time.perf_counter()
-logger = build_logger(
-    folder, TrackingConfig(wandb=mode, project="toys"), wandb_id=wandb_id, first_step=first, total_steps=8,
-    steps_per_epoch=4, global_batch_size=100, run_config={"lr": 0.5, "login": {"api_token": "canary-7", "retries": 3}},
-)
-print("id", logger.wandb_id, "start", time.perf_counter() - start)
-timing = {"train/data_time": 0.0, "train/batch_time": 0.1, "train/samples_per_second": 1e3,
-          "train/samples_per_second_per_device": 1e3, "train/lr": 0.5}
-for step in range(first + 1, 7):
-    logger.log(step, {"train/loss": 8.0 - step, **timing})
-    if step % 2 == 0:
-        logger.log(step, {"val/image_to_text_R@1": step / 10, "val/image_to_text_mean_rank": 10.0 - step})
-if how == "kill":
-    time.sleep(1)
-    os.kill(os.getpid(), signal.SIGKILL)
-start = time.perf_counter()
-logger.close()
-print("close", time.perf_counter() - start)
-"""
 
 
 def training(loss: float, **more: float) -> dict[str, float]:
-    timing = {"data_time": 0.012, "batch_time": 0.15, "samples_per_second": 1700.0, "samples_per_second_per_device": 850.0}
+    timing = {
+        "data_time": 0.012,
+        "batch_time": 0.15,
+        "samples_per_second": 1700.0,
+        "samples_per_second_per_device": 850.0,
+    }
     values = {"loss": loss, "lr": 5e-4, "logit_scale": 14.2857, "mi_bound": 2.3, "log_k": 5.5, **timing, **more}
     return {f"train/{name}": value for name, value in values.items()}
 
@@ -124,7 +96,9 @@ def test_the_console_speaks_open_clip(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_what_an_objective_lacks_is_left_out_of_the_line() -> None:
-    record = {k: v for k, v in training(1.0, batch_time=30.0).items() if k.split("/")[1] not in ("logit_scale", "mi_bound")}
+    record = {
+        k: v for k, v in training(1.0, batch_time=30.0).items() if k.split("/")[1] not in ("logit_scale", "mi_bound")
+    }
     line = Lines(total_steps=1000, steps_per_epoch=10, global_batch_size=4)({"step": 10, **record})
     assert "Scale" not in line
     assert "MI" not in line
@@ -197,216 +171,3 @@ def test_an_evaluation_that_is_owed_comes_again(tmp_path: Path) -> None:
     assert records(tmp_path) == [{"step": 2, "train/loss": 1}]
     assert cut(path, 0) == {(2, True)}
     assert path.read_text() == ""
-
-
-def test_secrets_are_blacked_out() -> None:
-    config = {"a": {"API_KEY": "x", "tokens": 3, "list": [{"password": "y", "lr": 1}]}, "secret": None, "lr": 0.1}
-    expected = {"a": {"API_KEY": "[redacted]", "tokens": 3, "list": [{"password": "[redacted]", "lr": 1}]}}
-    assert redacted(config) == {**expected, "secret": None, "lr": 0.1}
-
-
-@pytest.fixture
-def no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example:8080")
-    return tmp_path / "netrc"
-
-
-def test_the_mode_of_wandb_is_known_before_anything_starts(no_key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def mode(wanted: Wandb) -> str:
-        return wandb_mode(TrackingConfig(wandb=wanted)).value
-
-    assert [mode(m) for m in (Wandb.auto, Wandb.offline, Wandb.disabled)] == ["offline", "offline", "disabled"]
-    with pytest.raises(ConfigError, match="wandb login"):
-        check_tracking(TrackingConfig(wandb=Wandb.online))
-    no_key.write_text("machine wandb.elsewhere login user password abc\n")
-    assert mode(Wandb.auto) == "offline"
-    no_key.write_text("machine wandb.example:8080 login user password abc\n")
-    assert mode(Wandb.auto) == "online"
-    no_key.write_text("not a netrc")
-    assert mode(Wandb.auto) == "offline"
-    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
-    assert [mode(m) for m in Wandb] == ["online", "online", "offline", "disabled"]
-    monkeypatch.setenv("WANDB_MODE", "disabled")
-    assert [mode(m) for m in Wandb] == ["disabled", "online", "offline", "disabled"]
-
-
-def track(folder: Path, mode: str, wandb_id: str = "", first: int = 0, how: str = "close", **environment: str):
-    """Run TRACKED; (its output, seconds it took, from outside)."""
-    folder.mkdir(exist_ok=True)
-    start = time.perf_counter()
-    run = subprocess.run(
-        [sys.executable, "-c", TRACKED, str(folder), mode, wandb_id, str(first), how],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    return run, time.perf_counter() - start
-
-
-def inspect(path: Path, *flags: str) -> str:
-    command = [str(Path(sys.executable).parent / "wandb"), "leet", "inspect", *flags, "--json", str(path)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
-def history(path: Path) -> list[tuple[int, str]]:
-    items = [json.loads(line)["history"]["item"] for line in inspect(path).splitlines() if '"type":"history"' in line]
-    return [(item["trainer/global_step"], "train" if "train/loss" in item else "val") for item in items]
-
-
-@pytest.mark.usefixtures("no_key")
-def test_wandb_offline_is_complete_and_goes_on_after_a_kill(tmp_path: Path) -> None:
-    folder = tmp_path / "toy"
-    run, _ = track(folder, "auto")
-    assert run.returncode == 0, run.stderr
-    assert run.stderr == ""
-    wandb_id = re.search(r"id (\w{8})", run.stdout)
-    assert wandb_id
-    assert f"wandb sync {folder}/wandb/offline-run-*-{wandb_id[1]}" in run.stdout
-    (file,) = folder.glob("wandb/offline-run-*/*.wandb")
-    told = json.loads(inspect(file, "--summary"))
-    assert (told["run_id"], told["project"], told["name"], told["state"]) == (wandb_id[1], "toys", "toy", "finished")
-    assert told["config"] == {"lr": 0.5, "login": {"api_token": "[redacted]", "retries": 3}}
-    assert told["summary"]["trainer/global_step"] == 6
-    assert told["summary"]["trainer/samples_seen"] == 600
-    assert told["summary"]["val/image_to_text_R@1"] == {"max": 0.6}
-    assert told["summary"]["val/image_to_text_mean_rank"] == {"min": 4}
-    everything = [(1, "train"), (2, "train"), (2, "val"), (3, "train"), (4, "train"), (4, "val"), (5, "train")]
-    assert history(file) == [*everything, (6, "train"), (6, "val")]
-    for metric in ('"name":"trainer/global_step","options":{"defined":true,"hidden":true}', '"glob_name":"*"'):
-        assert metric in inspect(file)
-    assert [(r["step"], "train" if "train/loss" in r else "val") for r in records(folder)] == history(file)
-    # killed past the checkpoint of step 4, twice: the same id, and no step a second time
-    for _ in range(2):
-        run, _ = track(folder, "auto", wandb_id[1], first=4, how="kill")
-        assert run.returncode == -9
-    files = sorted(folder.glob("wandb/offline-run-*/*.wandb"), key=lambda p: p.stat().st_mtime)
-    assert len(files) == 3
-    assert {f.name for f in files} == {f"run-{wandb_id[1]}.wandb"}
-    assert [history(f) for f in files[1:]] == [[], []]
-    for path in folder.rglob("*"):
-        assert path.is_dir() or b"canary-7" not in path.read_bytes(), path
-
-
-class Hub(BaseHTTPRequestHandler):
-    """Just enough of W&B's server to begin a run; after that it says nothing, or (`refuses`) it knows no key."""
-
-    protocol_version = "HTTP/1.1"
-    refuses = False
-    silent = threading.Event()
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        pass
-
-    def do_GET(self) -> None:
-        self._answer({})
-
-    def do_POST(self) -> None:
-        query = self.rfile.read(int(self.headers.get("content-length", 0))).decode(errors="replace")
-        if self.refuses:
-            return self._answer({"errors": [{"message": "user is not logged in"}]}, 401)
-        if self.silent.is_set():
-            time.sleep(60)
-        run = {"id": "x", "name": "toy", "displayName": "toy", "config": "{}", "historyLineCount": 0}
-        project = {"id": "p", "name": "toys", "entity": {"id": "e", "name": "me"}}
-        if "upsertBucket" in query:
-            self._answer({"data": {"upsertBucket": {"bucket": {**run, "project": project}, "inserted": True}}})
-            self.silent.set()
-        else:
-            self._answer({"data": {"model": None}})
-
-    def _answer(self, value: dict[str, Any], code: int = 200) -> None:
-        body = json.dumps(value).encode()
-        self.send_response(code)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-
-@pytest.fixture
-def hub() -> Iterator[type[Hub]]:
-    handler = type("OneHub", (Hub,), {"silent": threading.Event()})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    server.block_on_close = False
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    handler.address = f"http://127.0.0.1:{server.server_address[1]}"
-    yield handler
-    server.shutdown()
-    server.server_close()
-
-
-def assert_complete(folder: Path) -> None:
-    assert [r["step"] for r in records(folder)] == [1, 2, 2, 3, 4, 4, 5, 6, 6]
-
-
-def test_a_server_that_never_answers_costs_seconds(tmp_path: Path) -> None:
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        run, seconds = track(tmp_path / "toy", "online", WANDB_BASE_URL=url, WANDB_API_KEY="k" * 40)
-    assert run.returncode == 0, run.stderr
-    assert "does not answer within 5 s: tracking offline" in run.stdout
-    assert seconds < 30
-    assert_complete(tmp_path / "toy")
-    (file,) = (tmp_path / "toy").glob("wandb/offline-run-*/*.wandb")
-    assert len(history(file)) == 9
-
-
-def test_a_server_that_falls_silent_costs_seconds(tmp_path: Path, hub) -> None:
-    run, seconds = track(tmp_path / "toy", "online", WANDB_BASE_URL=hub.address, WANDB_API_KEY="k" * 40)
-    assert run.returncode == 0, run.stderr
-    assert hub.silent.is_set()
-    assert "W&B is left out from here" in run.stdout
-    assert seconds < 35  # the tracker's 30 s and the start of Python
-    assert_complete(tmp_path / "toy")
-
-
-def test_a_key_that_is_refused_costs_seconds(tmp_path: Path, hub) -> None:
-    hub.refuses = True
-    run, seconds = track(tmp_path / "toy", "online", WANDB_BASE_URL=hub.address, WANDB_API_KEY="k" * 40)
-    assert run.returncode == 0, run.stderr
-    assert "W&B does not start" in run.stdout
-    assert seconds < 35
-    assert_complete(tmp_path / "toy")
-
-
-def test_tensorboard_shows_the_run_once(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    code = """
-import sys
-from pathlib import Path
-from tests.test_metrics import SHAPE, training
-from train.config import TrackingConfig, Wandb
-from train.metrics import build_logger
-for first, last in ((0, 5), (2, 6)):
-    config = TrackingConfig(wandb=Wandb.disabled, tensorboard=True)
-    logger = build_logger(Path(sys.argv[1]), config, first_step=first, **SHAPE)
-    for step in range(first + 1, last + 1):
-        logger.log(step, training(step))
-    logger.close()
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-events = EventAccumulator(sys.argv[1] + "/tensorboard")
-events.Reload()
-print([(e.step, e.value) for e in events.Scalars("train/loss")])
-"""
-    run = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert run.stdout.splitlines()[-1] == str([(step, float(step)) for step in range(1, 7)])
-
-
-def test_tensorboard_that_is_not_installed_is_said_at_once() -> None:
-    code = """
-import sys
-sys.modules["tensorboard"] = None
-from train.config import TrackingConfig, Wandb
-from train.tracking import check_tracking
-check_tracking(TrackingConfig(wandb=Wandb.disabled, tensorboard=True))
-"""
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert "ConfigError: tracking.tensorboard=true needs the package" in run.stderr

@@ -1,5 +1,8 @@
 """Ranks by counting: against a full stable sort, FAISS, and CLIP_benchmark's own recall."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +12,6 @@ from eval import retrieval
 from eval.config import Truth
 from eval.index import search
 from eval.retrieval import Labels, Matches, chance_recall, count_ranks, match_pairs, rank_metrics
-
 
 Keys = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -132,3 +134,21 @@ def test_a_query_without_a_right_item_is_our_fault() -> None:
     )
     with pytest.raises(AssertionError, match="without a right item"):
         count_ranks(unit_rows(2, 4, 0), unit_rows(1, 4, 1), nothing, LOCAL)
+
+
+def test_memory_does_not_grow_with_the_number_of_pairs() -> None:
+    """10,000 × 10,000 scores would be 400 MB; counting holds a few strips of 16 MiB."""
+    own, rows = np.arange(10_000), unit_rows(10_000, 4, 0)
+    matches, _ = match_pairs(own, own, own, Truth.pairs)
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of earlier tests
+    before = _resident("VmRSS")
+    rank, _ = count_ranks(rows, rows, matches, LOCAL)
+    assert (rank == 1).all()
+    assert _resident("VmHWM") - before < 150
+
+
+def _resident(field: str) -> int:
+    """MiB."""
+    found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found
+    return int(found[1]) // 1024

@@ -71,6 +71,12 @@ def test_remote_files_globs_and_folders() -> None:
         parse_sources("https://host/folder")
 
 
+def test_remote_folder_that_cannot_be_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "glob", lambda *_: {}["credentials"])
+    with pytest.raises(ConfigError, match=r"memory://x/\*\.tar cannot be listed: KeyError: 'credentials'"):
+        parse_sources("memory://x/*.tar")
+
+
 def test_missing_driver_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "s3fs", None)
     with pytest.raises(ConfigError, match="pip install s3fs"):

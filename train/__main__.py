@@ -53,7 +53,7 @@ def own_packages() -> None:
 def check(arguments: list[str]) -> TrainConfig:
     """Everything that can be refused before anything heavy is imported."""
     from data.sources import parse_sources
-
+    from eval.suite import check_specs
     from train.compose import compose_config
     from train.config import validate
 
@@ -62,6 +62,7 @@ def check(arguments: list[str]) -> TrainConfig:
     parse_sources(config.data.train)
     if config.data.val is not None:
         parse_sources(config.data.val, key="data.val")
+    check_specs(config.eval.suite)
     return config
 
 
@@ -73,7 +74,17 @@ def job(composed: DictConfig) -> None:
 
 
 def train(config: TrainConfig) -> None:
-    """Build the parts of a run and fit."""
+    """Build the parts of a run, fit, and leave with the exit code of how it ended. Every rank runs this."""
+    from train.distributed import init_world, shutdown
+    from train.fitting import run_on
+
+    world = init_world(config.dist.timeout)
+    try:
+        status = run_on(world, config)
+    finally:
+        shutdown()
+    if status == "preempted":
+        sys.exit(errors.ExitCode.REQUEUE)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -227,11 +228,16 @@ def _write(folder: Path, state: CheckpointState) -> None:
         save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, folder / name)
     facts = {"step": state.step, **state.facts, "optimizer_scalars": state.optimizer_scalars}
     (folder / STATE).write_text(json.dumps(facts, indent=1))
-    files = {}
-    for name in (MODEL, OPTIMIZER, STATE):
-        sync(folder / name)
-        files[name] = {"bytes": (folder / name).stat().st_size, "sha256": _digest(folder / name)}
-    write_json(folder / MANIFEST, {"format": FORMAT, "files": files})
+    names = (MODEL, OPTIMIZER, STATE)
+    with ThreadPoolExecutor() as pool:  # hashing and waiting for the disk overlap
+        sealed = list(pool.map(lambda name: _sealed(folder / name), names))
+    write_json(folder / MANIFEST, {"format": FORMAT, "files": dict(zip(names, sealed, strict=True))})
+
+
+def _sealed(path: Path) -> dict[str, Any]:
+    digest = _digest(path)
+    sync(path)
+    return {"bytes": path.stat().st_size, "sha256": digest}
 
 
 def _walk(module: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:

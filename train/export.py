@@ -6,6 +6,7 @@ Nothing is called done before that library has loaded the folder and given the s
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import sys
@@ -22,10 +23,10 @@ from data.errors import ConfigError
 from eval.command import help_text, parse
 
 if TYPE_CHECKING:
-    from data.transforms import ImageSpec
-    from eval.trained import Trained
     from torch import Tensor
 
+    from data.transforms import ImageSpec
+    from eval.trained import Trained
     from train.towers import Model
 
 
@@ -46,8 +47,8 @@ PURPOSE = """\
 Write a trained model as a folder that open_clip loads, checked by loading it there and comparing embeddings.
 Everything is key=value."""
 EXAMPLES = {
-    "python -m train.export run=runs/emoji_scratch": "the newest checkpoint, into the run's own folder",
-    "python -m train.export run=runs/x/checkpoints/step_00001000 out=my_model": "one checkpoint, elsewhere",
+    "the newest checkpoint, into the run's own folder": "python -m train.export run=runs/emoji_scratch",
+    "one checkpoint, elsewhere": "python -m train.export run=runs/x/checkpoints/step_00001000 out=my_model",
 }
 WEIGHTS, CHECKPOINT, CONFIG, CARD = (
     "open_clip_model.safetensors",
@@ -56,6 +57,7 @@ WEIGHTS, CHECKPOINT, CONFIG, CARD = (
     "README.md",
 )
 TOLERANCE = 1e-5  # of unit embeddings: another order of summation, not another model
+OPEN_CLIP_SCALE = math.log(1 / 0.07)  # where open_clip starts
 PROBES = ["a red circle", "Grüße aus Köln", "wheel of dharma, religion, Buddhist"]
 
 
@@ -70,15 +72,16 @@ def main() -> None:
     trained = load_trained(*find_run(command.run, note=lambda line: print(line, file=sys.stderr)))
     out = Path(command.out).expanduser() if command.out else trained.run / "export" / command.format.value
     name = trained.run.resolve().name
-    difference = export_open_clip(trained.model, trained.logit_scale, out, name=name, card=_card(trained, out))
+    difference = export_open_clip(trained.model, trained.logit_scale, out, name=name, card=_card(trained))
     print(f"{out}: step {trained.step}, loaded again by open_clip, embeddings differ by at most {difference:.0e}.\n")
     print(snippet(out, name, trained.model.image))
 
 
 def export_open_clip(model: Model, logit_scale: float | None, out: Path, *, name: str, card: str) -> float:
-    """Write `out` and return the largest difference between the embeddings of `model` and of what open_clip loads from it.
+    """Write `out`; the largest difference between the embeddings of `model` and of what open_clip loads from there.
 
-    logit_scale: log 1/τ. Raises ConfigError when open_clip cannot build such a model, or when `out` holds other files.
+    logit_scale: log 1/τ, None to keep open_clip's own. Raises ConfigError when open_clip cannot build such a model, or
+    when `out` holds files that are not of an export.
     """
     if model.open_clip_config is None:
         raise ConfigError(
@@ -89,7 +92,7 @@ def export_open_clip(model: Model, logit_scale: float | None, out: Path, *, name
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
-        _write(temporary, model, model.open_clip_config, logit_scale, name, card)
+        _write(temporary, model, logit_scale, name, card)
         _refuse_other_files(out, {p.name for p in temporary.iterdir()})
         difference = _difference(temporary, model)
         shutil.rmtree(out, ignore_errors=True)
@@ -112,17 +115,18 @@ Then the name is "{name}" and the file {folder / CHECKPOINT}. The .pt does not s
 {_preprocess(image)}"""
 
 
-def _write(folder: Path, model: Model, config: dict[str, Any], scale: float | None, name: str, card: str) -> None:
+def _write(folder: Path, model: Model, logit_scale: float | None, name: str, card: str) -> None:
     import torch
     from safetensors.torch import save_file
 
     from train.towers import open_clip_state_dict
 
     tensors: dict[str, Tensor] = {k: v.detach().cpu().contiguous() for k, v in open_clip_state_dict(model).items()}
-    if scale is not None:
-        tensors["logit_scale"] = torch.tensor(scale, dtype=torch.float32)
+    tensors["logit_scale"] = torch.tensor(OPEN_CLIP_SCALE if logit_scale is None else logit_scale)
     save_file(tensors, folder / WEIGHTS)
     torch.save({"state_dict": tensors}, folder / CHECKPOINT)
+    assert model.open_clip_config is not None
+    config = model.open_clip_config["model_cfg"]
     whole = {"model_cfg": config, "preprocess_cfg": _preprocess(model.image)}
     (folder / CONFIG).write_text(json.dumps(whole, indent=2) + "\n")
     (folder / f"{name}.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -131,6 +135,7 @@ def _write(folder: Path, model: Model, config: dict[str, Any], scale: float | No
 
 def _preprocess(image: ImageSpec) -> dict[str, Any]:
     return {
+        "size": image.size,
         "mean": list(image.mean),
         "std": list(image.std),
         "interpolation": image.interpolation,
@@ -145,7 +150,8 @@ def _refuse_other_files(out: Path, ours: set[str]) -> None:
 
 
 def _difference(folder: Path, model: Model) -> float:
-    """Largest difference of unit embeddings, over a few pictures and texts, between `model` and open_clip's own loading."""
+    """Largest difference of unit embeddings, over a few pictures and texts, between `model` and open_clip's own
+    loading."""
     import open_clip
     import torch
     import torch.nn.functional as F
@@ -155,8 +161,9 @@ def _difference(folder: Path, model: Model) -> float:
     exact = load_file(folder / WEIGHTS)
     pickled = torch.load(folder / CHECKPOINT, weights_only=True)["state_dict"]
     assert exact.keys() == pickled.keys() and all(torch.equal(exact[k], pickled[k]) for k in exact)
-    loaded, _, preprocess = open_clip.create_model_and_transforms(f"local-dir:{folder}")
-    tokenize = open_clip.get_tokenizer(f"local-dir:{folder}")
+    library: Any = open_clip  # its own annotations are too wide to be checked
+    loaded, _, preprocess = library.create_model_and_transforms(f"local-dir:{folder}")
+    tokenize = library.get_tokenizer(f"local-dir:{folder}")
     size = (len(PROBES), 3, model.image.size, model.image.size)
     pictures = torch.randint(0, 256, size, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     prepared = torch.stack([preprocess(Image.fromarray(p.permute(1, 2, 0).numpy())) for p in pictures])
@@ -171,7 +178,7 @@ def _difference(folder: Path, model: Model) -> float:
     return difference
 
 
-def _card(trained: Trained, out: Path) -> str:
+def _card(trained: Trained) -> str:
     """README.md of the folder: what it is, how to load it, what it scored."""
     config, name = trained.config, trained.run.resolve().name
     scores = [json.loads(p.read_text()) for p in sorted((trained.run / "eval").glob("*.json"))]
@@ -189,7 +196,7 @@ tags: [clip]
 CLIP model trained by Dyad: {trained.step} steps of {config.global_batch_size} pairs, objective {config.objective.name},
 data `{config.data.train}`.
 {table}
-{snippet(out, name, trained.model.image)}
+{snippet(Path("THIS_FOLDER"), name, trained.model.image)}
 """
 
 

@@ -26,7 +26,7 @@ class Sink(Protocol):
 class Logger:
     """What the loop talks to. Built with nothing in it (`Logger()`, every rank but 0) it does nothing.
 
-    wandb_id: identity of the W&B run, to be kept in checkpoints; None when W&B is disabled.
+    wandb_id: identity of the W&B run, to be kept in checkpoints; None when it has never had one.
     """
 
     def __init__(
@@ -61,6 +61,12 @@ class Logger:
             sink.close(failed)
         for output in self._outputs:
             output.close()
+
+    def __enter__(self) -> Logger:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(failed=kind is not None)
 
 
 class JsonLines:
@@ -120,8 +126,9 @@ def build_logger(
             output.print(line)
 
     sinks: list[Sink] = [JsonLines(path), Spoken(lines, outputs)]
-    mode = wandb_mode(config)
-    run_id = None if mode is Wandb.disabled else wandb_id or new_wandb_id()
+    idle = first_step >= total_steps and not evaluation_owed  # a finished run, started again: nothing to track
+    mode = Wandb.disabled if idle else wandb_mode(config)
+    run_id = wandb_id if mode is Wandb.disabled else wandb_id or new_wandb_id()
     if run_id and (run := start_wandb(mode, run_dir, config.project, run_id, run_config, taken_back, note)):
         sinks.append(Guest("W&B", run, note))
     if config.tensorboard:

@@ -115,7 +115,11 @@ class WandbRun:
         self._run.log({**values, **axes})
 
     def close(self, failed: bool) -> None:
-        self._run.finish(exit_code=int(failed))
+        try:
+            self._run.finish(exit_code=int(failed))
+        except Exception as error:
+            folder = self._run.settings.sync_dir
+            raise RuntimeError(f"not everything has arrived, `wandb sync {folder}` sends the rest") from error
 
 
 class TensorBoard:
@@ -154,11 +158,8 @@ def start_wandb(
     if mode is Wandb.online and not _answers(_server(), PROBE):
         note(f"W&B does not answer within {PROBE:.0f} s: tracking offline")
         mode = Wandb.offline
-    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # it calls home, offline too, and waits 10 s for an answer
     try:
-        import wandb
-
-        wandb.setup(wandb.Settings(silent=True))
+        wandb = _wandb()
         run = wandb.init(
             project=project,
             name=run_dir.name,
@@ -193,9 +194,16 @@ def _sent(path: Path, taken_back: set[Place]) -> set[Place]:
 
 def _server() -> str:
     """The address of the W&B server, from the environment or from what `wandb login --host` left."""
+    return os.environ.get("WANDB_BASE_URL") or _wandb().setup().settings.base_url
+
+
+def _wandb() -> Any:
+    """The package, quiet. Error reports are off: they call home, offline too, and wait 10 s for an answer at exit."""
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     import wandb
 
-    return os.environ.get("WANDB_BASE_URL") or wandb.setup(wandb.Settings(silent=True)).settings.base_url
+    wandb.setup(wandb.Settings(silent=True))
+    return wandb
 
 
 def _has_key() -> bool:
@@ -229,4 +237,4 @@ def _answers(url: str, seconds: float) -> bool:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0] or type(error).__name__
+    return (str(error).splitlines() or [""])[0].rstrip(".") or type(error).__name__

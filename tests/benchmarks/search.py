@@ -1,8 +1,8 @@
 """Exact search and ranks by counting, against the bare matrix products: CPU seconds of one thread, and peak memory.
 
-    OMP_NUM_THREADS=1 python tests/benchmarks/search.py [items=20000] [width=512]
+    OMP_NUM_THREADS=1 python -m tests.benchmarks.search [items=20000] [width=512]
 
-All methods in one process, interleaved; the median of three rounds. Prints a line for RESULTS.md.
+All methods in one process, taking turns; the median of three rounds. Prints a table for RESULTS.md.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 import torch
@@ -61,7 +59,7 @@ def main() -> None:
 
 def products(queries: np.ndarray, items: np.ndarray) -> None:
     for part in torch.from_numpy(queries).split(max(1, STRIP // len(items))):
-        part @ torch.from_numpy(items).T
+        torch.mm(part, torch.from_numpy(items).T)
 
 
 def top(queries: np.ndarray, items: np.ndarray, k: int) -> None:

@@ -87,7 +87,8 @@ def build_objective(name: str, **options: Any) -> SoftmaxObjective:
 
     Raises ConfigError for an unknown name or option, a bad value, or options that exclude each other.
     """
-    return SoftmaxObjective(OBJECTIVES.get(name, clip), configure(name, **options))
+    config = configure(name, **options)
+    return SoftmaxObjective(OBJECTIVES[name], config)
 
 
 class SoftmaxObjective(nn.Module):

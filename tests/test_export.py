@@ -1,0 +1,171 @@
+"""The exported folder: open_clip loads it, and CLIP_benchmark computes our numbers from its .pt."""
+
+import contextlib
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers_eval import ROOT
+from helpers_runs import distinct_emoji, make_run, write_wds
+from torch.nn.functional import normalize
+
+from data.errors import ConfigError
+from eval.__main__ import main as evaluate
+from eval.trained import Trained, find_run, load_trained
+from train.config import ImageTower, ModelConfig
+from train.export import CHECKPOINT, CONFIG, WEIGHTS, export_open_clip, main
+from train.towers import build_model
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    return make_run(tmp_path_factory.mktemp("export"), fit=60)
+
+
+@pytest.fixture(scope="module")
+def exported(run: Path) -> Path:
+    """The folder that the command writes, whose output says how to load it."""
+    shown = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(shown):
+        patch.setattr(sys, "argv", ["export", f"run={run}"])
+        main()
+    out = run / "export" / "open_clip"
+    assert f'open_clip.create_model_and_transforms("local-dir:{out}")' in shown.getvalue()
+    assert f'open_clip.add_model_config("{out}")' in shown.getvalue()
+    return out
+
+
+@pytest.fixture(scope="module")
+def trained(run: Path) -> Trained:
+    return load_trained(*find_run(str(run), print))
+
+
+def test_open_clip_loads_the_folder_with_equal_embeddings(exported: Path, trained: Trained) -> None:
+    open_clip: Any = pytest.importorskip("open_clip")
+    pictures = torch.randint(0, 256, (3, 3, 64, 64), dtype=torch.uint8)
+    texts = ["wheel of dharma", "glass of milk"]
+    towers = trained.model.towers.eval()
+    open_clip.add_model_config(str(exported))
+    for name, weights in ((f"local-dir:{exported}", None), ("tiny", str(exported / CHECKPOINT))):
+        model, _, preprocess = open_clip.create_model_and_transforms(name, pretrained=weights)
+        model.eval()
+        images = torch.stack([preprocess(picture) for picture in _pil(pictures)])
+        with torch.no_grad():
+            for ours, theirs in (
+                (towers.x_tower(pictures), model.encode_image(images)),
+                (
+                    towers.y_tower(trained.model.tokenize(texts)),
+                    model.encode_text(open_clip.get_tokenizer(name)(texts)),
+                ),
+            ):
+                torch.testing.assert_close(normalize(ours, dim=-1), normalize(theirs, dim=-1), atol=1e-6, rtol=1e-5)
+        assert model.logit_scale.exp().item() == pytest.approx(1 / 0.05)
+
+
+def _pil(pictures: torch.Tensor):
+    from PIL import Image
+
+    return [Image.fromarray(picture.permute(1, 2, 0).numpy()) for picture in pictures]
+
+
+def test_what_the_folder_holds(exported: Path) -> None:
+    assert {p.name for p in exported.iterdir()} == {WEIGHTS, CHECKPOINT, CONFIG, "README.md", "tiny.json"}
+    state = torch.load(exported / CHECKPOINT, weights_only=True)["state_dict"]
+    assert all(v.dtype == torch.float32 for v in state.values() if v.is_floating_point())
+    config = json.loads((exported / CONFIG).read_text())
+    assert config["model_cfg"] == json.loads((exported / "tiny.json").read_text())
+    assert config["preprocess_cfg"]["resize_mode"] == "shortest" and len(config["preprocess_cfg"]["mean"]) == 3
+    card = (exported / "README.md").read_text()
+    assert "7 steps" in card and "local-dir:" in card and str(exported) not in card
+
+
+CLIP_BENCHMARK = """
+import sys, open_clip
+import clip_benchmark.metrics.zeroshot_classification as classification
+from clip_benchmark.cli import main
+# numpy 2.5 no longer turns arrays of one element into floats, which CLIP_benchmark 1.6 does
+classification.float = lambda value: getattr(value, "item", lambda: float(value))()
+exported, weights, folder, out = sys.argv[1:]
+open_clip.add_model_config(exported)
+for task in ("zeroshot_retrieval", "zeroshot_classification"):
+    kind = "retrieval" if task == "zeroshot_retrieval" else "classification"
+    open(f"{folder}/dataset_type.txt", "w").write(kind)
+    sys.argv = ["clip_benchmark", "eval", "--model", "tiny", "--pretrained", weights, "--dataset", "wds/emoji"]
+    sys.argv += ["--dataset_root", folder, "--task", task, "--num_workers", "0", "--no_amp", "--batch_size", "16"]
+    sys.argv += ["--recall_k", "1", "5", "10", "--output", f"{out}/{kind}.json"]
+    main()
+"""
+
+
+def test_numbers_equal_those_of_clip_benchmark(exported: Path, run: Path, tmp_path: Path, monkeypatch) -> None:
+    """120 emoji of which no two have the same picture or text; its own loading, preprocessing and metrics."""
+    pytest.importorskip("clip_benchmark")
+    folder = tmp_path / "emoji"
+    write_wds(folder, distinct_emoji(120))
+    words = ["-c", CLIP_BENCHMARK, str(exported), str(exported / CHECKPOINT), str(folder), str(tmp_path)]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=ROOT, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for kind in ("retrieval", "classification"):
+        (folder / "dataset_type.txt").write_text(kind)
+        theirs = json.loads((tmp_path / f"{kind}.json").read_text())
+        monkeypatch.setattr(sys, "argv", ["eval", f"checkpoint={run}", f"suite=[wds:{folder}]", f"out={tmp_path}/ours"])
+        evaluate()
+        ours = json.loads((tmp_path / "ours" / "emoji.json").read_text())
+        assert ours["task"] == theirs["task"] and set(theirs) <= set(ours)
+        assert len(theirs["metrics"]) >= 3
+        for metric, value in theirs["metrics"].items():
+            assert ours["metrics"][metric] == pytest.approx(value, abs=1e-6), metric
+        assert len({round(v, 3) for v in theirs["metrics"].values() if 0 < v < 1}) >= 3  # they say something
+
+
+def test_writing_again_replaces_an_export_and_nothing_else(trained: Trained, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for scale in (1.0, 2.0):
+        assert export_open_clip(trained.model, scale, out, name="tiny", card="card") < 1e-5
+        state = torch.load(out / CHECKPOINT, weights_only=True)["state_dict"]
+        assert state["logit_scale"].item() == scale
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match=r"holds 'notes\.txt'"):
+        export_open_clip(trained.model, 1.0, out, name="tiny", card="card")
+    assert (out / "notes.txt").read_text() == "mine" and [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_difference_stops_the_export(trained: Trained, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("train.export.TOLERANCE", -1.0)
+    with pytest.raises(AssertionError, match="other embeddings"):
+        export_open_clip(trained.model, None, tmp_path / "out", name="tiny", card="card")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_models_are_refused_by_name(trained: Trained, tmp_path: Path) -> None:
+    config = ModelConfig(name=str(find_model(trained)))
+    config.image.kind, config.image.image_size = ImageTower.cnn, 64
+    with pytest.raises(ConfigError, match=r"model\.image\.kind=open_clip"):
+        export_open_clip(build_model(config), None, tmp_path / "out", name="x", card="")
+    assert list(tmp_path.iterdir()) == []
+
+
+def find_model(trained: Trained) -> Path:
+    assert trained.config.model.name
+    return Path(trained.config.model.name)
+
+
+def test_a_wrong_format_lists_the_choices(monkeypatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["export", "run=x", "format=onx"])
+    with pytest.raises(ConfigError, match=r"format=onx.*open_clip"):
+        main()
+
+
+def test_help_is_quick_and_names_the_keys() -> None:
+    code = """import runpy, sys
+sys.argv[1:] = ["-h"]
+runpy.run_module("train.export", run_name="__main__")
+assert "torch" not in sys.modules"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert "open_clip" in done.stdout and "run  " in done.stdout

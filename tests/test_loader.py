@@ -1,0 +1,161 @@
+"""The same global batches for any number of ranks and workers, and from any step on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import fields
+
+import pytest
+import torch
+from helpers_shards import picture, write_tar
+from torch import Tensor
+
+from data.batch import Batch, Extra
+from data.config import AugmentConfig, DataConfig
+from data.errors import DataError
+from data.image_text import ImageText
+from data.loader import _pinned, build_loader
+from data.order import Order
+from data.shards import open_shards
+from data.sources import parse_sources
+from data.transforms import ImageSpec
+
+SAMPLES, GLOBAL = 37, 10
+NOISY = AugmentConfig(crop_scale=[0.4, 1.0], rotate=20, gain=[0.5, 1.5], flip=0.5, grey=0.2)
+
+
+def tokenize(texts: list[str]) -> Tensor:
+    return torch.tensor([[ord(c) for c in text.ljust(12)] for text in texts])
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> ImageText:
+    folder = tmp_path_factory.mktemp("shards")
+    for shard, (first, last) in enumerate([(0, 20), (20, 21), (21, SAMPLES)]):
+        members = [
+            (f"{n:03d}.{suffix}", data)
+            for n in range(first, last)
+            for suffix, data in (
+                ("jpg", picture(n, (30, 20), "JPEG")),
+                ("txt", "\n".join(f"{n} {k}" for k in range(5)).encode()),
+            )
+        ]
+        write_tar(folder / f"{shard}.tar", members)
+    config = DataConfig(augment=NOISY)
+    shards = open_shards(parse_sources(str(folder)), workers=0)
+    return ImageText(shards, ImageSpec(16, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)), tokenize, config, seed=3)
+
+
+@pytest.fixture
+def order() -> Order:
+    return Order([SAMPLES], [1.0], seed=3, global_batch_size=GLOBAL)
+
+
+def batches(dataset, order: Order, rank=0, world_size=1, first=0, last=9, workers=0) -> list[Batch]:
+    loader = build_loader(
+        dataset, order, rank=rank, world_size=world_size, first_step=first, last_step=last, workers=workers
+    )
+    return list(loader)
+
+
+def joined(parts: Sequence[Batch]) -> Batch:
+    x, y, ids, x_keys, y_keys = (torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Batch)[:5])
+    return Batch(x, y, ids, x_keys, y_keys)
+
+
+def same(a: Batch, b: Batch) -> bool:
+    return all(torch.equal(getattr(a, f.name), getattr(b, f.name)) for f in fields(Batch) if f.name != "extra")
+
+
+@pytest.fixture(scope="module")
+def expected(dataset: ImageText) -> list[Batch]:
+    """Nine steps, three epochs, one process."""
+    return batches(dataset, Order([SAMPLES], [1.0], seed=3, global_batch_size=GLOBAL))
+
+
+def test_a_run_visits_what_the_order_says(dataset: ImageText, order: Order, expected: list[Batch]) -> None:
+    assert [batch.sample_ids.tolist() for batch in expected] == [order.ids(step).tolist() for step in range(9)]
+    assert order.steps_per_epoch == 3 and all(len(batch) == GLOBAL for batch in expected)
+    assert not torch.equal(expected[0].x[0], expected[1].x[0])
+
+
+@pytest.mark.parametrize(("world_size", "workers"), [(1, 2), (2, 0), (2, 2), (4, 0), (3, 1)])
+def test_ranks_and_workers_never_change_a_global_batch(dataset, order, expected, world_size: int, workers: int) -> None:
+    ranks = [batches(dataset, order, rank, world_size, workers=workers) for rank in range(world_size)]
+    assert all(len(rank) == 9 for rank in ranks)
+    for step, whole in enumerate(expected):
+        parts = [rank[step] for rank in ranks]
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+        assert same(joined(parts), whole)
+
+
+@pytest.mark.parametrize(("first", "workers"), [(1, 0), (3, 2), (7, 2), (8, 0)])
+def test_a_run_goes_on_at_any_step(dataset, order, expected, first: int, workers: int) -> None:
+    rest = batches(dataset, order, first=first, workers=workers)
+    assert len(rest) == 9 - first
+    assert all(same(found, whole) for found, whole in zip(rest, expected[first:], strict=True))
+
+
+def test_the_number_of_batches_is_known(dataset: ImageText, order: Order) -> None:
+    loader = build_loader(dataset, order, rank=0, world_size=1, first_step=2, last_step=9, workers=0)
+    assert len(loader) == 7  # type: ignore[arg-type]
+    assert batches(dataset, order, first=4, last=4) == []
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_global_generator_is_left_alone(dataset: ImageText, order: Order, workers: int) -> None:
+    state = torch.get_rng_state()
+    batches(dataset, order, last=2, workers=workers)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+class Damaged:
+    """A data set with one sample that cannot be used."""
+
+    def __init__(self, bad: int) -> None:
+        self.bad = bad
+
+    def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
+        ids = torch.tensor([sample_id for _, sample_id in positions])
+        if self.bad in ids:
+            raise DataError(f"shard x: sample {self.bad} is broken")
+        return Batch(ids, ids, ids, ids, ids)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_damaged_sample_is_one_clear_error_at_its_step(order: Order, workers: int) -> None:
+    bad = order.ids(2)[0].item()
+    loader = iter(build_loader(Damaged(bad), order, rank=0, world_size=1, first_step=0, last_step=3, workers=workers))
+    assert len([next(loader), next(loader)]) == 2
+    with pytest.raises(DataError) as caught:
+        next(loader)
+    assert str(caught.value) == f"shard x: sample {bad} is broken"
+
+
+class Process:
+    """Says in which process and with how many threads it was asked."""
+
+    def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
+        here = torch.tensor([[os.getpid(), torch.get_num_threads()]] * len(positions))
+        return Batch(here, here, here, here, here)
+
+
+def test_workers_are_single_threaded_processes(order: Order) -> None:
+    found = joined(batches(Process(), order, workers=2)).x
+    assert len(found[:, 0].unique()) == 2 and os.getpid() not in found[:, 0] and found[:, 1].eq(1).all()
+    assert joined(batches(Process(), order)).x[:, 0].unique().tolist() == [os.getpid()]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="pinned memory needs CUDA")
+def test_batches_are_pinned(dataset: ImageText, order: Order) -> None:
+    assert all(batch.x.is_pinned() and batch.y_keys.is_pinned() for batch in batches(dataset, order, last=2))
+
+
+def test_pinning_reaches_every_tensor_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor + 1)
+    zero = torch.zeros(1)
+    batch = _pinned(Batch(zero, zero, zero, zero, zero, Extra(zero, zero, zero, zero)))
+    values = [getattr(batch, f.name) for f in fields(Batch) if f.name != "extra"]
+    values += [getattr(batch.extra, f.name) for f in fields(Extra)]
+    assert len(values) == 9 and all(value.item() == 1 for value in values)

@@ -1,0 +1,80 @@
+"""Which process this is, which device it has, and how processes talk. Without torchrun: a world of one."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from data.errors import HardwareError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class World:
+    """rank of size processes; local_rank on this machine; the device of this rank; group: None means all ranks."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    device: torch.device = torch.device("cpu")
+    group: dist.ProcessGroup | None = None
+
+
+def init_world(timeout: float, cpu: bool = False) -> World:
+    """Join the processes that torchrun or SLURM started: NCCL on GPUs, gloo on CPUs; alone without them.
+
+    timeout: seconds a collective may wait. Raises HardwareError, naming the rank, when the group cannot be formed.
+    """
+    from accelerate import PartialState
+
+    cpu = cpu or not torch.cuda.is_available()
+    place = f"rank {os.environ.get('RANK', '0')} of {os.environ.get('WORLD_SIZE', '1')}"
+    try:
+        state = PartialState(cpu=cpu, timeout=timedelta(seconds=timeout))
+    except (RuntimeError, ValueError, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise HardwareError(f"{place}: cannot join the other processes: {reason}") from error
+    return World(state.process_index, state.num_processes, state.local_process_index, state.device)
+
+
+def shutdown() -> None:
+    """Leave the group, so that the next run of this process can join one."""
+    from accelerate import PartialState
+
+    if dist.is_available() and dist.is_initialized():
+        with suppress(RuntimeError):  # a broken group cannot be left in order
+            dist.destroy_process_group()
+    PartialState._reset_state()
+
+
+def barrier(world: World) -> None:
+    if world.size > 1:
+        dist.barrier(world.group)
+
+
+def broadcast_object(value: T, world: World, source: int = 0) -> T:
+    """`value` of rank `source`, on every rank. Pickled by torch between processes of this one run."""
+    box = [value]
+    if world.size > 1:
+        dist.broadcast_object_list(box, src=source, group=world.group, device=world.device)
+    return box[0]
+
+
+def all_reduce_sum(values: Tensor, world: World) -> Tensor:
+    """Sum over ranks, in place."""
+    if world.size > 1:
+        dist.all_reduce(values, group=world.group)
+    return values
+
+
+def any_rank(flag: bool, world: World) -> bool:
+    """Whether `flag` holds on any rank; the same answer everywhere."""
+    return bool(all_reduce_sum(torch.tensor([float(flag)], device=world.device), world) > 0)
