@@ -10,6 +10,7 @@ N items, E block size, W ranks, D embedding width.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,12 +24,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from data.errors import DataError
+from data.errors import DataError, UserError
 
 if TYPE_CHECKING:
-    from train.distributed import World
-
     from data.image_text import Items
+    from train.distributed import World
 
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -65,9 +65,21 @@ class Encoder:
             embedding = tower(inputs.to(device, non_blocking=True))
         return F.normalize(embedding.float(), dim=-1) if self.cosine else embedding.float()
 
-    def _load(self, blocks: _Blocks) -> DataLoader:
+    def _load(self, blocks: _Blocks) -> Iterator[Tensor]:
         workers = min(self.workers, len(blocks) - 1)  # one block: a process would only cost its start
-        return DataLoader(blocks, batch_size=None, num_workers=workers, pin_memory=self.world.device.type == "cuda")
+        if workers:  # the tokenizers library would say at every fork that it stops using threads
+            os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        loader = DataLoader(
+            blocks,
+            batch_size=None,
+            num_workers=workers,
+            pin_memory=self.world.device.type == "cuda",
+            generator=torch.Generator(),  # otherwise the start of workers draws from the global generator
+        )
+        for inputs in loader:
+            if isinstance(inputs, UserError):
+                raise inputs
+            yield inputs
 
 
 @dataclass(frozen=True)
@@ -114,8 +126,11 @@ def build_encode(
     return Encoder({"x": x_tower, "y": y_tower}, world, block, workers, precision, cosine)
 
 
-class _Blocks(Dataset[Tensor]):
-    """The blocks of one rank. A surplus index repeats the last block; its rows are cut off after the gathering."""
+class _Blocks(Dataset["Tensor | UserError"]):
+    """The blocks of one rank. A surplus index repeats the last block; its rows are cut off after the gathering.
+
+    A user's error arrives as a value: torch would turn an exception of a worker into text with a traceback.
+    """
 
     def __init__(self, items: Items, block: int, rank: int, size: int) -> None:
         assert len(items) > 0, "nothing to encode"
@@ -125,7 +140,13 @@ class _Blocks(Dataset[Tensor]):
     def __len__(self) -> int:
         return -(-self.total // self.size)
 
-    def __getitem__(self, index: int) -> Tensor:
+    def __getitem__(self, index: int) -> Tensor | UserError:
+        try:
+            return self._padded(index)
+        except UserError as error:
+            return error
+
+    def _padded(self, index: int) -> Tensor:
         k = min(index * self.size + self.rank, self.total - 1)
         start, stop = k * self.block, min((k + 1) * self.block, len(self.items))
         rows = self.items.block(start, stop)

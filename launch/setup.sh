@@ -48,7 +48,9 @@ print(hashlib.sha256(open("requirements.lock", "rb").read()).hexdigest()[:12], f
         rm -rf .venv
         "$shared/bin/python" -m venv --without-pip .venv || return
         site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-        "$shared/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$site/dyad-dependencies.pth"
+        # the plain line is for tools that only read paths; the other runs the .pth files of the dependencies
+        "$shared/bin/python" -c 'import sysconfig; p = sysconfig.get_path("purelib")
+print(f"import site; site.addsitedir({p!r})", p, sep="\n")' >"$site/dyad-dependencies.pth"
         echo "$PWD" >"$site/dyad-checkout.pth"
         find "$shared/bin" -type f -perm -u+x ! -name 'python*' ! -name 'pip*' ! -iname 'activate*' -exec ln -s {} .venv/bin/ \;
         echo "$PWD $shared" >.venv/.dyad

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -122,6 +123,34 @@ def test_precision_is_that_of_the_tower_and_results_are_float32() -> None:
 def test_loader_processes_change_nothing() -> None:
     texts = Captions([f"text {i}" for i in range(70)], tokenize)
     np.testing.assert_array_equal(encoder(workers=2)("y", texts), encoder()("y", texts))
+
+
+@dataclass(frozen=True)
+class Damaged:
+    """Items of which one cannot be read."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def block(self, start: int, stop: int) -> Tensor:
+        if start <= 20 < stop:
+            raise DataError("shard.tar: sample '20' is damaged")
+        return pictures(stop - start)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_of_the_data_arrives_as_it_was(workers: int) -> None:
+    with pytest.raises(DataError) as caught:
+        encoder(workers=workers)("x", Damaged())
+    assert str(caught.value) == "shard.tar: sample '20' is damaged"
+
+
+def test_training_noise_after_an_evaluation_is_what_it_would_have_been() -> None:
+    encode = encoder()
+    before = torch.get_rng_state()
+    for workers in (0, 2):
+        replace(encode, workers=workers)("x", Rows(pictures(40)))
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_outputs_may_return_into_training() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,11 +40,7 @@ def main() -> None:
 
 def own_packages() -> None:
     """A stranger's data/ or eval/ in the working folder would win silently: refuse it by name."""
-    import data
-    import eval as evaluation
-    import train
-
-    for package in (data, evaluation, train):
+    for package in map(import_module, ("data", "eval", "train")):
         if Path(package.__file__ or "").resolve().parent.parent != ROOT:
             raise ConfigError(
                 f"the package '{package.__name__}' comes from another folder. Start from the repository: cd to it first"

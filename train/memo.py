@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-BLOCK = 32  # rows computed together
+BLOCK = 16  # rows computed together
 
 
 class Memo(nn.Module):
