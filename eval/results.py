@@ -16,8 +16,9 @@ _RECALLS = (("text_to_image_R@", "image_retrieval_recall@"), ("image_to_text_R@"
 def facts(config: TrainConfig, checkpoint: Path, step: int) -> dict[str, Any]:
     """What the JSON says of the model: one name for the two towers, its weights, the step."""
     towers = (config.model.image, config.model.text)
-    names = dict.fromkeys(Path(t.name or config.model.name or t.kind.value).stem for t in towers)
-    return {"model": "+".join(names), "pretrained": str(checkpoint), "step": step}
+    names = [t.name or config.model.name or t.kind.value for t in towers]
+    short = dict.fromkeys(Path(name).stem if name.endswith(".json") else name for name in names)
+    return {"model": "+".join(short), "pretrained": str(checkpoint), "step": step}
 
 
 def result(report: Report, evaluator: Evaluator, facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The whole test suite with line coverage, after ruff, pyright and shellcheck. Arguments go to pytest:  bash launch/test.sh -k order
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" demo dev bench
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" demo dev bench build
 export HF_HUB_OFFLINE=1 WANDB_MODE=offline COVERAGE_FILE="$PWD/.coverage"
 ruff check .
 ruff format --check .

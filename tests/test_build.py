@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -193,7 +192,6 @@ def test_drawings_are_matched_by_code_point_then_by_today_and_former_names() -> 
 
 
 def test_an_svg_is_a_centred_square_and_flips_where_its_alias_says() -> None:
-    pytest.importorskip("resvg_py", reason="the extra 'build' is not installed")
     wide = IconSet(
         {"left": {"body": '<rect x="0" y="0" width="8" height="4" fill="#f00"/>', "width": 16, "height": 4}},
         {"right": {"parent": "left", "hFlip": True}, "same": {"parent": "left"}},
@@ -245,7 +243,6 @@ def packages(tmp_path: Path) -> dict[Package, Path]:
 
 
 def test_making_a_set_twice_gives_the_same_bytes(packages: dict[Package, Path], tmp_path: Path) -> None:
-    pytest.importorskip("resvg_py", reason="the extra 'build' is not installed")
     folders = [tmp_path / "once", tmp_path / "twice"]
     for folder in folders:
         folder.mkdir()
@@ -274,7 +271,6 @@ def test_a_tar_holds_no_time_owner_or_machine(tmp_path: Path) -> None:
 
 
 def test_build_writes_sums_and_check_compares(packages, tmp_path: Path, monkeypatch, capsys) -> None:
-    pytest.importorskip("resvg_py", reason="the extra 'build' is not installed")
     monkeypatch.setattr(build_emoji, "fetch", lambda wanted, folder: {p: packages[p] for p in wanted})
     out = tmp_path / "out"
     build("emoji", out)
@@ -300,7 +296,7 @@ def test_an_unknown_set_a_missing_npm_and_a_missing_rasteriser_have_one_clear_li
             build("emoji", tmp_path)
 
 
-@pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
+@pytest.mark.npm
 def test_npm_packages_are_checked_against_their_pin(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()

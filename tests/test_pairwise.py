@@ -122,20 +122,24 @@ def test_empty_rows_and_columns_have_no_value_and_no_gradient(path: str) -> None
 def aligned(score: float, n: int = 8) -> tuple[Tensor, Tensor]:
     """Unit vectors of which every pair has the given score, plus what tells them apart."""
     generator = torch.Generator().manual_seed(1)
-    noise = 1e-3 * torch.randn(2, n, 4, generator=generator)
-    noise[:, :, 0] = 0.0
-    x, y = noise.clone()
-    x[:, 0], y[:, 0] = 1.0, score
+    x, y = 1e-3 * torch.randn(2, n, 4, generator=generator)
+    x[:, 0], x[:, 1], y[:, 0], y[:, 1] = 1.0, 0.0, score, math.sqrt(1.0 - score**2)
     return x.requires_grad_(), y.requires_grad_()
 
 
 @pytest.mark.parametrize(
     ("which", "expected"),
-    [("all opposite", "general"), ("one row", "general"), ("one column", "general"), ("none", "bounded")],
+    [
+        ("all opposite", "general"),
+        ("all at −0.57", "general"),  # sums of e^−95: not 0, but with few digits left
+        ("one row", "general"),
+        ("one column", "general"),
+        ("none", "bounded"),
+    ],
 )
 def test_hands_over_when_a_sum_underflows(which: str, expected: str) -> None:
     """Scale 100: the shift leaves room for logits down to about −30, opposite vectors have −100."""
-    x, y = aligned(-1.0 if which == "all opposite" else 1.0)
+    x, y = aligned({"all opposite": -1.0, "all at −0.57": -0.57}.get(which, 1.0))
     with torch.no_grad():
         x[0, 0] = -1.0 if which == "one row" else x[0, 0]
         y[0, 0] = -1.0 if which == "one column" else y[0, 0]
@@ -148,6 +152,19 @@ def test_hands_over_when_a_sum_underflows(which: str, expected: str) -> None:
         torch.testing.assert_close(got.double(), value, rtol=1e-6, atol=1e-5)
     for got, value in zip(gradients(rows, columns, x, y, scale), gradients(*want, *exact), strict=True):
         assert float((got - value).norm() / value.norm()) < 1e-5
+
+
+def test_small_gradients_of_large_sums_keep_their_digits() -> None:
+    """Every logit at its bound, as when a model has collapsed: the sums are as large as the shift lets them be."""
+    x, y = aligned(1.0, n=32)
+    scale = torch.tensor(100.0, requires_grad=True)
+    rows, columns = log_partition(x, y, scale, alone(y))
+    assert used_path(rows) == "bounded"
+    p, q, t = (v.detach().double().requires_grad_() for v in (x, y, scale))
+    want_rows, want_columns = dense(p, q, t, set())
+    want = torch.autograd.grad(1e-7 * (want_rows.sum() + want_columns.sum()), (p, q, t))
+    for got, value in zip(torch.autograd.grad(1e-7 * (rows.sum() + columns.sum()), (x, y, scale)), want, strict=True):
+        assert float((got - value).norm() / value.norm()) < 5e-6
 
 
 @pytest.mark.parametrize("tau", [1e-3, 0.01, 0.07, 1.0, 1e3])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
@@ -37,11 +38,16 @@ def init_world(timeout: float, cpu: bool = False) -> World:
 
     cpu = cpu or not torch.cuda.is_available()
     place = f"rank {os.environ.get('RANK', '0')} of {os.environ.get('WORLD_SIZE', '1')}"
+    processes, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+    if not cpu and processes > gpus:
+        raise HardwareError(
+            f"{place}: {processes} processes on a machine with {gpus} GPU(s). Start one for each GPU, or hide the GPUs: "
+            "CUDA_VISIBLE_DEVICES="
+        )
     try:
         state = PartialState(cpu=cpu, timeout=timedelta(seconds=timeout))
     except (RuntimeError, ValueError, OSError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise HardwareError(f"{place}: cannot join the other processes: {reason}") from error
+        raise HardwareError(f"{place}: cannot join the other processes: {_first_line(error)}") from error
     return World(state.process_index, state.num_processes, state.local_process_index, state.device)
 
 
@@ -55,9 +61,23 @@ def shutdown() -> None:
     PartialState._reset_state()
 
 
+@contextmanager
+def lost_contact_named(world: World) -> Iterator[None]:
+    """Inside, a collective that fails or waits longer than the timeout raises HardwareError, naming this rank."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+            raise
+        raise HardwareError(
+            f"rank {world.rank} of {world.size} lost contact with the other processes: {_first_line(error)}. "
+            "The cause is in the output of the process that stopped first"
+        ) from error
+
+
 def barrier(world: World) -> None:
     if world.size > 1:
-        dist.barrier(world.group)
+        dist.barrier(world.group, device_ids=[world.device.index] if world.device.type == "cuda" else None)
 
 
 def broadcast_object(value: T, world: World, source: int = 0) -> T:
@@ -78,3 +98,7 @@ def all_reduce_sum(values: Tensor, world: World) -> Tensor:
 def any_rank(flag: bool, world: World) -> bool:
     """Whether `flag` holds on any rank; the same answer everywhere."""
     return bool(all_reduce_sum(torch.tensor([float(flag)], device=world.device), world) > 0)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -73,30 +73,33 @@ def main() -> None:
     out = Path(command.out).expanduser() if command.out else trained.run / "export" / command.format.value
     name = trained.run.resolve().name
     difference = export_open_clip(trained.model, trained.logit_scale, out, name=name, card=_card(trained))
-    print(f"{out}: step {trained.step}, loaded again by open_clip, embeddings differ by at most {difference:.0e}.\n")
+    print(f"{out}: step {trained.step}. open_clip loaded it and gave the same embeddings (to {difference:.1g}).\n")
     print(snippet(out, name, trained.model.image))
 
 
 def export_open_clip(model: Model, logit_scale: float | None, out: Path, *, name: str, card: str) -> float:
     """Write `out`; the largest difference between the embeddings of `model` and of what open_clip loads from there.
 
-    logit_scale: log 1/τ, None to keep open_clip's own. Raises ConfigError when open_clip cannot build such a model, or
-    when `out` holds files that are not of an export.
+    logit_scale: log 1/τ, None to keep open_clip's own. Raises ConfigError when open_clip cannot build such a model,
+    or when `out` holds files that are not of an export.
     """
     if model.open_clip_config is None:
         raise ConfigError(
             "format=open_clip: only a model whose two towers are one open_clip model can be exported: "
             "model.name=… with model.image.kind=open_clip and model.text.kind=open_clip"
         )
+    out = out.absolute()
     temporary = out.with_name(f".{out.name}.partial")
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
     try:
+        temporary.mkdir(parents=True)
         _write(temporary, model, logit_scale, name, card)
         _refuse_other_files(out, {p.name for p in temporary.iterdir()})
         difference = _difference(temporary, model)
         shutil.rmtree(out, ignore_errors=True)
         os.rename(temporary, out)
+    except OSError as error:
+        raise ConfigError(f"out={out} cannot be written: {error.strerror}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return difference
@@ -109,10 +112,13 @@ def snippet(folder: Path, name: str, image: ImageSpec) -> str:
     model, _, preprocess = open_clip.create_model_and_transforms("local-dir:{folder}")
     tokenizer = open_clip.get_tokenizer("local-dir:{folder}")
 
-For tools that want a model name and a .pt file, first:
+By a model name and the .pt file, which does not know how pictures are prepared:
     open_clip.add_model_config("{folder}")
-Then the name is "{name}" and the file {folder / CHECKPOINT}. The .pt does not say how pictures are prepared:
-{_preprocess(image)}"""
+    model, _, preprocess = open_clip.create_model_and_transforms(
+        "{name}", pretrained="{folder / CHECKPOINT}",
+        image_mean={list(image.mean)}, image_std={list(image.std)},
+        image_interpolation="{image.interpolation}", image_resize_mode="{image.resize}",
+    )"""
 
 
 def _write(folder: Path, model: Model, logit_scale: float | None, name: str, card: str) -> None:
@@ -131,6 +137,8 @@ def _write(folder: Path, model: Model, logit_scale: float | None, name: str, car
     (folder / CONFIG).write_text(json.dumps(whole, indent=2) + "\n")
     (folder / f"{name}.json").write_text(json.dumps(config, indent=2) + "\n")
     (folder / CARD).write_text(card)
+    if config["text_cfg"].get("hf_tokenizer_name"):  # open_clip then looks for its files in the folder
+        model.tokenize.tokenizer.save_pretrained(folder)  # type: ignore[attr-defined]
 
 
 def _preprocess(image: ImageSpec) -> dict[str, Any]:
@@ -150,8 +158,7 @@ def _refuse_other_files(out: Path, ours: set[str]) -> None:
 
 
 def _difference(folder: Path, model: Model) -> float:
-    """Largest difference of unit embeddings, over a few pictures and texts, between `model` and open_clip's own
-    loading."""
+    """Largest difference of unit embeddings of a few pictures and texts between `model` and what open_clip loads."""
     import open_clip
     import torch
     import torch.nn.functional as F
@@ -183,7 +190,8 @@ def _card(trained: Trained) -> str:
     config, name = trained.config, trained.run.resolve().name
     scores = [json.loads(p.read_text()) for p in sorted((trained.run / "eval").glob("*.json"))]
     shown = "acc1", "image_to_text_R@1", "text_to_image_R@1", "image_to_text_R@10", "text_to_image_R@10"
-    rows = [f"| {s['dataset']} | {m} | {s['metrics'][m]:.3f} |" for s in scores for m in shown if m in s["metrics"]]
+    same = [s for s in scores if s.get("step") == trained.step]
+    rows = [f"| {s['dataset']} | {m} | {s['metrics'][m]:.3f} |" for s in same for m in shown if m in s["metrics"]]
     table = "\n".join(["", "| data set | metric | value |", "|---|---|---|", *rows, ""]) if rows else ""
     return f"""\
 ---

@@ -8,15 +8,21 @@ from collections.abc import Callable, Iterable
 from torch.nn import Parameter
 from torch.optim import AdamW
 
+from data.errors import ConfigError
 from train.config import OptimConfig, Schedule
+
+FUSED = {"cpu", "cuda"}  # devices for which torch has AdamW as one kernel
 
 
 def build_optimizer(named_parameters: Iterable[tuple[str, Parameter]], config: OptimConfig) -> AdamW:
     """AdamW over the parameters that train; weight decay only where open_clip has it.
 
-    Without decay: fewer than two dimensions, or bn, ln, bias or logit_scale in the name (open_clip_train 3.3).
+    Without decay: fewer than two dimensions, or bn, ln, bias or logit_scale in the name (open_clip_train 3.3). Raises
+    ConfigError when nothing trains.
     """
     trained = {id(p): (name, p) for name, p in named_parameters if p.requires_grad}.values()
+    if not trained:
+        raise ConfigError("nothing trains: both towers are frozen and the temperature does not learn")
     plain = [p for name, p in trained if decays(name, p)]
     without = [p for name, p in trained if not decays(name, p)]
     groups = [{"params": plain, "weight_decay": config.weight_decay}, {"params": without, "weight_decay": 0.0}]
@@ -25,7 +31,7 @@ def build_optimizer(named_parameters: Iterable[tuple[str, Parameter]], config: O
         lr=config.lr,
         betas=(config.beta1, config.beta2),
         eps=config.eps,
-        fused=all(p.is_cuda for _, p in trained),
+        fused=all(p.device.type in FUSED for _, p in trained),
     )
 
 

@@ -1,0 +1,62 @@
+"""Every command the README shows is run, in a copy of the checkout made of links, with fewer steps."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SHORT = "steps=2 global_batch_size=32 tracking.wandb=disabled checkpoint.every=1"
+COMMANDS = [
+    line.partition("  #")[0].strip()
+    for block in re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    for line in block.splitlines()
+]
+
+
+def shortened(command: str) -> str:
+    """The command as shown, trained for two steps only."""
+    if re.search(r"python -m train |launch/(demo|torchrun)\.sh", command) and "--help" not in command:
+        without = " ".join(w for w in command.split() if not w.startswith(("steps=", "global_batch_size=")))
+        return f"{without} {SHORT}"
+    return command
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkout")
+    for entry in ROOT.iterdir():
+        if entry.name not in (".git", ".venv", "runs", "shards"):
+            (folder / entry.name).symlink_to(entry)
+    from data.shards import open_shards
+    from data.sources import parse_sources
+
+    pictures = folder / "my_pictures"
+    pictures.mkdir()
+    shards = open_shards(parse_sources(str(ROOT / "data/samples/emoji/fxemoji-trained.tar")))
+    for sample_id in range(48):
+        (pictures / f"{sample_id}.webp").write_bytes(shards.read(sample_id)["webp"])
+        (pictures / f"{sample_id}.txt").write_text(f"picture number {sample_id}")
+    return folder
+
+
+def test_the_readme_has_commands() -> None:
+    assert {"bash launch/demo.sh", "bash launch/test.sh"} <= set(COMMANDS) and len(COMMANDS) >= 8
+
+
+def test_every_command_of_the_readme_works(checkout: Path) -> None:
+    commands = [shortened(c) for c in COMMANDS if c != "bash launch/test.sh"]  # that one is running this
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    for command in commands:
+        run = subprocess.run(
+            ["bash", "-c", f"source launch/setup.sh demo && {command}"],
+            cwd=checkout,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert run.returncode == 0, f"{command}\n{run.stdout[-2000:]}\n{run.stderr[-2000:]}"
+        assert "Traceback" not in run.stderr, command
