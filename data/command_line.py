@@ -1,17 +1,23 @@
-"""`VERB ARGUMENT... key=value` command lines: parsing against a dataclass of options, and the help from it."""
+"""key=value command lines from dataclasses of options: parsing, and the help. Imports nothing heavy.
+
+A value is taken as it stands, so braces need no quotes of their own here; one pair of quotes around it is dropped.
+"""
 
 from __future__ import annotations
 
 import re
 import types
-from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields
 from enum import Enum
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from data.errors import ConfigError, nearest
 
 HELP = ("--help", "-h", "help")
+NEEDED = "???"  # omegaconf's mark of a value that must be given
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -38,37 +44,43 @@ def dispatch(program: str, purpose: str, verbs: Sequence[Verb], arguments: Seque
         raise ConfigError(f"unknown verb '{name}'.{nearest(name, named)} There is: {', '.join(named)}.")
     verb = named[name]
     if any(argument in HELP for argument in rest):
-        print(_help(program, verb))
+        print(_verb_help(program, verb))
     else:
-        verb.run(*parse(program, verb, rest))
+        verb.run(*parse_verb(program, verb, rest))
 
 
-def parse(program: str, verb: Verb, arguments: Sequence[str]) -> tuple[list[str], Any]:
-    """Plain arguments and options. Raises ConfigError naming the key, its legal values and the nearest name."""
-    types_of = get_type_hints(verb.options)
-    options, plain = verb.options(), []
-    for argument in arguments:
-        if not _is_option(argument):
-            plain.append(argument)
-            continue
-        key, _, text = argument.lstrip("-").partition("=")
-        if key not in types_of or "=" not in argument or argument.startswith("-"):
-            raise ConfigError(_unknown_key(argument, key, verb, types_of))
-        setattr(options, key, _converted(key, text, types_of[key]))
+def parse_verb(program: str, verb: Verb, arguments: Sequence[str]) -> tuple[list[str], Any]:
+    """Plain arguments and options; raises ConfigError as parse_options, and for a wrong number of arguments."""
+    words = [word for word in arguments if word.startswith("-") or re.match(r"[A-Za-z_]\w*=", word)]
+    options = parse_options(verb.options, words, f"python -m {program} {verb.name}")
+    plain = [word for word in arguments if word not in words]
     if not plain or (len(plain) > 1 and not verb.several):
         got = "is missing" if not plain else f"is one, not {len(plain)}: {' '.join(plain)}"
         raise ConfigError(f"{verb.argument} {got}. For example: {_line(program, verb.examples[0])}")
     return plain, options
 
 
-def _is_option(argument: str) -> bool:
-    return argument.startswith("-") or re.match(r"[A-Za-z_]\w*=", argument) is not None
+def parse_options(schema: type[T], words: Iterable[str], command: str) -> T:
+    """The schema filled from key=value words.
 
-
-def _unknown_key(argument: str, key: str, verb: Verb, known: dict[str, Any]) -> str:
-    if key in known:
-        return f"'{argument}': keys are written {key}=VALUE."
-    return f"{verb.name} has no key '{key}'.{nearest(key, known)} There is: {', '.join(known)}."
+    Raises ConfigError for a word that is not key=value, an unknown, repeated or missing key, a value that does not fit.
+    """
+    types_of = get_type_hints(schema)
+    given: dict[str, Any] = {}
+    for word in words:
+        key, separator, text = word.lstrip("-").partition("=")
+        if word.startswith("-") or not separator:
+            wanted = nearest(key.replace("-", "_"), types_of)
+            raise ConfigError(f"'{word}': options are written key=value here.{wanted} See: {command} --help")
+        if key not in types_of:
+            raise ConfigError(f"unknown key '{key}'.{nearest(key, types_of)} Keys: {', '.join(types_of)}")
+        if key in given:
+            raise ConfigError(f"{key} is given twice. If the shell expanded braces, quote: '{key}=d/{{0..9}}.tar'")
+        given[key] = _converted(key, text, types_of[key])
+    missing = next((f.name for f in _fields(schema) if f.default == NEEDED and f.name not in given), None)
+    if missing:
+        raise ConfigError(f"{missing}= is missing. See: {command} --help")
+    return schema(**given)
 
 
 def _converted(key: str, text: str, kind: Any) -> Any:
@@ -76,18 +88,37 @@ def _converted(key: str, text: str, kind: Any) -> Any:
         if text in ("null", "none", ""):
             return None
         kind = next(k for k in get_args(kind) if k is not type(None))
+    if get_origin(kind) is list:
+        inner = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+        return [_converted(key, part.strip(), get_args(kind)[0]) for part in _split(inner) if part.strip()]
     if issubclass(kind, Enum) or kind is bool:
         choices = {"true": True, "false": False} if kind is bool else {choice.name: choice for choice in kind}
         if text not in choices:
             raise ConfigError(f"{key}={text} is not one of {', '.join(choices)}.{nearest(text, choices)}")
         return choices[text]
+    if kind is str:
+        quoted = len(text) >= 2 and text[0] == text[-1] and text[0] in "\"'"
+        return text[1:-1] if quoted else text
     try:
         return kind(float(text)) if kind is int and float(text).is_integer() else kind(text)
     except (ValueError, OverflowError):
         raise ConfigError(f"{key}={text} is not a {'whole ' if kind is int else ''}number.") from None
 
 
-# ---- help ----------------------------------------------------------------------------------------------------------
+def _split(text: str) -> list[str]:
+    """At commas that stand outside braces and quotes."""
+    return re.findall(r"""(?:\{[^}]*\}|"[^"]*"|'[^']*'|[^,])+""", text)
+
+
+# Help ---------------------------------------------------------------------------------------------------------------
+
+
+def help_text(purpose: str, examples: Mapping[str, str], schema: type, notes: str = "") -> str:
+    """The page of a command without verbs: purpose, commands to copy, keys with default and meaning."""
+    commands = [f"  {command}\n      {what}" for what, command in examples.items()]
+    codes = "Exit codes: 0 ok, 2 configuration, 3 damaged data or checkpoint, 4 hardware"
+    closing = [notes, codes] if notes else [codes]
+    return "\n".join([purpose, "", "Commands to copy:", *commands, "", "Keys:", *_table(schema), "", *closing])
 
 
 def _line(program: str, example: str) -> str:
@@ -101,23 +132,35 @@ def _overview(program: str, purpose: str, verbs: Sequence[Verb], closing: str) -
     return "\n".join(lines).rstrip()
 
 
-def _help(program: str, verb: Verb) -> str:
+def _verb_help(program: str, verb: Verb) -> str:
     argument = f"{verb.argument}{'...' if verb.several else ''}"
     lines = [f"{verb.name}: {verb.purpose}", "", f"usage: {_line(program, verb.name)} {argument} [key=value ...]", ""]
     lines += [f"  {_line(program, example)}" for example in verb.examples]
-    lines += ["", *(f"  {key:18} {default:26} {meaning}" for key, default, meaning in _table(verb.options))]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *_table(verb.options)])
 
 
-def _table(options: type) -> list[tuple[str, str, str]]:
-    rows = []
-    for option in fields(options):
-        assert option.default is not MISSING, "options are plain values"
-        default = option.default.name if isinstance(option.default, Enum) else option.default
-        shown = f"{default:g}" if isinstance(default, float) else str(default)
-        shown = {"None": "null", "True": "true", "False": "false"}.get(shown, shown)
-        choices = (
-            f" ({'|'.join(choice.name for choice in type(option.default))})" if isinstance(option.default, Enum) else ""
-        )
-        rows.append((option.name, shown, option.metadata["help"] + choices))
-    return rows
+def _table(options: type) -> list[str]:
+    """Key, default, meaning: one line each."""
+    width = max(len(option.name) for option in _fields(options))
+    return [
+        f"  {option.name:<{width}}  {_default(option):26} {option.metadata['help']}{_choices(option.default)}"
+        for option in _fields(options)
+    ]
+
+
+def _fields(schema: Any) -> tuple[Field[Any], ...]:
+    return fields(schema)
+
+
+def _default(option: Field[Any]) -> str:
+    default = option.default
+    if default is MISSING or default == NEEDED:
+        return "[]" if default is MISSING else "(needed)"
+    shown = (
+        default.name if isinstance(default, Enum) else f"{default:g}" if isinstance(default, float) else str(default)
+    )
+    return {"None": "null", "True": "true", "False": "false"}.get(shown, shown)
+
+
+def _choices(default: Any) -> str:
+    return f" ({'|'.join(choice.name for choice in type(default))})" if isinstance(default, Enum) else ""

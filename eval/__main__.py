@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data import errors
+from data.command_line import help_text, parse_options
 from data.errors import ConfigError
-from eval.command import help_text, parse
 from eval.config import EvalCommand
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def main() -> None:
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(help_text(PURPOSE, EXAMPLES, EvalCommand, NOTES))
         return
-    command = parse(sys.argv[1:], EvalCommand, "python -m eval")
+    command = parse_options(EvalCommand, sys.argv[1:], "python -m eval")
 
     own_packages()
     from eval.trained import find_run, read_config

@@ -8,6 +8,7 @@ from enum import Enum
 from omegaconf import MISSING
 
 from data.config import described
+from data.errors import ConfigError
 
 
 class Truth(Enum):
@@ -27,6 +28,9 @@ class EvalConfig:
     block: int = described(256, "items encoded at a time; results do not depend on the number of ranks")
     recall_k: list[int] = described([1, 5, 10], "the K of recall@K")
 
+    def __post_init__(self) -> None:
+        check(self.block, self.recall_k, "eval.")
+
 
 @dataclass
 class EvalCommand:
@@ -41,3 +45,14 @@ class EvalCommand:
     workers: int | None = described(None, "loader processes per rank; null: the run's")
     examples: int = described(5, "queries per direction whose 5 best answers go into the JSON (needs FAISS); 0: none")
     out: str | None = described(None, "folder for the JSON results; null: eval/ of the run")
+
+    def __post_init__(self) -> None:
+        check(self.block, self.recall_k, "")
+
+
+def check(block: int | None, recall_k: list[int] | None, section: str) -> None:
+    """Raise ConfigError for numbers that cannot work; null is one that comes from elsewhere."""
+    if block is not None and block < 1:
+        raise ConfigError(f"{section}block={block}: must be 1 or more")
+    if recall_k is not None and (not recall_k or min(recall_k) < 1):
+        raise ConfigError(f"{section}recall_k={recall_k}: needs at least one K, each 1 or more, e.g. [1,5,10]")

@@ -84,8 +84,7 @@ class Encoder:
 
 @dataclass(frozen=True)
 class Report:
-    """What one evaluator found. metrics: the scalars; chance: what a random order would score; details: for the
-    JSON."""
+    """What one evaluator found. chance: what a random order would score; details: more for the JSON."""
 
     task: str
     metrics: dict[str, float]

@@ -98,9 +98,8 @@ def count_ranks(
     items_Dm = torch.from_numpy(items_mD).to(world.device).T
     found = torch.zeros(2, n, dtype=torch.int64, device=world.device)
     size = max(1, STRIP // m)
-    score, flag = torch.empty(
-        2, min(size, n), m, device=world.device
-    )  # reused: fresh pages would cost more than counting
+    # reused, since fresh pages would cost more than the counting
+    score, flag = torch.empty(2, min(size, n), m, device=world.device)
     for start in range(world.rank * size, n, world.size * size):
         stop = min(start + size, n)
         queries_tD = torch.from_numpy(queries_nD[start:stop]).to(world.device)

@@ -1,4 +1,4 @@
-"""An independent reading of objectives.md 2: anchor by anchor, positive by positive, on dense float64 scores."""
+"""An independent reading of the core term: anchor by anchor, positive by positive, on dense float64 scores."""
 
 from __future__ import annotations
 

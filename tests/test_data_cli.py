@@ -14,7 +14,7 @@ from helpers_shards import Member, pairs, picture, write_pairs, write_tar
 
 from data.__main__ import VERBS, main
 from data.check import Findings, _spread, examine
-from data.command_line import parse
+from data.command_line import parse_verb
 from data.errors import ConfigError, DataError, run
 from data.index import sha256_of
 from data.options import CheckOptions, OnError
@@ -235,7 +235,7 @@ def test_help_of_a_verb_names_every_key(
     for example in verb.examples:
         assert f"  python -m data {example}\n" in printed
         words = example.replace("'", "").split()[1:]
-        parse("data", verb, words)  # what the help shows can be typed
+        parse_verb("data", verb, words)  # what the help shows can be typed
     for key in vars(verb.options()):
         assert f"\n  {key} " in printed
 
@@ -247,9 +247,15 @@ def test_help_of_a_verb_names_every_key(
         (["zzz"], "unknown verb 'zzz'. There is: index, check, pack, build."),
         (["index"], "SOURCE is missing. For example: python -m data index shards/"),
         (["pack", "a", "b"], "INPUT is one, not 2: a b. For example: python -m data pack pairs.csv out=shards"),
-        (["index", "x", "worker=3"], "index has no key 'worker'. Did you mean 'workers'? There is: out, workers."),
-        (["pack", "a", "--out", "b"], "'--out': keys are written out=VALUE."),
-        (["pack", "a", "--out=b"], "'--out=b': keys are written out=VALUE."),
+        (["index", "x", "worker=3"], "unknown key 'worker'. Did you mean 'workers'? Keys: out, workers"),
+        (
+            ["pack", "a", "--out", "b"],
+            "'--out': options are written key=value here. Did you mean 'out'? See: python -m data pack --help",
+        ),
+        (
+            ["pack", "a", "--out=b"],
+            "'--out=b': options are written key=value here. Did you mean 'out'? See: python -m data pack --help",
+        ),
         (["pack", "a", "out=b", "maxcount=many"], "maxcount=many is not a whole number."),
         (["pack", "a", "out=b", "maxcount=1.5"], "maxcount=1.5 is not a whole number."),
         (["pack", "a", "out=b", "maxsize=big"], "maxsize=big is not a number."),
@@ -267,7 +273,7 @@ def test_mistakes_get_one_line_and_exit_2(
 
 def test_values_of_keys() -> None:
     pack = next(verb for verb in VERBS if verb.name == "pack")
-    plain, options = parse(
+    plain, options = parse_verb(
         "data", pack, ["in.csv", "out=o", "maxcount=1e4", "maxsize=5e8", "on_error=skip", "image_key=null"]
     )
     assert plain == ["in.csv"] and options.maxcount == 10_000 and isinstance(options.maxcount, int)

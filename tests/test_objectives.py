@@ -106,7 +106,7 @@ def test_clip_is_cross_entropy_both_ways() -> None:
     close(objective(x, y).loss, want)
 
 
-# Known answers (objectives.md 9).
+# Known answers.
 
 
 def test_equal_scores() -> None:
@@ -186,7 +186,7 @@ def test_extreme_temperatures_in_float32(tau: float, duplicates: str) -> None:
         assert float((got - want).norm() / want.norm()) < max(1e-5, 64 * torch.finfo(torch.float32).eps / tau)
 
 
-# Identities (objectives.md 10).
+# Identities.
 
 
 def test_identity_1_one_side_and_the_scale_of_clip() -> None:

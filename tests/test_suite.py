@@ -9,9 +9,9 @@ import pytest
 from helpers_eval import ROOT
 from helpers_runs import EMOJI, distinct_emoji, make_run, save_checkpoint, write_wds
 
+from data.command_line import help_text, parse_options
 from data.errors import ConfigError, DataError
 from eval.__main__ import main
-from eval.command import help_text, parse
 from eval.config import EvalCommand, Truth
 from eval.suite import KINDS, check_specs
 from eval.trained import find_run, load_trained, read_config
@@ -131,6 +131,8 @@ MISTAKES = {
     ("--checkpoint", "x"): "Did you mean 'checkpoint'",
     ("checkpoint=x", "truth=pair"): "truth=pair",
     ("checkpoint=x", "block=many"): "block=many",
+    ("checkpoint=x", "block=0"): "block=0: must be 1 or more",
+    ("checkpoint=x", "recall_k=[0,5]"): "recall_k=[0, 5]",
     ("checkpoint=x", "val=a.tar", "val=b.tar"): "given twice",
 }
 
@@ -184,6 +186,6 @@ def test_values_are_taken_as_they_stand() -> None:
         "truth=keys",
         "out=null",
     ]
-    command = parse(words, EvalCommand, "python -m eval")
+    command = parse_options(EvalCommand, words, "python -m eval")
     assert command.suite == ["retrieval:d/{0,1}.tar", "wds:a b"]
     assert (command.val, command.truth, command.out) == ("d/{00..99}.tar", Truth.keys, None)

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import MISSING
 
 from data import errors
+from data.command_line import help_text, parse_options
 from data.config import described
 from data.errors import ConfigError
-from eval.command import help_text, parse
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,7 +65,7 @@ def main() -> None:
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(help_text(PURPOSE, EXAMPLES, ExportCommand))
         return
-    command = parse(sys.argv[1:], ExportCommand, "python -m train.export")
+    command = parse_options(ExportCommand, sys.argv[1:], "python -m train.export")
 
     from eval.trained import find_run, load_trained
 

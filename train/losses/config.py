@@ -43,7 +43,7 @@ class Directions(Enum):
 
 @dataclass
 class SoftmaxConfig:
-    """The softmax family (objectives.md 2): one core term, its options."""
+    """The softmax family: one core term and its options."""
 
     name: str = MISSING
     temperature: float = described(0.07, "τ, or where it starts when it learns")
@@ -52,7 +52,7 @@ class SoftmaxConfig:
     similarity: Similarity = described(Similarity.cosine, "score of two embeddings")
     candidates: Candidates = described(Candidates.all, "whether the positive stands in its own partition sum")
     partition: Partition = described(Partition.sum, "sum or mean inside the log")
-    tau_scaled: bool = described(False, "multiply the loss by τ (then τ cannot learn: objectives.md 2.6)")
+    tau_scaled: bool = described(False, "multiply the loss by τ (then τ cannot learn: it has no optimum)")
     directions: Directions = described(Directions.mean, "x→y and y→x: their mean, their sum, or one of them")
     duplicates: Duplicates = described(
         Duplicates.keep, "columns with an equal content key: negatives, left out, or positives"
@@ -76,14 +76,14 @@ class SoftmaxConfig:
 
 @dataclass
 class ClipConfig(SoftmaxConfig):
-    """CLIP: both directions of InfoNCE, averaged (objectives.md 2.1)."""
+    """CLIP: both directions of InfoNCE, averaged (Radford et al. 2021)."""
 
     name: str = "clip"
 
 
 @dataclass
 class SymmetricDPMConfig(SoftmaxConfig):
-    """Symmetric discriminative probabilistic modelling, literally objectives.md 2.1."""
+    """Symmetric discriminative probabilistic modelling: τ · log-sum-exp of score differences, both directions summed."""
 
     name: str = "symmetric_dpm"
     learnable: bool = described(False, "refused while the loss is scaled by τ")

@@ -45,9 +45,9 @@ class Anchors:
 
 
 def core_term(anchors: Anchors, partition: Partition) -> Tensor:
-    """f_i/τ = LSE_{j∈C_i}(d_ij/τ) − c_i, d_ij = s_ij − s_ip, c_i = 0 (sum) or log m_i (mean): objectives.md 2.
+    """f_i/τ = LSE_{j∈C_i}(d_ij/τ) − c_i, d_ij = s_ij − s_ip, c_i = 0 (sum) or log m_i (mean).
 
-    Averaged over p ∈ P_i (2.4 `each`). An anchor without candidates is skipped: 0.
+    Averaged over p ∈ P_i. An anchor without candidates is skipped: 0.
     """
     c_b = anchors.count_b.log() if partition is Partition.mean else 0.0
     return torch.where(anchors.count_b > 0, anchors.partition_b - c_b, 0.0) - anchors.positive_b
@@ -62,7 +62,9 @@ DIRECTIONS: dict[Directions, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def symmetric_dpm(row: Anchors, column: Anchors, tau: Tensor, options: SoftmaxConfig) -> Tensor:
-    """Symmetric discriminative probabilistic modelling: L = mean_i [f_ii^row + f_ii^col] (objectives.md 2.1, S0).
+    """Symmetric discriminative probabilistic modelling: L = mean_i [f_ii^row + f_ii^col].
+
+    p(y|x) ∝ p(y) exp(s(x, y)/τ) in both directions, the batch as sample of p (Wang et al. 2024, arXiv:2410.09156).
 
     `directions` replaces the sum of the two, `tau_scaled: false` drops the factor τ of f. Per anchor, (b,).
     """
@@ -73,7 +75,7 @@ def symmetric_dpm(row: Anchors, column: Anchors, tau: Tensor, options: SoftmaxCo
 def clip(row: Anchors, column: Anchors, tau: Tensor, options: SoftmaxConfig) -> Tensor:
     """CLIP: L = ½ mean_i [−log (e^a_ii / Σ_j e^a_ij) − log (e^a_ii / Σ_j e^a_ji)] (Radford et al. 2021).
 
-    This is L_sym / 2τ (objectives.md 1, Scale): the options of ClipConfig make it out of symmetric_dpm.
+    This is L_sym / 2τ (twice the mean, without τ): the options of ClipConfig make it out of symmetric_dpm.
     """
     return symmetric_dpm(row, column, tau, options)
 
@@ -92,7 +94,7 @@ def build_objective(name: str, **options: Any) -> SoftmaxObjective:
 
 
 class SoftmaxObjective(nn.Module):
-    """An objective of the softmax family (objectives.md 2) on in-batch pairs.
+    """An objective of the softmax family on in-batch pairs.
 
     logit_scale: log 1/τ, a parameter that has a gradient only if τ learns.
     """
@@ -186,7 +188,7 @@ class SoftmaxObjective(nn.Module):
         return layout.total - (same_B - 1) * (self.options.duplicates is Duplicates.mask)
 
     def _mi_bound(self, row: Anchors, column: Anchors, layout: Layout) -> dict[str, Tensor]:
-        """log K − L unscaled, mean of both directions, beside log K: nats, at most log K (objectives.md 8).
+        """log K − L unscaled, mean of both directions, beside log K: nats, at most log K (Oord et al. 2018).
 
         Only for one positive among all K = B columns: with other candidates it is no bound.
         """
