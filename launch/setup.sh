@@ -12,7 +12,8 @@ dyad_python() { # the first interpreter that we support
             return
         fi
     done
-    echo "dyad needs Python 3.11, 3.12 or 3.13; none found. Set DYAD_PYTHON to one." >&2
+    echo "dyad needs Python 3.11, 3.12 or 3.13 with venv; none found. On Debian: apt-get install python3-venv." >&2
+    echo "Elsewhere: set DYAD_PYTHON to one." >&2
     return 2
 }
 
