@@ -4,6 +4,8 @@
 # The dependencies (6 GB) live in one folder per lock file, shared by all checkouts; .venv is a thin environment that sees
 # that folder and this checkout. DYAD_VENV overrides the folder, DYAD_PYTHON the interpreter. uv is used when it is there.
 
+export PATH # bash has one of its own when nobody gave it any, and does not pass it on
+
 dyad_python() { # the first interpreter that we support
     local candidate
     for candidate in ${DYAD_PYTHON:-python3.12 python3.13 python3.11 python3 python}; do

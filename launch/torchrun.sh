@@ -7,7 +7,8 @@
 # From the environment: NPROC, NNODES, MASTER_ADDR, MASTER_PORT (29500), RDZV_ID (dyad).
 # Exit codes as `python -m train`: 0 ok, 2 configuration, 3 damaged data, 4 hardware, 75 preempted: run it again.
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" ${DYAD_EXTRAS:-}
+read -ra extras <<<"${DYAD_EXTRAS:-}"
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" "${extras[@]}"
 
 dry_run=
 if [ "${1:-}" = --dry-run ]; then
@@ -26,7 +27,7 @@ else
         --rdzv-endpoint="${MASTER_ADDR:?set MASTER_ADDR to the first machine}:${MASTER_PORT:-29500}")
 fi
 command=(python -m torch.distributed.run "${rendezvous[@]}" --nproc-per-node="$NPROC"
-    --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 -m train "$@")
+    "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1" -m train "$@")
 
 if [ -n "$dry_run" ]; then
     printf '%q ' "${command[@]}"
