@@ -18,9 +18,9 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from data.build import Package, fetch, write_tar
 from data.emoji_names import SIZE, Concept, IconSet, match
 from data.errors import ConfigError
+from data.packages import Package, fetch, write_tar
 
 HELD_OUT = "twemoji"
 SPLITS = ("trained", "unseen", "undrawn")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 from collections.abc import Callable, Iterable
 from enum import IntEnum
+from pathlib import Path
+from typing import NoReturn
 
 
 class ExitCode(IntEnum):
@@ -17,9 +20,13 @@ class ExitCode(IntEnum):
 
 
 class UserError(Exception):
-    """Something the user can mend. The message is the whole output: the file, key or value, the choices, the fix."""
+    """Something the user can mend. The message is the whole output: the file, key or value, the choices, the fix.
+
+    Without a message nothing is printed: another process tells it. everywhere: every process of the run stops with it.
+    """
 
     exit_code = ExitCode.CONFIG
+    everywhere = False
 
 
 class ConfigError(UserError):
@@ -38,6 +45,13 @@ class HardwareError(UserError):
     exit_code = ExitCode.HARDWARE
 
 
+class Preempted(UserError):
+    """Stopped on request with everything saved: the same command goes on. Raised without a message, by all ranks."""
+
+    exit_code = ExitCode.REQUEUE
+    everywhere = True
+
+
 def nearest(word: str, choices: Iterable[str]) -> str:
     """ " Did you mean 'x'?" when a choice is close to `word`, else "". Starts with a space: append it to a sentence."""
     close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
@@ -49,7 +63,21 @@ def run(main: Callable[[], None]) -> None:
     try:
         main()
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(int(error.exit_code))
+        if str(error):
+            print(f"error: {error}", file=sys.stderr)
+        _leave(int(error.exit_code), error.everywhere)
     except KeyboardInterrupt:
-        sys.exit(130)
+        _leave(130)
+
+
+def _leave(code: int, everywhere: bool = False) -> NoReturn:
+    """torchrun turns every exit code into 1, and shows a traceback: launch/torchrun.sh names a file for the real one.
+
+    The least code of several processes stays, since losing contact (4) follows from what went wrong elsewhere.
+    """
+    if name := os.environ.get("DYAD_EXIT_CODE"):
+        note = Path(name)
+        others = note.read_text() if note.exists() else ""
+        note.write_text(str(min(code, int(others or code))))
+        code = 0 if everywhere else code
+    sys.exit(code)

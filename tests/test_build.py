@@ -17,10 +17,11 @@ import pytest
 from PIL import Image
 
 from data import build_emoji
-from data.build import SAMPLES, SUMS, Package, build, fetch, verify, write_tar
+from data.build import SAMPLES, SUMS, build, verify
 from data.build_emoji import HELD_OUT, VENDORS, WORDS, write_emoji
 from data.emoji_names import Concept, IconSet, match
 from data.errors import ConfigError, DataError
+from data.packages import Package, fetch, write_tar
 
 EMOJI = SAMPLES / "emoji"
 TRAINING = [vendor for vendor in VENDORS if vendor != HELD_OUT]
