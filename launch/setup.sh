@@ -43,7 +43,7 @@ print(hashlib.sha256(open("requirements.lock", "rb").read()).hexdigest()[:12], f
             dyad_requirements "$python" "${extras[@]}" | uv pip install -q --python "$shared/bin/python" -c requirements.lock -r - || return
         else
             dyad_requirements "$python" "${extras[@]}" >"$shared/requirements.txt" || return
-            "$shared/bin/python" -m pip install -q --disable-pip-version-check -c requirements.lock -r "$shared/requirements.txt" || return
+            "$shared/bin/python" -m pip install -q --use-pep517 --disable-pip-version-check -c requirements.lock -r "$shared/requirements.txt" || return
         fi
         touch "$stamp"
     fi
