@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,11 @@ def write(folder: Path, content: Mapping[str, Any]) -> Path:
     path = folder / f"{content['dataset']}.json"
     write_json(path, content)
     return path
+
+
+def print_saved_tables(folder: Path) -> None:
+    """The tables of the results that lie in `folder`."""
+    print_tables([json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))])
 
 
 def print_tables(results: Sequence[Mapping[str, Any]]) -> None:

@@ -7,8 +7,8 @@
 # From the environment: NPROC, NNODES, MASTER_ADDR, MASTER_PORT (29500), RDZV_ID (dyad).
 # Exit codes as `python -m train`: 0 ok, 2 configuration, 3 damaged data, 4 hardware, 75 preempted: run it again.
 set -euo pipefail
-read -ra extras <<<"${DYAD_EXTRAS:-}"
-source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" "${extras[@]}"
+# shellcheck disable=SC2086 # several words
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" ${DYAD_EXTRAS:-}
 
 dry_run=
 if [ "${1:-}" = --dry-run ]; then
@@ -26,8 +26,7 @@ else
     rendezvous=(--nnodes="$NNODES" --rdzv-backend=c10d --rdzv-id="${RDZV_ID:-dyad}"
         --rdzv-endpoint="${MASTER_ADDR:?set MASTER_ADDR to the first machine}:${MASTER_PORT:-29500}")
 fi
-command=(python -m torch.distributed.run "${rendezvous[@]}" --nproc-per-node="$NPROC"
-    "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1" -m train "$@")
+command=(python -m torch.distributed.run "${rendezvous[@]}" --nproc-per-node="$NPROC" -m train "$@")
 
 if [ -n "$dry_run" ]; then
     printf '%q ' "${command[@]}"
@@ -35,19 +34,30 @@ if [ -n "$dry_run" ]; then
     exit
 fi
 
-python -m train "$@" --cfg job >/dev/null # a mistake is told once, not by every process
+# a mistake is told once and at once, not by every process
+WORLD_SIZE=$((NPROC * ${NNODES:-1})) python -c 'import sys
+from data.errors import run
+from train.__main__ import check_arguments
+run(lambda: check_arguments(sys.argv[1:]))' "$@"
 : "${OMP_NUM_THREADS:=$(($(nproc) > NPROC ? $(nproc) / NPROC : 1))}"
-DYAD_EXIT_CODE=$(mktemp) # torchrun turns every exit code into 1; the trainer writes its own here
+DYAD_EXIT_CODE=$(mktemp) # the trainer writes its exit code here, see data/errors.py
 export OMP_NUM_THREADS DYAD_EXIT_CODE
 trap 'rm -f "$DYAD_EXIT_CODE"' EXIT
 "${command[@]}" &
-child=$!
-trap 'kill -TERM "$child"' TERM
-trap 'kill -INT "$child"' INT
-trap 'kill -USR1 "$child"' USR1
+agent=$!
+
+# shellcheck disable=SC2329 # by the trap
+stop() { # asks the trainers, not torchrun, which would kill them after 30 s; torchrun while it has none
+    asked=75
+    # shellcheck disable=SC2046 # several process ids
+    kill $({ pgrep -P "$agent" || cat "/proc/$agent/task/$agent/children"; } 2>/dev/null || echo "$agent") || true
+}
+trap stop TERM INT HUP USR1
 status=0
+asked=
 while true; do # a trapped signal ends `wait` early, not the child
-    wait "$child" && status=0 || status=$?
-    kill -0 "$child" 2>/dev/null || break
+    wait "$agent" && status=0 || status=$?
+    kill -0 "$agent" 2>/dev/null || break
 done
-exit "$(cat "$DYAD_EXIT_CODE" | grep . || echo "$status")"
+if [ "$status" != 0 ] && [ -n "$asked" ]; then status=$asked; fi # stopped before there was anything to save
+exit "$(grep . "$DYAD_EXIT_CODE" || echo "$status")"

@@ -169,7 +169,7 @@ def test_a_difference_stops_the_export(trained: Trained, tmp_path: Path, monkeyp
 
 
 def test_other_models_are_refused_by_name(trained: Trained, tmp_path: Path) -> None:
-    config = ModelConfig(name=str(find_model(trained)))
+    config = ModelConfig(name=str(find_model(trained)), embed_dim=32)
     config.image.kind, config.image.image_size = ImageTower.cnn, 64
     with pytest.raises(ConfigError, match=r"model\.image\.kind=open_clip"):
         export_open_clip(build_model(config), None, tmp_path / "out", name="x", card="")

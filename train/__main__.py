@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from train.config import TrainConfig
 
+HYDRA_MODES = {"-m", "--multirun", "--cfg", "-c", "--info", "-i", "--hydra-help", "--shell-completion"}
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -29,12 +31,12 @@ def main() -> None:
     own_packages()
     import hydra
 
-    from train.compose import CONFIG_DIR, check_words, register
+    from train.compose import CONFIG_DIR, check_words, compose_config, register
 
     check_words(arguments)
     register()
-    if not {"-m", "--multirun", "--cfg", "-c", "--info", "-i", "--hydra-help", "--shell-completion"} & set(arguments):
-        check(arguments)
+    if not HYDRA_MODES & set(arguments):
+        compose_config(arguments)  # its messages are better than Hydra's
     hydra.main(config_path=str(CONFIG_DIR), config_name="train", version_base="1.3")(job)()
 
 
@@ -47,41 +49,78 @@ def own_packages() -> None:
             )
 
 
-def check(arguments: list[str]) -> TrainConfig:
+def job(composed: DictConfig) -> None:
+    """One run, under Hydra. A user's error leaves as an exit code, which Hydra must not wrap."""
+    from train.compose import typed
+
+    errors.run(lambda: run(typed(composed)))
+
+
+def run(config: TrainConfig) -> None:
+    """Refuse what cannot work, then train. A run that is finished already is answered without loading anything."""
+    from train.runs import is_finished, run_folder
+
+    check(config)
+    if not is_finished(config):
+        return train(config)
+    if os.environ.get("RANK", "0") == "0":
+        from eval.results import print_saved_tables
+
+        print(f"already finished: {run_folder(config)}")
+        print_saved_tables(run_folder(config) / "eval")
+
+
+def check_arguments(arguments: list[str]) -> None:
+    """What `python -m train` would refuse; launch/torchrun.sh asks before it starts many of them."""
+    from train.compose import check_words, compose_config
+
+    check_words(arguments)
+    if not HYDRA_MODES & set(arguments):
+        check(compose_config(arguments))
+
+
+def check(config: TrainConfig) -> None:
     """Everything that can be refused before anything heavy is imported."""
     from data.sources import parse_sources
     from eval.suite import check_specs
-    from train.compose import compose_config
     from train.config import validate
+    from train.runs import check_run
+    from train.tracking import check_tracking
 
-    config = compose_config(arguments)
     validate(config, int(os.environ.get("WORLD_SIZE", "1")))
     parse_sources(config.data.train)
     if config.data.val is not None:
         parse_sources(config.data.val, key="data.val")
     check_specs(config.eval.suite)
-    return config
+    check_tracking(config.tracking)
+    _check_start(config)
+    check_run(config)
 
 
-def job(composed: DictConfig) -> None:
-    """One run, under Hydra. A user's error leaves as an exit code, which Hydra must not wrap."""
-    from train.compose import typed
-
-    errors.run(lambda: train(typed(composed)))
+def _check_start(config: TrainConfig) -> None:
+    """The checkpoints that `resume` and `init_from` name must be there."""
+    if config.resume not in ("auto", "never") and not Path(config.resume).is_dir():
+        hint = errors.nearest(config.resume, ("auto", "never"))
+        raise ConfigError(f"resume={config.resume}: no such folder.{hint} Choices: auto, never, a checkpoint folder")
+    if config.init_from is not None and not Path(config.init_from).is_dir():
+        raise ConfigError(f"init_from={config.init_from}: no such folder. Give a run folder or a checkpoint of one")
 
 
 def train(config: TrainConfig) -> None:
     """Build the parts of a run, fit, and leave with the exit code of how it ended. Every rank runs this."""
-    from train.distributed import init_world, shutdown
+    for number in (signal.SIGTERM, signal.SIGUSR1):  # until the loop takes over; there is nothing to save yet
+        signal.signal(number, lambda *_: sys.exit(errors.ExitCode.REQUEUE))
+    from train.distributed import init_world, lost_contact_named, shutdown
     from train.fitting import run_on
 
     world = init_world(config.dist.timeout)
     try:
-        status = run_on(world, config)
+        with lost_contact_named(world):
+            status = run_on(world, config)
     finally:
         shutdown()
     if status == "preempted":
-        sys.exit(errors.ExitCode.REQUEUE)
+        raise errors.Preempted
 
 
 if __name__ == "__main__":

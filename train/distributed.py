@@ -41,13 +41,14 @@ def init_world(timeout: float, cpu: bool = False) -> World:
     processes, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
     if not cpu and processes > gpus:
         raise HardwareError(
-            f"{place}: {processes} processes on a machine with {gpus} GPU(s). Start one for each GPU, or hide the GPUs: "
+            f"{place}: {processes} processes on a machine with {gpus} GPU(s). Start one for each GPU, or hide them: "
             "CUDA_VISIBLE_DEVICES="
         )
     try:
         state = PartialState(cpu=cpu, timeout=timedelta(seconds=timeout))
     except (RuntimeError, ValueError, OSError) as error:
         raise HardwareError(f"{place}: cannot join the other processes: {_first_line(error)}") from error
+    assert state.device is not None
     return World(state.process_index, state.num_processes, state.local_process_index, state.device)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -20,9 +18,10 @@ from data.loader import build_loader
 from eval.encode import Encoder, Evaluator, build_encode
 from eval.results import print_tables, result, write
 from train import checkpoint
+from train.agreement import agreed, from_rank_0, rank_0_first, rank_0_only
 from train.checkpoint import CheckpointState
 from train.config import TrainConfig, validate
-from train.distributed import World, any_rank, barrier, broadcast_object
+from train.distributed import World, any_rank, barrier
 from train.loop import Plan, fit
 from train.losses import build_objective
 from train.metrics import Logger, build_logger
@@ -32,7 +31,6 @@ from train.signals import StopRequest
 from train.step import StepOptions, TrainStep
 from train.tasks import TASKS, Data
 from train.towers import Model, build_model
-from train.tracking import check_tracking
 
 
 @dataclass
@@ -48,23 +46,23 @@ class Parts:
 
 
 def run_on(world: World, config: TrainConfig) -> str:
-    """Train as configured; returns "finished" or "preempted". A collective: every rank calls it."""
+    """Train as configured; returns "finished" or "preempted". A collective: every rank calls it.
+
+    Nothing is written before all parts are built: a mistake that shows only then leaves no run folder.
+    """
     validate(config, world.size)
     folder = run_folder(config)
+    parts = build_parts(config, world)
     with ExitStack() as stack:
-        stop = stack.enter_context(StopRequest())
-        if world.rank == 0:
-            check_tracking(config.tracking)
-            open_run(config)
-            stack.enter_context(locked(folder))
-        found = broadcast_object(_resume_from(config, folder) if world.rank == 0 else None, world)
-        parts = build_parts(config, world)
-        state = None if found is None else _restore(found, parts, config)
+        found = from_rank_0(world, lambda: _claim(config, folder, stack))
+        state = agreed(world, lambda: _bring_to(found, parts, config))
         plan = _plan(config, parts, state, world)
-        logger = _logger(config, folder, parts, plan, state) if world.rank == 0 else Logger()
-        stack.callback(logger.close)
+        logger = rank_0_only(world, lambda: _logger(config, folder, parts, plan, state)) or Logger()
+        stack.enter_context(logger)
+        logger.print(_first_words(found, folder, plan, config))
         record = stack.enter_context(recorded(folder if world.rank == 0 else None, plan.first_step, plan.total_steps))
         evaluation = Evaluation(parts, build_encoder(config, parts.model, world), folder, world)
+        stop = stack.enter_context(StopRequest())
         outcome = fit(
             plan,
             build_loader(
@@ -83,30 +81,25 @@ def run_on(world: World, config: TrainConfig) -> str:
             logger=logger,
         )
         record.write(outcome.status, outcome.step)
-        evaluation.print_tables()
         logger.print(f"{outcome.status} at step {outcome.step}: {folder}")
-        return outcome.status
+    evaluation.print_tables()
+    return outcome.status
 
 
 def build_parts(config: TrainConfig, world: World) -> Parts:
     """Model, objective, data and step of a fresh run; equal weights on every rank."""
     torch.manual_seed(config.seed)
-    model = build_model(config.model)
+    model = agreed(world, lambda: build_model(config.model))
     model.towers.to(world.device)
-    objective = build_objective(**asdict(config.objective)).to(world.device)
+    objective = agreed(world, lambda: build_objective(**asdict(config.objective))).to(world.device)
     modules = {"towers": model.towers, "objective": objective}
     task = TASKS[config.task.value]
-    if world.rank > 0:
-        barrier(world)  # rank 0 indexes new shards, the others find them indexed
-    data = task.data(config, model)
-    evaluators = task.evaluators(config, model)
-    if world.rank == 0:
-        barrier(world)
+    data, evaluators = rank_0_first(world, lambda: (task.data(config, model), task.evaluators(config, model)))
     total_steps = config.steps or math.ceil((config.epochs or 0) * data.order.steps_per_epoch)
     options = StepOptions(
         config.seed, total_steps, config.global_batch_size, config.chunk_size, config.precision, config.compile
     )
-    step = TrainStep(model.towers, objective, config.optim, options, world)
+    step = agreed(world, lambda: TrainStep(model.towers, objective, config.optim, options, world))
     return Parts(model, modules, data, evaluators, step, total_steps)
 
 
@@ -142,17 +135,56 @@ def build_encoder(config: TrainConfig, model: Model, world: World) -> Encoder:
     )
 
 
-def _resume_from(config: TrainConfig, folder: Path) -> Path | None:
-    """The checkpoint to go on from, None for a fresh start. Rank 0 alone decides."""
+@dataclass(frozen=True)
+class Origin:
+    """Where the first weights come from. resume: a checkpoint to go on from; weights: one whose weights to take."""
+
+    resume: Path | None = None
+    weights: Path | None = None
+
+
+def _claim(config: TrainConfig, folder: Path, stack: ExitStack) -> Origin:
+    """Hold the run folder for as long as `stack` lives, and say where to begin. Rank 0 alone."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"run.dir={config.run.dir}: cannot make {folder}: {error.strerror}") from error
+    stack.enter_context(locked(folder))
+    open_run(config)
     checkpoint.tidy(folder)
-    if config.resume == "auto":
-        return checkpoint.find(folder, print)
-    if config.resume != "never":
-        return checkpoint.locate(Path(config.resume), print)
-    old = folder / "checkpoints"
-    if old.exists():  # begin again, but lose nothing
-        os.rename(old, folder / f"checkpoints-{time.strftime('%Y%m%d-%H%M%S')}")
-    return None
+    if config.resume in ("auto", "never"):
+        resume = checkpoint.find(folder, print)
+    else:
+        resume = checkpoint.locate(Path(config.resume), print)
+    if resume or config.init_from is None:
+        return Origin(resume)
+    return Origin(weights=checkpoint.locate(Path(config.init_from), print))
+
+
+def _first_words(origin: Origin, folder: Path, plan: Plan, config: TrainConfig) -> str:
+    goal = f"{folder}: {plan.total_steps} steps of {config.global_batch_size}"
+    if origin.resume:
+        return f"{goal}, going on at step {plan.first_step} from {origin.resume}"
+    return f"{goal}, beginning with the weights of {origin.weights}" if origin.weights else goal
+
+
+def _bring_to(origin: Origin, parts: Parts, config: TrainConfig) -> CheckpointState | None:
+    """The parts as `origin` has them; its state when the run goes on from there."""
+    if origin.weights:
+        _take_weights(origin.weights, parts)
+    return _restore(origin.resume, parts, config) if origin.resume else None
+
+
+def _take_weights(found: Path, parts: Parts) -> None:
+    """The towers, whole; what the objective has learnt too, when it has the same parameters."""
+    weights = checkpoint.load_weights(found)
+    learnt = {name for name in weights if name.startswith("objective.")}
+    fitting = learnt == set(checkpoint.named_tensors({"objective": parts.modules["objective"]}))
+    modules = parts.modules if fitting else {"towers": parts.modules["towers"]}
+    try:
+        checkpoint.restore_weights(weights, modules)
+    except ConfigError as error:
+        raise ConfigError(f"init_from={found}: {error}") from error
 
 
 def _restore(found: Path, parts: Parts, config: TrainConfig) -> CheckpointState:
@@ -161,8 +193,9 @@ def _restore(found: Path, parts: Parts, config: TrainConfig) -> CheckpointState:
     for what, here in _identity(parts, config).items():
         if state.facts[what] != here:
             raise ConfigError(
-                f"{found} was trained with {what} {state.facts[what]}, now it is {here}: the order of samples would "
-                "differ. Use the same data and batch, or start another run.name with init_from"
+                f"{found} was trained with another {what.replace('_', ' ')} ({str(state.facts[what])[:16]}, now "
+                f"{str(here)[:16]}): the order of samples would differ.\n"
+                "Use the same data and batch, or start another run.name with init_from"
             )
     checkpoint.restore(state, parts.modules, parts.step.optimizer)
     parts.step.load_state_dict(state.facts["step_state"])

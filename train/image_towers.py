@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -10,31 +11,115 @@ from torch import Tensor, nn
 from data.errors import ConfigError, nearest
 from data.transforms import ImageSpec
 from train.config import ImageTower, ModelConfig
-from train.memo import Memo
 from train.open_clip_pair import OpenClipPair
-
-if TYPE_CHECKING:
-    from open_clip.timm_model import TimmModel
+from train.towers import Tower, first_line, freeze
 
 HALF = (0.5, 0.5, 0.5)
 GROUP = 8  # channels per group of the normalisation of the small tower
+Built = tuple[nn.Module, nn.Module, ImageSpec]  # trunk, projection, what the trunk takes
 
 
-class PictureTower(nn.Module):
-    """Normalised pixels → trunk → projection."""
+class Pixels(nn.Module):
+    """uint8 → what the trunk takes: (pixel / 255 − mean) / std, in the precision of the weights."""
 
-    def __init__(self, spec: ImageSpec, trunk: nn.Module, projection: nn.Module | None = None) -> None:
+    def __init__(self, spec: ImageSpec) -> None:
         super().__init__()
         self.register_buffer("mean", torch.tensor(spec.mean).view(3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(spec.std).view(3, 1, 1), persistent=False)
-        self.trunk = trunk
-        self.projection = projection or nn.Identity()
 
     def forward(self, pixels: Tensor) -> Tensor:
         mean, std = cast(Tensor, self.mean), cast(Tensor, self.std)
-        if isinstance(self.trunk, Memo):  # remembered by the bytes of the picture, so it normalises for itself
-            return self.projection(self.trunk(pixels))
-        return self.projection(self.trunk((pixels.to(mean.dtype) / 255 - mean) / std))
+        return (pixels.to(mean.dtype) / 255).sub_(mean).div_(std)
+
+
+def build_image_tower(config: ModelConfig, pair: OpenClipPair, load_pretrained: bool) -> tuple[Tower, ImageSpec]:
+    """The picture tower of a configuration and the pictures it takes."""
+    trunk, projection, spec = BUILDERS[config.image.kind](config, pair, load_pretrained)
+    return Tower(trunk, projection, prepare=Pixels(spec), memo_bytes=config.memo_mb << 20), spec
+
+
+def _open_clip(config: ModelConfig, pair: OpenClipPair, load_pretrained: bool) -> Built:
+    trunk, projection, preprocess = pair.visual(config)
+    size = preprocess["size"]
+    if not isinstance(size, int) and size[0] != size[1]:
+        raise ConfigError(
+            f"model.name={pair.image[0]} takes pictures of {size[0]} x {size[1]}; only squares are supported"
+        )
+    size = size if isinstance(size, int) else size[0]
+    mean, std = tuple(preprocess["mean"]), tuple(preprocess["std"])
+    return trunk, projection, ImageSpec(size, mean, std, preprocess["resize_mode"], preprocess["interpolation"])
+
+
+def _timm(config: ModelConfig, pair: OpenClipPair, load_pretrained: bool) -> Built:
+    import timm
+    from timm.data.config import resolve_model_data_config
+
+    name = config.image.name or ""
+    if not timm.is_model(name):
+        raise ConfigError(
+            f"model.image.name={name or None}: timm has no such model.{nearest(name, timm.list_models())} "
+            "Any of timm.list_models()"
+        )
+    trunk = _load_timm(name, config.image.pretrained if load_pretrained else None)
+    if config.image.image_size and hasattr(trunk, "set_input_size"):
+        trunk.set_input_size(config.image.image_size)
+    if config.grad_checkpointing:
+        trunk.set_grad_checkpointing(True)
+    if config.image.frozen:
+        trunk.requires_grad_(False)
+        _unlock_timm(trunk, config.image.unlocked_groups)
+    data = resolve_model_data_config(trunk)
+    size = config.image.image_size or data["input_size"][-1]
+    width = getattr(trunk, "head_hidden_size", None) or trunk.num_features
+    interpolation = "bilinear" if data["interpolation"] == "bilinear" else "bicubic"
+    spec = ImageSpec(size, data["mean"], data["std"], interpolation=interpolation)
+    return trunk, nn.Linear(width, config.embed_dim, bias=False), spec
+
+
+def _load_timm(name: str, pretrained: str | None) -> Any:
+    """A timm model without its classifier; weights from a file, or from a published tag."""
+    import timm
+    from timm.models import load_state_dict
+
+    if pretrained is None:
+        return timm.create_model(name, num_classes=0)
+    try:
+        if not Path(pretrained).suffix:
+            return timm.create_model(f"{name.partition('.')[0]}.{pretrained}", pretrained=True, num_classes=0)
+        trunk = timm.create_model(name, num_classes=0)
+        weights = load_state_dict(str(Path(pretrained).expanduser()), weights_only=True)
+        missing, _ = trunk.load_state_dict(weights, strict=False)
+    except Exception as error:  # timm, safetensors and the hub raise whatever they like
+        raise ConfigError(
+            f"model.image.pretrained={pretrained}: {first_line(error)}. Give a .safetensors or .pth file of {name}, or "
+            "a timm tag (tags need a network)"
+        ) from error
+    if missing:
+        raise ConfigError(f"model.image.pretrained={pretrained} lacks {len(missing)} weights of {name}: {missing[0]} …")
+    return trunk
+
+
+def _unlock_timm(trunk: Any, count: int) -> None:
+    """Let the last `count` of the groups train that timm cuts a model into."""
+    from timm.models import group_parameters
+
+    groups = cast(dict[int, list[str]], group_parameters(trunk, trunk.group_matcher()))
+    for group in sorted(groups)[len(groups) - min(count, len(groups)) :]:
+        for name in groups[group]:
+            trunk.get_parameter(name).requires_grad_(True)
+
+
+def _cnn(config: ModelConfig, pair: OpenClipPair, load_pretrained: bool) -> Built:
+    size, widths = config.image.image_size or 64, config.image.widths
+    if not widths or any(width < 1 or width % GROUP for width in widths):
+        raise ConfigError(f"model.image.widths={widths}: one multiple of {GROUP} per layer, at least one")
+    trunk = small_cnn(widths)
+    if config.image.frozen:
+        freeze(trunk, list(trunk)[:-1], config.image.unlocked_groups)
+    side = size
+    for _ in widths:
+        side = (side + 1) // 2
+    return trunk, nn.Linear(widths[-1] * side * side, config.embed_dim), ImageSpec(size, HALF, HALF)
 
 
 def small_cnn(widths: list[int]) -> nn.Sequential:
@@ -43,84 +128,11 @@ def small_cnn(widths: list[int]) -> nn.Sequential:
     Flattened, not pooled: where something is matters in a drawing. The normalisation uses no statistics of the batch,
     so that neither the chunking nor the number of ranks changes an embedding.
     """
-    layers: list[nn.Module] = []
-    for inside, outside in zip([3, *widths], widths, strict=False):
-        layers += [nn.Conv2d(inside, outside, 3, 2, 1), nn.GroupNorm(outside // GROUP, outside), nn.ReLU()]
+    layers: list[nn.Module] = [
+        nn.Sequential(nn.Conv2d(inside, outside, 3, 2, 1), nn.GroupNorm(outside // GROUP, outside), nn.ReLU())
+        for inside, outside in zip([3, *widths], widths, strict=False)
+    ]
     return nn.Sequential(*layers, nn.Flatten()).to(memory_format=torch.channels_last)
 
 
-def build_image_tower(config: ModelConfig, pair: OpenClipPair, load_pretrained: bool) -> tuple[nn.Module, ImageSpec]:
-    """The picture tower of a configuration and the pictures it takes."""
-    trunk, projection, spec = BUILDERS[config.image.kind](config, pair, load_pretrained)
-    if config.grad_checkpointing and hasattr(trunk, "set_grad_checkpointing"):
-        cast("TimmModel", trunk).set_grad_checkpointing(True)
-    if config.image.frozen and not config.image.unlocked_groups:
-        normalised = PictureTower(spec, trunk)
-        return PictureTower(spec, Memo(normalised, config.memo_mb << 20), projection), spec
-    return PictureTower(spec, trunk, projection), spec
-
-
-Built = tuple[nn.Module, nn.Module | None, ImageSpec]
-
-
-def _open_clip(config: ModelConfig, pair: OpenClipPair, load_pretrained: bool) -> Built:
-    visual = pair.visual()
-    _lock(visual, config)
-    found = visual.preprocess_cfg  # set by open_clip.create_model
-    assert isinstance(found, dict)
-    size = found["size"] if isinstance(found["size"], int) else found["size"][0]
-    return visual, None, ImageSpec(size, found["mean"], found["std"], found["resize_mode"], found["interpolation"])
-
-
-def _timm(config: ModelConfig, pair: OpenClipPair, load_pretrained: bool) -> Built:
-    import timm
-    from open_clip.timm_model import TimmModel
-
-    name = config.image.name or ""
-    if not timm.is_model(name):
-        raise ConfigError(
-            f"model.image.name={name or None}: timm has no such model.{nearest(name, timm.list_models())} "
-            "Any of timm.list_models()"
-        )
-    expected = timm.get_pretrained_cfg(name)
-    size = config.image.image_size or (expected.input_size[-1] if expected else 224)
-    whole = TimmModel(name, config.embed_dim, size, pool="avg", proj="linear")
-    if load_pretrained and config.image.pretrained:
-        _load_timm(whole.trunk, config.image.pretrained)
-    _lock(whole, config)
-    mean, std = (expected.mean, expected.std) if expected else (HALF, HALF)
-    return whole.trunk, whole.head, ImageSpec(size, mean, std)
-
-
-def _load_timm(trunk: nn.Module, path: str) -> None:
-    """Weights of a timm model from a .safetensors file; those of its classifier stay out."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        missing, _ = trunk.load_state_dict(load_file(path), strict=False)
-    except (OSError, SafetensorError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"model.image.pretrained={path}: {reason}. Give a .safetensors file of this model") from error
-    if missing:
-        raise ConfigError(f"model.image.pretrained={path} lacks {len(missing)} weights, first {missing[0]}")
-
-
-def _cnn(config: ModelConfig, pair: OpenClipPair, load_pretrained: bool) -> Built:
-    size = config.image.image_size or 64
-    wrong = [width for width in config.image.widths if width % GROUP]
-    if wrong or not config.image.widths:
-        raise ConfigError(f"model.image.widths={config.image.widths}: one multiple of {GROUP} per layer, at least one")
-    side = size
-    for _ in config.image.widths:
-        side = (side + 1) // 2
-    projection = nn.Linear(config.image.widths[-1] * side * side, config.embed_dim)
-    return small_cnn(config.image.widths), projection, ImageSpec(size, HALF, HALF)
-
-
 BUILDERS = {ImageTower.open_clip: _open_clip, ImageTower.timm: _timm, ImageTower.cnn: _cnn}
-
-
-def _lock(tower: nn.Module, config: ModelConfig) -> None:
-    if config.image.frozen and config.image.unlocked_groups:
-        cast("TimmModel", tower).lock(unlocked_groups=config.image.unlocked_groups, freeze_bn_stats=True)

@@ -47,8 +47,8 @@ def learning_rate(step: int, total_steps: int, config: OptimConfig) -> float:
 
 
 def _cosine(step: int, total_steps: int, config: OptimConfig) -> float:
-    passed = (step - config.warmup) / (total_steps - config.warmup)
-    return 0.5 * (1 + math.cos(math.pi * passed)) * config.lr
+    passed, all_steps = step - config.warmup, total_steps - config.warmup
+    return 0.5 * (1 + math.cos(math.pi * passed / all_steps)) * config.lr
 
 
 def _const(step: int, total_steps: int, config: OptimConfig) -> float:

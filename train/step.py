@@ -1,8 +1,9 @@
 """One optimiser step on a global batch of any size, at the memory of one chunk.
 
-With several chunks the towers run twice: first without graph, to have all embeddings for the objective; then, chunk by
-chunk and with graph, to pass the gradient of the embeddings on (GradCache, Gao et al. 2021). The objective is computed
-once, over everything, so the gradient is that of the whole batch. One chunk takes the plain path.
+With several chunks the towers run twice: first to have all embeddings for the objective; then, chunk by chunk, to pass
+the gradient of the embeddings on (GradCache, Gao et al. 2021). The objective is computed once, over everything, so the
+gradient is that of the whole batch. The last chunk keeps its graph from the first pass and needs no second; a single
+chunk is therefore a plain step.
 
 Noise (dropout, patch dropout) is keyed by (seed, step, rank, tower, chunk): both passes see the same, and so does a
 resumed run, without any generator state to save.
@@ -30,8 +31,9 @@ from train.optim import build_optimizer, learning_rate
 from train.towers import TwoTower
 
 AUTOCAST = {Precision.fp32: None, Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}
-# Steps in a row that may be skipped. fp16 begins with a loss scale that is too high on purpose.
-PATIENCE = {Precision.fp32: 3, Precision.bf16: 3, Precision.fp16: 25}
+PATIENCE = 3  # steps in a row without a finite gradient after which a run stops
+
+Pair = Sequence[Tensor]  # of x and of y
 
 
 @dataclass(frozen=True)
@@ -46,128 +48,160 @@ class StepOptions:
     compile: bool = False
 
 
+@dataclass(frozen=True)
+class Chunk:
+    """Inputs of x and y, and how many of the rows count: an empty chunk runs one row that does not."""
+
+    index: int
+    inputs: Pair
+    size: int
+
+
 class TrainStep:
     """`step(batch, index)` takes one optimiser step and returns its scalars, equal on all ranks."""
 
     def __init__(
         self, towers: TwoTower, objective: nn.Module, optim: OptimConfig, options: StepOptions, world: World
     ) -> None:
-        self.objective, self.world, self._optim, self._options = objective, world, optim, options
+        self.towers, self.objective, self.world = towers.train(), objective, world
         named = [*towers.named_parameters("towers"), *objective.named_parameters("objective")]
         self.optimizer = build_optimizer(named, optim)
+        self._optim, self._options = optim, options
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        self._towers = _parallel(towers, options.compile, world)
+        self._parallel = _parallel(towers, options.compile, world)
+        self._statistics = RunningStatistics(towers)
         self._dtype = AUTOCAST[options.precision]
         self._scaler = torch.amp.GradScaler(world.device.type, enabled=options.precision is Precision.fp16)
         self._skipped, self._skipped_in_a_row = 0, 0
-        most = math.ceil(options.global_batch_size / world.size)
-        self._chunks = math.ceil(most / (options.chunk_size or most))
+        rows = math.ceil(options.global_batch_size / world.size)
+        self._chunks = math.ceil(rows / (options.chunk_size or rows))  # the same number on all ranks
 
     def __call__(self, batch: Batch, step: int) -> dict[str, float]:
         """Raises UserError after PATIENCE steps in a row without a finite gradient; until then they change nothing."""
+        assert batch.extra is None, "no objective takes further columns"
+        if not self.towers.training:
+            self.towers.train()
         batch = batch.to(self.world.device)
-        for tower in self._towers:
-            tower.train()
-        self.optimizer.zero_grad(set_to_none=True)
-        objective = self._plain(batch, step) if self._chunks == 1 else self._chunked(batch, step)
-        scalars = self._share(objective.loss, objective.metrics)
-        self._scaler.unscale_(self.optimizer)
-        limit = self._optim.clip_norm or math.inf
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, limit)
         lr = learning_rate(step, self._options.total_steps, self._optim)
-        scale = getattr(self.objective, "logit_scale", None)
-        scalars |= {"grad_norm": float(norm), "lr": lr, "skipped": float(self._skipped)}
-        scalars |= {} if scale is None else {"logit_scale": float(scale.detach().exp())}
-        self._update(lr, math.isfinite(scalars["grad_norm"]) and math.isfinite(scalars["loss"]), step)
-        return scalars
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.zero_grad(set_to_none=True)
+        before = self._statistics.read()
+        result = self._gradient(batch, step)
+        shared = self._averaged({"loss": result.loss.detach(), **result.metrics, **self._scale()})
+        self._scaler.unscale_(self.optimizer)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+        values = torch.stack([*shared.values(), norm]).tolist()  # all at once: a GPU waits for every reading
+        scalars = dict(zip([*shared, "grad_norm"], values, strict=True))
+        finite = math.isfinite(scalars["loss"]) and math.isfinite(scalars["grad_norm"])
+        self._take(finite, norm, before)
+        self._count(finite, math.isfinite(scalars["loss"]), step)
+        return {**scalars, "lr": lr, "skipped": float(self._skipped)}
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs besides weights and optimiser: JSON."""
-        return {"scaler": self._scaler.state_dict(), "skipped": self._skipped}
+        return {"scaler": self._scaler.state_dict(), "skipped": [self._skipped, self._skipped_in_a_row]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._scaler.load_state_dict(state["scaler"])
-        self._skipped = state["skipped"]
+        self._skipped, self._skipped_in_a_row = state["skipped"]
 
-    def _plain(self, batch: Batch, step: int) -> Any:
-        x, y = self._embed((batch.x, batch.y), step, chunk=0)
-        result = self._objective_of(x, y, batch)
+    def _gradient(self, batch: Batch, step: int) -> Any:
+        """Fill .grad of all parameters, of the towers averaged over ranks; returns the objective's result."""
+        *earlier, last = _chunks(batch, self._chunks)
+        # With graph, which is dropped at once: some kernels are chosen by whether there is one
+        pairs = [[e.detach() for e in self._embed(chunk, step)] for chunk in earlier]
+        kept = self._embed(last, step, synchronise=not earlier)
+        statistics = self._statistics.read()
+        sides = zip(*pairs, [e.detach() for e in kept], strict=True)
+        x, y = (_joined(side).requires_grad_() for side in sides)
+        result = self.objective(x, y, batch.sample_ids, x_keys=batch.x_keys, y_keys=batch.y_keys)
         self._scaler.scale(result.loss).backward()
+        assert x.grad is not None and y.grad is not None
+        sizes = [chunk.size for chunk in (*earlier, last)]
+        gradients = list(zip(x.grad.split(sizes), y.grad.split(sizes), strict=True))
+        _backward(kept, gradients[-1])
+        del kept
+        for chunk in reversed(earlier):  # as one backward through all of them would go: the same sums, bit for bit
+            _backward(self._embed(chunk, step, synchronise=chunk.index == 0), gradients[chunk.index])
+        self._statistics.write(statistics)
         return result
 
-    def _chunked(self, batch: Batch, step: int) -> Any:
-        bounds = self._bounds(len(batch))
-        with torch.no_grad(), _held_statistics(self._towers):
-            parts = [
-                [e[: stop - start] for e in self._embed(_rows(batch, start, stop), step, chunk)]
-                for chunk, (start, stop) in enumerate(bounds)
-            ]
-        x, y = (torch.cat(side).requires_grad_() for side in zip(*parts, strict=True))
-        result = self._objective_of(x, y, batch)
-        self._scaler.scale(result.loss).backward()
-        for chunk, (start, stop) in enumerate(bounds):
-            with ExitStack() as stack:
-                for tower in self._towers:
-                    if isinstance(tower, DistributedDataParallel) and chunk < len(bounds) - 1:
-                        stack.enter_context(tower.no_sync())  # gradients are averaged in the last backward only
-                embeddings = self._embed(_rows(batch, start, stop), step, chunk)
-                pairs = [(e, _padded(g.grad, start, stop, e)) for e, g in zip(embeddings, (x, y), strict=True)]
-                trained = [(e, g) for e, g in pairs if e.requires_grad]
-                torch.autograd.backward([e for e, _ in trained], [g for _, g in trained])
-        return result
+    def _embed(self, chunk: Chunk, step: int, synchronise: bool = False) -> Pair:
+        """Embeddings of both sides, in float32 or better. Gradients are averaged over ranks in backward on demand."""
+        device, embeddings = self.world.device, []
+        with ExitStack() as stack:
+            for tower in self._parallel:
+                if isinstance(tower, DistributedDataParallel) and not synchronise:
+                    stack.enter_context(tower.no_sync())
+            for side, (tower, rows) in enumerate(zip(self._parallel, chunk.inputs, strict=True)):
+                with (
+                    noise(device, self._options.seed, step, self.world.rank, side, chunk.index),
+                    torch.autocast(device.type, dtype=self._dtype, enabled=self._dtype is not None),
+                ):
+                    embedding = tower(rows)
+                embeddings.append(embedding.to(torch.promote_types(embedding.dtype, torch.float32))[: chunk.size])
+        return embeddings
 
-    def _bounds(self, rows: int) -> list[tuple[int, int]]:
-        """(start, stop) of every chunk; the same number on all ranks, the last ones may be empty."""
-        size = self._options.chunk_size or rows
-        starts = [min(chunk * size, rows) for chunk in range(self._chunks)]
-        return [(start, min(start + size, rows)) for start in starts]
-
-    def _embed(self, inputs: tuple[Tensor, Tensor], step: int, chunk: int) -> tuple[Tensor, ...]:
-        """Embeddings of both sides, in float32 or better."""
-        device, options = self.world.device, self._options
-        embeddings = []
-        for side, (tower, rows) in enumerate(zip(self._towers, inputs, strict=True)):
-            with (
-                noise(device, options.seed, step, self.world.rank, side, chunk),
-                torch.autocast(device.type, dtype=self._dtype, enabled=self._dtype is not None),
-            ):
-                embedding = tower(rows)
-            embeddings.append(embedding.to(torch.promote_types(embedding.dtype, torch.float32)))
-        return tuple(embeddings)
-
-    def _objective_of(self, x: Tensor, y: Tensor, batch: Batch) -> Any:
-        return self.objective(x, y, batch.sample_ids, x_keys=batch.x_keys, y_keys=batch.y_keys)
-
-    def _share(self, loss: Tensor, metrics: Mapping[str, Tensor]) -> dict[str, float]:
-        """Average the objective's few gradients, the loss and the metrics over ranks: one flat all-reduce."""
+    def _averaged(self, scalars: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Means over ranks, also of the objective's gradients and of running statistics: one flat all-reduce."""
+        if self.world.size == 1:
+            return scalars
         gradients = [p.grad for p in self.objective.parameters() if p.grad is not None]
-        scalars = {"loss": loss.detach(), **metrics}
-        flat = torch.cat([t.flatten().to(loss.dtype) for t in (*gradients, *scalars.values())])
+        shared = [*gradients, *self._statistics.floating]
+        flat = torch.cat([t.flatten().to(scalars["loss"].dtype) for t in (*shared, *scalars.values())])
         all_reduce_sum(flat, self.world).div_(self.world.size)
-        sizes = [g.numel() for g in gradients]
-        *averaged, values = flat.split([*sizes, len(scalars)])
-        for gradient, mean in zip(gradients, averaged, strict=True):
-            gradient.copy_(mean.view_as(gradient))
-        return dict(zip(scalars, values.tolist(), strict=True))
+        *means, values = flat.split([*(t.numel() for t in shared), len(scalars)])
+        for tensor, mean in zip(shared, means, strict=True):
+            tensor.copy_(mean.view_as(tensor))
+        return dict(zip(scalars, values, strict=True))
 
-    def _update(self, lr: float, finite: bool, step: int) -> None:
-        """The optimiser step, or nothing at all; loss and gradient norm are the same on all ranks, so they agree."""
+    def _take(self, finite: bool, norm: Tensor, before: list[Tensor]) -> None:
+        """The optimiser step, or nothing at all. Loss and gradient norm are the same on all ranks, so they agree."""
         if finite:
-            for group in self.optimizer.param_groups:
-                group["lr"] = lr
-            self._scaler.step(self.optimizer)
+            if self._optim.clip_norm is not None:
+                torch.nn.utils.clip_grads_with_norm_(self._parameters, self._optim.clip_norm, norm)
+            self.optimizer.step()
             self.objective.clamp_()  # pyright: ignore[reportCallIssue]
-            self._skipped_in_a_row = 0
         else:
             self.objective.undo()  # pyright: ignore[reportCallIssue]
-            self._skipped += 1
-            self._skipped_in_a_row += 1
+            self._statistics.write(before)
+
+    def _count(self, finite: bool, finite_loss: bool, step: int) -> None:
+        """Too many skipped steps in a row end the run; what a smaller loss scale of fp16 may mend does not count."""
+        mendable = finite_loss and self._scaler.get_scale() > 1
         self._scaler.update()
-        if self._skipped_in_a_row >= PATIENCE[self._options.precision]:
+        if finite:
+            self._skipped_in_a_row = 0
+            return
+        self._skipped += 1
+        self._skipped_in_a_row += not mendable
+        if self._skipped_in_a_row >= PATIENCE:
             raise UserError(
-                f"step {step}: no finite loss and gradient in {self._skipped_in_a_row} steps in a row; the weights are those "
-                "of before. Lower optim.lr, set optim.clip_norm=1, or use precision=bf16 or fp32"
+                f"step {step}: no finite loss and gradient in {PATIENCE} steps in a row; the weights are those of "
+                "before. Lower optim.lr, set optim.clip_norm=1, or use precision=bf16 or fp32"
             )
+
+    def _scale(self) -> dict[str, Tensor]:
+        """The objective's scale 1/τ in this step, if it has one."""
+        scale = getattr(self.objective, "logit_scale", None)
+        return {} if scale is None else {"logit_scale": scale.detach().exp()}
+
+
+class RunningStatistics:
+    """Means and variances that batch norms keep: forward changes them, a second forward or a skipped step must not."""
+
+    def __init__(self, towers: nn.Module) -> None:
+        norms = [module for module in towers.modules() if isinstance(module, _BatchNorm)]
+        self._buffers = [buffer for norm in norms for buffer in norm.buffers()]
+        self.floating = [buffer for buffer in self._buffers if buffer.is_floating_point()]
+
+    def read(self) -> list[Tensor]:
+        return [buffer.clone() for buffer in self._buffers]
+
+    def write(self, values: list[Tensor]) -> None:
+        for buffer, value in zip(self._buffers, values, strict=True):
+            buffer.copy_(value)
 
 
 @contextmanager
@@ -183,35 +217,34 @@ def _parallel(towers: TwoTower, compiled: bool, world: World) -> tuple[nn.Module
     """The towers, each on its own, so that gradients are averaged over ranks; one module for both sides stays one."""
 
     def wrapped(tower: nn.Module) -> nn.Module:
-        inner: Any = torch.compile(tower) if compiled else tower
+        if compiled:
+            tower.compile()
         if world.size == 1 or not any(p.requires_grad for p in tower.parameters()):
-            return inner
+            return tower
         devices = [world.device] if world.device.type == "cuda" else None
-        return DistributedDataParallel(inner, devices, broadcast_buffers=False, process_group=world.group)
+        parallel = DistributedDataParallel(tower, devices, process_group=world.group, gradient_as_bucket_view=True)
+        parallel.broadcast_buffers = False  # set here, as the argument changes its name between versions of torch
+        return parallel
 
     x_tower = wrapped(towers.x_tower)
     return x_tower, x_tower if towers.y_tower is towers.x_tower else wrapped(towers.y_tower)
 
 
-@contextmanager
-def _held_statistics(towers: Sequence[nn.Module]) -> Iterator[None]:
-    """Running statistics of batch norms stay: the pass with graph is the one that counts."""
-    norms = [m for tower in towers for m in tower.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
-    for norm in norms:
-        norm.track_running_stats = False
-    try:
-        yield
-    finally:
-        for norm in norms:
-            norm.track_running_stats = True
+def _chunks(batch: Batch, count: int) -> list[Chunk]:
+    """`count` runs of rows whose sizes differ by one at most; some are empty when there are fewer rows."""
+    parts = zip(batch.x.tensor_split(count), batch.y.tensor_split(count), strict=True)
+    return [Chunk(i, part, len(part[0])) if len(part[0]) else _idle(i, batch) for i, part in enumerate(parts)]
 
 
-def _rows(batch: Batch, start: int, stop: int) -> tuple[Tensor, Tensor]:
-    """Inputs of a chunk; an empty one runs the first row, with a gradient of zero."""
-    rows = slice(start, stop) if stop > start else slice(0, 1)
-    return batch.x[rows], batch.y[rows]
+def _idle(index: int, batch: Batch) -> Chunk:
+    rows = [side[:1] if len(batch) else side.new_zeros(1, *side.shape[1:]) for side in (batch.x, batch.y)]
+    return Chunk(index, rows, 0)
 
 
-def _padded(gradient: Tensor | None, start: int, stop: int, embedding: Tensor) -> Tensor:
-    assert gradient is not None
-    return gradient[start:stop].to(embedding.dtype) if stop > start else torch.zeros_like(embedding)
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
+
+
+def _backward(embeddings: Pair, gradients: Pair) -> None:
+    trained = [(e, g) for e, g in zip(embeddings, gradients, strict=True) if e.requires_grad]
+    torch.autograd.backward([e for e, _ in trained], [g for _, g in trained])

@@ -14,21 +14,12 @@ from torch import Tensor, nn
 
 from data.errors import ConfigError
 from train.config import ModelConfig, Pooling, TextTower
-from train.memo import Memo
+from train.memo import cut_length
 from train.open_clip_pair import OpenClipPair
+from train.towers import Tower, first_line, freeze
 
 Tokenize = Callable[[list[str]], Tensor]
-
-
-class TokenTower(nn.Module):
-    """Trunk → projection."""
-
-    def __init__(self, trunk: nn.Module, projection: nn.Module | None = None) -> None:
-        super().__init__()
-        self.trunk, self.projection = trunk, projection or nn.Identity()
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.projection(self.trunk(tokens))
+LONGEST = 512  # tokens, for a model that names no limit
 
 
 def _mean(states_bLH: Tensor, mask_bL: Tensor) -> Tensor:
@@ -49,7 +40,7 @@ POOLINGS: dict[Pooling, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 class Pooled(nn.Module):
-    """A transformers encoder and the pooling of its last states: tokens (b, L) → (b, H)."""
+    """A transformers encoder and the pooling of its last states: tokens (b, L), padded on the right, → (b, H)."""
 
     def __init__(self, encoder: nn.Module, pooling: Pooling, pad: int) -> None:
         super().__init__()
@@ -57,7 +48,7 @@ class Pooled(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         mask_bL = tokens != self.pad
-        longest = max(1, int(mask_bL.sum(1).max())) if len(tokens) else 1
+        longest = cut_length(int(mask_bL.sum(1).max()) if len(tokens) else 0, tokens.shape[1])
         tokens, mask_bL = tokens[:, :longest], mask_bL[:, :longest]
         states_bLH = self.encoder(input_ids=tokens, attention_mask=mask_bL.long()).last_hidden_state
         return POOLINGS[self.pooling](states_bLH.to(torch.promote_types(states_bLH.dtype, torch.float32)), mask_bL)
@@ -75,60 +66,61 @@ class Tokenizer:
         return self.tokenizer(texts, **shaped).input_ids
 
 
-def build_text_tower(config: ModelConfig, pair: OpenClipPair, load_pretrained: bool) -> tuple[nn.Module, Tokenize]:
+def build_text_tower(config: ModelConfig, pair: OpenClipPair, load_pretrained: bool) -> tuple[Tower, Tokenize]:
     """The text tower of a configuration and its tokenizer."""
     return BUILDERS[config.text.kind](config, pair, load_pretrained)
 
 
-def _open_clip(config: ModelConfig, pair: OpenClipPair, load_pretrained: bool) -> tuple[nn.Module, Tokenize]:
-    text = cast(Any, pair.text_tower())
-    if config.grad_checkpointing:
-        text.set_grad_checkpointing(True)
-    if config.text.frozen and config.text.unlocked_layers:
-        text.lock(unlocked_layers=config.text.unlocked_layers)
-    elif config.text.frozen:
-        return TokenTower(Memo(text, config.memo_mb << 20)), pair.tokenizer
-    return TokenTower(text), pair.tokenizer
+def _open_clip(config: ModelConfig, pair: OpenClipPair, load_pretrained: bool) -> tuple[Tower, Tokenize]:
+    trunk, projection = pair.text_parts(config)
+    return Tower(trunk, projection, memo_bytes=config.memo_mb << 20), pair.tokenizer
 
 
-def _transformers(config: ModelConfig, pair: OpenClipPair, load_pretrained: bool) -> tuple[nn.Module, Tokenize]:
-    encoder, tokenizer = _encoder(config, load_pretrained)
+def _transformers(config: ModelConfig, pair: OpenClipPair, load_pretrained: bool) -> tuple[Tower, Tokenize]:
+    name = config.text.name or config.name
+    if name is None:
+        raise ConfigError("model.text.name is missing: a transformers folder or name, or pkg:PACKAGE/FOLDER")
+    encoder, tokenizer = _load(name, pretrained=load_pretrained and not config.text.from_scratch)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
+    pad = cast(int, tokenizer.pad_token_id)
     tokenizer.padding_side = "right"
-    context = config.text.context_length or min(tokenizer.model_max_length, encoder.config.max_position_embeddings)
     if config.grad_checkpointing:
-        encoder.gradient_checkpointing_enable()
-    trunk: nn.Module = Pooled(encoder, config.text.pooling, tokenizer.pad_token_id)
+        renamed = getattr(encoder, "activation_checkpointing_enable", None)  # in transformers 5.x
+        (renamed or encoder.gradient_checkpointing_enable)({"use_reentrant": False})
     if config.text.frozen:
-        trunk.requires_grad_(False)
-        for layer in _layers(encoder)[-config.text.unlocked_layers :] if config.text.unlocked_layers else []:
-            layer.requires_grad_(True)
-        if not config.text.unlocked_layers:
-            trunk = Memo(trunk, config.memo_mb << 20, pad=tokenizer.pad_token_id)
-    projection = nn.Linear(encoder.config.hidden_size, config.embed_dim)
-    return TokenTower(trunk, projection), Tokenizer(tokenizer, context)
+        freeze(encoder, _layers(encoder), config.text.unlocked_layers)
+    tower = Tower(
+        Pooled(encoder, config.text.pooling, pad),
+        nn.Linear(encoder.config.hidden_size, config.embed_dim),
+        memo_bytes=config.memo_mb << 20,
+        pad=pad,
+    )
+    return tower, Tokenizer(tokenizer, _context_length(config, encoder, tokenizer))
 
 
 BUILDERS = {TextTower.open_clip: _open_clip, TextTower.transformers: _transformers}
 
 
-def _encoder(config: ModelConfig, load_pretrained: bool) -> tuple[Any, Any]:
+def _load(name: str, pretrained: bool) -> tuple[Any, Any]:
     """(encoder, tokenizer) from a folder, a package or a published name."""
     from transformers import AutoConfig, AutoModel, AutoTokenizer
+    from transformers.utils import logging
 
-    name = config.text.name or config.name
-    if name is None:
-        raise ConfigError("model.text.name is missing: a transformers folder or name, or pkg:PACKAGE/FOLDER")
+    logging.disable_progress_bar()
     place = _package_folder(name) if name.startswith("pkg:") else os.path.expanduser(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(place)
-        if config.text.from_scratch or not load_pretrained:
-            return AutoModel.from_config(AutoConfig.from_pretrained(place)), tokenizer
-        return AutoModel.from_pretrained(place, use_safetensors=True), tokenizer
+        if pretrained:
+            model = AutoModel.from_pretrained(place, use_safetensors=True)
+        else:
+            model = AutoModel.from_config(AutoConfig.from_pretrained(place))
     except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"model.text.name={name}: {reason} Without a network give the path of a folder") from error
+        raise ConfigError(
+            f"model.text.name={name}: {first_line(error)}. Without a network give the path of a folder with "
+            "config.json, model.safetensors and the tokenizer's files"
+        ) from error
+    return (model.get_encoder() if model.config.is_encoder_decoder else model), tokenizer
 
 
 def _package_folder(name: str) -> str:
@@ -143,7 +135,17 @@ def _package_folder(name: str) -> str:
     return str(Path(next(iter(found.submodule_search_locations))) / folder)
 
 
+def _context_length(config: ModelConfig, encoder: Any, tokenizer: Any) -> int:
+    """L: what the configuration says, or the longest that both the tokenizer and the positions allow."""
+    positions = getattr(encoder.config, "max_position_embeddings", None)
+    limit = min(tokenizer.model_max_length, positions or tokenizer.model_max_length)
+    wanted = config.text.context_length or (limit if limit < 1 << 20 else LONGEST)
+    if positions is not None and wanted > positions:
+        raise ConfigError(f"model.text.context_length={wanted}: this model has {positions} positions")
+    return wanted
+
+
 def _layers(encoder: nn.Module) -> list[nn.Module]:
     """The encoder's layers: its longest list of modules."""
     lists = [module for module in encoder.modules() if isinstance(module, nn.ModuleList)]
-    return list(max(lists, key=len)) if lists else []
+    return list(max(lists, key=len)) if lists else [encoder]

@@ -1,0 +1,93 @@
+"""CPU time of one training step: written by hand, with one chunk, and with several.
+
+python -m tests.benchmarks.step [PAIRS]   a small ViT and text transformer of open_clip, patch dropout, clip, AdamW
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from time import process_time
+
+import torch
+
+from data.batch import Batch
+from train.config import ModelConfig, OptimConfig
+from train.distributed import World
+from train.losses import build_objective
+from train.optim import build_optimizer
+from train.step import StepOptions, TrainStep
+from train.towers import TwoTower, build_model
+
+ROUNDS = 7
+MODEL = {
+    "embed_dim": 128,
+    "vision_cfg": {
+        "image_size": 64,
+        "layers": 4,
+        "width": 192,
+        "head_width": 32,
+        "patch_size": 16,
+        "patch_dropout": 0.25,
+    },
+    "text_cfg": {"context_length": 16, "vocab_size": 49408, "width": 128, "heads": 4, "layers": 3},
+}
+
+
+def model() -> TwoTower:
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "benchmark_step.json"
+        path.write_text(json.dumps(MODEL))
+        return build_model(ModelConfig(name=str(path))).towers
+
+
+def batch(count: int) -> Batch:
+    x = torch.randint(0, 256, (count, 3, 64, 64), dtype=torch.uint8)
+    y, ids = torch.randint(1, 49000, (count, 16)), torch.arange(count)
+    return Batch(x, y, ids, ids, ids)
+
+
+def by_hand(pairs: Batch) -> Callable[[int], None]:
+    towers, objective = model().train(), build_objective("clip")
+    optimizer = build_optimizer([*towers.named_parameters(), *objective.named_parameters()], OptimConfig())
+
+    def step(index: int) -> None:
+        optimizer.zero_grad()
+        loss = objective(towers.x_tower(pairs.x), towers.y_tower(pairs.y)).loss
+        loss.backward()
+        torch.nn.utils.get_total_norm([p.grad for p in towers.parameters() if p.grad is not None]).item()
+        optimizer.step()
+
+    return step
+
+
+def ours(pairs: Batch, chunks: int) -> Callable[[int], None]:
+    options = StepOptions(0, 10**6, len(pairs), chunk_size=-(-len(pairs) // chunks))
+    step = TrainStep(model(), build_objective("clip"), OptimConfig(), options, World())
+    return lambda index: step(pairs, index) and None
+
+
+def main() -> None:
+    count = int(sys.argv[1]) if sys.argv[1:] else 256
+    pairs = batch(count)
+    methods = {"written by hand": by_hand(pairs)} | {f"chunks: {k}": ours(pairs, k) for k in (1, 2, 4, 8)}
+    seconds: dict[str, list[float]] = {name: [] for name in methods}
+    for index in range(ROUNDS + 1):
+        for name, step in methods.items():
+            start = process_time()
+            step(index)
+            seconds[name].append(process_time() - start)
+    medians = {name: statistics.median(values[1:]) for name, values in seconds.items()}
+    print(f"{count} pairs, {torch.get_num_threads()} thread(s), median of {ROUNDS} rounds\n")
+    print("| step | CPU ms | ratio |\n|---|---|---|")
+    for name, value in medians.items():
+        print(f"| {name} | {value * 1e3:.0f} | {value / medians['written by hand']:.2f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Job for torchrun: the step on W ranks equals dense autograd of the whole batch in one process (float64, 1e-10).
+
+Checked for towers that are trained, frozen and shared, for equal and unequal local batches, chunked and not: the loss,
+the gradient of every parameter and of the temperature, and that all ranks end with the same weights. Also: a value that
+is not finite on one rank, clipping, running statistics, the small collectives, and what a lost process looks like.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from helpers_step import (
+    LOGIT_SCALE,
+    batch,
+    dense_gradients,
+    gradients_of,
+    rows,
+    same_bits,
+    snapshot,
+    towers,
+    train_step,
+)
+from torch import Tensor
+
+from data.batch import Batch
+from data.errors import HardwareError, UserError
+from train.config import OptimConfig
+from train.distributed import (
+    World,
+    all_reduce_sum,
+    any_rank,
+    barrier,
+    broadcast_object,
+    init_world,
+    lost_contact_named,
+    shutdown,
+)
+from train.towers import TwoTower
+
+B = 8
+SIZES = {2: [(4, 4), (5, 3), (0, 8)], 4: [(2, 2, 2, 2), (3, 2, 2, 1), (1, 5, 0, 2)]}
+
+
+def own(whole: Batch, sizes: tuple[int, ...], rank: int) -> Batch:
+    start = sum(sizes[:rank])
+    return rows(whole, start, start + sizes[rank])
+
+
+def equal_everywhere(tensors: dict[str, Tensor], world: World) -> bool:
+    return same_bits(broadcast_object(tensors, world), tensors)
+
+
+def model(kind: str) -> TwoTower:
+    made = towers(shared=kind == "shared")
+    if kind == "frozen":
+        made.y_tower.requires_grad_(False)
+    return made
+
+
+def check_gradients(kind: str, sizes: tuple[int, ...], chunk_size: int | None, world: World) -> None:
+    context = (kind, sizes, chunk_size)
+    step = train_step(model(kind), B, world=world, chunk_size=chunk_size)
+    for index in range(2):  # DDP rebuilds its buckets after the first
+        whole = batch(B, seed=index)
+        step.objective.get_parameter("logit_scale").data.fill_(LOGIT_SCALE)
+        loss, want = dense_gradients(step.towers, whole)
+        scalars = step(own(whole, sizes, world.rank), index)
+        got = gradients_of(step)
+        assert got.keys() == want.keys(), (context, got.keys() ^ want.keys())
+        for name, gradient in want.items():
+            torch.testing.assert_close(got[name], gradient, rtol=1e-10, atol=1e-12, msg=lambda m: f"{context}: {m}")
+        assert abs(scalars["loss"] - float(loss)) < 1e-12, context
+        norm = torch.stack([g.norm() for g in want.values()]).norm()
+        assert abs(scalars["grad_norm"] - float(norm)) < 1e-12 * float(norm) + 1e-12, context
+        assert equal_everywhere(snapshot(step), world), context
+
+
+def check_not_finite(chunk_size: int | None, world: World) -> None:
+    """A NaN on the last rank: nobody changes anything, and all stop together."""
+    sizes = SIZES[world.size][0]
+    noisy = towers(noisy=True)
+    step = train_step(noisy, B, world=world, chunk_size=chunk_size)
+    step(own(batch(B), sizes, world.rank), 0)
+    before = snapshot(step)
+    broken = own(batch(B), sizes, world.rank)
+    if world.rank == world.size - 1:
+        broken = replace(broken, x=broken.x * float("nan"))
+    assert step(broken, 1)["skipped"] == 1
+    assert same_bits(snapshot(step), before)
+    assert step(broken, 2)["skipped"] == 2
+    with pytest.raises(UserError, match="step 3"):
+        step(broken, 3)
+    assert same_bits(snapshot(step), before)
+    assert step(own(batch(B), sizes, world.rank), 4)["skipped"] == 3
+    assert not same_bits(snapshot(step), before)
+    assert equal_everywhere(snapshot(step), world)
+
+
+def check_clipping(world: World) -> None:
+    step = train_step(towers(), B, world=world, optim=OptimConfig(clip_norm=0.01))
+    before = step(own(batch(B), SIZES[world.size][1], world.rank), 0)["grad_norm"]
+    after = torch.stack([g.norm() for g in gradients_of(step).values()]).norm()
+    assert before > 0.02 and abs(float(after) - 0.01) < 1e-4
+
+
+def check_running_statistics(world: World) -> None:
+    """Means over ranks of what each saw; a second pass adds nothing."""
+    sizes = SIZES[world.size][0]
+    step = train_step(towers(noisy=True), B, world=world)
+    whole = batch(B)
+    layers = step.towers.get_submodule("x_tower.layers")
+    assert isinstance(layers, torch.nn.Sequential)
+    seen = [layers[0](own(whole, sizes, rank).x) for rank in range(world.size)]
+    step(own(whole, sizes, world.rank), 0)
+    mean = layers[1].running_mean
+    torch.testing.assert_close(mean, 0.1 * torch.stack([part.mean(0) for part in seen]).mean(0).detach())
+
+
+def check_collectives(world: World) -> None:
+    assert broadcast_object({"rank": world.rank}, world) == {"rank": 0}
+    assert any_rank(world.rank == 1, world) and not any_rank(False, world)
+    assert float(all_reduce_sum(torch.tensor(float(world.rank)), world)) == sum(range(world.size))
+    barrier(world)
+
+
+def check_lost_contact(world: World) -> None:
+    """Rank 0 waits for the others, who do not come."""
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    if world.rank == 0:
+        with pytest.raises(HardwareError, match=r"rank 0 of \d lost contact"), lost_contact_named(world):
+            barrier(replace(world, group=group))
+    with pytest.raises(RuntimeError, match="something else"), lost_contact_named(world):
+        raise RuntimeError("something else")
+    barrier(world)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    world = init_world(timeout=60, cpu=True)
+    for kind in ("trained", "frozen", "shared"):
+        for sizes in SIZES[world.size]:
+            for chunk_size in (None, B // world.size // 2):
+                check_gradients(kind, sizes, chunk_size, world)
+    check_not_finite(None, world)
+    check_clipping(world)
+    check_running_statistics(world)
+    check_collectives(world)
+    check_lost_contact(world)
+    print(f"rank {world.rank}: all checks hold", flush=True)
+    shutdown()
+
+
+if __name__ == "__main__":
+    main()

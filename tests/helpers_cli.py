@@ -1,0 +1,115 @@
+"""`python -m train …` without the seconds of imports: a process that has them starts each command in a fork of itself.
+
+python tests/helpers_cli.py reads JSON lines, {"start": [module, argument, …], "out": path, "env": {…}} or
+{"wait": pid}, and answers each with a number: the process id, the exit code (minus the signal). A fork runs the real
+`__main__` of the module in a session of its own; its standard output and error go to `out`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+# _dynamo: the first step of an optimiser would import it
+HEAVY = "torch._dynamo open_clip transformers.models.auto train.fitting train.export eval.suite eval.trained".split()
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended: exit code (minus the signal), and what it said."""
+
+    code: int
+    out: str
+
+
+class Commands:
+    """The process that starts commands, for tests. Outputs lie in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._count = folder, 0
+        self._server = subprocess.Popen(
+            [sys.executable, __file__],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    def start(self, *arguments: str, **environment: str) -> Running:
+        self._count += 1
+        out = self._folder / f"out-{self._count}.txt"
+        return Running(self, self.ask(start=arguments, out=str(out), env=environment), out)
+
+    def run(self, *arguments: str, **environment: str) -> Ended:
+        return self.start(*arguments, **environment).wait()
+
+    def world(self, size: int, *arguments: str, **environment: str) -> list[Ended]:
+        """As torchrun starts them on one machine."""
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = str(free.getsockname()[1])
+        common = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "localhost"}
+        ranks = [{"RANK": str(r), "LOCAL_RANK": str(r), "MASTER_PORT": port, **common} for r in range(size)]
+        running = [self.start(*arguments, **environment, **rank) for rank in ranks]
+        return [r.wait() for r in running]
+
+    def ask(self, **question: object) -> int:
+        assert self._server.stdin and self._server.stdout
+        print(json.dumps(question), file=self._server.stdin, flush=True)
+        return int(self._server.stdout.readline())
+
+    def close(self) -> None:
+        self._server.communicate()
+        assert self._server.returncode == 0
+
+
+@dataclass(frozen=True)
+class Running:
+    commands: Commands
+    pid: int
+    path: Path
+
+    @property
+    def out(self) -> str:
+        return self.path.read_text()
+
+    def wait(self) -> Ended:
+        return Ended(self.commands.ask(wait=self.pid), self.out)
+
+
+def serve() -> None:
+    for module in HEAVY:
+        import_module(module)
+    for line in sys.stdin:
+        question = json.loads(line)
+        if "wait" in question:
+            print(os.waitstatus_to_exitcode(os.waitpid(question["wait"], 0)[1]), flush=True)
+            continue
+        child = os.fork()
+        if child == 0:
+            return become(question["start"], question["out"], question["env"])
+        print(child, flush=True)
+
+
+def become(arguments: Sequence[str], out: str, environment: Mapping[str, str]) -> None:
+    os.setsid()
+    file = os.open(out, os.O_WRONLY | os.O_CREAT, 0o644)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    os.environ.update(environment)
+    sys.argv = list(arguments)
+    runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    serve()

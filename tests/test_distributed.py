@@ -1,0 +1,66 @@
+"""Process state alone and when the others do not come; with others: tests/dist_step.py, run by test_step.py."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from data.errors import ExitCode, HardwareError
+from train.distributed import (
+    World,
+    all_reduce_sum,
+    any_rank,
+    barrier,
+    broadcast_object,
+    init_world,
+    lost_contact_named,
+    shutdown,
+)
+
+
+@pytest.fixture(autouse=True)
+def outside(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No launcher's environment, and no state left behind."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    yield
+    shutdown()
+
+
+def test_alone_without_a_launcher() -> None:
+    world = init_world(timeout=5, cpu=True)
+    assert world == World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+    assert broadcast_object([1], world) == [1]
+    assert torch.equal(all_reduce_sum(torch.ones(2), world), torch.ones(2))
+    assert any_rank(True, world) and not any_rank(False, world)
+    barrier(world)
+
+
+def test_a_run_can_follow_a_run_in_one_process() -> None:
+    assert init_world(timeout=5, cpu=True) == init_world(timeout=5, cpu=True)
+    shutdown()
+    assert init_world(timeout=5, cpu=True).size == 1
+
+
+@pytest.mark.parametrize(("address", "port"), [("127.0.0.1", "1"), ("no.such.host.invalid", "29411")])
+def test_others_that_do_not_come_are_one_line(address: str, port: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    for name, value in {**launched, "MASTER_ADDR": address, "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(HardwareError, match="rank 1 of 2: cannot join the other processes: ") as caught:
+        init_world(timeout=1, cpu=True)
+    assert len(str(caught.value).splitlines()) == 1
+    assert caught.value.exit_code == ExitCode.HARDWARE
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(HardwareError, match="2 processes on a machine with 1 GPU"):
+        init_world(timeout=1)
+
+
+def test_other_errors_pass_unchanged() -> None:
+    with pytest.raises(RuntimeError, match=r"^a bug$"), lost_contact_named(World()):
+        raise RuntimeError("a bug")

@@ -1,0 +1,289 @@
+"""One optimiser step: exact under chunks, the same bits as a plain step, harmless when something is not finite."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from helpers_step import (
+    LOCAL,
+    batch,
+    dense_gradients,
+    gradients_of,
+    same_bits,
+    snapshot,
+    towers,
+    train_step,
+)
+from torch import Tensor, nn
+
+from data.batch import Batch
+from data.errors import UserError
+from train.config import ModelConfig, OptimConfig, Precision
+from train.losses import build_objective
+from train.optim import build_optimizer, learning_rate
+from train.step import AUTOCAST, TrainStep, noise
+from train.towers import TwoTower, build_model
+
+ROOT = Path(__file__).parent.parent
+TINY = {
+    "embed_dim": 16,
+    "vision_cfg": {
+        "image_size": 32,
+        "layers": 2,
+        "width": 32,
+        "head_width": 16,
+        "patch_size": 8,
+        "patch_dropout": 0.5,
+    },
+    "text_cfg": {"context_length": 8, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 1},
+}
+
+
+class Words(nn.Module):
+    """Tokens (b, L) → (b, 16), with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.dropout, self.linear = nn.Embedding(64, 24), nn.Dropout(0.4), nn.Linear(24, 16)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.linear(self.dropout(self.embed(tokens).mean(1)))
+
+
+@pytest.fixture(scope="module")
+def vit_config(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+    path = tmp_path_factory.mktemp("model") / "tiny_with_patch_dropout.json"
+    path.write_text(json.dumps(TINY))
+    return ModelConfig(name=str(path))
+
+
+def noisy_model(config: ModelConfig) -> TwoTower:
+    torch.manual_seed(3)
+    return TwoTower(build_model(config).towers.x_tower, Words())
+
+
+def pictures_and_tokens(count: int) -> Batch:
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=generator)
+    y, ids = torch.randint(0, 64, (count, 8), generator=generator), torch.arange(count)
+    return Batch(x, y, ids, ids, ids)
+
+
+def all_graphs_kept(step: TrainStep, whole: Batch, index: int, count: int, precision: Precision) -> dict[str, Tensor]:
+    """Gradients of the same chunks with the same noise, by one backward through everything."""
+    sides = []
+    for side, (tower, inputs) in enumerate(((step.towers.x_tower, whole.x), (step.towers.y_tower, whole.y))):
+        embeddings = []
+        for chunk, part in enumerate(inputs.tensor_split(count)):
+            dtype = AUTOCAST[precision]
+            with noise(LOCAL.device, 1, index, 0, side, chunk), torch.autocast("cpu", dtype, enabled=dtype is not None):
+                embedding = tower(part)
+            embeddings.append(embedding.float())
+        sides.append(torch.cat(embeddings))
+    step.optimizer.zero_grad()
+    step.objective(*sides).loss.backward()
+    return gradients_of(step)
+
+
+@pytest.mark.parametrize("precision", [Precision.fp32, Precision.bf16])
+def test_two_passes_equal_the_same_chunks_with_all_graphs_kept_bit_for_bit(
+    vit_config: ModelConfig, precision: Precision
+) -> None:
+    whole = pictures_and_tokens(11)
+    step = train_step(noisy_model(vit_config), len(whole), chunk_size=3, precision=precision)
+    want = all_graphs_kept(step, whole, 7, 4, precision)
+    other_noise = all_graphs_kept(step, whole, 8, 4, precision)
+    step(whole, 7)
+    assert same_bits(gradients_of(step), want)
+    assert not torch.equal(want["y_tower.linear.weight"], other_noise["y_tower.linear.weight"])
+
+
+def test_running_statistics_count_every_row_once() -> None:
+    whole = batch(10)
+    step, reference = (train_step(towers(noisy=True), 10, chunk_size=4) for _ in range(2))
+    step(whole, 0)
+    for side, inputs in (("x_tower", whole.x), ("y_tower", whole.y)):
+        tower = reference.towers.get_submodule(side)
+        for part in inputs.tensor_split(3):
+            tower(part)
+        want, got = tower.state_dict(), step.towers.get_submodule(side).state_dict()
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            assert torch.equal(got[f"layers.1.{name}"], want[f"layers.1.{name}"]), name
+
+
+@pytest.mark.parametrize("chunk_size", [1, 2, 3, 9, 100, None])
+def test_without_noise_chunks_change_nothing(chunk_size: int | None) -> None:
+    whole = batch(9)
+    step = train_step(towers(), 9, chunk_size=chunk_size)
+    step.objective.get_parameter("logit_scale").data.fill_(torch.tensor(1 / 0.07, dtype=torch.float64).log())
+    _, want = dense_gradients(step.towers, whole)
+    step(whole, 0)
+    got = gradients_of(step)
+    assert got.keys() == want.keys()
+    for name, gradient in want.items():
+        torch.testing.assert_close(got[name], gradient, rtol=1e-10, atol=1e-12)
+
+
+def test_a_chunk_may_be_empty() -> None:
+    step = train_step(towers(), 9, chunk_size=2)  # five chunks
+    step.objective.get_parameter("logit_scale").data.fill_(torch.tensor(1 / 0.07, dtype=torch.float64).log())
+    few = batch(3)
+    _, want = dense_gradients(step.towers, few)
+    step(few, 0)
+    for name, gradient in gradients_of(step).items():
+        torch.testing.assert_close(gradient, want[name], rtol=1e-10, atol=1e-12)
+
+
+def test_one_chunk_has_the_bits_of_a_plain_step(vit_config: ModelConfig) -> None:
+    whole, optim = pictures_and_tokens(10), OptimConfig(lr=3e-3, clip_norm=0.5, warmup=2)
+    step = train_step(noisy_model(vit_config), 10, optim=optim, chunk_size=10)
+    model, objective = noisy_model(vit_config).train(), build_objective("clip")
+    optimizer = build_optimizer([*model.named_parameters("towers"), *objective.named_parameters("objective")], optim)
+    for index in range(3):
+        step(whole, index)
+        with noise(LOCAL.device, 1, index, 0, 0, 0):
+            x = model.x_tower(whole.x)
+        with noise(LOCAL.device, 1, index, 0, 1, 0):
+            y = model.y_tower(whole.y)
+        optimizer.zero_grad()
+        objective(x, y).loss.backward()
+        torch.nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], 0.5)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(index, 100, optim)
+        optimizer.step()
+        objective.clamp_()
+    assert same_bits(step.towers.state_dict(), model.state_dict())
+    assert torch.equal(step.objective.get_parameter("logit_scale"), objective.logit_scale)
+
+
+def test_noise_depends_on_its_key_and_leaves_the_generator_alone() -> None:
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    drawn = []
+    for key in ((0, 1, 2, 0, 3), (0, 1, 2, 0, 3), (0, 1, 2, 1, 3), (0, 12, 0, 3)):
+        with noise(LOCAL.device, *key):
+            drawn.append(torch.rand(4))
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2]) and not torch.equal(drawn[0], drawn[3])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_scalars_say_what_happened() -> None:
+    whole = batch(8)
+    step = train_step(towers(), 8, optim=OptimConfig(lr=0.1, warmup=4), chunk_size=4)
+    loss, _ = dense_gradients(step.towers, whole)
+    scalars = step(whole, 1)
+    assert scalars["loss"] == pytest.approx(float(loss), rel=1e-6)
+    assert scalars["lr"] == 0.05
+    assert scalars["logit_scale"] == pytest.approx(1 / 0.07)
+    assert scalars["skipped"] == 0
+    assert scalars["mi_bound"] == pytest.approx(scalars["log_k"] - scalars["loss"])
+    norm = torch.stack([g.norm() for g in gradients_of(step).values()]).norm()
+    assert scalars["grad_norm"] == pytest.approx(float(norm))
+
+
+def test_a_wrong_mode_is_put_right(vit_config: ModelConfig) -> None:
+    step = train_step(noisy_model(vit_config), 4)
+    step.towers.eval()
+    step(pictures_and_tokens(4), 0)
+    assert step.towers.get_submodule("y_tower.dropout").training
+
+
+@pytest.mark.parametrize("chunk_size", [None, 3])
+def test_what_is_not_finite_changes_nothing_and_ends_the_run(chunk_size: int | None) -> None:
+    whole = batch(8)
+    broken = replace(whole, y=whole.y.clone())
+    broken.y[5, 0] = float("inf")
+    step = train_step(towers(noisy=True), 8, chunk_size=chunk_size)
+    undone: list[int] = []
+    objective = step.objective
+    objective.undo = lambda: undone.append(1)  # type: ignore[method-assign]
+    step(whole, 0)
+    before = snapshot(step)
+    assert [step(broken, i)["skipped"] for i in (1, 2)] == [1, 2]
+    assert same_bits(snapshot(step), before) and len(undone) == 2
+    assert step(whole, 3)["skipped"] == 2
+    after = snapshot(step)
+    assert not same_bits(after, before)
+    for i in (4, 5):
+        step(broken, i)
+    with pytest.raises(UserError, match=r"^step 6: .*optim\.lr"):
+        step(broken, 6)
+    assert same_bits(snapshot(step), after)
+
+
+def test_fp16_finds_its_scale_and_keeps_it_in_the_state() -> None:
+    whole = batch(8, dtype=torch.float32)
+    step = train_step(towers().float(), 8, precision=Precision.fp16, chunk_size=4)
+    start = step.state_dict()
+    start["scaler"]["scale"] = 2.0**30
+    step.load_state_dict(json.loads(json.dumps(start)))
+    before = snapshot(step)
+    skipped = [step(whole, i)["skipped"] for i in range(24)]
+    assert skipped[4] == 5, "five overflows in a row are no reason to stop while the scale can shrink"
+    assert skipped[-1] == skipped[-2] < 24
+    assert not same_bits(snapshot(step), before)
+    state = step.state_dict()
+    assert state["scaler"]["scale"] == 2.0 ** (30 - skipped[-1])
+    again = train_step(towers().float(), 8, precision=Precision.fp16)
+    again.load_state_dict(json.loads(json.dumps(state)))
+    assert again.state_dict() == state
+
+
+def test_fp16_stops_when_no_scale_helps() -> None:
+    whole = batch(8, dtype=torch.float32)
+    step = train_step(towers().float(), 8, precision=Precision.fp16)
+    broken = replace(whole, x=whole.x * float("nan"))
+    for i in range(2):
+        step(broken, i)
+    with pytest.raises(UserError, match="step 2"):
+        step(broken, 2)
+
+
+@pytest.mark.parametrize("precision", [Precision.bf16, Precision.fp16])
+def test_half_precision_is_near_single(precision: Precision) -> None:
+    whole = batch(8, dtype=torch.float32)
+    half, single = (train_step(towers().float(), 8, precision=p) for p in (precision, Precision.fp32))
+    if precision is Precision.fp16:
+        state = half.state_dict()
+        half.load_state_dict({**state, "scaler": {**state["scaler"], "scale": 256.0}})
+    assert half(whole, 0)["loss"] == pytest.approx(single(whole, 0)["loss"], rel=0.02)
+    got, want = gradients_of(half), gradients_of(single)
+    for name, gradient in want.items():
+        assert (got[name] - gradient).norm() < 0.05 * gradient.norm() + 1e-4, name
+
+
+def test_the_temperature_is_clamped_after_the_step() -> None:
+    step = train_step(towers(), 8, optim=OptimConfig(lr=100.0))
+    step(batch(8), 0)
+    assert 0 <= float(step.objective.get_parameter("logit_scale").detach()) <= torch.tensor(100.0).log() + 1e-6
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+def test_a_compiled_step_learns_the_same() -> None:
+    whole = batch(8)
+    compiled, plain = (train_step(towers(shared=True), 8, compile=c, chunk_size=4) for c in (True, False))
+    for i in range(2):
+        assert compiled(whole, i)["loss"] == pytest.approx(plain(whole, i)["loss"], rel=1e-9)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_any_number_of_ranks(world_size: int) -> None:
+    """tests/dist_step.py says what is checked; each rank prints a line when all of it holds."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world_size}"]
+    run = subprocess.run(
+        [*command, str(ROOT / "tests/dist_step.py")],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    assert run.stdout.count("all checks hold") == world_size

