@@ -25,6 +25,8 @@ from helpers_step import (
     train_step,
 )
 from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
 
 from data.batch import Batch
 from data.errors import HardwareError, UserError
@@ -107,6 +109,22 @@ def check_clipping(world: World) -> None:
     assert before > 0.02 and abs(float(after) - 0.01) < 1e-4
 
 
+def check_sent_once(world: World) -> None:
+    """However many chunks, a tower's gradients are averaged once a step."""
+    step = train_step(towers(), B, world=world, chunk_size=1)
+    sent: list[int] = []
+
+    def counting(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        sent.append(bucket.buffer().numel())
+        return allreduce_hook(dist.group.WORLD, bucket)
+
+    for tower in step._parallel:
+        assert isinstance(tower, DistributedDataParallel)
+        tower.register_comm_hook(None, counting)
+    step(own(batch(B), SIZES[world.size][0], world.rank), 0)
+    assert sum(sent) == sum(p.numel() for p in step.towers.parameters())
+
+
 def check_running_statistics(world: World) -> None:
     """Means over ranks of what each saw; a second pass adds nothing."""
     sizes = SIZES[world.size][0]
@@ -147,6 +165,7 @@ def main() -> None:
                 check_gradients(kind, sizes, chunk_size, world)
     check_not_finite(None, world)
     check_clipping(world)
+    check_sent_once(world)
     check_running_statistics(world)
     check_collectives(world)
     check_lost_contact(world)

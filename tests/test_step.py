@@ -162,6 +162,17 @@ def test_one_chunk_has_the_bits_of_a_plain_step(vit_config: ModelConfig) -> None
     assert torch.equal(step.objective.get_parameter("logit_scale"), objective.logit_scale)
 
 
+@pytest.mark.parametrize("chunk_size", [None, 2])
+def test_a_temperature_alone_can_learn(chunk_size: int | None) -> None:
+    model = towers()
+    model.requires_grad_(False)
+    step = train_step(model, 8, chunk_size=chunk_size)
+    before = snapshot(step)
+    step(batch(8), 0)
+    assert gradients_of(step).keys() == {"logit_scale"}
+    assert all(torch.equal(snapshot(step)[name], value) for name, value in before.items() if name != "logit_scale")
+
+
 def test_noise_depends_on_its_key_and_leaves_the_generator_alone() -> None:
     torch.manual_seed(0)
     before = torch.get_rng_state()

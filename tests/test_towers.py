@@ -185,7 +185,9 @@ def test_open_clip_mistakes_are_explained(tmp_path: Path) -> None:
     assert "Published: none" in refused(ModelConfig(name=path, pretrained=str(tmp_path / "none.pt")))
     torch.save({"state_dict": {"visual.proj": Evil()}}, tmp_path / "evil.pt")
     assert "cannot be created" in refused(ModelConfig(name=path, pretrained=str(tmp_path / "evil.pt")))
-    assert "not a pair of towers" in refused(ModelConfig(name="coca_base"))
+    captioner = {**ARCHITECTURES["vit"], "custom_text": True, "multimodal_cfg": {**TEXT, "mlp_ratio": 1}}
+    (tmp_path / "coca.json").write_text(json.dumps(captioner))
+    assert "is a CoCa, not a pair of towers" in refused(ModelConfig(name=str(tmp_path / "coca.json")))
 
 
 def test_without_a_network_a_file_is_asked_for() -> None:
@@ -311,8 +313,7 @@ def test_timm_freezes_by_its_own_groups(tmp_path: Path) -> None:
 def test_timm_mistakes_are_explained(tmp_path: Path) -> None:
     assert "Did you mean 'resnet50'?" in refused(with_image(tmp_path, timm_tower(name="resnet_50")))
     assert "timm has no such model" in refused(with_image(tmp_path, timm_tower()))
-    fixed = timm_tower(name="test_vit", image_size=1)
-    assert "cannot take pictures of 1 x 1" in refused(with_image(tmp_path, fixed))
+    assert "cannot take" in refused(with_image(tmp_path, timm_tower(name="test_vit", image_size=8)))
 
 
 # transformers ---------------------------------------------------------------------------------------------------------
@@ -364,6 +365,20 @@ def test_transformers_pool_the_states_of_the_text_alone(kind: str, pooling: Pool
         torch.testing.assert_close(tower(tokens), tower.projection(want), rtol=1e-4, atol=1e-5)
 
 
+def test_a_tokenizer_without_padding_fills_up_with_its_end(tmp_path: Path) -> None:
+    folder = transformers_folder(tmp_path, "gpt2")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.pad_token, tokenizer.eos_token = None, "[SEP]"
+    tokenizer.save_pretrained(folder)
+    model = build_model(with_text(transformers_tower(folder, pooling=Pooling.last)))
+    tower, tokens = model.towers.y_tower.eval(), model.tokenize(["a red cat"])
+    assert isinstance(tower, Tower)
+    own = tokens[0, :4]  # [CLS] a red cat, then the end is padding
+    assert set(tokens[0, 4:].tolist()) == {tokenizer.eos_token_id}
+    want = tower.get_submodule("trunk.encoder")(input_ids=own[None]).last_hidden_state[:, -1]
+    torch.testing.assert_close(tower(tokens), tower.projection(want), rtol=1e-4, atol=1e-5)
+
+
 def test_minilm_is_what_sentence_transformers_gives() -> None:
     model = build_model(with_text(transformers_tower(MINILM, frozen=True, context_length=32)))
     tower = model.towers.y_tower
@@ -406,6 +421,7 @@ def test_the_longest_text_is_the_models_own(tmp_path: Path) -> None:
 
 def test_transformers_mistakes_are_explained(tmp_path: Path) -> None:
     assert "not installed" in refused(with_text(transformers_tower("pkg:no_such_package/model")))
+    assert "there is no folder" in refused(with_text(transformers_tower(str(tmp_path / "none"))))
     assert str(tmp_path) in refused(with_text(transformers_tower(str(tmp_path))))
     assert "model.text.name is missing" in refused(with_text(TextTowerConfig(kind=TextTower.transformers)))
 
@@ -449,6 +465,13 @@ def test_the_seed_decides_the_weights(tmp_path: Path) -> None:
 def test_widths_must_agree(tmp_path: Path) -> None:
     message = refused(ModelConfig(name=config_file(tmp_path), embed_dim=99, image=cnn()))
     assert "width 99" in message and "the text tower 16" in message and "model.embed_dim" in message
+
+
+def test_tokens_that_the_tower_does_not_know_are_refused(tmp_path: Path) -> None:
+    few = {**ARCHITECTURES["vit"], "text_cfg": {**TEXT, "vocab_size": 64}}
+    (tmp_path / "few_words.json").write_text(json.dumps(few))
+    message = refused(ModelConfig(name=str(tmp_path / "few_words.json")))
+    assert "cannot take its tokenizer's tokens" in message
 
 
 def test_compiling_a_tower_leaves_its_names_and_values(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn, no_grad
+from torch import Tensor, empty_like, nn, no_grad
 from torch.optim import Optimizer
 
 from data.errors import ConfigError, DataError, HardwareError
@@ -86,8 +86,7 @@ def restore(state: CheckpointState, modules: Mapping[str, nn.Module], optimizer:
         name, _, key = entry.rpartition("/")
         if name not in named or id(named[name]) not in position:
             raise ConfigError(f"the checkpoint has optimiser state of '{name}', which this model does not train")
-        # a copy: what is read is mapped from the file, which retention may delete under us
-        own = value.clone() if isinstance(value, Tensor) else value
+        own = _like(named[name], value) if isinstance(value, Tensor) else value
         slots.setdefault(position[id(named[name])], {})[key] = own
     restore_weights(state.model, modules)
     optimizer.load_state_dict({"state": slots, "param_groups": optimizer.state_dict()["param_groups"]})
@@ -204,6 +203,13 @@ def tidy(run_dir: Path) -> None:
             os.rename(aside, final)
     for partial in folder.glob(".step_*.partial"):
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _like(parameter: Tensor, value: Tensor) -> Tensor:
+    """A copy: what is read is mapped from the file, which retention may delete under us. It lies in memory as the
+    parameter does (channels last, say): the fused AdamW goes through both without looking at strides."""
+    same = value.shape == parameter.shape
+    return empty_like(parameter, dtype=value.dtype, device="cpu").copy_(value) if same else value.clone()
 
 
 def _refuse_another_model(weights: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from operator import attrgetter
 from typing import Any
 
 from omegaconf import MISSING
@@ -155,25 +156,44 @@ class TrainConfig:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
 
+# Smallest legal values; null is legal where it is the default
+LEAST = {
+    "steps": 1,
+    "chunk_size": 1,
+    "model.embed_dim": 1,
+    "model.memo_mb": 0,
+    "model.image.image_size": 1,
+    "model.image.unlocked_groups": 0,
+    "model.text.context_length": 1,
+    "model.text.unlocked_layers": 0,
+    "optim.weight_decay": 0,
+    "optim.warmup": 0,
+    "optim.cooldown": 0,
+    "checkpoint.keep": 1,
+    "checkpoint.every": 1,
+    "tracking.every": 1,
+    "eval.every": 0,
+}
+POSITIVE = ("epochs", "optim.lr", "optim.eps", "optim.clip_norm", "dist.timeout")
+
+
 def validate(config: TrainConfig, world_size: int) -> None:
     """Rules between keys; raises ConfigError naming the keys and the fix."""
-    size = config.global_batch_size
+    size, optim, steps = config.global_batch_size, config.optim, config.steps
+    too_small = {key: value for key in LEAST if (value := attrgetter(key)(config)) is not None and value < LEAST[key]}
+    not_positive = {key: value for key in POSITIVE if (value := attrgetter(key)(config)) is not None and value <= 0}
     rules = {
         "data.train is missing: give shards, e.g. data.train=shards/train.tar, or experiment=emoji": config.data.train
         is None,
-        "steps or epochs is missing: say how long to train, e.g. steps=1000": config.steps is None
-        and config.epochs is None,
-        f"steps={config.steps}: must be 1 or more": config.steps is not None and config.steps < 1,
-        f"epochs={config.epochs}: must be above 0": config.epochs is not None and config.epochs <= 0,
+        "steps or epochs is missing: say how long to train, e.g. steps=1000": steps is None and config.epochs is None,
         f"global_batch_size={size}: needs at least one pair for each of {world_size} processes": size < world_size,
-        f"chunk_size={config.chunk_size}: must be 1 or more, or null": config.chunk_size is not None
-        and config.chunk_size < 1,
-        f"optim.lr={config.optim.lr}: must be above 0": config.optim.lr <= 0,
-        f"optim.clip_norm={config.optim.clip_norm}: must be above 0, or null": (config.optim.clip_norm or 1.0) <= 0,
-        f"checkpoint.keep={config.checkpoint.keep}: must be 1 or more": config.checkpoint.keep < 1,
-        f"checkpoint.every={config.checkpoint.every}: must be 1 or more": config.checkpoint.every < 1,
-        f"tracking.every={config.tracking.every}: must be 1 or more": config.tracking.every < 1,
-        f"eval.every={config.eval.every}: must be 0 (at the end only) or more": config.eval.every < 0,
+        f"optim.beta1={optim.beta1}, optim.beta2={optim.beta2}: must be 0 or more and below 1": not (
+            0 <= optim.beta1 < 1 and 0 <= optim.beta2 < 1
+        ),
+        f"optim.cooldown={optim.cooldown}: longer than the run of steps={steps}": steps is not None
+        and optim.cooldown > steps >= 1,
+        **{f"{key}={value}: must be {LEAST[key]} or more": True for key, value in too_small.items()},
+        **{f"{key}={value}: must be above 0": True for key, value in not_positive.items()},
     }
     broken = [message for message, is_broken in rules.items() if is_broken]
     if broken:

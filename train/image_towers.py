@@ -61,18 +61,21 @@ def _timm(config: ModelConfig, pair: OpenClipPair, load_pretrained: bool) -> Bui
             "Any of timm.list_models()"
         )
     trunk = _load_timm(name, config.image.pretrained if load_pretrained else None)
-    if config.image.image_size and hasattr(trunk, "set_input_size"):
-        trunk.set_input_size(config.image.image_size)
+    size = config.image.image_size
+    if size and hasattr(trunk, "set_input_size"):
+        try:
+            trunk.set_input_size(size)
+        except Exception as error:  # too small, or not a multiple of something
+            raise ConfigError(f"model.image.image_size={size}: {name} cannot take it: {first_line(error)}") from error
     if config.grad_checkpointing:
         trunk.set_grad_checkpointing(True)
     if config.image.frozen:
         trunk.requires_grad_(False)
         _unlock_timm(trunk, config.image.unlocked_groups)
     data = resolve_model_data_config(trunk)
-    size = config.image.image_size or data["input_size"][-1]
     width = getattr(trunk, "head_hidden_size", None) or trunk.num_features
     interpolation = "bilinear" if data["interpolation"] == "bilinear" else "bicubic"
-    spec = ImageSpec(size, data["mean"], data["std"], interpolation=interpolation)
+    spec = ImageSpec(size or data["input_size"][-1], data["mean"], data["std"], interpolation=interpolation)
     return trunk, nn.Linear(width, config.embed_dim, bias=False), spec
 
 
@@ -86,8 +89,10 @@ def _load_timm(name: str, pretrained: str | None) -> Any:
     try:
         if not Path(pretrained).suffix:
             return timm.create_model(f"{name.partition('.')[0]}.{pretrained}", pretrained=True, num_classes=0)
+        if not (file := Path(pretrained).expanduser()).is_file():
+            raise FileNotFoundError("no such file")
         trunk = timm.create_model(name, num_classes=0)
-        weights = load_state_dict(str(Path(pretrained).expanduser()), weights_only=True)
+        weights = load_state_dict(str(file), weights_only=True)
         missing, _ = trunk.load_state_dict(weights, strict=False)
     except Exception as error:  # timm, safetensors and the hub raise whatever they like
         raise ConfigError(

@@ -112,7 +112,7 @@ class OpenClipPair:
         known = model_name(name)
         preprocess = _check_weights(known, pretrained)
         weights = f" with weights '{pretrained}'" if pretrained and self._load else ""
-        logging.disable(logging.WARNING)  # it warns of random weights, which are wanted or come later
+        logging.disable(logging.ERROR)  # of random weights, which are wanted or come later, and of what is raised too
         try:
             model = open_clip.create_model(
                 known,
@@ -161,8 +161,8 @@ def model_name(name: str | None) -> str:
     return known
 
 
-@cache
 def _registered(path: str) -> str:
+    """Known to open_clip by the file's name from now on; two files may have the same, so the latest counts."""
     import open_clip
 
     file = Path(path).expanduser()

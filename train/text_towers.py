@@ -109,6 +109,8 @@ def _load(name: str, pretrained: bool) -> tuple[Any, Any]:
 
     logging.disable_progress_bar()
     place = _package_folder(name) if name.startswith("pkg:") else os.path.expanduser(name)
+    if place.startswith(("/", ".")) and not os.path.isdir(place):
+        raise ConfigError(f"model.text.name={name}: there is no folder {place}")
     try:
         tokenizer = AutoTokenizer.from_pretrained(place)
         if pretrained:
@@ -126,7 +128,10 @@ def _load(name: str, pretrained: bool) -> tuple[Any, Any]:
 def _package_folder(name: str) -> str:
     """pkg:PACKAGE/FOLDER → the folder inside the installed package."""
     package, _, folder = name.removeprefix("pkg:").partition("/")
-    found = importlib.util.find_spec(package)
+    try:
+        found = importlib.util.find_spec(package)
+    except ModuleNotFoundError:  # of what stands before a dot
+        found = None
     if found is None or not found.submodule_search_locations:
         raise ConfigError(
             f"model.text.name={name}: the package '{package}' is not installed. "

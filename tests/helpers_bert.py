@@ -1,0 +1,23 @@
+"""python -m helpers_bert FOLDER makes a tiny transformers text model and its tokenizer there."""
+
+import sys
+from pathlib import Path
+
+from transformers import BertConfig, BertModel, BertTokenizer
+from transformers.utils import logging
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def write(folder: Path) -> None:
+    logging.disable_progress_bar()
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"##{letter}" for letter in LETTERS), *LETTERS]
+    shape = BertConfig(
+        vocab_size=len(words), hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64
+    )
+    BertModel(shape).save_pretrained(folder)
+    BertTokenizer(vocab={word: i for i, word in enumerate(words)}).save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))
