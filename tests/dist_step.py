@@ -114,13 +114,13 @@ def check_sent_once(world: World) -> None:
     step = train_step(towers(), B, world=world, chunk_size=1)
     sent: list[int] = []
 
-    def counting(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def counting(group, bucket):  # DDP wants annotations of its own or none
         sent.append(bucket.buffer().numel())
-        return allreduce_hook(dist.group.WORLD, bucket)
+        return allreduce_hook(group, bucket)
 
     for tower in step._parallel:
         assert isinstance(tower, DistributedDataParallel)
-        tower.register_comm_hook(None, counting)
+        tower.register_comm_hook(dist.group.WORLD, counting)
     step(own(batch(B), SIZES[world.size][0], world.rank), 0)
     assert sum(sent) == sum(p.numel() for p in step.towers.parameters())
 

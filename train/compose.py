@@ -95,10 +95,9 @@ def check_words(arguments: Sequence[str]) -> None:
             raise ConfigError(f"'{word}' is not key=value.{nearest(word, known)} See: python -m train --help")
         key, _, value = word.partition("=")
         if key in seen and value != seen[key]:
-            raise ConfigError(
-                f"{key} is given twice: {seen[key]} and {value}.\n"
-                f"If the shell expanded braces, quote them:  '{key}=\"dir/{{00..99}}.tar\"'"
-            )
+            expanded = f"\nIf the shell expanded braces, quote them:  '{key}=\"dir/{{00..99}}.tar\"'"
+            hint = expanded if "/" in value or ".tar" in value else " Say it once"
+            raise ConfigError(f"{key} is given twice: {seen[key]} and {value}.{hint}")
         seen[key] = value
         _check_override(word, key.lstrip("+~"), value, known)
 
