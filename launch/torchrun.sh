@@ -7,8 +7,8 @@
 # From the environment: NPROC, NNODES, MASTER_ADDR, MASTER_PORT (29500), RDZV_ID (dyad).
 # Exit codes as `python -m train`: 0 ok, 2 configuration, 3 damaged data, 4 hardware, 75 preempted: run it again.
 set -euo pipefail
-# shellcheck disable=SC2086 # several words
-source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" ${DYAD_EXTRAS:-}
+# shellcheck disable=SC2086 # several words; never none, or `source` would hand on our own arguments
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" ${DYAD_EXTRAS:-demo}
 
 dry_run=
 if [ "${1:-}" = --dry-run ]; then

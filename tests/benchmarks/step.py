@@ -52,7 +52,7 @@ def batch(count: int) -> Batch:
     return Batch(x, y, ids, ids, ids)
 
 
-def by_hand(pairs: Batch) -> Callable[[int], None]:
+def by_hand(pairs: Batch) -> Callable[[int], object]:
     towers, objective = model().train(), build_objective("clip")
     optimizer = build_optimizer([*towers.named_parameters(), *objective.named_parameters()], OptimConfig())
 
@@ -66,10 +66,10 @@ def by_hand(pairs: Batch) -> Callable[[int], None]:
     return step
 
 
-def ours(pairs: Batch, chunks: int) -> Callable[[int], None]:
+def ours(pairs: Batch, chunks: int) -> Callable[[int], object]:
     options = StepOptions(0, 10**6, len(pairs), chunk_size=-(-len(pairs) // chunks))
     step = TrainStep(model(), build_objective("clip"), OptimConfig(), options, World())
-    return lambda index: step(pairs, index) and None
+    return lambda index: step(pairs, index)
 
 
 def main() -> None:

@@ -83,7 +83,7 @@ class ClipConfig(SoftmaxConfig):
 
 @dataclass
 class SymmetricDPMConfig(SoftmaxConfig):
-    """Symmetric discriminative probabilistic modelling: τ · log-sum-exp of score differences, both directions summed."""
+    """Symmetric discriminative probabilistic modelling: τ · LSE of score differences, both directions summed."""
 
     name: str = "symmetric_dpm"
     learnable: bool = described(False, "refused while the loss is scaled by τ")
