@@ -10,10 +10,14 @@ os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
 
 
+def _found(program: str) -> bool:
+    return shutil.which(program) is not None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     import torch
 
-    here = {"gpu": torch.cuda.is_available(), "npm": shutil.which("npm") is not None}
+    here = {"gpu": torch.cuda.is_available(), "npm": _found("npm"), "compiler": _found("g++")}
     absent = [i for i in items if any(i.get_closest_marker(name) and not found for name, found in here.items())]
     config.hook.pytest_deselected(items=absent)
     items[:] = [item for item in items if item not in absent]

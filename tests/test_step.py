@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -276,7 +275,7 @@ def test_the_temperature_is_clamped_after_the_step() -> None:
     assert 0 <= float(step.objective.get_parameter("logit_scale").detach()) <= torch.tensor(100.0).log() + 1e-6
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+@pytest.mark.compiler
 def test_a_compiled_step_learns_the_same() -> None:
     whole = batch(8)
     compiled, plain = (train_step(towers(shared=True), 8, compile=c, chunk_size=4) for c in (True, False))
