@@ -50,10 +50,9 @@ def find_run(path: str, note: Callable[[str], None]) -> tuple[Path, Path]:
 
 def load_trained(run: Path, checkpoint: Path) -> Trained:
     """Raises DataError when the checkpoint is damaged, ConfigError when it does not fit the run's configuration."""
-    from train.towers import build_model
-
     from data.image_text import image_spec
     from train.checkpoint import STATE, load_weights, restore_weights, verify
+    from train.towers import build_model
 
     config = read_config(run)
     weights = load_weights(checkpoint)

@@ -3,7 +3,7 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" demo dev bench build
 export HF_HUB_OFFLINE=1 WANDB_MODE=offline COVERAGE_FILE="$PWD/.coverage"
-ruff check .
+ruff check --no-cache .
 ruff format --check .
 shellcheck -x launch/*.sh .ci/run
 pyright

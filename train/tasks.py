@@ -14,7 +14,6 @@ from eval.suite import build_evaluators
 
 if TYPE_CHECKING:
     from eval.retrieval import Evaluator
-
     from train.config import TrainConfig
     from train.towers import Model
 
