@@ -75,6 +75,16 @@ def test_mistakes_have_one_clear_answer(mistake: str) -> None:
     assert len(str(caught.value).splitlines()) <= 6
 
 
+def test_the_answer_is_the_same_under_a_debugger() -> None:
+    tracer = sys.gettrace()
+    sys.settrace(lambda *_: None)  # OmegaConf then chains its raw causes
+    try:
+        with pytest.raises(ConfigError, match="cosine"):
+            compose_config(["optim.schedule=cosin"])
+    finally:
+        sys.settrace(tracer)
+
+
 def test_braces_expanded_by_the_shell_are_noticed() -> None:
     with pytest.raises(ConfigError, match="quote them"):
         compose_config(["data.train=d/0.tar", "data.train=d/1.tar"])

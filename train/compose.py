@@ -154,8 +154,8 @@ def _not_a_flag(word: str, arguments: Sequence[str], known: Iterable[str]) -> st
 
 
 def _first_cause(error: BaseException) -> str:
-    """Hydra wraps the reason; the innermost message, on one line, says it."""
-    while error.__cause__ is not None:
+    """Hydra wraps the reason; OmegaConf's message, else the innermost, on one line, says it."""
+    while error.__cause__ is not None and not isinstance(error, OmegaConfBaseException):
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     key = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key")), "")
