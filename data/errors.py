@@ -62,12 +62,15 @@ def run(main: Callable[[], None]) -> None:
     """Run a command: a UserError becomes one message on stderr and its exit code, Ctrl-C becomes 130."""
     try:
         main()
+        sys.stdout.flush()
     except UserError as error:
         if str(error):
             print(f"error: {error}", file=sys.stderr)
         _leave(int(error.exit_code), error.everywhere)
     except KeyboardInterrupt:
         _leave(130)
+    except BrokenPipeError:  # the reader of our output has seen enough: … --help | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the interpreter can still flush
 
 
 def _leave(code: int, everywhere: bool = False) -> NoReturn:

@@ -119,6 +119,12 @@ def test_help_teaches() -> None:
         assert word in run.stdout
 
 
+def test_a_reader_that_stops_early_is_no_fault() -> None:
+    command = f"{sys.executable} -m train --help | true; exit ${{PIPESTATUS[0]}}"
+    run = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
 def test_help_imports_no_torch() -> None:
     code = """import runpy, sys
 sys.argv[1:] = ["--help"]
