@@ -1,8 +1,9 @@
 """Job for torchrun: the step on W ranks equals dense autograd of the whole batch in one process (float64, 1e-10).
 
-Checked for towers that are trained, frozen and shared, for equal and unequal local batches, chunked and not: the loss,
-the gradient of every parameter and of the temperature, and that all ranks end with the same weights. Also: a value that
-is not finite on one rank, clipping, running statistics, the small collectives, and what a lost process looks like.
+Checked for towers that are trained, frozen and shared, for equal and unequal local batches, chunked and not, where each
+rank keeps another number of graphs, with further columns of some ranks: the loss, the gradient of every parameter and
+of the temperature, and that all ranks end with the same weights. Also: a value that is not finite on one rank,
+clipping, running statistics, the small collectives, and what a lost process looks like.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ import torch
 import torch.distributed as dist
 from helpers_step import (
     LOGIT_SCALE,
+    OverAllColumns,
     batch,
     dense_gradients,
+    dense_gradients_over_all_columns,
     gradients_of,
     rows,
     same_bits,
     snapshot,
     towers,
     train_step,
+    with_extra,
 )
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -41,9 +45,11 @@ from train.distributed import (
     lost_contact_named,
     shutdown,
 )
-from train.towers import TwoTower
+from train.step import TrainStep
+from train.tower import TwoTower
 
 B = 8
+PER_ROW = [0, 0, 0, 0, 3, 1, 0, 2]  # further columns: none of the first rank
 SIZES = {2: [(4, 4), (5, 3), (0, 8)], 4: [(2, 2, 2, 2), (3, 2, 2, 1), (1, 5, 0, 2)]}
 
 
@@ -64,21 +70,40 @@ def model(kind: str) -> TwoTower:
 
 
 def check_gradients(kind: str, sizes: tuple[int, ...], chunk_size: int | None, world: World) -> None:
-    context = (kind, sizes, chunk_size)
-    step = train_step(model(kind), B, world=world, chunk_size=chunk_size)
+    """Ranks keep different numbers of graphs: rank 1 all of them."""
+    keep_graphs = (1, B, 2, None)[world.rank]
+    step = train_step(model(kind), B, world=world, chunk_size=chunk_size, keep_graphs=keep_graphs)
     for index in range(2):  # DDP rebuilds its buckets after the first
         whole = batch(B, seed=index)
         step.objective.get_parameter("logit_scale").data.fill_(LOGIT_SCALE)
-        loss, want = dense_gradients(step.towers, whole)
-        scalars = step(own(whole, sizes, world.rank), index)
-        got = gradients_of(step)
-        assert got.keys() == want.keys(), (context, got.keys() ^ want.keys())
-        for name, gradient in want.items():
-            torch.testing.assert_close(got[name], gradient, rtol=1e-10, atol=1e-12, msg=lambda m: f"{context}: {m}")
-        assert abs(scalars["loss"] - float(loss)) < 1e-12, context
-        norm = torch.stack([g.norm() for g in want.values()]).norm()
-        assert abs(scalars["grad_norm"] - float(norm)) < 1e-12 * float(norm) + 1e-12, context
-        assert equal_everywhere(snapshot(step), world), context
+        want = dense_gradients(step.towers, whole)
+        compare(step, own(whole, sizes, world.rank), index, want, (kind, sizes, chunk_size), world)
+
+
+def check_further_columns(kind: str, sizes: tuple[int, ...], chunk_size: int | None, world: World) -> None:
+    objective, keep_graphs = OverAllColumns(), (B, 1, None, 3)[world.rank]
+    step = train_step(model(kind), B, world=world, objective=objective, chunk_size=chunk_size, keep_graphs=keep_graphs)
+    for index in range(2):
+        whole = with_extra(batch(B, seed=index), PER_ROW)
+        objective.logit_scale.data.fill_(0.5)
+        want = dense_gradients_over_all_columns(step.towers, whole)
+        compare(step, own(whole, sizes, world.rank), index, want, ("extra", kind, sizes, chunk_size), world)
+
+
+def compare(
+    step: TrainStep, part: Batch, index: int, want: tuple[Tensor, dict[str, Tensor]], context: object, world: World
+) -> None:
+    """Loss and gradients of a step on this rank's part are those of the whole batch, and all ranks end alike."""
+    loss, gradients = want
+    scalars = step(part, index)
+    got = gradients_of(step)
+    assert got.keys() == gradients.keys(), (context, got.keys() ^ gradients.keys())
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(got[name], gradient, rtol=1e-10, atol=1e-12, msg=lambda m: f"{context}: {m}")
+    assert abs(scalars["loss"] - float(loss)) < 1e-12, context
+    norm = torch.stack([g.norm() for g in gradients.values()]).norm()
+    assert abs(scalars["grad_norm"] - float(norm)) < 1e-12 * float(norm) + 1e-12, context
+    assert equal_everywhere(snapshot(step), world), context
 
 
 def check_not_finite(chunk_size: int | None, world: World) -> None:
@@ -109,9 +134,9 @@ def check_clipping(world: World) -> None:
     assert before > 0.02 and abs(float(after) - 0.01) < 1e-4
 
 
-def check_sent_once(world: World) -> None:
-    """However many chunks, a tower's gradients are averaged once a step."""
-    step = train_step(towers(), B, world=world, chunk_size=1)
+def check_sent_once(keep_graphs: int, world: World) -> None:
+    """However many chunks and graphs, a tower's gradients are averaged once a step."""
+    step = train_step(towers(), B, world=world, chunk_size=1, keep_graphs=keep_graphs)
     sent: list[int] = []
 
     def counting(group, bucket):  # DDP wants annotations of its own or none
@@ -163,9 +188,11 @@ def main() -> None:
         for sizes in SIZES[world.size]:
             for chunk_size in (None, B // world.size // 2):
                 check_gradients(kind, sizes, chunk_size, world)
+                check_further_columns(kind, sizes, chunk_size, world)
     check_not_finite(None, world)
     check_clipping(world)
-    check_sent_once(world)
+    for keep_graphs in (1, 2, B):
+        check_sent_once(keep_graphs, world)
     check_running_statistics(world)
     check_collectives(world)
     check_lost_contact(world)

@@ -86,6 +86,7 @@ def run(run_dir: Path, pause: float = 0.0, toy: Toy | None = None) -> Outcome:
                 Plan(first, STEPS, BATCH, 1, log_every=1, evaluate_every=5, save_every=3, evaluation_owed=owed),
                 toy.batches(first, STEPS),
                 step=toy.step,
+                diagnose=lambda: {},
                 evaluate=toy.evaluate,
                 save=write,
                 should_stop=lambda: stop.requested,

@@ -4,6 +4,7 @@ import json
 import resource
 import signal
 from pathlib import Path
+from shutil import copy
 from typing import cast
 
 import pytest
@@ -26,7 +27,8 @@ from train.checkpoint import (
     tidy,
 )
 
-FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "manifest.json")
+FILES = ("model.safetensors", "optimizer.safetensors", "memory.safetensors", "state.json", "manifest.json")
+MEMORY = {"log_u": torch.tensor([1e-42, -0.0, float("nan")]), "tau": torch.tensor([0.1, 0.2, 0.3])}
 
 
 class Tower(nn.Module):
@@ -77,11 +79,11 @@ class Run:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    """A run with checkpoints of steps 2, 4 and 6."""
+    """A run with checkpoints of steps 2, 4 and 6; state per sample too."""
     run = Run(0)
     for step in (2, 4, 6):
         run.train(step - 2, step)
-        save(tmp_path, run.state(step), keep=3)
+        save(tmp_path, capture(run.modules, run.optimizer, step, {}, MEMORY | {"samples_seen": torch.tensor(step)}), 3)
     return tmp_path
 
 
@@ -153,6 +155,20 @@ def test_names_do_not_show_how_a_module_is_wrapped(tmp_path: Path) -> None:
     assert same(wrapped, expected)
 
 
+def test_state_per_sample_is_kept_to_the_bit_and_only_where_there_is_some(saved: Path, tmp_path: Path) -> None:
+    state = load(folder(saved, 6))
+    assert {name: t.numpy().tobytes() for name, t in state.memory.items()} == {
+        **{name: t.numpy().tobytes() for name, t in MEMORY.items()},
+        "samples_seen": torch.tensor(6).numpy().tobytes(),
+    }
+    plain = save(tmp_path / "plain", Run(0).state(1), keep=1)
+    assert sorted(p.name for p in plain.iterdir()) == sorted(set(FILES) - {"memory.safetensors"})
+    assert load(plain).memory == {}
+    copy(folder(saved, 6) / "memory.safetensors", plain)  # a damaged manifest may not list it
+    with pytest.raises(DataError, match=r"memory\.safetensors"):
+        load(plain)
+
+
 def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -169,7 +185,8 @@ def test_a_damaged_checkpoint_is_refused_and_passed_over(saved: Path, name: str,
     damage(folder(saved, 6) / name)
     if name == "manifest.json" and damage is truncate:  # the last byte of JSON text is a newline: harmless
         truncate(folder(saved, 6) / name)
-    with pytest.raises(DataError, match=f"step_00000006/.*{name.split('.')[0]}"):
+    named = "" if name == "manifest.json" and damage is flip else name.split(".")[0]  # it may hit the digest of another
+    with pytest.raises(DataError, match=f"step_00000006/.*{named}"):
         load(folder(saved, 6))
     notes: list[str] = []
     assert find(saved, notes.append) == folder(saved, 4)

@@ -15,6 +15,7 @@ from train.usage import COMMON, help_text
 
 ROOT = Path(__file__).parent.parent
 CHOICES = [f"{group}={choice}" for group, choices in groups().items() for choice in choices]
+NEEDED = {"objective=cpc": ["objective.width=8"]}  # what has no default
 
 
 def train(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -25,7 +26,7 @@ def train(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_every_choice_composes(choice: str) -> None:
-    config = compose_config([choice, "data.train=x"])
+    config = compose_config([choice, "data.train=x", *NEEDED.get(choice, [])])
     assert isinstance(config, TrainConfig)
     assert not OmegaConf.missing_keys(OmegaConf.structured(config))
 

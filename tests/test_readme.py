@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,19 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_readme_has_commands() -> None:
     assert {"bash launch/demo.sh", "bash launch/test.sh"} <= set(COMMANDS) and len(COMMANDS) >= 8
+
+
+def test_the_loop_of_the_readme_runs(tmp_path: Path) -> None:
+    """As shown: alone, and on two ranks that share a batch."""
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    alone, shared = tmp_path / "alone.py", tmp_path / "shared.py"
+    alone.write_text(code)
+    shared.write_text(f"import torch.distributed as dist\ndist.init_process_group('gloo')\n{code}")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(shared)]
+    for command in ([sys.executable, str(alone)], torchrun):
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        assert run.returncode == 0, run.stderr[-2000:]
 
 
 def test_every_command_of_the_readme_works(checkout: Path) -> None:

@@ -1,23 +1,23 @@
 """One optimiser step: exact under chunks, the same bits as a plain step, harmless when something is not finite."""
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
+from helpers_dist import launch
 from helpers_step import (
     LOCAL,
+    OverAllColumns,
     batch,
     dense_gradients,
+    dense_gradients_over_all_columns,
     gradients_of,
     same_bits,
     snapshot,
     towers,
     train_step,
+    with_extra,
 )
 from torch import Tensor, nn
 
@@ -26,10 +26,10 @@ from data.errors import UserError
 from train.config import ModelConfig, OptimConfig, Precision
 from train.losses import build_objective
 from train.optim import build_optimizer, learning_rate
-from train.step import AUTOCAST, TrainStep, noise
-from train.towers import TwoTower, build_model
+from train.step import AUTOCAST, TrainStep, _for_scores, noise
+from train.tower import TwoTower
+from train.towers import build_model
 
-ROOT = Path(__file__).parent.parent
 TINY = {
     "embed_dim": 16,
     "vision_cfg": {
@@ -91,11 +91,12 @@ def all_graphs_kept(step: TrainStep, whole: Batch, index: int, count: int, preci
 
 
 @pytest.mark.parametrize("precision", [Precision.fp32, Precision.bf16])
+@pytest.mark.parametrize("keep_graphs", [1, 2, 3, 4, 9, None])
 def test_two_passes_equal_the_same_chunks_with_all_graphs_kept_bit_for_bit(
-    vit_config: ModelConfig, precision: Precision
+    vit_config: ModelConfig, keep_graphs: int | None, precision: Precision
 ) -> None:
-    whole = pictures_and_tokens(11)
-    step = train_step(noisy_model(vit_config), len(whole), chunk_size=3, precision=precision)
+    whole, options = pictures_and_tokens(11), {"chunk_size": 3, "keep_graphs": keep_graphs, "precision": precision}
+    step = train_step(noisy_model(vit_config), len(whole), **options)
     want = all_graphs_kept(step, whole, 7, 4, precision)
     other_noise = all_graphs_kept(step, whole, 8, 4, precision)
     step(whole, 7)
@@ -103,9 +104,33 @@ def test_two_passes_equal_the_same_chunks_with_all_graphs_kept_bit_for_bit(
     assert not torch.equal(want["y_tower.linear.weight"], other_noise["y_tower.linear.weight"])
 
 
-def test_running_statistics_count_every_row_once() -> None:
+@pytest.mark.parametrize("keep_graphs", [1, 2, 3, None])
+def test_only_chunks_without_a_graph_run_again(keep_graphs: int | None) -> None:
+    step = train_step(towers(noisy=True), 9, chunk_size=3, keep_graphs=keep_graphs)
+    runs: list[int] = []
+    step.towers.y_tower.register_forward_hook(lambda module, inputs, output: runs.append(len(inputs[0])))
+    step(batch(9), 0)
+    assert runs == [3] * (3 + 3 - (keep_graphs or 3))
+
+
+def test_kept_graphs_change_no_bit_of_what_is_learnt() -> None:
+    """With batch norms, dropout, further columns and a chunk without any."""
+    whole = with_extra(batch(13), [2, 0, 1] + [0] * 10)
+    ends = []
+    for keep_graphs in (1, 2, 3, 4, None):
+        objective = OverAllColumns()
+        step = train_step(towers(noisy=True), 13, objective=objective, chunk_size=4, keep_graphs=keep_graphs)
+        for index in range(3):
+            step(whole, index)
+        ends.append(snapshot(step))
+    assert all(same_bits(end, ends[0]) for end in ends)
+    assert not same_bits(ends[0], snapshot(train_step(towers(noisy=True), 13, objective=OverAllColumns())))
+
+
+@pytest.mark.parametrize("keep_graphs", [1, 2, 3])
+def test_running_statistics_count_every_row_once(keep_graphs: int) -> None:
     whole = batch(10)
-    step, reference = (train_step(towers(noisy=True), 10, chunk_size=4) for _ in range(2))
+    step, reference = (train_step(towers(noisy=True), 10, chunk_size=4, keep_graphs=keep_graphs) for _ in range(2))
     step(whole, 0)
     for side, inputs in (("x_tower", whole.x), ("y_tower", whole.y)):
         tower = reference.towers.get_submodule(side)
@@ -139,6 +164,24 @@ def test_a_chunk_may_be_empty() -> None:
         torch.testing.assert_close(gradient, want[name], rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("chunk_size", [1, 4, None])
+@pytest.mark.parametrize("per_row", [[0, 0, 3, 1, 0, 2, 1], [0, 0, 0, 1, 0, 0, 0], [0] * 7], ids=str)
+def test_further_columns_are_embedded_with_the_pairs(per_row: list[int], chunk_size: int | None) -> None:
+    whole = with_extra(batch(7), per_row)
+    step = train_step(towers(), 7, objective=OverAllColumns(), chunk_size=chunk_size, keep_graphs=2)
+    runs: list[int] = []
+    step.towers.y_tower.register_forward_hook(lambda module, inputs, output: runs.append(1))
+    loss, want = dense_gradients_over_all_columns(step.towers, whole)
+    runs.clear()
+    assert step(whole, 0)["loss"] == pytest.approx(float(loss), rel=1e-12)
+    got = gradients_of(step)
+    assert got.keys() == want.keys()
+    for name, gradient in want.items():
+        torch.testing.assert_close(got[name], gradient, rtol=1e-10, atol=1e-12)
+    chunks = -(-7 // (chunk_size or 7))
+    assert len(runs) == 2 * chunks - min(2, chunks), "one forward for pairs and further columns together"
+
+
 def test_one_chunk_has_the_bits_of_a_plain_step(vit_config: ModelConfig) -> None:
     whole, optim = pictures_and_tokens(10), OptimConfig(lr=3e-3, clip_norm=0.5, warmup=2)
     step = train_step(noisy_model(vit_config), 10, optim=optim, chunk_size=10)
@@ -158,7 +201,7 @@ def test_one_chunk_has_the_bits_of_a_plain_step(vit_config: ModelConfig) -> None
         optimizer.step()
         objective.clamp_()
     assert same_bits(step.towers.state_dict(), model.state_dict())
-    assert torch.equal(step.objective.get_parameter("logit_scale"), objective.logit_scale)
+    assert torch.equal(step.objective.get_parameter("logit_scale"), objective.get_parameter("logit_scale"))
 
 
 @pytest.mark.parametrize("chunk_size", [None, 2])
@@ -256,6 +299,23 @@ def test_fp16_stops_when_no_scale_helps() -> None:
         step(broken, 2)
 
 
+HALF, BRAIN, SINGLE, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
+SCORED = {
+    ("cpu", BRAIN, BRAIN): SINGLE,
+    ("cpu", DOUBLE, DOUBLE): DOUBLE,
+    ("cuda", BRAIN, BRAIN): BRAIN,
+    ("cuda", HALF, HALF): HALF,
+    ("cuda", BRAIN, SINGLE): SINGLE,
+}
+
+
+@pytest.mark.parametrize("case", SCORED, ids=str)
+def test_embeddings_are_scored_in_one_precision(case: tuple[str, torch.dtype, torch.dtype]) -> None:
+    device, of_x, of_y = case
+    scored = _for_scores([torch.ones(2, 3, dtype=of_x), torch.ones(2, 3, dtype=of_y)], torch.device(device))
+    assert [e.dtype for e in scored] == [SCORED[case]] * 2
+
+
 @pytest.mark.parametrize("precision", [Precision.bf16, Precision.fp16])
 def test_half_precision_is_near_single(precision: Precision) -> None:
     whole = batch(8, dtype=torch.float32)
@@ -285,15 +345,5 @@ def test_a_compiled_step_learns_the_same() -> None:
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_any_number_of_ranks(world_size: int) -> None:
-    """tests/dist_step.py says what is checked; each rank prints a line when all of it holds."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world_size}"]
-    run = subprocess.run(
-        [*command, str(ROOT / "tests/dist_step.py")],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-    )
-    assert run.returncode == 0, run.stderr[-4000:]
-    assert run.stdout.count("all checks hold") == world_size
+    """tests/dist_step.py says what is checked."""
+    launch("dist_step.py", world_size)

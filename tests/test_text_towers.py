@@ -14,7 +14,8 @@ from transformers import AutoTokenizer, BertModel
 
 from train.config import Pooling, TextTower, TextTowerConfig
 from train.text_towers import _package_folder
-from train.towers import Tower, build_model
+from train.tower import Tower
+from train.towers import build_model
 
 
 def states(tower: nn.Module, tokens: Tensor) -> Tensor:

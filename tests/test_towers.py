@@ -30,7 +30,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from train.config import ImageTower, ImageTowerConfig, ModelConfig, Pooling
-from train.towers import Model, Tower, build_model, open_clip_state_dict
+from train.tower import Tower
+from train.towers import Model, build_model, open_clip_state_dict
 
 # open_clip ------------------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 `<run>/checkpoints/step_XXXXXXXX/`, XXXXXXXX = finished optimiser steps:
     model.safetensors      weights and buffers of the towers and the objective, by name
     optimizer.safetensors  "<parameter name>/exp_avg" and so on: addressed by name, never by position
+    memory.safetensors     per-sample state of the objective, one entry per training sample; only if it has such state
     state.json             step, and what the caller says (samples seen, data state, scaler, tracker id)
     manifest.json          format version, size and SHA-256 of the others; written last, checked before loading
 Each folder stands alone: damage to one never touches another. Nothing is pickled.
@@ -31,19 +32,24 @@ from data.errors import ConfigError, DataError, HardwareError
 from train.files import sync, write_json
 
 FORMAT = 1
-MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
+MODEL, OPTIMIZER, MEMORY = "model.safetensors", "optimizer.safetensors", "memory.safetensors"
+STATE, MANIFEST = "state.json", "manifest.json"
 WRAPPERS = {"DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}  # class → where the real module is
 
 
 @dataclass
 class CheckpointState:
-    """step: finished optimiser steps; model, optimizer: tensors by name; facts: JSON of the caller's choice."""
+    """step: finished optimiser steps; facts: JSON of the caller's choice; the others: tensors by name.
+
+    memory: per-sample state of all samples.
+    """
 
     step: int
     model: dict[str, Tensor]
     optimizer: dict[str, Tensor]
     facts: dict[str, Any] = field(default_factory=dict)
     optimizer_scalars: dict[str, float] = field(default_factory=dict)
+    memory: dict[str, Tensor] = field(default_factory=dict)
 
 
 def named_tensors(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
@@ -59,7 +65,11 @@ def named_tensors(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
 
 
 def capture(
-    modules: Mapping[str, nn.Module], optimizer: Optimizer, step: int, facts: dict[str, Any]
+    modules: Mapping[str, nn.Module],
+    optimizer: Optimizer,
+    step: int,
+    facts: dict[str, Any],
+    memory: Mapping[str, Tensor] | None = None,
 ) -> CheckpointState:
     """What `save` writes. Holds references, not copies: save before the next step."""
     assert not {"step", "optimizer_scalars"} & set(facts), "these keys of state.json are the checkpoint's own"
@@ -73,11 +83,14 @@ def capture(
     }
     tensors = {name: value for name, value in entries.items() if isinstance(value, Tensor)}
     scalars = {name: value for name, value in entries.items() if name not in tensors}
-    return CheckpointState(step, model, tensors, facts, scalars)
+    return CheckpointState(step, model, tensors, facts, scalars, dict(memory or {}))
 
 
 def restore(state: CheckpointState, modules: Mapping[str, nn.Module], optimizer: Optimizer) -> None:
-    """Put a checkpoint back, bit for bit. Raises ConfigError, with nothing changed, when it is of another model."""
+    """Put a checkpoint back, bit for bit, but for its memory, of which each rank has a part of its own.
+
+    Raises ConfigError, with nothing changed, when it is of another model.
+    """
     _refuse_another_model(state.model, modules)
     named = named_tensors(modules)
     position = {id(p): i for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
@@ -162,7 +175,9 @@ def load(folder: Path) -> CheckpointState:
     verify(folder)
     facts = json.loads((folder / STATE).read_text())
     step, scalars = facts.pop("step"), facts.pop("optimizer_scalars")
-    return CheckpointState(step, load_file(folder / MODEL), load_file(folder / OPTIMIZER), facts, scalars)
+    model, optimizer = load_file(folder / MODEL), load_file(folder / OPTIMIZER)
+    memory = load_file(folder / MEMORY) if MEMORY in _listed(folder) else {}
+    return CheckpointState(step, model, optimizer, facts, scalars, memory)
 
 
 def load_weights(folder: Path) -> dict[str, Tensor]:
@@ -171,19 +186,13 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
     return load_file(folder / MODEL)
 
 
-def verify(folder: Path, only: tuple[str, ...] = (MODEL, OPTIMIZER, STATE)) -> None:
+def verify(folder: Path, only: tuple[str, ...] = (MODEL, OPTIMIZER, MEMORY, STATE)) -> None:
     """Raises DataError naming the first file that is missing, cut short or changed; ConfigError for a newer format."""
-    manifest = folder / MANIFEST
-    try:
-        content = json.loads(manifest.read_text())
-        version, files = int(content["format"]), dict(content["files"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{manifest} cannot be read: {error}") from error
-    if version > FORMAT:
-        raise ConfigError(f"{folder} is of a newer Dyad (format {version}, this one reads {FORMAT}): update Dyad")
+    files = _listed(folder)
     for name in only:
-        expected = files.get(name) or {}
-        path = folder / name
+        if name == MEMORY and name not in files and not (folder / name).exists():
+            continue
+        path, expected = folder / name, files.get(name) or {}
         if not path.is_file():
             raise DataError(f"{path} is missing")
         if path.stat().st_size != expected.get("bytes"):
@@ -212,6 +221,19 @@ def _like(parameter: Tensor, value: Tensor) -> Tensor:
     return empty_like(parameter, dtype=value.dtype, device="cpu").copy_(value) if same else value.clone()
 
 
+def _listed(folder: Path) -> dict[str, Any]:
+    """What the manifest says of each file."""
+    manifest = folder / MANIFEST
+    try:
+        content = json.loads(manifest.read_text())
+        version, files = int(content["format"]), dict(content["files"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{manifest} cannot be read: {error}") from error
+    if version > FORMAT:
+        raise ConfigError(f"{folder} is of a newer Dyad (format {version}, this one reads {FORMAT}): update Dyad")
+    return files
+
+
 def _refuse_another_model(weights: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
     own = named_tensors(modules)
     given = {name: tensor for name, tensor in weights.items() if name.partition(".")[0] in modules}
@@ -230,11 +252,12 @@ def _refuse_another_model(weights: Mapping[str, Tensor], modules: Mapping[str, n
 
 
 def _write(folder: Path, state: CheckpointState) -> None:
-    for name, tensors in ((MODEL, state.model), (OPTIMIZER, state.optimizer)):
+    files = {MODEL: state.model, OPTIMIZER: state.optimizer, **({MEMORY: state.memory} if state.memory else {})}
+    for name, tensors in files.items():
         save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, folder / name)
     facts = {"step": state.step, **state.facts, "optimizer_scalars": state.optimizer_scalars}
     (folder / STATE).write_text(json.dumps(facts, indent=1))
-    names = (MODEL, OPTIMIZER, STATE)
+    names = (*files, STATE)
     with ThreadPoolExecutor() as pool:  # hashing and waiting for the disk overlap
         sealed = list(pool.map(lambda name: _sealed(folder / name), names))
     write_json(folder / MANIFEST, {"format": FORMAT, "files": dict(zip(names, sealed, strict=True))})
@@ -277,7 +300,9 @@ def _digest(path: Path) -> str:
 
 
 def _reason(error: Exception, state: CheckpointState, folder: Path) -> str:
-    needed = sum(t.numel() * t.element_size() for t in (*state.model.values(), *state.optimizer.values()))
+    needed = sum(
+        t.numel() * t.element_size() for part in (state.model, state.optimizer, state.memory) for t in part.values()
+    )
     free = shutil.disk_usage(folder).free
     return f"{error} (it needs {needed:,} bytes, {free:,} are free)"
 

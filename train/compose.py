@@ -41,7 +41,7 @@ def register() -> None:
 def groups() -> dict[str, list[str]]:
     """The configuration groups and the choices of each."""
     found = {d.name: sorted(f.stem for f in d.glob("*.yaml")) for d in sorted(CONFIG_DIR.iterdir()) if d.is_dir()}
-    found["objective"] = sorted(OBJECTIVES)
+    found["objective"] = sorted([*OBJECTIVES, *found["objective"]])
     return {name: found[name] for name in sorted(found) if name != "local"}
 
 

@@ -138,6 +138,9 @@ class TrainConfig:
     epochs: float | None = described(None, "passes over the data when steps is null")
     global_batch_size: int = described(256, "pairs per optimiser step over all ranks")
     chunk_size: int | None = described(None, "pairs per rank embedded at a time; null: all. Never changes the gradient")
+    keep_graphs: int | None = described(
+        None, "chunks that need no second forward; null: as many as free memory allows. Never changes the gradient"
+    )
     precision: Precision = described(Precision.fp32, "of the towers; scores and losses are always float32")
     compile: bool = described(False, "torch.compile the towers")
     resume: str = described("auto", "auto: go on from the run's newest checkpoint; never; or a checkpoint folder")
@@ -160,6 +163,7 @@ class TrainConfig:
 LEAST = {
     "steps": 1,
     "chunk_size": 1,
+    "keep_graphs": 1,
     "model.embed_dim": 1,
     "model.memo_mb": 0,
     "model.image.image_size": 1,
@@ -174,6 +178,7 @@ LEAST = {
     "tracking.every": 1,
     "eval.every": 0,
 }
+OWN_LOOP = {"cpc": "sequences", "partial_auc": "scores"}  # objectives that are not of pairs
 POSITIVE = ("epochs", "optim.lr", "optim.eps", "optim.clip_norm", "dist.timeout")
 
 
@@ -186,6 +191,8 @@ def validate(config: TrainConfig, world_size: int) -> None:
         "data.train is missing: give shards, e.g. data.train=shards/train.tar, or experiment=emoji": config.data.train
         is None,
         "steps or epochs is missing: say how long to train, e.g. steps=1000": steps is None and config.epochs is None,
+        f"objective={config.objective.name}: takes {OWN_LOOP.get(config.objective.name)}, which no task has; use it in "
+        "a loop of your own: from train.losses import build_objective": config.objective.name in OWN_LOOP,
         f"global_batch_size={size}: needs at least one pair for each of {world_size} processes": size < world_size,
         f"optim.beta1={optim.beta1}, optim.beta2={optim.beta2}: must be 0 or more and below 1": not (
             0 <= optim.beta1 < 1 and 0 <= optim.beta2 < 1

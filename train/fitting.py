@@ -24,6 +24,9 @@ from train.config import TrainConfig, validate
 from train.distributed import World, any_rank, barrier
 from train.loop import Plan, fit
 from train.losses import build_objective
+from train.losses.diagnostics import diagnose, saturation
+from train.losses.memory import SampleState
+from train.losses.options.common import Similarity
 from train.metrics import Logger, build_logger
 from train.run_state import locked, recorded
 from train.runs import open_run, run_folder
@@ -35,10 +38,14 @@ from train.towers import Model, build_model
 
 @dataclass
 class Parts:
-    """What a run is made of. modules: everything with weights, by the name it has in a checkpoint."""
+    """What a run is made of.
+
+    modules: everything with weights, by the name it has in a checkpoint; memory: the objective's per-sample state.
+    """
 
     model: Model
     modules: dict[str, nn.Module]
+    memory: SampleState | None
     data: Data
     evaluators: Sequence[Evaluator]
     step: TrainStep
@@ -75,6 +82,7 @@ def run_on(world: World, config: TrainConfig) -> str:
                 workers=config.data.workers,
             ),
             step=parts.step,
+            diagnose=lambda: _health(parts.step, config),
             evaluate=evaluation,
             save=_saver(config, folder, parts, logger, world),
             should_stop=lambda: any_rank(stop.requested, world),
@@ -91,16 +99,30 @@ def build_parts(config: TrainConfig, world: World) -> Parts:
     torch.manual_seed(config.seed)
     model = agreed(world, lambda: build_model(config.model))
     model.towers.to(world.device)
-    objective = agreed(world, lambda: build_objective(**asdict(config.objective))).to(world.device)
-    modules = {"towers": model.towers, "objective": objective}
     task = TASKS[config.task.value]
     data, evaluators = rank_0_first(world, lambda: (task.data(config, model), task.evaluators(config, model)))
+    objective = agreed(world, lambda: build_objective(**_objective_options(config, data))).to(world.device)
+    modules = {"towers": model.towers, "objective": objective}
     total_steps = config.steps or math.ceil((config.epochs or 0) * data.order.steps_per_epoch)
     options = StepOptions(
-        config.seed, total_steps, config.global_batch_size, config.chunk_size, config.precision, config.compile
+        config.seed,
+        total_steps,
+        config.global_batch_size,
+        config.chunk_size,
+        config.keep_graphs,
+        config.precision,
+        config.compile,
     )
     step = agreed(world, lambda: TrainStep(model.towers, objective, config.optim, options, world))
-    return Parts(model, modules, data, evaluators, step, total_steps)
+    return Parts(model, modules, objective.memory, data, evaluators, step, total_steps)
+
+
+def _objective_options(config: TrainConfig, data: Data) -> dict[str, Any]:
+    """Per-sample state has a place for every training sample, unless another number is said."""
+    options = asdict(config.objective)
+    if "num_samples" in options and options["num_samples"] is None:
+        options["num_samples"] = sum(data.order.sizes)
+    return options
 
 
 class Evaluation:
@@ -131,8 +153,14 @@ def build_encoder(config: TrainConfig, model: Model, world: World) -> Encoder:
         block=config.eval.block,
         workers=config.data.workers,
         precision=config.precision.value,
-        cosine=config.objective.similarity.value == "cosine",
+        cosine=config.objective.similarity is Similarity.cosine,
     )
+
+
+def _health(step: TrainStep, config: TrainConfig) -> dict[str, float]:
+    """Diagnostics of the last step's embeddings and loss. A collective."""
+    cosine = config.objective.similarity is Similarity.cosine
+    return {**diagnose(*step.embeddings, step.scalars.get("logit_scale"), cosine), **saturation(step.scalars)}
 
 
 @dataclass(frozen=True)
@@ -197,9 +225,22 @@ def _restore(found: Path, parts: Parts, config: TrainConfig) -> CheckpointState:
                 f"{str(here)[:16]}): the order of samples would differ.\n"
                 "Use the same data and batch, or start another run.name with init_from"
             )
+    _restore_memory(found, state, parts)
     checkpoint.restore(state, parts.modules, parts.step.optimizer)
     parts.step.load_state_dict(state.facts["step_state"])
     return state
+
+
+def _restore_memory(found: Path, state: CheckpointState, parts: Parts) -> None:
+    if parts.memory is None and not state.memory:
+        return
+    if parts.memory is None or not state.memory:
+        raise ConfigError(f"{found} has {'' if state.memory else 'no '}per-sample state: it is of another objective")
+    try:
+        parts.memory.load(state.memory)
+    except ConfigError as error:
+        raise ConfigError(f"{found}: {error}") from error
+    state.memory = {}  # each rank has its part, and the whole may be large
 
 
 def _identity(parts: Parts, config: TrainConfig) -> dict[str, Any]:
@@ -244,17 +285,18 @@ def _saver(
     config: TrainConfig, folder: Path, parts: Parts, logger: Logger, world: World
 ) -> Callable[[int, bool], None]:
     def save(step: int, evaluation_owed: bool) -> None:
+        facts = {
+            **_identity(parts, config),
+            "samples_seen": step * config.global_batch_size,
+            "evaluation_owed": evaluation_owed,
+            "wandb_id": logger.wandb_id,
+            "world_size": world.size,
+            "threads": torch.get_num_threads(),
+            "step_state": parts.step.state_dict(),
+        }
+        memory = parts.memory.gathered(world.device) if parts.memory else None
         if world.rank == 0:
-            facts = {
-                **_identity(parts, config),
-                "samples_seen": step * config.global_batch_size,
-                "evaluation_owed": evaluation_owed,
-                "wandb_id": logger.wandb_id,
-                "world_size": world.size,
-                "threads": torch.get_num_threads(),
-                "step_state": parts.step.state_dict(),
-            }
-            state = checkpoint.capture(parts.modules, parts.step.optimizer, step, facts)
+            state = checkpoint.capture(parts.modules, parts.step.optimizer, step, facts, memory)
             checkpoint.save(folder, state, config.checkpoint.keep)
         barrier(world)
 

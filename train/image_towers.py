@@ -12,7 +12,7 @@ from data.errors import ConfigError, nearest
 from data.transforms import ImageSpec
 from train.config import ImageTower, ModelConfig
 from train.open_clip_pair import OpenClipPair
-from train.towers import Tower, first_line, freeze
+from train.tower import Tower, first_line, freeze
 
 HALF = (0.5, 0.5, 0.5)
 GROUP = 8  # channels per group of the normalisation of the small tower

@@ -43,6 +43,7 @@ def fit(
     batches: Iterable[Batch],
     *,
     step: Callable[[Batch, int], Mapping[str, float]],
+    diagnose: Callable[[], Mapping[str, float]],
     evaluate: Callable[[], Mapping[str, float]],
     save: Callable[[int, bool], None],
     should_stop: Callable[[], bool],
@@ -50,9 +51,10 @@ def fit(
 ) -> Outcome:
     """Run steps first_step … total_steps - 1 and return how it ended. Call on every rank.
 
-    batches: one per step. step(batch, index): takes optimiser step `index` and returns its scalars. evaluate(): scalars
-    of the weights as they are. save(step, evaluation_owed): writes a checkpoint. should_stop(): whether to stop, the
-    same on all ranks. What is logged at a step is logged before the checkpoint of that step: once over all restarts.
+    batches: one per step. step(batch, index): takes optimiser step `index` and returns its scalars. diagnose(): further
+    scalars of the last step, asked for when it is logged. evaluate(): scalars of the weights as they are.
+    save(step, evaluation_owed): writes a checkpoint. should_stop(): whether to stop, the same on all ranks. What is
+    logged at a step is logged before the checkpoint of that step: once over all restarts.
     """
     if plan.evaluation_owed:
         _log_evaluation(logger, plan.first_step, evaluate())
@@ -66,7 +68,8 @@ def fit(
         watch.add(waited, perf_counter() - start)
         done = index + 1
         if plan.due(done, plan.log_every):
-            logger.log(done, {f"train/{name}": value for name, value in {**scalars, **watch.read()}.items()})
+            everything = {**scalars, **diagnose(), **watch.read()}
+            logger.log(done, {f"train/{name}": value for name, value in everything.items()})
         stop = should_stop()
         owed = plan.due(done, plan.evaluate_every)
         if owed and not stop:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from data.errors import ConfigError, nearest
 from data.transforms import ImageSpec
 from train.config import ImageTower, ModelConfig, TextTower
-from train.towers import Tower, first_line
+from train.tower import Tower, first_line
 
 # Class of a trunk → its attribute that leads into the shared space, and whether it takes None there or wants a module
 PROJECTIONS = {

@@ -27,6 +27,7 @@ FREE = (
     "dist.",
     "resume",
     "compile",
+    "keep_graphs",
     "data.workers",
     "data.val",
     "model.memo_mb",

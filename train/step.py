@@ -2,8 +2,8 @@
 
 With several chunks the towers run twice: first to have all embeddings for the objective; then, chunk by chunk, to pass
 the gradient of the embeddings on (GradCache, Gao et al. 2021). The objective is computed once, over everything, so the
-gradient is that of the whole batch. The last chunk keeps its graph from the first pass and needs no second; a single
-chunk is therefore a plain step.
+gradient is that of the whole batch. The last chunks keep their graphs from the first pass, as many as memory has room
+for, and need no second; a single chunk is therefore a plain step.
 
 Noise (dropout, patch dropout) is keyed by (seed, step, rank, tower, chunk): both passes see the same, and so does a
 resumed run, without any generator state to save.
@@ -14,51 +14,53 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial, reduce
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.parallel import DistributedDataParallel
 
 from data.batch import Batch
 from data.errors import UserError
+from train.chunks import Chunk, Pair, in_chunks, joined, separated
 from train.config import OptimConfig, Precision
 from train.distributed import World, all_reduce_sum
+from train.graphs import Room
 from train.optim import build_optimizer, learning_rate
-from train.towers import TwoTower
+from train.parallel import average_in_next_backward, in_parallel, without_averages
+from train.tower import TwoTower
 
 AUTOCAST = {Precision.fp32: None, Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}
 PATIENCE = 3  # steps in a row without a finite gradient after which a run stops
 
-Pair = Sequence[Tensor]  # of x and of y
-
 
 @dataclass(frozen=True)
 class StepOptions:
-    """chunk_size: pairs per rank embedded at a time, None for all; global_batch_size fixes the number of chunks."""
+    """chunk_size: pairs per rank embedded at a time, None for all; global_batch_size fixes the number of chunks.
+
+    keep_graphs: chunks that are embedded once, None for as many as memory has room for.
+    """
 
     seed: int
     total_steps: int
     global_batch_size: int
     chunk_size: int | None = None
+    keep_graphs: int | None = None
     precision: Precision = Precision.fp32
     compile: bool = False
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """Inputs of x and y, and how many of the rows count: an empty chunk runs one row that does not."""
-
-    index: int
-    inputs: Pair
-    size: int
-
-
 class TrainStep:
-    """`step(batch, index)` takes one optimiser step and returns its scalars, equal on all ranks."""
+    """`step(batch, index)` takes one optimiser step and returns its scalars, equal on all ranks.
+
+    embeddings: (b, D) of x and of y in the last step, without graph; scalars: what it returned.
+    """
+
+    embeddings: tuple[Tensor, Tensor]
+    scalars: Mapping[str, float]
 
     def __init__(
         self, towers: TwoTower, objective: nn.Module, optim: OptimConfig, options: StepOptions, world: World
@@ -68,17 +70,17 @@ class TrainStep:
         self.optimizer = build_optimizer(named, optim)
         self._optim, self._options = optim, options
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        self._parallel = _parallel(towers, options.compile, world)
+        self._parallel = in_parallel(towers, options.compile, world)
         self._statistics = RunningStatistics(towers)
         self._dtype = AUTOCAST[options.precision]
         self._scaler = torch.amp.GradScaler(world.device.type, enabled=options.precision is Precision.fp16)
         self._skipped, self._skipped_in_a_row = 0, 0
         rows = math.ceil(options.global_batch_size / world.size)
         self._chunks = math.ceil(rows / (options.chunk_size or rows))  # the same number on all ranks
+        self._room = Room(options.keep_graphs if self._chunks > 1 else 1, towers, world.device)
 
-    def __call__(self, batch: Batch, step: int) -> dict[str, float]:
+    def __call__(self, batch: Batch, step: int) -> Mapping[str, float]:
         """Raises UserError after PATIENCE steps in a row without a finite gradient; until then they change nothing."""
-        assert batch.extra is None, "no objective takes further columns"
         if not self.towers.training:
             self.towers.train()
         batch = batch.to(self.world.device)
@@ -96,7 +98,8 @@ class TrainStep:
         finite = math.isfinite(scalars["loss"]) and math.isfinite(scalars["grad_norm"])
         self._take(finite, norm, before)
         self._count(finite, math.isfinite(scalars["loss"]), step)
-        return {**scalars, "lr": lr, "skipped": float(self._skipped)}
+        self.scalars = {**scalars, "lr": lr, "skipped": float(self._skipped)}
+        return self.scalars
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs besides weights and optimiser: JSON."""
@@ -108,40 +111,40 @@ class TrainStep:
 
     def _gradient(self, batch: Batch, step: int) -> Any:
         """Fill .grad of all parameters, of the towers averaged over ranks; returns the objective's result."""
-        *earlier, last = _chunks(batch, self._chunks)
-        # With graph, which is dropped at once: some kernels are chosen by whether there is one
-        pairs = [[e.detach() for e in self._embed(chunk, step)] for chunk in earlier]
-        kept = self._embed(last, step, synchronise=not earlier)
-        statistics = self._statistics.read()
-        sides = zip(*pairs, [e.detach() for e in kept], strict=True)
-        x, y = (_joined(side).requires_grad_() for side in sides)
-        result = self.objective(x, y, batch.sample_ids, x_keys=batch.x_keys, y_keys=batch.y_keys)
-        self._scaler.scale(result.loss).backward()
-        assert x.grad is not None and y.grad is not None
-        sizes = [chunk.size for chunk in (*earlier, last)]
-        gradients = list(zip(x.grad.split(sizes), y.grad.split(sizes), strict=True))
-        _backward(kept, gradients[-1])
-        del kept
-        for chunk in reversed(earlier):  # as one backward through all of them would go: the same sums, bit for bit
-            _backward(self._embed(chunk, step, synchronise=chunk.index == 0), gradients[chunk.index])
+        chunks = in_chunks(batch, self._chunks)
+        with without_averages(self._parallel):
+            graphs = self._room.graphs()
+            # All with graph, if only to drop it: some kernels are chosen by whether there is one
+            pairs = [_detached(graphs.add(partial(self._embed, chunk, step), chunk.inputs)) for chunk in chunks]
+            statistics = self._statistics.read()
+            x, y = (joined(side).requires_grad_() for side in zip(*pairs, strict=True))
+            y_pairs, columns = separated(y, chunks, batch.extra)
+            self.embeddings = (x.detach(), y_pairs.detach())
+            keys = {"x_keys": batch.x_keys, "y_keys": batch.y_keys}
+            result = self.objective(x, y_pairs, batch.sample_ids, negatives=columns, **keys)
+            self._scaler.scale(result.loss).backward()
+            assert x.grad is not None and y.grad is not None
+            sides = (gradient.split(sizes) for gradient, sizes in zip((x.grad, y.grad), _sizes(chunks), strict=True))
+            gradients = list(zip(*sides, strict=True))
+            for chunk in reversed(chunks):  # as one backward through all of them would go: the same sums, bit for bit
+                embeddings = graphs.pop() if graphs else self._embed(chunk, step)
+                if chunk.index == 0:
+                    average_in_next_backward(self._parallel)
+                _backward(embeddings, gradients[chunk.index])
+                del embeddings
         self._statistics.write(statistics)
         return result
 
-    def _embed(self, chunk: Chunk, step: int, synchronise: bool = False) -> Pair:
-        """Embeddings of both sides, in float32 or better. Gradients are averaged over ranks in backward on demand."""
+    def _embed(self, chunk: Chunk, step: int) -> Pair:
+        """Embeddings of both sides, as many as count."""
         device, embeddings = self.world.device, []
-        with ExitStack() as stack:
-            for tower in self._parallel:
-                if isinstance(tower, DistributedDataParallel) and not synchronise:
-                    stack.enter_context(tower.no_sync())
-            for side, (tower, rows) in enumerate(zip(self._parallel, chunk.inputs, strict=True)):
-                with (
-                    noise(device, self._options.seed, step, self.world.rank, side, chunk.index),
-                    torch.autocast(device.type, dtype=self._dtype, enabled=self._dtype is not None),
-                ):
-                    embedding = tower(rows)
-                embeddings.append(embedding.to(torch.promote_types(embedding.dtype, torch.float32))[: chunk.size])
-        return embeddings
+        for side, (tower, rows) in enumerate(zip(self._parallel, chunk.inputs, strict=True)):
+            with (
+                noise(device, self._options.seed, step, self.world.rank, side, chunk.index),
+                torch.autocast(device.type, dtype=self._dtype, enabled=self._dtype is not None),
+            ):
+                embeddings.append(tower(rows))
+        return [e[:size] for e, size in zip(_for_scores(embeddings, device), chunk.sizes, strict=True)]
 
     def _averaged(self, scalars: dict[str, Tensor]) -> dict[str, Tensor]:
         """Means over ranks, also of the objective's gradients and of running statistics: one flat all-reduce."""
@@ -213,36 +216,23 @@ def noise(device: torch.device, *key: int) -> Iterator[None]:
         yield
 
 
-def _parallel(towers: TwoTower, compiled: bool, world: World) -> tuple[nn.Module, nn.Module]:
-    """The towers, each on its own, so that gradients are averaged over ranks; one module for both sides stays one."""
+def _for_scores(embeddings: Pair, device: torch.device) -> Pair:
+    """Both sides in one precision: float32 or better on a CPU, what the towers computed in on a GPU.
 
-    def wrapped(tower: nn.Module) -> nn.Module:
-        if compiled:
-            tower.compile()
-        if world.size == 1 or not any(p.requires_grad for p in tower.parameters()):
-            return tower
-        devices = [world.device] if world.device.type == "cuda" else None
-        parallel = DistributedDataParallel(tower, devices, process_group=world.group, gradient_as_bucket_view=True)
-        parallel.broadcast_buffers = False  # set here, as the argument changes its name between versions of torch
-        return parallel
-
-    x_tower = wrapped(towers.x_tower)
-    return x_tower, x_tower if towers.y_tower is towers.x_tower else wrapped(towers.y_tower)
+    Only GPUs have matrix products of half-precision numbers with sums that are not rounded back to them.
+    """
+    least = [] if device.type == "cuda" else [torch.float32]
+    dtype = reduce(torch.promote_types, [*(e.dtype for e in embeddings), *least])
+    return [e.to(dtype) for e in embeddings]
 
 
-def _chunks(batch: Batch, count: int) -> list[Chunk]:
-    """`count` runs of rows whose sizes differ by one at most; some are empty when there are fewer rows."""
-    parts = zip(batch.x.tensor_split(count), batch.y.tensor_split(count), strict=True)
-    return [Chunk(i, part, len(part[0])) if len(part[0]) else _idle(i, batch) for i, part in enumerate(parts)]
+def _detached(embeddings: Pair) -> Pair:
+    return [e.detach() for e in embeddings]
 
 
-def _idle(index: int, batch: Batch) -> Chunk:
-    rows = [side[:1] if len(batch) else side.new_zeros(1, *side.shape[1:]) for side in (batch.x, batch.y)]
-    return Chunk(index, rows, 0)
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
+def _sizes(chunks: Sequence[Chunk]) -> list[list[int]]:
+    """Rows of every chunk, of x and of y."""
+    return [list(side) for side in zip(*(chunk.sizes for chunk in chunks), strict=True)]
 
 
 def _backward(embeddings: Pair, gradients: Pair) -> None:

@@ -16,7 +16,7 @@ from data.errors import ConfigError
 from train.config import ModelConfig, Pooling, TextTower
 from train.memo import cut_length
 from train.open_clip_pair import OpenClipPair
-from train.towers import Tower, first_line, freeze
+from train.tower import Tower, first_line, freeze
 
 Tokenize = Callable[[list[str]], Tensor]
 LONGEST = 512  # tokens, for a model that names no limit

@@ -6,6 +6,7 @@ from enum import Enum
 from typing import Any
 
 from train.compose import groups, keys
+from train.losses.config import CONFIGS as OBJECTIVES
 
 PURPOSE = """\
 Train a dual encoder (CLIP: image–text) with an exact contrastive objective over the whole global batch.
@@ -31,10 +32,12 @@ Lists:  eval.suite=[retrieval:a.tar,zero_shot:task.json]      Nothing: key=null"
 
 def help_text() -> str:
     """The whole help page."""
-    meaning = {key: (default, text) for key, default, text in keys()}
+    meaning: dict[str, tuple[Any, str]] = {}
+    for key, default, text in keys():
+        meaning.setdefault(key, (default, text))  # options of several objectives: as the first has them
     width = max(map(len, COMMON))
     rows = [f"  {key:<{width}}  {_shown(meaning[key][0]):<10}  {meaning[key][1]}" for key in COMMON]
-    choices = [f"  {name:<{width}}  {' | '.join(options)}" for name, options in groups().items()]
+    choices = [f"  {name:<{width}}  {' | '.join(options)}" for name, options in groups().items() if name != "objective"]
     examples = [f"  {command}\n      {what}" for what, command in EXAMPLES.items()]
     return "\n".join(
         [
@@ -45,6 +48,9 @@ def help_text() -> str:
             "",
             "Groups and their choices (group=choice):",
             *choices,
+            "",
+            "Objectives (objective=name; objective=name --cfg job shows its options):",
+            *(f"  {name:<{width}}  {(config.__doc__ or '').splitlines()[0]}" for name, config in OBJECTIVES.items()),
             "",
             "Keys people change (key, default, meaning):",
             *rows,

@@ -1,9 +1,11 @@
-"""CPU time and memory of the clip objective beside open_clip's ClipLoss: python -m tests.benchmarks.loss [largest B]
+"""CPU time and memory of an objective beside its peers: python -m tests.benchmarks.loss [B …] [--family NAME] [--bf16]
 
-Both take raw float32 embeddings (D = 512, positives at a cosine of about 0.2, τ = 0.01) to a loss and the gradients of
-x, y and the temperature. CPU time on one thread, methods taking turns, median of the turns: other jobs on the machine
-move wall time, not this. Memory: highest resident set of one forward and backward, above what was there before it, in a
-fresh process.
+softmax: clip beside open_clip's ClipLoss and, from sentence-transformers, MultipleNegativesRankingLoss and its cached
+form (score rows 1,024 at a time), both in both directions: one loss. 8·B²·D flops at least. sigmoid: siglip beside
+SigLipLoss, 6·B²·D. All take raw embeddings (D = 512, positives at a cosine of about 0.2) to a loss and the gradients of
+x, y and what else the loss learns. CPU time on one thread, methods taking turns, median of the turns: other jobs on the
+machine move wall time, not this. Memory: highest resident set of one forward and backward, above what was there before
+it, in a fresh process.
 """
 
 from __future__ import annotations
@@ -15,46 +17,105 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from train.losses import build_objective
-from train.losses.pairwise import TILE
+from train.losses.tiles import TILE
 
 D = 512
 TAU = 0.01
-DENSE_UP_TO = 4096
 M_MMAP_THRESHOLD = -3  # malloc.h
-Method = Callable[[Tensor, Tensor], Tensor]
+Method = Callable[[Tensor, Tensor], object]  # one forward and backward
 
 
-def ours() -> Method:
-    objective = build_objective("clip", temperature=TAU)
-    return lambda x, y: objective(x, y).loss
+@dataclass(frozen=True)
+class Family:
+    """Several ways to one loss, and how often a tile of scores is computed (forward, and again in backward)."""
+
+    methods: dict[str, Callable[[], Method]]
+    score_matmuls: int
 
 
-def open_clip() -> Method:
+def ours(name: str, **options: Any) -> Callable[[], Method]:
+    def method() -> Method:
+        objective = build_objective(name, **options)
+        return lambda x, y: objective(x, y).loss.backward()
+
+    return method
+
+
+def clip_loss() -> Method:
     from open_clip.loss import ClipLoss
 
     logit_scale = torch.nn.Parameter(torch.tensor(1 / TAU).log())
     loss = ClipLoss()
-    return lambda x, y: loss(F.normalize(x, dim=1), F.normalize(y, dim=1), logit_scale.exp())
+    return lambda x, y: loss(F.normalize(x, dim=1), F.normalize(y, dim=1), logit_scale.exp().to(x.dtype)).backward()
 
 
-METHODS: dict[str, Callable[[], Method]] = {"ours": ours, "open_clip": open_clip}
+def ranking_loss() -> Method:
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+
+    loss = MultipleNegativesRankingLoss(None, scale=1 / TAU, **BOTH_DIRECTIONS)  # pyright: ignore[reportArgumentType]
+    return lambda x, y: loss.compute_loss_from_embeddings([x, y], torch.empty(0)).backward()
 
 
-def embeddings(size: int) -> tuple[Tensor, Tensor]:
+def cached_ranking_loss() -> Method:
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
+
+    loss = CachedMultipleNegativesRankingLoss(
+        SentenceTransformer(modules=[torch.nn.Identity()], device="cpu"),
+        scale=1 / TAU,
+        mini_batch_size=1024,
+        **BOTH_DIRECTIONS,
+    )
+    return lambda x, y: loss.calculate_loss([[x], [y]], with_backward=True)
+
+
+BOTH_DIRECTIONS: dict[str, Any] = {"directions": ("query_to_doc", "doc_to_query"), "partition_mode": "per_direction"}
+
+
+def siglip_loss() -> Method:
+    from open_clip.loss import SigLipLoss
+
+    logit_scale = torch.nn.Parameter(torch.tensor(10.0).log())
+    bias = torch.nn.Parameter(torch.tensor(-10.0))
+    loss = SigLipLoss()
+    return lambda x, y: loss(
+        F.normalize(x, dim=1), F.normalize(y, dim=1), logit_scale.exp().to(x.dtype), bias.to(x.dtype)
+    ).backward()
+
+
+FAMILIES = {
+    "softmax": Family(
+        {
+            "ours": ours("clip", temperature=TAU),
+            "ClipLoss": clip_loss,
+            "MNRL": ranking_loss,
+            "CachedMNRL": cached_ranking_loss,
+        },
+        2,
+    ),
+    "sigmoid": Family({"ours": ours("siglip"), "SigLipLoss": siglip_loss}, 1),
+}
+
+
+def embeddings(size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     x, noise = (F.normalize(torch.randn(size, D, generator=generator), dim=1) for _ in range(2))
-    return x.requires_grad_(), (0.2 * x.detach() + noise).requires_grad_()
+    y = 0.2 * x + noise
+    return x.to(dtype).requires_grad_(), y.to(dtype).requires_grad_()
 
 
-def tile_matmuls(size: int) -> Callable[[], None]:
-    """The 8·B²·D flops that any exact method with recomputation needs, and nothing else: four matmuls per tile."""
+def tile_matmuls(size: int, score_matmuls: int) -> Callable[[], None]:
+    """The flops that the scores and the two gradients need, and nothing else, tile by tile."""
     x, y = (torch.randn(size, D) for _ in range(2))
     dx, dy, a = torch.zeros_like(x), torch.zeros_like(y), torch.empty(TILE, TILE)
     strips = [slice(start, start + TILE) for start in range(0, size, TILE)]
@@ -62,8 +123,8 @@ def tile_matmuls(size: int) -> Callable[[], None]:
     def run() -> None:
         for rows in strips:
             for columns in strips:
-                torch.mm(x[rows], y[columns].T, out=a)
-                torch.mm(x[rows], y[columns].T, out=a)
+                for _ in range(score_matmuls):
+                    torch.mm(x[rows], y[columns].T, out=a)
                 dx[rows].addmm_(a, y[columns], beta=0)
                 dy[columns].addmm_(a.T, x[rows], beta=0)
 
@@ -76,38 +137,36 @@ def cpu_seconds(run: Callable[[], object]) -> float:
     return time.process_time() - start
 
 
-def times(size: int, turns: int) -> dict[str, float]:
-    """Median CPU seconds of a forward and backward per method, and of the bare matmuls."""
-    x, y = embeddings(size)
-    names = METHODS if size <= DENSE_UP_TO else ["ours"]
-    runs: dict[str, Callable[[], object]] = {"matmuls": tile_matmuls(size)}
-    for name in names:
-        method = METHODS[name]()
-        runs[name] = lambda method=method: method(x, y).backward()
+def times(family: Family, size: int, turns: int, dtype: torch.dtype) -> dict[str, float]:
+    """Median CPU seconds of a forward and backward per method, and of the bare matmuls in float32."""
+    x, y = embeddings(size, dtype)
+    runs: dict[str, Callable[[], object]] = {"matmuls": tile_matmuls(size, family.score_matmuls)}
+    for name, build in family.methods.items():
+        runs[name] = partial(build(), x, y)
     measured: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(turns + (turns > 1)):
         for name, run in runs.items():
+            x.grad = y.grad = None
             seconds = cpu_seconds(run)
             if turn or turns == 1:  # the first turn warms up
                 measured[name].append(seconds)
     return {name: statistics.median(values) for name, values in measured.items()}
 
 
-def peak_megabytes(name: str, size: int) -> float:
+def peak_megabytes(*arguments: str) -> float:
     """Measured in a process of its own, so that nothing earlier has left memory to reuse."""
-    command = [sys.executable, "-m", "tests.benchmarks.loss", "--peak", name, str(size)]
+    command = [sys.executable, "-m", "tests.benchmarks.loss", *arguments]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
-def print_peak(name: str, size: int) -> None:
-    method = METHODS[name]()
+def print_peak(method: Method, size: int, dtype: torch.dtype) -> None:
     # blocks above 64 KiB come straight from the system and go back to it: the resident set is then what is in use
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 16)
-    method(*embeddings(64)).backward()  # libraries load and threads start here
-    x, y = embeddings(size)
+    method(*embeddings(64, dtype))  # libraries load and threads start here
+    x, y = embeddings(size, dtype)
     Path("/proc/self/clear_refs").write_text("5")  # the highest resident set starts again from now
     before = _status("VmRSS")
-    method(x, y).backward()
+    method(x, y)
     print((_status("VmHWM") - before) / 1024)
 
 
@@ -116,36 +175,33 @@ def _status(key: str) -> int:
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(key))
 
 
-def table(largest: int) -> None:
-    print(
-        "| B | ours, CPU s | open_clip, CPU s | ratio | share of 8B²D floor | peak MB | growth | open_clip, peak MB |"
-    )
-    print("|---|---|---|---|---|---|---|---|")
-    size, last = 1024, None
-    while size <= largest:
-        seconds = times(size, turns=7 if size <= 1024 else 5 if size <= 4096 else 1)
-        dense = seconds.get("open_clip")
-        peak = peak_megabytes("ours", size)
-        cells = [size, f"{seconds['ours']:.3f}"]
-        cells += [f"{dense:.3f}", f"{seconds['ours'] / dense:.2f}"] if dense else ["", ""]
-        cells += [f"{seconds['matmuls'] / seconds['ours']:.2f}", f"{peak:.0f}", f"{peak / last:.2f}" if last else ""]
-        cells += [f"{peak_megabytes('open_clip', size):.0f}" if dense else ""]
-        print("| " + " | ".join(map(str, cells)) + " |", flush=True)
-        size, last = size * 2, peak
+def table(name: str, sizes: list[int], dtype: torch.dtype) -> None:
+    family = FAMILIES[name]
+    print(f"| B | method | CPU s | ours / it | share of the {4 + 2 * family.score_matmuls}B²D floor | peak MB |")
+    print("|---|---|---|---|---|---|")
+    for size in sizes:
+        seconds = times(family, size, 7 if size <= 1024 else 5 if size <= 4096 else 1, dtype)
+        for method in family.methods:
+            bf16 = ["--bf16"] if dtype is torch.bfloat16 else []
+            peak = peak_megabytes("--family", name, *bf16, "--peak", method, str(size))
+            shares = f"{seconds['ours'] / seconds[method]:.2f} | {seconds['matmuls'] / seconds[method]:.2f}"
+            print(f"| {size} | {method} | {seconds[method]:.3f} | {shares} | {peak:.0f} |", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("largest", type=int, nargs="?", default=8192, help="largest B (default 8192)")
-    parser.add_argument(
-        "--peak", nargs=2, metavar=("METHOD", "B"), help="only print the peak memory of one method, in MB"
-    )
+    parser.add_argument("sizes", type=int, nargs="*", default=[1024, 4096], help="B (default 1024 4096)")
+    parser.add_argument("--family", choices=FAMILIES, default="softmax", help="which losses (default softmax)")
+    parser.add_argument("--bf16", action="store_true", help="embeddings in bf16")
+    parser.add_argument("--peak", nargs=2, metavar=("METHOD", "B"), help="only print the peak memory of one, in MB")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    dtype = torch.bfloat16 if arguments.bf16 else torch.float32
     if arguments.peak:
-        print_peak(arguments.peak[0], int(arguments.peak[1]))
+        method, size = arguments.peak
+        print_peak(FAMILIES[arguments.family].methods[method](), int(size), dtype)
     else:
-        table(arguments.largest)
+        table(arguments.family, arguments.sizes, dtype)
 
 
 if __name__ == "__main__":

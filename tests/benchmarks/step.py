@@ -1,4 +1,4 @@
-"""CPU time of one training step: written by hand, with one chunk, and with several.
+"""CPU time of one training step: written by hand, with one chunk, and with several of which some keep their graphs.
 
 python -m tests.benchmarks.step [PAIRS]   a small ViT and text transformer of open_clip, patch dropout, clip, AdamW
 """
@@ -21,9 +21,11 @@ from train.distributed import World
 from train.losses import build_objective
 from train.optim import build_optimizer
 from train.step import StepOptions, TrainStep
-from train.towers import TwoTower, build_model
+from train.tower import TwoTower
+from train.towers import build_model
 
 ROUNDS = 7
+CHUNKS = ((1, 1), (2, 1), (4, 1), (4, 2), (4, 4), (8, 1), (8, 4))  # chunks, and how many of them keep their graphs
 MODEL = {
     "embed_dim": 128,
     "vision_cfg": {
@@ -66,8 +68,8 @@ def by_hand(pairs: Batch) -> Callable[[int], object]:
     return step
 
 
-def ours(pairs: Batch, chunks: int) -> Callable[[int], object]:
-    options = StepOptions(0, 10**6, len(pairs), chunk_size=-(-len(pairs) // chunks))
+def ours(pairs: Batch, chunks: int, kept: int | None) -> Callable[[int], object]:
+    options = StepOptions(0, 10**6, len(pairs), chunk_size=-(-len(pairs) // chunks), keep_graphs=kept)
     step = TrainStep(model(), build_objective("clip"), OptimConfig(), options, World())
     return lambda index: step(pairs, index)
 
@@ -75,7 +77,9 @@ def ours(pairs: Batch, chunks: int) -> Callable[[int], object]:
 def main() -> None:
     count = int(sys.argv[1]) if sys.argv[1:] else 256
     pairs = batch(count)
-    methods = {"written by hand": by_hand(pairs)} | {f"chunks: {k}": ours(pairs, k) for k in (1, 2, 4, 8)}
+    methods = {"written by hand": by_hand(pairs)}
+    methods |= {f"{k} chunk(s), {m} graph(s) kept": ours(pairs, k, m) for k, m in CHUNKS}
+    methods["4 chunks, graphs by free memory"] = ours(pairs, 4, None)
     seconds: dict[str, list[float]] = {name: [] for name in methods}
     for index in range(ROUNDS + 1):
         for name, step in methods.items():

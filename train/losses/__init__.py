@@ -17,9 +17,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from train.losses.objectives import OBJECTIVES, build_objective
+    from train.losses.objectives import OBJECTIVES, Columns, build_objective
 
-__all__ = ["OBJECTIVES", "build_objective"]
+__all__ = ["OBJECTIVES", "Columns", "build_objective"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Rows of the global batch that are the same item, by content key: counts and sums, without a list of pairs."""
+"""Columns of the global batch that are the same item, by content key: counts and sums, without a list of pairs."""
 
 from __future__ import annotations
 
@@ -10,38 +10,54 @@ from torch import Tensor
 
 
 class SameItem:
-    """The relation i ~ j on B rows: equal in at least one of the keys. Every row is related to itself.
+    """The relation i ~ j on M columns: equal in at least one of the keys. Every column is related to itself.
 
-    keys: one or more (B,) int64. Not transitive with two keys (i and j may share x, j and k share y). A sum over
-    {j : j ~ i} is found by inclusion and exclusion: the rows that share key 1, plus those that share key 2, minus
-    those that share both.
+    keys: one or more (≤ M,) int64; columns beyond those given are related to no other by that key. Not transitive with
+    two keys (i and j may share x, j and k share y). A sum over {j : j ~ i} is found by inclusion and exclusion: the
+    columns that share key 1, plus those that share key 2, minus those that share both.
     """
 
-    def __init__(self, keys: Sequence[Tensor]) -> None:
-        classes = [torch.unique(key_B, return_inverse=True)[1] for key_B in keys]
+    def __init__(self, keys: Sequence[Tensor], total: int) -> None:
+        classes = [_padded(torch.unique(key, return_inverse=True)[1], total) for key in keys]
         self._groups = [
             ((-1) ** (size + 1), _all_equal(chosen))
             for size in range(1, len(classes) + 1)
             for chosen in combinations(classes, size)
         ]
 
-    def sums(self, values_B: Tensor, rows: slice) -> Tensor:
-        """Σ_{j ~ i} values_j for the rows i of the slice: (B, …) → (b, …). Differentiable; memory as values_B."""
-        total = torch.zeros_like(values_B[rows])
-        for sign, class_B in self._groups:
-            of_class = torch.zeros_like(values_B).index_add(0, class_B, values_B)
-            total = total + sign * of_class[class_B[rows]]
+    def sums(self, values_M: Tensor, columns: slice) -> Tensor:
+        """Σ_{j ~ i} values_j for the columns i of the slice: (M, …) → (b, …). Differentiable; memory as values_M."""
+        total = torch.zeros_like(values_M[columns])
+        for sign, class_M in self._groups:
+            of_class = torch.zeros_like(values_M).index_add(0, class_M, values_M)
+            total = total + sign * of_class[class_M[columns]]
         return total
 
-    def counts(self) -> Tensor:
-        """How many rows are the same item as i, itself included: (B,) int64."""
-        ones_B = torch.ones_like(self._groups[0][1])
-        return self.sums(ones_B, slice(len(ones_B)))
+    def counts(self, first: int) -> Tensor:
+        """How many of the first columns are the same item as i, itself included: (M,) int64."""
+        ones_M = torch.zeros_like(self._groups[0][1])
+        ones_M[:first] = 1
+        return self.sums(ones_M, slice(len(ones_M)))
+
+
+def equal_pairs(row_keys_b: Tensor, column_keys_M: Tensor) -> Tensor:
+    """All (i, j) with row_keys_i = column_keys_j: (P, 2) int64."""
+    sorted_keys, order = column_keys_M.sort(stable=True)
+    first_b = torch.searchsorted(sorted_keys, row_keys_b)
+    count_b = torch.searchsorted(sorted_keys, row_keys_b, right=True) - first_b
+    i = torch.arange(len(row_keys_b), device=order.device).repeat_interleave(count_b)
+    place = torch.arange(len(i), device=order.device) - (count_b.cumsum(0) - count_b)[i] + first_b[i]
+    return torch.stack([i, order[place]], 1)
+
+
+def _padded(class_k: Tensor, total: int) -> Tensor:
+    """Class numbers below `total`, a new one for each column that has none."""
+    return torch.cat([class_k, torch.arange(len(class_k), total, device=class_k.device)])
 
 
 def _all_equal(classes: Sequence[Tensor]) -> Tensor:
-    """(B,) class numbers below B of the rows that are equal in every one of `classes`, themselves below B."""
-    joint_B = classes[0]
-    for class_B in classes[1:]:
-        joint_B = torch.unique(joint_B * len(class_B) + class_B, return_inverse=True)[1]
-    return joint_B
+    """(M,) class numbers below M of the columns that are equal in every one of `classes`, themselves below M."""
+    joint_M = classes[0]
+    for class_M in classes[1:]:
+        joint_M = torch.unique(joint_M * len(class_M) + class_M, return_inverse=True)[1]
+    return joint_M

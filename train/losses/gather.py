@@ -22,13 +22,15 @@ class Layout:
     rank: int
 
     @staticmethod
-    def of(rows: Tensor) -> Layout:
-        """The layout of a batch whose rows here are `rows`. A collective: every rank calls it."""
+    def of(*groups: Tensor) -> tuple[Layout, ...]:
+        """The layout of each group of rows, of which these are here. A collective: every rank calls it."""
+        here = [len(rows) for rows in groups]
         if not (dist.is_available() and dist.is_initialized()):
-            return Layout((len(rows),), 0)
-        counts = torch.empty(dist.get_world_size(), dtype=torch.int64, device=rows.device)
-        dist.all_gather_into_tensor(counts, torch.tensor([len(rows)], device=rows.device))
-        return Layout(tuple(counts.tolist()), dist.get_rank())
+            return tuple(Layout((size,), 0) for size in here)
+        counts = torch.empty(dist.get_world_size() * len(here), dtype=torch.int64, device=groups[0].device)
+        dist.all_gather_into_tensor(counts, torch.tensor(here, device=groups[0].device))
+        sizes = counts.view(-1, len(here)).T.tolist()
+        return tuple(Layout(tuple(of_ranks), dist.get_rank()) for of_ranks in sizes)
 
     @property
     def world_size(self) -> int:
@@ -47,6 +49,10 @@ class Layout:
     def gather(self, rows: Tensor) -> Tensor:
         """(b, …) of every rank → (B, …) on every rank; backward sums every rank's gradient into the owner's rows."""
         return _Gather.apply(rows, self) if self.world_size > 1 else rows  # pyright: ignore[reportReturnType]
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum over ranks, the same on all; any rank may use it, and backward sums every rank's gradient."""
+        return _Sum.apply(values, self) if self.world_size > 1 else values  # pyright: ignore[reportReturnType]
 
     def sum_(self, values: Tensor) -> Tensor:
         """Sum over ranks, in place, without gradient."""
@@ -88,3 +94,15 @@ class _Gather(torch.autograd.Function):
         own = gradient.new_empty(max(layout.sizes), *gradient.shape[1:])
         dist.reduce_scatter_tensor(own, layout._pad(gradient, layout.sizes))
         return own[: layout.sizes[layout.rank]], None
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, layout: Layout) -> Tensor:
+        ctx.layout = layout
+        return layout.sum_(values.clone())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return ctx.layout.sum_(gradient.clone()), None

@@ -1,0 +1,92 @@
+"""Health of a batch of embeddings, from a fixed part of it: what a loss curve does not tell.
+
+Second-order quantities need all scores, so they are of the first ROWS pairs of the global batch only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from train.losses.gather import Layout
+
+ROWS = 1024
+SATURATED = 0.95  # share of log K beyond which the bound says little about the information
+
+
+@torch.no_grad()
+def diagnose(x_bD: Tensor, y_bD: Tensor, scale: float | Tensor | None, cosine: bool) -> dict[str, float]:
+    """Scalars of the first ROWS pairs of the global batch, the same on every rank. A collective.
+
+    alignment: mean |x̂ − ŷ|² of pairs; uniformity: log mean exp(−2|x̂_i − x̂_j|²) over i ≠ j, 0 for a collapsed side
+    (Wang & Isola 2020); accuracy: share of rows whose highest score is the own pair; with a scale 1/τ also log_z, the
+    log mean exp of an anchor's logits, and the effective number of negatives: e^H and 1/Σπ² (participation) of the
+    softmax over an anchor's negatives.
+    scale: 1/τ, 0-d, or None for objectives without temperature; cosine: whether scores are of normalised embeddings.
+    """
+    x, y = _first_rows(x_bD), _first_rows(y_bD)
+    unit_x, unit_y = F.normalize(x, dim=1), F.normalize(y, dim=1)
+    if cosine:
+        x, y = unit_x, unit_y
+    scores = x @ y.T
+    found = {
+        "alignment": (unit_x - unit_y).square().sum(1).mean(),
+        "uniformity_x": _uniformity(unit_x),
+        "uniformity_y": _uniformity(unit_y),
+        "accuracy_x": _accuracy(scores),
+        "accuracy_y": _accuracy(scores.T),
+    }
+    if scale is not None and len(scores) > 1:
+        for side, a in (("x", scale * scores), ("y", scale * scores.T)):
+            found |= {f"{name}_{side}": value for name, value in _of_anchors(a).items()}
+    values = torch.stack(list(found.values())).tolist()
+    return dict(zip(found, values, strict=True))
+
+
+def saturation(scalars: Mapping[str, float]) -> dict[str, float]:
+    """Whether the MI bound has come so near to log K, which it cannot pass, that it says little: 0 or 1."""
+    if "mi_bound" not in scalars or scalars["log_k"] <= 0:
+        return {}
+    return {"mi_saturated": float(scalars["mi_bound"] > SATURATED * scalars["log_k"])}
+
+
+def _first_rows(e_bD: Tensor) -> Tensor:
+    """The first ROWS of all ranks, in the order of ranks, in float32 or better."""
+    (layout,) = Layout.of(e_bD)
+    own = e_bD[: max(0, ROWS - layout.own.start)]
+    (cut,) = Layout.of(own)
+    return cut.gather(own.to(torch.promote_types(own.dtype, torch.float32)))
+
+
+def _uniformity(unit: Tensor) -> Tensor:
+    """|u − v|² = 2 − 2 <u, v>."""
+    n = len(unit)
+    if n < 2:
+        return unit.new_zeros(())
+    exponents = 4 * (unit @ unit.T) - 4
+    return exponents.fill_diagonal_(-math.inf).flatten().logsumexp(0) - math.log(n * (n - 1))
+
+
+def _accuracy(scores: Tensor) -> Tensor:
+    """Ties count as wrong unless the own pair comes first, as argmax breaks them."""
+    return (scores.argmax(1) == torch.arange(len(scores), device=scores.device)).to(scores.dtype).mean()
+
+
+def _of_anchors(a: Tensor) -> dict[str, Tensor]:
+    n = len(a)
+    log_z = a.logsumexp(1) - math.log(n)
+    log_pi = a.clone().fill_diagonal_(-math.inf).log_softmax(1)
+    pi = log_pi.exp()
+    effective = (-(pi * log_pi.masked_fill(pi == 0, 0.0)).sum(1)).exp()
+    return {
+        "log_z": log_z.mean(),
+        "log_z_std": log_z.std(correction=0),
+        "effective_negatives": effective.mean(),
+        "effective_negatives_min": effective.min(),
+        "effective_negatives_max": effective.max(),
+        "participation": (1 / pi.square().sum(1)).mean(),
+    }

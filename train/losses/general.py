@@ -1,0 +1,80 @@
+"""log-sum-exp of rows and columns for logits of any size: a running maximum, and two exponentials per score.
+
+Also for rows and columns that each have a scale of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from train.losses.gather import Layout
+from train.losses.logits import Logits, Pulls, sum_of_products
+from train.losses.tiles import Gradients, Tiles, shaped
+
+
+def general_sums(tiles: Tiles, logits: Logits, layout: Layout) -> tuple[Tensor, Tensor]:
+    """Rows (b,) and columns (M,) of log Σ exp for logits of any size."""
+    rows_b = tiles.x_bD.new_full((len(tiles.x_bD),), -math.inf, dtype=tiles.dtype)
+    columns_M = tiles.y_MD.new_full((len(tiles.y_MD),), -math.inf, dtype=tiles.dtype)
+    for rows, columns, of_rows, of_columns, _ in _two_logits(tiles, logits):
+        rows_b[rows] = torch.logaddexp(rows_b[rows], of_rows.logsumexp(1))
+        columns_M[columns] = torch.logaddexp(columns_M[columns], of_columns.logsumexp(0))
+    highest_M = layout.max_(columns_M.clone())
+    highest_M.masked_fill_(highest_M == -math.inf, 0.0)  # −inf − (−inf) is not a number
+    return rows_b, highest_M + layout.sum_((columns_M - highest_M).exp_()).log_()
+
+
+def general_gradients(tiles: Tiles, logits: Logits, pulls: Pulls) -> tuple[Tensor | None, ...]:
+    """P_ij = g_i e^(row logit − LSE_i), Q_ij = h_j e^(column logit − LSE_j); ∂L/∂s_ij = scale_i P_ij + scale_j Q_ij."""
+    gradients = Gradients(tiles)
+    row_scale = logits.row_scale
+    d_row_scale = torch.zeros_like(row_scale)
+    d_column_scale_M, d_row_weights_b, d_column_weights_M = (
+        None if v is None else torch.zeros_like(v)
+        for v in (logits.column_scale_M, logits.row_weights_b, logits.column_weights_M)
+    )
+    for rows, columns, p, q, s in _two_logits(tiles, logits):
+        q = torch.sub(q, pulls.columns_M[columns], out=q if q is not p else None)
+        q.exp_().mul_(pulls.column_gradient_M[columns])
+        p.sub_(pulls.rows_b[rows, None]).exp_().mul_(pulls.row_gradient_b[rows, None])
+        if d_column_weights_M is not None:
+            d_column_weights_M[columns] += p.sum(0)
+        if d_row_weights_b is not None:
+            d_row_weights_b[rows] += q.sum(1)
+        if d_column_scale_M is not None and logits.column_scale_M is not None:
+            d_row_scale[rows] += (p * s).sum(1)
+            d_column_scale_M[columns] += (q * s).sum(0)
+            p.mul_(row_scale[rows, None])
+            q.mul_(logits.column_scale_M[columns])
+        gradients.add(rows, columns, p.add_(q))
+    if d_column_scale_M is not None:
+        return (
+            gradients.dx_bD.to(tiles.x_bD.dtype),
+            gradients.dy_MD.to(tiles.y_MD.dtype),
+            d_row_scale,
+            (d_column_scale_M),
+            d_row_weights_b,
+            d_column_weights_M,
+        )
+    dscale = sum_of_products(tiles.x_bD, gradients.dx_bD).to(row_scale)
+    return *gradients.scaled(row_scale), dscale, None, d_row_weights_b, d_column_weights_M
+
+
+def _two_logits(tiles: Tiles, logits: Logits) -> Iterator[tuple[slice, slice, Tensor, Tensor, Tensor]]:
+    """(rows, columns, logits of the rows' sums, of the columns' sums, scores); the logits are −inf where left out.
+
+    They are one tensor where they are alike. The caller may overwrite all.
+    """
+    spaces = [tiles.scratch() for _ in range(1 if logits.alike else 2)]
+    for rows, columns, s in tiles.scores():
+        mask = tiles.mask(rows, columns)
+        of_rows = logits.of_rows(s, rows, columns, shaped(spaces[0], *s.shape))
+        of_columns = of_rows if logits.alike else logits.of_columns(s, rows, columns, shaped(spaces[1], *s.shape))
+        if mask is not None:
+            for a in {id(of_rows): of_rows, id(of_columns): of_columns}.values():
+                a.masked_fill_(mask, -math.inf)
+        yield rows, columns, of_rows, of_columns, s

@@ -1,0 +1,71 @@
+"""Log-weights of candidates by how they were sampled: from the caller, or from a file by sample id."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.errors import ConfigError, DataError
+from train.losses.options.softmax import Importance, OneSidedDPMOptions
+from train.losses.strip import Strip
+
+Weights = Callable[[Strip, Tensor, Tensor | None], Tensor | None]
+
+
+class SampleTable:
+    """One number per sample id, from an .npy file. Raises DataError when it is not one."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        try:
+            values = np.load(self._path, allow_pickle=False, mmap_mode="r")
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path} cannot be read as .npy: {error}") from error
+        if values.ndim != 1 or values.dtype.kind != "f":
+            raise DataError(f"{path} holds {values.dtype} {values.shape}: one float for each sample id is needed")
+        self._values = values
+
+    def __call__(self, sample_ids_b: Tensor | None, like: Tensor) -> Tensor:
+        """(b,) values of these samples."""
+        if sample_ids_b is None:
+            raise ConfigError(f"{self._path} holds values by sample id: give the objective sample_ids")
+        ids = sample_ids_b.cpu().numpy()
+        if len(ids) and not (ids.min() >= 0 and ids.max() < len(self._values)):
+            raise DataError(f"{self._path} has {len(self._values)} values: no sample id {ids.max()}")
+        values = np.asarray(self._values[ids])
+        if not np.isfinite(values).all():
+            raise DataError(f"{self._path}: the value of sample id {ids[~np.isfinite(values)][0]} is not finite")
+        return torch.from_numpy(values).to(like)
+
+
+def log_weights(options: OneSidedDPMOptions) -> Weights:
+    """ω_j of all columns, (M,): −log q_j, or ζ_j/τ; values of own columns are the caller's or the file's."""
+    if options.importance is Importance.none:
+        return _none
+    table = None if options.importance_file is None else SampleTable(options.importance_file)
+
+    def weights(strip: Strip, scale: Tensor, given: Tensor | None) -> Tensor:
+        own = strip.columns.sizes[strip.columns.rank]
+        if len(strip.y_MD) != strip.columns.total:
+            raise ConfigError(f"objective.importance={options.importance.value}: further columns have no weight")
+        values = given if given is not None or table is None else table(strip.sample_ids_b, scale)
+        if values is None:
+            raise ConfigError(
+                f"objective.importance={options.importance.value}: give the objective importance=(m,) values of own "
+                "columns, or set objective.importance_file"
+            )
+        if values.shape != (own,):
+            raise ConfigError(f"objective.importance: {tuple(values.shape)} values for {own} columns of this rank")
+        values_M = strip.columns.gather(values.to(scale.dtype))
+        return -values_M if options.importance is Importance.log_q else scale * values_M
+
+    return weights
+
+
+def _none(strip: Strip, scale: Tensor, given: Tensor | None) -> None:
+    if given is not None:
+        raise ConfigError("objective.importance=none: set it to log_q or zeta, or give no importance")

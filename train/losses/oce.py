@@ -1,0 +1,270 @@
+"""Optimised certainty equivalents of the losses in each row of a score matrix, at memory linear in the batch.
+
+Legend: R rows of this rank, M columns of all ranks; losses ℓ_rj = ℓ(s_rj − p_r) over the m_r columns C_r of a row; p_r
+score of its positive; τ temperature, φ divergence, φ* its conjugate, w the weights of the worst case.
+
+    OCE_r = min_ν τ/m Σ_j φ*((ℓ_rj − ν)/τ) + ν = max_{w ≥ 0, Σw = 1} Σ_j w_j ℓ_rj − τ/m Σ_j φ(m w_j)
+
+(Ben-Tal & Teboulle 2007, sections 2 and 4). First ν is solved for, without gradient: one pass over the scores for
+KL, 3 for χ² and CVaR (6 in float64). With ν at its minimum the gradient in all else is that of the sum, w being held
+(Danskin): one more pass, by pair_sum, gives value and gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from train.losses.levels import highest_level
+from train.losses.options.robust import Divergence, PairLoss, RobustOptions
+from train.losses.pair_sum import pair_sum
+from train.losses.tiles import Exclusion, Tiles, strips
+
+STEEPEST = 30.0  # exponents of KL beyond it are linear: m e^30 is no overflow, and at its minimum over ν u ≤ log m
+
+Elementwise = Callable[[Tensor], Tensor]
+
+
+def pair_loss(options: RobustOptions) -> Elementwise:
+    """ℓ of d = s_ij − s_ip, non-decreasing."""
+    c = options.margin
+    losses: dict[PairLoss, Elementwise] = {
+        PairLoss.identity: lambda d: d,
+        PairLoss.hinge: lambda d: F.relu(c + d),
+        PairLoss.squared_hinge: lambda d: F.relu(c + d).square(),
+        PairLoss.logistic: lambda d: -F.logsigmoid(-d),
+    }
+    return losses[options.pair_loss]
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The losses of R rows: ℓ(s_rj − p_r), s = <x_r, y_j>, over the columns that are not left out.
+
+    counts_R: m_r; weights_R: what the OCE of a row counts for in the sum, 0 for a row that is skipped.
+    """
+
+    pair_loss: Elementwise
+    x_RD: Tensor
+    y_MD: Tensor
+    p_R: Tensor
+    counts_R: Tensor
+    weights_R: Tensor
+    exclusion: Exclusion | None = None
+
+    @property
+    def m_R(self) -> Tensor:
+        """m_r as float, 1 where there are none."""
+        return self.counts_R.clamp(min=1).to(self.p_R.dtype)
+
+    def scores(self, rows: slice) -> Iterator[Tensor]:
+        """One pass over the tiles of some rows; −inf where left out."""
+        return self._tiles(rows, lambda s: s)
+
+    def values(self, rows: slice) -> Iterator[Tensor]:
+        """The same of the losses."""
+        return self._tiles(rows, lambda s: self.pair_loss(s - self.p_R[rows, None]))
+
+    def _tiles(self, rows: slice, of_scores: Elementwise) -> Iterator[Tensor]:
+        for _, columns, s in Tiles(self.x_RD[rows], self.y_MD).scores():
+            mask = self.exclusion.mask(rows, columns) if self.exclusion else None
+            yield of_scores(s) if mask is None else of_scores(s).masked_fill(mask, -math.inf)
+
+    def mean(self, values_R: Tensor) -> Tensor:
+        """0-d whose mean over ranks is the mean over the rows of all ranks that are not skipped."""
+        return self.weights_R.to(values_R.dtype) @ values_R
+
+
+@dataclass(frozen=True)
+class Solution:
+    """ν_r = base_r + τ offset_r: near to the largest losses, ν/τ is exact only as a difference.
+
+    of_weights: what is known of w, (R,) each: weights_kl = KL(w‖uniform), zero_weights = the share that is 0.
+    """
+
+    base_R: Tensor
+    offset_R: Tensor
+    of_weights: dict[str, Tensor]
+
+    def nu_R(self, tau: Tensor) -> Tensor:
+        return self.base_R + tau * self.offset_R
+
+    def metrics(self, losses: Losses, tau: Tensor) -> dict[str, Tensor]:
+        found = {"nu": self.nu_R(tau), **self.of_weights}
+        return {name: losses.mean(values_R) for name, values_R in found.items()}
+
+
+class OCE:
+    """A divergence: its conjugate, and ν of each row."""
+
+    def conjugate(self, u: Tensor) -> Tensor:
+        """φ*(u), finite and with a finite slope for every u: ν may be far off, and left-out pairs are anywhere."""
+        raise NotImplementedError
+
+    def solve(self, losses: Losses, tau: Tensor) -> Solution:
+        raise NotImplementedError
+
+    def closed_form(self, losses: Losses, tau: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Weighted sum of the rows' OCE, 0-d, differentiable in x, y, p and τ; and metrics of ν and w."""
+        solution = self.solve(losses, tau.detach())
+        return self.at(losses, tau, solution.base_R, solution.offset_R), solution.metrics(losses, tau.detach())
+
+    def at(self, losses: Losses, tau: Tensor, base_R: Tensor, offset_R: Tensor) -> Tensor:
+        """The same sum with ν = base + τ offset, and differentiable in them."""
+
+        def f(s: Tensor, p: Tensor, base: Tensor, offset: Tensor, tau: Tensor) -> Tensor:
+            return tau * self.conjugate((losses.pair_loss(s - p) - base) / tau - offset)
+
+        conjugates = pair_sum(
+            f,
+            losses.x_RD,
+            losses.y_MD,
+            losses.exclusion,
+            row_factors_b=losses.weights_R / losses.m_R,
+            rows=(losses.p_R, base_R, offset_R),
+            parameters=(tau,),
+        )
+        return losses.mean(base_R + tau * offset_R) + conjugates
+
+
+class KL(OCE):
+    """φ(t) = t log t − t + 1, φ*(u) = e^u − 1; ν is the value, τ (log Σ_j e^(ℓ_j/τ) − log m)."""
+
+    def conjugate(self, u: Tensor) -> Tensor:
+        return u.clamp(max=STEEPEST).expm1() + math.exp(STEEPEST) * F.relu(u - STEEPEST)
+
+    @torch.no_grad()
+    def solve(self, losses: Losses, tau: Tensor) -> Solution:
+        def of_rows(rows: slice) -> tuple[Tensor, ...]:
+            """Running maximum, Σ e and Σ e log e of e = exp((ℓ − maximum)/τ)."""
+            m_r = losses.m_R[rows]
+            top_r, sum_r, logs_r = torch.zeros_like(m_r), torch.zeros_like(m_r), torch.zeros_like(m_r)
+            for values in losses.values(rows):
+                highest_r = values.amax(1)
+                highest_r = torch.where(sum_r > 0, top_r.maximum(highest_r), _finite(highest_r))
+                shrunk_r = torch.where(sum_r > 0, ((top_r - highest_r) / tau).exp(), 0.0)
+                e = ((values - highest_r[:, None]) / tau).exp()
+                logs_r = shrunk_r * logs_r + torch.xlogy(shrunk_r * sum_r, shrunk_r) + torch.xlogy(e, e).sum(1)
+                top_r, sum_r = highest_r, shrunk_r * sum_r + e.sum(1)
+            sum_r = torch.where(sum_r > 0, sum_r, m_r)  # a row without candidates
+            offset_r = (sum_r / m_r).log()
+            return top_r, offset_r, logs_r / sum_r - offset_r
+
+        base_R, offset_R, kl_R = _by_rows(losses, of_rows, 3)
+        return Solution(base_R, offset_R, {"weights_kl": kl_R})
+
+
+class ChiSquare(OCE):
+    """φ(t) = ½(t − 1)², φ*(u) = ½(u + 1)₊² − ½; ν − τ = t is the water level: Σ_j (ℓ_j − t)₊ = mτ."""
+
+    def conjugate(self, u: Tensor) -> Tensor:
+        u = u.clamp(min=-1.0)
+        return u + u.square() / 2
+
+    @torch.no_grad()
+    def solve(self, losses: Losses, tau: Tensor) -> Solution:
+        def of_rows(rows: slice) -> tuple[Tensor, ...]:
+            m_r = losses.m_R[rows].double()
+            top_r = torch.full_like(losses.p_R[rows], -math.inf)
+
+            def tiles() -> Iterator[Tensor]:
+                for values in losses.values(rows):
+                    torch.maximum(top_r, values.amax(1), out=top_r)
+                    yield values
+
+            volume_r1 = (m_r * tau)[:, None]
+            found = highest_level(tiles, lambda n, total, v: total - n * v >= volume_r1, top_r, summed=True)
+            base_r, active_r = _finite(top_r), found.above_r.clamp(min=1.0)
+            below_top_r = (active_r * base_r - found.sum_above_r) / tau  # Σ over the active ones of (top − ℓ)/τ
+            offset_r = torch.where(found.above_r > 0, 1 - (m_r + below_top_r) / active_r, 0.0)
+            return base_r, offset_r, 1 - found.above_r / m_r
+
+        base_R, offset_R, zero_R = _by_rows(losses, of_rows, 3)
+        return Solution(base_R, offset_R, {"zero_weights": zero_R})
+
+
+class CVaR(OCE):
+    """φ(t) = 0 up to 1/α, φ*(u) = u₊/α: the mean of the αm largest losses, of the last one only a part; τ is inert.
+
+    ℓ does not decrease, so the largest losses are where the scores are largest. Losses that tie for the last place
+    share it: any shares are a worst case, equal ones do not depend on the order of columns.
+    """
+
+    def __init__(self, alpha: float) -> None:
+        self.alpha = alpha
+
+    def conjugate(self, u: Tensor) -> Tensor:
+        return F.relu(u) / self.alpha
+
+    def solve(self, losses: Losses, tau: Tensor) -> Solution:
+        return self._solution(losses, *self._selected(losses))
+
+    def closed_form(self, losses: Losses, tau: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        level_R, share_R, above_R, at_R = self._selected(losses)
+
+        def f(s: Tensor, p: Tensor, level: Tensor, share: Tensor) -> Tensor:
+            chosen = torch.where(
+                s == level, share, (s > level).to(s.dtype)
+            )  # scores are those of the search to the bit
+            return chosen * losses.pair_loss(s - p)
+
+        total = pair_sum(
+            f,
+            losses.x_RD,
+            losses.y_MD,
+            losses.exclusion,
+            row_factors_b=losses.weights_R / (self.alpha * losses.m_R),
+            rows=(losses.p_R, level_R, share_R),
+        )
+        return total, self._solution(losses, level_R, share_R, above_R, at_R).metrics(losses, tau.detach())
+
+    @torch.no_grad()
+    def _selected(self, losses: Losses) -> list[Tensor]:
+        """The level of the scores, the share of those at it, how many are above and at it: (R,) each."""
+
+        def of_rows(rows: slice) -> tuple[Tensor, ...]:
+            chosen_r = self.alpha * losses.m_R[rows].double()
+            found = highest_level(
+                lambda: losses.scores(rows), lambda n, _, v: n >= chosen_r[:, None], losses.p_R[rows], summed=False
+            )
+            share_r = ((chosen_r - found.above_r) / found.at_r.clamp(min=1.0)).clamp(max=1.0)
+            return found.level_r, share_r, found.above_r, found.at_r
+
+        return _by_rows(losses, of_rows, 4)
+
+    @torch.no_grad()
+    def _solution(self, losses: Losses, level_R: Tensor, share_R: Tensor, above_R: Tensor, at_R: Tensor) -> Solution:
+        """mw is 1/α above the level and share/α at it."""
+        chosen_R = self.alpha * losses.m_R
+        parts = ((above_R / chosen_R, 1 / self.alpha), (at_R * share_R / chosen_R, share_R / self.alpha))
+        kl_R = sum((torch.xlogy(part, density) for part, density in parts), start=0.0 * level_R)
+        nu_R = losses.pair_loss(level_R - losses.p_R)
+        zero_R = 1 - (above_R + at_R) / losses.m_R
+        return Solution(nu_R, torch.zeros_like(nu_R), {"weights_kl": kl_R, "zero_weights": zero_R})
+
+
+def build_oce(options: RobustOptions) -> OCE:
+    divergences: dict[Divergence, Callable[[], OCE]] = {
+        Divergence.kl: KL,
+        Divergence.chi2: ChiSquare,
+        Divergence.cvar: lambda: CVaR(options.alpha),
+    }
+    return divergences[options.divergence]()
+
+
+def _by_rows(losses: Losses, of_rows: Callable[[slice], tuple[Tensor, ...]], number: int) -> list[Tensor]:
+    """That many values for each row, (R,) each, found for some rows at a time."""
+    values = losses.p_R.new_zeros(number, len(losses.p_R))
+    for rows in strips(len(losses.p_R)):
+        values[:, rows] = torch.stack([v.to(values.dtype) for v in of_rows(rows)])
+    return list(values.unbind())
+
+
+def _finite(values: Tensor) -> Tensor:
+    """0 for −inf."""
+    return values.masked_fill(values == -math.inf, 0.0)

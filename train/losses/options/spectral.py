@@ -1,0 +1,70 @@
+"""Options of the spectral family: embeddings as they are, no temperature."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from data.config import described
+from train.losses.options.common import Directions, ObjectiveOptions, Similarity
+
+
+class PairSet(Enum):
+    offdiag = "offdiag"
+    all = "all"
+
+
+class Cov(Enum):
+    first = "first"
+    both = "both"
+
+
+@dataclass
+class SpectralFamilyOptions(ObjectiveOptions):
+    """Objectives of second moments."""
+
+    similarity: Similarity = described(Similarity.dot, "score of two embeddings")
+
+
+@dataclass
+class SpectralOptions(SpectralFamilyOptions):
+    """Spectral contrastive loss: low-rank approximation of p(x, y)/√(p(x) p(y)) (HaoChen et al. 2021)."""
+
+    name: str = "spectral"
+    pairs: PairSet = described(PairSet.offdiag, "pairs of the squared term: no own pairs (unbiased), or all (D² form)")
+
+
+@dataclass
+class SpectralAlternatingOptions(SpectralFamilyOptions):
+    """Spectral loss against a frozen target: one side learns at a time."""
+
+    name: str = "spectral_alternating"
+    directions: Directions = described(Directions.sum, "which side learns against the other, frozen")
+    lambda_momentum: float = described(0.0, "Λ = E[ννᵀ]: share of the old running mean; 0: of this batch alone")
+    width: int | None = described(None, "D of the embeddings, needed for a running mean")
+
+    def broken_rules(self) -> dict[str, bool]:
+        return {
+            **super().broken_rules(),
+            f"objective.width={self.width}: objective.lambda_momentum above 0 needs the width of the embeddings, "
+            "1 or more": self.lambda_momentum > 0 and (self.width is None or self.width < 1),
+            f"objective.lambda_momentum={self.lambda_momentum}: must be 0 or more and below 1": (
+                not 0 <= self.lambda_momentum < 1
+            ),
+        }
+
+
+@dataclass
+class PcaPenaltyOptions(SpectralFamilyOptions):
+    """Alignment of pairs with a penalty on the second moment: λ‖E[aaᵀ] − I‖²."""
+
+    name: str = "pca_penalty"
+    penalty: float = described(1.0, "λ")
+    cov: Cov = described(Cov.both, "second moment of x alone, or averaged over both sides")
+    center: bool = described(False, "subtract the mean first (a covariance)")
+
+    def broken_rules(self) -> dict[str, bool]:
+        return {
+            **super().broken_rules(),
+            f"objective.penalty={self.penalty}: must be 0 or more": not self.penalty >= 0,
+        }

@@ -1,0 +1,233 @@
+"""The robust family: for every positive pair, the worst case of a pair loss over distributions near the uniform one.
+
+    L = mean_i mean_{p∈P_i} OCE_{j∈C_i} ℓ(s_ij − s_ip)
+
+with OCE of train/losses/oce.py (Zhu et al. 2022, arXiv:2203.00176, for partial AUC; Qiu et al. 2023, arXiv:2305.11965,
+for contrastive learning). KL and the identity are one direction of GCL.
+
+An anchor is solved on the rank that has it. Sent: y and its gradient, as ever; for anchors y, x and its gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from data.errors import ConfigError
+from train.losses.base import Result, TemperatureObjective
+from train.losses.candidates import relations
+from train.losses.gather import Layout
+from train.losses.memory import SampleState
+from train.losses.oce import Losses, build_oce, pair_loss
+from train.losses.options.common import Candidates, Directions, Duplicates, PairOptions
+from train.losses.options.robust import CoceOptions, Nu, PairLoss, PartialAUCOptions, RobustOptions, Setting
+from train.losses.softmax import score_means
+from train.losses.strip import Strip
+from train.losses.tiles import Exclusion, Pairs, strips
+
+Metrics = dict[str, Tensor]
+CANDIDATES = {
+    Setting.self: Candidates.negatives,
+    Setting.supervised: Candidates.negatives,
+    Setting.semi: Candidates.all,
+}
+SIDES = {Directions.x: "x", Directions.y: "y", Directions.sum: "xy", Directions.mean: "xy"}  # whose anchors
+
+
+class RobustObjective(TemperatureObjective):
+    """The OCE of the losses of some sides: anchors x, anchors y, or both.
+
+    nu: where it learns by SGD, a number for each side; where it is state, memory has one for each sample and side.
+    """
+
+    def __init__(self, options: RobustOptions, sides: str = "x") -> None:
+        super().__init__(options)
+        self._oce, self._pair_loss = build_oce(options), pair_loss(options)
+        if options.nu is Nu.sgd:
+            self.nu = nn.Parameter(torch.zeros(len(sides)))
+        if options.nu is Nu.state:
+            if options.num_samples is None:
+                raise ConfigError("objective.nu=state keeps a number for every sample: set objective.num_samples")
+            initial = {f"nu_{side}": math.nan for side in sides}
+            self.memory = SampleState(options.num_samples, initial, options.memory_budget_mb)
+
+    def values(self, losses: dict[str, Losses], sample_ids_b: Tensor | None, rows: Layout) -> tuple[Tensor, Metrics]:
+        """Value of each side, + ρτ: (sides,); metrics: means over sides. rows: how the samples lie on the ranks."""
+        tau = 1 / self.scale(next(iter(losses.values())).p_R)
+        if self.options.nu is Nu.state:
+            of_sides = self._with_state(losses, tau, sample_ids_b, rows)
+        else:
+            of_side = self._with_sgd if self.options.nu is Nu.sgd else self._with_solution
+            of_sides = [of_side(side, problem, tau) for side, problem in enumerate(losses.values())]
+        values, metrics = zip(*of_sides, strict=True)
+        means = {name: torch.stack([m[name] for m in metrics]).mean() for name in metrics[0]}
+        return torch.stack(values) + (self.options.rho or 0.0) * tau, means
+
+    def _with_solution(self, side: int, losses: Losses, tau: Tensor) -> tuple[Tensor, Metrics]:
+        return self._oce.closed_form(losses, tau)
+
+    def _with_sgd(self, side: int, losses: Losses, tau: Tensor) -> tuple[Tensor, Metrics]:
+        """The same ν for all rows: it learns, by the gradient 1 − mean_r mean_j φ*'(u_rj)."""
+        nu_R = self.nu[side].to(tau.dtype).expand_as(losses.p_R)
+        return self._oce.at(losses, tau, nu_R, torch.zeros_like(nu_R)), {"nu": losses.mean(nu_R)}
+
+    def _with_state(
+        self, losses: dict[str, Losses], tau: Tensor, sample_ids_b: Tensor | None, rows: Layout
+    ) -> list[tuple[Tensor, Metrics]]:
+        """ν_i of the samples, which then take a gradient step of their own; the first visit takes the closed form."""
+        assert self.memory is not None
+        visit = self.memory.read(sample_ids_b, rows, tau.dtype)
+        of_sides, new = [], {}
+        for side, of_side in losses.items():
+            old_b = visit.old[f"nu_{side}"][rows.own]
+            value, new_b = self._stepped(of_side, tau, old_b)
+            of_sides.append((value, {"nu": of_side.mean(new_b.nan_to_num())}))
+            new[f"nu_{side}"] = visit.mean(rows.gather(new_b))
+        if torch.is_grad_enabled():
+            self.memory.write(visit, new)
+        return of_sides
+
+    def _stepped(self, losses: Losses, tau: Tensor, old_b: Tensor) -> tuple[Tensor, Tensor]:
+        """The value at the old ν, and the new ones; NaN is a ν that is not known."""
+        unknown_b, counts_b = old_b.isnan(), losses.weights_R > 0
+        nu_b = old_b
+        if unknown_b.any():
+            solution = self._oce.solve(losses, tau.detach())
+            nu_b = torch.where(unknown_b, solution.nu_R(tau.detach()), old_b)
+        with torch.enable_grad():
+            nu_b = nu_b.detach().requires_grad_()
+            value = self._oce.at(losses, tau, nu_b, torch.zeros_like(nu_b))
+            (slope_b,) = torch.autograd.grad(value, nu_b, retain_graph=True)
+        slope_b = slope_b / losses.weights_R.where(counts_b, 1.0)
+        stepped_b = torch.where(unknown_b, nu_b, nu_b - self.options.nu_lr * slope_b)
+        return value, torch.where(counts_b, stepped_b, old_b).detach()
+
+
+class Coce(RobustObjective):
+    """Compositional OCE over the candidates of `setting`.
+
+    self: the columns of other pairs (B − 1). supervised: all columns but the row's positives, as they are listed or
+    have equal keys. semi: all columns; among the unlabelled ones positives may hide.
+    """
+
+    takes = frozenset({"negatives", "positives", "excluded"})
+    options: CoceOptions
+
+    def __init__(self, options: CoceOptions) -> None:
+        super().__init__(options, SIDES[options.directions])
+
+    def of_strip(self, strip: Strip, **more: Tensor) -> Result:
+        sides = SIDES[self.options.directions]
+        if self.memory is not None and not self._one_anchor_per_sample(strip):
+            raise ConfigError(
+                "objective.nu=state has one ν per sample: with several positives for a row, or other numbers of x and "
+                "y, set objective.nu=closed_form (objective.pair_loss=identity has one ν for all positives of a row)"
+            )
+        losses = {side: self._losses(strip if side == "x" else transposed(strip)) for side in sides}
+        values, metrics = self.values(losses, strip.sample_ids_b, strip.rows)
+        loss = values.mean() if self.options.directions is Directions.mean else values.sum()
+        with torch.no_grad():
+            return Result(loss, {**score_means(strip), **metrics})
+
+    def _one_anchor_per_sample(self, strip: Strip) -> bool:
+        options = self.options
+        single = strip.positives.own is not None and options.duplicates is not Duplicates.positive
+        alike = strip.rows.sizes == strip.columns.sizes or options.directions is Directions.x
+        return single or (options.pair_loss is PairLoss.identity and alike)
+
+    def _losses(self, strip: Strip) -> Losses:
+        """A row for every positive pair (i, p); with the identity for every i, as it commutes with the mean over p."""
+        options = self.options
+        if options.duplicates is Duplicates.positive:  # then its own pair is one of several positives
+            strip = replace(strip, positives=Pairs(strip.positives.pairs_P2))
+        pairs = PairOptions(options.name, candidates=CANDIDATES[options.setting], duplicates=options.duplicates)
+        related = relations(strip, pairs)
+        strip, rows = related.strip, related.rows
+        p_P, share = strip.pair_scores(), rows.share
+        weights_b = share * rows.weights(p_P)
+        if strip.positives.own is not None:
+            return Losses(self._pair_loss, strip.x_bD, strip.y_MD, p_P, rows.counts, weights_b, related.exclusion)
+        i_P, order_P = strip.positives.pairs_P2[:, 0].sort(stable=True)
+        p_P = p_P[order_P]
+        if options.pair_loss is PairLoss.identity:
+            p_b = torch.zeros_like(weights_b).index_add(0, i_P, p_P / rows.positives[i_P])
+            weights_b = share * rows.valid.to(share.dtype)
+            return Losses(self._pair_loss, strip.x_bD, strip.y_MD, p_b, rows.counts, weights_b, related.exclusion)
+        exclusion = related.exclusion and Repeated(base=related.exclusion, base_rows=len(strip.x_bD), row_R=i_P)
+        return Losses(self._pair_loss, strip.x_bD[i_P], strip.y_MD, p_P, rows.counts[i_P], weights_b[i_P], exclusion)
+
+
+class PartialAUC(RobustObjective):
+    """One-way partial AUC: mean over positives i of the OCE over negatives j of ℓ(h_j⁻ − h_i⁺) (Zhu et al. 2022).
+
+    x (b, 1): scores of positives, y (m, 1): of negatives, of all ranks together. CVaR with α as the largest
+    false-positive rate is the exact top-α form, KL the smooth one.
+    """
+
+    options: PartialAUCOptions
+
+    def of_embeddings(self, x_bD: Tensor, y_mD: Tensor | None, **inputs: Any) -> Result:
+        if y_mD is None or not x_bD.ndim == y_mD.ndim == 2 or not x_bD.shape[1] == y_mD.shape[1] == 1:
+            shape = None if y_mD is None else tuple(y_mD.shape)
+            raise ValueError(f"x and y are scores, (b, 1) and (m, 1), not {tuple(x_bD.shape)} and {shape}")
+        positives, negatives = Layout.of(x_bD, y_mD)
+        p_b = x_bD[:, 0].to(torch.promote_types(x_bD.dtype, torch.float32))
+        counts_b = torch.full_like(p_b, negatives.total, dtype=torch.int64)
+        weight = positives.world_size / max(positives.total, 1) if negatives.total else 0.0
+        losses = Losses(
+            self._pair_loss,
+            torch.ones_like(x_bD),
+            negatives.gather(y_mD),
+            p_b,
+            counts_b,
+            torch.full_like(p_b, weight),
+        )
+        values, metrics = self.values({"x": losses}, inputs["sample_ids_b"], positives)
+        return Result(values.sum(), metrics)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repeated(Exclusion):
+    """What `base` leaves out of its rows, for rows of which each is one of those: row_R, ascending."""
+
+    base: Exclusion
+    base_rows: int
+    row_R: Tensor
+
+    def mask(self, rows: slice, columns: slice) -> Tensor | None:
+        i = self.row_R[rows]
+        first, last = int(i[0]), int(i[-1])
+        mask = torch.zeros(len(i), columns.stop - columns.start, dtype=torch.bool, device=i.device)
+        for strip in strips(self.base_rows):
+            if strip.start <= last and first < strip.stop and (of_base := self.base.mask(strip, columns)) is not None:
+                here = (i >= strip.start) & (i < strip.stop)
+                mask[here] = of_base[i[here] - strip.start]
+        return mask
+
+
+def transposed(strip: Strip) -> Strip:
+    """Anchors y of this rank against x of all ranks. Further columns are no anchors. A collective."""
+    own = strip.columns.own
+    pairs = strip.positives
+    if pairs.own is not None:
+        positives = Pairs.own_columns(own.stop - own.start, strip.rows.own.start, strip.y_MD.device)
+    else:
+        positives = Pairs(_of_columns(strip, pairs.pairs_P2))
+    excluded = None if strip.excluded is None else _of_columns(strip, strip.excluded)
+    keys = tuple((of_columns[own], strip.rows.gather(of_rows)) for of_rows, of_columns in strip.keys)
+    x_BD = strip.rows.gather(strip.x_bD)
+    return Strip(strip.y_MD[own], x_BD, strip.columns, strip.rows, positives, excluded, keys, strip.sample_ids_b)
+
+
+def _of_columns(strip: Strip, pairs_P2: Tensor) -> Tensor:
+    """(local column, global row) of those pairs of all ranks that are of own columns."""
+    (layout,) = Layout.of(pairs_P2)
+    pairs_P2 = layout.gather(pairs_P2 + pairs_P2.new_tensor([strip.rows.own.start, 0]))
+    i, j = pairs_P2.unbind(1)
+    own = strip.columns.own
+    mine = (j >= own.start) & (j < own.stop)
+    return torch.stack([j[mine] - own.start, i[mine]], 1)

@@ -1,0 +1,134 @@
+"""What an objective sees of a global batch: this rank's rows against all columns, and how they are related."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from train.losses.gather import Layout
+from train.losses.tiles import Pairs
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Further y-side items of this rank, flat: k ≥ 0 in all, any number per row.
+
+    embeddings_kD; row_k: local row each belongs to; keys_k: content ids, int64; positive_k: whether it is a further
+    positive of that row (else, and by default, a hard negative). Every row sees all of them.
+    """
+
+    embeddings_kD: Tensor
+    row_k: Tensor
+    keys_k: Tensor | None = None
+    positive_k: Tensor | None = None
+
+    @staticmethod
+    def of(negatives: Tensor | Columns) -> Columns:
+        """(b, k, D) hard negatives, k for every row, as Columns."""
+        if isinstance(negatives, Columns):
+            return negatives
+        rows, each = negatives.shape[:2]
+        return Columns(negatives.flatten(0, 1), torch.arange(rows, device=negatives.device).repeat_interleave(each))
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Own rows (b,) against all columns (M,): y of rank 0, 1, …, then further columns of rank 0, 1, ….
+
+    rows, columns: how x and y lie on the ranks. positives: of own rows; excluded: further pairs (P, 2) that no sum has.
+    keys: for x and for y, if given, (keys of own rows (b,), keys of the columns that have one (≤ M,)): equal keys are
+    the same item. sample_ids_b index per-sample state. All (row, column) pairs: local row, global column.
+    """
+
+    x_bD: Tensor
+    y_MD: Tensor
+    rows: Layout
+    columns: Layout
+    positives: Pairs
+    excluded: Tensor | None = None
+    keys: tuple[tuple[Tensor, Tensor], ...] = ()
+    sample_ids_b: Tensor | None = None
+
+    def pair_scores(self) -> Tensor:
+        """s_ip of the positive pairs of own rows, in the order of `positives`: (P,), float32 or better."""
+        if self.positives.own is not None:
+            x, y = self.x_bD, self.y_MD[self.positives.own : self.positives.own + len(self.x_bD)]
+        else:
+            i, j = self.positives.pairs_P2.unbind(1)
+            x, y = self.x_bD[i], self.y_MD[j]
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        return (x.to(dtype) * y.to(dtype)).sum(1)
+
+    def counts(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
+        """How many of all ranks' pairs are in each own row (b,) and each column (M,), int64. A collective if listed."""
+        columns_M = torch.zeros(len(self.y_MD), dtype=torch.int64, device=self.y_MD.device)
+        if pairs.own is not None:
+            columns_M[: self.columns.total] = 1
+            return columns_M.new_ones(len(self.x_bD)), columns_M
+        i, j = pairs.pairs_P2.unbind(1)
+        columns_M = self.columns.sum_(columns_M.index_add_(0, j, torch.ones_like(j)))
+        return torch.bincount(i, minlength=len(self.x_bD)), columns_M
+
+
+def build_strip(
+    x_bD: Tensor,
+    y_mD: Tensor,
+    negatives: Columns | None = None,
+    positives: Tensor | None = None,
+    excluded: Tensor | None = None,
+    x_keys: Tensor | None = None,
+    y_keys: Tensor | None = None,
+    sample_ids_b: Tensor | None = None,
+) -> Strip:
+    """Gathers the columns of all ranks. Embeddings are as the score wants them (normalised for a cosine).
+
+    positives: (P, 2) instead of the own columns. A collective: every rank calls it, with `negatives` on all ranks or on
+    none. Raises ValueError where shapes do not fit.
+    """
+    further = negatives.embeddings_kD if negatives else y_mD[:0]
+    rows, columns, extra = Layout.of(x_bD, y_mD, further)
+    _check(rows, columns, positives, x_keys, y_keys)
+    y_MD = columns.gather(y_mD)
+    if extra.total:
+        y_MD = torch.cat([y_MD, extra.gather(further)])
+    pairs = Pairs.own_columns(len(x_bD), columns.own.start, x_bD.device) if positives is None else None
+    if pairs is None or (negatives and negatives.positive_k is not None):
+        first = columns.total + extra.own.start
+        own = torch.arange(len(x_bD), device=x_bD.device)
+        listed = [positives if positives is not None else torch.stack([own, own + columns.own.start], 1)]
+        if negatives and negatives.positive_k is not None:
+            place = torch.arange(len(further), device=x_bD.device) + first
+            listed.append(torch.stack([negatives.row_k, place], 1)[negatives.positive_k])
+        pairs = Pairs(torch.cat(listed).unique(dim=0))
+    keys = []
+    if x_keys is not None:
+        keys.append((x_keys, rows.gather(x_keys)))
+    if y_keys is not None:
+        keys.append((y_keys, _column_keys(y_keys, columns, extra, negatives)))
+    return Strip(x_bD, y_MD, rows, columns, pairs, excluded, tuple(keys), sample_ids_b)
+
+
+def _column_keys(y_keys: Tensor, columns: Layout, extra: Layout, negatives: Columns | None) -> Tensor:
+    keys_B = columns.gather(y_keys)
+    if not extra.total:
+        return keys_B
+    if negatives is None or negatives.keys_k is None:
+        raise ValueError("y_keys are given and further columns have none: give Columns(…, keys_k) too")
+    return torch.cat([keys_B, extra.gather(negatives.keys_k)])
+
+
+def _check(rows: Layout, columns: Layout, positives: Tensor | None, *keys: Tensor | None) -> None:
+    if positives is None and rows.sizes != columns.sizes:
+        raise ValueError(
+            f"{rows.sizes[rows.rank]} rows of x and {columns.sizes[rows.rank]} of y are no pairs: say which belong "
+            "together with positives=(local row, global column)"
+        )
+    for key in keys:
+        if key is not None and (rows.sizes != columns.sizes or len(key) != rows.sizes[rows.rank]):
+            raise ValueError(
+                f"{len(key)} keys for {rows.sizes[rows.rank]} rows: keys are of pairs, row i with column i"
+            )
+    if rows.total == 0:
+        raise ValueError("the global batch has no pair")

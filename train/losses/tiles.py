@@ -1,0 +1,132 @@
+"""The score matrix of own rows against all columns, one tile at a time, and the pairs that are left out of it.
+
+Legend: b rows of this rank, M columns of all ranks, D width; s_ij = <x_i, y_j>.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+TILE = 1024  # rows and columns of a tile: a tile of scores and its operands stay in cache
+
+
+class Pairs:
+    """(row i, column j) pairs of own rows and global columns, sorted so that a tile finds its own at once.
+
+    own: the first column when these are the pairs (i, own + i) of all rows, else None.
+    """
+
+    def __init__(self, pairs_P2: Tensor, own: int | None = None) -> None:
+        row_strips, column_strips = (pairs_P2 // TILE).unbind(1)
+        order = torch.argsort(row_strips * (column_strips.max() + 1 if len(pairs_P2) else 1) + column_strips)
+        self.pairs_P2, self.own = pairs_P2[order], own
+        strips, counts = torch.unique_consecutive(self.pairs_P2 // TILE, dim=0, return_counts=True)
+        ends = counts.cumsum(0)
+        places = zip((ends - counts).tolist(), ends.tolist(), strict=True)
+        self._of_tile = dict(zip(map(tuple, strips.tolist()), places, strict=True))
+
+    @staticmethod
+    def own_columns(rows: int, first: int, device: torch.device) -> Pairs:
+        i = torch.arange(rows, device=device)
+        return Pairs(torch.stack([i, i + first], 1), first)
+
+    def within(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor] | None:
+        """Indices into the tile of those that lie in it, if any do."""
+        place = self._of_tile.get((rows.start // TILE, columns.start // TILE))
+        if place is None:
+            return None
+        i, j = self.pairs_P2[slice(*place)].unbind(1)
+        return i - rows.start, j - columns.start
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """Pairs (row i, column j) that count for nothing.
+
+    keys: (row keys (b,), column keys (≤ M,)) int64; a pair is left out when any of these has equal keys; columns
+    beyond the keys given are not compared. kept: pairs that stay whatever their keys. dropped: pairs that are left out.
+    """
+
+    keys: tuple[tuple[Tensor, Tensor], ...] = ()
+    kept: Pairs | None = None
+    dropped: Pairs | None = None
+
+    def mask(self, rows: slice, columns: slice) -> Tensor | None:
+        """Whether each pair of the tile is left out; None when none is."""
+        found = [pair for keys in self.keys if (pair := _equal(keys, rows, columns)) is not None]
+        dropped = self.dropped and self.dropped.within(rows, columns)
+        if not found and dropped is None:
+            return None
+        shape = (rows.stop - rows.start, columns.stop - columns.start)
+        device = found[0].device if found else dropped[0].device  # pyright: ignore[reportOptionalSubscript]
+        mask = torch.zeros(shape, dtype=torch.bool, device=device)
+        for equal in found:
+            mask[:, : equal.shape[1]] |= equal
+        if found and self.kept and (kept := self.kept.within(rows, columns)):
+            mask[kept] = False
+        if dropped:
+            mask[dropped] = True
+        return mask
+
+
+def _equal(keys: tuple[Tensor, Tensor], rows: slice, columns: slice) -> Tensor | None:
+    """Rarely are there any: sparing a comparison of all pairs pays."""
+    row_keys, column_keys = keys[0][rows], keys[1][columns]
+    return row_keys[:, None] == column_keys if torch.isin(row_keys, column_keys).any() else None
+
+
+class Tiles:
+    """Iterates over tiles of a score matrix, in memory that the next tile overwrites."""
+
+    def __init__(self, x_bD: Tensor, y_MD: Tensor, exclusion: Exclusion | None = None) -> None:
+        self.x_bD, self.y_MD, self.exclusion = x_bD, y_MD, exclusion
+        self.dtype = torch.promote_types(x_bD.dtype, torch.float32)
+
+    def scores(self, scale: Tensor | None = None, shift: float = 0.0) -> Iterator[tuple[slice, slice, Tensor]]:
+        """(rows, columns, scale · s_ij − shift), float32 or better, nothing left out. The caller may overwrite it."""
+        space = self.scratch()
+        for rows in strips(len(self.x_bD)):
+            x = self.x_bD[rows].to(self.dtype)
+            x = x if scale is None else x * scale
+            for columns in strips(len(self.y_MD)):
+                y = self.y_MD[columns].to(self.dtype)
+                s = torch.mm(x, y.T, out=shaped(space, len(x), len(y)))
+                yield rows, columns, s.sub_(shift) if shift else s
+
+    def mask(self, rows: slice, columns: slice) -> Tensor | None:
+        return self.exclusion.mask(rows, columns) if self.exclusion else None
+
+    def scratch(self) -> Tensor:
+        """Memory for one tile, to be `shaped`."""
+        return self.x_bD.new_empty(min(TILE, len(self.x_bD)) * min(TILE, len(self.y_MD)), dtype=self.dtype)
+
+
+class Gradients:
+    """Collects ∂L/∂x and ∂L/∂y from tiles of G = ∂L/∂s: G y and Gᵀ x, in float32 or better."""
+
+    def __init__(self, tiles: Tiles, found: tuple[Tensor, Tensor] | None = None) -> None:
+        self._tiles = tiles
+        zeros = (torch.zeros_like(e, dtype=tiles.dtype) for e in (tiles.x_bD, tiles.y_MD))
+        self.dx_bD, self.dy_MD = found or zeros
+
+    def add(self, rows: slice, columns: slice, g: Tensor) -> None:
+        self.dx_bD[rows].addmm_(g, self._tiles.y_MD[columns].to(g.dtype))
+        self.dy_MD[columns].addmm_(g.T, self._tiles.x_bD[rows].to(g.dtype))
+
+    def scaled(self, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """Both times `scale`, in the type of the embeddings."""
+        pair = ((self.dx_bD, self._tiles.x_bD), (self.dy_MD, self._tiles.y_MD))
+        dx_bD, dy_MD = (d.mul_(scale).to(e.dtype) for d, e in pair)
+        return dx_bD, dy_MD
+
+
+def strips(count: int) -> Iterator[slice]:
+    return (slice(start, min(start + TILE, count)) for start in range(0, count, TILE))
+
+
+def shaped(space: Tensor, rows: int, columns: int) -> Tensor:
+    return space[: rows * columns].view(rows, columns)
