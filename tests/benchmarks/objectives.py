@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-STEPS = {256: 150, 64: 450, 512: 80}  # about a minute each
+STEPS = {256: 130, 64: 350, 512: 70}  # about a minute each
 RECIPES = {
     "clip": "",
     "clip_emoji": "",

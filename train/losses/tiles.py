@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -15,19 +16,13 @@ TILE = 1024  # rows and columns of a tile: a tile of scores and its operands sta
 
 
 class Pairs:
-    """(row i, column j) pairs of own rows and global columns, sorted so that a tile finds its own at once.
+    """(row i, column j) pairs of own rows and global columns, (P, 2) int64; a tile finds its own at once.
 
     own: the first column when these are the pairs (i, own + i) of all rows, else None.
     """
 
     def __init__(self, pairs_P2: Tensor, own: int | None = None) -> None:
-        row_strips, column_strips = (pairs_P2 // TILE).unbind(1)
-        order = torch.argsort(row_strips * (column_strips.max() + 1 if len(pairs_P2) else 1) + column_strips)
-        self.pairs_P2, self.own = pairs_P2[order], own
-        strips, counts = torch.unique_consecutive(self.pairs_P2 // TILE, dim=0, return_counts=True)
-        ends = counts.cumsum(0)
-        places = zip((ends - counts).tolist(), ends.tolist(), strict=True)
-        self._of_tile = dict(zip(map(tuple, strips.tolist()), places, strict=True))
+        self.pairs_P2, self.own = pairs_P2, own
 
     @staticmethod
     def own_columns(rows: int, first: int, device: torch.device) -> Pairs:
@@ -36,11 +31,23 @@ class Pairs:
 
     def within(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor] | None:
         """Indices into the tile of those that lie in it, if any do."""
-        place = self._of_tile.get((rows.start // TILE, columns.start // TILE))
+        sorted_P2, places = self._by_tile
+        place = places.get((rows.start // TILE, columns.start // TILE))
         if place is None:
             return None
-        i, j = self.pairs_P2[slice(*place)].unbind(1)
+        i, j = sorted_P2[place].unbind(1)
         return i - rows.start, j - columns.start
+
+    @cached_property
+    def _by_tile(self) -> tuple[Tensor, dict[tuple[int, int], slice]]:
+        """The pairs, sorted by tile, and where those of each tile are. Made when the first tile asks."""
+        row_strip, column_strip = (self.pairs_P2 // TILE).unbind(1)
+        width = int(column_strip.max()) + 1 if len(column_strip) else 1
+        tile, order = (row_strip * width + column_strip).sort(stable=True)
+        tiles, counts = torch.unique_consecutive(tile, return_counts=True)
+        ends = counts.cumsum(0)
+        places = map(slice, (ends - counts).tolist(), ends.tolist())
+        return self.pairs_P2[order], {divmod(t, width): place for t, place in zip(tiles.tolist(), places, strict=True)}
 
 
 @dataclass(frozen=True)
