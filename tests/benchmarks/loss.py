@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -175,8 +175,9 @@ def _status(key: str) -> int:
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(key))
 
 
-def table(name: str, sizes: list[int], dtype: torch.dtype) -> None:
+def table(name: str, sizes: list[int], only: list[str] | None, dtype: torch.dtype) -> None:
     family = FAMILIES[name]
+    family = replace(family, methods={m: build for m, build in family.methods.items() if not only or m in only})
     print(f"| B | method | CPU s | ours / it | share of the {4 + 2 * family.score_matmuls}B²D floor | peak MB |")
     print("|---|---|---|---|---|---|")
     for size in sizes:
@@ -192,6 +193,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sizes", type=int, nargs="*", default=[1024, 4096], help="B (default 1024 4096)")
     parser.add_argument("--family", choices=FAMILIES, default="softmax", help="which losses (default softmax)")
+    parser.add_argument("--only", nargs="*", help="these methods only, ours among them (default all)")
     parser.add_argument("--bf16", action="store_true", help="embeddings in bf16")
     parser.add_argument("--peak", nargs=2, metavar=("METHOD", "B"), help="only print the peak memory of one, in MB")
     arguments = parser.parse_args()
@@ -201,7 +203,7 @@ def main() -> None:
         method, size = arguments.peak
         print_peak(FAMILIES[arguments.family].methods[method](), int(size), dtype)
     else:
-        table(arguments.family, arguments.sizes, dtype)
+        table(arguments.family, arguments.sizes, arguments.only, dtype)
 
 
 if __name__ == "__main__":

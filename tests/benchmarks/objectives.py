@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-STEPS = {256: 130, 64: 350, 512: 70}  # about a minute each
+STEPS = {256: 110, 64: 350, 512: 60}  # about a minute each
 RECIPES = {
     "clip": "",
     "clip_emoji": "",
@@ -27,11 +27,11 @@ RECIPES = {
     "coce": "divergence=kl temperature=0.05",
     "coce_chi2": "divergence=chi2 temperature=0.1",
     "coce_cvar": "divergence=cvar alpha=0.05",
-    "siglip": "",
+    "siglip": "temperature=0.05 init_bias=null",
     "local_nce": "temperature=0.05",
     "nce": "temperature=0.05",
     "spectral": "",
-    "pca_penalty": "",
+    "pca_penalty": "penalty=0.1",
     "sogclr": "temperature=0.05",
     "isogclr": "temperature=0.05",
     "fastclip_v3": "temperature=0.05",

@@ -208,9 +208,8 @@ class CVaR(OCE):
         level_R, share_R, above_R, at_R = self._selected(losses)
 
         def f(s: Tensor, p: Tensor, level: Tensor, share: Tensor) -> Tensor:
-            chosen = torch.where(
-                s == level, share, (s > level).to(s.dtype)
-            )  # scores are those of the search to the bit
+            # scores are those of the search to the bit
+            chosen = torch.where(s == level, share, (s > level).to(s.dtype))
             return chosen * losses.pair_loss(s - p)
 
         total = pair_sum(
