@@ -289,6 +289,9 @@ def test_the_schedule_of_gamma() -> None:
     objective = build("sogclr", gamma_min=0.2, gamma_epochs=2)
     gammas = [call(objective, *embeddings(s), STEPS[0])["gamma"].item() for s in range(5)]  # 6 of 9 samples each
     assert gammas == pytest.approx([1, 1, 0.6, 0.2, 0.2])
+    longer = build("sogclr", gamma_min=0.2, gamma_epochs=2, samples_per_epoch=18)  # an epoch of the run
+    gammas = [call(longer, *embeddings(s), STEPS[0])["gamma"].item() for s in range(7)]
+    assert gammas == pytest.approx([1, 1, 1, 0.6, 0.6, 0.6, 0.2])
 
 
 @pytest.mark.parametrize("tau", [1e-3, 0.01, 50.0])

@@ -10,6 +10,9 @@ import pytest
 import torch
 
 from train.losses import kernels
+from train.losses.bounded import _fused
+from train.losses.logits import Logits
+from train.losses.tiles import Exclusion, Pairs, Tiles
 
 ROOT = Path(__file__).parent.parent
 
@@ -107,3 +110,13 @@ def test_more_than_2_to_31_numbers() -> None:
     e = (3.0 * y[:, 0].double()).exp()
     torch.testing.assert_close(of_columns.double(), 64 * e, rtol=1e-5, atol=0)
     torch.testing.assert_close(of_rows.double(), e.sum().expand(64), rtol=1e-5, atol=0)
+
+
+def test_more_keys_than_the_kernels_know_take_the_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sample that is in a batch twice adds its id to the keys of x and y."""
+    monkeypatch.setattr(kernels, "available", lambda x, y: True)
+    x, scale, key = torch.zeros(4, 8, dtype=torch.bfloat16), torch.tensor(1.0), torch.arange(4)
+    logits = Logits(scale, None, None, None)
+    for keys, fits in ((2, True), (3, False)):
+        tiles = Tiles(x, x, Exclusion(((key, key),) * keys, Pairs.own_columns(4, 0, x.device)))
+        assert (_fused(tiles, logits) is not None) == fits

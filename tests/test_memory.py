@@ -85,6 +85,16 @@ def test_undo_restores_every_bit_once() -> None:
     assert same(whole(state), before) and not same(after, before)
 
 
+def test_undo_after_a_call_that_wrote_nothing_changes_nothing() -> None:
+    state = SampleState(4, {"u": math.nan})
+    (layout,) = Layout.of(torch.zeros(2))
+    visit = state.read(torch.tensor([1, 2]), layout)
+    state.write(visit, {"u": torch.tensor([5.0, 6.0])})
+    state.read(torch.tensor([1, 2]), layout)
+    state.undo()
+    assert state.read(torch.tensor([1, 2]), layout).old["u"].tolist() == [5.0, 6.0]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_repeated_ids_are_averaged_in_any_order(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)

@@ -364,3 +364,22 @@ def test_inputs_that_are_refused() -> None:
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_any_number_of_ranks(world_size: int) -> None:
     launch("dist_robust.py", world_size)
+
+
+@pytest.mark.parametrize("off", [-0.5, 0.5])
+def test_nu_of_a_sample_that_is_far_off_comes_back(off: float) -> None:
+    """Below its minimum the slope of KL is exponential: a step of that size would leave the sample without gradient."""
+    x, y = (torch.randn(6, 4, generator=torch.Generator().manual_seed(s)) for s in (0, 1))
+    tau, ids = 0.05, torch.arange(6)
+    objective = build_objective("coce", nu="state", num_samples=6, temperature=tau, nu_lr=0.5)
+    objective(x, y, ids)
+    memory = objective.memory
+    assert memory is not None
+    solved = memory.gathered(torch.device("cpu"))
+    memory.load({**solved, "nu_x": solved["nu_x"] + off})
+    for _ in range(60):
+        before = memory.gathered(torch.device("cpu"))["nu_x"]
+        objective(x, y, ids)
+        after = memory.gathered(torch.device("cpu"))["nu_x"]
+        assert (after - before).abs().max() <= tau * (1 + 1e-5)
+    torch.testing.assert_close(after, solved["nu_x"], rtol=0, atol=1e-3)

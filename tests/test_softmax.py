@@ -299,3 +299,10 @@ def test_finite_differences(name: str, options: dict[str, Any]) -> None:
 
     scale = objective.logit_scale.detach().clone().requires_grad_()
     assert torch.autograd.gradcheck(loss, (*made.inputs[:2], scale, *made.inputs[2:]), atol=1e-6)
+
+
+def test_further_columns_of_which_none_is_positive_leave_own_pairs_single() -> None:
+    x, y, more = (torch.randn(4, 3, generator=torch.Generator().manual_seed(s)) for s in range(3))
+    columns = Columns(more, torch.arange(4), positive_k=torch.zeros(4, dtype=torch.bool))
+    single = build_objective("dpr", positives="single")(x, y, negatives=columns)
+    torch.testing.assert_close(single.loss, build_objective("dpr")(x, y, negatives=more[:, None]).loss)

@@ -347,3 +347,16 @@ def test_a_compiled_step_learns_the_same() -> None:
 def test_any_number_of_ranks(world_size: int) -> None:
     """tests/dist_step.py says what is checked."""
     launch("dist_step.py", world_size)
+
+
+@pytest.mark.parametrize("directions", ["x", "y", "sum"])
+def test_an_objective_that_freezes_a_side(directions: str) -> None:
+    objective = build_objective("spectral_alternating", directions=directions)
+    model = towers()
+    before = [[p.clone() for p in tower.parameters()] for tower in (model.x_tower, model.y_tower)]
+    train_step(model, 6, objective=objective, optim=OptimConfig(lr=1e-2, weight_decay=0), chunk_size=4)(batch(6), 0)
+    moved = [
+        any(not p.equal(old) for p, old in zip(tower.parameters(), olds, strict=True))
+        for tower, olds in zip((model.x_tower, model.y_tower), before, strict=True)
+    ]
+    assert moved == [directions != "y", directions != "x"]

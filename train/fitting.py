@@ -21,7 +21,7 @@ from train import checkpoint
 from train.agreement import agreed, from_rank_0, rank_0_first, rank_0_only
 from train.checkpoint import CheckpointState
 from train.config import TrainConfig, validate
-from train.distributed import World, any_rank, barrier
+from train.distributed import World, any_rank
 from train.loop import Plan, fit
 from train.losses import build_objective
 from train.losses.diagnostics import diagnose, saturation
@@ -118,11 +118,13 @@ def build_parts(config: TrainConfig, world: World) -> Parts:
 
 
 def _objective_options(config: TrainConfig, data: Data) -> dict[str, Any]:
-    """Per-sample state has a place for every training sample, unless another number is said."""
+    """Per-sample state has a place for every training sample, and epochs are the run's, unless others are said."""
+    known = {
+        "num_samples": sum(data.order.sizes),
+        "samples_per_epoch": data.order.steps_per_epoch * config.global_batch_size,
+    }
     options = asdict(config.objective)
-    if "num_samples" in options and options["num_samples"] is None:
-        options["num_samples"] = sum(data.order.sizes)
-    return options
+    return {name: known.get(name) if value is None else value for name, value in options.items()}
 
 
 class Evaluation:
@@ -204,13 +206,9 @@ def _bring_to(origin: Origin, parts: Parts, config: TrainConfig) -> CheckpointSt
 
 
 def _take_weights(found: Path, parts: Parts) -> None:
-    """The towers, whole; what the objective has learnt too, when it has the same parameters."""
-    weights = checkpoint.load_weights(found)
-    learnt = {name for name in weights if name.startswith("objective.")}
-    fitting = learnt == set(checkpoint.named_tensors({"objective": parts.modules["objective"]}))
-    modules = parts.modules if fitting else {"towers": parts.modules["towers"]}
+    """The towers, whole. What the objective has is configured: another's temperature or bias would win silently."""
     try:
-        checkpoint.restore_weights(weights, modules)
+        checkpoint.restore_weights(checkpoint.load_weights(found), {"towers": parts.modules["towers"]})
     except ConfigError as error:
         raise ConfigError(f"init_from={found}: {error}") from error
 
@@ -295,9 +293,11 @@ def _saver(
             "step_state": parts.step.state_dict(),
         }
         memory = parts.memory.gathered(world.device) if parts.memory else None
-        if world.rank == 0:
+
+        def write_whole() -> None:
             state = checkpoint.capture(parts.modules, parts.step.optimizer, step, facts, memory)
             checkpoint.save(folder, state, config.checkpoint.keep)
-        barrier(world)
+
+        rank_0_only(world, write_whole)
 
     return save

@@ -123,8 +123,9 @@ class TrainStep:
             keys = {"x_keys": batch.x_keys, "y_keys": batch.y_keys}
             result = self.objective(x, y_pairs, batch.sample_ids, negatives=columns, **keys)
             self._scaler.scale(result.loss).backward()
-            assert x.grad is not None and y.grad is not None
-            sides = (gradient.split(sizes) for gradient, sizes in zip((x.grad, y.grad), _sizes(chunks), strict=True))
+            # a side that the objective freezes has none, and its tower's averaging still waits for one
+            whole = [torch.zeros_like(e) if e.grad is None else e.grad for e in (x, y)]
+            sides = (gradient.split(sizes) for gradient, sizes in zip(whole, _sizes(chunks), strict=True))
             gradients = list(zip(*sides, strict=True))
             for chunk in reversed(chunks):  # as one backward through all of them would go: the same sums, bit for bit
                 embeddings = graphs.pop() if graphs else self._embed(chunk, step)

@@ -26,7 +26,7 @@ RECIPES = {
     "one_sided_dpm": "temperature=0.05",
     "coce": "divergence=kl temperature=0.05",
     "coce_chi2": "divergence=chi2 temperature=0.1",
-    "coce_cvar": "divergence=cvar alpha=0.05",
+    "coce_cvar": "divergence=cvar alpha=0.3 directions=sum",
     "siglip": "temperature=0.05 init_bias=null",
     "local_nce": "temperature=0.05",
     "nce": "temperature=0.05",

@@ -169,7 +169,8 @@ def _fused(tiles: Tiles, logits: Logits) -> _Fused | None:
 
     exclusion = tiles.exclusion or Exclusion()
     listed = [pairs for pairs in (exclusion.kept, exclusion.dropped) if pairs]
-    if len(listed) > 1 or any(p.own is None for p in listed) or not kernels.available(tiles.x_bD, tiles.y_MD):
+    one_by_one = len(listed) > 1 or any(pairs.own is None for pairs in listed)
+    if one_by_one or len(exclusion.keys) > kernels.KEYS or not kernels.available(tiles.x_bD, tiles.y_MD):
         return None
     first_own = listed[0].own if listed else len(tiles.y_MD)  # beyond all columns: no own
     assert first_own is not None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from data.errors import ConfigError
-from train.losses.duplicates import SameItem, equal_pairs
+from train.losses.duplicates import SameItem, equal_pair_counts, equal_pairs
 from train.losses.options.common import Candidates, Duplicates, PairOptions, Positives
 from train.losses.strip import Strip
 from train.losses.tiles import Exclusion, Pairs
@@ -91,14 +91,14 @@ def _must_be_listed(strip: Strip, options: PairOptions) -> bool:
 
 def _with_equal_keys(strip: Strip) -> Pairs:
     """The positives of the strip and all pairs with an equal key."""
-    listed = [equal_pairs(row_keys, column_keys) for row_keys, column_keys in strip.keys]
-    count, most = sum(map(len, listed)), MOST_PAIRS * len(strip.y_MD)
+    counts = torch.stack([equal_pair_counts(*keys).sum() for keys in strip.keys])
+    count, most = int(strip.rows.max_(counts.sum()[None])), MOST_PAIRS * len(strip.y_MD)
     if count > most:
         raise ConfigError(
-            f"objective.duplicates=positive: {count:,} pairs of this batch have equal keys, over {most:,} that fit "
+            f"objective.duplicates=positive: {count:,} pairs of a rank have equal keys, over {most:,} that fit "
             "in memory linear in the batch. Set objective.positives=each, or objective.duplicates=mask"
         )
-    return Pairs(torch.cat([strip.positives.pairs_P2, *listed]).unique(dim=0))
+    return Pairs(torch.cat([strip.positives.pairs_P2, *(equal_pairs(*keys) for keys in strip.keys)]).unique(dim=0))
 
 
 def _dropped(strip: Strip, negatives_only: bool) -> Pairs | None:

@@ -40,11 +40,17 @@ class SameItem:
         return self.sums(ones_M, slice(len(ones_M)))
 
 
+def equal_pair_counts(row_keys_b: Tensor, column_keys_M: Tensor) -> Tensor:
+    """How many columns have the key of each row: (b,) int64."""
+    sorted_keys = column_keys_M.sort().values
+    first_b, end_b = (torch.searchsorted(sorted_keys, row_keys_b, right=right) for right in (False, True))
+    return end_b - first_b
+
+
 def equal_pairs(row_keys_b: Tensor, column_keys_M: Tensor) -> Tensor:
     """All (i, j) with row_keys_i = column_keys_j: (P, 2) int64."""
     sorted_keys, order = column_keys_M.sort(stable=True)
-    first_b = torch.searchsorted(sorted_keys, row_keys_b)
-    count_b = torch.searchsorted(sorted_keys, row_keys_b, right=True) - first_b
+    first_b, count_b = torch.searchsorted(sorted_keys, row_keys_b), equal_pair_counts(row_keys_b, column_keys_M)
     i = torch.arange(len(row_keys_b), device=order.device).repeat_interleave(count_b)
     place = torch.arange(len(i), device=order.device) - (count_b.cumsum(0) - count_b)[i] + first_b[i]
     return torch.stack([i, order[place]], 1)

@@ -67,7 +67,7 @@ class Batch:
             strip = replace(strip, keys=(*strip.keys, (strip.sample_ids_b, visit.ids_B)))
             duplicates = Duplicates.mask
         pairs = PairOptions(options.name, candidates=Candidates.negatives, duplicates=duplicates)
-        epoch = memory.samples_seen // memory.num_samples
+        epoch = memory.samples_seen // (options.samples_per_epoch or memory.num_samples)
         return Batch(strip, relations(strip, pairs), visit, memory, options, epoch)
 
     @property
@@ -171,7 +171,7 @@ class SogCLR(TemperatureObjective):
         moved = batch.moved(log_g)
         log_u = {side: m.log_u(batch.own) for side, m in moved.items()}
         terms = {side: self.of_anchors(log_u[side], pull(g, log_u[side]), 1 / scale) for side, g in log_g.items()}
-        if self.training:
+        if self.training and torch.is_grad_enabled():
             batch.memory.write(batch.visit, log_u_of(moved))
         return batch.result(batch.mean(terms), moved)
 
@@ -287,6 +287,7 @@ class ISogCLR(Objective):
     def of_strip(self, strip: Strip, **more: Tensor) -> Result:
         options, batch = self.options, Batch.of(self, strip)
         old, own = batch.old("tau"), batch.own
+        training = self.training and torch.is_grad_enabled()
         with torch.enable_grad():
             leaves = Leaves(strip, old)
             unused = torch.full_like(next(iter(old.values())), options.temperature)  # of a side that has no anchors
@@ -302,7 +303,7 @@ class ISogCLR(Objective):
                 terms[side] = robust(log_u_b, pull(g, log_u_b), tau_b, options.rho)
             loss, gradients = leaves.differentiated(batch.mean(terms))
         new = log_u_of(moved) | self._descent("tau", batch, moved, gradients)
-        if self.training:
+        if training:
             batch.memory.write(batch.visit, new)
         return batch.result(loss, moved, **quantiles("tau", batch.sides, new))
 
@@ -324,6 +325,7 @@ class Nuclr(TemperatureObjective):
         options, batch, scale = self.options, Batch.of(self, strip), self.scale(strip.x_bD)
         own = batch.own
         log_others = math.log(batch.memory.num_samples - 1)
+        training = self.training and torch.is_grad_enabled()
         with torch.enable_grad():
             leaves = Leaves(strip, batch.old("zeta"))
             weights = {side: scale * zeta_B for side, zeta_B in leaves.numbers.items()}
@@ -347,6 +349,6 @@ class Nuclr(TemperatureObjective):
             loss, gradients = leaves.differentiated(batch.mean(terms))
         lr = options.zeta_lr if batch.epoch >= options.zeta_warmup else 0.0
         new = log_u_of(moved) | Descent(lr, options.zeta_momentum)("zeta", batch, moved, gradients)
-        if self.training:
+        if training:
             batch.memory.write(batch.visit, new)
         return batch.result(loss, moved, **quantiles("zeta", batch.sides, new))

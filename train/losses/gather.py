@@ -91,9 +91,10 @@ class _Gather(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         layout: Layout = ctx.layout
-        own = gradient.new_empty(max(layout.sizes), *gradient.shape[1:])
-        dist.reduce_scatter_tensor(own, layout._pad(gradient, layout.sizes))
-        return own[: layout.sizes[layout.rank]], None
+        wide = gradient.to(torch.promote_types(gradient.dtype, torch.float32))  # half precision would round every sum
+        own = wide.new_empty(max(layout.sizes), *gradient.shape[1:])
+        dist.reduce_scatter_tensor(own, layout._pad(wide, layout.sizes))
+        return own[: layout.sizes[layout.rank]].to(gradient.dtype), None
 
 
 class _Sum(torch.autograd.Function):

@@ -56,7 +56,7 @@ def general_gradients(tiles: Tiles, logits: Logits, pulls: Pulls) -> tuple[Tenso
             gradients.dx_bD.to(tiles.x_bD.dtype),
             gradients.dy_MD.to(tiles.y_MD.dtype),
             d_row_scale,
-            (d_column_scale_M),
+            d_column_scale_M,
             d_row_weights_b,
             d_column_weights_M,
         )

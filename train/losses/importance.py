@@ -29,13 +29,14 @@ class SampleTable:
             raise DataError(f"{path} holds {values.dtype} {values.shape}: one float for each sample id is needed")
         self._values = values
 
-    def __call__(self, sample_ids_b: Tensor | None, like: Tensor) -> Tensor:
-        """(b,) values of these samples."""
-        if sample_ids_b is None:
+    def of_columns(self, strip: Strip, like: Tensor) -> Tensor:
+        """(M,) values of the pairs of all ranks. A collective; what is wrong on one rank is raised on all."""
+        if strip.sample_ids_b is None:
             raise ConfigError(f"{self._path} holds values by sample id: give the objective sample_ids")
-        ids = sample_ids_b.cpu().numpy()
-        if len(ids) and not (ids.min() >= 0 and ids.max() < len(self._values)):
-            raise DataError(f"{self._path} has {len(self._values)} values: no sample id {ids.max()}")
+        ids = strip.rows.gather(strip.sample_ids_b).cpu().numpy()
+        outside = ids[(ids < 0) | (ids >= len(self._values))]
+        if len(outside):
+            raise DataError(f"{self._path} has {len(self._values)} values: no sample id {outside[0]}")
         values = np.asarray(self._values[ids])
         if not np.isfinite(values).all():
             raise DataError(f"{self._path}: the value of sample id {ids[~np.isfinite(values)][0]} is not finite")
@@ -52,15 +53,17 @@ def log_weights(options: OneSidedDPMOptions) -> Weights:
         own = strip.columns.sizes[strip.columns.rank]
         if len(strip.y_MD) != strip.columns.total:
             raise ConfigError(f"objective.importance={options.importance.value}: further columns have no weight")
-        values = given if given is not None or table is None else table(strip.sample_ids_b, scale)
-        if values is None:
+        if given is not None and given.shape != (own,):
+            raise ConfigError(f"objective.importance: {tuple(given.shape)} values for {own} columns of this rank")
+        if given is not None:
+            values_M = strip.columns.gather(given.to(scale.dtype))
+        elif table is not None:
+            values_M = table.of_columns(strip, scale)
+        else:
             raise ConfigError(
                 f"objective.importance={options.importance.value}: give the objective importance=(m,) values of own "
                 "columns, or set objective.importance_file"
             )
-        if values.shape != (own,):
-            raise ConfigError(f"objective.importance: {tuple(values.shape)} values for {own} columns of this rank")
-        values_M = strip.columns.gather(values.to(scale.dtype))
         return -values_M if options.importance is Importance.log_q else scale * values_M
 
     return weights

@@ -30,6 +30,7 @@ tl: Any = import_module("triton.language") if HERE else None
 
 STRIP = 8192  # rows and columns of a strip of G: 128 MB in bf16; with its operands it leaves room in the device's cache
 WIDEST = 4096  # the largest D
+KEYS = 2  # how many keys are compared, at most
 BLOCK_ROWS = 128  # rows of a block, alike for all shapes that are tried: there is one partial sum of columns for each
 BLOCKS = ((128, 64, 4, 3), (128, 64, 4, 4), (128, 64, 8, 3), (256, 64, 8, 3), (256, 64, 8, 4))
 WIDEST_BLOCK = 256

@@ -183,7 +183,7 @@ class Nce(LogisticObjective):
             return None
         if len(strip.y_MD) != strip.columns.total:
             raise ConfigError("objective.noise=file: further columns have no log q")
-        return -strip.columns.gather(self._table(strip.sample_ids_b, self.scale(strip.x_bD)))
+        return -self._table.of_columns(strip, self.scale(strip.x_bD))
 
 
 class BinaryNce(LogisticObjective):

@@ -93,6 +93,7 @@ class SampleState:
             raise ConfigError("this objective keeps state for every sample: give it sample_ids")
         if len(sample_ids_b) != layout.sizes[layout.rank]:
             raise ValueError(f"{len(sample_ids_b)} sample_ids for {layout.sizes[layout.rank]} rows")
+        self._undo = None  # what is undone is the call that begins here
         ids_B = layout.gather(sample_ids_b)
         on_cpu_B = ids_B.cpu()
         self._check(on_cpu_B)

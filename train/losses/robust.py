@@ -87,7 +87,7 @@ class RobustObjective(TemperatureObjective):
             value, new_b = self._stepped(of_side, tau, old_b)
             of_sides.append((value, {"nu": of_side.mean(new_b.nan_to_num())}))
             new[f"nu_{side}"] = visit.mean(rows.gather(new_b))
-        if torch.is_grad_enabled():
+        if self.training and torch.is_grad_enabled():
             self.memory.write(visit, new)
         return of_sides
 
@@ -103,15 +103,16 @@ class RobustObjective(TemperatureObjective):
             value = self._oce.at(losses, tau, nu_b, torch.zeros_like(nu_b))
             (slope_b,) = torch.autograd.grad(value, nu_b, retain_graph=True)
         slope_b = slope_b / losses.weights_R.where(counts_b, 1.0)
-        stepped_b = torch.where(unknown_b, nu_b, nu_b - self.options.nu_lr * slope_b)
+        step_b = (self.options.nu_lr * slope_b).clamp(min=-1.0)  # the slope below the minimum is exponential in KL
+        stepped_b = torch.where(unknown_b, nu_b, nu_b - tau.detach() * step_b)
         return value, torch.where(counts_b, stepped_b, old_b).detach()
 
 
 class Coce(RobustObjective):
     """Compositional OCE over the candidates of `setting`.
 
-    self: the columns of other pairs (B − 1). supervised: all columns but the row's positives, as they are listed or
-    have equal keys. semi: all columns; among the unlabelled ones positives may hide.
+    self and supervised: all columns but the row's positives. With pairs alone (self) these are the B − 1 of other
+    pairs; supervised says that positives are labelled, by lists or keys. semi: all columns; positives may hide there.
     """
 
     takes = frozenset({"negatives", "positives", "excluded"})

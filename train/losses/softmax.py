@@ -234,10 +234,11 @@ def score_means(strip: Strip) -> dict[str, Tensor]:
     return {"positive_score": own_b.sum() * per_pair, "negative_score": others * per_pair / max(total - 1, 1)}
 
 
-def mi_bound(related: Relations, rows_b: Tensor, columns_M: Tensor, scale: Tensor, options: PairOptions) -> Metrics:
-    """log K − InfoNCE, mean of both directions, beside log K: nats, at most log K (van den Oord et al. 2018, eq. 5).
+def mi_bound(related: Relations, rows_b: Tensor, columns_M: Tensor, scale: Tensor, options: SoftmaxOptions) -> Metrics:
+    """log K − InfoNCE of the directions that the loss has, their mean, beside log K: nats, at most log K.
 
-    Only for one positive among all K = B columns drawn as they come: with other candidates it is no bound.
+    van den Oord et al. 2018, eq. 5. Only for one positive among all K = B columns drawn as they come: with other
+    candidates it is no bound.
     """
     strip = related.strip
     plain = related.exclusion is None and strip.positives.own is not None and len(strip.y_MD) == strip.rows.total
@@ -245,4 +246,6 @@ def mi_bound(related: Relations, rows_b: Tensor, columns_M: Tensor, scale: Tenso
         return {}
     log_k = scale.new_tensor(math.log(strip.rows.total))
     row, column = core_terms(related, rows_b, columns_M, scale, options, Partition.sum)
-    return {"mi_bound": log_k - (row + column) / 2, "log_k": log_k}
+    both = options.directions in (Directions.sum, Directions.mean)
+    loss = DIRECTIONS[Directions.mean if both else options.directions](row, column)
+    return {"mi_bound": log_k - loss, "log_k": log_k}

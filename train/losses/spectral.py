@@ -103,8 +103,8 @@ class SpectralAlternating(MomentObjective):
             raise ValueError(f"objective.width={self.options.width}: the embeddings have {batch_2DD.shape[-1]}")
         old_share = self.options.lambda_momentum * self.seen.to(batch_2DD.dtype)
         mean_2DD = batch_2DD + old_share * (self.moments_2DD.to(batch_2DD.dtype) - batch_2DD)
+        self._before = (self.moments_2DD, self.seen)
         if self.training:
-            self._before = (self.moments_2DD, self.seen)
             self.moments_2DD, self.seen = mean_2DD.to(self.moments_2DD.dtype), torch.ones_like(self.seen)
         return mean_2DD
 

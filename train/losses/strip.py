@@ -88,13 +88,14 @@ def build_strip(
     none. Raises ValueError where shapes do not fit.
     """
     further = negatives.embeddings_kD if negatives else y_mD[:0]
-    rows, columns, extra = Layout.of(x_bD, y_mD, further)
+    more = further[:0] if negatives is None or negatives.positive_k is None else further[negatives.positive_k]
+    rows, columns, extra, more_positives = Layout.of(x_bD, y_mD, further, more)
     _check(rows, columns, positives, x_keys, y_keys)
     y_MD = columns.gather(y_mD)
     if extra.total:
         y_MD = torch.cat([y_MD, extra.gather(further)])
     pairs = Pairs.own_columns(len(x_bD), columns.own.start, x_bD.device) if positives is None else None
-    if pairs is None or (negatives and negatives.positive_k is not None):
+    if pairs is None or more_positives.total:
         first = columns.total + extra.own.start
         own = torch.arange(len(x_bD), device=x_bD.device)
         listed = [positives if positives is not None else torch.stack([own, own + columns.own.start], 1)]

@@ -31,6 +31,9 @@ class EstimatorOptions(TemperatureOptions):
     duplicates: Duplicates = described(Duplicates.keep, "columns with an equal content key: negatives, or left out")
     directions: Directions = described(Directions.sum, DIRECTIONS)
     num_samples: int | None = described(None, "number of samples; null: of the training data")
+    samples_per_epoch: int | None = described(
+        None, "samples in an epoch of a schedule; null: as in the run, or num_samples"
+    )
     memory_budget_mb: int = described(4096, "MiB of state per process beyond which it lies in a file in TMPDIR")
 
     def broken_rules(self) -> dict[str, bool]:

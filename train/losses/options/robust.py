@@ -46,7 +46,7 @@ class RobustOptions(TemperatureOptions):
     margin: float = described(1.0, "c of the hinges (c + d)₊")
     rho: float | None = described(None, "radius of the divergence ball: adds ρτ")
     nu: Nu = described(Nu.closed_form, "ν: solved per anchor; one that learns by SGD; or one per sample, as state")
-    nu_lr: float = described(0.1, "state: step size of ν")
+    nu_lr: float = described(0.1, "state: step size of ν, in units of τ; a step is at most τ")
     num_samples: int | None = described(None, "state: number of samples; null: of the training data")
     memory_budget_mb: int = described(4096, "state: MiB per rank kept in memory; a larger one lies in a scratch file")
 
