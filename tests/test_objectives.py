@@ -176,7 +176,7 @@ def test_keys_are_of_pairs() -> None:
 BAD_FILES: dict[str, tuple[np.ndarray, str]] = {
     "two numbers each": (np.zeros((50, 2)), r"\(50, 2\)"),
     "whole numbers": (np.zeros(50, dtype=np.int64), "int64"),
-    "too few": (np.zeros(5), "5 values: no sample id 8"),
+    "too few": (np.zeros(5), "5 values: no sample id 5"),
     "not finite": (np.full(50, np.nan), "sample id 0 is not finite"),
 }
 
