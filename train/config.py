@@ -185,14 +185,15 @@ POSITIVE = ("epochs", "optim.lr", "optim.eps", "optim.clip_norm", "dist.timeout"
 def validate(config: TrainConfig, world_size: int) -> None:
     """Rules between keys; raises ConfigError naming the keys and the fix."""
     size, optim, steps = config.global_batch_size, config.optim, config.steps
+    objective = getattr(config.objective, "name", "")
     too_small = {key: value for key in LEAST if (value := attrgetter(key)(config)) is not None and value < LEAST[key]}
     not_positive = {key: value for key in POSITIVE if (value := attrgetter(key)(config)) is not None and value <= 0}
     rules = {
         "data.train is missing: give shards, e.g. data.train=shards/train.tar, or experiment=emoji": config.data.train
         is None,
         "steps or epochs is missing: say how long to train, e.g. steps=1000": steps is None and config.epochs is None,
-        f"objective={config.objective.name}: takes {OWN_LOOP.get(config.objective.name)}, which no task has; use it in "
-        "a loop of your own: from train.losses import build_objective": config.objective.name in OWN_LOOP,
+        f"objective={objective}: takes {OWN_LOOP.get(objective)}, which no task has; use it in your own loop: from "
+        "train.losses import build_objective": objective in OWN_LOOP,
         f"global_batch_size={size}: needs at least one pair for each of {world_size} processes": size < world_size,
         f"optim.beta1={optim.beta1}, optim.beta2={optim.beta2}: must be 0 or more and below 1": not (
             0 <= optim.beta1 < 1 and 0 <= optim.beta2 < 1
