@@ -182,7 +182,7 @@ def test_sgd_reaches_the_closed_form_of_one_anchor() -> None:
 
 @pytest.mark.parametrize("divergence", DIVERGENCES)
 def test_state_keeps_one_nu_per_sample(divergence: str) -> None:
-    """The first visit is the closed form; later ones step by τ · ∂L_i/∂ν_i = τ (1 − mean_j φ*'(u_ij)) after the loss."""
+    """The first visit is the closed form; then it steps by τ · ∂L_i/∂ν_i = τ (1 − mean_j φ*'(u_ij)) after the loss."""
     x, y = batch()
     ids = torch.tensor([5, 3, 9, 0, 1, 7, 8])
     objective = build("coce", divergence=divergence, nu="state", num_samples=10, nu_lr=0.05)
