@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-STEPS = {256: 110, 64: 350, 512: 60}  # about a minute each
+STEPS = {256: 100, 64: 350, 512: 60}  # about a minute each
 RECIPES = {
     "clip": "",
     "clip_emoji": "",
