@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from importlib.util import find_spec
 
 import pytest
 
@@ -17,7 +18,12 @@ def _found(program: str) -> bool:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     import torch
 
-    here = {"gpu": torch.cuda.is_available(), "npm": _found("npm"), "compiler": _found("g++")}
+    here = {
+        "gpu": torch.cuda.is_available(),
+        "triton": find_spec("triton") is not None,
+        "npm": _found("npm"),
+        "compiler": _found("g++"),
+    }
     absent = [i for i in items if any(i.get_closest_marker(name) and not found for name, found in here.items())]
     config.hook.pytest_deselected(items=absent)
     items[:] = [item for item in items if item not in absent]

@@ -17,7 +17,7 @@ from train.losses.tiles import Exclusion, Pairs, Tiles
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.skipif(not kernels.HERE, reason="this build of torch comes without Triton")
+@pytest.mark.triton
 def test_interpreted() -> None:
     """tests/kernels_job.py says what is checked; it prints a line when all of it holds."""
     run = subprocess.run(

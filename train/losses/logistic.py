@@ -7,6 +7,7 @@ sp(a) = log(1 + e^a) = −log σ(−a); k_d and k_n: how many pairs of the globa
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import reduce
 
@@ -111,7 +112,7 @@ def _told_by_key(keys: int, data_weight: Tensor | float) -> Function:
     return decide
 
 
-class LogisticObjective(TemperatureObjective):
+class LogisticObjective(TemperatureObjective, ABC):
     """An objective of the logistic family. Subclasses say its `formula`.
 
     bias: added to every logit; a parameter that has a gradient only if it learns.
@@ -133,8 +134,8 @@ class LogisticObjective(TemperatureObjective):
             metrics["data_probability"] = formula.pair_logits(strip, scale).sigmoid().sum() * share
         return Result(loss, metrics)
 
-    def formula(self, decisions: Decisions) -> Formula:
-        raise NotImplementedError
+    @abstractmethod
+    def formula(self, decisions: Decisions) -> Formula: ...
 
 
 class LocalNce(LogisticObjective):

@@ -13,6 +13,7 @@ KL, 3 for χ² and CVaR (6 in float64). With ν at its minimum the gradient in a
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -99,15 +100,15 @@ class Solution:
         return {name: losses.mean(values_R) for name, values_R in found.items()}
 
 
-class OCE:
+class OCE(ABC):
     """A divergence: its conjugate, and ν of each row."""
 
+    @abstractmethod
     def conjugate(self, u: Tensor) -> Tensor:
         """φ*(u), finite and with a finite slope for every u: ν may be far off, and left-out pairs are anywhere."""
-        raise NotImplementedError
 
-    def solve(self, losses: Losses, tau: Tensor) -> Solution:
-        raise NotImplementedError
+    @abstractmethod
+    def solve(self, losses: Losses, tau: Tensor) -> Solution: ...
 
     def closed_form(self, losses: Losses, tau: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Weighted sum of the rows' OCE, 0-d, differentiable in x, y, p and τ; and metrics of ν and w."""

@@ -8,6 +8,7 @@ for each moment, at 2·b·D² flops each.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from train.losses.options.spectral import Cov, PairSet, PcaPenaltyOptions, Spect
 from train.losses.softmax import DIRECTIONS
 
 
-class MomentObjective(Objective):
+class MomentObjective(Objective, ABC):
     """An objective of pairs and second moments. Subclasses implement `of_pairs`."""
 
     def of_embeddings(self, x_bD: Tensor, y_mD: Tensor | None, **inputs: Any) -> Result:
@@ -32,8 +33,8 @@ class MomentObjective(Objective):
         dtype = torch.promote_types(x_bD.dtype, torch.float32)
         return self.of_pairs(x_bD.to(dtype), y_mD.to(dtype), layout)
 
-    def of_pairs(self, x_bD: Tensor, y_bD: Tensor, layout: Layout) -> Result:
-        raise NotImplementedError
+    @abstractmethod
+    def of_pairs(self, x_bD: Tensor, y_bD: Tensor, layout: Layout) -> Result: ...
 
 
 class Spectral(MomentObjective):
