@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +24,17 @@ class Extra:
 
 
 @dataclass
+class Known:
+    """y-side items that are known to be right for a row, whether or not they are in the batch: never its negatives.
+
+    row (P,) local row; keys (P,) content ids; int64.
+    """
+
+    row: Tensor
+    keys: Tensor
+
+
+@dataclass
 class Batch:
     """One rank's part of a global batch.
 
@@ -37,18 +49,18 @@ class Batch:
     x_keys: Tensor
     y_keys: Tensor
     extra: Extra | None = None
+    known: Known | None = None
 
     def __len__(self) -> int:
         return self.sample_ids.shape[0]
 
     def to(self, device: torch.device, non_blocking: bool = True) -> Batch:
-        extra = None if self.extra is None else _moved(self.extra, device, non_blocking)
-        return replace(_moved(replace(self, extra=None), device, non_blocking), extra=extra)
+        return _moved(self, device, non_blocking)
 
 
-def _moved(record, device: torch.device, non_blocking: bool):
-    tensors = {f.name: getattr(record, f.name) for f in fields(record)}
-    return replace(
-        record,
-        **{k: t.to(device, non_blocking=non_blocking) for k, t in tensors.items() if isinstance(t, Tensor)},
-    )
+def _moved(record: Any, device: torch.device, non_blocking: bool) -> Any:
+    """A dataclass of tensors and such dataclasses, on `device`."""
+    parts = {f.name: getattr(record, f.name) for f in fields(record)}
+    moved = {name: part.to(device, non_blocking=non_blocking) for name, part in parts.items() if isinstance(part, Tensor)}
+    moved |= {name: _moved(part, device, non_blocking) for name, part in parts.items() if is_dataclass(part)}
+    return replace(record, **moved)

@@ -16,6 +16,24 @@ class Shuffle(Enum):
     full = "full"
 
 
+class Title(Enum):
+    join = "join"
+    pair = "pair"
+    drop = "drop"
+
+
+class DrawnPositives(Enum):
+    one = "one"
+    first = "first"
+    all = "all"
+
+
+class NegativeList(Enum):
+    hard_negatives = "hard_negatives"
+    negatives = "negatives"
+    mined = "mined"
+
+
 class ResizeMode(Enum):
     shortest = "shortest"
     longest = "longest"
@@ -56,6 +74,93 @@ class AugmentConfig:
 
 
 @dataclass
+class QuestionConfig:
+    """The question side of question_passage."""
+
+    split: str = described("train", "of a BEIR folder: qrels/<split>.tsv says which questions, and what is right")
+    prefix: str = described("", "before every question, e.g. 'query: '")
+    length: int = described(32, "longest question in tokens")
+
+    def __post_init__(self) -> None:
+        if self.length < 2:
+            raise ConfigError(f"data.question.length={self.length}: must be 2 or more")
+
+
+@dataclass
+class PassageConfig:
+    """The passage side of question_passage."""
+
+    corpus: str | None = described(
+        None, "passages by id, for files that name ids: .jsonl or .tsv; null: the passages are in the rows"
+    )
+    prefix: str = described("", "before every passage, e.g. 'passage: '")
+    length: int = described(128, "longest passage in tokens")
+    title: Title = described(Title.join, "a passage's title: before its text, as the first of a pair, or left out")
+    positives: DrawnPositives = described(
+        DrawnPositives.one, "of several right passages: one drawn each time, the first, or all (one is the row's own)"
+    )
+    pos_pool: int = described(5, "rows with scored candidates: the best n are right")
+    neg_pool: int = described(5, "rows with scored candidates: the worst n are hard negatives")
+
+    def __post_init__(self) -> None:
+        for name in ("length", "pos_pool", "neg_pool"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"data.passage.{name}={getattr(self, name)}: must be 1 or more")
+
+
+@dataclass
+class MiningConfig:
+    """Which passages of a search become hard negatives; `python -m eval.mine` has the same keys."""
+
+    first_rank: int = described(10, "ranks taken: from here, counted from 1 and over all passages found …")
+    last_rank: int = described(60, "… to here")
+    keep: int = described(25, "negatives kept for each question, the best ranked first")
+    margin: float | None = described(None, "only passages that score at least this much below the best right one")
+    relative_margin: float | None = described(
+        None, "only passages that score at most (1 - this) times the best right one"
+    )
+    max_score: float | None = described(None, "only passages that score at most this")
+    drop_answers: bool = described(True, "leave out passages that contain an answer of the question, where it has any")
+    regex_answers: bool = described(False, "answers are regular expressions rather than words")
+    index: str = described("Flat", "FAISS index of the search and its options, e.g. 'IVF256,Flat;nprobe=16'")
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.first_rank <= self.last_rank:
+            raise ConfigError(
+                f"first_rank={self.first_rank}, last_rank={self.last_rank}: must be 1 <= first_rank <= last_rank"
+            )
+        if self.keep < 1:
+            raise ConfigError(f"keep={self.keep}: must be 1 or more")
+        if self.relative_margin is not None and not 0 <= self.relative_margin <= 1:
+            raise ConfigError(f"relative_margin={self.relative_margin}: must be in 0 … 1")
+
+
+@dataclass
+class NegativesConfig:
+    """Hard negatives of question_passage."""
+
+    per_row: int = described(0, "hard negatives drawn for a row each time, at most; a row with fewer gives all it has")
+    lists: list[NegativeList] = described(
+        [NegativeList.hard_negatives], "where they are drawn from: the first list that is not empty for a row"
+    )
+    file: str | None = described(None, "the list 'mined': what python -m eval.mine wrote")
+    refresh_every: int = described(0, "steps after which they are mined anew with the weights as they are; 0: never")
+    mining: MiningConfig = field(default_factory=MiningConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("per_row", "refresh_every"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"data.negatives.{name}={getattr(self, name)}: must be 0 or more")
+        if not self.lists:
+            raise ConfigError("data.negatives.lists is empty. Choose of hard_negatives, negatives, mined")
+        if self.refresh_every and not (self.per_row and NegativeList.mined in self.lists):
+            raise ConfigError(
+                f"data.negatives.refresh_every={self.refresh_every}: nothing would use what is mined. Add "
+                "data.negatives.lists=[mined] data.negatives.per_row=1, or leave refresh_every at 0"
+            )
+
+
+@dataclass
 class DataConfig:
     """Where pairs come from and how a training sample is made of one."""
 
@@ -77,6 +182,9 @@ class DataConfig:
     )
     max_image_pixels: int = described(25_000_000, "larger pictures are refused before they are decoded")
     augment: AugmentConfig = field(default_factory=AugmentConfig)
+    question: QuestionConfig = field(default_factory=QuestionConfig)
+    passage: PassageConfig = field(default_factory=PassageConfig)
+    negatives: NegativesConfig = field(default_factory=NegativesConfig)
 
     def __post_init__(self) -> None:
         if not self.captions:

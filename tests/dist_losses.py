@@ -23,6 +23,7 @@ from helpers_pairwise import dense
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from data.batch import Known
 from train.losses import OBJECTIVES, Columns, build_objective, tiles
 from train.losses.config import CONFIGS
 from train.losses.gather import Layout
@@ -32,6 +33,7 @@ B, D = 8, 5
 SIZES = {1: [(8,)], 2: [(0, 8)], 3: [(3, 0, 5)], 4: [(2, 2, 2, 2), (1, 5, 0, 2)]}
 ORDERS = [list(range(B)), [6, 2, 0, 7, 3, 1, 5, 4]]
 X_KEYS, Y_KEYS = torch.tensor([1, 2, 3, 4, 4, 5, 6, 7]), torch.tensor([1, 1, 2, 3, 4, 4, 5, 5])  # 3~4~5 but not 3~5
+KNOWN = [(0, 1), (0, 8), (2, 5), (3, 2), (6, 5), (7, 9)]  # (row, content key) of what is right for it
 FURTHER_ROWS, FURTHER_KEYS = [0, 0, 3, 5, 5, 5, 7], torch.tensor([1, 9, 3, 8, 4, 2, 5])
 FURTHER_POSITIVE = torch.tensor([True, False, True, False, True, False, False])
 LISTED = [(0, 0), (0, 6), (1, 1), (2, 2), (2, 4), (4, 4), (5, 2), (6, 6), (7, 7), (7, 9)]  # 8 and on: further columns
@@ -65,7 +67,8 @@ def cases() -> list[Case]:
     ]
     ball = Case("clip", {"tau_scaled": True, "partition": "mean", "rho": 0.3})
     hard = [Case(name, {}, ("further",)) for name in ("dpr", "info_nce", "gcl")]
-    return [*plain, *relations, *several, *importance, ball, *hard]
+    right = [Case(name, {}, ("further", "keys", "known")) for name in ("dpr", "clip", "siglip", "coce")]
+    return [*plain, *relations, *several, *importance, ball, *hard, *right]
 
 
 EVERYTHING = ("further", "listed", "excluded", "keys")
@@ -114,6 +117,11 @@ class Part:
 
     def _excluded(self) -> None:
         self.given["excluded"] = self._pairs(EXCLUDED)
+
+    def _known(self) -> None:
+        own = [(self.rows.index(i), key) for i, key in KNOWN if i in self.rows]
+        row, keys = torch.tensor(own, dtype=torch.int64).view(-1, 2).unbind(1)
+        self.given["known"] = Known(row, keys)
 
     def _pairs(self, pairs: list[tuple[int, int]]) -> Tensor:
         own = [(self.rows.index(i), self.columns[j]) for i, j in pairs if i in self.rows]

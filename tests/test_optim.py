@@ -7,6 +7,7 @@ import pytest
 import torch
 from open_clip_train import scheduler
 from torch import nn
+from transformers import get_linear_schedule_with_warmup
 
 from data.errors import ConfigError
 from train.config import LEAST, POSITIVE, OptimConfig, Schedule, TrainConfig, validate
@@ -33,7 +34,7 @@ def open_clip_rates(config: OptimConfig) -> list[float]:
     return rates
 
 
-@pytest.mark.parametrize("schedule", list(Schedule))
+@pytest.mark.parametrize("schedule", [schedule for schedule in Schedule if schedule.name != "linear"])
 @pytest.mark.parametrize("warmup", [0, 1, 7, TOTAL])
 @pytest.mark.parametrize("cooldown", [1, 20, TOTAL])
 def test_learning_rates_are_open_clips_to_the_bit(schedule: Schedule, warmup: int, cooldown: int) -> None:
@@ -41,6 +42,19 @@ def test_learning_rates_are_open_clips_to_the_bit(schedule: Schedule, warmup: in
         lr=3e-4, schedule=schedule, warmup=warmup, cooldown=cooldown, cooldown_end=1e-6, cooldown_power=2.0
     )
     assert [learning_rate(step, TOTAL, config) for step in range(TOTAL)] == open_clip_rates(config)
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 7])
+def test_the_linear_schedule_is_the_one_of_transformers_after_the_warm_up(warmup: int) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=3e-4)
+    schedule = get_linear_schedule_with_warmup(optimizer, warmup, TOTAL)
+    theirs = []
+    for _ in range(TOTAL):
+        theirs.append(schedule.get_last_lr()[0])
+        optimizer.step()
+        schedule.step()
+    config = OptimConfig(lr=3e-4, schedule=Schedule["linear"], warmup=warmup)
+    assert [learning_rate(step, TOTAL, config) for step in range(warmup, TOTAL)] == pytest.approx(theirs[warmup:])
 
 
 def test_the_cosine_by_hand() -> None:

@@ -9,13 +9,14 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from data.config import DataConfig, described
+from data.config import DataConfig, NegativeList, described
 from data.errors import ConfigError
 from eval.config import EvalConfig
 
 
 class Task(Enum):
     image_text = "image_text"
+    question_passage = "question_passage"
 
 
 class Precision(Enum):
@@ -41,7 +42,7 @@ class Pooling(Enum):
     last = "last"
 
 
-Schedule = Enum("Schedule", ["cosine", "const", "const-cooldown"])  # functional: one name has a hyphen
+Schedule = Enum("Schedule", ["cosine", "linear", "const", "const-cooldown"])  # functional: one name has a hyphen
 
 
 class Wandb(Enum):
@@ -80,6 +81,9 @@ class TextTowerConfig:
     from_scratch: bool = described(False, "transformers: take the architecture, not the weights")
     frozen: bool = described(False, "train only the projection")
     unlocked_layers: int = described(0, "of a frozen tower: the last n layers train all the same")
+    lora_rank: int = described(0, "transformers: train low-rank adapters of this rank instead of the weights; 0: none")
+    lora_alpha: float = described(16.0, "scale of the adapters: alpha / rank")
+    lora_targets: list[str] | None = described(None, "modules that get adapters; null: the attention projections")
 
 
 @dataclass
@@ -88,7 +92,10 @@ class ModelConfig:
         "ViT-B-32", "open_clip model name or path of an open_clip config .json, for both towers"
     )
     pretrained: str | None = described(None, "open_clip weights for both towers: a file or a published name")
-    embed_dim: int = described(256, "width of the shared space, for towers that have no projection of their own")
+    embed_dim: int | None = described(
+        256, "width of the shared space, for towers without a projection of their own; null: the encoder's, none"
+    )
+    shared: bool = described(True, "question_passage: one encoder for both sides; false: two with the same start")
     grad_checkpointing: bool = described(False, "recompute activations in backward")
     memo_mb: int = described(512, "memory for remembered outputs of frozen towers, in MiB; 0: none")
     image: ImageTowerConfig = field(default_factory=ImageTowerConfig)
@@ -170,6 +177,7 @@ LEAST = {
     "model.image.unlocked_groups": 0,
     "model.text.context_length": 1,
     "model.text.unlocked_layers": 0,
+    "model.text.lora_rank": 0,
     "optim.weight_decay": 0,
     "optim.warmup": 0,
     "optim.cooldown": 0,
@@ -188,7 +196,14 @@ def validate(config: TrainConfig, world_size: int) -> None:
     objective = getattr(config.objective, "name", "")
     too_small = {key: value for key in LEAST if (value := attrgetter(key)(config)) is not None and value < LEAST[key]}
     not_positive = {key: value for key in POSITIVE if (value := attrgetter(key)(config)) is not None and value <= 0}
+    negatives = config.data.negatives
     rules = {
+        f"data.negatives.refresh_every={negatives.refresh_every}: what is mined is drawn from the list 'mined': set "
+        "data.negatives.lists=[mined] and data.negatives.per_row=1 or more": negatives.refresh_every > 0
+        and (NegativeList.mined not in negatives.lists or not negatives.per_row),
+        f"data.negatives.per_row={negatives.per_row}, data.negatives.refresh_every={negatives.refresh_every}: only "
+        "task=question_passage has hard negatives": config.task is not Task.question_passage
+        and bool(negatives.per_row or negatives.refresh_every),
         "data.train is missing: give shards, e.g. data.train=shards/train.tar, or experiment=emoji": config.data.train
         is None,
         "steps or epochs is missing: say how long to train, e.g. steps=1000": steps is None and config.epochs is None,

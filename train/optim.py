@@ -40,7 +40,7 @@ def decays(name: str, parameter: Parameter) -> bool:
 
 
 def learning_rate(step: int, total_steps: int, config: OptimConfig) -> float:
-    """The learning rate of optimiser step `step`, 0-based: linear warm-up, then config.schedule (open_clip_train)."""
+    """The learning rate of optimiser step `step`, 0-based: linear warm-up, then config.schedule."""
     if step < config.warmup:
         return config.lr * (step + 1) / config.warmup
     return SCHEDULES[config.schedule](step, total_steps, config)
@@ -49,6 +49,11 @@ def learning_rate(step: int, total_steps: int, config: OptimConfig) -> float:
 def _cosine(step: int, total_steps: int, config: OptimConfig) -> float:
     passed, all_steps = step - config.warmup, total_steps - config.warmup
     return 0.5 * (1 + math.cos(math.pi * passed / all_steps)) * config.lr
+
+
+def _linear(step: int, total_steps: int, config: OptimConfig) -> float:
+    """To 0, as DPR, sentence-transformers and transformers' get_linear_schedule_with_warmup have it."""
+    return config.lr * (total_steps - step) / (total_steps - config.warmup)
 
 
 def _const(step: int, total_steps: int, config: OptimConfig) -> float:
@@ -65,6 +70,7 @@ def _const_cooldown(step: int, total_steps: int, config: OptimConfig) -> float:
 
 SCHEDULES: dict[Schedule, Callable[[int, int, OptimConfig], float]] = {
     Schedule["cosine"]: _cosine,
+    Schedule["linear"]: _linear,
     Schedule["const"]: _const,
     Schedule["const-cooldown"]: _const_cooldown,
 }

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from data.batch import Batch
+from data.batch import Batch, Known
 from data.errors import UserError
 from train.chunks import Chunk, Pair, in_chunks, joined, separated
 from train.config import OptimConfig, Precision
@@ -120,8 +120,8 @@ class TrainStep:
             x, y = (joined(side).requires_grad_() for side in zip(*pairs, strict=True))
             y_pairs, columns = separated(y, chunks, batch.extra)
             self.embeddings = (x.detach(), y_pairs.detach())
-            keys = {"x_keys": batch.x_keys, "y_keys": batch.y_keys}
-            result = self.objective(x, y_pairs, batch.sample_ids, negatives=columns, **keys)
+            related = {"x_keys": batch.x_keys, "y_keys": batch.y_keys, **self._known(batch)}
+            result = self.objective(x, y_pairs, batch.sample_ids, negatives=columns, **related)
             self._scaler.scale(result.loss).backward()
             # a side that the objective freezes has none, and its tower's averaging still waits for one
             whole = [torch.zeros_like(e) if e.grad is None else e.grad for e in (x, y)]
@@ -135,6 +135,11 @@ class TrainStep:
                 del embeddings
         self._statistics.write(statistics)
         return result
+
+    def _known(self, batch: Batch) -> dict[str, Known]:
+        """What is right for a row, for an objective that can exclude it from its negatives."""
+        known = batch.known if "excluded" in getattr(self.objective, "takes", ()) else None
+        return {} if known is None else {"known": known}
 
     def _embed(self, chunk: Chunk, step: int) -> Pair:
         """Embeddings of both sides, as many as count."""

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from data.batch import Known
 from train.losses.options.common import Duplicates, ObjectiveOptions, Similarity, TemperatureOptions
 from train.losses.strip import Columns, Strip, build_strip
 
@@ -53,6 +54,7 @@ class Objective(nn.Module):
         excluded: Tensor | None = None,
         x_keys: Tensor | None = None,
         y_keys: Tensor | None = None,
+        known: Known | None = None,
         **more: Tensor | None,
     ) -> Result:
         """Loss of the global batch of which these are this rank's pairs; ranks may hold different numbers, also 0.
@@ -61,9 +63,10 @@ class Objective(nn.Module):
         sample_ids_b: index of per-sample state. negatives: (b, k, D) hard negatives, or Columns. positives, excluded:
         int64 (P, 2) pairs (local row, global column); without positives, column i is the positive of row i. x_keys,
         y_keys (b,) int64: rows with an equal key are the same item; needed (one of them) unless duplicates are kept.
+        known: further y items, by key, that are right for a row: where they are columns, they are none of its negatives.
         A collective: every rank calls it, and what is given on one rank is given on all, if only as nothing (k = 0).
         """
-        given = {"negatives": negatives, "positives": positives, "excluded": excluded, **more}
+        given = {"negatives": negatives, "positives": positives, "excluded": excluded if known is None else known, **more}
         for name, value in given.items():
             if value is not None and name not in self.takes:
                 raise ValueError(f"objective {self.options.name} takes no {name}")
@@ -78,6 +81,7 @@ class Objective(nn.Module):
                 excluded=excluded,
                 x_keys=x_keys,
                 y_keys=y_keys,
+                known=known,
                 **{name: value for name, value in more.items() if value is not None},
             )
         return Result(result.loss, {name: value.detach() for name, value in result.metrics.items()})
@@ -87,7 +91,9 @@ class Objective(nn.Module):
             shape = None if y_mD is None else tuple(y_mD.shape)
             raise ValueError(f"x must be (b, D) and y (m, D), not {tuple(x_bD.shape)} and {shape}")
         if getattr(self.options, "duplicates", Duplicates.keep) is Duplicates.keep:
-            inputs["x_keys"] = inputs["y_keys"] = None
+            inputs["x_keys"] = None
+            if inputs["known"] is None:
+                inputs["y_keys"] = None
         more = {name: inputs.pop(name) for name in list(inputs) if name in MORE}
         return self.of_strip(build_strip(x_bD, y_mD, **inputs), **more)
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from data.batch import Known
+from train.losses.duplicates import equal_pairs
 from train.losses.gather import Layout
 from train.losses.tiles import Pairs
 
@@ -81,11 +83,13 @@ def build_strip(
     x_keys: Tensor | None = None,
     y_keys: Tensor | None = None,
     sample_ids_b: Tensor | None = None,
+    known: Known | None = None,
 ) -> Strip:
     """Gathers the columns of all ranks. Embeddings are as the score wants them (normalised for a cosine).
 
-    positives: (P, 2) instead of the own columns. A collective: every rank calls it, with `negatives` on all ranks or on
-    none. Raises ValueError where shapes do not fit.
+    positives: (P, 2) instead of the own columns. known: what is right for a row, by key: excluded from its sums where
+    it is not among its positives. A collective: every rank calls it, with `negatives` on all ranks or on none. Raises
+    ValueError where shapes do not fit.
     """
     further = negatives.embeddings_kD if negatives else y_mD[:0]
     more = further[:0] if negatives is None or negatives.positive_k is None else further[negatives.positive_k]
@@ -108,6 +112,11 @@ def build_strip(
         keys.append((x_keys, rows.gather(x_keys)))
     if y_keys is not None:
         keys.append((y_keys, _column_keys(y_keys, columns, extra, negatives)))
+    if known is not None:
+        if y_keys is None:
+            raise ValueError("known items are found by their keys: give y_keys too")
+        unlisted = _unlisted(known, keys[-1][1], pairs)
+        excluded = unlisted if excluded is None else torch.cat([excluded, unlisted])
     return Strip(x_bD, y_MD, rows, columns, pairs, excluded, tuple(keys), sample_ids_b)
 
 
@@ -118,6 +127,14 @@ def _column_keys(y_keys: Tensor, columns: Layout, extra: Layout, negatives: Colu
     if negatives is None or negatives.keys_k is None:
         raise ValueError("y_keys are given and further columns have none: give Columns(…, keys_k) too")
     return torch.cat([keys_B, extra.gather(negatives.keys_k)])
+
+
+def _unlisted(known: Known, column_keys_M: Tensor, positives: Pairs) -> Tensor:
+    """(row, column) of the columns that hold a known item of a row and are none of its positives: (P, 2)."""
+    place, column = equal_pairs(known.keys.contiguous(), column_keys_M).unbind(1)
+    pairs_P2 = torch.stack([known.row[place], column], 1).unique(dim=0)
+    number, listed = (p[:, 0] * len(column_keys_M) + p[:, 1] for p in (pairs_P2, positives.pairs_P2))
+    return pairs_P2[~torch.isin(number, listed)]
 
 
 def _check(rows: Layout, columns: Layout, positives: Tensor | None, *keys: Tensor | None) -> None:
