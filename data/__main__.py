@@ -1,4 +1,4 @@
-"""`python -m data VERB`: index, check and make shards. Every verb imports what it needs when it runs."""
+"""`python -m data VERB`: index, check, make and convert data. Every verb imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -7,31 +7,49 @@ from pathlib import Path
 
 from data.command_line import Verb, dispatch
 from data.errors import run
-from data.options import BuildOptions, CheckOptions, IndexOptions, PackOptions
+from data.options import BuildOptions, CheckOptions, IndexOptions, PackOptions, UnpackOptions
 
-PURPOSE = """Shards for training: list what is in them and what is broken, check them, make them.
-A SOURCE is a .tar (webdataset) or .jsonl file, their folder, a glob, 'd/{000..099}.tar', 'a.tar::b.tar' or a URL."""
+PURPOSE = """Data for both tasks: list what is in it and what is broken, check it, make and convert it.
+  pictures and captions    shards: .tar files (webdataset), packed from CSV, Parquet, JSON-lines or a folder
+  questions and passages   DPR .json or .jsonl, Tevatron .jsonl (passages inside, or by id from a corpus), FlagEmbedding
+                           .jsonl, a BEIR folder, shards of these; passages alone: .jsonl, or .tsv with id, text, title
+A SOURCE is a file, its folder, a glob, 'd/{000..099}.tar', several joined as 'a.tar::b.tar', or a URL.
+Compressed files cannot be read by offset: unpack them first."""
 CLOSING = "Quote braces and globs. Exit codes: 0 ok, 2 a command that cannot work, 3 damaged data."
 
 
 def index(arguments: list[str], options: IndexOptions) -> None:
     from data.listing import list_shards
+    from data.rows import SUFFIXES
+    from data.sources import SUFFIXES as SHARDS
     from data.sources import parse_sources
 
-    list_shards(parse_sources(arguments, "SOURCE"), options)
+    rows = any(argument.endswith((".json", ".tsv")) for argument in arguments)  # else a manifest.json is none of them
+    list_shards(parse_sources(arguments, "SOURCE", SUFFIXES if rows else SHARDS), options)
 
 
 def check(arguments: list[str], options: CheckOptions) -> None:
     from data.check import check_shards
-    from data.sources import parse_sources
+    from data.check_questions import check_passages, check_questions
+    from data.inputs import Kind, kind_of
 
-    check_shards(parse_sources(arguments, "SOURCE"), options)
+    checks = {Kind.pictures: check_shards, Kind.questions: check_questions, Kind.passages: check_passages}
+    checks[kind_of(arguments)](arguments, options)
 
 
 def pack(arguments: list[str], options: PackOptions) -> None:
+    from data.convert import convert, convert_passages
+    from data.inputs import Kind, kind_of
     from data.pack import pack_pairs
 
-    pack_pairs(arguments[0], options)
+    packs = {Kind.pictures: pack_pairs, Kind.questions: convert, Kind.passages: convert_passages}
+    packs[kind_of(arguments)](arguments[0], options)
+
+
+def unpack(arguments: list[str], options: UnpackOptions) -> None:
+    from data.unpack import unpack as unpack_file
+
+    unpack_file(arguments[0], options)
 
 
 def build(arguments: list[str], options: BuildOptions) -> None:
@@ -44,8 +62,14 @@ VERBS = (
     Verb(
         "index",
         "SOURCE",
-        "scan shards once; list samples and every problem",
-        ("index shards/", "index 'shards/{000..099}.tar' out=manifest.json", "index s3://bucket/shards/ workers=8"),
+        "scan a source once; list samples and every problem",
+        (
+            "index shards/",
+            "index 'shards/{000..099}.tar' out=manifest.json",
+            "index s3://bucket/shards/ workers=8",
+            "index nq-train.json",
+            "index psgs_w100.tsv",
+        ),
         IndexOptions,
         index,
         several=True,
@@ -53,8 +77,15 @@ VERBS = (
     Verb(
         "check",
         "SOURCE",
-        "verify checksums, decode every picture, summarise",
-        ("check shards/", "check shards/ captions=caption workers=4", "check 'train/*.tar::val/*.tar'"),
+        "read everything, tell what is in there and what is broken",
+        (
+            "check shards/",
+            "check shards/ captions=caption workers=4",
+            "check 'train/*.tar::val/*.tar'",
+            "check nq-train.json",
+            "check train.jsonl corpus=corpus.jsonl",
+            "check beir/scifact/ split=test",
+        ),
         CheckOptions,
         check,
         several=True,
@@ -62,22 +93,39 @@ VERBS = (
     Verb(
         "pack",
         "INPUT",
-        "turn pictures and captions into shards",
+        "pictures and captions into shards, questions into formats",
         (
             "pack pairs.csv out=shards",
             "pack pairs.csv out=shards csv_separator=, csv_image_key=path csv_caption_key=text",
             "pack pictures/ out=shards on_error=skip",
             "pack pairs.parquet out=shards image_key=image caption_key=captions",
             "pack pairs.jsonl out=shards maxcount=5000 maxsize=5e8",
+            "pack nq-train.json out=shards",
+            "pack nq-train.json out=nq to=beir",
+            "pack beir/scifact/ out=scifact to=tevatron_ids split=train",
+            "pack train.jsonl out=dpr to=dpr corpus=corpus.jsonl on_error=skip",
+            "pack psgs_w100.tsv out=corpus to=tevatron",
         ),
         PackOptions,
         pack,
     ),
     Verb(
+        "unpack",
+        "FILE",
+        "what a .gz or .zst file holds, as a file of its own",
+        (
+            "unpack psgs_w100.tsv.gz",
+            "unpack train.jsonl.zst out=/data/train.jsonl",
+            "unpack log.jsonl.gz max_ratio=1000 max_size=5e10",
+        ),
+        UnpackOptions,
+        unpack,
+    ),
+    Verb(
         "build",
         "NAME",
-        "make a data set of data/samples again",
-        ("build emoji", "build emoji out=/tmp/emoji", "build emoji check=true"),
+        "make emoji, topics, hamexam or wordnet in data/samples",
+        ("build topics check=true", "build emoji out=/tmp/emoji", "build hamexam"),
         BuildOptions,
         build,
     ),

@@ -61,6 +61,8 @@ class Batch:
 def _moved(record: Any, device: torch.device, non_blocking: bool) -> Any:
     """A dataclass of tensors and such dataclasses, on `device`."""
     parts = {f.name: getattr(record, f.name) for f in fields(record)}
-    moved = {name: part.to(device, non_blocking=non_blocking) for name, part in parts.items() if isinstance(part, Tensor)}
+    moved = {
+        name: part.to(device, non_blocking=non_blocking) for name, part in parts.items() if isinstance(part, Tensor)
+    }
     moved |= {name: _moved(part, device, non_blocking) for name, part in parts.items() if is_dataclass(part)}
     return replace(record, **moved)

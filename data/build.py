@@ -8,12 +8,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 from data.build_emoji import build_emoji
+from data.build_hamexam import build_hamexam
+from data.build_topics import build_topics
+from data.build_wordnet import build_wordnet
 from data.errors import ConfigError, DataError, nearest
 from data.packages import sha256
 
 SUMS = "SHA256SUMS"
 SAMPLES = Path(__file__).parent / "samples"
-BUILDERS: dict[str, Callable[[Path, Path], None]] = {"emoji": build_emoji}  # (folder to fill, scratch folder)
+BUILDERS: dict[str, Callable[[Path, Path], None]] = {  # (folder to fill, scratch folder)
+    "emoji": build_emoji,
+    "topics": build_topics,
+    "hamexam": build_hamexam,  # these are not shipped
+    "wordnet": build_wordnet,
+}
 
 
 def build(name: str, out: str | Path | None = None, check: bool = False) -> None:
@@ -35,10 +43,10 @@ def build(name: str, out: str | Path | None = None, check: bool = False) -> None
             verify(folder, (fresh / SUMS).read_text())
             print(f"{folder}: the same bytes as a fresh build")
             return
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in sorted(fresh.iterdir()):
-            shutil.copyfile(path, folder / path.name)
-    print(f"{folder}: {len(list(folder.glob('*.tar')))} shards, {SUMS} holds their checksums")
+        files = _files(fresh)
+        size = sum(path.stat().st_size for path in files)
+        shutil.copytree(fresh, folder, copy_function=shutil.copyfile, dirs_exist_ok=True)
+    print(f"{folder}: {len(files)} files, {size / 1e6:.1f} MB; {SUMS} holds their checksums")
 
 
 def verify(folder: Path, sums: str) -> None:
@@ -52,5 +60,9 @@ def verify(folder: Path, sums: str) -> None:
 
 
 def _write_sums(folder: Path) -> None:
-    lines = [f"{sha256(path)}  {path.name}\n" for path in sorted(folder.iterdir())]
+    lines = [f"{sha256(path)}  {path.relative_to(folder).as_posix()}\n" for path in _files(folder)]
     (folder / SUMS).write_text("".join(lines))
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())

@@ -20,7 +20,7 @@ from typing import Any
 
 from data.emoji_names import SIZE, Concept, IconSet, match
 from data.errors import ConfigError
-from data.packages import Package, fetch, write_tar
+from data.packages import NpmPackage, Package, fetch, write_tar
 
 HELD_OUT = "twemoji"
 SPLITS = ("trained", "unseen", "undrawn")
@@ -41,7 +41,7 @@ class Work:
 
 
 WORDS = Work(
-    Package("emojibase-data", "17.0.0", "d01d0e2ca4e22cb402679532155342c71e2e871f25c32223c013b8b166ebdf5a"),
+    NpmPackage("emojibase-data", "17.0.0", "d01d0e2ca4e22cb402679532155342c71e2e871f25c32223c013b8b166ebdf5a"),
     "emojibase-data",
     "Miles Johnson",
     "MIT",
@@ -49,21 +49,23 @@ WORDS = Work(
 )
 VENDORS = {
     "noto": Work(
-        Package("@iconify-json/noto", "1.2.9", "3e918d88fc945c0bb3d468dbace6f88caef67f01c9f0e7bcae0915a042e8f1ad"),
+        NpmPackage("@iconify-json/noto", "1.2.9", "3e918d88fc945c0bb3d468dbace6f88caef67f01c9f0e7bcae0915a042e8f1ad"),
         "Noto Emoji",
         "Google LLC",
         "Apache-2.0",
         "https://github.com/googlefonts/noto-emoji",
     ),
     "twemoji": Work(
-        Package("@iconify-json/twemoji", "1.2.5", "19046dff7d8707ce96212ec86468b36ac5f8e60409629dd13f809265c6d0ebb7"),
+        NpmPackage(
+            "@iconify-json/twemoji", "1.2.5", "19046dff7d8707ce96212ec86468b36ac5f8e60409629dd13f809265c6d0ebb7"
+        ),
         "Twemoji",
         "Twitter, Inc. and other contributors (jdecked)",
         "CC-BY-4.0",
         "https://github.com/jdecked/twemoji",
     ),
     "fluent-flat": Work(
-        Package(
+        NpmPackage(
             "@iconify-json/fluent-emoji-flat",
             "1.2.6",
             "7d064769dee690815f823bc5bcc511d957198caf9f5edd8dd9c1aa48a6aeb175",
@@ -74,21 +76,27 @@ VENDORS = {
         "https://github.com/microsoft/fluentui-emoji",
     ),
     "noto-v1": Work(
-        Package("@iconify-json/noto-v1", "1.2.5", "2bf62c26c2c2884aa99e90aec942cdaee17a5921f05690694f4978ad4b017c37"),
+        NpmPackage(
+            "@iconify-json/noto-v1", "1.2.5", "2bf62c26c2c2884aa99e90aec942cdaee17a5921f05690694f4978ad4b017c37"
+        ),
         "Noto Emoji, version 1 (2017)",
         "Google LLC",
         "Apache-2.0",
         "https://github.com/googlefonts/noto-emoji",
     ),
     "emojione": Work(
-        Package("@iconify-json/emojione", "1.2.3", "26a14f44284407e8bcde91799388dca2bfd91dbcd55a97f425524a1c5b73610e"),
+        NpmPackage(
+            "@iconify-json/emojione", "1.2.3", "26a14f44284407e8bcde91799388dca2bfd91dbcd55a97f425524a1c5b73610e"
+        ),
         "EmojiOne, version 2",
         "EmojiOne (EmojiTwo)",
         "CC-BY-4.0",
         "https://github.com/EmojiTwo/emojitwo",
     ),
     "fxemoji": Work(
-        Package("@iconify-json/fxemoji", "1.2.2", "f3e72b3c59d05e1db03b7e308d55c0d05bd7ba3f625a90da1b79313c12858eef"),
+        NpmPackage(
+            "@iconify-json/fxemoji", "1.2.2", "f3e72b3c59d05e1db03b7e308d55c0d05bd7ba3f625a90da1b79313c12858eef"
+        ),
         "FxEmojis (Firefox OS)",
         "Mozilla Foundation",
         "Apache-2.0",

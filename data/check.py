@@ -22,7 +22,7 @@ from data.listing import report_problems, with_progress
 from data.options import CheckOptions
 from data.pictures import read_header
 from data.shards import Shards
-from data.sources import Source
+from data.sources import Source, parse_sources
 
 if TYPE_CHECKING:
     from data.sample import Sample
@@ -56,12 +56,12 @@ class Findings:
 Task = tuple[ShardIndex, range, CheckOptions]
 
 
-def check_shards(sources: Sequence[Source], options: CheckOptions) -> None:
+def check_shards(values: Sequence[str], options: CheckOptions) -> None:
     """Check everything and print a summary; raises DataError at the end when anything is damaged.
 
     Shards whose structure is broken are listed and not looked into.
     """
-    paths = [shard for source in sources for shard in source.shards]
+    paths = [shard for source in parse_sources(values, "SOURCE") for shard in source.shards]
     indexes = list(with_progress(index_shards(paths, options.workers), len(paths), "indexing"))
     sound = [index for index in indexes if not index.problems]
     tasks = [task for index in sound for task in _tasks(index, options)]

@@ -7,7 +7,6 @@ draws one caption by (seed, epoch, id); evaluation takes all captions of the fir
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -19,17 +18,13 @@ from torch import Tensor
 
 from data.batch import Batch
 from data.config import DataConfig
+from data.keys import content_key
 from data.sample import Sample
 from data.shards import Shards
 from data.transforms import Floats, ImageSpec, TrainingTransform, evaluation_transform, training_transform, uniforms
 
 Tokenize = Callable[[list[str]], Tensor]  # n texts → int64 (n, L)
 CAPTION_DRAWS = 2
-
-
-def content_key(data: bytes) -> int:
-    """64-bit content id: equal bytes are the same item. int64, BLAKE2b."""
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
 
 
 def image_spec(spec: ImageSpec, config: DataConfig) -> ImageSpec:

@@ -7,13 +7,11 @@ rename: whoever reads sees a whole index or none. Each shard has its own, so any
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import io
 import json
 import os
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
@@ -23,13 +21,21 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from data.errors import DataError
-from data.scan import Problem, Sample, Scan, scan_lines, scan_tar
-from data.storage import Stat, open_stream, scheme_of, shard_name, stat
+from data.kept import folders, forget_others, keep
+from data.scan import Problem, Sample, Scan, scan_tar
+from data.scan_rows import Rows, RowScan, scan_array, scan_lines, scan_table
+from data.storage import Stat, open_stream, shard_name, stat
 
 FORMAT = 1
 MAX_PROBLEMS = 100  # listed per shard; all are counted
 STATS_AT_ONCE = 16  # a remote one takes a round trip
 BYTES_PER_PROCESS = 64 << 20  # below this a scan is over before a process has started
+SCANS: dict[str, Callable[[BinaryIO], Scan | RowScan]] = {
+    ".tar": scan_tar,
+    ".jsonl": scan_lines,
+    ".json": scan_array,
+    ".tsv": scan_table,
+}
 
 # One row per sample and a last one that only closes the ranges: `member` and `key` are where its members and key begin.
 ROW = np.dtype([("crc32", "<u4"), ("member", "<u4"), ("key", "<u4")])
@@ -152,39 +158,65 @@ def _drain(hashing: _Hashing) -> str:
 def _scan(path: str, found: Stat) -> ShardIndex:
     with open_stream(path) as raw:
         hashing = _Hashing(raw)
-        scan = (scan_lines if shard_name(path).endswith(".jsonl") else scan_tar)(io.BufferedReader(hashing, 1 << 20))
+        scan = SCANS.get(os.path.splitext(shard_name(path))[1], scan_tar)(io.BufferedReader(hashing, 1 << 20))
         sha256 = _drain(hashing)
     return _store(path, found, scan, sha256)
 
 
-def _packed(samples: list[Sample]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """The table as one array of bytes, and the suffixes its numbers stand for."""
+@dataclass(frozen=True)
+class _Columns:
+    """What a table is made of: CRC32, number of members and bytes of the key of each sample; their members and keys."""
+
+    crc32: np.ndarray
+    counts: np.ndarray
+    key_sizes: np.ndarray
+    members: np.ndarray
+    keys: bytes
+    suffixes: tuple[str, ...]
+
+    def packed(self) -> np.ndarray:
+        """The table as one array of bytes."""
+        rows = np.zeros(len(self.crc32) + 1, ROW)
+        rows["crc32"][:-1] = self.crc32
+        rows["member"][1:], rows["key"][1:] = np.cumsum(self.counts), np.cumsum(self.key_sizes)
+        return np.frombuffer(b"".join((rows.data, self.members.data, self.keys)), np.uint8)
+
+
+def _of_samples(samples: list[Sample]) -> _Columns:
     suffixes = tuple(sorted({suffix for sample in samples for suffix, _, _ in sample.members}))
     number = {suffix: i for i, suffix in enumerate(suffixes)}
     keys = [sample.key.encode("utf-8") for sample in samples]
-    rows = np.zeros(len(samples) + 1, ROW)
-    rows["crc32"][:-1] = [sample.crc32 for sample in samples]
-    rows["member"][1:] = np.cumsum([len(sample.members) for sample in samples])
-    rows["key"][1:] = np.cumsum([len(key) for key in keys])
-    places = [(offset, size, number[suffix]) for sample in samples for suffix, offset, size in sample.members]
-    parts = (rows.tobytes(), np.array(places, MEMBER).tobytes(), *keys)
-    return np.frombuffer(b"".join(parts), np.uint8), suffixes
+    return _Columns(
+        crc32=np.array([sample.crc32 for sample in samples], np.uint32),
+        counts=np.array([len(sample.members) for sample in samples], np.uint32),
+        key_sizes=np.array([len(key) for key in keys], np.uint32),
+        members=np.array([(at, size, number[s]) for sample in samples for s, at, size in sample.members], MEMBER),
+        keys=b"".join(keys),
+        suffixes=suffixes,
+    )
+
+
+def _of_rows(rows: Rows) -> _Columns:
+    """No object for any row: there may be tens of millions."""
+    members = np.zeros(len(rows), MEMBER)
+    members["offset"], members["size"] = rows.offset, rows.size
+    keys = np.asarray(rows.key).astype("S12")
+    sizes = np.strings.str_len(keys)
+    return _Columns(
+        crc32=np.asarray(rows.crc32),
+        counts=np.ones(len(rows), np.uint32),
+        key_sizes=sizes,
+        members=members,
+        keys=keys.tobytes().replace(b"\0", b""),
+        suffixes=(rows.suffix,),
+    )
 
 
 # ---- storing -------------------------------------------------------------------------------------------------------
 
 
-def _folders(path: str) -> list[Path]:
-    """Where the index may be: beside the shard, or in the user's cache when that cannot be written."""
-    remote = scheme_of(path)
-    parent = path.rpartition("/")[0] if remote else os.path.dirname(os.path.realpath(path))
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
-    cached = cache / "dyad" / "index" / hashlib.sha256(parent.encode()).hexdigest()[:16]
-    return [cached] if remote else [Path(parent) / ".index", cached]
-
-
 def _load(path: str, found: Stat) -> ShardIndex | None:
-    for folder in _folders(path):
+    for folder in folders(path):
         try:
             index = _from_json(path, folder, json.loads((folder / f"{shard_name(path)}.json").read_bytes()))
         except (OSError, ValueError, KeyError, TypeError):
@@ -203,61 +235,30 @@ def _from_json(path: str, folder: Path, stored: dict[str, Any]) -> ShardIndex:
     return ShardIndex(path=path, **stored)
 
 
-def _store(path: str, found: Stat, scan: Scan, sha256: str) -> ShardIndex:
-    table, suffixes = _packed(scan.samples)
+def _store(path: str, found: Stat, scan: Scan | RowScan, sha256: str) -> ShardIndex:
+    columns = _of_rows(scan.rows) if isinstance(scan, RowScan) else _of_samples(scan.samples)
     written = io.BytesIO()
-    np.save(written, table, allow_pickle=False)
-    digest = hashlib.sha256(written.getvalue()).hexdigest()[:16]
+    np.save(written, columns.packed(), allow_pickle=False)
+    digest = hashlib.sha256(written.getbuffer()).hexdigest()[:16]
     index = ShardIndex(
         path=path,
         name=shard_name(path),
         size=found.size,
         mtime=found.mtime,
         sha256=sha256,
-        samples=len(scan.samples),
-        members=sum(len(sample.members) for sample in scan.samples),
-        suffixes=suffixes,
-        ignored=dict(sorted(scan.ignored.items())),
+        samples=len(columns.crc32),
+        members=len(columns.members),
+        suffixes=columns.suffixes,
+        ignored={} if isinstance(scan, RowScan) else dict(sorted(scan.ignored.items())),
         problem_count=len(scan.problems),
         problems=tuple(scan.problems[:MAX_PROBLEMS]),
         table_file=f"{shard_name(path)}.{digest}.npy",
     )
     described = {"format": FORMAT, **asdict(index)}
     del described["path"]
-    folder = _write(_folders(path), index, written.getvalue(), json.dumps(described, indent=1).encode())
+    folder = keep(
+        path,
+        {index.table_file: written.getbuffer(), f"{index.name}.json": json.dumps(described, indent=1).encode()},
+    )
+    forget_others(folder, index.name, index.table_file)
     return _from_json(path, folder, json.loads(json.dumps(described)))
-
-
-def _write(folders: list[Path], index: ShardIndex, table: bytes, described: bytes) -> Path:
-    """Write table, then JSON, into the first folder that takes them; drop tables of earlier states of the shard."""
-    failures = []
-    for folder in folders:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            _replace(folder / index.table_file, table)
-            _replace(folder / f"{index.name}.json", described)
-            _forget_others(folder, index)
-            return folder
-        except OSError as error:
-            failures.append(f"{folder}: {error.strerror or error}")
-    raise DataError(f"the index of {index.path} cannot be written ({'; '.join(failures)}). Set XDG_CACHE_HOME.")
-
-
-def _replace(path: Path, content: bytes) -> None:
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(descriptor)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
-def _forget_others(folder: Path, index: ShardIndex) -> None:
-    for table in folder.glob(f"{glob.escape(index.name)}.{'[0-9a-f]' * 16}.npy"):
-        if table.name != index.table_file:
-            table.unlink(missing_ok=True)

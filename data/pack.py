@@ -3,36 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import shlex
-import shutil
-import sys
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 
 from data.errors import ConfigError, DataError
 from data.index import ShardIndex, index_shards
-from data.options import OnError, PackOptions
+from data.options import PackOptions, Target
+from data.outputs import Tally, checked_out, command, new_folder, shard_names, shard_writer
 from data.pictures import read_header
 from data.scan import MAX_BYTES
 from data.tables import BadRow, Pair, Table, open_table
-
-SHOWN = 5  # bad rows that are printed in full
-
-
-@dataclass
-class Tally:
-    """How many rows were read, and why some were left out."""
-
-    rows: int = 0
-    skipped: Counter[str] = field(default_factory=Counter)
-
-    def __str__(self) -> str:
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in self.skipped.most_common())
-        return f"skipped {self.skipped.total():,} of {self.rows:,} rows: {reasons}"
 
 
 def pack_pairs(source: str, options: PackOptions) -> None:
@@ -41,15 +21,11 @@ def pack_pairs(source: str, options: PackOptions) -> None:
     Raises ConfigError for a folder that is there already or columns that are not, DataError naming the row for a
     missing or undecodable picture and an empty caption (`on_error=stop`). Nothing is left behind in either case.
     """
-    if not options.out:
-        raise ConfigError("pack needs out=FOLDER, for example out=shards.")
-    if options.maxcount < 1 or options.maxsize <= 0:
-        raise ConfigError(f"maxcount={options.maxcount} and maxsize={options.maxsize:g} must be positive.")
-    out = Path(options.out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"out={out} is there already; choose a new folder or delete it.")
+    out = checked_out(options)
+    if options.to is not Target.shards:
+        raise ConfigError(f"to={options.to.name}: pictures and captions become shards; only questions are converted.")
     table = open_table(Path(source), options)
-    with _renamed_at_the_end(out) as folder:
+    with new_folder(out) as folder:
         tally = _write(source, table, folder, options)
         shards = sorted(str(shard) for shard in folder.glob("*.tar"))
         indexes = list(index_shards(shards))
@@ -57,46 +33,19 @@ def pack_pairs(source: str, options: PackOptions) -> None:
     print(_summary(out, indexes, table, tally))
 
 
-@contextmanager
-def _renamed_at_the_end(out: Path) -> Iterator[Path]:
-    """A folder beside `out` that becomes `out` when the block succeeds and vanishes when it does not."""
-    folder = out.resolve().parent / f".{out.name}.{os.getpid()}.partial"
-    try:
-        folder.mkdir(parents=True)
-        yield folder
-        os.replace(folder, out)
-    except OSError as error:
-        raise ConfigError(f"out={out} cannot be written: {error}") from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def _write(source: str, table: Table, folder: Path, options: PackOptions) -> Tally:
-    from webdataset.writer import ShardWriter
-
-    tally = Tally()
-    pattern = str(folder).replace("%", "%%") + "/%06d.tar"
-    limits = {"maxcount": options.maxcount, "maxsize": options.maxsize}
-    with ShardWriter(pattern, **limits, mtime=0, encoder=False, verbose=0) as writer:
+    tally = Tally(options.on_error)
+    with shard_writer(folder, options) as write:
         for where, fields in table.rows():
             tally.rows += 1
             try:
                 members = _members(table.pair(fields), table, options)
             except BadRow as bad:
-                _bad_row(f"{source}: {where}: {bad}", bad.reason, tally, options)
+                tally.leave_out(f"{source}: {where}: {bad}", bad.reason)
                 continue
-            writer.write({"__key__": f"{tally.rows - 1:09d}", **members})
-    if tally.rows == tally.skipped.total():
-        raise DataError(f"{source}: no sample to write. {tally if tally.rows else 'It has no rows.'}")
+            write({"__key__": f"{tally.rows - 1:09d}", **members})
+    tally.refuse_nothing(source)
     return tally
-
-
-def _bad_row(message: str, reason: str, tally: Tally, options: PackOptions) -> None:
-    if options.on_error is OnError.stop:
-        raise DataError(f"{message}. With on_error=skip such rows are left out and counted.")
-    tally.skipped[reason] += 1
-    if tally.skipped.total() <= SHOWN:
-        print(f"skipped {message}", file=sys.stderr)
 
 
 def _members(pair: Pair, table: Table, options: PackOptions) -> dict[str, bytes]:
@@ -141,12 +90,6 @@ def _summary(out: Path, indexes: Sequence[ShardIndex], table: Table, tally: Tall
     lines = [f"{samples:,} samples in {len(indexes)} shards ({megabytes:,.1f} MB) in {out}, indexed"]
     if tally.skipped:
         lines.append(str(tally))
-    return "\n".join([*lines, "train on them:", f"  {train_command(out, len(indexes), table)}"])
-
-
-def train_command(out: Path, shards: int, table: Table) -> str:
-    """The command to copy, quoted for the shell and, inside, for Hydra, whose grammar knows no bare braces."""
-    names = "000000.tar" if shards == 1 else f"{{000000..{shards - 1:06d}}}.tar"
-    value = str(out / names).replace("\\", "\\\\").replace('"', '\\"')
-    overrides = [f'data.train="{value}"', *([f"data.captions=[{table.caption_key}]"] if table.listed else [])]
-    return " ".join(["python -m train", *map(shlex.quote, overrides)])
+    captions = [f"data.captions=[{table.caption_key}]"] if table.listed else []
+    train = command("python -m train", {"data.train": shard_names(out, len(indexes))}, *captions)
+    return "\n".join([*lines, "train on them:", f"  {train}"])

@@ -1,4 +1,4 @@
-"""Pinned npm packages, fetched and checked but never run, and tars that are the same bytes every time."""
+"""Pinned npm and Debian packages, fetched and checked but never run, and tars that are the same bytes every time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import hashlib
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -15,37 +16,77 @@ from data.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True)
-class Package:
-    """One npm package, pinned to its bytes. Nothing of it is ever run."""
+class Package(ABC):
+    """One package, pinned to its bytes. Nothing of it is ever run."""
 
     name: str
     version: str
     sha256: str
 
     @property
+    @abstractmethod
+    def pin(self) -> str:
+        """Name and version as the package's own tool writes them."""
+
+    @abstractmethod
+    def download(self, folder: Path) -> Path:
+        """Put the archive into `folder` with the ordinary client; returns its path."""
+
+
+class NpmPackage(Package):
+    @property
     def pin(self) -> str:
         return f"{self.name}@{self.version}"
 
+    def download(self, folder: Path) -> Path:
+        _require("npm", "Install Node.js")
+        command = ["npm", "pack", "--silent", "--ignore-scripts", "--pack-destination", str(folder), self.pin]
+        return folder / _run(command, folder).split()[-1]
+
+
+class DebianPackage(Package):
+    @property
+    def pin(self) -> str:
+        return f"{self.name}={self.version}"
+
+    def download(self, folder: Path) -> Path:
+        _require("apt-get", "Use Debian 12")
+        _run(["apt-get", "download", "-q", self.pin], folder)
+        return next(folder.glob(f"{self.name}_*.deb"))
+
 
 def fetch(packages: Iterable[Package], folder: Path) -> dict[Package, Path]:
-    """Download packages with `npm pack`; returns package → .tgz. DataError when one is not what was pinned."""
-    if shutil.which("npm") is None:
-        raise ConfigError(
-            "build: npm is not on the PATH; it downloads the pinned packages. Install Node.js, or use data/samples."
-        )
-    return {package: _fetch_one(package, folder) for package in packages}
+    """Download packages; returns package → archive. DataError when one is not what was pinned."""
+    return {package: _checked(package, package.download(folder)) for package in packages}
 
 
-def _fetch_one(package: Package, folder: Path) -> Path:
-    command = ["npm", "pack", "--silent", "--ignore-scripts", "--pack-destination", str(folder), package.pin]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        reason = (done.stderr or done.stdout).strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        raise ConfigError(f"build: `npm pack {package.pin}` failed: {reason[0]}")
-    path = folder / done.stdout.split()[-1]
+def _checked(package: Package, path: Path) -> Path:
     if sha256(path) != package.sha256:
         raise DataError(f"build: {package.pin} has SHA-256 {sha256(path)}, pinned is {package.sha256}.")
     return path
+
+
+def unpack(archives: Iterable[Path], folder: Path) -> Path:
+    """Put the files of Debian archives into `folder`, as they would lie under /; runs none of their scripts."""
+    _require("dpkg-deb", "Use Debian 12")
+    for archive in archives:
+        _run(["dpkg-deb", "-x", str(archive), str(folder)], folder.parent)
+    return folder
+
+
+def _require(tool: str, advice: str) -> None:
+    if shutil.which(tool) is None:
+        raise ConfigError(
+            f"build: {tool} is not on the PATH; it gets the pinned packages. {advice}, or use data/samples."
+        )
+
+
+def _run(command: Sequence[str], folder: Path) -> str:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        reason = (done.stderr or done.stdout).strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        raise ConfigError(f"build: `{command[0]} {command[1]} … {command[-1]}` failed: {reason[0]}")
+    return done.stdout
 
 
 def write_tar(path: Path, members: Iterable[tuple[str, bytes]]) -> None:

@@ -6,7 +6,6 @@ Nothing is extracted, decoded or followed; only regular files with a known suffi
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from typing import BinaryIO
 
 PICTURES = ("jpg", "jpeg", "png", "webp")
 TEXTS = ("txt", "json", "cls")
-MAX_BYTES = {**dict.fromkeys(PICTURES, 64 << 20), **dict.fromkeys(TEXTS, 1 << 20)}
+MAX_BYTES = {**dict.fromkeys(PICTURES, 64 << 20), **dict.fromkeys(TEXTS, 1 << 20), "json": 16 << 20}
 MAX_EXTENDED = 1 << 20
 PIECE = 1 << 20
 
@@ -96,33 +95,6 @@ def scan_tar(stream: BinaryIO) -> Scan:
     if scan.ignored and not scan.samples and not scan.problems:
         scan.problems.append(Problem(0, f"none of its members ends in {', '.join(MAX_BYTES)}"))
     return scan
-
-
-def scan_lines(stream: BinaryIO) -> Scan:
-    """JSON-lines: each line is a sample with one member 'json'; its key is the line number, from 1."""
-    scan, offset, number = Scan(), 0, 0
-    while line := stream.readline(MAX_BYTES["json"] + 1):
-        number += 1
-        if len(line) > MAX_BYTES["json"]:
-            scan.problems.append(Problem(offset, f"line {number} is longer than {MAX_BYTES['json']} bytes"))
-            break
-        text = line.rstrip(b"\r\n")
-        if wrong := _wrong_with_line(text):
-            scan.problems.append(Problem(offset, f"line {number} {wrong}"))
-        else:
-            scan.samples.append(Sample(str(number), offset, [("json", offset, len(text))], zlib.crc32(text)))
-        offset += len(line)
-    return scan
-
-
-def _wrong_with_line(text: bytes) -> str:
-    try:
-        value = json.loads(text.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        return f"is not UTF-8: {error.reason} at byte {error.start}"
-    except (ValueError, RecursionError) as error:
-        return f"is not JSON: {error}" if text.strip() else "is empty"
-    return "" if isinstance(value, dict) else f"is a {type(value).__name__}, not an object {{…}}"
 
 
 # ---- tar structure -------------------------------------------------------------------------------------------------

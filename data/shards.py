@@ -12,7 +12,7 @@ from typing import Any
 
 from data.errors import ConfigError, DataError
 from data.index import ShardIndex, Table, fingerprint, index_shard, index_shards
-from data.sources import Source
+from data.sources import SUFFIXES, Source
 from data.storage import ReadRange, open_ranges, stat
 
 __all__ = ["ShardIndex", "Shards", "index_shard", "open_shards"]
@@ -30,7 +30,7 @@ def open_shards(sources: Sequence[Source], workers: int | None = None) -> Shards
     broken = [index for index in indexes if index.problems]
     if broken:
         first = f"{broken[0].path}: {broken[0].problems[0]}"
-        parents = " ".join(dict.fromkeys(os.path.dirname(index.path) or "." for index in broken))
+        parents = " ".join(dict.fromkeys(_listed_by(index.path) for index in broken))
         raise DataError(
             f"{len(broken)} of {len(indexes)} shards are broken. First: {first}\n"
             f"All of them are listed by: python -m data index {parents}"
@@ -107,6 +107,11 @@ class Shards:
     def _forget_files(self) -> None:
         self._process = os.getpid()
         self._open = lru_cache(maxsize=OPEN_SHARDS)(lambda shard: _open_shard(self.indexes[shard]))
+
+
+def _listed_by(path: str) -> str:
+    """What `data index` must be told to list a file: its folder, where that means files of this kind."""
+    return os.path.dirname(path) or "." if path.endswith(SUFFIXES) else path
 
 
 def _open_shard(index: ShardIndex) -> tuple[Table, ReadRange]:

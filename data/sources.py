@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import math
 import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from data.errors import ConfigError, nearest
 from data.storage import SCHEMES, listed, scheme_of, shard_name
 
 SUFFIXES = (".tar", ".jsonl")
+PACKED = (".gz", ".zst", ".tgz")
 LISTED_SCHEMES = ("s3", "gs", "memory")  # http servers cannot be asked what they hold
 FORMS = "a path, a folder, a glob, 'd/{000..099}.tar', several joined by '::', each with a weight like '@2' or '@0.5'"
 
@@ -26,25 +26,27 @@ class Source:
     weight: float = 1.0
 
 
-def parse_sources(value: str | Sequence[str], key: str = "data.train") -> list[Source]:
+def parse_sources(
+    value: str | Sequence[str], key: str = "data.train", suffixes: Sequence[str] = SUFFIXES
+) -> list[Source]:
     """The sources that `value` names, in its order; shards of a folder or glob are sorted by name.
 
-    Raises ConfigError, naming `key` and the part at fault, when something matches nothing, is no shard, appears twice,
-    has a scheme we do not read or a weight that is no positive number.
+    Raises ConfigError, naming `key` and the part at fault, when something matches nothing, is no shard (a file with one
+    of `suffixes`), appears twice, has a scheme we do not read or a weight that is no positive number.
     """
-    texts = [value] if isinstance(value, str) else value
-    known = isinstance(texts, Sequence) and all(isinstance(text, str) for text in texts)
-    parts = [part.strip() for text in texts for part in text.split("::")] if known else []
-    if not parts or not all(parts):
-        raise ConfigError(f"{key}={value!r} names no shards. Write {FORMS}, or a list of these.")
-    sources = [_source(part, key) for part in parts]
-    _refuse_twice([shard for source in sources for shard in source.shards], key)
+    sources = [Source(tuple(_shards(path, key, tuple(suffixes))), weight) for path, weight in parts(value, key)]
+    refuse_twice([shard for source in sources for shard in source.shards], key)
     return sources
 
 
-def _source(part: str, key: str) -> Source:
-    path, weight = _weighted(part, key)
-    return Source(tuple(_shards(path, key)), weight)
+def parts(value: str | Sequence[str], key: str) -> list[tuple[str, float]]:
+    """What `value` joins: paths as they are written, with their weights. Raises ConfigError as `parse_sources`."""
+    texts = [value] if isinstance(value, str) else value
+    known = isinstance(texts, Sequence) and all(isinstance(text, str) for text in texts)
+    written = [part.strip() for text in texts for part in text.split("::")] if known else []
+    if not written or not all(written):
+        raise ConfigError(f"{key}={value!r} names no shards. Write {FORMS}, or a list of these.")
+    return [_weighted(part, key) for part in written]
 
 
 def _weighted(part: str, key: str) -> tuple[str, float]:
@@ -60,13 +62,18 @@ def _weighted(part: str, key: str) -> tuple[str, float]:
     return path, weight
 
 
-def _shards(path: str, key: str) -> Iterator[str]:
-    path = os.path.expanduser(path.removeprefix("file://"))
+def local_path(path: str) -> str:
+    """A path as the system takes it; URLs as they are."""
+    return os.path.expanduser(path.removeprefix("file://"))
+
+
+def _shards(path: str, key: str, suffixes: tuple[str, ...]) -> Iterator[str]:
+    path = local_path(path)
     if os.path.exists(path):
-        yield from _local(path, key)
+        yield from _local(path, key, suffixes)
         return
     for expanded in _expand_braces(path, key):
-        yield from (_remote if scheme_of(expanded) else _local)(expanded, key)
+        yield from (_remote if scheme_of(expanded) else _local)(expanded, key, suffixes)
 
 
 def _expand_braces(path: str, key: str) -> Iterator[str]:
@@ -78,44 +85,53 @@ def _expand_braces(path: str, key: str) -> Iterator[str]:
         raise ConfigError(f"{key}={path}: a brace is not closed; write lists like 'd/{{000..099}}.tar'.") from None
 
 
-def _local(path: str, key: str) -> list[str]:
+def _local(path: str, key: str, suffixes: tuple[str, ...]) -> list[str]:
     if os.path.isdir(path):
-        return _of_folder(sorted(str(file) for file in Path(path).iterdir()), path, key)
+        return _of_folder(sorted(str(file) for file in Path(path).iterdir()), path, key, suffixes)
     if os.path.isfile(path):
-        return [_shard(path, key)]
-    found = sorted(file for file in glob.glob(path, recursive=True) if file.endswith(SUFFIXES))
+        return [_shard(path, key, suffixes)]
+    found = sorted(file for file in glob.glob(path, recursive=True) if file.endswith(suffixes))
     if not found:
         raise ConfigError(f"{key}={path} matches nothing{_where_it_ends(path)}")
     return found
 
 
-def _remote(url: str, key: str) -> list[str]:
+def _remote(url: str, key: str, suffixes: tuple[str, ...]) -> list[str]:
     scheme = scheme_of(url)
     if scheme not in SCHEMES:
         raise ConfigError(f"{key}={url}: '{scheme}:' is not read. Use a local path or {', '.join(SCHEMES)}.")
-    if shard_name(url).endswith(SUFFIXES) and not (scheme in LISTED_SCHEMES and glob.has_magic(url)):
+    if shard_name(url).endswith(suffixes) and not (scheme in LISTED_SCHEMES and glob.has_magic(url)):
         return [url]  # whether it exists shows when it is indexed: many are asked at once there
     if scheme not in LISTED_SCHEMES:
-        return [_shard(url, key)]
+        return [_shard(url, key, suffixes)]
     try:
-        return _of_folder(listed(url), url, key)
+        return _of_folder(listed(url), url, key, suffixes)
     except OSError as error:
         raise ConfigError(f"{key}={url} cannot be listed: {error}") from error
 
 
-def _of_folder(files: list[str], path: str, key: str) -> list[str]:
-    shards = [file for file in files if file.endswith(SUFFIXES) and not shard_name(file).startswith(".")]
+def _of_folder(files: list[str], path: str, key: str, suffixes: tuple[str, ...]) -> list[str]:
+    shards = [file for file in files if file.endswith(suffixes) and not shard_name(file).startswith(".")]
     if not shards:
-        raise ConfigError(f"{key}={path} matches nothing: there is no .tar or .jsonl file.")
+        packed = next((f" {_how_to_unpack(file)}" for file in files if file.endswith(PACKED)), "")
+        raise ConfigError(f"{key}={path} matches nothing: there is no {_either(suffixes)} file.{packed}")
     return shards
 
 
-def _shard(path: str, key: str) -> str:
-    if not shard_name(path).endswith(SUFFIXES):
-        packed = re.search(r"\.(tgz|tar\.\w+|jsonl\.\w+)$", path)
-        why = "compressed files cannot be read by offset: unpack it" if packed else "shards end in .tar or .jsonl"
-        raise ConfigError(f"{key}={path}: {why}.")
+def _shard(path: str, key: str, suffixes: tuple[str, ...]) -> str:
+    if not shard_name(path).endswith(suffixes):
+        packed = shard_name(path).endswith(PACKED)
+        why = _how_to_unpack(path) if packed else f"shards end in {_either(suffixes)}."
+        raise ConfigError(f"{key}={path}: {why}")
     return path
+
+
+def _either(suffixes: tuple[str, ...]) -> str:
+    return f"{', '.join(suffixes[:-1])} or {suffixes[-1]}"
+
+
+def _how_to_unpack(path: str) -> str:
+    return f"compressed files cannot be read by offset: unpack it with: python -m data unpack {path}"
 
 
 def _where_it_ends(path: str) -> str:
@@ -132,7 +148,8 @@ def _where_it_ends(path: str) -> str:
     return f" in {folder}."
 
 
-def _refuse_twice(shards: list[str], key: str) -> None:
+def refuse_twice(shards: Sequence[str], key: str) -> None:
+    """ConfigError when a file is named more than once: its samples would be two."""
     seen: set[str] = set()
     for shard in shards:
         if shard in seen:

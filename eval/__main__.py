@@ -6,30 +6,45 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data import errors
 from data.command_line import help_text, parse_options
 from data.errors import ConfigError
-from eval.config import EvalCommand
+from eval.config import Baseline, EvalCommand
 
 if TYPE_CHECKING:
+    from eval.encode import Encoder
     from train.config import TrainConfig
+    from train.distributed import World
+    from train.towers import Model
 
 PURPOSE = """\
-Evaluate a trained model: retrieval in both directions, zero-shot classification. One JSON per data set, and a table.
-Everything is key=value. Under torchrun the ranks share the work and the numbers stay the same."""
+Evaluate a trained model: retrieval of pictures, texts and passages, zero-shot classification. One JSON per data set,
+and a table. Everything is key=value. Under torchrun the ranks share the work and the numbers stay the same."""
 EXAMPLES = {
     "what the run was evaluated on while training": "python -m eval checkpoint=runs/emoji",
     "another retrieval set": "python -m eval checkpoint=runs/emoji "
     "suite=[retrieval:data/samples/emoji/twemoji-unseen.tar]",
     "folders of CLIP_benchmark, a task file of prompts": "python -m eval checkpoint=runs/x "
     "suite=[wds:cifar10,wds:flickr30k,zero_shot:task.json]",
+    "questions and passages with judgements, beside BM25 and the encoder before training": "python -m eval "
+    "checkpoint=runs/topics suite=[beir:data/samples/topics]",
+    "another split, a folder of DPR files, an approximate index": "python -m eval checkpoint=runs/x "
+    "suite=[beir:folder@dev,dpr:folder] 'index=IVF256,Flat;nprobe=16'",
     "an earlier checkpoint": "python -m eval checkpoint=runs/x/checkpoints/step_00001000 'val=shards/{00..09}.tar'",
 }
+OF_TASK = {
+    "image_text": ("truth", "recall_k"),
+    "question_passage": ("index", "depth", "answers", "embeddings", "baselines"),
+}
 NOTES = """\
-suite entries: retrieval:SHARDS  zero_shot:TASK.json  wds:FOLDER (a CLIP_benchmark data set)
+suite entries of image_text: retrieval:SHARDS  zero_shot:TASK.json  wds:FOLDER (a CLIP_benchmark data set)
+of question_passage: beir:FOLDER[@SPLIT]  dpr:PATH (questions with answers, in a folder with psgs_w100.tsv, or DPR JSON)
+Their files: .json, .trec (run), .qrels, .beir.json, .dpr.json (retriever output). A judged question that finds nothing
+counts as zero; equal scores stand as trec_eval sorts them; intervals are 95 %, by bootstrap over topics.
 """
 
 
@@ -50,61 +65,95 @@ def main() -> None:
     if not specs and val is None:
         raise ConfigError("nothing to evaluate: the run has no data.val and no eval.suite. Give val= or suite=[…]")
 
-    from eval.suite import check_specs
-
-    check_specs(specs)
+    check(command, config, specs, val)
     evaluate(command, run, checkpoint, specs, val)
 
 
+def check(command: EvalCommand, config: TrainConfig, specs: Sequence[str], val: Any) -> None:
+    """Raise ConfigError for what cannot work, before anything is loaded."""
+    from eval.suite import check_specs
+
+    task = config.task.value
+    for other in (t for t in OF_TASK if t != task):
+        foreign = [key for key in OF_TASK[other] if getattr(command, key) is not None]
+        if foreign:
+            raise ConfigError(f"{foreign[0]}= is of task={other}, and this run is task={task}: leave it out")
+    check_specs(specs, val, config.task)
+    if task == "question_passage":
+        from eval.index_spec import check_spec
+
+        check_spec(config.eval.index if command.index is None else command.index)
+
+
 def evaluate(command: EvalCommand, run: Path, checkpoint: Path, specs: Sequence[str], val: Any) -> None:
-    """Load, encode, score; rank 0 writes the JSON files and prints the tables."""
-    from eval.encode import build_encode
+    """Load, encode, score; rank 0 writes the files and prints the tables."""
     from eval.results import facts, print_tables, result, write
     from eval.suite import build_evaluators
     from eval.trained import load_trained
-    from train.distributed import barrier, init_world, shutdown
+    from train.agreement import rank_0_first, rank_0_only
+    from train.distributed import init_world, shutdown
 
     trained = load_trained(run, checkpoint)
     config = with_command(trained.config, command)
     world = init_world(config.dist.timeout)
     try:
-        towers = trained.model.towers.to(world.device)
-        encode = build_encode(
-            towers.x_tower,
-            towers.y_tower,
+        encode = encoder(config, trained.model, world)
+        evaluators = rank_0_first(  # it indexes new shards, the others find them indexed
             world,
-            block=config.eval.block,
-            workers=config.data.workers,
-            precision=config.precision.value,
-            cosine=config.objective.similarity.value == "cosine",
+            lambda: build_evaluators(
+                specs,
+                val,
+                task=config.task,
+                model=trained.model,
+                data_config=config.data,
+                eval_config=config.eval,
+                baselines=list(Baseline) if command.baselines is None else command.baselines,
+                untrained=cache(lambda: encoder(config, untrained(config), world)),
+            ),
         )
-        if world.rank > 0:
-            barrier(world)  # rank 0 indexes new shards, the others find them indexed
-        evaluators = build_evaluators(
-            specs,
-            val,
-            image_spec=trained.model.image,
-            tokenize=trained.model.tokenize,
-            data_config=config.data,
-            eval_config=config.eval,
-        )
-        if world.rank == 0:
-            barrier(world)
-        examples = command.examples if world.rank == 0 else 0
         about = facts(config, checkpoint, trained.step)
-        results = [result(e.report(encode, examples), e, about) for e in evaluators]
+        folder = Path(command.out) if command.out else run / "eval"
+        results, written = [], []
+        for evaluator in evaluators:
+            report = evaluator.report(encode, command.examples if world.rank == 0 else 0)
+            results.append(result(report, evaluator, about))
+            written.append(rank_0_only(world, partial(write, folder, results[-1], report.files)))
         if world.rank == 0:
-            folder = Path(command.out) if command.out else run / "eval"
-            written = [write(folder, r) for r in results]
             print_tables(results)
-            print(f"step {trained.step} of {run}. Written: {', '.join(str(path) for path in written)}")
+            print(f"step {trained.step} of {run}. Written: {', '.join(str(p) for paths in written for p in paths)}")
     finally:
         shutdown()
 
 
+def encoder(config: TrainConfig, model: Model, world: World) -> Encoder:
+    from eval.encode import build_encode
+
+    towers = model.towers.to(world.device)
+    return build_encode(
+        towers.x_tower,
+        towers.y_tower,
+        world,
+        block=config.eval.block,
+        workers=config.data.workers,
+        precision=config.precision.value,
+        cosine=config.objective.similarity.value == "cosine",
+    )
+
+
+def untrained(config: TrainConfig) -> Model:
+    """The model as the run began: its pretrained weights, what is drawn at random as its seed draws it."""
+    import torch
+
+    from train.towers import build_model
+
+    torch.manual_seed(config.seed)
+    return build_model(config.model, config.task)
+
+
 def with_command(config: TrainConfig, command: EvalCommand) -> TrainConfig:
     """The run's configuration with what the command line says differently."""
-    given = {key: getattr(command, key) for key in ("truth", "block", "recall_k")}
+    keys = {"block", *OF_TASK["image_text"], *OF_TASK["question_passage"]} - {"baselines"}
+    given = {key: getattr(command, key) for key in keys}
     changed = replace(config.eval, **{key: value for key, value in given.items() if value is not None})
     workers = config.data.workers if command.workers is None else command.workers
     return replace(config, eval=changed, data=replace(config.data, workers=workers))

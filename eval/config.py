@@ -10,10 +10,23 @@ from omegaconf import MISSING
 from data.config import described
 from data.errors import ConfigError
 
+DEEPEST = 1000  # passages found for a question; TREC's runs end there too
+
 
 class Truth(Enum):
     keys = "keys"
     pairs = "pairs"
+
+
+class AnswerMatch(Enum):
+    string = "string"
+    regex = "regex"
+
+
+class Baseline(Enum):
+    bm25 = "bm25"
+    untrained = "untrained"
+    fusion = "fusion"
 
 
 @dataclass
@@ -22,14 +35,26 @@ class EvalConfig:
 
     every: int = described(0, "steps between evaluations; 0: at the end only")
     suite: list[str] = described(
-        [], "what to evaluate besides data.val: retrieval:SHARDS, zero_shot:TASK.json, wds:FOLDER"
+        [],
+        "what to evaluate besides data.val: retrieval:SHARDS, zero_shot:TASK.json, wds:FOLDER; of question_passage "
+        "beir:FOLDER[@SPLIT], dpr:PATH",
     )
-    truth: Truth = described(Truth.keys, "right answers: equal content keys, or only the own pair")
     block: int = described(256, "items encoded at a time; results do not depend on the number of ranks")
-    recall_k: list[int] = described([1, 5, 10], "the K of recall@K")
+    truth: Truth = described(Truth.keys, "image_text, right answers: equal content keys, or only the own pair")
+    recall_k: list[int] = described([1, 5, 10], "image_text: the K of recall@K")
+    index: str = described(
+        "Flat", "question_passage: FAISS index and its options; approximate e.g. 'IVF256,Flat;nprobe=16', 'HNSW32'"
+    )
+    depth: int = described(100, "passages found for a question; 1000 adds Recall@1000")
+    answers: AnswerMatch = described(
+        AnswerMatch.string, "a passage has an answer when its words are in the text, or when a regex matches"
+    )
+    embeddings: str | None = described(
+        None, "folder that keeps the embeddings of passages, where a stopped evaluation goes on; null: in memory"
+    )
 
     def __post_init__(self) -> None:
-        check(self.block, self.recall_k, "eval.")
+        check(self, "eval.")
 
 
 @dataclass
@@ -38,21 +63,57 @@ class EvalCommand:
 
     checkpoint: str = described(MISSING, "a run folder (its newest checkpoint) or one checkpoint folder")
     suite: list[str] | None = described(None, "what to evaluate; without suite and val: the run's own")
-    val: str | None = described(None, "shards for retrieval, as data.val of a run")
-    truth: Truth | None = described(None, "keys: equal content is right too; pairs: only the own; null: the run's")
+    val: str | None = described(None, "shards or questions, as data.val of a run")
     block: int | None = described(None, "items encoded at a time; null: the run's")
-    recall_k: list[int] | None = described(None, "the K of recall@K; null: the run's")
     workers: int | None = described(None, "loader processes per rank; null: the run's")
     examples: int = described(5, "queries per direction whose 5 best answers go into the JSON (needs FAISS); 0: none")
-    out: str | None = described(None, "folder for the JSON results; null: eval/ of the run")
+    out: str | None = described(None, "folder for the results; null: eval/ of the run")
+    truth: Truth | None = described(None, "keys: equal content is right too; pairs: only the own; null: the run's")
+    recall_k: list[int] | None = described(None, "the K of recall@K; null: the run's")
+    baselines: list[Baseline] | None = described(
+        None, "rows beside the model: bm25, untrained (before training), fusion (with bm25); null: all; []: none"
+    )
+    index: str | None = described(None, "FAISS index for passages and its options, as 'HNSW32'; null: the run's")
+    depth: int | None = described(None, "passages found for a question, 100 … 1000; null: the run's")
+    answers: AnswerMatch | None = described(None, "how a passage has an answer, string or regex; null: the run's")
+    embeddings: str | None = described(None, "folder that keeps the embeddings of passages; null: the run's")
 
     def __post_init__(self) -> None:
-        check(self.block, self.recall_k, "")
+        check(self, "")
 
 
-def check(block: int | None, recall_k: list[int] | None, section: str) -> None:
+@dataclass
+class MineCommand:
+    """`python -m eval.mine`: what is mined with which run, and by which rules; null: as the run has it."""
+
+    run: str = described(MISSING, "a run folder (its newest checkpoint) or one checkpoint folder")
+    corpus: str | None = described(None, "passages by id: .jsonl, .tsv or a BEIR folder; null: the run's")
+    queries: str | None = described(None, "questions with what is right for them, as data.train; null: the run's")
+    out: str | None = described(None, "folder for mined.jsonl, its summary and the embeddings; null: mined/ of the run")
+    first_rank: int | None = described(None, "ranks taken: from here, counted from 1 and over all passages found …")
+    last_rank: int | None = described(None, "… to here")
+    keep: int | None = described(None, "negatives kept for each question, the best ranked first")
+    margin: float | None = described(None, "only passages that score at least this much below the best right one")
+    relative_margin: float | None = described(None, "only passages that score this share below the best right one")
+    max_score: float | None = described(None, "only passages that score at most this")
+    drop_answers: bool | None = described(None, "leave out passages that contain an answer of the question")
+    regex_answers: bool | None = described(None, "answers are regular expressions rather than words")
+    index: str | None = described(None, "FAISS index of the search and its options, e.g. 'HNSW32;efSearch=128'")
+    scores: str | None = described(
+        None, "file of a cross-encoder's scores, JSONL or TSV of query_id, docid, score: margins and max_score go by it"
+    )
+    workers: int | None = described(None, "loader processes per rank")
+    examples: int = described(3, "questions whose negatives are printed, to look at")
+
+
+def check(options: EvalConfig | EvalCommand, section: str) -> None:
     """Raise ConfigError for numbers that cannot work; null is one that comes from elsewhere."""
+    block, recall_k, depth = options.block, options.recall_k, options.depth
     if block is not None and block < 1:
         raise ConfigError(f"{section}block={block}: must be 1 or more")
     if recall_k is not None and (not recall_k or min(recall_k) < 1):
         raise ConfigError(f"{section}recall_k={recall_k}: needs at least one K, each 1 or more, e.g. [1,5,10]")
+    if depth is not None and not 100 <= depth <= DEEPEST:
+        raise ConfigError(f"{section}depth={depth}: must be 100 … {DEEPEST}; Recall@100 is always reported")
+    if options.index is not None and not options.index.strip():
+        raise ConfigError(f"{section}index is empty: name a FAISS index, e.g. Flat, 'IVF256,Flat;nprobe=16', HNSW32")

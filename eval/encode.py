@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,6 +27,8 @@ from torch.utils.data import DataLoader, Dataset
 from data.errors import DataError, UserError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from data.image_text import Items
     from train.distributed import World
 
@@ -47,16 +49,23 @@ class Encoder:
     precision: str = "fp32"
     cosine: bool = True
 
-    @torch.no_grad()  # not inference_mode: what a frozen trunk remembers here must serve in training too
     def __call__(self, side: Literal["x", "y"], items: Items) -> np.ndarray:
         """Raises DataError when the tower returns a value that is not finite."""
+        embeddings = np.concatenate(list(self.rounds(side, items)))
+        check_finite(embeddings, side)
+        return embeddings
+
+    @torch.no_grad()  # not inference_mode: what a frozen trunk remembers here must serve in training too
+    def rounds(self, side: Literal["x", "y"], items: Items) -> Iterator[np.ndarray]:
+        """The embeddings in order, float32 (W·E, D) at a time and the rest at last, on every rank. Take all of them."""
         tower, world = self.towers[side], self.world
         blocks = _Blocks(items, self.block, world.rank, world.size)
+        left = len(items)
         with _evaluating(tower):
-            rounds = [_gathered(self._embed(tower, inputs), world) for inputs in self._load(blocks)]
-        embeddings = np.concatenate(rounds)[: len(items)]
-        _check_finite(embeddings, side)
-        return embeddings
+            for inputs in self._load(blocks):
+                embeddings = _gathered(self._embed(tower, inputs), world)[:left]
+                left -= len(embeddings)
+                yield embeddings
 
     def _embed(self, tower: nn.Module, inputs: Tensor) -> Tensor:
         device = self.world.device
@@ -84,12 +93,16 @@ class Encoder:
 
 @dataclass(frozen=True)
 class Report:
-    """What one evaluator found. chance: what a random order would score; details: more for the JSON."""
+    """What one evaluator found. chance: what a random order would score; details: more for the JSON.
+
+    files: beside the JSON, on rank 0: the end of the name → what writes it.
+    """
 
     task: str
     metrics: dict[str, float]
     chance: dict[str, float]
     details: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, Callable[[Path], None]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -174,10 +187,11 @@ def _gathered(embedding_ED: Tensor, world: World) -> np.ndarray:
     return embedding_ED.cpu().numpy()
 
 
-def _check_finite(embeddings: np.ndarray, side: str) -> None:
+def check_finite(embeddings: np.ndarray, side: str, first: int = 0) -> None:
+    """Raise DataError for values that are not finite. first: which item the first row is."""
     bad = ~np.isfinite(embeddings).all(axis=1)
     if bad.any():
         raise DataError(
             f"{int(bad.sum())} of {len(embeddings)} embeddings of the {side} tower are not finite, the first is item "
-            f"{int(bad.argmax())}: the weights have diverged, or fp16 overflowed (try precision=bf16)"
+            f"{first + int(bad.argmax())}: the weights have diverged, or fp16 overflowed (try precision=bf16)"
         )

@@ -1,55 +1,326 @@
-"""Exact top-k search with FAISS (flat inner product): galleries, examples and, later, mining and large corpora.
+"""The k best rows of a corpus by inner product, with FAISS: exact or with an index, in memory or larger than it.
 
-FAISS is on the GEMM floor of a CPU and goes to the GPU when its GPU build is installed. Scores are always float32:
-bf16 would change two of a hundred neighbours.
+The corpus is a matrix, float32 or float16, in RAM or mapped. It is searched shard by shard; a shard takes `memory`
+bytes as the index holds it, and where it begins and ends depends on nothing else. Answers are merged as they come.
+Queries go in blocks of BLOCK. Ranks share the pairs of (shard, block): every rank makes the calls that one process
+would make, so the result does not depend on their number.
+
+Ties: of equal scores the lower position comes first, and is taken when only one of them is among the k best. So an
+exact search is the stable sort of its float32 scores. An approximate index chooses among equal scores as it likes, and
+what it found is ordered so.
+
+Scores are float32 and of float32 vectors: bf16 would change two of a hundred neighbours. FAISS is on the GEMM floor of
+a CPU. On a GPU torch does the exact search; an index goes there when FAISS's GPU build is installed and knows it.
+
+n queries, m corpus rows, D width, k answers, q queries of a block, s rows of a shard.
 """
 
 from __future__ import annotations
 
+import mmap
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
 
-from data.errors import ConfigError
+from eval.index_spec import Spec, has_gpu, load_faiss
+from train.agreement import from_rank_0
+from train.distributed import World
+
+MEMORY = 2**30  # bytes of a shard
+BLOCK = 1024  # queries
+SAMPLE = 65_536  # corpus rows that an index is trained on; more when it has many lists
+PER_LIST = 64
+SLAB = 2**24  # bytes of a corpus that are turned into float32 at a time
+STRIP, STRIP_GPU = 2**22, 2**28  # scores held at a time
+ALONE = World()
 
 
-def search(queries_nD: np.ndarray, corpus_mD: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """(scores (n, k) float32 descending, ids (n, k) int64) of the k best rows of the corpus; k is cut to m.
+class Hits(NamedTuple):
+    """scores (n, k) float32, descending; positions (n, k) int64 in the corpus.
 
-    Raises ConfigError when FAISS is missing, ValueError when the arrays are not finite float32 of one width.
+    An approximate index may find fewer than k. The rest of its row has score −inf and position m, the number of corpus
+    rows: whoever looks that up gets an IndexError, and not the last row as with FAISS's −1.
     """
-    _check("queries", queries_nD)
-    _check("corpus", corpus_mD)
-    if queries_nD.shape[1] != corpus_mD.shape[1]:
-        raise ValueError(f"queries are {queries_nD.shape[1]} wide, the corpus is {corpus_mD.shape[1]} wide")
-    if k < 1:
-        raise ValueError(f"k={k}: must be 1 or more")
-    faiss = _faiss()
-    index = _on_device(faiss, faiss.IndexFlatIP(corpus_mD.shape[1]))
-    index.add(np.ascontiguousarray(corpus_mD))
-    return index.search(np.ascontiguousarray(queries_nD), min(k, len(corpus_mD)))
+
+    scores: np.ndarray
+    positions: np.ndarray
+
+    def found(self, query: int) -> list[tuple[int, float]]:
+        """(position, score) of what was found, the best first."""
+        pairs = zip(self.positions[query].tolist(), self.scores[query].tolist(), strict=True)
+        return [(position, score) for position, score in pairs if score != -np.inf]
+
+
+def search(
+    queries_nD: np.ndarray,
+    corpus_mD: np.ndarray,
+    k: int,
+    spec: str = "Flat",
+    *,
+    memory: int = MEMORY,
+    world: World = ALONE,
+) -> Hits:
+    """The k best rows of the corpus for each query; k is cut to m. spec, memory, world, errors: see Index."""
+    return Index(corpus_mD, spec, memory=memory, world=world).search(queries_nD, k)
+
+
+def recall_against_exact(
+    hits: Hits, queries_nD: np.ndarray, corpus_mD: np.ndarray, *, sample: int = 200, world: World = ALONE
+) -> float:
+    """Which share of the exact k best an approximate search has found: of `sample` queries, evenly spread."""
+    rows = np.unique(np.linspace(0, len(queries_nD) - 1, min(sample, len(queries_nD))).astype(np.int64))
+    exact = search(queries_nD[rows], corpus_mD, hits.positions.shape[1], world=world).positions
+    return float(np.mean([np.isin(e, h).mean() for e, h in zip(exact, hits.positions[rows], strict=True)]))
+
+
+class Index:
+    """A corpus made ready for many searches.
+
+    spec: what FAISS's index_factory takes, and options of the search: "IVF256,PQ32;nprobe=16". "Flat" is exact. What
+    an index learns (lists, codebooks) it learns once, from rows spread evenly over the corpus. A shard's index is kept
+    until another shard needs the room. world: all ranks then search together, with the same queries; ALONE: this
+    process for itself. With several threads the graph of an HNSW index differs a little from run to run.
+
+    Raises ConfigError for a bad spec and without FAISS; ValueError when vectors are not finite float32 or float16 of
+    one width.
+    """
+
+    def __init__(
+        self, corpus_mD: np.ndarray, spec: str = "Flat", *, memory: int = MEMORY, world: World = ALONE
+    ) -> None:
+        _check("corpus", corpus_mD)
+        faiss, parsed = load_faiss(), Spec.parsed(spec)
+        exact = parsed.factory == "Flat" and not parsed.options
+        self.corpus, self.world = corpus_mD, world
+        self._shard = _Exact(faiss) if exact else _Approximate(faiss, parsed, corpus_mD, world)
+        self._rows = max(1, memory // self._shard.bytes_per_row(corpus_mD.shape[1]))
+
+    def search(self, queries_nD: np.ndarray, k: int) -> Hits:
+        """The k best rows for each query; k is cut to m."""
+        _check("queries", queries_nD)
+        m, width = self.corpus.shape
+        if queries_nD.shape[1] != width:
+            raise ValueError(f"queries are {queries_nD.shape[1]} wide, the corpus is {width} wide")
+        if k < 1:
+            raise ValueError(f"k={k}: must be 1 or more")
+        n, k = len(queries_nD), min(k, m)
+        best = Hits(np.full((n, k), -np.inf, np.float32), np.full((n, k), m, np.int64))
+        for start, first in self._work(n):
+            rows, stop = slice(first, min(first + BLOCK, n)), min(start + self._rows, m)
+            queries = _finite("queries", queries_nD[rows])
+            found = self._shard.search(self.corpus, start, stop, queries, min(k, stop - start))
+            found = Hits(found.scores, found.positions + start)
+            best.scores[rows], best.positions[rows] = _merged([Hits(*(part[rows] for part in best)), found], k)
+        return _over_ranks(best, self.world)
+
+    def _work(self, n: int) -> Iterator[tuple[int, int]]:
+        """(first corpus row of a shard, first query of a block) of this rank: one run of all, shard by shard."""
+        shards, blocks = range(0, len(self.corpus), self._rows), range(0, n, BLOCK)
+        units = len(shards) * len(blocks)
+        begin, end = (units * rank // self.world.size for rank in (self.world.rank, self.world.rank + 1))
+        for unit in range(begin, end):
+            yield shards[unit // len(blocks)], blocks[unit % len(blocks)]
+
+
+# ---- a shard -------------------------------------------------------------------------------------------------------
+
+
+class _Exact:
+    """All scores of a shard: by FAISS on a CPU, by torch on a GPU, whatever FAISS was built for."""
+
+    def __init__(self, faiss: ModuleType) -> None:
+        self.faiss, self.on_gpu = faiss, torch.cuda.is_available()
+        self._kept: tuple[int, Any] = (-1, None)
+
+    def bytes_per_row(self, width: int) -> int:
+        return 4 * width
+
+    def search(self, corpus: np.ndarray, start: int, stop: int, queries_qD: np.ndarray, k: int) -> Hits:
+        """The k best of the rows [start, stop); positions count from `start`."""
+        if self._kept[0] != start:
+            self._kept = (-1, None)  # one at a time
+            shard = _shard(corpus, start, stop)
+            self._kept = (start, _tensor(shard).cuda() if self.on_gpu else shard)
+        shard = self._kept[1]
+        if self.on_gpu:
+            return _first_best(_tensor(queries_qD).cuda(), shard, k)
+        # one more than k shows whether the last of them is one of several that score the same
+        more = min(k + 1, len(shard))
+        scores, positions = self.faiss.knn(queries_qD, shard, more, self.faiss.METRIC_INNER_PRODUCT)
+        best = _in_order(scores, positions)
+        best = Hits(best.scores[:, :k], best.positions[:, :k])
+        tied = (scores[:, k - 1] == scores[:, -1]) & (more > k)
+        if tied.any():
+            best.scores[tied], best.positions[tied] = _first_best(_tensor(queries_qD[tied]), _tensor(shard), k)
+        return best
+
+
+class _Approximate:
+    """A FAISS index that has learnt what it needs, filled with one shard after the other."""
+
+    def __init__(self, faiss: ModuleType, spec: Spec, corpus: np.ndarray, world: World) -> None:
+        self.faiss, self.spec = faiss, spec
+        with spec.errors():
+            trained = from_rank_0(world, lambda: self._trained(corpus))
+            self.empty = faiss.deserialize_index(trained)
+        self.resources = faiss.StandardGpuResources() if has_gpu(faiss) else None
+        self._kept: tuple[int, Any] = (-1, None)
+
+    def bytes_per_row(self, width: int) -> int:
+        """Measured, as it depends on the kind of index."""
+        sample = np.random.default_rng(0).standard_normal((256, width), dtype=np.float32)
+        with self.spec.errors():
+            index = self.faiss.clone_index(self.empty)
+            index.add(sample)
+            sizes = [len(self.faiss.serialize_index(i)) for i in (self.empty, index)]
+        return max(1, -(-(sizes[1] - sizes[0]) // len(sample)))
+
+    def search(self, corpus: np.ndarray, start: int, stop: int, queries_qD: np.ndarray, k: int) -> Hits:
+        with self.spec.errors():
+            if self._kept[0] != start:
+                self._kept = (-1, None)  # one at a time
+                self._kept = (start, self._filled(corpus, start, stop))
+            scores, positions = self._kept[1].search(queries_qD, k)
+        missing = positions < 0
+        scores[missing], positions[missing] = -np.inf, len(corpus) - start
+        return _in_order(scores, positions)
+
+    def _trained(self, corpus: np.ndarray) -> np.ndarray:
+        index = self.spec.built(self.faiss, corpus.shape[1])
+        lists = self.faiss.try_extract_index_ivf(index)
+        count = min(len(corpus), max(SAMPLE, PER_LIST * (lists.nlist if lists else 0)))
+        rows = np.unique(np.linspace(0, len(corpus) - 1, count).astype(np.int64))
+        with self.spec.errors(f" (the corpus has {len(corpus)} rows)"):
+            index.train(_finite("corpus", corpus[rows]))
+        _forget_pages(corpus)
+        return self.faiss.serialize_index(index)
+
+    def _filled(self, corpus: np.ndarray, start: int, stop: int) -> Any:
+        index = self.faiss.clone_index(self.empty)
+        space = self.faiss.ParameterSpace()
+        if self.resources is not None:
+            device = torch.cuda.current_device() if torch.cuda.is_available() else 0
+            with suppress(RuntimeError):  # not every index exists for GPUs
+                index = self.faiss.index_cpu_to_gpu(self.resources, device, index)
+                space = self.faiss.GpuParameterSpace()
+        self.spec.set_options(space, index)
+        for _, rows in _slabs(corpus, start, stop):
+            index.add(rows)
+        return index
+
+
+# ---- rows of a corpus ----------------------------------------------------------------------------------------------
 
 
 def _check(name: str, array: np.ndarray) -> None:
-    if array.ndim != 2 or array.dtype != np.float32 or len(array) == 0:
-        raise ValueError(f"{name}: needs a non-empty float32 matrix, got {array.dtype} of shape {array.shape}")
-    if not np.isfinite(array).all():
+    if array.ndim != 2 or array.dtype not in (np.float32, np.float16) or len(array) == 0:
+        raise ValueError(f"{name}: needs a non-empty float32 or float16 matrix, got {array.dtype} of {array.shape}")
+
+
+def _finite(name: str, rows: np.ndarray) -> np.ndarray:
+    """As contiguous float32, without a copy where it is that."""
+    rows = np.ascontiguousarray(rows, dtype=np.float32)
+    if not np.isfinite(rows).all():
         raise ValueError(f"{name}: holds values that are not finite")
+    return rows
 
 
-def _faiss() -> ModuleType:
-    try:
-        import faiss
-    except ImportError as error:
-        raise ConfigError(
-            "search needs FAISS, which is not installed. Take one: pip install -e '.[cpu]', or '.[gpu]' for CUDA 13"
-        ) from error
-    return faiss
+def _slabs(corpus: np.ndarray, start: int, stop: int) -> Iterator[tuple[int, np.ndarray]]:
+    """(row, some rows from there on as float32) of [start, stop); those of a mapped file leave memory again."""
+    step = max(1, SLAB // (4 * corpus.shape[1]))
+    for row in range(start, stop, step):
+        yield row, _finite("corpus", corpus[row : min(row + step, stop)])
+        _forget_pages(corpus)
 
 
-def _on_device(faiss: Any, index: Any) -> Any:
-    """The CPU build of FAISS lacks StandardGpuResources; the GPU build may stand on a machine without a GPU."""
-    if not hasattr(faiss, "StandardGpuResources") or faiss.get_num_gpus() == 0:
-        return index
-    return faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, index)
+def _shard(corpus: np.ndarray, start: int, stop: int) -> np.ndarray:
+    """Rows [start, stop) as float32: a view of a matrix in RAM, a copy of one that is mapped or float16."""
+    if not isinstance(corpus, np.memmap) and corpus.dtype == np.float32 and corpus.flags.c_contiguous:
+        for _ in _slabs(corpus, start, stop):
+            pass
+        return corpus[start:stop]
+    shard = np.empty((stop - start, corpus.shape[1]), np.float32)
+    for row, rows in _slabs(corpus, start, stop):
+        shard[row - start :][: len(rows)] = rows
+    return shard
+
+
+def _forget_pages(corpus: np.ndarray) -> None:
+    """Pages of a mapped file count as memory of this process until it lets go of them."""
+    base = corpus
+    while isinstance(base, np.ndarray) and base.base is not None:
+        base = base.base
+    if isinstance(base, mmap.mmap) and not corpus.flags.writeable:  # own changes would be lost
+        base.madvise(mmap.MADV_DONTNEED)
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    """The same memory, which is only read: torch would warn of arrays that cannot be written."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(array)
+
+
+# ---- the k best ----------------------------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def _first_best(queries_qD: Tensor, shard_sD: Tensor, k: int) -> Hits:
+    """The k first of a stable descending sort of each row's scores, in strips of queries."""
+    size = max(1, (STRIP_GPU if shard_sD.is_cuda else STRIP) // len(shard_sD))
+    parts = [_first_best_strip(part @ shard_sD.T, k) for part in queries_qD.split(size)]
+    scores, positions = (torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True))
+    return Hits(scores, positions)
+
+
+def _first_best_strip(score_ts: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    last_t = score_ts.topk(k, dim=1).values[:, -1:]
+    chosen_ts = score_ts >= last_t
+    tied = (chosen_ts.sum(dim=1) > k).nonzero()[:, 0]
+    if len(tied):  # of those that score like the last, the first few
+        equal = score_ts[tied] == last_t[tied]
+        room = k - (score_ts[tied] > last_t[tied]).sum(dim=1, keepdim=True)
+        chosen_ts[tied] &= ~equal | (equal.cumsum(dim=1, dtype=torch.int32) <= room)
+    positions_tk = chosen_ts.nonzero()[:, 1].view(-1, k)
+    scores_tk, order = score_ts.gather(1, positions_tk).sort(dim=1, descending=True, stable=True)
+    return scores_tk, positions_tk.gather(1, order)
+
+
+def _in_order(scores: np.ndarray, positions: np.ndarray) -> Hits:
+    """FAISS's answers, the lower position first where scores are equal."""
+    rows = (scores[:, 1:] == scores[:, :-1]).any(axis=1).nonzero()[0]
+    order = np.lexsort((positions[rows], -scores[rows]), axis=-1)
+    positions[rows] = np.take_along_axis(positions[rows], order, axis=1)
+    return Hits(scores, positions)
+
+
+def _merged(parts: Sequence[Hits], k: int) -> Hits:
+    """The k best of answers from parts of the corpus that follow one another."""
+    scores, positions = (np.concatenate(column, axis=1) for column in zip(*parts, strict=True))
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    return Hits(np.take_along_axis(scores, order, axis=1), np.take_along_axis(positions, order, axis=1))
+
+
+def _over_ranks(best: Hits, world: World) -> Hits:
+    """The k best of what all ranks have found, in place. Ranks have searched parts that follow one another."""
+    for start in range(0, len(best.scores), BLOCK) if world.size > 1 else ():
+        rows = slice(start, start + BLOCK)
+        found = [_gathered(part[rows], world) for part in best]
+        best.scores[rows], best.positions[rows] = _merged(
+            [Hits(*p) for p in zip(*found, strict=True)], best.scores.shape[1]
+        )
+    return best
+
+
+def _gathered(part: np.ndarray, world: World) -> list[np.ndarray]:
+    own = torch.from_numpy(part).to(world.device)
+    parts = [torch.empty_like(own) for _ in range(world.size)]
+    dist.all_gather(parts, own, group=world.group)
+    return [p.cpu().numpy() for p in parts]

@@ -1,22 +1,31 @@
-"""What an evaluation leaves: one JSON file per data set, and a short table."""
+"""What an evaluation leaves: one JSON file per data set, files that other tools read beside it, and short tables."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from data.errors import DataError
+from train.config import Task
 
 if TYPE_CHECKING:
     from eval.encode import Evaluator, Report
     from train.config import TrainConfig
 
 _RECALLS = (("text_to_image_R@", "image_retrieval_recall@"), ("image_to_text_R@", "text_retrieval_recall@"))
+OTHER_TOOLS = (".beir", ".dpr")  # ends of JSON files that are not ours
+NO_FILES: Mapping[str, Callable[[Path], None]] = {}
+# of passage retrieval, four columns: the first of these that there are
+_COLUMNS = "nDCG@10 Recall@100 accuracy@20 accuracy@100 MRR@10 Success@1 accuracy@1 accuracy@5".split()
 
 
 def facts(config: TrainConfig, checkpoint: Path, step: int) -> dict[str, Any]:
     """What the JSON says of the model: one name for the two towers, its weights, the step."""
-    towers = (config.model.image, config.model.text)
+    model = config.model
+    towers = (model.image, model.text) if config.task is Task.image_text else (model.text,)
     names = [t.name or config.model.name or t.kind.value for t in towers]
     short = dict.fromkeys(Path(name).stem if name.endswith(".json") else name for name in names)
     return {"model": "+".join(short), "pretrained": str(checkpoint), "step": step}
@@ -37,27 +46,40 @@ def result(report: Report, evaluator: Evaluator, facts: Mapping[str, Any]) -> di
     }
 
 
-def write(folder: Path, content: Mapping[str, Any]) -> Path:
-    """Put a result at <folder>/<dataset>.json, whole or not at all."""
+def write(
+    folder: Path, content: Mapping[str, Any], files: Mapping[str, Callable[[Path], None]] = NO_FILES
+) -> list[Path]:
+    """Put a result at <folder>/<dataset>.json and its files beside it, each whole or not at all; returns the paths.
+
+    A file whose format cannot hold the data, as a TREC run cannot hold an id with a space, is left out with a line.
+    """
     from train.files import write_json
 
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{content['dataset']}.json"
-    write_json(path, content)
-    return path
+    written = [folder / f"{content['dataset']}.json"]
+    write_json(written[0], content)
+    for end, write_to in files.items():
+        path = folder / f"{content['dataset']}{end}"
+        try:
+            write_to(path)
+            written.append(path)
+        except DataError as error:
+            print(f"left out: {error}", file=sys.stderr)
+    return written
 
 
 def print_saved_tables(folder: Path) -> None:
     """The tables of the results that lie in `folder`."""
-    print_tables([json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))])
+    paths = (path for path in sorted(folder.glob("*.json")) if not path.stem.endswith(OTHER_TOOLS))
+    print_tables([json.loads(path.read_text()) for path in paths])
 
 
 def print_tables(results: Sequence[Mapping[str, Any]]) -> None:
-    """Retrieval by data set and direction, zero-shot by data set."""
+    """Retrieval by data set and direction, zero-shot by data set, retrieval of passages by system."""
     from rich.console import Console
 
     console = Console(width=None if Console().is_terminal else 120)
-    for task, table in (("zeroshot_retrieval", _retrieval_table), ("zeroshot_classification", _zero_shot_table)):
+    for task, table in TABLES.items():
         found = [r for r in results if r["task"] == task]
         if found:
             console.print(table(found))
@@ -96,3 +118,43 @@ def _zero_shot_table(results: Sequence[Mapping[str, Any]]) -> Any:
             *(f"{r['chance'][c]:.3f}" for c in ("acc1", "majority_class_share")),
         )
     return table
+
+
+def _passage_tables(results: Sequence[Mapping[str, Any]]) -> Any:
+    from rich.console import Group
+
+    return Group(*(_passage_table(r) for r in results))
+
+
+def _passage_table(result: Mapping[str, Any]) -> Any:
+    """System by metric, each with its 95 % interval below, and by how much of the first metric the model is ahead.
+
+    80 columns at most.
+    """
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    shown = [name for name in _COLUMNS if name in result["metrics"]][:4]
+    metrics = [name for name in result["metrics"] if name in shown]
+    sizes = {name: f"{result['metrics'][f'num_{name}']:,.0f} {name}" for name in ("questions", "passages")}
+    title = f"{result['dataset']}: {sizes['questions']}, {sizes['passages']}"
+    table = Table("system", *metrics, "model ahead", title=title, title_justify="left", box=SIMPLE)
+    table.pad_edge, table.padding = False, (0, 1, 0, 0)
+    for name, system in {"model": result, **result["baselines"]}.items():
+        ahead = system.get("difference", {}).get(metrics[0])
+        cells = [_with_interval(f"{system['metrics'][m]:.3f}", system["intervals"][m], "") for m in metrics]
+        table.add_row(name, *cells, _with_interval(f"{ahead['value']:+.3f}", ahead["interval"], "+") if ahead else "")
+    if result["chance"]:
+        table.add_row("chance", *(f"{result['chance'][m]:.3f}" if m in result["chance"] else "" for m in metrics), "")
+    return table
+
+
+def _with_interval(value: str, interval: Sequence[float] | None, sign: str) -> str:
+    return value if interval is None else f"{value}\n{interval[0]:{sign}.3f} {interval[1]:{sign}.3f}"
+
+
+TABLES: dict[str, Callable[[Sequence[Mapping[str, Any]]], Any]] = {
+    "zeroshot_retrieval": _retrieval_table,
+    "zeroshot_classification": _zero_shot_table,
+    "passage_retrieval": _passage_tables,
+}

@@ -52,15 +52,16 @@ def load_trained(run: Path, checkpoint: Path) -> Trained:
     """Raises DataError when the checkpoint is damaged, ConfigError when it does not fit the run's configuration."""
     from data.image_text import image_spec
     from train.checkpoint import STATE, load_weights, restore_weights, verify
-    from train.towers import build_model
+    from train.towers import ImageTextModel, build_model
 
     config = read_config(run)
     weights = load_weights(checkpoint)
     verify(checkpoint, only=(STATE,))
     step = int(json.loads((checkpoint / STATE).read_text())["step"])
-    model = build_model(config.model, load_pretrained=False)
+    model = build_model(config.model, config.task, load_pretrained=False)
     restore_weights(weights, {"towers": model.towers})
-    model = replace(model, image=image_spec(model.image, config.data))
+    if isinstance(model, ImageTextModel):
+        model = replace(model, image=image_spec(model.image, config.data))
     scale = weights.get("objective.logit_scale")
     return Trained(run, checkpoint, step, config, model, None if scale is None else float(scale))
 

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 from importlib.util import find_spec
 
 import pytest
@@ -15,6 +16,12 @@ def _found(program: str) -> bool:
     return shutil.which(program) is not None
 
 
+def _serves(package: str) -> bool:
+    """Is apt here, and is this the version that its sources offer?"""
+    command = ["apt-cache", "show", package]
+    return _found("apt-get") and _found("dpkg-deb") and not subprocess.run(command, capture_output=True).returncode
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     import torch
 
@@ -23,6 +30,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         "triton": find_spec("triton") is not None,
         "npm": _found("npm"),
         "compiler": _found("g++"),
+        "debian": any(i.get_closest_marker("debian") for i in items) and _serves("sword-text-web=426.0-1"),
     }
     absent = [i for i in items if any(i.get_closest_marker(name) and not found for name, found in here.items())]
     config.hook.pytest_deselected(items=absent)

@@ -72,3 +72,11 @@ def pictures(count: int, seed: int = 0) -> Tensor:
 def unit_rows(count: int, width: int, seed: int) -> np.ndarray:
     rows = np.random.default_rng(seed).standard_normal((count, width), dtype=np.float32)
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def clustered(count: int, width: int, seed: int, clusters: int = 40) -> np.ndarray:
+    """Unit rows around common centres, as embeddings of texts lie."""
+    centres = unit_rows(clusters, width, 12345)
+    rng = np.random.default_rng(seed)
+    rows = centres[rng.integers(0, clusters, count)] + 0.1 * rng.standard_normal((count, width), dtype=np.float32)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)

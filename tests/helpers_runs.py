@@ -19,7 +19,7 @@ from train.compose import compose_config
 from train.config import TrainConfig
 from train.losses import build_objective
 from train.runs import open_run
-from train.towers import Model, build_model
+from train.towers import ImageTextModel, build_image_text
 
 EMOJI = ROOT / "data" / "samples" / "emoji"
 TINY = {
@@ -53,7 +53,7 @@ def make_run(folder: Path, *overrides: str, fit: int = 0, val: Path | None = EMO
 def save_checkpoint(run: Path, config: TrainConfig, seed: int = 0, step: int = 7, fit: int = 0) -> Path:
     """fit: how many quick steps towards telling a few emoji apart; 0 leaves the weights random."""
     torch.manual_seed(seed)
-    model = build_model(config.model)
+    model = build_image_text(config.model)
     quick_fit(model, distinct_emoji(120), fit)
     objective = build_objective(config.objective.name, temperature=config.objective.temperature)
     optimizer = torch.optim.AdamW(model.towers.parameters())
@@ -61,7 +61,7 @@ def save_checkpoint(run: Path, config: TrainConfig, seed: int = 0, step: int = 7
     return save(run, state, keep=3)
 
 
-def quick_fit(model: Model, emoji: list[Emoji], steps: int) -> None:
+def quick_fit(model: ImageTextModel, emoji: list[Emoji], steps: int) -> None:
     """A few dense steps on half of the emoji, against their names and their groups in turn."""
     pictures = torch.stack([decode(e.picture, 10_000) for e in emoji[::2]])
     texts = [model.tokenize([e.label for e in emoji[::2]]), model.tokenize([e.group for e in emoji[::2]])]

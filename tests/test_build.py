@@ -1,4 +1,4 @@
-"""The shipped emoji shards are what they promise, and making them again gives the same bytes."""
+"""The shipped emoji shards are what they promise; packages are checked; making a set again gives the same bytes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 from collections import Counter, defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ import pytest
 from PIL import Image
 
 from data import build_emoji
-from data.build import SAMPLES, SUMS, build, verify
+from data.build import BUILDERS, SAMPLES, SUMS, build, verify
 from data.build_emoji import HELD_OUT, VENDORS, WORDS, write_emoji
+from data.build_hamexam import HAMEXAM
 from data.emoji_names import Concept, IconSet, match
 from data.errors import ConfigError, DataError
-from data.packages import Package, fetch, write_tar
+from data.packages import DebianPackage, NpmPackage, Package, fetch, unpack, write_tar
 
 EMOJI = SAMPLES / "emoji"
 TRAINING = [vendor for vendor in VENDORS if vendor != HELD_OUT]
@@ -275,7 +277,7 @@ def test_build_writes_sums_and_check_compares(packages, tmp_path: Path, monkeypa
     monkeypatch.setattr(build_emoji, "fetch", lambda wanted, folder: {p: packages[p] for p in wanted})
     out = tmp_path / "out"
     build("emoji", out)
-    assert "13 shards" in capsys.readouterr().out
+    assert "17 files" in capsys.readouterr().out
     verify(out, (out / SUMS).read_text())
     build("emoji", out, check=True)
     assert "the same bytes" in capsys.readouterr().out
@@ -291,10 +293,31 @@ def test_an_unknown_set_a_missing_npm_and_a_missing_rasteriser_have_one_clear_li
         patch.setenv("PATH", str(tmp_path))
         with pytest.raises(ConfigError, match="npm is not on the PATH"):
             fetch([WORDS.package], tmp_path)
+        with pytest.raises(ConfigError, match="apt-get is not on the PATH"):
+            fetch([DebianPackage("a", "1", "0")], tmp_path)
+        with pytest.raises(ConfigError, match="dpkg-deb is not on the PATH"):
+            unpack([tmp_path / "a.deb"], tmp_path)
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "resvg_py", None)
         with pytest.raises(ConfigError, match=r"pip install -e '\.\[build\]'"):
             build("emoji", tmp_path)
+
+
+def test_folders_are_copied_summed_and_verified(tmp_path: Path, monkeypatch, capsys) -> None:
+    def nested(out: Path, scratch: Path) -> None:
+        (out / "qrels").mkdir()
+        (out / "qrels" / "test.tsv").write_text("a")
+        (out / "corpus.jsonl").write_text("b")
+
+    monkeypatch.setitem(BUILDERS, "nested", nested)
+    build("nested", tmp_path / "out")
+    assert "3 files, 0.0 MB" in capsys.readouterr().out
+    sums = (tmp_path / "out" / SUMS).read_text()
+    assert [line.split("  ")[1] for line in sums.splitlines()] == ["corpus.jsonl", "qrels/test.tsv"]
+    build("nested", tmp_path / "out")  # over what is there
+    (tmp_path / "out" / "qrels" / "test.tsv").write_text("c")
+    with pytest.raises(DataError, match=r"promises: qrels/test\.tsv\. "):
+        build("nested", tmp_path / "out", check=True)
 
 
 @pytest.mark.npm
@@ -306,12 +329,46 @@ def test_npm_packages_are_checked_against_their_pin(tmp_path: Path) -> None:
     packed = source / "tiny-1.0.0.tgz"
     digest = hashlib.sha256(packed.read_bytes()).hexdigest()
     right, wrong, absent = (
-        Package("tiny", f"file:{packed}", digest),
-        Package("tiny", f"file:{packed}", "0" * 64),
-        Package("tiny", f"file:{tmp_path}/none.tgz", digest),
+        NpmPackage("tiny", f"file:{packed}", digest),
+        NpmPackage("tiny", f"file:{packed}", "0" * 64),
+        NpmPackage("tiny", f"file:{tmp_path}/none.tgz", digest),
     )
     assert fetch([right], tmp_path)[right].read_bytes() == packed.read_bytes()
     with pytest.raises(DataError, match=rf"has SHA-256 {digest}, pinned is 0000"):
         fetch([wrong], tmp_path)
     with pytest.raises(ConfigError, match="failed: "):
         fetch([absent], tmp_path)
+
+
+@pytest.mark.debian
+def test_debian_archives_are_unpacked_and_never_run(tmp_path: Path) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    (source / "DEBIAN").mkdir(parents=True)
+    (source / "DEBIAN" / "control").write_text(
+        "Package: tiny\nVersion: 1\nArchitecture: all\nMaintainer: a <a@b>\nDescription: b\n"
+    )
+    script = source / "DEBIAN" / "postinst"
+    script.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    script.chmod(0o755)
+    (source / "usr").mkdir()
+    (source / "usr" / "file").write_text("content")
+    subprocess.run(["dpkg-deb", "-b", str(source), str(tmp_path / "tiny.deb")], check=True, capture_output=True)
+    assert (unpack([tmp_path / "tiny.deb"], out) / "usr" / "file").read_text() == "content"
+    assert not (tmp_path / "ran").exists()
+    (tmp_path / "broken.deb").write_bytes(b"no archive")
+    with pytest.raises(ConfigError, match=r"`dpkg-deb -x .*` failed: "):
+        unpack([tmp_path / "broken.deb"], out)
+    with pytest.raises(ConfigError, match=r"`apt-get download … dyad-no-such-package=1` failed: "):
+        fetch([DebianPackage("dyad-no-such-package", "1", "0")], tmp_path)
+
+
+@pytest.mark.debian
+def test_debian_packages_are_checked_against_their_pin(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=f"hamexam={HAMEXAM.version} has SHA-256 {HAMEXAM.sha256}, pinned is 0000"):
+        fetch([replace(HAMEXAM, sha256="0" * 64)], tmp_path)
+
+
+@pytest.mark.debian
+def test_the_shipped_topics_are_made_again_to_the_byte(capsys) -> None:
+    build("topics", check=True)
+    assert "the same bytes as a fresh build" in capsys.readouterr().out

@@ -10,35 +10,17 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers_data_cli import code_of, command, here
 from helpers_shards import Member, pairs, picture, write_pairs, write_tar
 
-from data.__main__ import VERBS, main
+from data.__main__ import VERBS
 from data.check import Findings, _spread, examine
 from data.command_line import parse_verb
-from data.errors import ConfigError, DataError, run
+from data.errors import ConfigError, DataError
 from data.index import sha256_of
 from data.options import CheckOptions, OnError
 from data.shards import index_shard, open_shards
 from data.sources import parse_sources
-
-
-def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """A real second process."""
-    return subprocess.run([sys.executable, "-m", "data", *map(str, arguments)], capture_output=True, text=True)
-
-
-def here(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> None:
-    """The same in this process."""
-    monkeypatch.setattr(sys, "argv", ["data", *map(str, arguments)])
-    main()
-
-
-def code_of(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
-    monkeypatch.setattr(sys, "argv", ["data", *map(str, arguments)])
-    with pytest.raises(SystemExit) as caught:
-        run(main)
-    return int(caught.value.code or 0)
-
 
 # ---- index ---------------------------------------------------------------------------------------------------------
 
@@ -243,8 +225,8 @@ def test_help_of_a_verb_names_every_key(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["indx", "x"], "unknown verb 'indx'. Did you mean 'index'? There is: index, check, pack, build."),
-        (["zzz"], "unknown verb 'zzz'. There is: index, check, pack, build."),
+        (["indx", "x"], "unknown verb 'indx'. Did you mean 'index'? There is: index, check, pack, unpack, build."),
+        (["zzz"], "unknown verb 'zzz'. There is: index, check, pack, unpack, build."),
         (["index"], "SOURCE is missing. For example: python -m data index shards/"),
         (["pack", "a", "b"], "INPUT is one, not 2: a b. For example: python -m data pack pairs.csv out=shards"),
         (["index", "x", "worker=3"], "unknown key 'worker'. Did you mean 'workers'? Keys: out, workers"),

@@ -17,9 +17,11 @@ from torch.nn.functional import normalize
 from data.errors import ConfigError
 from eval.__main__ import main as evaluate
 from eval.trained import Trained, find_run, load_trained
-from train.config import ImageTower, ModelConfig
-from train.export import CHECKPOINT, CONFIG, WEIGHTS, export_open_clip, main
-from train.towers import build_model
+from train.config import ImageTower, ModelConfig, TrainConfig
+from train.export import export, main
+from train.export_open_clip import CHECKPOINT, CONFIG, LIBRARY, WEIGHTS
+from train.exported import Source
+from train.towers import Model, build_image_text
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +45,10 @@ def exported(run: Path) -> Path:
 @pytest.fixture(scope="module")
 def trained(run: Path) -> Trained:
     return load_trained(*find_run(str(run), print))
+
+
+def export_open_clip(model: Model, scale: float | None, out: Path, name: str = "tiny") -> float:
+    return export(LIBRARY, Source(name, TrainConfig(), model, scale), out)
 
 
 def test_open_clip_loads_the_folder_with_equal_embeddings(exported: Path, trained: Trained) -> None:
@@ -126,13 +132,13 @@ def test_numbers_equal_those_of_clip_benchmark(exported: Path, run: Path, tmp_pa
 def test_writing_again_replaces_an_export_and_nothing_else(trained: Trained, tmp_path: Path) -> None:
     out = tmp_path / "out"
     for scale in (1.0, 2.0):
-        assert export_open_clip(trained.model, scale, out, name="tiny", card="card") < 1e-5
+        assert export_open_clip(trained.model, scale, out) < 1e-5
         state = torch.load(out / CHECKPOINT, weights_only=True)["state_dict"]
         assert state["logit_scale"].item() == scale
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
     (out / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match=r"holds 'notes\.txt'"):
-        export_open_clip(trained.model, 1.0, out, name="tiny", card="card")
+        export_open_clip(trained.model, 1.0, out)
     assert (out / "notes.txt").read_text() == "mine" and [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
@@ -140,7 +146,7 @@ def test_frozen_towers_are_exported_as_well(tmp_path: Path) -> None:
     (tmp_path / "tiny.json").write_text(json.dumps(TINY))
     config = ModelConfig(name=str(tmp_path / "tiny.json"))
     config.image.frozen = config.text.frozen = True
-    assert export_open_clip(build_model(config), None, tmp_path / "out", name="tiny", card="") < 1e-5
+    assert export_open_clip(build_image_text(config), None, tmp_path / "out") < 1e-5
 
 
 def test_a_hugging_face_tokenizer_comes_along(tmp_path: Path) -> None:
@@ -149,22 +155,22 @@ def test_a_hugging_face_tokenizer_comes_along(tmp_path: Path) -> None:
     vocabulary = str(Path(package.__file__).parent / "model")
     text = {**TINY["text_cfg"], "hf_tokenizer_name": vocabulary, "vocab_size": 30522}
     (tmp_path / "other.json").write_text(json.dumps({**TINY, "text_cfg": text}))
-    model = build_model(ModelConfig(name=str(tmp_path / "other.json")))
-    assert export_open_clip(model, None, tmp_path / "out", name="other", card="") < 1e-5
+    model = build_image_text(ModelConfig(name=str(tmp_path / "other.json")))
+    assert export_open_clip(model, None, tmp_path / "out", "other") < 1e-5
     assert (tmp_path / "out" / "tokenizer.json").exists()
-    assert export_open_clip(model, None, tmp_path / "out", name="other", card="again") < 1e-5
+    assert export_open_clip(model, None, tmp_path / "out", "other") < 1e-5
 
 
 def test_a_place_that_cannot_be_written_is_named(trained: Trained, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be written"):
-        export_open_clip(trained.model, None, tmp_path / "file" / "out", name="x", card="")
+        export_open_clip(trained.model, None, tmp_path / "file" / "out")
 
 
 def test_a_difference_stops_the_export(trained: Trained, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("train.export.TOLERANCE", -1.0)
+    monkeypatch.setattr("train.exported.TOLERANCE", -1.0)
     with pytest.raises(AssertionError, match="other embeddings"):
-        export_open_clip(trained.model, None, tmp_path / "out", name="tiny", card="card")
+        export_open_clip(trained.model, None, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -172,7 +178,7 @@ def test_other_models_are_refused_by_name(trained: Trained, tmp_path: Path) -> N
     config = ModelConfig(name=str(find_model(trained)), embed_dim=32)
     config.image.kind, config.image.image_size = ImageTower.cnn, 64
     with pytest.raises(ConfigError, match=r"model\.image\.kind=open_clip"):
-        export_open_clip(build_model(config), None, tmp_path / "out", name="x", card="")
+        export_open_clip(build_image_text(config), None, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -183,7 +189,7 @@ def find_model(trained: Trained) -> Path:
 
 def test_a_wrong_format_lists_the_choices(monkeypatch) -> None:
     monkeypatch.setattr(sys, "argv", ["export", "run=x", "format=onx"])
-    with pytest.raises(ConfigError, match=r"format=onx.*open_clip"):
+    with pytest.raises(ConfigError, match=r"format=onx.*open_clip.*sentence_transformers.*dpr"):
         main()
 
 

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from data.config import AugmentConfig, DataConfig, ResizeMode
 from data.errors import ConfigError, DataError
-from data.image_text import ImageText, content_key, labelled_set, retrieval_set
+from data.image_text import ImageText, labelled_set, retrieval_set
+from data.keys import content_key
 from data.shards import Shards, open_shards
 from data.sources import parse_sources
 from data.transforms import ImageSpec, decode

@@ -32,7 +32,7 @@ def test_loss_and_gradients(objective: str, directions: tuple[str, ...], hard: i
     model = SentenceTransformer(modules=[Nothing()], device="cpu")
     theirs = MultipleNegativesRankingLoss(model, scale=20.0, directions=directions, partition_mode="per_direction")  # type: ignore[arg-type]
     ours = build_objective(objective, temperature=0.05, learnable=False).double()
-    ours.logit_scale.data.fill_(math.log(20.0))  # more digits than float32 gave it
+    ours.get_parameter("logit_scale").data.fill_(math.log(20.0))  # more digits than float32 gave it
     inputs = leaves(2 + hard)
     want = theirs.compute_loss_from_embeddings(inputs, torch.zeros(0))
     negatives = torch.stack(inputs[2:], 1) if hard else None

@@ -9,7 +9,7 @@ import torch
 
 from data.errors import ConfigError
 from train.config import ModelConfig
-from train.towers import build_model
+from train.towers import build_image_text
 
 TEXT = {"context_length": 8, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 1}
 VISION = {"image_size": 32, "layers": 1, "width": 32, "head_width": 16, "patch_size": 16}
@@ -23,7 +23,7 @@ def config_file(folder: Path, width: int) -> str:
 
 
 def width(name: str) -> int:
-    towers = build_model(ModelConfig(name=name)).towers
+    towers = build_image_text(ModelConfig(name=name)).towers
     return towers.x_tower(torch.zeros(1, 3, 32, 32, dtype=torch.uint8)).shape[1]
 
 
@@ -37,7 +37,7 @@ def test_files_of_one_name_in_two_folders_are_two_models(tmp_path: Path) -> None
 
 def test_what_is_raised_is_not_logged_too(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ConfigError, match="with weights 'laion2b_s34b_b79k' cannot be created"):
-        build_model(ModelConfig(name="ViT-B-32", pretrained="laion2b_s34b_b79k"))
+        build_image_text(ModelConfig(name="ViT-B-32", pretrained="laion2b_s34b_b79k"))
     assert not caplog.records
     logging.getLogger("open_clip").warning("heard again")
     assert [record.message for record in caplog.records] == ["heard again"]

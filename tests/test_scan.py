@@ -242,7 +242,7 @@ def test_every_single_byte_matters(tmp_path: Path) -> None:
         (b'{"a": 1}\n{"a": "\xff"}\n', r"offset 9: line 2 is not UTF-8: invalid start byte at byte 7"),
         (b'{"a": 1}\n\n{"a": 2}\n', r"offset 9: line 2 is empty"),
         (b'{"a": 1}\n[1]\n', r"offset 9: line 2 is a list, not an object"),
-        (b'{"a": 1}\n"' + b"x" * MAX_BYTES["json"], r"line 2 is longer than 1048576 bytes"),
+        (b'{"a": 1}\n"' + b"x" * MAX_BYTES["json"], r"line 2 is longer than 16777216 bytes"),
         (b"[" * 100_000, r"line 1 is not JSON"),
     ],
 )
@@ -251,6 +251,77 @@ def test_json_lines_damage(tmp_path: Path, lines: bytes, message: str) -> None:
     path.write_bytes(lines)
     with pytest.raises(DataError, match=message):
         opened(path)
+
+
+def row_of(size: int) -> bytes:
+    return b'{"a": "' + b"x" * (size - 9) + b'"}'
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'[{"a": 1},\n {"a": }]', r"offset 12: row 2 \(line 2\) is not JSON: Expecting value"),
+        (b'[{"a": 1}', r"offset 9: row 2 \(line 1\) is not JSON: a ',' or '\]' is missing"),
+        (b'[{"a": 1},', r"offset 10: row 2 \(line 1\) is not JSON"),
+        (b'[{"a": 1} {"a": 2}]', r"offset 10: row 2 \(line 1\) is not JSON: a ',' or '\]' is missing"),
+        (b'[{"a": 1},\n\n[2]]', r"offset 12: row 2 \(line 3\) is a list, not an object"),
+        (b'[{"a": 1}, 7]', r"offset 11: row 2 \(line 1\) is a int, not an object"),
+        (b'[{"a": 1}]\n{"a": 2}', r"offset 11: row 2 \(line 2\) is not expected: the array is closed before it"),
+        (b'[{"a": 1},\n{"a": "\xff"}]', r"line 2 is not UTF-8: invalid start byte"),
+        (b'[{"a": 1},\n{"a": "\xc3', r"line 2 is not UTF-8: unexpected end of data"),
+        (b'"text"', r"offset 0: the file is no array of rows \[\{…\}, …\] and no JSON-lines"),
+        (b"", r"offset 0: the file is no array of rows"),
+        (b"[" * 100_000, r"offset 1: row 1 \(line 1\) is not JSON"),
+        (b"[" + row_of(MAX_BYTES["json"] + 1) + b"]", r"row 1 \(line 1\) .*longer than 16777216 bytes"),
+        (b'["' + b"x" * (MAX_BYTES["json"] + 1), r"row 1 \(line 1\) is not JSON, or longer than 16777216 bytes"),
+    ],
+)
+def test_json_array_damage(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=message) as caught:
+        opened(path)
+    assert str(caught.value).endswith(f"python -m data index {path}")
+
+
+def test_a_row_of_the_largest_size(tmp_path: Path) -> None:
+    """Longer than any piece that is read at once, between short ones."""
+    large = row_of(MAX_BYTES["json"])
+    (tmp_path / "a.json").write_bytes(b'[{"b": 1},' + large + b',{"b": 2}]')
+    (tmp_path / "a.jsonl").write_bytes(b'{"b": 1}\n' + large + b'\n{"b": 2}')
+    for name in ("a.json", "a.jsonl"):
+        shards = opened(tmp_path / name)
+        assert [shards.read(n)["json"] for n in range(3)] == [b'{"b": 1}', large, b'{"b": 2}']
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", r"offset 0: line 1 has no column 'id': the first line must name id, text and title, tabs between"),
+        (b"id,text,title\n1,a,b\n", r"offset 0: line 1 has no column 'id'"),
+        (b"id\ttext\n1\ta\n", r"offset 0: line 1 has no column 'title'"),
+        (b"\xff\n", r"offset 0: line 1 is not UTF-8"),
+        (b"id\ttext\ttitle\n1\ta\tb\n2\ta\n", r"offset 20: line 3 has 2 columns, the first line has 3"),
+        (b"id\ttext\ttitle\n1\ta\tb\n\n", r"offset 20: line 3 has 0 columns"),
+        (b"id\ttext\ttitle\n1\ta\tb\n2\t\xff\tb\n", r"offset 20: line 3 is not UTF-8: invalid start byte at byte 2"),
+        (b'id\ttext\ttitle\n1\ta\tb\n2\t"a\tb\n3\tc\td\n', r"offset 20: line 3 .*values: unexpected end of data"),
+        (b'id\ttext\ttitle\n1\t"a"b\tb\n', r"offset 14: line 2 cannot be read as tab-separated values"),
+        (b'id\ttext\ttitle\n1\t"' + (b"x" * 999 + b"\n") * 17_000, r"line 2 is longer than 16777216 bytes; is a quote"),
+    ],
+)
+def test_table_damage(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        opened(path)
+
+
+def test_table_rows_keep_their_bytes_and_lines(tmp_path: Path) -> None:
+    rows = [b"1\ta\tb", b'2\t"two\r\nlines, ""quoted"""\tb', b"3\tc\td"]
+    (tmp_path / "a.tsv").write_bytes(b"\xef\xbb\xbfid\ttext\ttitle\r\n" + b"\r\n".join(rows) + b"\n")
+    shards = opened(tmp_path / "a.tsv")
+    assert [shards.read(n)["tsv"] for n in range(3)] == rows
+    assert [shards.key(n) for n in range(3)] == ["2", "3", "5"]
 
 
 def test_the_scan_is_fast(tmp_path: Path) -> None:

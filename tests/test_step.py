@@ -28,7 +28,7 @@ from train.losses import build_objective
 from train.optim import build_optimizer, learning_rate
 from train.step import AUTOCAST, TrainStep, _for_scores, noise
 from train.tower import TwoTower
-from train.towers import build_model
+from train.towers import build_image_text
 
 TINY = {
     "embed_dim": 16,
@@ -64,7 +64,7 @@ def vit_config(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
 
 def noisy_model(config: ModelConfig) -> TwoTower:
     torch.manual_seed(3)
-    return TwoTower(build_model(config).towers.x_tower, Words())
+    return TwoTower(build_image_text(config).towers.x_tower, Words())
 
 
 def pictures_and_tokens(count: int) -> Batch:

@@ -15,6 +15,7 @@ from eval.__main__ import main
 from eval.config import EvalCommand, Truth
 from eval.suite import KINDS, check_specs
 from eval.trained import find_run, load_trained, read_config
+from train.config import Task
 
 
 def evaluate(monkeypatch, *arguments: str) -> None:
@@ -134,6 +135,8 @@ MISTAKES = {
     ("checkpoint=x", "block=0"): "block=0: must be 1 or more",
     ("checkpoint=x", "recall_k=[0,5]"): "recall_k=[0, 5]",
     ("checkpoint=x", "val=a.tar", "val=b.tar"): "given twice",
+    ("checkpoint=x", "depth=10"): "depth=10: must be 100",
+    ("checkpoint=x", "baselines=[bm52]"): "Did you mean 'bm25'",
 }
 
 
@@ -146,6 +149,7 @@ def test_mistakes_exit_with_2(words: tuple[str, ...]) -> None:
 
 
 SPECS = {
+    "beir:x": "retrieval:…, zero_shot:…, wds:… (task=image_text)",
     "retreival:x.tar": "Did you mean 'retrieval'",
     "emoji": "must be one of",
     "retrieval:": "must be one of",
@@ -158,8 +162,13 @@ SPECS = {
 @pytest.mark.parametrize("spec", SPECS)
 def test_wrong_entries_are_refused_before_anything_is_loaded(spec: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        check_specs([spec])
+        check_specs([spec], None, Task.image_text)
     assert SPECS[spec] in str(caught.value)
+
+
+def test_options_of_passages_are_refused(run: Path, monkeypatch) -> None:
+    with pytest.raises(ConfigError, match="depth= is of task=question_passage, and this run is task=image_text"):
+        evaluate(monkeypatch, f"checkpoint={run}", "depth=200")
 
 
 def test_nothing_to_evaluate_is_said(tmp_path: Path, monkeypatch) -> None:

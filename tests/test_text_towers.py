@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, BertModel
 from train.config import Pooling, TextTower, TextTowerConfig
 from train.text_towers import _package_folder
 from train.tower import Tower
-from train.towers import build_model
+from train.towers import build_image_text
 
 
 def states(tower: nn.Module, tokens: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ POOLED: dict[Pooling, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("kind", SMALL)
 @pytest.mark.parametrize("pooling", POOLED)
 def test_transformers_pool_the_states_of_the_text_alone(kind: str, pooling: Pooling, tmp_path: Path) -> None:
-    model = build_model(with_text(transformers_tower(transformers_folder(tmp_path, kind), pooling=pooling)))
+    model = build_image_text(with_text(transformers_tower(transformers_folder(tmp_path, kind), pooling=pooling)))
     tower = model.towers.y_tower.eval()
     assert isinstance(tower, Tower)
     tokens = model.tokenize(["a", "a red cat on the roof of the house", "word " * 40])
@@ -49,7 +49,7 @@ def test_a_tokenizer_without_padding_fills_up_with_its_end(tmp_path: Path) -> No
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.pad_token, tokenizer.eos_token = None, "[SEP]"
     tokenizer.save_pretrained(folder)
-    model = build_model(with_text(transformers_tower(folder, pooling=Pooling.last)))
+    model = build_image_text(with_text(transformers_tower(folder, pooling=Pooling.last)))
     tower, tokens = model.towers.y_tower.eval(), model.tokenize(["a red cat"])
     assert isinstance(tower, Tower)
     own = tokens[0, :4]  # [CLS] a red cat, then the end is padding
@@ -59,7 +59,7 @@ def test_a_tokenizer_without_padding_fills_up_with_its_end(tmp_path: Path) -> No
 
 
 def test_minilm_is_what_sentence_transformers_gives() -> None:
-    model = build_model(with_text(transformers_tower(MINILM, frozen=True, context_length=32)))
+    model = build_image_text(with_text(transformers_tower(MINILM, frozen=True, context_length=32)))
     tower = model.towers.y_tower
     assert isinstance(tower, Tower) and trained(tower) == {"projection.weight", "projection.bias"}
     texts = ["a red cat", "the house of the rising sun", "x"]
@@ -71,10 +71,10 @@ def test_minilm_is_what_sentence_transformers_gives() -> None:
 def test_transformers_train_only_what_the_embedding_depends_on(tmp_path: Path) -> None:
     """BERT's pooler has no part in it: DDP would wait for its gradient."""
     folder = transformers_folder(tmp_path, "bert")
-    whole = build_model(with_text(transformers_tower(folder))).towers.y_tower
+    whole = build_image_text(with_text(transformers_tower(folder))).towers.y_tower
     left = {name for name, p in whole.named_parameters() if not p.requires_grad}
     assert left == {"trunk.encoder.pooler.dense.weight", "trunk.encoder.pooler.dense.bias"}
-    partly = build_model(with_text(transformers_tower(folder, frozen=True, unlocked_layers=1))).towers.y_tower
+    partly = build_image_text(with_text(transformers_tower(folder, frozen=True, unlocked_layers=1))).towers.y_tower
     in_trunk = {name for name in trained(partly) if name.startswith("trunk")}
     assert in_trunk and all(name.startswith("trunk.encoder.encoder.layer.2.") for name in in_trunk)
     layers = partly.get_submodule("trunk.encoder.encoder.layer")
@@ -84,16 +84,19 @@ def test_transformers_train_only_what_the_embedding_depends_on(tmp_path: Path) -
 def test_transformers_from_scratch_and_without_weights(tmp_path: Path) -> None:
     folder, name = transformers_folder(tmp_path, "bert"), "trunk.encoder.embeddings.word_embeddings.weight"
     stored = BertModel.from_pretrained(folder).embeddings.word_embeddings.weight
-    loaded = build_model(with_text(transformers_tower(folder))).towers.y_tower
+    loaded = build_image_text(with_text(transformers_tower(folder))).towers.y_tower
     assert torch.equal(loaded.get_parameter(name), stored)
-    scratch = build_model(with_text(transformers_tower(folder, from_scratch=True))).towers.y_tower
-    bare = build_model(with_text(transformers_tower(folder)), load_pretrained=False).towers.y_tower
+    scratch = build_image_text(with_text(transformers_tower(folder, from_scratch=True))).towers.y_tower
+    bare = build_image_text(with_text(transformers_tower(folder)), load_pretrained=False).towers.y_tower
     assert not torch.equal(scratch.get_parameter(name), stored) and not torch.equal(bare.get_parameter(name), stored)
 
 
 def test_the_longest_text_is_the_models_own(tmp_path: Path) -> None:
     folder = transformers_folder(tmp_path, "bert")
-    assert build_model(with_text(transformers_tower(folder, context_length=None))).tokenize(["a"]).shape == (1, 512)
+    assert build_image_text(with_text(transformers_tower(folder, context_length=None))).tokenize(["a"]).shape == (
+        1,
+        512,
+    )
     message = refused(with_text(transformers_tower(folder, context_length=600)))
     assert "model.text.context_length=600: this model has 512 positions" in message
 

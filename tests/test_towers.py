@@ -31,7 +31,7 @@ from torch import Tensor
 
 from train.config import ImageTower, ImageTowerConfig, ModelConfig, Pooling
 from train.tower import Tower
-from train.towers import Model, build_model, open_clip_state_dict
+from train.towers import ImageTextModel, build_image_text, open_clip_state_dict
 
 # open_clip ------------------------------------------------------------------------------------------------------------
 
@@ -41,7 +41,7 @@ def test_open_clip_models_are_open_clips_own(architecture: str, tmp_path: Path) 
     """Equal weights for an equal seed, equal embeddings to the bit, names that open_clip loads strictly."""
     path = config_file(tmp_path, architecture)
     torch.manual_seed(0)
-    model = build_model(ModelConfig(name=path))
+    model = build_image_text(ModelConfig(name=path))
     model.towers.eval()
     torch.manual_seed(0)
     library: Any = open_clip
@@ -69,7 +69,7 @@ def test_open_clip_models_are_open_clips_own(architecture: str, tmp_path: Path) 
 def test_image_size_and_context_length_can_be_chosen(tmp_path: Path) -> None:
     config = ModelConfig(name=config_file(tmp_path))
     config.image.image_size, config.text.context_length = 48, 7
-    model = build_model(config)
+    model = build_image_text(config)
     assert model.image.size == 48 and model.tokenize(["a"]).shape == (1, 7)
     assert model.open_clip_config is not None
     assert model.open_clip_config["model_cfg"]["vision_cfg"]["image_size"] == 48
@@ -80,18 +80,18 @@ def test_image_size_and_context_length_can_be_chosen(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", ["safetensors", "pt"])
 def test_weights_from_a_file(suffix: str, tmp_path: Path) -> None:
     path = config_file(tmp_path)
-    source = build_model(ModelConfig(name=path))
+    source = build_image_text(ModelConfig(name=path))
     weights = {**open_clip_state_dict(source), "logit_scale": torch.tensor(1.0)}
     file = tmp_path / f"weights.{suffix}"
     save_file(weights, file) if suffix == "safetensors" else torch.save({"state_dict": weights}, file)
-    loaded = build_model(ModelConfig(name=path, pretrained=str(file)))
+    loaded = build_image_text(ModelConfig(name=path, pretrained=str(file)))
     assert all(torch.equal(value, open_clip_state_dict(source)[n]) for n, value in open_clip_state_dict(loaded).items())
-    bare = build_model(ModelConfig(name=path, pretrained=str(file)), load_pretrained=False)
+    bare = build_image_text(ModelConfig(name=path, pretrained=str(file)), load_pretrained=False)
     assert not torch.equal(open_clip_state_dict(bare)["visual.proj"], weights["visual.proj"])
 
 
 def test_a_folder_is_a_model(tmp_path: Path) -> None:
-    source = build_model(ModelConfig(name=config_file(tmp_path)))
+    source = build_image_text(ModelConfig(name=config_file(tmp_path)))
     folder = tmp_path / "model"
     folder.mkdir()
     save_file(
@@ -101,7 +101,7 @@ def test_a_folder_is_a_model(tmp_path: Path) -> None:
     whole = {"model_cfg": ARCHITECTURES["vit"], "preprocess_cfg": preprocess}
     (folder / "open_clip_config.json").write_text(json.dumps(whole))
     for name in (str(folder), str(folder / "open_clip_config.json"), f"local-dir:{folder}"):
-        model = build_model(ModelConfig(name=name))
+        model = build_image_text(ModelConfig(name=name))
         assert torch.equal(open_clip_state_dict(model)["visual.proj"], open_clip_state_dict(source)["visual.proj"])
         assert (model.image.mean, model.image.std) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
         assert (model.image.resize, model.image.interpolation) == ("squash", "bilinear")
@@ -111,7 +111,7 @@ def test_a_folder_is_a_model(tmp_path: Path) -> None:
 def test_two_names_are_two_models(tmp_path: Path) -> None:
     config = ModelConfig(name=config_file(tmp_path))
     config.text.name = config_file(tmp_path, "resnet")
-    model = build_model(config)
+    model = build_image_text(config)
     assert model.open_clip_config is None
     assert model.towers.x_tower(pictures(2, 32)).shape == model.towers.y_tower(model.tokenize(["a", "b"])).shape
 
@@ -157,7 +157,7 @@ def test_without_a_network_a_file_is_asked_for() -> None:
 def test_frozen_open_clip_towers_train_their_projection_only(architecture: str, tmp_path: Path) -> None:
     config = ModelConfig(name=config_file(tmp_path, architecture))
     config.image.frozen = config.text.frozen = True
-    towers = build_model(config).towers
+    towers = build_image_text(config).towers
     assert towers.training
     for tower in (towers.x_tower, towers.y_tower):
         assert isinstance(tower, Tower)
@@ -172,7 +172,7 @@ def test_the_last_groups_of_a_frozen_tower_train(tmp_path: Path) -> None:
     config = ModelConfig(name=config_file(tmp_path))
     config.image.frozen = config.text.frozen = True
     config.image.unlocked_groups = config.text.unlocked_layers = 2  # open_clip counts the projection
-    towers = build_model(config).towers
+    towers = build_image_text(config).towers
     assert {name.split(".")[2] for name in trained(towers.x_tower) if "resblocks" in name} == {"resblocks"}
     last = "trunk.transformer.resblocks.2."
     assert all(n.startswith((last, "trunk.ln_post", "projection")) for n in trained(towers.x_tower))
@@ -192,7 +192,7 @@ def test_what_cannot_be_frozen_in_part_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_small_tower_embeds_every_picture_for_itself(tmp_path: Path) -> None:
-    model = build_model(with_image(tmp_path, cnn()))
+    model = build_image_text(with_image(tmp_path, cnn()))
     tower, inputs = model.towers.x_tower, pictures(6, 16)
     together = tower(inputs)
     assert together.shape == (6, 16) and model.open_clip_config is None
@@ -203,7 +203,7 @@ def test_the_small_tower_embeds_every_picture_for_itself(tmp_path: Path) -> None
 
 
 def test_the_small_tower_learns_where_something_is(tmp_path: Path) -> None:
-    tower = build_model(with_image(tmp_path, cnn())).towers.x_tower
+    tower = build_image_text(with_image(tmp_path, cnn())).towers.x_tower
     left = torch.zeros(1, 3, 16, 16, dtype=torch.uint8)
     left[..., :4] = 255
     assert not torch.allclose(tower(left), tower(left.flip(-1)), atol=1e-3)
@@ -211,7 +211,7 @@ def test_the_small_tower_learns_where_something_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("groups", "layers"), [(0, set()), (1, {"1"}), (2, {"0", "1"}), (9, {"0", "1"})])
 def test_the_small_tower_freezes_by_layers(groups: int, layers: set[str], tmp_path: Path) -> None:
-    tower = build_model(with_image(tmp_path, cnn(frozen=True, unlocked_groups=groups))).towers.x_tower
+    tower = build_image_text(with_image(tmp_path, cnn(frozen=True, unlocked_groups=groups))).towers.x_tower
     assert {name.split(".")[1] for name in trained(tower) if name.startswith("trunk")} == layers
     assert {"projection.weight", "projection.bias"} <= trained(tower)
 
@@ -227,7 +227,7 @@ def test_impossible_widths_are_refused(widths: list[int], tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_efficientnet", "mobilenetv3_small_050"])
 def test_timm_models_as_towers(name: str, tmp_path: Path) -> None:
-    model = build_model(with_image(tmp_path, timm_tower(name=name, image_size=64)))
+    model = build_image_text(with_image(tmp_path, timm_tower(name=name, image_size=64)))
     tower = model.towers.x_tower.eval()
     assert isinstance(tower, Tower) and model.image.size == 64
     normalised = (pictures(2, 64) / 255 - torch.tensor(model.image.mean).view(3, 1, 1)) / torch.tensor(
@@ -241,12 +241,12 @@ def test_timm_weights_from_a_file(tmp_path: Path) -> None:
     source = timm.create_model("test_vit", num_classes=5)
     save_file(source.state_dict(), tmp_path / "vit.safetensors")
     image = timm_tower(name="test_vit", pretrained=str(tmp_path / "vit.safetensors"), image_size=96)
-    tower = build_model(with_image(tmp_path, image)).towers.x_tower
+    tower = build_image_text(with_image(tmp_path, image)).towers.x_tower
     assert torch.equal(
         tower.get_parameter("trunk.blocks.0.attn.qkv.weight"), source.get_parameter("blocks.0.attn.qkv.weight")
     )
     assert tower(pictures(1, 96)).shape == (1, 16)
-    fresh = build_model(with_image(tmp_path, image), load_pretrained=False).towers.x_tower
+    fresh = build_image_text(with_image(tmp_path, image), load_pretrained=False).towers.x_tower
     assert not torch.equal(fresh.get_parameter("trunk.cls_token"), source.get_parameter("cls_token"))
     image.name = "test_resnet"
     assert "lacks" in refused(with_image(tmp_path, image))
@@ -256,9 +256,9 @@ def test_timm_weights_from_a_file(tmp_path: Path) -> None:
 
 def test_timm_freezes_by_its_own_groups(tmp_path: Path) -> None:
     frozen = timm_tower(name="test_vit", frozen=True)
-    assert trained(build_model(with_image(tmp_path, frozen)).towers.x_tower) == {"projection.weight"}
+    assert trained(build_image_text(with_image(tmp_path, frozen)).towers.x_tower) == {"projection.weight"}
     frozen.unlocked_groups = 2
-    partly = trained(build_model(with_image(tmp_path, frozen)).towers.x_tower)
+    partly = trained(build_image_text(with_image(tmp_path, frozen)).towers.x_tower)
     assert any("norm" in name for name in partly) and not any("patch_embed" in name for name in partly)
 
 
@@ -271,7 +271,7 @@ def test_timm_mistakes_are_explained(tmp_path: Path) -> None:
 # Both -----------------------------------------------------------------------------------------------------------------
 
 
-def gradients(model: Model, images: Tensor, texts: Sequence[str]) -> dict[str, Tensor]:
+def gradients(model: ImageTextModel, images: Tensor, texts: Sequence[str]) -> dict[str, Tensor]:
     (
         model.towers.x_tower(images).square().mean() + model.towers.y_tower(model.tokenize([*texts])).square().mean()
     ).backward()
@@ -287,7 +287,7 @@ def test_gradient_checkpointing_changes_no_gradient(kind: str, tmp_path: Path) -
             config.image = timm_tower(name="test_vit")
             config.text = transformers_tower(transformers_folder(tmp_path, "bert"), pooling=Pooling.cls)
         torch.manual_seed(0)
-        model = build_model(config)
+        model = build_image_text(config)
         torch.manual_seed(1)  # of dropout
         found.append(gradients(model, pictures(2, model.image.size), ["a cat", "dogs"]))
     assert found[0].keys() == found[1].keys()
@@ -299,7 +299,7 @@ def test_the_seed_decides_the_weights(tmp_path: Path) -> None:
     states = []
     for seed in (0, 0, 1):
         torch.manual_seed(seed)
-        states.append(build_model(with_image(tmp_path, cnn())).towers.state_dict())
+        states.append(build_image_text(with_image(tmp_path, cnn())).towers.state_dict())
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     assert not torch.equal(states[0]["x_tower.projection.weight"], states[2]["x_tower.projection.weight"])
 
@@ -317,7 +317,7 @@ def test_tokens_that_the_tower_does_not_know_are_refused(tmp_path: Path) -> None
 
 
 def test_compiling_a_tower_leaves_its_names_and_values(tmp_path: Path) -> None:
-    towers = build_model(ModelConfig(name=config_file(tmp_path))).towers.eval()
+    towers = build_image_text(ModelConfig(name=config_file(tmp_path))).towers.eval()
     names, want = list(towers.state_dict()), towers.x_tower(pictures(2, 32))
     towers.x_tower.compile(backend="eager")
     torch.testing.assert_close(towers.x_tower(pictures(2, 32)), want)

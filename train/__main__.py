@@ -81,17 +81,22 @@ def check_arguments(arguments: list[str]) -> None:
 
 def check(config: TrainConfig) -> None:
     """Everything that can be refused before anything heavy is imported."""
+    from data.questions import named_files
     from data.sources import parse_sources
     from eval.suite import check_specs
-    from train.config import validate
+    from train.config import Task, validate
     from train.runs import check_run
     from train.tracking import check_tracking
 
     validate(config, int(os.environ.get("WORLD_SIZE", "1")))
-    parse_sources(config.data.train)
-    if config.data.val is not None:
-        parse_sources(config.data.val, key="data.val")
-    check_specs(config.eval.suite)
+    text = config.task is Task.question_passage
+    for key, value in (("data.train", config.data.train), ("data.val", config.data.val)):
+        if value is not None:
+            if text:
+                named_files(value, config.data, key)
+            else:
+                parse_sources(value, key)
+    check_specs(config.eval.suite, config.data.val, config.task)
     check_tracking(config.tracking)
     _check_start(config)
     check_run(config)

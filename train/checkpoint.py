@@ -162,6 +162,11 @@ def find(run_dir: Path, note: Callable[[str], None]) -> Path | None:
     return None
 
 
+def steps(run_dir: Path) -> list[int]:
+    """Of the run's checkpoints, newest first."""
+    return [step for step, _ in _checkpoints(run_dir)]
+
+
 def locate(path: Path, note: Callable[[str], None]) -> Path:
     """The checkpoint `path` means: itself, or the newest of a run folder. Raises ConfigError when there is none."""
     folder = path if (path / MANIFEST).exists() else find(path, note)

@@ -89,6 +89,14 @@ def broadcast_object(value: T, world: World, source: int = 0) -> T:
     return box[0]
 
 
+def gather_objects(value: T, world: World) -> list[T]:
+    """`value` of every rank, in their order, on every rank. Pickled by torch between processes of this one run."""
+    box = [value] * world.size
+    if world.size > 1:
+        dist.all_gather_object(box, value, group=world.group)
+    return box
+
+
 def all_reduce_sum(values: Tensor, world: World) -> Tensor:
     """Sum over ranks, in place."""
     if world.size > 1:

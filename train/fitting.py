@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,21 +13,26 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
+from data.batch import Batch
+from data.config import DrawnPositives
 from data.errors import ConfigError
-from data.loader import build_loader
+from data.loader import BatchSource, build_loader
+from data.question_passage import QuestionPassage
 from eval.encode import Encoder, Evaluator, build_encode
 from eval.results import print_tables, result, write
 from train import checkpoint
 from train.agreement import agreed, from_rank_0, rank_0_first, rank_0_only
 from train.checkpoint import CheckpointState
-from train.config import TrainConfig, validate
+from train.config import Task, TrainConfig, validate
 from train.distributed import World, any_rank
 from train.loop import Plan, fit
-from train.losses import build_objective
+from train.losses import OBJECTIVES, build_objective
+from train.losses.base import Objective
 from train.losses.diagnostics import diagnose, saturation
 from train.losses.memory import SampleState
 from train.losses.options.common import Similarity
 from train.metrics import Logger, build_logger
+from train.refresh import Refresh
 from train.run_state import locked, recorded
 from train.runs import open_run, run_folder
 from train.signals import StopRequest
@@ -68,19 +73,12 @@ def run_on(world: World, config: TrainConfig) -> str:
         stack.enter_context(logger)
         logger.print(_first_words(found, folder, plan, config))
         record = stack.enter_context(recorded(folder if world.rank == 0 else None, plan.first_step, plan.total_steps))
-        evaluation = Evaluation(parts, build_encoder(config, parts.model, world), folder, world)
+        encode = build_encoder(config, parts.model, world)
+        evaluation = Evaluation(parts, encode, folder, world)
         stop = stack.enter_context(StopRequest())
         outcome = fit(
             plan,
-            build_loader(
-                parts.data.dataset,
-                parts.data.order,
-                rank=world.rank,
-                world_size=world.size,
-                first_step=plan.first_step,
-                last_step=plan.total_steps,
-                workers=config.data.workers,
-            ),
+            _batches(config, parts, plan, found, encode, logger.print),
             step=parts.step,
             diagnose=lambda: _health(parts.step, config),
             evaluate=evaluation,
@@ -97,11 +95,11 @@ def run_on(world: World, config: TrainConfig) -> str:
 def build_parts(config: TrainConfig, world: World) -> Parts:
     """Model, objective, data and step of a fresh run; equal weights on every rank."""
     torch.manual_seed(config.seed)
-    model = agreed(world, lambda: build_model(config.model))
+    model = agreed(world, lambda: build_model(config.model, config.task))
     model.towers.to(world.device)
     task = TASKS[config.task.value]
     data, evaluators = rank_0_first(world, lambda: (task.data(config, model), task.evaluators(config, model)))
-    objective = agreed(world, lambda: build_objective(**_objective_options(config, data))).to(world.device)
+    objective = agreed(world, lambda: _objective(config, data)).to(world.device)
     modules = {"towers": model.towers, "objective": objective}
     total_steps = config.steps or math.ceil((config.epochs or 0) * data.order.steps_per_epoch)
     options = StepOptions(
@@ -117,6 +115,18 @@ def build_parts(config: TrainConfig, world: World) -> Parts:
     return Parts(model, modules, objective.memory, data, evaluators, step, total_steps)
 
 
+def _objective(config: TrainConfig, data: Data) -> Objective:
+    objective = build_objective(**_objective_options(config, data))
+    further = config.data.negatives.per_row or config.data.passage.positives is DrawnPositives.all
+    if config.task is Task.question_passage and further and "negatives" not in objective.takes:
+        takers = ", ".join(name for name, entry in OBJECTIVES.items() if "negatives" in entry.takes)
+        raise ConfigError(
+            f"objective={config.objective.name}: takes pairs only. Set data.negatives.per_row=0 and "
+            f"data.passage.positives=one, or take one of {takers}"
+        )
+    return objective
+
+
 def _objective_options(config: TrainConfig, data: Data) -> dict[str, Any]:
     """Per-sample state has a place for every training sample, and epochs are the run's, unless others are said."""
     known = {
@@ -125,6 +135,30 @@ def _objective_options(config: TrainConfig, data: Data) -> dict[str, Any]:
     }
     options = asdict(config.objective)
     return {name: known.get(name) if value is None else value for name, value in options.items()}
+
+
+def _batches(
+    config: TrainConfig, parts: Parts, plan: Plan, origin: Origin, encode: Encoder, note: Callable[[str], None]
+) -> Iterable[Batch]:
+    """One a step; where negatives are mined anew, the loader starts anew with them."""
+
+    def load(dataset: BatchSource, first_step: int, last_step: int) -> Iterable[Batch]:
+        return build_loader(
+            dataset,
+            parts.data.order,
+            rank=encode.world.rank,
+            world_size=encode.world.size,
+            first_step=first_step,
+            last_step=last_step,
+            workers=config.data.workers,
+        )
+
+    dataset = parts.data.dataset
+    if not config.data.negatives.refresh_every:
+        return load(dataset, plan.first_step, plan.total_steps)
+    assert isinstance(dataset, QuestionPassage)
+    refresh = Refresh(dataset, encode, run_folder(config), origin.resume, note)
+    return refresh.batches(plan.first_step, plan.total_steps, load)
 
 
 class Evaluation:

@@ -76,7 +76,8 @@ def _timm(config: ModelConfig, pair: OpenClipPair, load_pretrained: bool) -> Bui
     width = getattr(trunk, "head_hidden_size", None) or trunk.num_features
     interpolation = "bilinear" if data["interpolation"] == "bilinear" else "bicubic"
     spec = ImageSpec(size or data["input_size"][-1], data["mean"], data["std"], interpolation=interpolation)
-    return trunk, nn.Linear(width, config.embed_dim, bias=False), spec
+    projection = nn.Identity() if config.embed_dim is None else nn.Linear(width, config.embed_dim, bias=False)
+    return trunk, projection, spec
 
 
 def _load_timm(name: str, pretrained: str | None) -> Any:
@@ -118,6 +119,8 @@ def _cnn(config: ModelConfig, pair: OpenClipPair, load_pretrained: bool) -> Buil
     size, widths = config.image.image_size or 64, config.image.widths
     if not widths or any(width < 1 or width % GROUP for width in widths):
         raise ConfigError(f"model.image.widths={widths}: one multiple of {GROUP} per layer, at least one")
+    if config.embed_dim is None:
+        raise ConfigError("model.embed_dim=null: model.image.kind=cnn has no width of its own. Set model.embed_dim")
     trunk = small_cnn(widths)
     if config.image.frozen:
         freeze(trunk, list(trunk)[:-1], config.image.unlocked_groups)

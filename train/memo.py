@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 BLOCK = {"cpu": 16, "cuda": 256}  # rows computed together
+STEP = 8  # tokens
 
 
 class Memo:
     """Keeps outputs by the bytes of each input row.
 
     capacity: bytes of outputs to keep; when they are full, new ones are computed every time. pad: the token that fills
-    up rows on the right, for a trunk that cuts a block by `cut_length`: rows are then computed with others cut alike.
+    up rows on the right; each row is then cut by `cut_length` and computed with others of its length.
     """
 
     def __init__(self, capacity: int, pad: int | None = None) -> None:
@@ -35,22 +36,27 @@ class Memo:
         """
         if depends_on != self._depends_on:
             self._known, self._free, self._depends_on = {}, self.capacity, depends_on
-        keys = [hashlib.blake2b(row.data, digest_size=16).digest() for row in inputs.cpu().contiguous().numpy()]
+        lengths = self._lengths(inputs)
+        keys = [
+            hashlib.blake2b(row[:length].data, digest_size=16).digest()
+            for row, length in zip(inputs.cpu().contiguous().numpy(), lengths, strict=True)
+        ]
         missing = {key: row for row, key in enumerate(keys) if key not in self._known}
-        rows = list(missing.values())
         fresh: dict[bytes, Tensor] = {}
-        for block in _alike(rows, self._lengths(inputs[rows]), BLOCK[inputs.device.type]):
-            fresh.update(zip((keys[row] for row in block), self._computed(compute, inputs[block]), strict=True))
+        for block in _alike(list(missing.values()), lengths, BLOCK[inputs.device.type]):
+            outputs = self._computed(compute, inputs[block][:, : lengths[block[0]]])
+            fresh.update(zip((keys[row] for row in block), outputs, strict=True))
         outputs = torch.stack([self._known[key] if key in self._known else fresh[key] for key in keys])
         for key, output in fresh.items():
             self._keep(key, output)
         return outputs
 
     def _lengths(self, inputs: Tensor) -> list[int]:
-        """What each row is cut to."""
+        """What each row is cut to: the same text is the same row, however it was filled up."""
+        limit = inputs.shape[1]
         if self.pad is None:
-            return [0] * len(inputs)
-        return [cut_length(n, inputs.shape[1]) for n in (inputs != self.pad).sum(1).tolist()]
+            return [limit] * len(inputs)
+        return [cut_length(n, limit) for n in own_lengths(inputs, self.pad)]
 
     def _computed(self, compute: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
         """Up to a block of rows, always in the same shape: what is missing is the first row again.
@@ -73,15 +79,21 @@ class Memo:
             self._free -= size
 
 
+def own_lengths(tokens: Tensor, pad: int) -> list[int]:
+    """Tokens of each row without what fills it up on the right; at least 1."""
+    places = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
+    return ((tokens != pad) * places).amax(1).clamp(min=1).tolist()
+
+
 def cut_length(longest: int, limit: int) -> int:
-    """To how many tokens rows with at most `longest` are cut: a power of two, so that there are few shapes."""
-    return min(max(8, 1 << max(longest - 1, 0).bit_length()), limit)
+    """To how many tokens rows with at most `longest` are cut: a multiple of 8, so that there are few shapes."""
+    return min(-(-longest // STEP) * STEP, limit)
 
 
 def _alike(rows: list[int], lengths: list[int], size: int) -> list[list[int]]:
-    """`rows` in blocks of one length and at most `size` rows."""
+    """`rows` in blocks of one length and at most `size` rows; lengths: of all rows, by their place."""
     blocks = []
-    for length in sorted(set(lengths)):
-        members = [row for row, own in zip(rows, lengths, strict=True) if own == length]
+    for length in sorted({lengths[row] for row in rows}):
+        members = [row for row in rows if lengths[row] == length]
         blocks += [members[start : start + size] for start in range(0, len(members), size)]
     return blocks

@@ -131,6 +131,10 @@ class BarConsole:
 
 
 def build_console(lines: Lines, first_step: int) -> Output:
-    """A bar when standard output is a terminal that can move its cursor, lines otherwise."""
-    terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
-    return BarConsole(lines, first_step) if terminal else PlainConsole()
+    """A bar on a terminal, lines otherwise."""
+    return BarConsole(lines, first_step) if on_terminal() else PlainConsole()
+
+
+def on_terminal() -> bool:
+    """Whether standard output is a terminal that can move its cursor."""
+    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"

@@ -47,8 +47,10 @@ def recorded(run_dir: Path | None, step: int, total_steps: int) -> Iterator[RunS
 
 
 @contextmanager
-def locked(run_dir: Path) -> Iterator[None]:
+def locked(run_dir: Path, other: str = "run.name") -> Iterator[None]:
     """Hold the run folder; the lock dies with this process, however that ends, and forked workers do not inherit it.
+
+    other: what a second process would choose anew.
 
     Raises ConfigError when another live process, on this machine or on another that sees the folder, holds it.
     """
@@ -59,7 +61,7 @@ def locked(run_dir: Path) -> Iterator[None]:
             file.seek(0)
             owner = file.read().strip() or "another process"
             raise ConfigError(
-                f"{run_dir} is in use by {owner}: wait for it, stop it, or choose another run.name"
+                f"{run_dir} is in use by {owner}: wait for it, stop it, or choose another {other}"
             ) from error
         except OSError:
             pass  # a file system without locks: nothing to hold

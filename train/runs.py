@@ -16,7 +16,7 @@ from data.errors import ConfigError
 from train.config import TrainConfig
 
 CONFIG = "config.yaml"
-CONTENT = (CONFIG, "checkpoints", "metrics.jsonl", "eval")  # what one training leaves
+CONTENT = (CONFIG, "checkpoints", "metrics.jsonl", "eval", "negatives")  # what one training leaves
 
 # Keys that leave the maths alone: they may differ between two starts of one run and do not enter its name.
 FREE = (

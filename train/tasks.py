@@ -7,13 +7,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from data.image_text import ImageText
+from data.loader import BatchSource
+from data.negatives import Mined
 from data.order import Order
+from data.question_passage import QuestionPassage
+from data.questions import open_questions
 from data.shards import open_shards
 from data.sources import parse_sources
 from eval.suite import build_evaluators
+from train.towers import ImageTextModel, TextPairModel
 
 if TYPE_CHECKING:
-    from eval.retrieval import Evaluator
+    from eval.encode import Evaluator
     from train.config import TrainConfig
     from train.towers import Model
 
@@ -22,42 +27,55 @@ if TYPE_CHECKING:
 class Data:
     """The training data of a run: a map-style dataset over (epoch, id), its order, and what identifies it."""
 
-    dataset: ImageText
+    dataset: BatchSource
     order: Order
     fingerprint: str
 
 
 @dataclass(frozen=True)
 class Task:
-    """names of x and y; how the training data and the evaluators are built."""
+    """names of x and y; how the training data are built."""
 
     names: tuple[str, str]
     data: Callable[[TrainConfig, Model], Data]
-    evaluators: Callable[[TrainConfig, Model], Sequence[Evaluator]]
+
+    def evaluators(self, config: TrainConfig, model: Model) -> Sequence[Evaluator]:
+        return build_evaluators(
+            config.eval.suite,
+            config.data.val,
+            task=config.task,
+            model=model,
+            data_config=config.data,
+            eval_config=config.eval,
+        )
 
 
-def _image_text_data(config: TrainConfig, model: Model) -> Data:
+def _image_text(config: TrainConfig, model: Model) -> Data:
+    assert isinstance(model, ImageTextModel)
     shards = open_shards(parse_sources(config.data.train))
-    order = Order(
-        shards.sizes,
-        shards.weights,
+    dataset = ImageText(shards, model.image, model.tokenize, config.data, config.seed)
+    return Data(dataset, _order(config, shards.sizes, shards.weights), shards.fingerprint)
+
+
+def _question_passage(config: TrainConfig, model: Model) -> Data:
+    assert isinstance(model, TextPairModel)
+    questions = open_questions(config.data.train, config.data)
+    mined = Mined.open(config.data.negatives.file, questions) if config.data.negatives.file else None
+    dataset = QuestionPassage(questions, model.tokenize, config.data, config.seed, mined)
+    return Data(dataset, _order(config, questions.sizes, questions.weights), questions.fingerprint)
+
+
+def _order(config: TrainConfig, sizes: Sequence[int], weights: Sequence[float]) -> Order:
+    return Order(
+        sizes,
+        weights,
         seed=config.seed,
         global_batch_size=config.global_batch_size,
         shuffle=config.data.shuffle.value,
     )
-    dataset = ImageText(shards, model.image, model.tokenize, config.data, config.seed)
-    return Data(dataset, order, shards.fingerprint)
 
 
-def _image_text_evaluators(config: TrainConfig, model: Model) -> Sequence[Evaluator]:
-    return build_evaluators(
-        config.eval.suite,
-        config.data.val,
-        image_spec=model.image,
-        tokenize=model.tokenize,
-        data_config=config.data,
-        eval_config=config.eval,
-    )
-
-
-TASKS = {"image_text": Task(("image", "text"), _image_text_data, _image_text_evaluators)}
+TASKS = {
+    "image_text": Task(("image", "text"), _image_text),
+    "question_passage": Task(("question", "passage"), _question_passage),
+}

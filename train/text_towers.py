@@ -13,45 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from data.errors import ConfigError
-from train.config import ModelConfig, Pooling, TextTower
+from train.adapters import add_adapters
+from train.config import ModelConfig, TextTower
 from train.memo import cut_length
 from train.open_clip_pair import OpenClipPair
+from train.pooled import Pooled
 from train.tower import Tower, first_line, freeze
 
 Tokenize = Callable[[list[str]], Tensor]
 LONGEST = 512  # tokens, for a model that names no limit
-
-
-def _mean(states_bLH: Tensor, mask_bL: Tensor) -> Tensor:
-    weight = mask_bL[:, :, None].to(states_bLH.dtype)
-    return (states_bLH * weight).sum(1) / weight.sum(1).clamp(min=1)
-
-
-def _last(states_bLH: Tensor, mask_bL: Tensor) -> Tensor:
-    position = (mask_bL * torch.arange(mask_bL.shape[1], device=mask_bL.device)).argmax(1)
-    return states_bLH[torch.arange(len(states_bLH), device=mask_bL.device), position]
-
-
-POOLINGS: dict[Pooling, Callable[[Tensor, Tensor], Tensor]] = {
-    Pooling.cls: lambda states_bLH, mask_bL: states_bLH[:, 0],
-    Pooling.mean: _mean,
-    Pooling.last: _last,
-}
-
-
-class Pooled(nn.Module):
-    """A transformers encoder and the pooling of its last states: tokens (b, L), padded on the right, → (b, H)."""
-
-    def __init__(self, encoder: nn.Module, pooling: Pooling, pad: int) -> None:
-        super().__init__()
-        self.encoder, self.pooling, self.pad = encoder, pooling, pad
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        mask_bL = tokens != self.pad
-        longest = cut_length(int(mask_bL.sum(1).max()) if len(tokens) else 0, tokens.shape[1])
-        tokens, mask_bL = tokens[:, :longest], mask_bL[:, :longest]
-        states_bLH = self.encoder(input_ids=tokens, attention_mask=mask_bL.long()).last_hidden_state
-        return POOLINGS[self.pooling](states_bLH.to(torch.promote_types(states_bLH.dtype, torch.float32)), mask_bL)
 
 
 @dataclass(frozen=True)
@@ -66,9 +36,43 @@ class Tokenizer:
         return self.tokenizer(texts, **shaped).input_ids
 
 
+@dataclass(frozen=True)
+class TextTokenizer:
+    """A transformers tokenizer of texts of any length. limit: the longest that the encoder takes."""
+
+    tokenizer: Any
+    limit: int
+
+    def __call__(self, texts: list[str], length: int, pairs: list[str] | None = None) -> Tensor:
+        """n texts, or pairs of texts, cut to `length` tokens → int64 (n, L), filled up on the right.
+
+        L: the longest of them, rounded up to a multiple of 8 and at most `length`. Of a pair the longer text is cut.
+        """
+        least = self.tokenizer.num_special_tokens_to_add(pairs is not None) + 1
+        if not least <= length <= self.limit:
+            raise ConfigError(
+                f"texts of {length} tokens: this model takes {least} to {self.limit}. Change data.question.length or "
+                "data.passage.length, or say what the model takes by model.text.context_length"
+            )
+        shaped = {"padding": "longest", "truncation": True, "max_length": length, "return_tensors": "pt"}
+        tokens = self.tokenizer(texts, pairs, **shaped).input_ids
+        missing = cut_length(tokens.shape[1], length) - tokens.shape[1]
+        return nn.functional.pad(tokens, (0, missing), value=self.tokenizer.pad_token_id)
+
+
 def build_text_tower(config: ModelConfig, pair: OpenClipPair, load_pretrained: bool) -> tuple[Tower, Tokenize]:
     """The text tower of a configuration and its tokenizer."""
     return BUILDERS[config.text.kind](config, pair, load_pretrained)
+
+
+def build_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[Tower, TextTokenizer]:
+    """The encoder of questions or passages that a configuration names, out of transformers."""
+    if config.text.kind is not TextTower.transformers:
+        raise ConfigError(
+            f"model.text.kind={config.text.kind.value}: questions and passages take model.text.kind=transformers, with "
+            "model.text.name=…"
+        )
+    return _transformers_tower(config, load_pretrained)
 
 
 def _open_clip(config: ModelConfig, pair: OpenClipPair, load_pretrained: bool) -> tuple[Tower, Tokenize]:
@@ -77,26 +81,35 @@ def _open_clip(config: ModelConfig, pair: OpenClipPair, load_pretrained: bool) -
 
 
 def _transformers(config: ModelConfig, pair: OpenClipPair, load_pretrained: bool) -> tuple[Tower, Tokenize]:
-    name = config.text.name or config.name
+    tower, own = _transformers_tower(config, load_pretrained)
+    return tower, Tokenizer(own.tokenizer, own.limit)
+
+
+def _transformers_tower(config: ModelConfig, load_pretrained: bool) -> tuple[Tower, TextTokenizer]:
+    name, text = config.text.name or config.name, config.text
     if name is None:
         raise ConfigError("model.text.name is missing: a transformers folder or name, or pkg:PACKAGE/FOLDER")
-    encoder, tokenizer = _load(name, pretrained=load_pretrained and not config.text.from_scratch)
+    if text.frozen and text.lora_rank:
+        raise ConfigError(
+            f"model.text.frozen=true, model.text.lora_rank={text.lora_rank}: adapters leave the encoder's own weights "
+            "as they are. Take one of the two"
+        )
+    encoder, tokenizer = _load(name, pretrained=load_pretrained and not text.from_scratch)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    pad = cast(int, tokenizer.pad_token_id)
     tokenizer.padding_side = "right"
     if config.grad_checkpointing:
         renamed = getattr(encoder, "activation_checkpointing_enable", None)  # in transformers 5.x
         (renamed or encoder.gradient_checkpointing_enable)({"use_reentrant": False})
-    if config.text.frozen:
-        freeze(encoder, _layers(encoder), config.text.unlocked_layers)
-    tower = Tower(
-        Pooled(encoder, config.text.pooling, pad),
-        nn.Linear(encoder.config.hidden_size, config.embed_dim),
-        memo_bytes=config.memo_mb << 20,
-        pad=pad,
-    )
-    return tower, Tokenizer(tokenizer, _context_length(config, encoder, tokenizer))
+    if text.frozen:
+        freeze(encoder, _layers(encoder), text.unlocked_layers)
+    if text.lora_rank:
+        add_adapters(encoder, text)
+    pad = cast(int, tokenizer.pad_token_id)
+    width, shared_width = encoder.config.hidden_size, config.embed_dim
+    projection = nn.Identity() if shared_width is None else nn.Linear(width, shared_width)
+    tower = Tower(Pooled(encoder, text.pooling, pad), projection, memo_bytes=config.memo_mb << 20, pad=pad)
+    return tower, TextTokenizer(tokenizer, _context_length(config, encoder, tokenizer))
 
 
 BUILDERS = {TextTower.open_clip: _open_clip, TextTower.transformers: _transformers}
@@ -111,12 +124,13 @@ def _load(name: str, pretrained: bool) -> tuple[Any, Any]:
     place = _package_folder(name) if name.startswith("pkg:") else os.path.expanduser(name)
     if place.startswith(("/", ".")) and not os.path.isdir(place):
         raise ConfigError(f"model.text.name={name}: there is no folder {place}")
+    single = {"dtype": torch.float32}  # weights that are stored in less would be trained in less
     try:
         tokenizer = AutoTokenizer.from_pretrained(place)
         if pretrained:
-            model = AutoModel.from_pretrained(place, use_safetensors=True)
+            model = AutoModel.from_pretrained(place, use_safetensors=True, **single)
         else:
-            model = AutoModel.from_config(AutoConfig.from_pretrained(place))
+            model = AutoModel.from_config(AutoConfig.from_pretrained(place), **single)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"model.text.name={name}: {first_line(error)}. Without a network give the path of a folder with "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,47 +13,76 @@ from torch import Tensor
 
 from data.errors import ConfigError
 from data.transforms import ImageSpec
-from train.config import ModelConfig
+from train.config import ModelConfig, Task
 from train.image_towers import build_image_tower
 from train.open_clip_pair import OpenClipPair, open_clip_names
-from train.text_towers import build_text_tower
+from train.text_towers import build_encoder, build_text_tower
 from train.tower import Tower, TwoTower, first_line
+
+TOKENS_REFUSED = "model.text: this tower cannot take its tokenizer's tokens"
 
 
 @dataclass(frozen=True)
 class Model:
-    """towers; image: what the picture tower takes; tokenize: n texts → int64 (n, L).
+    """towers; tokenize: texts → int64 (n, L), what their texts become."""
+
+    towers: TwoTower
+    tokenize: Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class ImageTextModel(Model):
+    """x: pictures, y: texts. image: what the picture tower takes; tokenize: n texts → int64 (n, L).
 
     open_clip_config: {"model_cfg", "preprocess_cfg"} when both towers are one open_clip model, else None.
     """
 
-    towers: TwoTower
     image: ImageSpec
-    tokenize: Callable[[list[str]], Tensor]
     open_clip_config: dict[str, Any] | None
 
 
-def build_model(config: ModelConfig, load_pretrained: bool = True) -> Model:
+@dataclass(frozen=True)
+class TextPairModel(Model):
+    """x: questions, y: passages; tokenize: a TextTokenizer, (texts, length, pairs=None) → (n, L)."""
+
+
+def build_model(config: ModelConfig, task: Task, load_pretrained: bool = True) -> Model:
     """The towers of a configuration. load_pretrained=False: architectures only; weights come from a checkpoint.
 
     Initial weights come from torch's global generator. Raises ConfigError for an unknown model, weights that are not
     there, inputs that a tower cannot take, or towers whose widths differ.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads do not survive the loader's fork
+    return MODELS[task](config, load_pretrained)
+
+
+def build_image_text(config: ModelConfig, load_pretrained: bool = True) -> ImageTextModel:
+    """build_model of Task.image_text."""
     pair = OpenClipPair(config, load_pretrained)
     image, spec = build_image_tower(config, pair, load_pretrained)
     text, tokenize = build_text_tower(config, pair, load_pretrained)
     picture = torch.zeros(1, 3, spec.size, spec.size, dtype=torch.uint8)
     widths = [
         settle(image, picture, f"model.image: this tower cannot take pictures of {spec.size} x {spec.size}"),
-        settle(text, tokenize(["a"]), "model.text: this tower cannot take its tokenizer's tokens"),
+        settle(text, tokenize(["a"]), TOKENS_REFUSED),
     ]
     if widths[0] != widths[1]:
         raise ConfigError(
             f"the picture tower gives embeddings of width {widths[0]}, the text tower {widths[1]}: set model.embed_dim "
             "to the width of the tower that comes with its own projection, or take both towers from one model"
         )
-    return Model(TwoTower(image, text).train(), spec, tokenize, pair.config_of(spec))
+    return ImageTextModel(TwoTower(image, text).train(), tokenize, spec, pair.config_of(spec))
+
+
+def build_text_pair(config: ModelConfig, load_pretrained: bool = True) -> TextPairModel:
+    """build_model of Task.question_passage. Two encoders begin with the same weights, also those drawn at random."""
+    tower, tokenize = build_encoder(config, load_pretrained)
+    settle(tower, tokenize(["a"], tokenize.limit), TOKENS_REFUSED)
+    other = tower if config.shared else copy.deepcopy(tower)
+    return TextPairModel(TwoTower(tower, other).train(), tokenize)
+
+
+MODELS = {Task.image_text: build_image_text, Task.question_passage: build_text_pair}
 
 
 def settle(tower: Tower, inputs: Tensor, problem: str) -> int:
@@ -72,7 +102,7 @@ def settle(tower: Tower, inputs: Tensor, problem: str) -> int:
     return embedding.shape[1]
 
 
-def open_clip_state_dict(model: Model) -> dict[str, Tensor]:
+def open_clip_state_dict(model: ImageTextModel) -> dict[str, Tensor]:
     """The towers' weights under the names open_clip gives them. Only for a model with an open_clip_config."""
     assert model.open_clip_config is not None
     towers = {"visual": model.towers.x_tower, "text": model.towers.y_tower}

@@ -9,21 +9,27 @@ from train.compose import groups, keys
 from train.losses.config import CONFIGS as OBJECTIVES
 
 PURPOSE = """\
-Train a dual encoder (CLIP: image–text) with an exact contrastive objective over the whole global batch.
+Train a dual encoder (CLIP: image–text; DPR: question–passage) with an exact contrastive objective over the whole
+global batch.
 Everything is key=value; the same command again goes on where the run stopped."""
 
 EXAMPLES = {
     "train on the emoji that ship with the repository (minutes on two cores)": "python -m train experiment=emoji",
+    "train on the questions and passages that ship with the repository": "python -m train experiment=topics",
     "train on your own shards": "python -m train model.name=ViT-B-32 'data.train=\"shards/{00..99}.tar\"' epochs=10",
+    "train on your own questions (DPR, Tevatron, FlagEmbedding files, BEIR folders)": "python -m train "
+    "experiment=mnrl model.text.name=bert-base-uncased data.train=train.json",
     "another objective, learning rate and batch, embedded 512 pairs at a time": "python -m train experiment=emoji "
     "objective=symmetric_dpm optim.lr=1e-3 global_batch_size=1024 chunk_size=512",
     "all GPUs of this machine": "bash launch/torchrun.sh experiment=emoji precision=bf16",
 }
 
 COMMON = """run.name run.dir seed steps epochs global_batch_size chunk_size precision compile objective.temperature
-objective.duplicates data.train data.val data.workers data.captions model.name model.pretrained model.image.kind
-model.text.kind model.text.frozen optim.lr optim.weight_decay optim.warmup optim.schedule optim.clip_norm eval.every
-eval.suite checkpoint.every checkpoint.keep tracking.wandb resume init_from""".split()
+objective.duplicates data.train data.val data.workers data.captions data.question.length data.passage.length
+data.passage.corpus data.negatives.per_row data.negatives.file data.negatives.refresh_every model.shared model.name
+model.pretrained model.image.kind model.text.kind model.text.frozen optim.lr optim.weight_decay optim.warmup
+optim.schedule optim.clip_norm eval.every eval.suite checkpoint.every checkpoint.keep tracking.wandb resume
+init_from""".split()
 
 QUOTING = """\
 Braces: the shell and Hydra both want them quoted, so write   'data.train="shards/{00..99}.tar"'

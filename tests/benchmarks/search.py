@@ -1,8 +1,9 @@
 """Exact search and ranks by counting, against the bare matrix products: CPU seconds of one thread, and peak memory.
 
-    OMP_NUM_THREADS=1 python -m tests.benchmarks.search [items=20000] [width=512]
+    OMP_NUM_THREADS=1 python -m tests.benchmarks.search [items=20000] [width=512] [indexes=no]
 
-All methods in one process, taking turns; the median of three rounds. Prints a table for RESULTS.md.
+All methods in one process, taking turns; the median of three rounds. indexes=yes: then every kind of index, once: its
+making, its search and what it finds of the exact ten best. Prints tables for RESULTS.md.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ import numpy as np
 import torch
 
 from eval.config import Truth
-from eval.index import search
+from eval.index import Hits, Index, recall_against_exact, search
 from eval.retrieval import STRIP, count_ranks, match_pairs
 from train.distributed import World
 
 ROUNDS = 3
+SPECS = ("Flat", "IVF256,Flat;nprobe=16", "IVF256,PQ32x4;nprobe=16", "HNSW32;efSearch=128")
 
 
 def main() -> None:
@@ -55,6 +57,20 @@ def main() -> None:
         median = statistics.median(values)
         rate = 2 * n * n * width / median / 1e9
         print(f"| {name} | {median:.2f} | {rate:.0f} | {median / floor:.2f} | {memory[name]} |")
+    if given.get("indexes") == "yes":
+        compare_indexes(queries[:1000], items)
+
+
+def compare_indexes(queries: np.ndarray, items: np.ndarray) -> None:
+    print("\n| index | making, CPU s | search, CPU s | recall@10 |\n|---|---|---|---|")
+    for spec in SPECS:
+        found: list[Hits] = []
+        start = time.process_time()
+        index = Index(items, spec)
+        index.search(queries[:1], 10)  # fills it
+        making = time.process_time() - start
+        seconds = timed(lambda: found.append(index.search(queries, 10)))  # noqa: B023
+        print(f"| {spec} | {making:.2f} | {seconds:.2f} | {recall_against_exact(found[0], queries, items):.3f} |")
 
 
 def products(queries: np.ndarray, items: np.ndarray) -> None:

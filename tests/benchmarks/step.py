@@ -22,7 +22,7 @@ from train.losses import build_objective
 from train.optim import build_optimizer
 from train.step import StepOptions, TrainStep
 from train.tower import TwoTower
-from train.towers import build_model
+from train.towers import build_image_text
 
 ROUNDS = 7
 CHUNKS = ((1, 1), (2, 1), (4, 1), (4, 2), (4, 4), (8, 1), (8, 4))  # chunks, and how many of them keep their graphs
@@ -45,7 +45,7 @@ def model() -> TwoTower:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "benchmark_step.json"
         path.write_text(json.dumps(MODEL))
-        return build_model(ModelConfig(name=str(path))).towers
+        return build_image_text(ModelConfig(name=str(path))).towers
 
 
 def batch(count: int) -> Batch:

@@ -63,10 +63,15 @@ class Objective(nn.Module):
         sample_ids_b: index of per-sample state. negatives: (b, k, D) hard negatives, or Columns. positives, excluded:
         int64 (P, 2) pairs (local row, global column); without positives, column i is the positive of row i. x_keys,
         y_keys (b,) int64: rows with an equal key are the same item; needed (one of them) unless duplicates are kept.
-        known: further y items, by key, that are right for a row: where they are columns, they are none of its negatives.
+        known: y items, by key, that are right for a row: where they are columns, they are none of its negatives.
         A collective: every rank calls it, and what is given on one rank is given on all, if only as nothing (k = 0).
         """
-        given = {"negatives": negatives, "positives": positives, "excluded": excluded if known is None else known, **more}
+        given = {
+            "negatives": negatives,
+            "positives": positives,
+            "excluded": excluded if known is None else known,
+            **more,
+        }
         for name, value in given.items():
             if value is not None and name not in self.takes:
                 raise ValueError(f"objective {self.options.name} takes no {name}")

@@ -1,0 +1,74 @@
+"""Rows of files as fields: JSON-lines, JSON arrays, tables, and the json members of shards, read by offset."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from data.errors import DataError
+from data.scan_rows import cells, header
+from data.shards import Shards, open_shards
+from data.sources import Source
+from data.storage import open_stream
+
+SUFFIXES = (".jsonl", ".json", ".tsv", ".tar")
+PLACES = {".jsonl": "line", ".tsv": "line", ".json": "row"}
+
+
+def open_rows(files: Sequence[str]) -> Rows:
+    """Index what is not indexed yet, and open. Raises as `open_shards`."""
+    return Rows(open_shards([Source(tuple(files))]))
+
+
+class Rows:
+    """Rows 0 … len - 1 of some files. Can be pickled."""
+
+    def __init__(self, shards: Shards) -> None:
+        self.shards = shards
+        self.files = [index.path for index in shards.indexes]
+        self.fingerprint = shards.fingerprint
+
+    def __len__(self) -> int:
+        return len(self.shards)
+
+    def where(self, i: int) -> str:
+        """How an error names the row: file and line, row of an array, or sample of a shard."""
+        index, key = self.shards.locate(i)[0], self.shards.key(i)
+        place = next((place for suffix, place in PLACES.items() if index.name.endswith(suffix)), None)
+        return f"{index.path}: {place} {key}" if place else f"{index.path}: sample '{key}'"
+
+    def name(self, i: int) -> str:
+        """What stands for a row that has no id: the name of its file and its key there."""
+        return f"{self.shards.locate(i)[0].name}:{self.shards.key(i)}"
+
+    def fields(self, i: int) -> dict[str, Any]:
+        """Raises DataError, naming the row, when its bytes are not those that were indexed or are no object."""
+        members = self.shards.read(i)
+        try:
+            if "json" in members:
+                return _object(members["json"])
+            if "tsv" in members:
+                return dict(zip(_header(self.shards.locate(i)[0].path), _stripped(members["tsv"]), strict=True))
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{self.where(i)}: cannot be read: {error}") from error
+        raise DataError(f"{self.where(i)}: has no json member; its members are {', '.join(members)}.")
+
+
+def _object(content: bytes) -> dict[str, Any]:
+    value = json.loads(content)
+    if not isinstance(value, dict):
+        raise ValueError(f"a {type(value).__name__}, not an object {{…}}")
+    return value
+
+
+def _stripped(row: bytes) -> list[str]:
+    """As DPR reads them: without quotes at either end, also those that csv leaves there."""
+    return [cell.strip('"') for cell in cells(row)]
+
+
+@lru_cache(maxsize=1024)
+def _header(path: str) -> list[str]:
+    with open_stream(path) as stream:
+        return header(stream.readline())

@@ -1,0 +1,339 @@
+"""Embeddings of a corpus, in a folder that grows window by window: killed at any moment, the next start goes on.
+
+Items are taken in windows of WINDOW. Inside a window they are sorted by length, the longest first, and cut into the
+encoder's blocks, so that little is padding and all ranks share the blocks of the whole corpus. Which items a block
+holds depends on nothing else, so neither the number of ranks nor a restart changes a bit of the result.
+
+    embeddings.npy   (N, D) float32 or float16, in the items' order
+    ids.txt          N lines: the id of each
+    state.json       what the embeddings are of, and how many windows are on disk; after each window
+
+Rank 0 writes; with several machines the folder must be on a file system that all of them see.
+
+N items, D embedding width, S items of a window.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from data.errors import ConfigError, DataError, HardwareError
+from eval.encode import Encoder, check_finite
+from eval.progress import progress
+from train.agreement import from_rank_0, rank_0_only
+from train.checkpoint import named_tensors
+from train.distributed import World
+from train.files import sync, write_json
+from train.run_state import locked
+
+VECTORS, IDS, STATE = "embeddings.npy", "ids.txt", "state.json"
+FORMAT = 1
+WINDOW = 16_384
+DTYPES = ("float32", "float16")
+
+Ids = Callable[[int, int], Sequence[str]]  # (start, stop) → the ids of these items
+
+
+class SizedItems(Protocol):
+    """Tower inputs in any order; can be pickled, since loader processes read them.
+
+    lengths: (N,) how long each item is, in any unit.
+    """
+
+    @property
+    def lengths(self) -> np.ndarray: ...
+
+    def __len__(self) -> int: ...
+
+    def take(self, rows: Sequence[int], /) -> Tensor:
+        """Inputs of these items: (len(rows), …), padded to one shape."""
+        ...
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """vectors: (N, D) float32 or float16, mapped from `folder` and not to be written; in RAM where folder is None."""
+
+    vectors: np.ndarray
+    folder: Path | None
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    def ids(self) -> list[str]:
+        """All ids, read from the folder."""
+        assert self.folder is not None, "embeddings in RAM have no ids"
+        return (self.folder / IDS).read_bytes().decode().split("\n")[:-1]
+
+
+def encode_corpus(
+    encode: Encoder,
+    side: Literal["x", "y"],
+    items: SizedItems,
+    folder: Path | None,
+    *,
+    ids: Ids | None = None,
+    identity: str = "",
+    dtype: str = "float32",
+    window: int = WINDOW,
+    say: Callable[[str], None] | None = None,
+) -> Embeddings:
+    """All items as one matrix, the same on every rank; every rank must call it.
+
+    folder: where it is kept, so that it is never whole in RAM; None: in RAM. identity: says of which weights and items
+    it is (see identity_of): a folder that has all of it is only opened, one that has a part is completed, one of
+    something else is filled anew, with a line. ids: not needed without a folder. window: rounded up to whole blocks.
+    say: where lines go; None: a progress bar on a terminal, lines on standard output elsewhere.
+
+    Raises ConfigError for a folder that is in use, that holds files of somebody else, or whose disk is too small;
+    DataError for a damaged one, an id with a line break, and values that are not finite; HardwareError when the disk
+    fails.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype={dtype}: must be one of {', '.join(DTYPES)}")
+    world, size = encode.world, -(-window // encode.block) * encode.block
+    settings = {
+        "format": FORMAT,
+        "identity": identity,
+        "side": side,
+        "items": len(items),
+        "dtype": dtype,
+        "window": size,
+        "block": encode.block,
+        "precision": encode.precision,
+        "normalised": encode.cosine,
+    }
+    with ExitStack() as stack:
+        if folder is None:
+            store, first = _Memory(settings), 0
+        else:
+            assert ids is not None, "a folder needs ids"
+            store = _Folder(folder, settings, world)
+            first = from_rank_0(world, lambda: store.opened(ids, stack, say or _printed)) * size
+        if first < len(items):
+            tell = say if world.rank == 0 else _nothing
+            hear = stack.enter_context(progress(f"Encode {side}", len(items), first, tell))
+            for start, vectors in _windows(encode, side, items, size, first):
+                store.write(start, vectors)
+                hear(start + len(vectors))
+        return store.embeddings()
+
+
+def identity_of(tower: nn.Module, *facts: str) -> str:
+    """A digest of the tower's weights by name, and of what else embeddings depend on: the corpus, lengths, prefixes.
+
+    Wrappers for data parallelism leave no trace.
+    """
+    digest = hashlib.sha256(json.dumps(facts).encode())
+    for name, tensor in named_tensors({"tower": tower}).items():
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+# ---- windows -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Sorted:
+    """The items from `first` on as the encoder takes them: window after window, the longest of each first."""
+
+    items: SizedItems
+    size: int
+    first: int
+    _order: tuple[int, np.ndarray] = (-1, np.empty(0, np.int64))
+
+    def __len__(self) -> int:
+        return len(self.items) - self.first
+
+    def block(self, start: int, stop: int) -> Tensor:
+        window = (start + self.first) // self.size * self.size
+        begin = start + self.first - window
+        return self.items.take((window + self.order(window)[begin : begin + stop - start]).tolist())
+
+    def order(self, window: int) -> np.ndarray:
+        """The items of the window that begins there, counted from 0, in the order in which they are encoded."""
+        if self._order[0] != window:
+            lengths = np.asarray(self.items.lengths[window : window + self.size]).astype(np.int64)
+            self._order = window, np.argsort(-lengths, kind="stable")
+        return self._order[1]
+
+
+def _windows(
+    encode: Encoder, side: Literal["x", "y"], items: SizedItems, size: int, first: int
+) -> Iterator[tuple[int, np.ndarray]]:
+    """(start, float32 (S, D) in the items' own order) of each window from item `first` on, on every rank."""
+    view, at, window = _Sorted(items, size, first), first, np.empty((0, 0), np.float32)
+    for vectors in encode.rounds(side, view):
+        while len(vectors):
+            start = at // size * size
+            stop = min(start + size, len(items))
+            if at == start:
+                window = np.empty((stop - start, vectors.shape[1]), np.float32)
+            part, vectors = vectors[: stop - at], vectors[stop - at :]
+            window[view.order(start)[at - start :][: len(part)]] = part
+            at += len(part)
+            if at == stop:
+                check_finite(window, side, start)
+                yield start, window
+
+
+# ---- where they are kept -------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Memory:
+    settings: dict[str, Any]
+    vectors: np.ndarray | None = None
+
+    def write(self, start: int, vectors: np.ndarray) -> None:
+        stored = _stored(vectors, self.settings["dtype"])
+        if self.vectors is None:
+            self.vectors = np.empty((self.settings["items"], vectors.shape[1]), stored.dtype)
+        self.vectors[start : start + len(stored)] = stored
+
+    def embeddings(self) -> Embeddings:
+        assert self.vectors is not None
+        return Embeddings(self.vectors, None)
+
+
+@dataclass(frozen=True)
+class _Folder:
+    """Rank 0 writes, all read."""
+
+    folder: Path
+    settings: dict[str, Any]
+    world: World
+
+    def opened(self, ids: Ids, stack: ExitStack, say: Callable[[str], None]) -> int:
+        """How many windows are done. Holds the folder until `stack` closes. On rank 0."""
+        with _disk(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(self.folder, "folder"))
+            state = self._state()
+            if state is not None and state["settings"] != self.settings:
+                theirs = state["settings"]
+                other = ", ".join(k for k in self.settings if theirs.get(k) != self.settings[k])
+                say(f"{self.folder}: has embeddings of other {other}; they are made anew")
+                state = None
+            if state is None or state["windows"] == 0:
+                self._begin(ids)
+                return 0
+            self.embeddings()  # DataError now and not in the end
+            return state["windows"]
+
+    def write(self, start: int, vectors: np.ndarray) -> None:
+        rank_0_only(self.world, lambda: self._write(start, vectors))
+
+    def embeddings(self) -> Embeddings:
+        path = self.folder / VECTORS
+        try:
+            vectors = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise DataError(f"{path} is damaged ({error}): delete {self.folder} to encode anew") from error
+        if (vectors.ndim, *vectors.shape[:1], vectors.dtype) != (2, self.settings["items"], self.settings["dtype"]):
+            raise DataError(f"{path} is not what {STATE} says: delete {self.folder} to encode anew")
+        return Embeddings(vectors, self.folder)
+
+    def _state(self) -> dict[str, Any] | None:
+        """What state.json says; None for a new folder."""
+        path = self.folder / STATE
+        if not path.exists():
+            foreign = [name for name in (VECTORS, IDS) if (self.folder / name).exists()]
+            if foreign:
+                raise ConfigError(
+                    f"{self.folder} has {foreign[0]} but no {STATE}, so it is not of our making: choose another folder"
+                )
+            return None
+        try:
+            state = json.loads(path.read_bytes())
+            if not isinstance(state["settings"], dict) or not isinstance(state["windows"], int) or state["windows"] < 0:
+                raise ValueError("unknown fields")
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{path} is damaged: delete {self.folder} to encode anew") from error
+        return state
+
+    def _begin(self, ids: Ids) -> None:
+        """state.json comes first: it says whose the others are."""
+        self._save(windows=0)
+        (self.folder / VECTORS).unlink(missing_ok=True)
+        temporary = self.folder / f".{IDS}.partial"
+        items, slab = self.settings["items"], self.settings["window"]
+        with temporary.open("wb") as file:
+            for start in range(0, items, slab):
+                file.writelines(_line(name) for name in ids(start, min(start + slab, items)))
+        sync(temporary)
+        os.replace(temporary, self.folder / IDS)
+        sync(self.folder)
+
+    def _write(self, start: int, vectors: np.ndarray) -> None:
+        stored = _stored(vectors, self.settings["dtype"])
+        path, rows = self.folder / VECTORS, self.settings["items"]
+        with _disk(self.folder):
+            if start == 0:
+                self._create(path, (rows, stored.shape[1]), stored.dtype)
+            with path.open("r+b") as file:
+                file.seek(-(rows - start) * stored[0].nbytes, os.SEEK_END)
+                file.write(stored.data)
+            sync(path)
+            self._save(windows=start // self.settings["window"] + 1)
+
+    def _create(self, path: Path, shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
+        """The header, and room for all rows."""
+        needed, free = shape[0] * shape[1] * dtype.itemsize, shutil.disk_usage(self.folder).free
+        if free < needed:
+            raise ConfigError(f"{self.folder}: the embeddings need {needed:,} bytes, {free:,} are free")
+        with path.open("wb") as file:
+            descr = np.lib.format.dtype_to_descr(dtype)
+            np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
+            file.truncate(file.tell() + needed)
+
+    def _save(self, windows: int) -> None:
+        write_json(self.folder / STATE, {"settings": self.settings, "windows": windows})
+
+
+def _stored(vectors: np.ndarray, dtype: str) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        stored = vectors.astype(dtype, copy=False)
+    if dtype == "float16" and not np.isfinite(stored).all():
+        raise DataError("embeddings are too large for float16: take dtype=float32")
+    return stored
+
+
+def _line(name: str) -> bytes:
+    try:
+        line = name.encode()
+    except UnicodeEncodeError:
+        raise DataError(f"the id {name!r} is no Unicode text") from None
+    if b"\n" in line:
+        raise DataError(f"the id {name!r} has a line break, and {IDS} holds one id a line")
+    return line + b"\n"
+
+
+@contextmanager
+def _disk(folder: Path) -> Iterator[None]:
+    """Failures of the disk in our words."""
+    try:
+        yield
+    except OSError as error:
+        raise HardwareError(f"{folder} cannot be written: {error.strerror or error}") from error
+
+
+def _printed(line: str) -> None:
+    print(line, flush=True)
+
+
+def _nothing(line: str) -> None:
+    pass

@@ -1,0 +1,197 @@
+"""python -m eval.mine run=runs/x: mine hard negatives with a trained model. See python -m eval.mine --help."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from data import errors
+from data.command_line import help_text, parse_options
+from data.config import MiningConfig
+from data.errors import ConfigError
+from eval.config import MineCommand
+
+if TYPE_CHECKING:
+    from data.corpus import Corpus
+    from data.questions import Questions
+    from eval.mining import Source
+    from train.config import TrainConfig
+
+PURPOSE = """\
+Mine hard negatives with a trained model: for each training question the passages that it ranks high although they are
+not right. Training then draws from them. Right passages and their copies are never among them.
+Everything is key=value. Under torchrun the ranks share the work and the result stays the same."""
+EXAMPLES = {
+    "for the questions and the corpus that the run was trained on": "python -m eval.mine run=runs/topics",
+    "then train on them": "python -m train experiment=topics init_from=runs/topics 'data.negatives.lists=[mined]' "
+    "data.negatives.file=runs/topics/mined/mined.jsonl data.negatives.per_row=1",
+    "other data; all that scores 5 % less than the right passage": "python -m eval.mine run=runs/x "
+    "corpus=nq/corpus.jsonl queries=nq out=mined/nq first_rank=1 relative_margin=0.05",
+    "judged by a cross-encoder's scores of question and passage": "python -m eval.mine run=runs/x scores=scores.tsv "
+    "margin=2",
+}
+NOTES = """\
+out gets mined.jsonl, a line {"query_id", "negatives", "scores"} for each question; mined.json, which says how many
+passages were left out and why; and embeddings/, so that the same command goes on wherever it was stopped, or mines
+again by other rules without encoding; delete it when you are done. null: as the run has it.
+"""
+SHOWN = 3  # negatives of an example
+LONGEST = 110  # characters of a text that is shown
+REASONS = {
+    "rank": "ranked before first_rank",
+    "right": "right, or a copy of what is right",
+    "unscored": "without a score in the file",
+    "unknown": "of questions whose right passage is not in the corpus, or has no score: no margin can be kept",
+    "margin": "too close to the right passage",
+    "max_score": "above max_score",
+    "repeated": "copies of another",
+    "answer": "with an answer in the text",
+    "beyond_keep": "more than keep",
+}
+
+
+def main() -> None:
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(help_text(PURPOSE, EXAMPLES, MineCommand, NOTES))
+        return
+    command = parse_options(MineCommand, sys.argv[1:], "python -m eval.mine")
+
+    from train.__main__ import own_packages
+
+    own_packages()
+    from eval.trained import find_run, read_config
+
+    run, checkpoint = find_run(command.run, _note)
+    config = with_command(read_config(run), command)
+    if config.task.value != "question_passage":
+        raise ConfigError(f"{run} is of task={config.task.value}: only question_passage has passages to mine")
+    negatives(command, config, run, checkpoint)
+
+
+def with_command(config: TrainConfig, command: MineCommand) -> TrainConfig:
+    """The run's configuration with what the command line says differently."""
+    given = {f.name: getattr(command, f.name) for f in fields(MiningConfig)}
+    mining = replace(config.data.negatives.mining, **{k: v for k, v in given.items() if v is not None})
+    data = replace(
+        config.data,
+        train=command.queries or config.data.train,
+        workers=config.data.workers if command.workers is None else command.workers,
+        passage=replace(config.data.passage, corpus=command.corpus or config.data.passage.corpus),
+        negatives=replace(config.data.negatives, mining=mining),
+    )
+    return replace(config, data=data)
+
+
+def negatives(command: MineCommand, config: TrainConfig, run: Path, checkpoint: Path) -> None:
+    """Encode, search, choose; rank 0 writes the files and says what came of it."""
+    from eval.mining import MINED, embedded, mine
+    from eval.pair_scores import read_pair_scores
+    from eval.trained import load_trained
+    from train.agreement import agreed, rank_0_first
+    from train.distributed import init_world, shutdown
+    from train.fitting import build_encoder
+
+    trained = load_trained(run, checkpoint)
+    out = Path(command.out).expanduser() if command.out else run / "mined"
+    world = init_world(config.dist.timeout)
+    try:
+        model = trained.model
+        model.towers.to(world.device)
+        questions, corpus = rank_0_first(world, lambda: opened(config))
+        scores = agreed(world, lambda: None if command.scores is None else read_pair_scores(command.scores))
+        encode = build_encoder(config, model, world)
+        source = embedded(encode, questions, corpus, model.tokenize, config.data, out / "embeddings")  # type: ignore[arg-type]
+        identity = {
+            "checkpoint": str(checkpoint),
+            "step": trained.step,
+            "questions": questions.fingerprint,
+            "corpus": corpus.fingerprint,
+            "scores": command.scores,
+        }
+        summary = mine(replace(source, scores=scores), config.data.negatives.mining, out, world, identity)
+        if world.rank == 0:
+            print("\n".join([*report(summary), *examples(source, out / MINED, command.examples)]))
+            print(f"\nWritten: {out / MINED}. To train on it:\n  {training_command(command, config, run, out / MINED)}")
+    finally:
+        shutdown()
+
+
+def opened(config: TrainConfig) -> tuple[Questions, Corpus]:
+    """Raises ConfigError when the questions come without a corpus to search."""
+    from data.questions import open_questions
+
+    questions = open_questions(config.data.train, config.data, "queries")
+    if questions.corpus is None:
+        raise ConfigError(
+            f"queries={config.data.train}: nothing says which passages to search. Give corpus=, passages by id: .jsonl "
+            "or .tsv with the fields id, text, title, or a BEIR folder"
+        )
+    return questions, questions.corpus
+
+
+# ---- what is printed -------------------------------------------------------------------------------------------------
+
+
+def report(summary: dict[str, Any]) -> Iterator[str]:
+    """What became of the passages that were found."""
+    yield (
+        f"{summary['negatives']:,} negatives for {summary['questions']:,} questions, of {summary['found']:,} passages "
+        f"found; {summary['without']:,} questions have none. Left out:"
+    )
+    left_out = summary["left_out"]
+    yield from (f"  {left_out[name]:>10,}  {meaning}" for name, meaning in REASONS.items() if name in left_out)
+
+
+def examples(source: Source, mined: Path, count: int) -> Iterator[str]:
+    """Some questions, evenly spread, with a right passage and the best ranked negatives."""
+    from eval.mining import Groups
+
+    groups = Groups(source.questions.id_hashes[0])
+    wanted = {i * len(groups) // count for i in range(count)}
+    with mined.open() as file:
+        for number, line in enumerate(file):
+            if number not in wanted:
+                continue
+            found, row = json.loads(line), source.questions.row(groups.rows(number)[0])
+            yield f"\n{found['query_id']}: {_short(row.question.text)}"
+            yield f"  right    {_short(row.positives[0].text)}"
+            best = list(zip(found["negatives"], found["scores"], strict=True))[:SHOWN]
+            for name, score in best:
+                yield f"  {score:<8.4g} {_short(source.corpus[source.corpus.position(name)].text)}"
+            if not best:
+                yield "  no negatives"
+
+
+def training_command(command: MineCommand, config: TrainConfig, run: Path, mined: Path) -> str:
+    """The run's own recipe, from its weights, with what was mined."""
+    words = {
+        "experiment": config.experiment,
+        "init_from": run,
+        "data.train": command.queries,
+        "data.passage.corpus": command.corpus,
+        "data.negatives.lists": "[mined]",
+        "data.negatives.file": mined,
+        "data.negatives.per_row": 1,
+    }
+    given = [shlex.quote(f"{key}={value}") for key, value in words.items() if value is not None]
+    return " ".join(["python -m train", *given, *([] if config.experiment else ["(and the run's own keys)"])])
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
+
+
+def _note(line: str) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        print(line, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    errors.run(main)

@@ -1,0 +1,361 @@
+"""Hard negatives: passages that a model ranks high for a question although they are not right.
+
+Ranks are those of the search, from 1, over all passages found: what is left out keeps its rank. Within the range of
+ranks a passage is left out for the first of these that holds:
+    right      it is a right passage of the question, by its id or by its text: a copy of a right passage is right
+    unscored   scores of another model are given, and it has none
+    unknown    there is a margin, and no right passage of the question is in the corpus with a score
+    margin     it scores more than the best right passage less the margin
+    max_score  it scores more than max_score
+    repeated   its text came before, among those with none of these against them
+    answer     it contains an answer of the question
+The relative margin is a share of the magnitude of the best right score: it means the same below zero. Scores of another
+model, a cross-encoder's say, take the place of the search's in the margins and in max_score; ranks stay the search's.
+
+b questions at a time, n in all, m passages, D width, k ranks looked at.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from data.config import DataConfig, MiningConfig
+from data.corpus import Corpus
+from data.errors import HardwareError
+from data.question_passage import TokenizeTexts, passage_texts, question_texts
+from data.questions import Questions
+from eval.answers import prepared
+from eval.embeddings import encode_corpus, identity_of
+from eval.encode import Encoder
+from eval.index import Hits, Index
+from eval.pair_scores import PairScores
+from train.agreement import agreed, rank_0_only
+from train.distributed import World, gather_objects
+from train.files import sync, write_json
+
+MINED, SUMMARY = "mined.jsonl", "mined.json"
+FORMAT = 1
+BLOCK = 16_384  # questions at a time; a corpus larger than memory is read once for each block
+SCAN = 1 << 20  # content keys of the corpus looked through at a time
+JUDGED = ("", "rank", "right", "unscored", "unknown", "margin", "max_score")
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is mined: questions with queries_nD, passages with passages_mD (either may be mapped from a file).
+
+    scores: of another model, to judge by.
+    """
+
+    questions: Questions
+    queries_nD: np.ndarray
+    corpus: Corpus
+    passages_mD: np.ndarray
+    scores: PairScores | None = None
+
+
+def mine(source: Source, config: MiningConfig, out: Path, world: World, identity: dict[str, Any]) -> dict[str, Any]:
+    """Write out/mined.jsonl and out/mined.json, its summary, which all ranks return. A collective.
+
+    A line for each question: {"query_id", "negatives": passage ids, best ranked first, "scores": the search's}. Rows
+    with the same question id are one question, whose right passages are those of all of them. Ranks search together
+    and share what is found; rank 0 writes it in order. In memory are a block of questions and some 60 bytes for each.
+    identity: what the negatives come from, for the summary. Raises ConfigError for a bad index, DataError for damaged
+    data, HardwareError when the files cannot be written.
+    """
+    groups = Groups(source.questions.id_hashes[0])
+    index = agreed(world, lambda: Index(source.passages_mD, config.index, world=world))
+    counts: Counter[str] = Counter()
+    with _written(out / MINED, world) as write:
+        for start in range(0, len(groups), BLOCK):
+            block = [groups.rows(g) for g in range(start, min(start + BLOCK, len(groups)))]
+            queries_bD = np.asarray(source.queries_nD[[rows[0] for rows in block]], dtype=np.float32)
+            hits = index.search(queries_bD, config.last_rank)
+            first, last = (rank * len(block) // world.size for rank in (world.rank, world.rank + 1))
+            own = Block(block[first:last], queries_bD[first:last], Hits(*(part[first:last] for part in hits)))
+            for lines, part in gather_objects(agreed(world, partial(_mined, source, config, own)), world):
+                rank_0_only(world, partial(write, lines))
+                counts.update(part)
+    return _summarised(out, counts, config, world, identity)
+
+
+def embedded(
+    encode: Encoder,
+    questions: Questions,
+    corpus: Corpus,
+    tokenize: TokenizeTexts,
+    config: DataConfig,
+    folder: Path,
+    say: Callable[[str], None] | None = None,
+) -> Source:
+    """The embeddings of both sides with the weights as they are, kept in `folder`: what a killed start left is taken
+    up where the weights and the data are still the same. A collective.
+    """
+    asked, passages = (
+        question_texts(questions, tokenize, config.question),
+        passage_texts(corpus, tokenize, config.passage),
+    )
+    x = identity_of(encode.towers["x"], questions.fingerprint, repr(config.question))
+    y = identity_of(encode.towers["y"], corpus.fingerprint, repr(config.passage))
+
+    def names(start: int, stop: int) -> list[str]:
+        return [questions.question(i).id for i in range(start, stop)]
+
+    kept = encode_corpus(encode, "x", asked, folder / "questions", ids=names, identity=x, say=say)
+    sought = encode_corpus(encode, "y", passages, folder / "passages", ids=corpus.ids, identity=y, say=say)
+    return Source(questions, kept.vectors, corpus, sought.vectors)
+
+
+class Groups:
+    """Rows that are one question, by the hash of its id; in the order of first rows."""
+
+    def __init__(self, keys_n: np.ndarray) -> None:
+        _, first, group_n = np.unique(keys_n, return_index=True, return_inverse=True)
+        self._rows = np.argsort(group_n, kind="stable")
+        self._ends = np.cumsum(np.bincount(group_n, minlength=len(first)))
+        self._order = np.argsort(first)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def rows(self, position: int) -> list[int]:
+        group = int(self._order[position])
+        return self._rows[self._ends[group - 1] if group else 0 : self._ends[group]].tolist()
+
+
+# ---- one block of questions ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows of each of b questions, and what the search found."""
+
+    groups: Sequence[list[int]]
+    queries_bD: np.ndarray
+    hits: Hits
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question with the answers and right passages of all its rows.
+
+    keys: content keys of what is right; positions: where that is in the corpus, of equal texts the first.
+    """
+
+    id: str
+    answers: tuple[str, ...]
+    keys: np.ndarray
+    positions: np.ndarray
+
+
+def _mined(source: Source, config: MiningConfig, block: Block) -> tuple[bytes, Counter[str]]:
+    """Lines of mined.jsonl, and what became of the passages found."""
+    counts: Counter[str] = Counter()
+    lines = []
+    for i, question in enumerate(_asked(source, block.groups)):
+        found = block.hits.scores[i] > -np.inf
+        places, scores = block.hits.positions[i][found], block.hits.scores[i][found]
+        candidates = Candidates(question, block.queries_bD[i], places, scores)
+        chosen = _chosen(source, config, candidates, counts)
+        counts.update(questions=1, without=not chosen, negatives=len(chosen), found=len(places))
+        names, best = zip(*chosen, strict=True) if chosen else ((), ())
+        line = {"query_id": question.id, "negatives": names, "scores": [float(f"{score:.6g}") for score in best]}
+        lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+    return "".join(lines).encode(), counts
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What the search found for a question, best first."""
+
+    question: Asked
+    query_D: np.ndarray
+    positions_k: np.ndarray
+    scores_k: np.ndarray
+
+
+def _chosen(
+    source: Source, config: MiningConfig, candidates: Candidates, counts: Counter[str]
+) -> list[tuple[str | None, float]]:
+    """(passage id, score) of the candidates that become negatives; `counts` hears why the others do not."""
+    positions_k = candidates.positions_k
+    keys_k = source.corpus.keys[positions_k]
+    reasons_k = _judged(source, config, candidates, keys_k)
+    counts.update(JUDGED[reason] for reason in reasons_k[reasons_k > 0])
+    left = np.flatnonzero(reasons_k == 0).tolist()
+    answers = candidates.question.answers if config.drop_answers else ()
+    wrong = prepared(answers, "regex" if config.regex_answers else "string")
+    chosen: list[tuple[str | None, float]] = []
+    seen: set[int] = set()
+    for number, i in enumerate(left):
+        if len(chosen) == config.keep:
+            counts["beyond_keep"] += len(left) - number  # not read
+            break
+        key, passage = int(keys_k[i]), source.corpus[int(positions_k[i])]
+        reason = "repeated" if key in seen else "answer" if wrong.within(passage.text) else ""
+        seen.add(key)
+        if reason:
+            counts[reason] += 1
+        else:
+            chosen.append((passage.id, float(candidates.scores_k[i])))
+    return chosen
+
+
+def _judged(source: Source, config: MiningConfig, candidates: Candidates, keys_k: np.ndarray) -> np.ndarray:
+    """(k,) index into JUDGED of the first reason against each candidate, 0 for none so far."""
+    question = candidates.question
+    right_k = np.isin(keys_k, question.keys) | np.isin(candidates.positions_k, question.positions)
+    scores_k, right_scores = _scores(source, candidates)
+    right_scores = np.concatenate([right_scores, scores_k[right_k]])
+    right_scores = right_scores[~np.isnan(right_scores)]
+    limit = _limit(config, float(right_scores.max()) if len(right_scores) else np.nan)
+    conditions = [
+        np.arange(1, len(keys_k) + 1) < config.first_rank,
+        right_k,
+        np.isnan(scores_k),
+        np.full(len(keys_k), np.isnan(limit)),
+        scores_k > limit,
+        scores_k > (np.inf if config.max_score is None else config.max_score),
+    ]
+    return np.select(conditions, range(1, len(JUDGED)), 0)
+
+
+def _limit(config: MiningConfig, best: float) -> float:
+    """The most that a negative may score: NaN when that takes a right score and there is none."""
+    limits = [] if config.margin is None else [best - config.margin]
+    limits += [] if config.relative_margin is None else [best - config.relative_margin * abs(best)]
+    return min(limits, default=np.inf)
+
+
+def _scores(source: Source, candidates: Candidates) -> tuple[np.ndarray, np.ndarray]:
+    """What counts in margins: scores of the candidates, and of the right passages in the corpus; NaN for none."""
+    question, places = candidates.question, candidates.question.positions
+    if source.scores is None:
+        return candidates.scores_k, source.passages_mD[places].astype(np.float32) @ candidates.query_D
+    found, right = ([_id(source.corpus, p) for p in some.tolist()] for some in (candidates.positions_k, places))
+    return source.scores.of(question.id, found), source.scores.of(question.id, right)
+
+
+def _id(corpus: Corpus, position: int) -> str:
+    return corpus.ids(position, position + 1)[0]
+
+
+# ---- right passages --------------------------------------------------------------------------------------------------
+
+
+def _asked(source: Source, groups: Sequence[list[int]]) -> list[Asked]:
+    """The questions of a block with all that is right for them."""
+    asked = [_of_rows(source, rows) for rows in groups]
+    wanted = np.unique(np.concatenate([np.empty(0, np.int64), *(question.keys for question in asked)]))
+    first = _first_with(source.corpus.keys, wanted)
+    by_text = [first[np.searchsorted(wanted, question.keys)] for question in asked]
+    return [
+        replace(question, positions=np.unique(np.concatenate([question.positions, places[places >= 0]])))
+        for question, places in zip(asked, by_text, strict=True)
+    ]
+
+
+def _of_rows(source: Source, numbers: Sequence[int]) -> Asked:
+    """What the rows of one question say themselves: positions are those of right passages with an id of the corpus.
+
+    Rows are dropped at once: with all their passages they are a thousand times as large.
+    """
+    keys: set[int] = set()
+    ids: list[str] = []
+    answers: dict[str, None] = {}
+    for number in numbers:
+        row = source.questions.row(number)
+        keys.update(row.positives.keys)
+        ids += [passage.id for passage in row.positives if passage.id is not None]
+        answers.update(dict.fromkeys(answer for answer in row.question.answers if answer.strip()))  # "" is everywhere
+    name, places = source.questions.question(numbers[0]).id, source.corpus.positions(ids)
+    return Asked(name, tuple(answers), np.array(sorted(keys), dtype=np.int64), places[places >= 0])
+
+
+def _first_with(keys_m: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """The first position of each wanted key (they are sorted), -1 where it is not among keys_m."""
+    first = np.full(len(wanted), -1, dtype=np.int64)
+    for start in range(0, len(keys_m) if len(wanted) else 0, SCAN):
+        part = np.asarray(keys_m[start : start + SCAN])
+        slot = np.minimum(np.searchsorted(wanted, part), len(wanted) - 1)
+        hits = np.flatnonzero(wanted[slot] == part)[::-1]  # backwards, so that of several the first stays
+        hits = hits[first[slot[hits]] < 0]
+        first[slot[hits]] = start + hits
+    return first
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _written(path: Path, world: World) -> Iterator[Callable[[bytes], None]]:
+    """For rank 0: a function that appends to what is at `path` afterwards, whole, or not at all if the block raises."""
+    temporary = path.with_name(f".{path.name}.partial")
+    file = rank_0_only(world, lambda: _opened(temporary))
+
+    def write(lines: bytes) -> None:
+        assert file is not None
+        with _named(path):
+            file.write(lines)
+
+    def close() -> None:
+        assert file is not None
+        with _named(path):
+            file.close()
+            sync(temporary)
+            os.replace(temporary, path)
+            sync(path.parent)
+
+    try:
+        yield write
+        rank_0_only(world, close)
+    finally:
+        if file is not None:
+            file.close()
+            temporary.unlink(missing_ok=True)
+
+
+def _opened(temporary: Path) -> BinaryIO:
+    with _named(temporary):
+        temporary.parent.mkdir(parents=True, exist_ok=True)
+        (temporary.parent / SUMMARY).unlink(missing_ok=True)  # of what is about to be replaced
+        return temporary.open("wb")
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise HardwareError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def _summarised(
+    out: Path, counts: Counter[str], config: MiningConfig, world: World, identity: dict[str, Any]
+) -> dict[str, Any]:
+    totals = {name: counts.pop(name, 0) for name in ("questions", "without", "negatives", "found")}
+    summary = {"format": FORMAT, **totals, "left_out": dict(sorted(counts.items())), "settings": asdict(config)}
+
+    def write_whole() -> None:
+        with _named(out / SUMMARY):
+            write_json(out / SUMMARY, {**summary, "identity": identity, "sha256": digest(out / MINED)})
+
+    rank_0_only(world, write_whole)
+    return {**summary, "identity": identity}
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,234 @@
+"""Questions against a corpus of passages: the model's ranking, and others beside it.
+
+Passages are encoded and searched by all ranks, so the numbers are the same for any number of them; rank 0 scores what
+was found. Beside the model, with the difference and its interval: BM25, the encoder as it was before training, and the
+reciprocal rank fusion of the model's ranking with BM25's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from data.config import PassageConfig, QuestionConfig
+from data.corpus import Corpus
+from data.passages import Passage, Question, Rendered
+from data.question_passage import Texts, TokenizeTexts, passage_texts
+from eval.bm25 import BM25, build_bm25, open_bm25
+from eval.config import Baseline, EvalConfig
+from eval.embeddings import Embeddings, encode_corpus, identity_of
+from eval.encode import Encoder, Evaluator, Report
+from eval.fusion import reciprocal_rank_fusion
+from eval.index import Hits, Index, recall_against_exact
+from eval.question_sets import Passages, QuestionSet
+from eval.scores import Judge, chance, differences, summarised
+from eval.trec import CUTOFFS, Context, Run, beir_result, ranked, write_dpr, write_qrels, write_run
+from train.agreement import from_rank_0, rank_0_only
+from train.files import write_json
+
+SHOWN = 5  # passages of an example
+LONGEST = 300  # characters of one
+
+
+class PassageSide:
+    """A corpus as encoders and BM25 see it, made once for all question sets that search it."""
+
+    def __init__(self, corpus: Passages, tokenize: TokenizeTexts, config: PassageConfig, options: EvalConfig) -> None:
+        self.corpus, self._config, self._options = corpus, config, options
+        self._texts = passage_texts(cast(Corpus, corpus), tokenize, config)
+        self._folder = None if options.embeddings is None else Path(options.embeddings).expanduser()
+        self._kept: dict[str, tuple[str, Index]] = {}
+        self._ids: dict[int, str] = {}
+
+    def index(self, system: str, encode: Encoder) -> Index:
+        """Of all passages, as the encoder's weights are now; kept until the same system has others. A collective."""
+        seen = self._config  # what a tower sees of a passage
+        facts = (self.corpus.fingerprint, seen.title.value, seen.prefix, str(seen.length))
+        identity = identity_of(encode.towers["y"], *facts)
+        if system not in self._kept or self._kept[system][0] != identity:
+            self._kept.pop(system, None)
+            vectors = self._embeddings(encode, identity).vectors
+            self._kept[system] = (identity, Index(vectors, self._options.index, world=encode.world))
+        return self._kept[system][1]
+
+    def _embeddings(self, encode: Encoder, identity: str) -> Embeddings:
+        folder = self._folder and self._folder / identity[:16]
+        return encode_corpus(encode, "y", self._texts, folder, ids=self.corpus.ids, identity=identity)
+
+    @cached_property
+    def bm25(self) -> BM25:
+        """Over titles and texts."""
+        passages = (self.corpus[i] for i in range(len(self.corpus)))
+        texts = (f"{passage.title} {passage.text}" for passage in passages)
+        return open_bm25(texts, self._folder, self.corpus.fingerprint) if self._folder else build_bm25(texts)
+
+    def id(self, position: int) -> str:
+        """Of a passage that was found: many questions find the same."""
+        if position not in self._ids:
+            self._ids[position] = self.corpus.ids(position, position + 1)[0]
+        return self._ids[position]
+
+    def passage(self, name: str) -> Passage:
+        return self.corpus[int(self.corpus.positions([name])[0])]
+
+
+@dataclass(frozen=True)
+class PassageRetrieval(Evaluator):
+    """One set of questions on its corpus. untrained: makes the encoder as it was before training, a baseline."""
+
+    data: QuestionSet
+    side: PassageSide
+    tokenize: TokenizeTexts
+    question: QuestionConfig
+    options: EvalConfig
+    baselines: Sequence[Baseline] = ()
+    untrained: Callable[[], Encoder] | None = None
+
+    def report(self, encode: Encoder, examples: int = 0) -> Report:
+        world, found = encode.world, {}
+        found["model"], search = self._search("model", encode)
+        if Baseline.untrained in self.baselines and self.untrained:
+            found["untrained"], _ = self._search("untrained", self.untrained())
+        runs = rank_0_only(world, lambda: self._runs(found)) or {}
+        report = from_rank_0(world, lambda: self._scored(runs, {"search": search}, examples))
+        return replace(report, files=self._files(runs["model"])) if runs else report
+
+    # Runs -------------------------------------------------------------------------------------------------------------
+
+    def _search(self, system: str, encode: Encoder) -> tuple[Hits, dict[str, Any]]:
+        """The best passages of every question as an encoder ranks them, and how they were searched. A collective."""
+        index = self.side.index(system, encode)
+        texts = Texts(AskedTexts(self.data.questions, self.question), self.tokenize, self.question.length)
+        queries = encode("x", texts)
+        hits = index.search(queries, self._depth)
+        how: dict[str, Any] = {"index": self.options.index, "depth": self.options.depth}
+        if self.options.index != "Flat":
+            share = recall_against_exact(hits, queries, index.corpus, world=encode.world)
+            how[f"recall_against_exact@{hits.positions.shape[1]}"] = share
+        return hits, how
+
+    def _runs(self, found: Mapping[str, Hits]) -> dict[str, Run]:
+        """What the encoders have found, and the other systems that are asked for."""
+        every = range(len(self.data.questions))
+        runs = {name: self._run([hits.found(query) for query in every]) for name, hits in found.items()}
+        if {Baseline.bm25, Baseline.fusion} & set(self.baselines):
+            pairs = self.side.bm25.search([question.text for question in self.data.questions], self._depth)
+            words = self._run([list(zip(places.tolist(), scores.tolist(), strict=True)) for scores, places in pairs])
+            fused = reciprocal_rank_fusion([runs["model"], words], depth=self.options.depth)
+            others = {Baseline.bm25: words, Baseline.fusion: fused}
+            runs |= {baseline.value: run for baseline, run in others.items() if baseline in self.baselines}
+        return runs
+
+    def _run(self, found: Iterable[Sequence[tuple[int, float]]]) -> Run:
+        """From (position, score) of what each question finds; the passage that is the question itself is left out."""
+        run = {}
+        for question, pairs in zip(self.data.questions, found, strict=True):
+            scores = {self.side.id(position): score for position, score in pairs}
+            if question.id in self._own:
+                scores.pop(question.id, None)
+            run[question.id] = dict(ranked(scores, self.options.depth))
+        return run
+
+    @cached_property
+    def _own(self) -> set[str]:
+        """Ids of questions that are ids of passages too, which nobody judged for them."""
+        if not self.data.drop_own:
+            return set()
+        names = [q.id for q in self.data.questions if q.id not in self.data.qrels.get(q.id, {})]
+        return {name for name, place in zip(names, self.data.corpus.positions(names), strict=True) if place >= 0}
+
+    @property
+    def _depth(self) -> int:
+        return self.options.depth + bool(self._own)
+
+    # Scores -----------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _judge(self) -> Judge:
+        return Judge(self.data, self.options.answers.value, self.options.depth)
+
+    def _scored(self, runs: Mapping[str, Run], details: dict[str, Any], examples: int) -> Report:
+        judge = self._judge
+        values = {name: judge.values(run) for name, run in runs.items()}
+        model = values.pop("model")
+        summary = summarised(model, judge)
+        details |= {
+            "intervals": summary.intervals,
+            "mean_over_groups": summary.over_groups,
+            "baselines": {
+                name: {**asdict(summarised(v, judge)), "difference": differences(model, v, judge)}
+                for name, v in values.items()
+            },
+        }
+        if examples:
+            details["examples"] = self._examples(runs["model"], examples)
+        questions, passages = len(self.data.questions), len(self.data.corpus)
+        sizes = {"num_questions": float(questions), "num_passages": float(passages)}
+        return Report("passage_retrieval", {**summary.metrics, **sizes}, chance(self.data.qrels, passages), details)
+
+    def _examples(self, run: Run, count: int) -> list[dict[str, Any]]:
+        """The best passages of a few questions, evenly spread over the set."""
+        picks = np.unique(np.linspace(0, len(self.data.questions) - 1, count).astype(np.int64)).tolist()
+        return [self._example(self.data.questions[pick], run) for pick in picks]
+
+    def _example(self, question: Question, run: Run) -> dict[str, Any]:
+        answers = [
+            {
+                "item": name,
+                "text": _shown(self.side.passage(name)),
+                "score": round(score, 4),
+                "right": self._judge.right(question.id, name),
+            }
+            for name, score in ranked(run[question.id], SHOWN)
+        ]
+        return {"query": question.text, "answers": answers}
+
+    # Files ------------------------------------------------------------------------------------------------------------
+
+    def _files(self, run: Run) -> dict[str, Callable[[Path], None]]:
+        """Ending → what writes it: the run and judgements for other tools, BEIR's result, DPR's retriever output."""
+        files: dict[str, Callable[[Path], None]] = {".trec": lambda path: write_run(path, run, "dyad")}
+        if self.data.qrels:
+            files[".qrels"] = lambda path: write_qrels(path, self.data.qrels)
+            cutoffs = [k for k in CUTOFFS if k <= self.options.depth]
+            files[".beir.json"] = lambda path: write_json(path, beir_result(self.data.qrels, run, cutoffs))
+        if any(question.answers for question in self.data.questions):
+            files[".dpr.json"] = lambda path: write_dpr(path, self._contexts(run))
+        return files
+
+    def _contexts(self, run: Run) -> Iterator[tuple[str, Sequence[str], Iterator[Context]]]:
+        for question in self.data.questions:
+            yield question.text, question.answers, self._found(question, run)
+
+    def _found(self, question: Question, run: Run) -> Iterator[Context]:
+        for name, score in ranked(run[question.id]):
+            passage = self.side.passage(name)
+            yield Context(name, passage.title, passage.text, score, self._judge.hit(question.id, name))
+
+
+@dataclass(frozen=True)
+class AskedTexts:
+    """Questions as `Texts` takes them."""
+
+    questions: Sequence[Question]
+    config: QuestionConfig
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.array([len(question.text.encode()) for question in self.questions])
+
+    def __len__(self) -> int:
+        return len(self.questions)
+
+    def rendered(self, i: int) -> Rendered:
+        return self.questions[i].rendered(self.config)
+
+
+def _shown(passage: Passage) -> str:
+    text = f"{passage.title}: {passage.text}" if passage.title else passage.text
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"

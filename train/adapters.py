@@ -1,0 +1,45 @@
+"""Low-rank adapters (LoRA, Hu et al. 2021) in a transformers encoder, by peft: put in, and merged into its weights."""
+
+from __future__ import annotations
+
+import copy
+
+from torch import nn
+
+from data.errors import ConfigError
+from train.config import TextTowerConfig
+from train.tower import first_line
+
+
+def add_adapters(encoder: nn.Module, config: TextTowerConfig) -> None:
+    """Adapters beside the modules that config names: they train, and nothing else of the encoder does.
+
+    They begin as zero: the encoder computes what it did. Raises ConfigError for modules that are not there.
+    """
+    from peft import LoraConfig, inject_adapter_in_model
+
+    targets = None if config.lora_targets is None else list(config.lora_targets)
+    lora = LoraConfig(r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules=targets)  # pyright: ignore[reportArgumentType]: a float is fine
+    try:
+        inject_adapter_in_model(lora, encoder)
+    except ValueError as error:
+        linear = {name.rpartition(".")[2] for name, module in encoder.named_modules() if isinstance(module, nn.Linear)}
+        raise ConfigError(
+            f"model.text.lora_targets={targets}: {first_line(error)}. Choose of {', '.join(sorted(linear))}"
+        ) from error
+
+
+def merged(encoder: nn.Module) -> nn.Module:
+    """The encoder with its adapters added into a copy of its weights; itself when it has none."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    if not any(isinstance(module, BaseTunerLayer) for module in encoder.modules()):
+        return encoder
+    plain = copy.deepcopy(encoder)
+    for name, module in list(plain.named_modules()):
+        if isinstance(module, BaseTunerLayer):
+            module.merge()
+            parent, _, own = name.rpartition(".")
+            setattr(plain.get_submodule(parent), own, module.get_base_layer())
+    del plain.peft_config
+    return plain

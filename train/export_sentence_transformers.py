@@ -1,0 +1,85 @@
+"""format=sentence_transformers: one folder that SentenceTransformer loads, with the prompts "query" and "document"."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from torch import nn
+
+from data.errors import ConfigError
+from train.config import Pooling
+from train.export_encoder import LONG, inputs_in_words, sides
+from train.exported import PROBES, Library, Source, largest_difference
+from train.losses.options.common import Similarity
+
+try:
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer import modules as parts
+    from sentence_transformers.sentence_transformer.modules.pooling import PoolingMode
+except ImportError as error:
+    raise ConfigError(
+        "format=sentence_transformers: sentence-transformers is not installed, which checks what is written:  "
+        "pip install -e '.[bench]' -c requirements.lock"
+    ) from error
+
+POOLINGS: dict[Pooling, PoolingMode] = {Pooling.cls: "cls", Pooling.mean: "mean", Pooling.last: "lasttoken"}
+
+
+def write(folder: Path, source: Source) -> None:
+    question, passage = sides(source, "sentence_transformers")
+    if question.tower is not passage.tower:
+        raise ConfigError(
+            "format=sentence_transformers: one encoder for both sides; this run has two (model.shared=false): take "
+            "format=dpr"
+        )
+    similarity = source.config.objective.similarity
+    with TemporaryDirectory() as encoder:
+        question.save(Path(encoder), max(question.length, passage.length))
+        transformer = parts.Transformer(encoder, query_length=question.length, document_length=passage.length)
+    width, projection = transformer.get_embedding_dimension(), question.tower.projection
+    modules: list[nn.Module] = [transformer, parts.Pooling(width, POOLINGS[question.pooled.pooling])]
+    if isinstance(projection, nn.Linear):
+        dense = parts.Dense(width, projection.out_features, activation_function=nn.Identity())
+        dense.linear.load_state_dict(projection.state_dict())
+        modules.append(dense)
+    if similarity is Similarity.cosine:
+        modules.append(parts.Normalize())
+    model = SentenceTransformer(
+        modules=modules,
+        device="cpu",
+        prompts={"query": question.prefix, "document": passage.prefix},
+        similarity_fn_name=similarity.value,
+    )
+    model.save_pretrained(str(folder), create_model_card=False)
+
+
+def difference(folder: Path, source: Source) -> float:
+    """Of questions and passages, also of ones that are cut."""
+    loaded: Any = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    encodings = loaded.encode_query, loaded.encode_document
+    return largest_difference(
+        "sentence_transformers",
+        (
+            (side.embed([side.prefix + text for text in texts]), encode(texts, convert_to_tensor=True))
+            for side, encode in zip(sides(source, "sentence_transformers"), encodings, strict=True)
+            for texts in (PROBES, [LONG])
+        ),
+    )
+
+
+def snippet(folder: Path, source: Source) -> str:
+    return f"""\
+    from sentence_transformers import SentenceTransformer
+    model = SentenceTransformer("{folder}")
+    scores = model.similarity(model.encode_query(["a question"]), model.encode_document(["a passage"]))
+
+{inputs_in_words(source.config)} The model adds the prefixes and cuts by itself."""
+
+
+FRONT = (
+    "library_name: sentence-transformers\npipeline_tag: sentence-similarity\n"
+    "tags: [sentence-transformers, feature-extraction]"
+)
+LIBRARY = Library("sentence_transformers", FRONT, "Text embedding model", write, difference, snippet)
