@@ -184,7 +184,7 @@ def _train_command(out: Path, options: PackOptions, files: int) -> str:
     if options.to is Target.tevatron_ids:
         paths["data.passage.corpus"] = out / CORPORA[options.to].name
     split = [f"data.question.split={options.split}"] if options.to is Target.beir and options.split != "train" else []
-    return command("python -m train task=question_passage", paths, *split)
+    return command("python -m train experiment=mnrl model.text.name=bert-base-uncased", paths, *split)
 
 
 # ---- passages ------------------------------------------------------------------------------------------------------

@@ -22,10 +22,13 @@ AT_ONCE = 65_536
 
 
 class Mined:
-    """Positions in `corpus` for every row of some questions, as two mapped columns. Can be pickled."""
+    """Positions in `corpus` for every row of some questions, as two mapped columns. Can be pickled.
 
-    def __init__(self, corpus: Corpus, mapped: Mapped, count: int) -> None:
-        self.corpus, self._mapped, self._count = corpus, mapped, count
+    fingerprint: of the file's content.
+    """
+
+    def __init__(self, corpus: Corpus, mapped: Mapped, count: int, fingerprint: str) -> None:
+        self.corpus, self.fingerprint, self._mapped, self._count = corpus, fingerprint, mapped, count
 
     @staticmethod
     def open(path: str, questions: Questions, corpus: Corpus | None = None) -> Mined:
@@ -41,7 +44,7 @@ class Mined:
         rows = open_rows(source.shards)
         state = [FORMAT, rows.fingerprint, questions.fingerprint, corpus.fingerprint]
         mapped = kept(rows.files, "mined", corpus.rows.files, state, lambda: _by_row(rows, questions, corpus))
-        return Mined(corpus, mapped, len(questions))
+        return Mined(corpus, mapped, len(questions), rows.fingerprint)
 
     def positions(self, i: int) -> Int64s:
         """(k,) corpus positions of row i, best ranked first; none when the file has no line for its question."""

@@ -195,7 +195,7 @@ def test_printed_command_names_what_was_written(
     made = converted(write_dpr(tmp_path / "x.json", ROWS), tmp_path / 'it\'s "here" {1,2}', target, split="dev")
     command = next(line for line in capsys.readouterr().out.splitlines() if "python -m train" in line)
     words = shlex.split(command)
-    assert words[:4] == ["python", "-m", "train", "task=question_passage"]
+    assert words[:4] == ["python", "-m", "train", "experiment=mnrl"]
     overrides = map(OverridesParser.create().parse_override, words[4:])
     values: dict[str, Any] = {override.key_or_group: override.value() for override in overrides}
     config = DataConfig(

@@ -136,7 +136,8 @@ def test_pack_and_unpack_of_questions(tmp_path: Path) -> None:
         f"3 questions, 3 positives, 3 passages in {tmp_path}/out (beir), indexed",
         "made, since beir needs them: 3 question ids, 3 passage ids",
         "train on them:",
-        f"  python -m train task=question_passage 'data.train=\"{tmp_path}/out\"' data.question.split=dev",
+        "  python -m train experiment=mnrl model.text.name=bert-base-uncased "
+        f"'data.train=\"{tmp_path}/out\"' data.question.split=dev",
     ]
     refused = command("pack", tmp_path / "flag.jsonl", f"out={tmp_path}/out", "to=bier")
     assert refused.returncode == 2 and "Did you mean 'beir'?" in refused.stderr

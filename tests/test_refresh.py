@@ -189,9 +189,12 @@ def test_a_given_file_serves_until_the_first_refresh(commands, run_of, quiet: Pa
     assert not segment(tmp_path / "a", 0).exists()
 
 
-def test_what_cannot_work_is_refused(commands, run_of, inputs: Path, tmp_path: Path) -> None:
+def test_what_cannot_work_is_refused(commands, run_of, quiet: Path, tmp_path: Path) -> None:
     refused(commands.run(*run_of("a", data__negatives__lists="[negatives]")), 2, "refresh_every=4", "lists=[mined]")
     rows = tmp_path / "rows.jsonl"
     passage = {"title": "", "text": "a b"}
     rows.write_text(json.dumps({"question": "a", "answers": [], "positive_ctxs": [passage]}) + "\n")
     refused(commands.run(*run_of("a", data__train=rows, global_batch_size=1)), 2, "data.passage.corpus")
+    refused(commands.run("eval.mine", f"run={quiet}", f"queries={rows}"), 2, "queries=", "Give corpus=")
+    refused(commands.run("eval.mine", f"run={quiet}", "first_rank=9", "last_rank=2"), 2, "first_rank=9, last_rank=2")
+    refused(commands.run("eval.mine", f"run={quiet}", "margn=1"), 2, "Did you mean 'margin'?")

@@ -173,8 +173,8 @@ class Evaluation:
         pairs = list(zip(reports, self._parts.evaluators, strict=True))
         if self._world.rank == 0:
             self._results = [result(report, evaluator, {}) for report, evaluator in pairs]
-            for content in self._results:
-                write(self._folder / "eval", content)
+            for content, report in zip(self._results, reports, strict=True):
+                write(self._folder / "eval", content, report.files)
         return {f"{e.name}/{metric}": value for report, e in pairs for metric, value in report.metrics.items()}
 
     def print_tables(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -62,7 +63,9 @@ def _question_passage(config: TrainConfig, model: Model) -> Data:
     questions = open_questions(config.data.train, config.data)
     mined = Mined.open(config.data.negatives.file, questions) if config.data.negatives.file else None
     dataset = QuestionPassage(questions, model.tokenize, config.data, config.seed, mined)
-    return Data(dataset, _order(config, questions.sizes, questions.weights), questions.fingerprint)
+    both = f"{questions.fingerprint} {mined.fingerprint if mined else ''}"
+    fingerprint = hashlib.sha256(both.encode()).hexdigest()
+    return Data(dataset, _order(config, questions.sizes, questions.weights), fingerprint)
 
 
 def _order(config: TrainConfig, sizes: Sequence[int], weights: Sequence[float]) -> Order:
