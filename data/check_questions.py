@@ -14,11 +14,10 @@ from data.inputs import open_input, open_passages, unread_fields
 from data.keys import content_key
 from data.options import CheckOptions
 from data.passages import Inline, Passage
-from data.questions import Row
+from data.questions import LISTS, Row
 from data.tables import BadRow
 
 SHOWN = 20
-LISTS = ("positives", "negatives", "hard_negatives")
 
 
 def _numbers() -> array[int]:
@@ -49,9 +48,22 @@ class Texts:
 
 
 @dataclass
+class Bad:
+    """What is wrong: the first lines, and how many there are; nearly every row of a file may be bad."""
+
+    lines: list[str] = field(default_factory=list)
+    count: int = 0
+
+    def add(self, line: str) -> None:
+        self.count += 1
+        if self.count <= SHOWN:
+            self.lines.append(line)
+
+
+@dataclass
 class Findings:
     """What the rows hold: how many passages each has in which list, content keys of questions and of the right
-    passages that are in the rows; bad: lines to print."""
+    passages that are in the rows."""
 
     counts: dict[str, array[int]] = field(default_factory=lambda: {name: _numbers() for name in LISTS})
     questions: array[int] = field(default_factory=_numbers)
@@ -59,7 +71,7 @@ class Findings:
     right: array[int] = field(default_factory=_numbers)
     answered: int = 0
     answers: int = 0
-    bad: list[str] = field(default_factory=list)
+    bad: Bad = field(default_factory=Bad)
 
     def add(self, row: Row, where: str) -> None:
         for name, count in self.counts.items():
@@ -72,7 +84,8 @@ class Findings:
         self.questions.append(row.question.key)
         self.answers += len(row.question.answers)
         self.answered += bool(row.question.answers)
-        self.bad += [f"{where}: {what}" for what in _contradictions(row)]
+        for what in _contradictions(row):
+            self.bad.add(f"{where}: {what}")
 
 
 def _contradictions(row: Row) -> Iterator[str]:
@@ -92,14 +105,14 @@ def check_questions(values: Sequence[str], options: CheckOptions) -> None:
     for where, row in source.rows():
         rows += 1
         if isinstance(row, BadRow):
-            found.bad.append(f"{where}: {row}")
+            found.bad.add(f"{where}: {row}")
         else:
             found.add(row, where)
     corpus = Texts()
     for i, passage in enumerate(source.passages()):
         corpus.add(passage)
         if source.corpus and not passage.text.strip() and not passage.title.strip():
-            found.bad.append(f"{source.corpus.rows.where(i)}: empty passage")
+            found.bad.add(f"{source.corpus.rows.where(i)}: empty passage")
     print(f"questions       {len(found.questions):,} of {rows:,} rows, {_repeated(found.questions):,} repeat another")
     for name, count in found.counts.items():
         print(f"{name.replace('_', ' '):15} {sum(count):,}; per row {_range(count)}")
@@ -117,34 +130,34 @@ def check_questions(values: Sequence[str], options: CheckOptions) -> None:
 
 def check_passages(values: Sequence[str], options: CheckOptions) -> None:
     """The same for passages alone, of which each needs an id of its own."""
-    found, bad, unread, rows = Texts(), list[str](), Counter[str](), 0
+    found, bad, unread, rows = Texts(), Bad(), Counter[str](), 0
     for where, passage in open_passages(values, "SOURCE", unread):
         rows += 1
         if isinstance(passage, BadRow):
-            bad.append(f"{where}: {passage}")
+            bad.add(f"{where}: {passage}")
             continue
         found.add(passage)
         if passage.id is None:
-            bad.append(f"{where}: no id")
+            bad.add(f"{where}: no id")
         if not passage.text.strip() and not passage.title.strip():
-            bad.append(f"{where}: empty passage")
-    bad += _repeated_ids(values, found) if _repeated(found.names) else []
+            bad.add(f"{where}: empty passage")
+    for line in _repeated_ids(values, found) if _repeated(found.names) else ():
+        bad.add(line)
     print(f"passages        {found.line()}")
     print(f"not read        {unread_fields(unread) or 'nothing'}")
     _finish(bad, rows)
 
 
-def _repeated_ids(values: Sequence[str], found: Texts) -> list[str]:
+def _repeated_ids(values: Sequence[str], found: Texts) -> Iterator[str]:
     """Reads everything again, to say where they are."""
     names, counts = np.unique(np.array(found.names, np.int64), return_counts=True)
     first: dict[int, str] = dict.fromkeys(names[counts > 1].tolist(), "")
-    bad = []
     for where, passage in open_passages(values, "SOURCE", Counter()):
         name = -1 if isinstance(passage, BadRow) or passage.id is None else content_key(passage.id.encode())
         if isinstance(passage, Passage) and name in first:
-            bad += [f"{where}: id '{passage.id}' again, first at {first[name]}"] if first[name] else []
+            if first[name]:
+                yield f"{where}: id '{passage.id}' again, first at {first[name]}"
             first[name] = first[name] or where
-    return bad
 
 
 def _range(values: array[int]) -> str:
@@ -159,13 +172,13 @@ def _repeated(keys: array[int]) -> int:
     return len(keys) - len(np.unique(np.array(keys, np.int64)))
 
 
-def _finish(bad: Sequence[str], rows: int) -> None:
+def _finish(bad: Bad, rows: int) -> None:
     """List what is bad; DataError when there is anything, or nothing at all."""
-    for line in bad[:SHOWN]:
+    for line in bad.lines:
         print(f"bad: {line}")
-    if len(bad) > SHOWN:
-        print(f"… and {len(bad) - SHOWN:,} more")
-    if bad:
-        raise DataError(f"{len(bad):,} problems in {rows:,} rows.")
+    if bad.count > SHOWN:
+        print(f"… and {bad.count - SHOWN:,} more")
+    if bad.count:
+        raise DataError(f"{bad.count:,} problems in {rows:,} rows.")
     if not rows:
         raise DataError("there is no row.")

@@ -18,14 +18,13 @@ from data.inputs import Questions, open_input, open_passages, unread_fields
 from data.options import PackOptions, Target
 from data.outputs import Tally, checked_out, command, new_folder, shard_names
 from data.passages import Inline, Passage, Passages
-from data.questions import Row
+from data.questions import LISTS, Row
 from data.rows import SUFFIXES
 from data.tables import BadRow
 from data.writers import CORPORA, ROWS, CorpusWriter, corpus_writer
 
 BY_ID = (Target.tevatron_ids, Target.beir)  # their rows name passages of a corpus
 NEEDS_IDS = (Target.tevatron, *BY_ID)
-LISTS = ("positives", "negatives", "hard_negatives")
 MADE = ("question ids", "passage ids")
 Count = Callable[[Row], int]
 

@@ -13,7 +13,7 @@ from data.errors import ConfigError, DataError
 from data.kept import kept
 from data.keys import Int64s, hashed
 from data.passages import Passage, Passages
-from data.records import passage_of
+from data.records import named, passage_of
 from data.rows import SUFFIXES, Rows, open_rows
 from data.sources import local_path, parse_sources
 from data.tables import BadRow
@@ -124,7 +124,7 @@ def _read(rows: Rows, i: int) -> Passage:
     try:
         passage = passage_of(fields)
         if passage.id is None:
-            raise BadRow("no id", f"its fields are {', '.join(fields)}")
+            raise BadRow("no id", f"its fields are {named(fields)}")
     except BadRow as error:
         raise DataError(f"{rows.where(i)}: {error}") from None
     return passage

@@ -27,7 +27,6 @@ from data.scan_rows import Rows, RowScan, scan_array, scan_lines, scan_table
 from data.storage import Stat, open_stream, shard_name, stat
 
 FORMAT = 1
-MAX_PROBLEMS = 100  # listed per shard; all are counted
 STATS_AT_ONCE = 16  # a remote one takes a round trip
 BYTES_PER_PROCESS = 64 << 20  # below this a scan is over before a process has started
 SCANS: dict[str, Callable[[BinaryIO], Scan | RowScan]] = {
@@ -219,7 +218,7 @@ def _load(path: str, found: Stat) -> ShardIndex | None:
     for folder in folders(path):
         try:
             index = _from_json(path, folder, json.loads((folder / f"{shard_name(path)}.json").read_bytes()))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue  # none there, or another format: scan again
         if (index.size, index.mtime) == found and os.path.exists(index.table_file):
             return index
@@ -250,8 +249,8 @@ def _store(path: str, found: Stat, scan: Scan | RowScan, sha256: str) -> ShardIn
         members=len(columns.members),
         suffixes=columns.suffixes,
         ignored={} if isinstance(scan, RowScan) else dict(sorted(scan.ignored.items())),
-        problem_count=len(scan.problems),
-        problems=tuple(scan.problems[:MAX_PROBLEMS]),
+        problem_count=scan.problems.count,
+        problems=tuple(scan.problems.first),
         table_file=f"{shard_name(path)}.{digest}.npy",
     )
     described = {"format": FORMAT, **asdict(index)}

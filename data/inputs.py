@@ -9,44 +9,48 @@ import json
 import os
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
+from io import BufferedReader
 from itertools import islice, pairwise
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from data.config import PassageConfig
 from data.corpus import Chosen, Corpus, open_corpus
-from data.errors import ConfigError, nearest
+from data.errors import ConfigError
 from data.index import ShardIndex, index_shards
 from data.options import CheckOptions, PackOptions
-from data.passages import Inline, Passage, Passages, Question
-from data.questions import Row, judgements
-from data.records import FORMATS, PASSAGE_IDS, QUESTION_IDS, group_of, passage_of, record_of
+from data.passages import Inline, Passage, Passages
+from data.questions import Row, judgements, qrels_file
+from data.records import (
+    NAMED,
+    PASSAGE_FIELDS,
+    PASSAGE_IDS,
+    QUESTION_FIELDS,
+    format_of,
+    passage_of,
+    query_of,
+    record_of,
+    shown,
+)
 from data.rows import SUFFIXES, Rows
-from data.scan import MAX_BYTES, PICTURES
+from data.scan import MAX_BYTES, PICTURES, Problem
 from data.scan_rows import cells
 from data.shards import Shards
 from data.sources import PACKED, Source, local_path, parse_sources, parts
 from data.sources import SUFFIXES as SHARDS
-from data.storage import open_stream
+from data.storage import open_stream, shard_name
 from data.tables import BadRow
 
 LOOKED_AT = 20  # lines of a file, to tell what it holds
-LISTS = {  # of passages, as `records` reads them
-    *("positive_ctxs", "negative_ctxs", "hard_negative_ctxs"),
-    *("positive_passages", "negative_passages", "candidates", "ctxs"),
-}
-READ = {*QUESTION_IDS, *LISTS, "question", "query", "query_text", "answers", "metadata", "pos", "neg"} | {
-    *("positive_document_ids", "negative_document_ids")
-}
-READ_OF_PASSAGES = {*PASSAGE_IDS, "text", "contents", "title"}
-POOLED = ("candidates", "ctxs")
+READ_OF_QUERIES = (*PASSAGE_IDS, "text", "contents", "metadata")
 AT_ONCE = 65_536
+COUNTED = 1_000  # names of fields without a use; those of a table of ids would have no end
+OTHERS = "other fields"
 
 Entries = Iterator[tuple[str, Row | BadRow]]
 Judgement = tuple[int, str, str, int]  # line, question id, passage id, grade
@@ -79,7 +83,13 @@ class Questions:
 
 def unread_fields(unread: Counter[str]) -> str:
     found = sorted((-count, what) for what, count in unread.items() if count)
-    return ", ".join(f"{what} ({-count:,})" for count, what in found)
+    listed = [f"{shown(what)} ({-count:,})" for count, what in found[:NAMED]]
+    return ", ".join([*listed, *([f"{len(found) - NAMED:,} more fields"] if len(found) > NAMED else [])])
+
+
+def _count(unread: Counter[str], names: Iterable[str]) -> None:
+    for name in names:
+        unread[name if name in unread or len(unread) < COUNTED else OTHERS] += 1
 
 
 # ---- pictures, questions or passages? ------------------------------------------------------------------------------
@@ -93,19 +103,19 @@ def kind_of(sources: Sequence[str]) -> Kind:
     for suffixes in (SHARDS, SUFFIXES):  # a folder of shards may have a manifest.json
         with suppress(ConfigError, OSError):
             file = parse_sources(sources[0], "INPUT", suffixes)[0].shards[0]
-            return KINDS[os.path.splitext(file)[1]](file)
+            return KINDS[os.path.splitext(shard_name(file))[1]](file)
     return Kind.pictures
 
 
 def _kind_of_fields(fields: Mapping[str, Any]) -> Kind:
-    if any(all(name in fields for name in known.fields) for known in FORMATS):
+    if format_of(fields):
         return Kind.questions
-    named = any(name in fields for name in PASSAGE_IDS) or not set(fields) - READ_OF_PASSAGES
-    return Kind.passages if named and ("text" in fields or "contents" in fields) else Kind.pictures
+    known = any(name in fields for name in PASSAGE_IDS) or not set(fields).difference(PASSAGE_FIELDS)
+    return Kind.passages if known and ("text" in fields or "contents" in fields) else Kind.pictures
 
 
 def _kind_of_lines(file: str) -> Kind:
-    with open_stream(file) as stream:
+    with BufferedReader(open_stream(file)) as stream:  # type: ignore[arg-type]  # else it is read byte by byte
         for _ in range(LOOKED_AT):
             try:
                 fields = json.loads(_line(stream))
@@ -123,7 +133,7 @@ def _kind_of_array(file: str) -> Kind:
 
 
 def _kind_of_table(file: str) -> Kind:
-    with open_stream(file) as stream:
+    with BufferedReader(open_stream(file)) as stream:  # type: ignore[arg-type]
         try:
             return Kind.passages if {"id", "text"} <= set(cells(_line(stream))) else Kind.pictures
         except ValueError:
@@ -172,8 +182,9 @@ def _open(files: Sequence[str]) -> Rows:
 def _unreadable(indexes: Sequence[ShardIndex]) -> Iterator[tuple[str, BadRow]]:
     for index in indexes:
         for i in range(index.problem_count):
-            listed = str(index.problems[i]) if i < len(index.problems) else "python -m data index lists the first 100"
-            yield index.path, BadRow("unreadable row", listed)
+            problem = index.problems[i] if i < len(index.problems) else "python -m data index lists the first 100"
+            last = isinstance(problem, Problem) and problem.last
+            yield index.path, BadRow("unreadable rest of a file" if last else "unreadable row", str(problem))
 
 
 def _rows(
@@ -186,9 +197,9 @@ def _rows(
     def found() -> Entries:
         yield from _unreadable(rows.shards.indexes)
         for i in range(len(rows)):
-            fields = rows.fields(i)
             try:
-                record = record_of(fields, "", config)
+                fields = rows.parsed(i)
+                record = record_of(fields, config)
                 lists = (record.positives, record.negatives, record.hard_negatives)
                 row = Row(record.question, *(_resolved(passages, corpus, rows.where(i)) for passages in lists))
             except BadRow as error:
@@ -213,45 +224,56 @@ def _resolved(entries: Sequence[Passage] | Sequence[str], corpus: Corpus | None,
 
 
 def _count_unread(unread: Counter[str], fields: Mapping[str, Any], row: Row) -> None:
-    """Fields that `records` has no use for, and scored candidates between the best and the worst."""
-    unread.update(name for name in fields if name not in READ)
-    unread.update(f"metadata.{name}" for name in fields.get("metadata") or () if name != "topic")
-    pooled = next((name for name in POOLED if name in fields and "positive_ctxs" not in fields), None)
-    for name in (name for name in fields if name in LISTS):
-        for passage in fields[name] or ():
-            _count_unread_of_passage(unread, passage, ("score",) if name == pooled else ())
-    if pooled:
-        unread["candidates in the middle"] += len(fields[pooled]) - len(row.positives) - len(row.hard_negatives)
+    """Fields that the row's format has no use for, and scored candidates between the best and the worst."""
+    read = format_of(fields)
+    assert read is not None
+    _count(unread, (name for name in fields if name not in (read.question, *read.lists, *QUESTION_FIELDS)))
+    _count_unread_of_metadata(unread, fields)
+    entries = [entry for name in read.lists for entry in fields.get(name) or ()]
+    for entry in entries:
+        _count_unread_of_passage(unread, entry if isinstance(entry, Mapping) else {}, read.of_passage)
+    if middle := len(entries) - len(row.positives) - len(row.negatives) - len(row.hard_negatives):
+        unread["candidates in the middle"] += middle
 
 
-def _count_unread_of_passage(unread: Counter[str], fields: Mapping[str, Any], used: Sequence[str] = ()) -> None:
-    unread.update(f"{name} of passages" for name in fields if name not in READ_OF_PASSAGES and name not in used)
+def _count_unread_of_metadata(unread: Counter[str], fields: Mapping[str, Any]) -> None:
+    metadata = fields.get("metadata")
+    if isinstance(metadata, Mapping):
+        topic = ("topic",) if isinstance(metadata.get("topic"), str) else ()
+        _count(unread, (f"metadata.{name}" for name in metadata if name not in topic))
+    elif metadata is not None:
+        _count(unread, ["metadata"])
+
+
+def _count_unread_of_passage(
+    unread: Counter[str], fields: Mapping[str, Any], read: Sequence[str] = PASSAGE_FIELDS
+) -> None:
+    _count(unread, (f"{name} of passages" for name in fields if name not in read))
 
 
 def _beir(folder: str, split: str, corpus: Corpus | None) -> Questions:
-    qrels = Path(folder, "qrels", f"{split}.tsv")
-    if not qrels.is_file():
-        splits = sorted(file.stem for file in qrels.parent.glob("*.tsv"))
-        raise ConfigError(
-            f"split={split}: there is no {qrels}. Splits are {', '.join(splits) or 'none'}.{nearest(split, splits)}"
-        )
+    qrels = qrels_file(folder, split, "split")
     queries = open_corpus(os.path.join(folder, "queries.jsonl"), "INPUT")
     passages = corpus or open_corpus(os.path.join(folder, "corpus.jsonl"), "INPUT")
     unread = Counter[str]()
 
     def rows() -> Entries:
         judged: tuple[array[int], array[int]] = (array("q"), array("q"))
-        for block in _blocks(judgements(str(qrels))):
-            yield from _resolve_block(block, str(qrels), (queries, passages), judged, unread)
+        for block in _blocks(judgements(qrels)):
+            yield from _resolve_block(block, qrels, (queries, passages), judged, unread)
         pairs = np.unique(np.asarray(judged, np.int64), axis=1)  # in the order of queries.jsonl and corpus.jsonl
         ends = np.flatnonzero(np.diff(pairs[0], append=-1)) + 1
         for begin, end in pairwise([0, *ends.tolist()]):
-            row = int(pairs[0, begin])
-            fields, text = queries.rows.fields(row), queries[row].text
-            question = Question(str(queries[row].id), text, (), group_of(fields))
-            right = Row(question, Chosen(passages, pairs[1, begin:end]), Inline(()), Inline(()))
-            _count_unread(unread, {name: fields[name] for name in fields if name not in ("text", "contents")}, right)
-            yield queries.rows.where(row), right if text.strip() else BadRow("empty question")
+            number = int(pairs[0, begin])
+            where, fields = queries.rows.where(number), queries.rows.fields(number)
+            try:
+                row = Row(query_of(fields), Chosen(passages, pairs[1, begin:end]), Inline(()), Inline(()))
+            except BadRow as error:
+                yield where, error
+                continue
+            _count(unread, (name for name in fields if name not in READ_OF_QUERIES))
+            _count_unread_of_metadata(unread, fields)
+            yield where, row
 
     return Questions(passages, rows, unread)
 
@@ -292,8 +314,8 @@ def open_passages(
     rows = _open([file for each in parse_sources(source, key, SUFFIXES) for file in each.shards])
     yield from _unreadable(rows.shards.indexes)
     for i in range(len(rows)):
-        fields = rows.fields(i)
         try:
+            fields = rows.parsed(i)
             passage = passage_of(fields)
         except BadRow as error:
             yield rows.where(i), error

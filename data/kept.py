@@ -74,6 +74,8 @@ class Mapped:
         self.path = path
         try:
             self.array: Int64s = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+            if self.array.dtype != np.int64:
+                raise ValueError(f"it holds {self.array.dtype}")
         except (OSError, ValueError) as error:
             raise DataError(f"{path}: this index is damaged ({error}); delete it.") from error
 
@@ -92,7 +94,7 @@ def kept(
     prefix = f"{shard_name(paths[0])}.{kind}-{_digest(files)[:8]}"
     name = f"{prefix}.{_digest(made_of)[:16]}.npy"
     for folder in folders(paths[0]):
-        if (folder / name).is_file():
+        if os.path.isfile(folder / name):  # False also for a folder that we may not look into
             return Mapped(folder / name)
     content = io.BytesIO()
     np.save(content, make(), allow_pickle=False)

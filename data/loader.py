@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from data.batch import Batch
 from data.errors import UserError
 from data.order import Order
+from data.workers import obey_parent_alone
 
 
 class BatchSource(Protocol):
@@ -38,6 +39,7 @@ def build_loader(
         batch_sampler=_Positions(order, rank, world_size, first_step, last_step),
         collate_fn=_unchanged,
         num_workers=workers,
+        worker_init_fn=obey_parent_alone,
         pin_memory=torch.cuda.is_available(),
         generator=torch.Generator(),  # otherwise the start of workers draws from the global generator
     )

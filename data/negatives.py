@@ -5,7 +5,8 @@ mined.jsonl has one line per question: {"query_id": id, "negatives": [passage id
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -14,11 +15,11 @@ from data.errors import ConfigError, DataError
 from data.kept import Mapped, kept
 from data.keys import Int64s, hashed
 from data.questions import Questions
+from data.records import named
 from data.rows import Rows, open_rows
 from data.sources import parse_sources
 
 FORMAT = "1"
-AT_ONCE = 65_536
 
 
 class Mined:
@@ -40,7 +41,9 @@ class Mined:
         corpus = corpus or questions.corpus
         if corpus is None:
             raise ConfigError("data.negatives.file names passages by id: set data.passage.corpus to their file.")
-        (source,) = parse_sources([path], "data.negatives.file")
+        source, *others = parse_sources([path], "data.negatives.file")
+        if others or source.weight != 1:
+            raise ConfigError(f"data.negatives.file={path}: write one file, without a weight.")
         rows = open_rows(source.shards)
         state = [FORMAT, rows.fingerprint, questions.fingerprint, corpus.fingerprint]
         mapped = kept(rows.files, "mined", corpus.rows.files, state, lambda: _by_row(rows, questions, corpus))
@@ -77,16 +80,16 @@ def _lines(rows: Rows) -> Iterator[tuple[str, list[str]]]:
     for i in range(len(rows)):
         fields = rows.fields(i)
         name, negatives = fields.get("query_id"), fields.get("negatives")
-        if not isinstance(name, str) or not _are_texts(negatives):
+        if not _is_text(name) or not isinstance(negatives, list) or not all(map(_is_text, negatives)):
             raise DataError(
                 f'{rows.where(i)} is not {{"query_id": text, "negatives": [passage ids]}}: its fields are '
-                f"{', '.join(fields) or 'none'}"
+                f"{named(fields)}"
             )
         yield name, negatives  # type: ignore[misc]
 
 
-def _are_texts(value: object) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(entry, str) for entry in value)
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and not re.search("[\ud800-\udfff]", value)  # which UTF-8 cannot hold
 
 
 def _line_of_each(rows: Rows, given: Int64s, wanted: Int64s) -> Int64s:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,16 +21,21 @@ from data.corpus import Chosen, Corpus, corpus_files, open_corpus
 from data.errors import ConfigError, DataError, nearest
 from data.index import sha256_of
 from data.kept import kept
-from data.keys import Int64s, hashed
+from data.keys import Int64s, hashed, key_name
 from data.passages import Inline, Passage, Passages, Question
-from data.records import Record, group_of, passage_of, record_of
+from data.records import Record, query_of, record_of
 from data.rows import SUFFIXES, Rows, open_rows
 from data.sources import local_path, parse_sources, parts, refuse_twice
 from data.tables import BadRow
 
 FORMAT = "1"
+COLUMNS = "2"  # format of the columns of rows: its ids do not enter the fingerprint
 AT_ONCE = 65_536
+MAX_LINE = 1 << 20  # of judgements
 HASH, CHECK, LENGTH = range(3)
+
+
+LISTS = ("positives", "negatives", "hard_negatives")
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,7 @@ def named_files(value: str | Sequence[str], config: DataConfig, key: str = "data
         corpus_files(config.passage.corpus, "data.passage.corpus")
     named: list[str] = []
     for path, _ in parts(value, key):
-        named += [_qrels(path, config.question.split, key)] if is_beir(path) else _files(path, key)
+        named += [qrels_file(path, config.question.split, _asked(path, key))] if is_beir(path) else _files(path, key)
     refuse_twice(named, key)
     return named
 
@@ -147,14 +153,16 @@ def _digest(value: Any) -> str:
 
 
 class RowQuestions:
-    """Each row of some files, of any format that `records` knows."""
+    """Each row of some files, of any format that `records` knows. The id of a question without one is made of its
+    text, as `python -m data pack` makes it: wherever its file lies, and whatever that is called.
+    """
 
     def __init__(self, rows: Rows, config: PassageConfig, corpus: Corpus | None) -> None:
         self.rows, self.config, self.corpus = rows, config, corpus
         state = [FORMAT, rows.fingerprint, corpus.fingerprint if corpus else ""]
         self.fingerprint = _digest(state)
         others = corpus.rows.files if corpus else []
-        self._mapped = kept(rows.files, "questions", others, state, self._checked)
+        self._mapped = kept(rows.files, "questions", others, [COLUMNS, *state], self._checked)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -173,9 +181,15 @@ class RowQuestions:
 
     def _record(self, i: int) -> Record:
         try:
-            return record_of(self.rows.fields(i), self.rows.name(i), self.config)
+            record = record_of(self.rows.fields(i), self.config)
         except BadRow as error:
-            raise DataError(f"{self.rows.where(i)}: {error}") from None
+            file = self.rows.shards.locate(i)[0].path
+            raise DataError(
+                f"{self.rows.where(i)}: {error}. "
+                f"Rows like this one are left out by: python -m data pack {file} out=FOLDER to=dpr on_error=skip"
+            ) from None
+        named = record.question.id or key_name(record.question.key)
+        return replace(record, question=replace(record.question, id=named))
 
     def _resolved(self, passages: Sequence[Passage] | Sequence[str], i: int) -> Passages:
         ids = [entry for entry in passages if isinstance(entry, str)]
@@ -220,13 +234,11 @@ class BeirQuestions:
     def __init__(self, folder: str, split: str, corpus: Corpus | None, key: str) -> None:
         self.queries = open_corpus(os.path.join(folder, "queries.jsonl"), key)
         self.corpus = corpus or open_corpus(os.path.join(folder, "corpus.jsonl"), key)
-        qrels = _qrels(folder, split, key)
+        qrels = qrels_file(folder, split, _asked(folder, key))
         state = [FORMAT, self.queries.fingerprint, self.corpus.fingerprint, sha256_of(qrels)]
         self.fingerprint = _digest(state)
         files = [*self.queries.rows.files, *self.corpus.rows.files]
-        self._mapped = kept(
-            [qrels], "judged", files, state, lambda: _grouped(*_judgements(qrels, self.queries, self.corpus))
-        )
+        self._mapped = kept([qrels], "judged", files, state, lambda: self._checked(qrels))
         self._count = int(self._mapped.array[0])
 
     def __len__(self) -> int:
@@ -238,9 +250,7 @@ class BeirQuestions:
         return np.stack([*self.queries.id_hashes[:, rows], self.queries.lengths[rows]])
 
     def question(self, i: int) -> Question:
-        fields = self.queries.rows.fields(int(self._mapped.array[1 + i]))
-        query = passage_of(fields)
-        return Question(str(query.id), query.text, group=group_of(fields))
+        return self._query(int(self._mapped.array[1 + i]))
 
     def row(self, i: int) -> Row:
         starts = 1 + self._count
@@ -248,14 +258,31 @@ class BeirQuestions:
         right = np.array(self._mapped.array[begin:end])
         return Row(self.question(i), Chosen(self.corpus, right), Inline(()), Inline(()))
 
+    def _query(self, row: int) -> Question:
+        try:
+            return query_of(self.queries.rows.fields(row))
+        except BadRow as error:
+            raise DataError(f"{self.queries.rows.where(row)}: {error}") from None
 
-def _qrels(folder: str, split: str, key: str) -> str:
+    def _checked(self, qrels: str) -> Int64s:
+        """The kept array; every question that is asked was read once."""
+        judged = _grouped(*_judgements(qrels, self.queries, self.corpus))
+        for row in judged[1 : 1 + judged[0]].tolist():
+            self._query(row)
+        return judged
+
+
+def _asked(folder: str, key: str) -> str:
+    return f"{key}={folder}: data.question.split"
+
+
+def qrels_file(folder: str, split: str, asked: str) -> str:
+    """Where a split is judged; ConfigError, naming the key that `asked` for it, when there is no such split."""
     path = Path(local_path(folder), "qrels", f"{split}.tsv")
     if not path.is_file():
         splits = sorted(file.stem for file in path.parent.glob("*.tsv"))
         raise ConfigError(
-            f"{key}={folder}: data.question.split={split}: there is no {path}. "
-            f"Splits are {', '.join(splits) or 'none'}.{nearest(split, splits)}"
+            f"{asked}={split}: there is no {path}. Splits are {', '.join(splits) or 'none'}.{nearest(split, splits)}"
         )
     return str(path)
 
@@ -263,7 +290,9 @@ def _qrels(folder: str, split: str, key: str) -> str:
 def judgements(path: str) -> Iterator[tuple[int, str, str, int]]:
     """(line, question id, passage id, grade) of a BEIR .tsv: 'query-id corpus-id score', tabs between. DataError."""
     with open(path, "rb") as file:
-        for line, content in enumerate(file, start=1):
+        for line, content in enumerate(iter(lambda: file.readline(MAX_LINE), b""), start=1):
+            if len(content) == MAX_LINE:
+                raise DataError(f"{path}: line {line} is longer than {MAX_LINE - 1} bytes: no judgement")
             try:
                 question, passage, grade = content.decode("utf-8").rstrip("\r\n").split("\t")
             except UnicodeDecodeError as error:
@@ -272,11 +301,10 @@ def judgements(path: str) -> Iterator[tuple[int, str, str, int]]:
                 raise DataError(
                     f"{path}: line {line} is {content!r:.80}, not question id, passage id and grade with tabs between"
                 ) from None
-            if line == 1 and not grade.lstrip("-").isdecimal():
-                continue  # the header
-            if not grade.lstrip("-").isdecimal():
+            if re.fullmatch(r"-?[0-9]{1,9}", grade):
+                yield line, question, passage, int(grade)
+            elif line > 1 or re.match(r"[-+]?[0-9]", grade):  # else the names of the columns
                 raise DataError(f"{path}: line {line}: the grade {grade!r:.40} is no whole number")
-            yield line, question, passage, int(grade)
 
 
 def _judgements(path: str, queries: Corpus, corpus: Corpus) -> tuple[Int64s, Int64s]:

@@ -15,8 +15,9 @@ A question's id is its field query_id, qid, question_id, id or _id, where it has
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from data.config import PassageConfig
@@ -25,7 +26,10 @@ from data.tables import BadRow
 
 Fields = Mapping[str, Any]
 QUESTION_IDS = ("query_id", "qid", "question_id", "id", "_id")
+QUESTION_FIELDS = (*QUESTION_IDS, "answers", "metadata")
 PASSAGE_IDS = ("_id", "docid", "id", "psg_id", "passage_id", "pid")
+PASSAGE_FIELDS = (*PASSAGE_IDS, "text", "contents", "title")
+NAMED = 20  # fields that a message names
 
 
 @dataclass(frozen=True)
@@ -40,23 +44,41 @@ class Record:
 
 @dataclass(frozen=True)
 class Format:
-    """fields: a row that has them all is of this format."""
+    """A row that has the fields `question` and `positives` is of this format; others: lists that it may have besides;
+    of_passage: what is read of a passage inside it."""
 
     name: str
-    fields: tuple[str, ...]
-    read: Callable[[Fields, str, PassageConfig], Record]
+    question: str
+    positives: str
+    others: tuple[str, ...]
+    read: Callable[[Fields, PassageConfig], Record]
+    of_passage: tuple[str, ...] = PASSAGE_FIELDS
+
+    @property
+    def lists(self) -> tuple[str, ...]:
+        return (self.positives, *self.others)
 
 
-def record_of(fields: Fields, fallback_id: str, config: PassageConfig) -> Record:
-    """The record of a row; `fallback_id` for a question without id. Raises BadRow when it is none."""
-    found = next((f for f in FORMATS if all(name in fields for name in f.fields)), None)
+def format_of(fields: Fields) -> Format | None:
+    return next((f for f in FORMATS if f.question in fields and f.positives in fields), None)
+
+
+def record_of(fields: Fields, config: PassageConfig) -> Record:
+    """The record of a row; the id of a question without one is ''. Raises BadRow when it is none."""
+    found = format_of(fields)
     if found is None:
-        known = "; ".join(f"{f.name}: {', '.join(f.fields)}" for f in FORMATS)
-        raise BadRow("unknown format", f"its fields are {', '.join(fields) or 'none'}. Known are {known}")
-    record = found.read(fields, fallback_id, config)
+        known = "; ".join(f"{f.name}: {f.question}, {f.positives}" for f in FORMATS)
+        raise BadRow("unknown format", f"its fields are {named(fields)}. Known are {known}")
+    record = found.read(fields, config)
     if not record.positives:
-        raise BadRow("no positive", f"{found.fields[1]} is empty")
+        raise BadRow("no positive", f"{found.positives} is empty")
     return record
+
+
+def query_of(fields: Fields) -> Question:
+    """The question of a line of BEIR's queries.jsonl, which is read like a passage. Raises BadRow."""
+    query = passage_of(fields)
+    return Question(str(query.id), _not_blank(query.text, "text"), group=group_of(fields))
 
 
 def passage_of(fields: Any, place: str = "the row") -> Passage:
@@ -65,7 +87,7 @@ def passage_of(fields: Any, place: str = "the row") -> Passage:
         raise BadRow("no passage", f"{place} is {fields!r:.80}, no object with a text")
     name = next((name for name in ("text", "contents") if name in fields), None)
     if name is None:
-        raise BadRow("no text", f"{place} has the fields {', '.join(fields) or 'none'}")
+        raise BadRow("no text", f"{place} has the fields {named(fields)}")
     title = fields.get("title")
     return Passage(
         _text(fields[name], f"{name} of {place}"),
@@ -77,8 +99,8 @@ def passage_of(fields: Any, place: str = "the row") -> Passage:
 # ---- the formats ---------------------------------------------------------------------------------------------------
 
 
-def _dpr(fields: Fields, fallback_id: str, config: PassageConfig) -> Record:
-    question = _question(fields, "question", fallback_id, fields["question"])
+def _dpr(fields: Fields, config: PassageConfig) -> Record:
+    question = _question(fields, "question")
     return Record(
         replace(question, text=question.text.replace("’", "'")),
         _passages(fields, "positive_ctxs"),
@@ -87,41 +109,41 @@ def _dpr(fields: Fields, fallback_id: str, config: PassageConfig) -> Record:
     )
 
 
-def _tevatron(fields: Fields, fallback_id: str, config: PassageConfig) -> Record:
+def _tevatron(fields: Fields, config: PassageConfig) -> Record:
     return Record(
-        _question(fields, "query", fallback_id, fields["query"]),
+        _question(fields, "query"),
         _passages(fields, "positive_passages"),
         (),
         _passages(fields, "negative_passages"),
     )
 
 
-def _tevatron_ids(fields: Fields, fallback_id: str, config: PassageConfig) -> Record:
+def _tevatron_ids(fields: Fields, config: PassageConfig) -> Record:
     return Record(
-        _question(fields, "query_text", fallback_id, fields["query_text"]),
+        _question(fields, "query_text"),
         _ids(fields, "positive_document_ids"),
         (),
         _ids(fields, "negative_document_ids"),
     )
 
 
-def _flag(fields: Fields, fallback_id: str, config: PassageConfig) -> Record:
+def _flag(fields: Fields, config: PassageConfig) -> Record:
     return Record(
-        _question(fields, "query", fallback_id, fields["query"]),
+        _question(fields, "query"),
         [_not_empty(Passage(text), f"pos[{i}]") for i, text in enumerate(_texts(fields, "pos"))],
         (),
         [_not_empty(Passage(text), f"neg[{i}]") for i, text in enumerate(_texts(fields, "neg"))],
     )
 
 
-def _scored(fields: Fields, fallback_id: str, config: PassageConfig) -> Record:
+def _scored(fields: Fields, config: PassageConfig) -> Record:
     name = "candidates" if "candidates" in fields else "ctxs"
     passages = _passages(fields, name)
     scores = [_score(entry, f"{name}[{i}]") for i, entry in enumerate(fields[name])]
     best = sorted(range(len(passages)), key=lambda i: -scores[i])  # stable: of equal ones the first is better
     others = best[config.pos_pool :]
     return Record(
-        _question(fields, "question", fallback_id, fields["question"]),
+        _question(fields, "question"),
         [passages[i] for i in best[: config.pos_pool]],
         (),
         [passages[i] for i in others[-config.neg_pool :]],
@@ -129,31 +151,45 @@ def _scored(fields: Fields, fallback_id: str, config: PassageConfig) -> Record:
 
 
 FORMATS = (
-    Format("Tevatron with ids", ("query_text", "positive_document_ids"), _tevatron_ids),
-    Format("Tevatron", ("query", "positive_passages"), _tevatron),
-    Format("DPR", ("question", "positive_ctxs"), _dpr),
-    Format("FlagEmbedding", ("query", "pos"), _flag),
-    Format("scored candidates", ("question", "candidates"), _scored),
-    Format("scored candidates", ("question", "ctxs"), _scored),
+    Format("Tevatron with ids", "query_text", "positive_document_ids", ("negative_document_ids",), _tevatron_ids),
+    Format("Tevatron", "query", "positive_passages", ("negative_passages",), _tevatron),
+    Format("DPR", "question", "positive_ctxs", ("negative_ctxs", "hard_negative_ctxs"), _dpr),
+    Format("FlagEmbedding", "query", "pos", ("neg",), _flag),
+    Format("scored candidates", "question", "candidates", (), _scored, (*PASSAGE_FIELDS, "score")),
+    Format("scored candidates", "question", "ctxs", (), _scored, (*PASSAGE_FIELDS, "score")),
 )
 
 
 # ---- fields --------------------------------------------------------------------------------------------------------
 
 
-def _question(fields: Fields, name: str, fallback_id: str, text: Any) -> Question:
-    if not _text(text, name).strip():
-        raise BadRow("empty question", f"{name} is {text!r}")
-    return Question(
-        _id(fields, QUESTION_IDS, "the row") or fallback_id, text, tuple(_texts(fields, "answers")), group_of(fields)
-    )
+def _question(fields: Fields, name: str) -> Question:
+    text = _not_blank(_text(fields[name], name), name)
+    name = _id(fields, QUESTION_IDS, "the row") or ""
+    return Question(name, text, tuple(_texts(fields, "answers")), group_of(fields))
+
+
+def _not_blank(text: str, name: str) -> str:
+    if not text.strip():
+        raise BadRow("empty question", f"{name} is {text!r:.80}")
+    return text
 
 
 def group_of(fields: Fields) -> str | None:
-    """The field topic of its metadata."""
+    """The field topic of its metadata, where that is a text. Raises BadRow when it is no Unicode."""
     metadata = fields.get("metadata")
     topic = metadata.get("topic") if isinstance(metadata, Mapping) else None
-    return topic if isinstance(topic, str) else None
+    return _text(topic, "metadata.topic") if isinstance(topic, str) else None
+
+
+def named(fields: Iterable[str]) -> str:
+    """Names of fields for a message: the first ones, and nothing that a terminal would obey."""
+    names = [shown(name) for name in islice(fields, NAMED + 1)]
+    return ", ".join([*names[:NAMED], *(["…"] if len(names) > NAMED else [])]) or "none"
+
+
+def shown(name: str) -> str:
+    return f"{name if name.isprintable() else repr(name):.80}"
 
 
 def _text(value: Any, place: str) -> str:
@@ -213,6 +249,9 @@ def _score(entry: Any, place: str) -> float:
         raise BadRow(
             "results of a retriever", f"{place} has has_answer; their scores do not say which passage is right"
         )
-    if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
-        raise BadRow("no score", f"score of {place} is {score!r:.80}, no finite number")
-    return float(score)
+    try:
+        if not isinstance(score, bool) and isinstance(score, int | float) and math.isfinite(score):
+            return float(score)
+    except OverflowError:  # a whole number of more digits than a float can hold
+        pass
+    raise BadRow("no score", f"score of {place} is {score!r:.80}, no finite number")

@@ -12,6 +12,7 @@ from data.scan_rows import cells, header
 from data.shards import Shards, open_shards
 from data.sources import Source
 from data.storage import open_stream
+from data.tables import BadRow
 
 SUFFIXES = (".jsonl", ".json", ".tsv", ".tar")
 PLACES = {".jsonl": "line", ".tsv": "line", ".json": "row"}
@@ -39,21 +40,25 @@ class Rows:
         place = next((place for suffix, place in PLACES.items() if index.name.endswith(suffix)), None)
         return f"{index.path}: {place} {key}" if place else f"{index.path}: sample '{key}'"
 
-    def name(self, i: int) -> str:
-        """What stands for a row that has no id: the name of its file and its key there."""
-        return f"{self.shards.locate(i)[0].name}:{self.shards.key(i)}"
-
     def fields(self, i: int) -> dict[str, Any]:
         """Raises DataError, naming the row, when its bytes are not those that were indexed or are no object."""
+        try:
+            return self.parsed(i)
+        except BadRow as bad:
+            raise DataError(f"{self.where(i)}: {bad}") from bad
+
+    def parsed(self, i: int) -> dict[str, Any]:
+        """As `fields`; raises BadRow for a row that is no object, which only a sample of a shard can be."""
         members = self.shards.read(i)
         try:
             if "json" in members:
                 return _object(members["json"])
             if "tsv" in members:
-                return dict(zip(_header(self.shards.locate(i)[0].path), _stripped(members["tsv"]), strict=True))
+                index = self.shards.locate(i)[0]
+                return dict(zip(_header(index.path, index.sha256), _stripped(members["tsv"]), strict=True))
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{self.where(i)}: cannot be read: {error}") from error
-        raise DataError(f"{self.where(i)}: has no json member; its members are {', '.join(members)}.")
+            raise BadRow("unreadable row", str(error)) from error
+        raise BadRow("no json member", f"its members are {', '.join(members)}")
 
 
 def _object(content: bytes) -> dict[str, Any]:
@@ -69,6 +74,7 @@ def _stripped(row: bytes) -> list[str]:
 
 
 @lru_cache(maxsize=1024)
-def _header(path: str) -> list[str]:
+def _header(path: str, sha256: str) -> list[str]:
+    """`sha256` of the file: another content may have its columns in another order."""
     with open_stream(path) as stream:
         return header(stream.readline())

@@ -16,6 +16,7 @@ PICTURES = ("jpg", "jpeg", "png", "webp")
 TEXTS = ("txt", "json", "cls")
 MAX_BYTES = {**dict.fromkeys(PICTURES, 64 << 20), **dict.fromkeys(TEXTS, 1 << 20), "json": 16 << 20}
 MAX_EXTENDED = 1 << 20
+MAX_PROBLEMS = 100  # listed per shard; all are counted
 PIECE = 1 << 20
 
 BLOCK = 512
@@ -27,13 +28,27 @@ LONG_NAME, LONG_LINK, PAX, PAX_GLOBAL = b"L", b"K", b"x", b"g"
 
 @dataclass(frozen=True)
 class Problem:
-    """Something wrong at a byte offset of a shard."""
+    """Something wrong at a byte offset of a shard. last: what follows cannot be read."""
 
     offset: int
     message: str
+    last: bool = False
 
     def __str__(self) -> str:
         return f"offset {self.offset}: {self.message}"
+
+
+@dataclass
+class Problems:
+    """The first MAX_PROBLEMS that are added. All are counted: every byte of a hostile file may be one."""
+
+    first: list[Problem] = field(default_factory=list)
+    count: int = 0
+
+    def add(self, problem: Problem) -> None:
+        self.count += 1
+        if self.count <= MAX_PROBLEMS:
+            self.first.append(problem)
 
 
 @dataclass
@@ -57,7 +72,7 @@ class Scan:
     """samples in file order; ignored: how many members of which suffix were passed over."""
 
     samples: list[Sample] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
+    problems: Problems = field(default_factory=Problems)
     ignored: Counter[str] = field(default_factory=Counter)
 
 
@@ -65,7 +80,7 @@ class _Broken(Exception):
     """The walk cannot go on; carries the Problem."""
 
     def __init__(self, offset: int, message: str) -> None:
-        self.problem = Problem(offset, message)
+        self.problem = Problem(offset, message, last=True)
 
 
 @dataclass
@@ -90,10 +105,11 @@ def scan_tar(stream: BinaryIO) -> Scan:
         for header in _headers(stream):
             _take(scan, header, stream)
     except _Broken as broken:
-        scan.problems.append(broken.problem)
-    scan.problems += _repeated_keys(scan.samples) + _half_samples(scan.samples)
-    if scan.ignored and not scan.samples and not scan.problems:
-        scan.problems.append(Problem(0, f"none of its members ends in {', '.join(MAX_BYTES)}"))
+        scan.problems.add(broken.problem)
+    for problem in _repeated_keys(scan.samples) + _half_samples(scan.samples):
+        scan.problems.add(problem)
+    if scan.ignored and not scan.samples and not scan.problems.count:
+        scan.problems.add(Problem(0, f"none of its members ends in {', '.join(MAX_BYTES)}"))
     return scan
 
 
@@ -245,7 +261,7 @@ def _take(scan: Scan, header: _Header, stream: BinaryIO) -> None:
         _pass_over(stream, header)
         return
     if header.size > MAX_BYTES[extension]:
-        scan.problems.append(Problem(header.offset, _too_big(header, MAX_BYTES[extension])))
+        scan.problems.add(Problem(header.offset, _too_big(header, MAX_BYTES[extension])))
         _pass_over(stream, header)
         return
     payload = _payload(stream, header)
@@ -253,7 +269,7 @@ def _take(scan: Scan, header: _Header, stream: BinaryIO) -> None:
         scan.samples.append(Sample(key, header.offset))
     sample = scan.samples[-1]
     if any(suffix == known for known, _, _ in sample.members):
-        scan.problems.append(Problem(header.offset, f"a second member '{header.name}'"))
+        scan.problems.add(Problem(header.offset, f"a second member '{header.name}'"))
     sample.members.append((suffix, header.offset + BLOCK, header.size))
     sample.crc32 = zlib.crc32(payload, sample.crc32)
 

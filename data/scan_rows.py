@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
-from data.scan import MAX_BYTES, PIECE, Problem
+from data.scan import MAX_BYTES, PIECE, Problem, Problems
 
 BLANK = re.compile(r"[ \t\r\n]*")
 TABLE_FIELDS = ("id", "text", "title")
@@ -50,7 +50,7 @@ class RowScan:
     """As `scan.Scan`, of a file of rows."""
 
     rows: Rows
-    problems: list[Problem] = field(default_factory=list)
+    problems: Problems = field(default_factory=Problems)
 
 
 def scan_lines(stream: BinaryIO) -> RowScan:
@@ -61,13 +61,14 @@ def scan_lines(stream: BinaryIO) -> RowScan:
         number += 1
         text = line.rstrip(b"\r\n")
         if len(text) > MAX_ROW:
-            scan.problems.append(Problem(offset, f"line {number} is longer than {MAX_ROW} bytes"))
-            break
-        if wrong := _wrong_with_line(text):
-            scan.problems.append(Problem(offset, f"line {number} {wrong}"))
+            scan.problems.add(Problem(offset, f"line {number} is longer than {MAX_ROW} bytes"))
+        elif wrong := _wrong_with_line(text):
+            scan.problems.add(Problem(offset, f"line {number} {wrong}"))
         else:
             rows.add(number, offset, text)
         offset += len(line)
+        while len(text) > MAX_ROW and not line.endswith(b"\n") and (line := stream.readline(PIECE)):
+            offset += len(line)
     return scan
 
 
@@ -158,7 +159,8 @@ def scan_array(stream: BinaryIO) -> RowScan:
     except _Broken as broken:
         where = f"row {number + 1} (line {text.line})" if number or text.offset else "the file"
         message = str(broken)
-        scan.problems.append(Problem(text.offset, message if message.startswith("line") else f"{where} {message}"))
+        message = message if message.startswith("line") else f"{where} {message}"
+        scan.problems.add(Problem(text.offset, message, last=True))
     return scan
 
 
@@ -221,7 +223,7 @@ def scan_table(stream: BinaryIO) -> RowScan:
     try:
         width = len(header(first))
     except (ValueError, csv.Error) as error:
-        scan.problems.append(Problem(0, f"line 1 {_reason(error)}"))
+        scan.problems.add(Problem(0, f"line 1 {_reason(error)}", last=True))
         return scan
     lines, offset, number = _Lines(stream), len(first), 2
     reader = csv.reader(lines, delimiter="\t", strict=True)
@@ -234,7 +236,8 @@ def scan_table(stream: BinaryIO) -> RowScan:
             wrong = _reason(error)
         row, count = lines.taken()
         if wrong and row:
-            scan.problems.append(Problem(offset, f"line {number} {wrong}"))
+            lost = f"; {count} lines are lost by it" if count > 1 else ""
+            scan.problems.add(Problem(offset, f"line {number} {wrong}{lost}"))
         elif row:
             rows.add(number, offset, row.rstrip(b"\r\n"))
         offset, number = offset + len(row), number + count

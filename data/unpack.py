@@ -34,10 +34,10 @@ def unpack(source: str, options: UnpackOptions) -> Path:
         near = nearest(path.name, [file.name for file in path.parent.iterdir()]) if path.parent.is_dir() else ""
         raise ConfigError(f"FILE {path} does not exist.{near}")
     if path.suffix not in DECODERS:
-        raise ConfigError(f"FILE {path}: only {' and '.join(DECODERS)} files are unpacked.")
+        raise ConfigError(f"FILE {path}: only {', '.join(DECODERS)} files are unpacked.")
     if options.max_ratio <= 0 or (options.max_size is not None and options.max_size <= 0):
         raise ConfigError(f"max_ratio={options.max_ratio:g} and max_size={options.max_size} must be positive.")
-    out = Path(options.out) if options.out else path.with_suffix("")
+    out = Path(options.out) if options.out else path.with_suffix(".tar" if path.suffix == ".tgz" else "")
     refuse_existing(out, "name")
     with path.open("rb") as packed, new_file(out) as file:
         written = _copy(path, DECODERS[path.suffix](packed), file, out, options)
@@ -120,4 +120,4 @@ def _zstd(packed: BinaryIO) -> Iterator[bytes]:
         raise _Damaged("the file ends inside a frame: it was cut")
 
 
-DECODERS: dict[str, Callable[[BinaryIO], Iterator[bytes]]] = {".gz": _gzip, ".zst": _zstd}
+DECODERS: dict[str, Callable[[BinaryIO], Iterator[bytes]]] = {".gz": _gzip, ".tgz": _gzip, ".zst": _zstd}

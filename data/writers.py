@@ -27,6 +27,7 @@ from typing import Any, BinaryIO
 
 from data.corpus import Corpus
 from data.errors import DataError
+from data.keys import key_name
 from data.options import PackOptions, Target
 from data.outputs import shard_writer
 from data.passages import Passage, Question
@@ -40,16 +41,20 @@ IN_TABLE = '\t\r\n"'  # what an id in a table cannot have, since some readers sp
 
 
 def json_bytes(fields: Fields) -> bytes:
-    return json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()
+    """Raises BadRow for what no reader of ours would take: ids are short, what they stand for is not."""
+    content = json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()
+    if len(content) > MAX_BYTES["json"]:
+        raise BadRow("json too long", f"more than {MAX_BYTES['json']} bytes")
+    return content
 
 
 def passage_id(passage: Passage) -> str:
     """Its id; where it has none, one made of its content, so that equal passages share it."""
-    return f"{passage.key & (1 << 64) - 1:016x}" if passage.id is None else passage.id
+    return key_name(passage.key) if passage.id is None else passage.id
 
 
 def question_id(question: Question) -> str:
-    return question.id or f"{question.key & (1 << 64) - 1:016x}"
+    return question.id or key_name(question.key)
 
 
 # ---- rows as fields ------------------------------------------------------------------------------------------------
@@ -131,7 +136,12 @@ def _array(folder: Path, options: PackOptions) -> Iterator[Write]:
     """A JSON array with a row on each line."""
     with (folder / f"{options.split}.json").open("wb") as file:
         separators = iter([b"[\n"])
-        yield lambda row: _put(file, next(separators, b",\n"), json_bytes(dpr_fields(row)))
+
+        def write(row: Row) -> bool:
+            content = json_bytes(dpr_fields(row))  # a bad row has no separator
+            return _put(file, next(separators, b",\n"), content)
+
+        yield write
         file.write(b"\n]\n")
 
 
@@ -143,10 +153,7 @@ def _shards(folder: Path, options: PackOptions) -> Iterator[Write]:
 
         def write(row: Row) -> bool:
             nonlocal number
-            member = json_bytes(dpr_fields(row))
-            if len(member) > MAX_BYTES["json"]:
-                raise BadRow("json too long", f"more than {MAX_BYTES['json']} bytes")
-            write_sample({"__key__": f"{number:09d}", "json": member})
+            write_sample({"__key__": f"{number:09d}", "json": json_bytes(dpr_fields(row))})
             number += 1
             return True
 
@@ -243,22 +250,22 @@ class CorpusWriter:
         """Those of `source`. Raises DataError for one that the file cannot hold: the rows need them all."""
         for passage in passages:
             try:
-                self._write(passage)
+                self._write(passage, self.form.line(passage))
             except BadRow as bad:
                 raise DataError(f"corpus: passage {self.count + 1}: {bad}") from None
 
     def add(self, passages: Iterable[Passage]) -> int:
         """Write the new ones, all or, when it raises BadRow, none; returns their number."""
-        fresh: dict[str, Passage] = {}
+        fresh: dict[str, tuple[Passage, bytes]] = {}
         for passage in passages:
             name = passage_id(passage)
-            there = fresh[name].key if name in fresh else self._key(name)
+            there = fresh[name][0].key if name in fresh else self._key(name)
             if there is None:
-                fresh[name] = passage
+                fresh[name] = passage, self.form.line(passage)
             elif there != passage.key:
                 raise BadRow("passage id with two texts", f"'{name}'")
-        for name, passage in fresh.items():
-            self._write(passage)
+        for name, (passage, line) in fresh.items():
+            self._write(passage, line)
             self.known.new(name, passage.key, "passage")
         return len(fresh)
 
@@ -268,8 +275,8 @@ class CorpusWriter:
             return int(self.source.keys[position])
         return self.known.key(name)
 
-    def _write(self, passage: Passage) -> None:
-        self.file.write(self.form.line(passage))
+    def _write(self, passage: Passage, line: bytes) -> None:
+        self.file.write(line)
         self.count += 1
         for what, lost in self.form.lost.items():
             self.lost[what] += lost(passage)

@@ -141,7 +141,7 @@ def encoder(config: TrainConfig, model: Model, world: World) -> Encoder:
 
 
 def untrained(config: TrainConfig) -> Model:
-    """The model as the run began: its pretrained weights, what is drawn at random as its seed draws it."""
+    """The model of the run's model.* and seed before any training, also before that of a run it took init_from."""
     import torch
 
     from train.towers import build_model

@@ -80,6 +80,7 @@ class EvalCommand:
 
     def __post_init__(self) -> None:
         check(self, "")
+        refuse_negative(self)
 
 
 @dataclass
@@ -104,6 +105,16 @@ class MineCommand:
     )
     workers: int | None = described(None, "loader processes per rank")
     examples: int = described(3, "questions whose negatives are printed, to look at")
+
+    def __post_init__(self) -> None:
+        refuse_negative(self)
+
+
+def refuse_negative(options: EvalCommand | MineCommand) -> None:
+    """Raise ConfigError for counts below 0."""
+    for name in ("workers", "examples"):
+        if (getattr(options, name) or 0) < 0:
+            raise ConfigError(f"{name}={getattr(options, name)}: must be 0 or more")
 
 
 def check(options: EvalConfig | EvalCommand, section: str) -> None:

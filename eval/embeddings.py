@@ -134,9 +134,11 @@ def encode_corpus(
 def identity_of(tower: nn.Module, *facts: str) -> str:
     """A digest of the tower's weights by name, and of what else embeddings depend on: the corpus, lengths, prefixes.
 
-    Wrappers for data parallelism leave no trace.
+    What a module says of itself counts too, as how it pools. Wrappers for data parallelism leave no trace.
     """
     digest = hashlib.sha256(json.dumps(facts).encode())
+    for module in tower.modules():
+        digest.update(module.extra_repr().encode())
     for name, tensor in named_tensors({"tower": tower}).items():
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from data.errors import DataError, UserError
+from data.workers import obey_parent_alone
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,6 +83,7 @@ class Encoder:
             blocks,
             batch_size=None,
             num_workers=workers,
+            worker_init_fn=obey_parent_alone,
             pin_memory=self.world.device.type == "cuda",
             generator=torch.Generator(),  # otherwise the start of workers draws from the global generator
         )

@@ -65,12 +65,14 @@ def main() -> None:
     from train.__main__ import own_packages
 
     own_packages()
+    from eval.index_spec import check_spec
     from eval.trained import find_run, read_config
 
     run, checkpoint = find_run(command.run, _note)
     config = with_command(read_config(run), command)
     if config.task.value != "question_passage":
         raise ConfigError(f"{run} is of task={config.task.value}: only question_passage has passages to mine")
+    check_spec(config.data.negatives.mining.index)
     negatives(command, config, run, checkpoint)
 
 

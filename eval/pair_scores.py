@@ -8,7 +8,6 @@ Twelve bytes of memory for a pair, whatever its ids are.
 from __future__ import annotations
 
 import json
-import math
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 from data.errors import ConfigError, DataError
 from data.keys import content_key
 
+MAX_FLOAT32 = float(np.finfo(np.float32).max)
 LONGEST_LINE = 1 << 16  # bytes: two ids and a number
 
 
@@ -80,15 +80,15 @@ def _fields(line: str, place: str) -> tuple[str, str, float]:
         else:
             question, passage, text = line.split("\t")
             score = float(text)
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise DataError(
             f'{place}: must be {{"query_id": …, "docid": …, "score": number}} or three fields with tabs between: '
             f"question id, passage id, score; it is {line[:60]!r}"
         ) from None
     if not (isinstance(question, str) and isinstance(passage, str)):
         raise DataError(f"{place}: query_id and docid must be strings")
-    if not math.isfinite(score):
-        raise DataError(f"{place}: the score is {score}: must be finite")
+    if not abs(score) <= MAX_FLOAT32:
+        raise DataError(f"{place}: the score is {score}: must be a finite float32")
     return question, passage, score
 
 

@@ -24,7 +24,7 @@ def progress(
 
     def facts(now: int) -> str:
         rate = (now - done) / max(time.monotonic() - began, 1e-9)
-        return f"{rate:#.4g}/s ETA {timedelta(seconds=round((total - now) / rate)) if rate else '?'}"
+        return f"{rate:.1f}/s ETA {timedelta(seconds=round((total - now) / rate)) if rate else '?'}"
 
     def line(now: int) -> None:
         nonlocal spoke

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import csv
 import hashlib
+import json
 import re
 import warnings
 from collections.abc import Iterator, Sequence
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 KEY = "eval.suite"
 QUESTION_FILES = (".json", ".jsonl", ".csv", ".tsv")
+SCAN = 1 << 20  # content keys of the corpus looked through at a time
 PASSAGE_FILES = r"psgs.*\.(tsv|jsonl)|corpus\.jsonl"
 
 
@@ -173,8 +175,10 @@ def _qrels(known: dict[str, list[int]], corpus: Passages) -> Qrels:
     """Question id → every passage that has a right content key."""
     wanted = np.unique(np.array([key for keys in known.values() for key in keys], dtype=np.int64))
     places: dict[int, list[str]] = {}
-    for position in np.flatnonzero(np.isin(corpus.keys, wanted)).tolist():
-        places.setdefault(int(corpus.keys[position]), []).extend(corpus.ids(position, position + 1))
+    for start in range(0, len(corpus), SCAN):
+        keys = np.asarray(corpus.keys[start : start + SCAN])
+        for place in np.flatnonzero(np.isin(keys, wanted)).tolist():
+            places.setdefault(int(keys[place]), []).extend(corpus.ids(start + place, start + place + 1))
     right = {question: {p: 1 for key in keys for p in places.get(key, ())} for question, keys in known.items()}
     return {question: passages for question, passages in right.items() if passages}
 
@@ -235,7 +239,8 @@ class RowPassages:
                     lengths.append(len(passage.title.encode()) + len(passage.text.encode()))
         self.keys, self.lengths = np.array(list(first), np.int64), np.array(lengths, np.int64)
         self._places, self._names, self._positions = list(first.values()), list(names), names
-        self.fingerprint = hashlib.sha256(f"passages of {rows.fingerprint}".encode()).hexdigest()
+        named = json.dumps(self._names).encode()  # rows alone do not say which of their passages count
+        self.fingerprint = hashlib.sha256(named + self.keys.tobytes()).hexdigest()
 
     def __len__(self) -> int:
         return len(self._places)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data.errors import DataError
+from data.errors import DataError, HardwareError
 from train.config import Task
 
 if TYPE_CHECKING:
@@ -52,19 +52,23 @@ def write(
     """Put a result at <folder>/<dataset>.json and its files beside it, each whole or not at all; returns the paths.
 
     A file whose format cannot hold the data, as a TREC run cannot hold an id with a space, is left out with a line.
+    Raises HardwareError when nothing can be written there.
     """
     from train.files import write_json
 
-    folder.mkdir(parents=True, exist_ok=True)
     written = [folder / f"{content['dataset']}.json"]
-    write_json(written[0], content)
-    for end, write_to in files.items():
-        path = folder / f"{content['dataset']}{end}"
-        try:
-            write_to(path)
-            written.append(path)
-        except DataError as error:
-            print(f"left out: {error}", file=sys.stderr)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(written[0], content)
+        for end, write_to in files.items():
+            path = folder / f"{content['dataset']}{end}"
+            try:
+                write_to(path)
+                written.append(path)
+            except DataError as error:
+                print(f"left out: {error}", file=sys.stderr)
+    except OSError as error:
+        raise HardwareError(f"{folder} cannot be written: {error.strerror or error}") from error
     return written
 
 

@@ -6,7 +6,7 @@ file, in either precision, sees one order. A run that is read keeps its scores; 
 
 A query with judgements and no results counts as zero; results without judgements for their query are left out.
 nDCG's gains are the grades themselves; for all else a document is right from grade 1. A negative grade is a wrong one.
-Nothing is taken from a run because its id is the query's: for ArguAna and Quora, do that first (`drop_own_id`).
+Nothing is taken from a run because its id is the query's: who makes the run does that first, for sets like ArguAna.
 """
 
 from __future__ import annotations
@@ -77,21 +77,6 @@ def _apart(score_n: np.ndarray) -> np.ndarray:
     steps = np.minimum.accumulate(steps + place) - place
     bits = np.where(steps < 0, -steps | 0x80000000, steps)
     return bits.astype(np.uint32).view(np.float32)
-
-
-def make_run(
-    queries: Iterable[str], found: Iterable[tuple[np.ndarray, np.ndarray]], document: Callable[[int], str]
-) -> Run:
-    """A run from (scores, positions) of each query, as search gives them; document: the id at a position."""
-    return {
-        query: {document(position): score for position, score in zip(positions.tolist(), scores.tolist(), strict=True)}
-        for query, (scores, positions) in zip(queries, found, strict=True)
-    }
-
-
-def drop_own_id(run: Run) -> Run:
-    """The run without the documents whose id is the query's, which BEIR drops: in ArguAna a query is in the corpus."""
-    return {query: {d: s for d, s in scores.items() if d != query} for query, scores in run.items()}
 
 
 def measures(qrels: Qrels, run: Run, names: Iterable[str]) -> dict[str, dict[str, float]]:

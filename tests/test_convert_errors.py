@@ -8,6 +8,7 @@ import json
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,37 @@ def test_a_row_too_long_for_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         converted(source, tmp_path / "out", Target.shards, corpus=str(corpus))
     made = converted(source, tmp_path / "out", Target.shards, corpus=str(corpus), on_error=OnError.skip)
     assert len(read(made)) == 1
+
+
+@pytest.mark.parametrize("target", [target for target in Target if target not in (Target.shards, Target.flag)])
+def test_a_row_too_long_for_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: Target) -> None:
+    """What is written is read again; a bad row leaves the others as they are."""
+    monkeypatch.setitem(MAX_BYTES, "json", 2_000)
+    lists = [[{"docid": "1", "text": '"' * 500}, {"docid": "2", "text": '"' * 980}], [{"docid": "3", "text": "c"}]]
+    rows = [{"query_id": f"{i}", "query": f"q{i}", "positive_passages": right} for i, right in enumerate(lists)]
+    source = write_lines(tmp_path / "t.jsonl", rows)
+    if target in (Target.beir, Target.tevatron_ids):  # each passage is a line of its own
+        rows[0]["positive_passages"][1]["text"] = '"' * 1_200
+        write_lines(source, rows)
+    with pytest.raises(DataError, match=r"t.jsonl: line 1: json too long: more than 2000 bytes"):
+        converted(source, tmp_path / "out", target)
+    assert [q.text for q, *_ in read(converted(source, tmp_path / "out", target, on_error=OnError.skip))] == ["q1"]
+    if target in (Target.beir, Target.tevatron_ids):
+        assert [p.id for p in open_corpus(str(tmp_path / "out" / "corpus.jsonl"), "x")] == ["3"], "all or none"
+
+
+def test_what_follows_a_break_is_said_to_be_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row, source = json.dumps(GOOD), tmp_path / "t.json"
+    source.write_text(f"[{row}, {row} {row}, {row}]")
+    assert len(read(converted(source, tmp_path / "out", Target.dpr, on_error=OnError.skip))) == 2
+    assert "skipped 1 of 3 rows: 1 unreadable rest of a file" in capsys.readouterr().out
+
+
+def test_bad_samples_of_a_shard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = json.dumps(GOOD).encode()
+    source = write_tar(tmp_path / "a.tar", [("0.json", b"{"), ("1.json", good), ("2.json", b"[]")])
+    assert len(read(converted(source, tmp_path / "out", Target.dpr, on_error=OnError.skip))) == 1
+    assert "skipped 2 of 3 rows: 2 unreadable row" in capsys.readouterr().out
 
 
 def test_bad_passages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -250,7 +282,15 @@ def test_kind_of_an_input(tmp_path: Path) -> None:
         (str(write_tar(tmp_path / "l.tar", [("0.json", b"{}"), ("0.png", b"x")])), Kind.pictures),
         (str(write_beir(tmp_path / "m")), Kind.questions),
         (str(tmp_path / "none.csv"), Kind.pictures),
+        ("http://127.0.0.1:9/none.jsonl?signature=x", Kind.pictures),
         (str(tmp_path), Kind.questions),
     ]
     for source, kind in found:
         assert kind_of([source]) is kind, source
+
+
+def test_the_kind_of_a_long_line_is_told_at_once(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "a.jsonl", [{**GOOD, "query": "x" * (4 << 20)}])
+    start = time.process_time()
+    assert kind_of([str(source)]) is Kind.questions
+    assert time.process_time() - start < 1, "byte by byte it takes four seconds"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers_data_cli import code_of, command, here
-from helpers_shards import write_pairs
+from helpers_shards import write_pairs, write_tar
 
 from data.errors import DataError
 
@@ -93,6 +93,35 @@ def test_check_of_passages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
         f"bad: {tmp_path}/c.jsonl: line 2: id '1' again, first at {tmp_path}/c.jsonl: line 1",
     ]
     assert printed.err == "error: 4 problems in 5 rows.\n"
+
+
+def test_check_of_fields_without_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever is in them; and fields of one format are none of another."""
+
+    def unread(*rows: dict) -> str:
+        (tmp_path / "x.jsonl").write_text(
+            "".join(json.dumps({"query": "x", "pos": ["a"], **row}) + "\n" for row in rows)
+        )
+        here(monkeypatch, "check", tmp_path / "x.jsonl")
+        return capsys.readouterr().out.splitlines()[-1]
+
+    assert unread({"metadata": 5}, {"metadata": "ab"}) == "not read        metadata (2)"
+    assert unread({"metadata": {"topic": 5, "a": 1}}) == "not read        metadata.a (1), metadata.topic (1)"
+    assert unread({"candidates": 5, "ctxs": [1]}) == "not read        candidates (1), ctxs (1)"
+    assert unread({"hard_negative_ctxs": [{"text": "lost"}]}) == "not read        hard_negative_ctxs (1)"
+    assert unread({"\ud800\x1b[31m": 1}) == r"not read        '\ud800\x1b[31m' (1)"
+    many = unread(*({"metadata": {f"{n}": n}} for n in range(1_100)))
+    assert many.startswith("not read        other fields (100), metadata.0 (1), ")
+    assert many.endswith(" (1), 981 more fields")
+
+
+def test_check_of_damaged_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = b'{"query": "x", "pos": ["a"]}'
+    write_tar(tmp_path / "a.tar", [("0.json", good), ("1.json", b"{"), ("2.json", b"[]"), ("3.json", good)])
+    with pytest.raises(DataError, match=r"2 problems in 4 rows\."):
+        here(monkeypatch, "check", tmp_path / "a.tar")
 
 
 def test_check_lists_the_first_problems(

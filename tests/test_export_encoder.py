@@ -97,6 +97,19 @@ def test_sentence_transformers_gives_equal_embeddings(
     assert "library_name: sentence-transformers" in card and "encode_query" in card and "'q: '" in card
 
 
+def test_sentence_transformers_takes_title_and_text_as_a_pair(bert: str, tmp_path: Path) -> None:
+    of = source(bert, title=Title.pair)
+    assert export(export_sentence_transformers.LIBRARY, of, tmp_path / "out") < 1e-5
+    theirs = SentenceTransformer(str(tmp_path / "out"), device="cpu").encode_document(
+        [("a cat", text) for text in PASSAGES]
+    )
+    tokens = of.model.tokenize(["p: a cat"] * 2, 30, PASSAGES)
+    with torch.no_grad():
+        want = of.model.towers.eval().y_tower(tokens)
+    torch.testing.assert_close(torch.from_numpy(theirs), want, rtol=1e-4, atol=1e-5)
+    assert 'encode_document([("its title", "a passage")])' in (tmp_path / "out" / "README.md").read_text()
+
+
 @pytest.mark.parametrize("title", [Title.join, Title.pair])
 @pytest.mark.parametrize("shared", [True, False])
 def test_dpr_folders_load_by_both_classes(bert: str, shared: bool, title: Title, tmp_path: Path) -> None:

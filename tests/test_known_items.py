@@ -19,6 +19,8 @@ KNOWN = Known(torch.tensor([0, 0, 1, 3, 3, 5]), torch.tensor([10, 12, 11, 11, 99
 # Row 0: its own item also in column 4, and item 12 in columns 2 and 6; row 1: its own alone, and column 8 has it too
 EXCLUDED = [(0, 4), (0, 2), (0, 6), (1, 8), (3, 1), (3, 8), (5, 7)]
 
+ROW_1 = torch.tensor([(1, 4)])
+
 
 def embeddings(seed: int, rows: int) -> Tensor:
     return torch.randn(rows, D, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -37,6 +39,22 @@ def test_known_items_are_excluded_where_they_stand(name: str, positive: bool) ->
     listed = [pair for pair in EXCLUDED if not (positive and pair == (0, 6))]  # a further positive stays one
     assert torch.equal(loss(name, positive, known=KNOWN), loss(name, positive, excluded=torch.tensor(listed)))
     assert not torch.equal(loss(name, positive, known=KNOWN), loss(name, positive))
+
+
+@pytest.mark.parametrize("name", ["dpr", "clip", "siglip"])
+@pytest.mark.parametrize("positives", ["each", "merge"])
+def test_what_equal_keys_make_a_positive_stays_in_the_sum(name: str, positives: str) -> None:
+    """Else nothing would hold its score back, and the loss had no lower bound. Rows 0 and 1 are the same question."""
+    options = {} if name == "siglip" else {"positives": positives}
+    objective = build_objective(name, duplicates="positive", **options).double()
+    keys = {"x_keys": torch.tensor([1, 1, 2, 3, 4, 5]), "y_keys": KEYS}
+    x, y = embeddings(1, B), embeddings(2, B)
+    of_both = Known(torch.tensor([0, 0, 1, 1]), torch.tensor([10, 11, 10, 11]))
+    others = Known(torch.cat([of_both.row, torch.tensor([2])]), torch.cat([of_both.keys, torch.tensor([15])]))
+    # column 4 has item 10 too: known for row 1, whose key it does not have
+    assert torch.equal(objective(x, y, **keys, known=of_both).loss, objective(x, y, **keys, excluded=ROW_1).loss)
+    more = torch.cat([ROW_1, torch.tensor([(2, 5)])])
+    assert torch.equal(objective(x, y, **keys, known=others).loss, objective(x, y, **keys, excluded=more).loss)
 
 
 def test_both_kinds_of_exclusion_add_up() -> None:

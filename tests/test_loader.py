@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 from collections.abc import Sequence
 from dataclasses import fields
 
+import psutil
 import pytest
 import torch
 from helpers_shards import picture, write_tar
 from torch import Tensor
 
-from data.batch import Batch, Extra
+from data.batch import Batch, Extra, Known
 from data.config import AugmentConfig, DataConfig
 from data.errors import DataError
 from data.image_text import ImageText
@@ -65,7 +68,7 @@ def joined(parts: Sequence[Batch]) -> Batch:
 
 
 def same(a: Batch, b: Batch) -> bool:
-    return all(torch.equal(getattr(a, f.name), getattr(b, f.name)) for f in fields(Batch) if f.name != "extra")
+    return all(torch.equal(getattr(a, f.name), getattr(b, f.name)) for f in fields(Batch)[:5])
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +158,30 @@ def test_batches_are_pinned(dataset: ImageText, order: Order) -> None:
 def test_pinning_reaches_every_tensor_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor + 1)
     zero = torch.zeros(1)
-    batch = _pinned(Batch(zero, zero, zero, zero, zero, Extra(zero, zero, zero, zero)))
-    values = [getattr(batch, f.name) for f in fields(Batch) if f.name != "extra"]
-    values += [getattr(batch.extra, f.name) for f in fields(Extra)]
-    assert len(values) == 9 and all(value.item() == 1 for value in values)
+    batch = _pinned(Batch(zero, zero, zero, zero, zero, Extra(zero, zero, zero, zero), Known(zero, zero)))
+    values = [getattr(batch, f.name) for f in fields(Batch)[:5]]
+    values += [getattr(part, f.name) for part in (batch.extra, batch.known) for f in fields(part)]
+    assert len(values) == 11 and all(value.item() == 1 for value in values)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_workers_live_on_when_the_whole_job_is_signalled(dataset, order, expected, number: signal.Signals) -> None:
+    loader = build_loader(dataset, order, rank=0, world_size=1, first_step=0, last_step=9, workers=2)
+    iterator = iter(loader)
+    found = [next(iterator)]
+    workers = psutil.Process().children()
+    assert len(workers) == 2
+    for worker in workers:  # as a scheduler does, from a process that is not their parent
+        subprocess.run(["kill", f"-{number.value}", str(worker.pid)], check=True)
+    found += iterator
+    assert len(found) == 9
+    assert all(same(got, want) for got, want in zip(found, expected, strict=True))
+
+
+def test_a_worker_ends_when_its_parent_says_so(dataset, order) -> None:
+    loader = build_loader(dataset, order, rank=0, world_size=1, first_step=0, last_step=9, workers=1)
+    iterator = iter(loader)
+    next(iterator)
+    (worker,) = psutil.Process().children()
+    worker.terminate()
+    assert worker.wait(timeout=10) == 0

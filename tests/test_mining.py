@@ -129,6 +129,8 @@ BAD_LINES = {
     "q p1 3": "line 2: must be",
     "q\tp1\tmuch": "line 2: must be",
     "q\tp1\tnan": "line 2: the score is nan",
+    "q\tp1\t1e300": "line 2: the score is 1e\\+300: must be a finite float32",
+    '{"query_id": "q", "docid": "p1", "score": 1' + "0" * 400 + "}": "line 2: must be",
     '{"query_id": "q", "docid": "p1"}': "line 2: must be",
     '{"query_id": 1, "docid": "p1", "score": 2}': "line 2: query_id and docid",
     "q\tp1\t1" + "0" * 70_000: "line 2: longer than",

@@ -9,8 +9,9 @@ from open_clip_train import scheduler
 from torch import nn
 from transformers import get_linear_schedule_with_warmup
 
+from data.config import NegativeList
 from data.errors import ConfigError
-from train.config import LEAST, POSITIVE, OptimConfig, Schedule, TrainConfig, validate
+from train.config import LEAST, POSITIVE, OptimConfig, Schedule, Task, TrainConfig, validate
 from train.losses import build_objective
 from train.optim import build_optimizer, learning_rate
 
@@ -99,6 +100,17 @@ def test_rules_of_adam_and_of_the_cooldown() -> None:
     config.optim.cooldown, config.optim.beta2 = 11, 1.0
     with pytest.raises(ConfigError, match=r"beta2=1\.0: must be(.|\n)*cooldown=11: longer than the run of steps=10"):
         validate(config, 2)
+
+
+def test_mined_negatives_that_nothing_would_draw_are_refused() -> None:
+    config = runnable()
+    config.task, config.data.negatives.file = Task.question_passage, "mined.jsonl"
+    for per_row, lists in ((0, [NegativeList.mined]), (1, [NegativeList.hard_negatives])):
+        config.data.negatives.per_row, config.data.negatives.lists = per_row, lists
+        with pytest.raises(ConfigError, match=r"^data\.negatives\.file=mined\.jsonl: nothing draws from it"):
+            validate(config, 2)
+    config.data.negatives.lists = [NegativeList.hard_negatives, NegativeList.mined]
+    validate(config, 2)
 
 
 def test_decay_only_where_open_clip_has_it() -> None:

@@ -111,11 +111,18 @@ def test_a_table_as_dpr_writes_it(tmp_path: Path) -> None:
     assert corpus.rows.fields(3) == {"id": "4", "text": "all quoted", "title": "D'E"}
 
 
+def test_a_table_whose_columns_changed_places(tmp_path: Path) -> None:
+    path = write_table(tmp_path / "a.tsv", [["1", "x", "T"]])
+    assert opened(path)[0] == Passage("x", "T", "1")
+    path.write_text("title\ttext\tid\nT\tx\t1\n")
+    assert opened(path)[0] == Passage("x", "T", "1")
+
+
 def test_shards_hold_the_same_rows(tmp_path: Path) -> None:
     members = [(f"{i}.json", f'{{"_id": "d{i}", "text": "t{i}"}}'.encode()) for i in range(3)]
     corpus = opened(write_tar(tmp_path / "a.tar", members))
     assert [p.text for p in corpus] == ["t0", "t1", "t2"]
-    with pytest.raises(DataError, match=r"b\.tar: sample '0' has no json|sample '0': has no json member"):
+    with pytest.raises(DataError, match=r"b\.tar: sample '0': no json member: its members are txt"):
         opened(write_tar(tmp_path / "b.tar", [("0.txt", b"x")]))
 
 
@@ -201,6 +208,9 @@ def test_a_damaged_index_is_named(tmp_path: Path) -> None:
     os.truncate(table, 150)
     with pytest.raises(DataError, match=r"passages-.*this index is damaged .*; delete it"):
         opened(path)
+    np.save(table, np.zeros((5, 10)))
+    with pytest.raises(DataError, match=r"passages-.*this index is damaged \(it holds float64\); delete it"):
+        opened(path)
 
 
 BOUNDED = """
@@ -246,4 +256,11 @@ def test_arrays_go_to_the_cache_where_the_folder_takes_none(tmp_path: Path, monk
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(DataError, match=r"the index of .*a\.jsonl cannot be written .*Set XDG_CACHE_HOME"):
+        opened(path)
+
+
+def test_an_index_that_cannot_be_asked_for(tmp_path: Path) -> None:
+    """As in a folder of another user; here the name of the array is too long, which stops root, too."""
+    path = write_lines(tmp_path / f"{'a' * 225}.jsonl", map(corpus_row, range(3)))
+    with pytest.raises(DataError, match=r"the index of .*a\.jsonl cannot be written \(.*File name too long"):
         opened(path)

@@ -18,6 +18,7 @@ from data.batch import Batch
 from data.config import DataConfig, DrawnPositives, NegativeList, NegativesConfig, PassageConfig, QuestionConfig, Title
 from data.corpus import open_corpus
 from data.errors import ConfigError, DataError
+from data.keys import content_key, key_name
 from data.loader import build_loader
 from data.negatives import Mined
 from data.order import Order
@@ -252,7 +253,7 @@ def test_a_file_that_was_mined_anew_is_read_anew(beir: Path) -> None:
 
 def test_mined_negatives_of_inline_rows_need_a_corpus(dpr: Path, tmp_path: Path) -> None:
     corpus = write_lines(tmp_path / "corpus.jsonl", map(corpus_row, range(4)))
-    file = write_lines(tmp_path / "mined.jsonl", [mined_row("train.jsonl:2", "d3")])
+    file = write_lines(tmp_path / "mined.jsonl", [mined_row(key_name(content_key(b"what's 1")), "d3")])
     config = configured(per_row=1, lists=[MINED], file=file)
     with pytest.raises(ConfigError, match=r"data\.negatives\.file names passages by id: set data\.passage\.corpus"):
         dataset(dpr, config)
@@ -270,6 +271,8 @@ def test_mined_negatives_of_inline_rows_need_a_corpus(dpr: Path, tmp_path: Path)
         ([{"query_id": "q1"}], r"line 1 is not .*: its fields are query_id"),
         ([{"query_id": "q1", "negatives": "d1"}], r"line 1 is not"),
         ([{"query_id": 1, "negatives": []}], r"line 1 is not"),
+        ([{"query_id": "q1", "negatives": ["\ud800"]}], r"line 1 is not"),
+        ([{"query_id": "\ud800", "negatives": []}], r"line 1 is not"),
     ],
 )
 def test_mined_files_that_cannot_be_used(beir: Path, rows: list[Any], message: str) -> None:
@@ -284,6 +287,10 @@ def test_a_file_that_was_mined_of_others(beir: Path) -> None:
         Mined.open(str(write_lines(beir / "mined.jsonl", [mined_row("x")])), questions)
     with pytest.raises(ConfigError, match=r"data\.negatives\.file=.*matches nothing"):
         Mined.open(str(beir / "gone.jsonl"), questions)
+    other = write_lines(beir / "other.jsonl", [mined_row("q1")])
+    for wrong in (f"{beir}/mined.jsonl::{other}", f"{other}@2"):
+        with pytest.raises(ConfigError, match=r"data\.negatives\.file=.*: write one file, without a weight"):
+            Mined.open(wrong, questions)
     empty = Mined.open(str(write_lines(beir / "none.jsonl", [])), questions)
     assert [empty.row(i) for i in range(6)] == [[]] * 6
 

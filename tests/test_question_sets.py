@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 from helpers_passages import make_run, write_beir
 
-from data.config import DataConfig
+from data.config import DataConfig, PassageConfig
 from data.corpus import open_corpus
 from data.errors import ConfigError, DataError, UserError
+from eval import question_sets
 from eval.__main__ import main
 from eval.question_sets import RowPassages, open_beir, open_dpr, parse_answers
 from eval.suite import check_specs
+from train.__main__ import check
+from train.compose import compose_config
 from train.config import Task
 
 PASSAGES = [
@@ -125,6 +128,25 @@ def test_passages_of_rows_are_a_corpus(tmp_path: Path) -> None:
     assert [list(of) for of in data.qrels.values()] == [["1"], ["4"], [ids[4], ids[5]]]
 
 
+def test_other_pools_of_scored_candidates_are_another_corpus(tmp_path: Path) -> None:
+    """What is kept of one, embeddings and BM25, must not serve for the other."""
+    candidates = [{"text": f"candidate {i}", "score": i} for i in range(8)]
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"question": "which?", "candidates": candidates}) + "\n")
+    found = {}
+    for best, worst in ((1, 3), (3, 1)):
+        config = DataConfig(passage=PassageConfig(pos_pool=best, neg_pool=worst))
+        corpus = open_dpr(str(tmp_path / "rows.jsonl"), config).corpus
+        found[corpus.fingerprint] = [corpus[i].text for i in range(len(corpus))]
+    assert [len(texts) for texts in found.values()] == [4, 4]
+
+
+def test_right_passages_are_found_in_all_parts_of_a_corpus(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
+    whole = open_dpr(str(tmp_path / "rows.jsonl"), DataConfig()).qrels
+    monkeypatch.setattr(question_sets, "SCAN", 1)
+    assert open_dpr(str(tmp_path / "rows.jsonl"), DataConfig()).qrels == whole and len(whole) == 2
+
+
 def test_rows_with_a_corpus_are_right_by_content(tmp_path: Path) -> None:
     """Every passage of that title and text, whatever its id; a question whose passage is not there is not judged."""
     rows = [*({**row, "id": "same"} for row in ROWS), {"question": "who?", "positive_ctxs": [{"text": "nowhere"}]}]
@@ -228,6 +250,14 @@ def test_wrong_entries_are_refused_before_anything_is_loaded(case: str, tmp_path
 def test_sets_without_something_to_score_are_refused(make: Callable[[Path], str], said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=said):
         open_dpr(make(tmp_path).removeprefix("dpr:"), DataConfig())
+
+
+def test_training_takes_what_evaluation_takes_as_val(tmp_path: Path) -> None:
+    """A split of its own, or a folder of questions and passages: data.train can be neither."""
+    beir, dpr = write_beir(tmp_path / "beir"), write_folder(tmp_path / "dpr")
+    for val in (f"{beir}@dev", dpr):
+        words = ["task=question_passage", "model=minilm", "data=question_passage", f"data.train={beir}", "steps=1"]
+        check(compose_config([*words, "data.question.split=dev", f"data.val={val}", f"run.dir={tmp_path}"]))
 
 
 MISTAKES = {

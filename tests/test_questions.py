@@ -16,9 +16,9 @@ from helpers_shards import overwrite, write_tar
 
 from data.config import DataConfig, PassageConfig, QuestionConfig
 from data.errors import ConfigError, DataError
-from data.keys import hashed
+from data.keys import content_key, hashed, key_name
 from data.passages import Passage, Question
-from data.questions import Questions, Row, named_files, open_questions
+from data.questions import MAX_LINE, Questions, Row, named_files, open_questions
 
 
 def opened(
@@ -35,21 +35,21 @@ def plain(row: Row) -> tuple[Question, list[Passage], list[Passage], list[Passag
     return row.question, list(row.positives), list(row.negatives), list(row.hard_negatives)
 
 
+def name_of(question: str) -> str:
+    """The id of a question whose row gives none."""
+    return key_name(content_key(question.encode()))
+
+
 DPR_ROWS = [dpr_row(i, hard=i) for i in range(4)]
 DPR_READ = [
     (
-        Question(f"train:{i + 1}", f"what's {i}", (f"answer {i}",)),
+        Question(name_of(f"what's {i}"), f"what's {i}", (f"answer {i}",)),
         [Passage(f"right {i} 0", f"P{i}")],
         [Passage(f"other {i}", "N", "7")],
         [Passage(f"hard {i} {j}", "H", f"h{j}") for j in range(i)],
     )
     for i in range(4)
 ]
-
-
-def named(expected: list[Any], name: str) -> list[Any]:
-    """The rows as read from a file `name`, which rows without id are called after."""
-    return [(Question(q.id.replace("train", name), q.text, q.answers), *lists) for q, *lists in expected]
 
 
 ARRAYS: dict[str, Callable[[Any], str]] = {
@@ -70,19 +70,26 @@ def test_dpr_json(tmp_path: Path, style: str, monkeypatch: pytest.MonkeyPatch) -
         for index in (tmp_path / ".index").glob("*"):
             index.unlink()
         questions = opened(path)
-        assert [plain(questions.row(i)) for i in range(4)] == named(DPR_READ, "train.json")
+        assert [plain(questions.row(i)) for i in range(4)] == DPR_READ
 
 
 def test_dpr_lines_and_shards(tmp_path: Path) -> None:
     lines = opened(write_lines(tmp_path / "train.jsonl", DPR_ROWS))
-    assert [plain(lines.row(i)) for i in range(4)] == named(DPR_READ, "train.jsonl")
+    assert [plain(lines.row(i)) for i in range(4)] == DPR_READ
     members = [(f"{i + 1}.json", json.dumps(row).encode()) for i, row in enumerate(DPR_ROWS)]
     (tmp_path / "shards").mkdir()
     write_tar(tmp_path / "shards" / "a.tar", members[:2])
     write_tar(tmp_path / "shards" / "b.tar", members[2:])
     shards = opened(tmp_path / "shards")
-    assert [plain(shards.row(i))[1:] for i in range(4)] == [row[1:] for row in DPR_READ]
-    assert [shards.question(i).id for i in range(4)] == ["a.tar:1", "a.tar:2", "b.tar:3", "b.tar:4"]
+    assert [plain(shards.row(i)) for i in range(4)] == DPR_READ
+
+
+def test_questions_without_id_in_files_of_one_name(tmp_path: Path) -> None:
+    """They are told apart, in mining and evaluation too; and equal ones are one question."""
+    files = [write_lines(tmp_path / name / "train.jsonl", [dpr_row(i), dpr_row(5)]) for i, name in enumerate("ab")]
+    questions = opened("::".join(map(str, files)))
+    assert [questions.question(i).id for i in range(4)] == [name_of(f"what's {i}") for i in (0, 5, 1, 5)]
+    assert np.array_equal(questions.id_hashes, hashed(questions.question(i).id for i in range(4)))
 
 
 def test_answers_ids_and_missing_lists(tmp_path: Path) -> None:
@@ -100,7 +107,7 @@ TEVATRON = {
 }
 TEVATRON_READ = (Question("5", "it’s", ("a",)), [Passage("right", "T", "1")], [], [Passage("wrong", "", "2")])
 FLAG = {"query": "q", "pos": ["right", "also"], "neg": ["wrong"], "pos_scores": [1.0], "prompt": "p"}
-FLAG_READ = (Question("a.jsonl:1", "q"), [Passage("right"), Passage("also")], [], [Passage("wrong")])
+FLAG_READ = (Question(name_of("q"), "q"), [Passage("right"), Passage("also")], [], [Passage("wrong")])
 
 
 @pytest.mark.parametrize(("fields", "expected"), [(TEVATRON, TEVATRON_READ), (FLAG, FLAG_READ)])
@@ -244,6 +251,7 @@ BAD_ROWS: list[tuple[Fields, str]] = [
     ({"query": "q", "positive_passages": [], "query_id": "1"}, r"no positive: positive_passages is empty"),
     ({"question": "q", "ctxs": [{"text": "t"}]}, r"no score: score of ctxs\[0\] is None, no finite number"),
     ({"question": "q", "ctxs": [{"text": "t", "score": float("nan")}]}, r"no score: score of ctxs\[0\] is nan"),
+    ({"question": "q", "ctxs": [{"text": "t", "score": 10**400}]}, r"no score: score of ctxs\[0\] is 1000"),
     ({"question": "q", "ctxs": [{"text": "t", "score": 1, "has_answer": True}]}, r"results of a retriever"),
     ({"question": "q", "ctxs": []}, r"no positive: ctxs is empty"),
     (
@@ -252,6 +260,11 @@ BAD_ROWS: list[tuple[Fields, str]] = [
         r"Tevatron: query, positive_passages; DPR: question, positive_ctxs; FlagEmbedding: query, pos; scored",
     ),
     ({}, r"unknown format: its fields are none"),
+    (
+        {"\ud800\x1b": 1, **dict.fromkeys("abcdefghijklmnopqrstuvwxyz")},
+        r".*are '\\ud800\\x1b', a, .*, s, …\. Known are",
+    ),
+    ({**FLAG, "metadata": {"topic": "\udc00"}}, r"no Unicode text: metadata\.topic has half a surrogate pair at 0"),
 ]
 
 
@@ -261,6 +274,7 @@ def test_bad_rows_are_named_with_their_line(tmp_path: Path, fields: Fields, mess
     with pytest.raises(DataError, match=rf"a\.jsonl: line 3: {message}") as caught:
         opened(path)
     assert "\n" not in str(caught.value)
+    assert str(caught.value).endswith(f" python -m data pack {path} out=FOLDER to=dpr on_error=skip")
 
 
 def test_bad_rows_of_an_array_and_a_shard(tmp_path: Path) -> None:
@@ -297,6 +311,9 @@ def test_rows_are_checked_again_for_another_corpus(tmp_path: Path, corpus: Path)
         (b"q0 d1 1", r"line 20 is b'q0 d1 1', not question id, passage id and grade with tabs between"),
         (b"q0\t0\td1\t1", r"line 20 is .*, not question id, passage id and grade"),
         (b"q0\td1\tone", r"line 20: the grade 'one' is no whole number"),
+        (b"q0\td1\t--1", r"line 20: the grade '--1' is no whole number"),
+        (b"q0\td1\t1.0", r"line 20: the grade '1.0' is no whole number"),
+        (b"q" * MAX_LINE, r"line 20 is longer than 1048575 bytes: no judgement"),
         (b"q0\td\xff\t1", r"line 20 is not UTF-8: invalid start byte at byte 4"),
     ],
 )
@@ -305,6 +322,28 @@ def test_bad_judgements_are_named_with_their_line(tmp_path: Path, line: bytes, m
     with (folder / "qrels" / "train.tsv").open("ab") as file:
         file.write(line)
     with pytest.raises(DataError, match=rf"train\.tsv: {message}"):
+        opened(folder)
+
+
+def test_a_judgement_is_no_header(tmp_path: Path) -> None:
+    folder = write_beir(tmp_path / "b")
+    (folder / "qrels" / "train.tsv").write_text("q0\td1\t1.0\n")
+    with pytest.raises(DataError, match=r"train\.tsv: line 1: the grade '1\.0' is no whole number"):
+        opened(folder)
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [({"text": " "}, "empty question: text is ' '"), ({"metadata": {"topic": "\ud800"}}, "no Unicode text: metadata")],
+)
+def test_bad_questions_of_a_beir_folder(tmp_path: Path, query: Fields, message: str) -> None:
+    """Those that are asked; others are only looked up."""
+    folder = write_beir(tmp_path / "b")
+    queries = [{"_id": f"q{i}", "text": "what", **(query if i == 7 else {})} for i in range(8)]
+    write_lines(folder / "queries.jsonl", queries)
+    assert len(opened(folder)) == 6
+    write_lines(folder / "queries.jsonl", [{**queries[0], **query}, *queries[1:]])
+    with pytest.raises(DataError, match=rf"queries\.jsonl: line 1: {message}"):
         opened(folder)
 
 

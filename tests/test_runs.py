@@ -346,6 +346,9 @@ def test_eval_gives_the_numbers_of_the_last_evaluation(commands, tiny, tmp_path:
     assert {p.name: json.loads(p.read_text())["metrics"] for p in (tmp_path / "again").iterdir()} == written
     refused(commands.run("eval", f"checkpoint={tmp_path / 'runs' / 'tinny'}"), 2, "no folder", "Did you mean 'tiny'?")
     refused(commands.run("eval", f"checkpont={run}"), 2, "Did you mean 'checkpoint'?")
+    (run / "eval").rename(tmp_path / "away")
+    (run / "eval").write_text("")
+    refused(commands.run("eval", f"checkpoint={run}", "examples=0"), 4, "eval cannot be written: File exists")
 
 
 @pytest.mark.parametrize("debug", ["smoke", "overfit"])

@@ -18,7 +18,9 @@ from webdataset.writer import TarWriter
 
 from data.errors import DataError
 from data.scan import MAX_BYTES, scan_tar, split_name
-from data.shards import index_shard
+from data.scan_rows import scan_lines
+from data.shards import Shards, index_shard
+from data.sources import Source
 
 # ---- whole shards --------------------------------------------------------------------------------------------------
 
@@ -215,14 +217,14 @@ def header(name: bytes, size: bytes, kind: bytes = b"0") -> bytes:
     ],
 )
 def test_odd_headers(content: bytes, message: str) -> None:
-    found = [str(problem) for problem in scan_tar(io.BytesIO(content)).problems]
+    found = [str(problem) for problem in scan_tar(io.BytesIO(content)).problems.first]
     assert len(found) == 1 and message in found[0], found
 
 
 def test_pax_size_is_followed() -> None:
     blocks = header(b"x", b"11", b"x"), padded(b"9 size=3\n"), header(b"a.txt", b"0"), padded(b"abc"), bytes(2 * BLOCK)
     scan = scan_tar(io.BytesIO(b"".join(blocks)))
-    assert not scan.problems, scan.problems
+    assert not scan.problems.count, scan.problems
     assert scan.samples[0].members == [("txt", 3 * BLOCK, 3)] and scan.samples[0].crc32 == zlib.crc32(b"abc")
 
 
@@ -231,8 +233,8 @@ def test_every_single_byte_matters(tmp_path: Path) -> None:
     whole = write_pairs(tmp_path / "a.tar", 1).read_bytes()
     end = len(whole.rstrip(b"\0")) // BLOCK * BLOCK + 3 * BLOCK
     for cut in range(0, end, 37):
-        assert scan_tar(io.BytesIO(whole[:cut])).problems, cut
-    assert not scan_tar(io.BytesIO(whole[:end])).problems
+        assert scan_tar(io.BytesIO(whole[:cut])).problems.count, cut
+    assert not scan_tar(io.BytesIO(whole[:end])).problems.count
 
 
 @pytest.mark.parametrize(
@@ -251,6 +253,21 @@ def test_json_lines_damage(tmp_path: Path, lines: bytes, message: str) -> None:
     path.write_bytes(lines)
     with pytest.raises(DataError, match=message):
         opened(path)
+
+
+def test_a_line_that_is_too_long_costs_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"a": 1}\n' + b"x" * (MAX_BYTES["json"] + 3_000_000) + b'\n{"b": 2}\n')
+    index = index_shard(str(path))
+    assert [problem.message for problem in index.problems] == ["line 2 is longer than 16777216 bytes"]
+    shards = Shards([Source((str(path),))], [index])
+    assert shards.read(1) == {"json": b'{"b": 2}'} and shards.key(1) == "3"
+
+
+def test_problems_are_counted_and_the_first_are_kept() -> None:
+    """A byte of a hostile file may be one, and each as an object is a hundred times as much."""
+    found = scan_lines(io.BytesIO(b"\n" * 10_000)).problems
+    assert found.count == 10_000 and len(found.first) == 100
 
 
 def row_of(size: int) -> bytes:
@@ -307,6 +324,7 @@ def test_a_row_of_the_largest_size(tmp_path: Path) -> None:
         (b'id\ttext\ttitle\n1\ta\tb\n2\t"a\tb\n3\tc\td\n', r"offset 20: line 3 .*values: unexpected end of data"),
         (b'id\ttext\ttitle\n1\t"a"b\tb\n', r"offset 14: line 2 cannot be read as tab-separated values"),
         (b'id\ttext\ttitle\n1\t"' + (b"x" * 999 + b"\n") * 17_000, r"line 2 is longer than 16777216 bytes; is a quote"),
+        (b'id\ttext\ttitle\n1\t"a\nb\nc', r"line 2 .*: unexpected end of data; 3 lines are lost by it"),
     ],
 )
 def test_table_damage(tmp_path: Path, content: bytes, message: str) -> None:

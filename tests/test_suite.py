@@ -10,9 +10,10 @@ from helpers_eval import ROOT
 from helpers_runs import EMOJI, distinct_emoji, make_run, save_checkpoint, write_wds
 
 from data.command_line import help_text, parse_options
-from data.errors import ConfigError, DataError
+from data.errors import ConfigError, DataError, HardwareError
 from eval.__main__ import main
 from eval.config import EvalCommand, Truth
+from eval.results import write
 from eval.suite import KINDS, check_specs
 from eval.trained import find_run, load_trained, read_config
 from train.config import Task
@@ -136,6 +137,8 @@ MISTAKES = {
     ("checkpoint=x", "recall_k=[0,5]"): "recall_k=[0, 5]",
     ("checkpoint=x", "val=a.tar", "val=b.tar"): "given twice",
     ("checkpoint=x", "depth=10"): "depth=10: must be 100",
+    ("checkpoint=x", "examples=-1"): "examples=-1: must be 0 or more",
+    ("checkpoint=x", "workers=-1"): "workers=-1: must be 0 or more",
     ("checkpoint=x", "baselines=[bm52]"): "Did you mean 'bm25'",
 }
 
@@ -169,6 +172,12 @@ def test_wrong_entries_are_refused_before_anything_is_loaded(spec: str) -> None:
 def test_options_of_passages_are_refused(run: Path, monkeypatch) -> None:
     with pytest.raises(ConfigError, match="depth= is of task=question_passage, and this run is task=image_text"):
         evaluate(monkeypatch, f"checkpoint={run}", "depth=200")
+
+
+def test_a_folder_that_cannot_be_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HardwareError, match="file/x cannot be written: Not a directory"):
+        write(tmp_path / "file" / "x", {"dataset": "d"})
 
 
 def test_nothing_to_evaluate_is_said(tmp_path: Path, monkeypatch) -> None:

@@ -1,6 +1,7 @@
 """The model of questions and passages: its tokens, rows that run together, one encoder or two, adapters."""
 
 import pickle
+import re
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -19,10 +20,12 @@ from data.errors import ConfigError
 from train import pooled
 from train.adapters import merged
 from train.checkpoint import named_tensors
+from train.compose import compose_config
 from train.config import ImageTower, ModelConfig, Pooling, Task, TextTower, TextTowerConfig
 from train.losses import build_objective
 from train.pooled import Pooled, alike
 from train.step import TrainStep
+from train.tasks import TASKS
 from train.tower import Tower
 from train.towers import Model, build_model, build_text_pair
 
@@ -68,6 +71,23 @@ def test_lengths_that_cannot_be_are_refused(bert: str) -> None:
     assert build(bert, {"context_length": 20}).tokenize(["b " * 50], 20).shape == (1, 20)
     with pytest.raises(ConfigError, match="this model takes 3 to 20"):
         build(bert, {"context_length": 20}).tokenize(["a"], 21)
+
+
+LATE = {
+    "data.question.length=600": "texts of 600 tokens",
+    "data.passage.length=2": "texts of 2 tokens",
+    "data.passage.length=3 data.passage.title=pair": "texts of 3 tokens: this model takes 4 to",
+    "data.negatives.refresh_every=2 data.negatives.per_row=1 data.negatives.lists=[mined] "
+    "data.negatives.mining.index=Flatt": "index 'Flatt'",
+}
+
+
+@pytest.mark.parametrize("words", LATE)
+def test_what_would_show_at_the_first_batch_is_refused_before(bert: str, words: str) -> None:
+    names = ["model=encoder", f"model.text.name={bert}", "data=question_passage", "data.train=unread"]
+    whole = compose_config(["task=question_passage", *names, *words.split()])
+    with pytest.raises(ConfigError, match=re.escape(LATE[words])):
+        TASKS["question_passage"].data(whole, build(bert))
 
 
 def test_the_tokenizer_goes_to_other_processes(bert: str) -> None:

@@ -18,8 +18,6 @@ from eval.trec import (
     Qrels,
     Run,
     beir_result,
-    drop_own_id,
-    make_run,
     mean,
     measures,
     ranked,
@@ -148,13 +146,10 @@ def test_scores_that_are_not_finite_are_refused(score: float) -> None:
         ranked({"a": 1.0, "b": score})
 
 
-def test_own_ids_stay_unless_dropped() -> None:
+def test_own_ids_stay() -> None:
     """A query that finds itself first: BEIR drops it, ir_measures and we do not."""
     qrels, run = {"q": {"d": 1}, "r": {"d": 1}}, {"q": {"q": 2.0, "d": 1.0}, "r": {"q": 2.0, "d": 1.0}}
     assert mean(measures(qrels, run, ["MRR@10", "Success@1"])) == {"MRR@10": 0.5, "Success@1": 0.0}
-    dropped = drop_own_id(run)
-    assert mean(measures(qrels, dropped, ["MRR@10", "Success@1"])) == {"MRR@10": 0.75, "Success@1": 0.5}
-    assert run["q"] == {"q": 2.0, "d": 1.0}
 
 
 def test_by_hand() -> None:
@@ -186,11 +181,6 @@ def test_beir_result_is_rounded_means() -> None:
     values = of_pytrec_eval(qrels, run)["nDCG@10"].values()
     assert found["ndcg"]["NDCG@10"] == round(sum(values) / len(qrels), 5) > 0
     assert found["recall"]["Recall@10"] == round(mean(measures(qrels, run, ["Recall@10"]))["Recall@10"], 5)
-
-
-def test_make_run_names_positions() -> None:
-    found = [(np.array([2.5, 1], np.float32), np.array([3, 0])), (np.empty(0, np.float32), np.empty(0, np.int64))]
-    assert make_run(["q", "r"], found, "abcd".__getitem__) == {"q": {"d": 2.5, "a": 1.0}, "r": {}}
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------

@@ -54,6 +54,12 @@ def test_content_comes_out_whole(tmp_path: Path, suffix: str, capsys: pytest.Cap
     assert other.read_bytes() == TEXT and len(list(tmp_path.iterdir())) == 3
 
 
+def test_a_packed_tar_gets_the_name_of_a_shard(tmp_path: Path) -> None:
+    (tmp_path / "a.tgz").write_bytes(COMPRESS[".gz"](TEXT))
+    assert unpack(str(tmp_path / "a.tgz"), UnpackOptions()) == tmp_path / "a.tar"
+    assert (tmp_path / "a.tar").read_bytes() == TEXT
+
+
 @each
 def test_several_parts_in_one_file(tmp_path: Path, suffix: str) -> None:
     parts = [COMPRESS[suffix](part) for part in (TEXT[:5], b"", TEXT[5:])]
@@ -155,7 +161,7 @@ def test_commands_that_cannot_work(tmp_path: Path) -> None:
     path = write(tmp_path, ".gz", COMPRESS[".gz"](TEXT))
     refused(ConfigError, r"does not exist\. Did you mean 'rows.jsonl.gz'", tmp_path / "rows.json.gz")
     (tmp_path / "x.zip").touch()
-    refused(ConfigError, r"only .gz and .zst files", tmp_path / "x.zip")
+    refused(ConfigError, r"only .gz, .tgz, .zst files", tmp_path / "x.zip")
     refused(ConfigError, "must be positive", path, max_ratio=0)
     refused(ConfigError, "must be positive", path, max_size=-1)
     refused(ConfigError, "is there already; choose a new name", path, out=str(tmp_path / "x.zip"))

@@ -89,13 +89,10 @@ def check(config: TrainConfig) -> None:
     from train.tracking import check_tracking
 
     validate(config, int(os.environ.get("WORLD_SIZE", "1")))
-    text = config.task is Task.question_passage
-    for key, value in (("data.train", config.data.train), ("data.val", config.data.val)):
-        if value is not None:
-            if text:
-                named_files(value, config.data, key)
-            else:
-                parse_sources(value, key)
+    if config.task is Task.question_passage:
+        named_files(config.data.train, config.data)
+    else:
+        parse_sources(config.data.train)
     check_specs(config.eval.suite, config.data.val, config.task)
     check_tracking(config.tracking)
     _check_start(config)

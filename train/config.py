@@ -171,6 +171,7 @@ LEAST = {
     "steps": 1,
     "chunk_size": 1,
     "keep_graphs": 1,
+    "data.workers": 0,
     "model.embed_dim": 1,
     "model.memo_mb": 0,
     "model.image.image_size": 1,
@@ -197,10 +198,10 @@ def validate(config: TrainConfig, world_size: int) -> None:
     too_small = {key: value for key in LEAST if (value := attrgetter(key)(config)) is not None and value < LEAST[key]}
     not_positive = {key: value for key in POSITIVE if (value := attrgetter(key)(config)) is not None and value <= 0}
     negatives = config.data.negatives
+    drawn = negatives.per_row > 0 and NegativeList.mined in negatives.lists
     rules = {
-        f"data.negatives.refresh_every={negatives.refresh_every}: what is mined is drawn from the list 'mined': set "
-        "data.negatives.lists=[mined] and data.negatives.per_row=1 or more": negatives.refresh_every > 0
-        and (NegativeList.mined not in negatives.lists or not negatives.per_row),
+        f"data.negatives.file={negatives.file}: nothing draws from it. Add data.negatives.lists=[mined] "
+        "data.negatives.per_row=1, or leave it out": negatives.file is not None and not drawn,
         f"data.negatives.per_row={negatives.per_row}, data.negatives.refresh_every={negatives.refresh_every}: only "
         "task=question_passage has hard negatives": config.task is not Task.question_passage
         and bool(negatives.per_row or negatives.refresh_every),

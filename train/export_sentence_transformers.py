@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from data.errors import ConfigError
 from train.config import Pooling
@@ -57,23 +58,26 @@ def write(folder: Path, source: Source) -> None:
 
 def difference(folder: Path, source: Source) -> float:
     """Of questions and passages, also of ones that are cut."""
+    return largest_difference("sentence_transformers", _pairs(folder, source))
+
+
+def _pairs(folder: Path, source: Source) -> Iterator[tuple[Tensor, Tensor]]:
     loaded: Any = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
     encodings = loaded.encode_query, loaded.encode_document
-    return largest_difference(
-        "sentence_transformers",
-        (
-            (side.embed([side.prefix + text for text in texts]), encode(texts, convert_to_tensor=True))
-            for side, encode in zip(sides(source, "sentence_transformers"), encodings, strict=True)
-            for texts in (PROBES, [LONG])
-        ),
-    )
+    for side, encode in zip(sides(source, "sentence_transformers"), encodings, strict=True):
+        for texts in (PROBES, [LONG]):
+            pairs = texts if side.paired else None
+            given = list(zip(texts, texts, strict=True)) if side.paired else texts
+            yield side.embed([side.prefix + text for text in texts], pairs), encode(given, convert_to_tensor=True)
 
 
 def snippet(folder: Path, source: Source) -> str:
+    _, side = sides(source, "sentence_transformers")
+    passage = '("its title", "a passage")' if side.paired else '"a passage"'
     return f"""\
     from sentence_transformers import SentenceTransformer
     model = SentenceTransformer("{folder}")
-    scores = model.similarity(model.encode_query(["a question"]), model.encode_document(["a passage"]))
+    scores = model.similarity(model.encode_query(["a question"]), model.encode_document([{passage}]))
 
 {inputs_in_words(source.config)} The model adds the prefixes and cuts by itself."""
 

@@ -18,7 +18,7 @@ from data.config import DrawnPositives
 from data.errors import ConfigError
 from data.loader import BatchSource, build_loader
 from data.question_passage import QuestionPassage
-from eval.encode import Encoder, Evaluator, build_encode
+from eval.encode import Encoder, Evaluator, Report, build_encode
 from eval.results import print_tables, result, write
 from train import checkpoint
 from train.agreement import agreed, from_rank_0, rank_0_first, rank_0_only
@@ -72,6 +72,11 @@ def run_on(world: World, config: TrainConfig) -> str:
         logger = rank_0_only(world, lambda: _logger(config, folder, parts, plan, state)) or Logger()
         stack.enter_context(logger)
         logger.print(_first_words(found, folder, plan, config))
+        if config.task is Task.question_passage and "excluded" not in OBJECTIVES[config.objective.name].takes:
+            logger.print(
+                f"objective={config.objective.name} takes pairs only: what is right for another question of the batch "
+                "as well counts as its negative; clip, info_nce, dpr and siglip leave it out"
+            )
         record = stack.enter_context(recorded(folder if world.rank == 0 else None, plan.first_step, plan.total_steps))
         encode = build_encoder(config, parts.model, world)
         evaluation = Evaluation(parts, encode, folder, world)
@@ -171,11 +176,14 @@ class Evaluation:
     def __call__(self) -> dict[str, float]:
         reports = [evaluator.report(self._encode) for evaluator in self._parts.evaluators]
         pairs = list(zip(reports, self._parts.evaluators, strict=True))
-        if self._world.rank == 0:
-            self._results = [result(report, evaluator, {}) for report, evaluator in pairs]
-            for content, report in zip(self._results, reports, strict=True):
-                write(self._folder / "eval", content, report.files)
+        self._results = rank_0_only(self._world, lambda: self._written(pairs)) or []
         return {f"{e.name}/{metric}": value for report, e in pairs for metric, value in report.metrics.items()}
+
+    def _written(self, pairs: Sequence[tuple[Report, Evaluator]]) -> list[dict[str, Any]]:
+        results = [result(report, evaluator, {}) for report, evaluator in pairs]
+        for content, (report, _) in zip(results, pairs, strict=True):
+            write(self._folder / "eval", content, report.files)
+        return results
 
     def print_tables(self) -> None:
         print_tables(self._results)

@@ -44,6 +44,9 @@ class Pooled(nn.Module):
         super().__init__()
         self.encoder, self.pooling, self.pad = encoder, pooling, pad
 
+    def extra_repr(self) -> str:
+        return f"pooling={self.pooling.value}, pad={self.pad}"
+
     def forward(self, tokens: Tensor) -> Tensor:
         lengths = [cut_length(n, tokens.shape[1]) for n in own_lengths(tokens, self.pad)]
         groups = alike(lengths, TOGETHER[tokens.device.type])

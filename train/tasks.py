@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from data.config import Title
 from data.image_text import ImageText
 from data.loader import BatchSource
 from data.negatives import Mined
@@ -15,6 +16,7 @@ from data.question_passage import QuestionPassage
 from data.questions import open_questions
 from data.shards import open_shards
 from data.sources import parse_sources
+from eval.index_spec import check_spec
 from eval.suite import build_evaluators
 from train.towers import ImageTextModel, TextPairModel
 
@@ -60,12 +62,22 @@ def _image_text(config: TrainConfig, model: Model) -> Data:
 
 def _question_passage(config: TrainConfig, model: Model) -> Data:
     assert isinstance(model, TextPairModel)
+    _check_late_options(config, model)
     questions = open_questions(config.data.train, config.data)
     mined = Mined.open(config.data.negatives.file, questions) if config.data.negatives.file else None
     dataset = QuestionPassage(questions, model.tokenize, config.data, config.seed, mined)
     both = f"{questions.fingerprint} {mined.fingerprint if mined else ''}"
     fingerprint = hashlib.sha256(both.encode()).hexdigest()
     return Data(dataset, _order(config, questions.sizes, questions.weights), fingerprint)
+
+
+def _check_late_options(config: TrainConfig, model: TextPairModel) -> None:
+    """Raise ConfigError for what would else show at the first batch, when there is a run folder already."""
+    passage, negatives = config.data.passage, config.data.negatives
+    model.tokenize([""], config.data.question.length)
+    model.tokenize([""], passage.length, [""] if passage.title is Title.pair else None)
+    if negatives.refresh_every:
+        check_spec(negatives.mining.index)
 
 
 def _order(config: TrainConfig, sizes: Sequence[int], weights: Sequence[float]) -> Order:

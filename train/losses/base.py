@@ -95,12 +95,14 @@ class Objective(nn.Module):
         if y_mD is None or x_bD.ndim != 2 or y_mD.ndim != 2 or x_bD.shape[1] != y_mD.shape[1]:
             shape = None if y_mD is None else tuple(y_mD.shape)
             raise ValueError(f"x must be (b, D) and y (m, D), not {tuple(x_bD.shape)} and {shape}")
-        if getattr(self.options, "duplicates", Duplicates.keep) is Duplicates.keep:
+        duplicates = getattr(self.options, "duplicates", Duplicates.keep)
+        if duplicates is Duplicates.keep:
             inputs["x_keys"] = None
             if inputs["known"] is None:
                 inputs["y_keys"] = None
         more = {name: inputs.pop(name) for name in list(inputs) if name in MORE}
-        return self.of_strip(build_strip(x_bD, y_mD, **inputs), **more)
+        strip = build_strip(x_bD, y_mD, equal_is_positive=duplicates is Duplicates.positive, **inputs)
+        return self.of_strip(strip, **more)
 
     def of_strip(self, strip: Strip, **more: Tensor) -> Result:
         raise NotImplementedError

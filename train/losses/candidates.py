@@ -10,7 +10,7 @@ from torch import Tensor
 from data.errors import ConfigError
 from train.losses.duplicates import SameItem, equal_pair_counts, equal_pairs
 from train.losses.options.common import Candidates, Duplicates, PairOptions, Positives
-from train.losses.strip import Strip
+from train.losses.strip import Strip, of_equal_keys
 from train.losses.tiles import Exclusion, Pairs
 
 MOST_PAIRS = 64  # listed positives per column that still count as memory linear in the batch
@@ -129,12 +129,7 @@ def _with_keys(strip: Strip, pairs: Pairs, equal: bool | None) -> Pairs | None:
     """Those of the pairs whose keys are equal, or are not; all with None."""
     if equal is None or pairs.own is not None:  # a row and its own column have the same keys
         return None if equal is False else pairs
-    i, j = pairs.pairs_P2.unbind(1)
-    equal_P = torch.zeros_like(i, dtype=torch.bool)
-    for row_keys, column_keys in strip.keys:
-        has_key = j < len(column_keys)
-        equal_P[has_key] |= row_keys[i[has_key]] == column_keys[j[has_key]]
-    return Pairs(pairs.pairs_P2[equal_P == equal])
+    return Pairs(pairs.pairs_P2[of_equal_keys(pairs.pairs_P2, strip.keys) == equal])
 
 
 def _anchors(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -84,12 +85,13 @@ def build_strip(
     y_keys: Tensor | None = None,
     sample_ids_b: Tensor | None = None,
     known: Known | None = None,
+    equal_is_positive: bool = False,
 ) -> Strip:
     """Gathers the columns of all ranks. Embeddings are as the score wants them (normalised for a cosine).
 
     positives: (P, 2) instead of the own columns. known: what is right for a row, by key: excluded from its sums where
-    it is not among its positives. A collective: every rank calls it, with `negatives` on all ranks or on none. Raises
-    ValueError where shapes do not fit.
+    it is not among its positives, to which belongs what has an equal key if equal_is_positive. A collective: every rank
+    calls it, with `negatives` on all ranks or on none. Raises ValueError where shapes do not fit.
     """
     further = negatives.embeddings_kD if negatives else y_mD[:0]
     more = further[:0] if negatives is None or negatives.positive_k is None else further[negatives.positive_k]
@@ -116,6 +118,8 @@ def build_strip(
         if y_keys is None:
             raise ValueError("known items are found by their keys: give y_keys too")
         unlisted = _unlisted(known, keys[-1][1], pairs)
+        if equal_is_positive:
+            unlisted = unlisted[~of_equal_keys(unlisted, keys)]
         excluded = unlisted if excluded is None else torch.cat([excluded, unlisted])
     return Strip(x_bD, y_MD, rows, columns, pairs, excluded, tuple(keys), sample_ids_b)
 
@@ -135,6 +139,16 @@ def _unlisted(known: Known, column_keys_M: Tensor, positives: Pairs) -> Tensor:
     pairs_P2 = torch.stack([known.row[place], column], 1).unique(dim=0)
     number, listed = (p[:, 0] * len(column_keys_M) + p[:, 1] for p in (pairs_P2, positives.pairs_P2))
     return pairs_P2[~torch.isin(number, listed)]
+
+
+def of_equal_keys(pairs_P2: Tensor, keys: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """(P,) bool: which (row, column) pairs are equal in one of the keys; these are as in Strip."""
+    i, j = pairs_P2.unbind(1)
+    equal_P = torch.zeros_like(i, dtype=torch.bool)
+    for row_keys, column_keys in keys:
+        has_key = j < len(column_keys)
+        equal_P[has_key] |= row_keys[i[has_key]] == column_keys[j[has_key]]
+    return equal_P
 
 
 def _check(rows: Layout, columns: Layout, positives: Tensor | None, *keys: Tensor | None) -> None:
