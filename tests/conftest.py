@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 from importlib.util import find_spec
 
 import pytest
@@ -29,6 +30,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         "gpu": torch.cuda.is_available(),
         "triton": find_spec("triton") is not None,
         "npm": _found("npm"),
+        "linux": sys.platform == "linux",
         "compiler": _found("g++"),
         "debian": any(i.get_closest_marker("debian") for i in items) and _serves("sword-text-web=426.0-1"),
     }

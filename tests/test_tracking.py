@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -220,7 +221,7 @@ def test_a_tracker_that_fails_costs_seconds_and_nothing_else(tmp_path: Path) -> 
 
 
 def test_tensorboard_shows_the_run_once(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
+    import_module("tensorboard")
     code = """
 import sys
 from pathlib import Path

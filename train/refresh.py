@@ -4,7 +4,7 @@ Steps are cut into segments of data.negatives.refresh_every = R. Before the firs
 encoded with the weights as they are and searched, and all steps of the segment draw from what is found. Segment 0 has
 data.negatives.file where that is given; else it is mined like the others, with the starting weights.
 
-    <run>/negatives/step_XXXXXXXX/ mined.jsonl, mined.json      XXXXXXXX: the segment's first step
+    <run>/negatives/step_00000080/ mined.jsonl, mined.json      80: the first step of its segment
 
 A run that goes on inside a segment reads the segment's file; one that goes on at its first step mines, and equal
 weights give equal negatives: either way the losses are those of an undisturbed run. With R a multiple of
