@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -57,7 +56,7 @@ def main() -> None:
     own_packages()
     from eval.trained import find_run, read_config
 
-    run, checkpoint = find_run(command.checkpoint, _note)
+    run, checkpoint = find_run(command.checkpoint)
     config = read_config(run)
     own = command.suite is None and command.val is None
     specs = config.eval.suite if own else command.suite or []
@@ -164,11 +163,6 @@ def own_packages() -> None:
     from train.__main__ import own_packages as check
 
     check()
-
-
-def _note(line: str) -> None:
-    if os.environ.get("RANK", "0") == "0":
-        print(line, file=sys.stderr)
 
 
 if __name__ == "__main__":

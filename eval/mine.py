@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
 from collections.abc import Iterator
@@ -68,7 +67,7 @@ def main() -> None:
     from eval.index_spec import check_spec
     from eval.trained import find_run, read_config
 
-    run, checkpoint = find_run(command.run, _note)
+    run, checkpoint = find_run(command.run)
     config = with_command(read_config(run), command)
     if config.task.value != "question_passage":
         raise ConfigError(f"{run} is of task={config.task.value}: only question_passage has passages to mine")
@@ -188,11 +187,6 @@ def training_command(command: MineCommand, config: TrainConfig, run: Path, mined
 def _short(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
-
-
-def _note(line: str) -> None:
-    if os.environ.get("RANK", "0") == "0":
-        print(line, file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +34,13 @@ class Trained:
     logit_scale: float | None
 
 
-def find_run(path: str, note: Callable[[str], None]) -> tuple[Path, Path]:
+def note(line: str) -> None:
+    """Say it once, whatever the number of ranks."""
+    if os.environ.get("RANK", "0") == "0":
+        print(line, file=sys.stderr)
+
+
+def find_run(path: str, note: Callable[[str], None] = note) -> tuple[Path, Path]:
     """(run folder, checkpoint folder) that `path` means: a run's newest whole checkpoint, or one checkpoint.
 
     `note` hears of damaged ones that are passed over. ConfigError when there is none, DataError when none is whole.

@@ -4,13 +4,23 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
+from helpers_cli import Commands
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+    """Starts `python -m …` without the seconds of its imports."""
+    started = Commands(tmp_path_factory.mktemp("out"))
+    yield started
+    started.close()
 
 
 def _found(program: str) -> bool:

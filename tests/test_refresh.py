@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,6 @@ ANCE = {
     "data.negatives.mining.keep": 3,
     "checkpoint.every": 2,
 }
-
-
-@pytest.fixture(scope="module")
-def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
-    started = Commands(tmp_path_factory.mktemp("out"))
-    yield started
-    started.close()
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,6 @@ SHARD = ROOT / "data/samples/emoji/fxemoji-trained.tar"
 VAL = ROOT / "data/samples/emoji/twemoji-undrawn.tar"
 TIMINGS = ("time", "samples_per_second")
 QUIET = {"data": "image_text", "data.captions": "[caption]"}  # no augmentation, one caption
-
-
-@pytest.fixture(scope="module")
-def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
-    started = Commands(tmp_path_factory.mktemp("out"))
-    yield started
-    started.close()
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from helpers_cli import Commands
 from safetensors.torch import load_file
-from test_runs import QUIET, SHARD, commands, losses, models, only_run, refused, tiny  # noqa: F401  (fixtures)
+from test_runs import QUIET, SHARD, losses, models, only_run, refused, tiny  # noqa: F401  (fixtures)
 
 
 def memory(run: Path, step: int) -> dict[str, torch.Tensor]:
@@ -22,7 +22,7 @@ def files(run: Path, step: int) -> dict[str, bytes]:
 
 
 def test_state_of_samples_goes_on_bit_for_bit_and_on_two_processes(
-    commands: Commands,  # noqa: F811
+    commands: Commands,
     tiny: Callable[..., list[str]],  # noqa: F811
     tmp_path: Path,
 ) -> None:

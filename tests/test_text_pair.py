@@ -25,7 +25,7 @@ from train.config import ImageTower, ModelConfig, Pooling, Task, TextTower, Text
 from train.losses import build_objective
 from train.pooled import Pooled, alike
 from train.step import TrainStep
-from train.tasks import TASKS
+from train.tasks import build_data
 from train.tower import Tower
 from train.towers import Model, build_model, build_text_pair
 
@@ -87,7 +87,7 @@ def test_what_would_show_at_the_first_batch_is_refused_before(bert: str, words: 
     names = ["model=encoder", f"model.text.name={bert}", "data=question_passage", "data.train=unread"]
     whole = compose_config(["task=question_passage", *names, *words.split()])
     with pytest.raises(ConfigError, match=re.escape(LATE[words])):
-        TASKS["question_passage"].data(whole, build(bert))
+        build_data(whole, build(bert))
 
 
 def test_the_tokenizer_goes_to_other_processes(bert: str) -> None:

@@ -70,7 +70,7 @@ def main() -> None:
     from eval.trained import find_run, load_trained
     from train.exported import Source
 
-    trained = load_trained(*find_run(command.run, note=lambda line: print(line, file=sys.stderr)))
+    trained = load_trained(*find_run(command.run))
     chosen = command.format or OWN[trained.config.task]
     library: Library = import_module(f"train.export_{chosen.value}").LIBRARY
     out = Path(command.out).expanduser() if command.out else trained.run / "export" / chosen.value

@@ -37,7 +37,7 @@ from train.run_state import locked, recorded
 from train.runs import open_run, run_folder
 from train.signals import StopRequest
 from train.step import StepOptions, TrainStep
-from train.tasks import TASKS, Data
+from train.tasks import Data, build_data, evaluators
 from train.towers import Model, build_model
 
 
@@ -102,8 +102,7 @@ def build_parts(config: TrainConfig, world: World) -> Parts:
     torch.manual_seed(config.seed)
     model = agreed(world, lambda: build_model(config.model, config.task))
     model.towers.to(world.device)
-    task = TASKS[config.task.value]
-    data, evaluators = rank_0_first(world, lambda: (task.data(config, model), task.evaluators(config, model)))
+    data, scored_on = rank_0_first(world, lambda: (build_data(config, model), evaluators(config, model)))
     objective = agreed(world, lambda: _objective(config, data)).to(world.device)
     modules = {"towers": model.towers, "objective": objective}
     total_steps = config.steps or math.ceil((config.epochs or 0) * data.order.steps_per_epoch)
@@ -117,7 +116,7 @@ def build_parts(config: TrainConfig, world: World) -> Parts:
         config.compile,
     )
     step = agreed(world, lambda: TrainStep(model.towers, objective, config.optim, options, world))
-    return Parts(model, modules, objective.memory, data, evaluators, step, total_steps)
+    return Parts(model, modules, objective.memory, data, scored_on, step, total_steps)
 
 
 def _objective(config: TrainConfig, data: Data) -> Objective:

@@ -1,4 +1,4 @@
-"""What a task is made of: one row of TASKS. The only place where x and y have names."""
+"""What a task is made of: its training data, one row of DATA, and what it is scored on."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from data.shards import open_shards
 from data.sources import parse_sources
 from eval.index_spec import check_spec
 from eval.suite import build_evaluators
+from train.config import Task
 from train.towers import ImageTextModel, TextPairModel
 
 if TYPE_CHECKING:
@@ -35,22 +36,21 @@ class Data:
     fingerprint: str
 
 
-@dataclass(frozen=True)
-class Task:
-    """names of x and y; how the training data are built."""
+def build_data(config: TrainConfig, model: Model) -> Data:
+    """The training data of the task. Raises ConfigError and DataError for what cannot be used."""
+    return DATA[config.task](config, model)
 
-    names: tuple[str, str]
-    data: Callable[[TrainConfig, Model], Data]
 
-    def evaluators(self, config: TrainConfig, model: Model) -> Sequence[Evaluator]:
-        return build_evaluators(
-            config.eval.suite,
-            config.data.val,
-            task=config.task,
-            model=model,
-            data_config=config.data,
-            eval_config=config.eval,
-        )
+def evaluators(config: TrainConfig, model: Model) -> Sequence[Evaluator]:
+    """What a run is scored on while it trains."""
+    return build_evaluators(
+        config.eval.suite,
+        config.data.val,
+        task=config.task,
+        model=model,
+        data_config=config.data,
+        eval_config=config.eval,
+    )
 
 
 def _image_text(config: TrainConfig, model: Model) -> Data:
@@ -90,7 +90,7 @@ def _order(config: TrainConfig, sizes: Sequence[int], weights: Sequence[float]) 
     )
 
 
-TASKS = {
-    "image_text": Task(("image", "text"), _image_text),
-    "question_passage": Task(("question", "passage"), _question_passage),
+DATA: dict[Task, Callable[[TrainConfig, Model], Data]] = {
+    Task.image_text: _image_text,
+    Task.question_passage: _question_passage,
 }
