@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -82,8 +83,15 @@ class QuestionConfig:
     length: int = described(32, "longest question in tokens")
 
     def __post_init__(self) -> None:
+        check_split(self.split, "data.question.split")
         if self.length < 2:
             raise ConfigError(f"data.question.length={self.length}: must be 2 or more")
+
+
+def check_split(split: str, key: str) -> None:
+    """Raise ConfigError for a name that would not stay in its folder."""
+    if not re.fullmatch(r"\w[\w.-]*", split):
+        raise ConfigError(f"{key}={split}: the name of a split, as train, dev or test: letters, digits, '_', '.', '-'")
 
 
 @dataclass

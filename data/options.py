@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from data.config import DataConfig, PassageConfig, QuestionConfig, described
+from data.config import DataConfig, PassageConfig, QuestionConfig, check_split, described
 
 
 class OnError(Enum):
@@ -45,6 +45,9 @@ class CheckOptions:
         PassageConfig.neg_pool, "questions with scored candidates: the worst n are hard negatives"
     )
 
+    def __post_init__(self) -> None:
+        check_split(self.split, "split")
+
 
 @dataclass
 class PackOptions:
@@ -67,6 +70,9 @@ class PackOptions:
     image_key: str | None = described(None, "Parquet, JSONL: field of the picture's path; null: image, filepath, …")
     caption_key: str | None = described(None, "Parquet, JSONL: field of the caption(s); null: caption, title, text, …")
     max_image_pixels: int = described(DataConfig.max_image_pixels, "larger pictures are bad rows")
+
+    def __post_init__(self) -> None:
+        check_split(self.split, "split")
 
 
 @dataclass

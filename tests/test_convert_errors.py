@@ -178,6 +178,7 @@ def test_commands_that_cannot_work(tmp_path: Path) -> None:
         (f"{good}@2", {}, "weights are for training"),
         (f"{good}::{beir}", {}, "is a BEIR folder, which goes alone"),
         (good, {"maxcount": 0}, "must be positive"),
+        (good, {"split": "../evil"}, r"split=../evil: the name of a split"),
     ]
     for path, options, message in refused:
         with pytest.raises(ConfigError, match=message):

@@ -213,6 +213,7 @@ def test_judgements_come_back(name: str, tmp_path: Path) -> None:
     "content",
     [
         b"query-id\tcorpus-id\tscore\nq 1\td\t2\nq 1\te\t-1\n",
+        b"question\tpassage\tgrade\nq 1\td\t2\nq 1\te\t-1\n",
         b"\xef\xbb\xbfquery-id\tcorpus-id\tscore\r\nq 1\td\t2\r\n\r\nq 1\te\t-1",
         b"q 1\td\t2\nq 1\te\t-1\nq 1\td\t2\n",
     ],
@@ -269,7 +270,7 @@ def test_a_damaged_run_is_told_by_line(content: bytes, told: str, tmp_path: Path
         (b"query-id\tcorpus-id\tscore\nq\td\t\n", "2: an empty column"),
         (b"query-id\tcorpus-id\tscore\n", "1: no judgement in the file"),
         (b"", "1: no judgement in the file"),
-        (b"question\tpassage\tgrade\nq\td\t1\n", "1: 'grade' is not a grade"),
+        (b"q\td\t1\nquestion\tpassage\tgrade\n", "2: 'grade' is not a grade"),
         (b'{"_id": 1}\n', "1: 2 columns; a line has 4 columns (TREC qrels) or 3 (BEIR qrels)"),
     ],
 )
