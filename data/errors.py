@@ -66,15 +66,15 @@ def run(main: Callable[[], None]) -> None:
     except UserError as error:
         if str(error):
             print(f"error: {error}", file=sys.stderr)
-        _leave(int(error.exit_code), error.everywhere)
+        leave(int(error.exit_code), error.everywhere)
     except KeyboardInterrupt:
-        _leave(130)
+        leave(130)
     except BrokenPipeError:  # the reader of our output has seen enough: … --help | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the interpreter can still flush
 
 
-def _leave(code: int, everywhere: bool = False) -> NoReturn:
-    """torchrun turns every exit code into 1, and shows a traceback: launch/torchrun.sh names a file for the real one.
+def leave(code: int, everywhere: bool = False) -> NoReturn:
+    """End this process. torchrun turns every code into 1, with a traceback: launch/torchrun.sh names a file for it.
 
     The least code of several processes stays, since losing contact (4) follows from what went wrong elsewhere.
     """

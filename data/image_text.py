@@ -108,9 +108,15 @@ class Pictures:
 
     def block(self, start: int, stop: int) -> Tensor:
         transform = evaluation_transform(self.spec)
-        samples = (Sample.read(self.shards, sample_id) for sample_id in range(start, min(stop, len(self))))
-        image_key, limit = self.config.image_key, self.config.max_image_pixels
-        return torch.stack([transform(sample.decoded(image_key, limit)).contiguous() for sample in samples])
+        return torch.stack([transform(self.decoded(i)).contiguous() for i in range(start, min(stop, len(self)))])
+
+    def decoded(self, i: int) -> Tensor:
+        """Picture i as it is, uint8 (3, H, W)."""
+        return Sample.read(self.shards, i).decoded(self.config.image_key, self.config.max_image_pixels)
+
+    def key(self, i: int) -> str:
+        """The key of its sample."""
+        return self.shards.key(i)
 
 
 @dataclass(frozen=True)
@@ -131,8 +137,8 @@ class Captions:
 class RetrievalSet:
     """N pictures and their M captions. owner (M,): the picture of each caption, ascending; keys: content ids; int64."""
 
-    images: Items
-    texts: Items
+    images: Pictures
+    texts: Captions
     owner: np.ndarray
     image_keys: np.ndarray
     text_keys: np.ndarray
@@ -142,7 +148,7 @@ class RetrievalSet:
 class LabelledSet:
     """N pictures and the class of each."""
 
-    images: Items
+    images: Pictures
     labels: Sequence[str]
 
 

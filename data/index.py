@@ -97,6 +97,16 @@ def index_shard(path: str) -> ShardIndex:
     return _load(path, found) or _scan(path, found)
 
 
+def stored_index(path: str) -> ShardIndex | None:
+    """The index of one shard when there is one that still fits; nothing is scanned. Raises as `data.storage.stat`."""
+    return _load(path, stat(path))
+
+
+def has_index(path: str) -> bool:
+    """Whether the shard was ever indexed, in whatever state it was."""
+    return any((folder / f"{shard_name(path)}.json").is_file() for folder in folders(path))
+
+
 def index_shards(paths: Sequence[str], workers: int | None = None) -> Iterator[ShardIndex]:
     """Indexes in the order of `paths`; those that need a scan are spread over `workers` processes (None: all cores)."""
     with ThreadPoolExecutor(STATS_AT_ONCE) as threads:

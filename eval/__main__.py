@@ -37,13 +37,15 @@ EXAMPLES = {
 }
 OF_TASK = {
     "image_text": ("truth", "recall_k"),
-    "question_passage": ("index", "depth", "answers", "embeddings", "baselines"),
+    "question_passage": ("index", "depth", "answers", "embeddings", "embedding_type", "baselines"),
 }
 NOTES = """\
 suite entries of image_text: retrieval:SHARDS  zero_shot:TASK.json  wds:FOLDER (a CLIP_benchmark data set)
 of question_passage: beir:FOLDER[@SPLIT]  dpr:PATH (questions with answers, in a folder with psgs_w100.tsv, or DPR JSON)
 Their files: .json, .trec (run), .qrels, .beir.json, .dpr.json (retriever output). A judged question that finds nothing
-counts as zero; equal scores stand as trec_eval sorts them; intervals are 95 %, by bootstrap over topics.
+counts as zero; equal scores stand as trec_eval sorts them.
+The .json also has 95 % intervals (bootstrap over queries, of one topic or picture together), how scores of right and
+wrong pairs are spread, what is confused, and examples= cases; .pictures/ has small copies of the pictures they show.
 """
 
 
@@ -91,6 +93,7 @@ def evaluate(command: EvalCommand, run: Path, checkpoint: Path, specs: Sequence[
     from eval.trained import load_trained
     from train.agreement import rank_0_first, rank_0_only
     from train.distributed import init_world, shutdown
+    from train.evaluation import written_report
 
     trained = load_trained(run, checkpoint)
     config = with_command(trained.config, command)
@@ -114,12 +117,14 @@ def evaluate(command: EvalCommand, run: Path, checkpoint: Path, specs: Sequence[
         folder = Path(command.out) if command.out else run / "eval"
         results, written = [], []
         for evaluator in evaluators:
-            report = evaluator.report(encode, command.examples if world.rank == 0 else 0)
+            report = evaluator.report(encode, config.eval.examples)
             results.append(result(report, evaluator, about))
             written.append(rank_0_only(world, partial(write, folder, results[-1], report.files)))
         if world.rank == 0:
             print_tables(results)
             print(f"step {trained.step} of {run}. Written: {', '.join(str(p) for paths in written for p in paths)}")
+            if folder.resolve() == (run / "eval").resolve():
+                written_report(run, print)
     finally:
         shutdown()
 
@@ -151,7 +156,7 @@ def untrained(config: TrainConfig) -> Model:
 
 def with_command(config: TrainConfig, command: EvalCommand) -> TrainConfig:
     """The run's configuration with what the command line says differently."""
-    keys = {"block", *OF_TASK["image_text"], *OF_TASK["question_passage"]} - {"baselines"}
+    keys = {"block", "examples", *OF_TASK["image_text"], *OF_TASK["question_passage"]} - {"baselines"}
     given = {key: getattr(command, key) for key in keys}
     changed = replace(config.eval, **{key: value for key, value in given.items() if value is not None})
     workers = config.data.workers if command.workers is None else command.workers

@@ -6,6 +6,7 @@ Queries of one topic succeed and fail together, so topics are drawn, not queries
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 
 import numpy as np
@@ -39,8 +40,35 @@ def interval(
     for start in range(0, samples, at_once):
         picks = draw.integers(0, size, (min(at_once, samples - start), size))
         means[start : start + at_once] = sums[picks].sum(axis=1) / counts[picks].sum(axis=1)
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
+    return _percentiles(means, level)
+
+
+def class_mean_interval(
+    hit: np.ndarray, label: np.ndarray, seed: int = 0, samples: int = 10_000, level: float = 0.95
+) -> tuple[float, float]:
+    """(low, high) of the mean over classes of their share of hits, by the bootstrap over n queries.
+
+    hit (n,) bool; label (n,): the class of each. Queries drawn with replacement fall on classes as a multinomial, and
+    hits within a class are binomial: so counts are drawn, and the cost does not grow with n. A class that a sample
+    misses is not in its mean. (nan, nan) with fewer than two queries.
+    """
+    if len(hit) < 2:
+        return float("nan"), float("nan")
+    _, number, count = np.unique(label, return_inverse=True, return_counts=True)
+    share = np.bincount(number, hit) / count
+    draw = np.random.default_rng(seed)
+    at_once = max(1, DRAWS // len(count))
+    means = np.empty(samples)
+    for start in range(0, samples, at_once):
+        drawn = draw.multinomial(len(hit), count / len(hit), min(at_once, samples - start))
+        hits = draw.binomial(drawn, share)
+        means[start : start + at_once] = (hits / np.maximum(drawn, 1)).sum(axis=1) / (drawn > 0).sum(axis=1)
+    return _percentiles(means, level)
+
+
+def limits(interval: tuple[float, float]) -> list[float] | None:
+    """An interval for JSON, which has no nan: None where there is none."""
+    return None if math.isnan(interval[0]) else list(interval)
 
 
 def group_means(values: np.ndarray | Sequence[float], groups: Sequence[Hashable]) -> np.ndarray:
@@ -50,6 +78,11 @@ def group_means(values: np.ndarray | Sequence[float], groups: Sequence[Hashable]
     """
     number, _ = _numbered(groups)
     return np.bincount(number, np.asarray(values, dtype=np.float64)) / np.bincount(number)
+
+
+def _percentiles(means: np.ndarray, level: float) -> tuple[float, float]:
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
 
 
 def _numbered(groups: Sequence[Hashable]) -> tuple[np.ndarray, int]:

@@ -23,6 +23,11 @@ class AnswerMatch(Enum):
     regex = "regex"
 
 
+class EmbeddingType(Enum):
+    float32 = "float32"
+    float16 = "float16"
+
+
 class Baseline(Enum):
     bm25 = "bm25"
     untrained = "untrained"
@@ -52,6 +57,13 @@ class EvalConfig:
     embeddings: str | None = described(
         None, "folder that keeps the embeddings of passages, where a stopped evaluation goes on; null: in memory"
     )
+    embedding_type: EmbeddingType = described(
+        EmbeddingType.float32, "how embeddings of passages are kept; float16 halves their memory and their files"
+    )
+
+    examples: int = described(
+        4, "queries of each kind (best, worst, random) and direction that the last evaluation shows; 0: none"
+    )
 
     def __post_init__(self) -> None:
         check(self, "eval.")
@@ -66,7 +78,9 @@ class EvalCommand:
     val: str | None = described(None, "shards or questions, as data.val of a run")
     block: int | None = described(None, "items encoded at a time; null: the run's")
     workers: int | None = described(None, "loader processes per rank; null: the run's")
-    examples: int = described(5, "queries per direction whose 5 best answers go into the JSON (needs FAISS); 0: none")
+    examples: int | None = described(
+        None, "best, worst and random queries shown with their answers, of each so many; 0: none; null: the run's"
+    )
     out: str | None = described(None, "folder for the results; null: eval/ of the run")
     truth: Truth | None = described(None, "keys: equal content is right too; pairs: only the own; null: the run's")
     recall_k: list[int] | None = described(None, "the K of recall@K; null: the run's")
@@ -77,10 +91,11 @@ class EvalCommand:
     depth: int | None = described(None, "passages found for a question, 100 … 1000; null: the run's")
     answers: AnswerMatch | None = described(None, "how a passage has an answer, string or regex; null: the run's")
     embeddings: str | None = described(None, "folder that keeps the embeddings of passages; null: the run's")
+    embedding_type: EmbeddingType | None = described(None, "how they are kept, float32 or float16; null: the run's")
 
     def __post_init__(self) -> None:
         check(self, "")
-        refuse_negative(self)
+        refuse_negative(self, "workers")
 
 
 @dataclass
@@ -107,18 +122,27 @@ class MineCommand:
     examples: int = described(3, "questions whose negatives are printed, to look at")
 
     def __post_init__(self) -> None:
-        refuse_negative(self)
+        refuse_negative(self, "workers", "examples")
 
 
-def refuse_negative(options: EvalCommand | MineCommand) -> None:
+@dataclass
+class ReportCommand:
+    """`python -m eval.report`: of which run, and where to."""
+
+    run: str = described(MISSING, "a run folder")
+    out: str | None = described(None, "file of the page; null: report.html of the run")
+
+
+def refuse_negative(options: EvalConfig | EvalCommand | MineCommand, *names: str, section: str = "") -> None:
     """Raise ConfigError for counts below 0."""
-    for name in ("workers", "examples"):
+    for name in names:
         if (getattr(options, name) or 0) < 0:
-            raise ConfigError(f"{name}={getattr(options, name)}: must be 0 or more")
+            raise ConfigError(f"{section}{name}={getattr(options, name)}: must be 0 or more")
 
 
 def check(options: EvalConfig | EvalCommand, section: str) -> None:
     """Raise ConfigError for numbers that cannot work; null is one that comes from elsewhere."""
+    refuse_negative(options, "examples", section=section)
     block, recall_k, depth = options.block, options.recall_k, options.depth
     if block is not None and block < 1:
         raise ConfigError(f"{section}block={block}: must be 1 or more")

@@ -95,9 +95,9 @@ class Encoder:
 
 @dataclass(frozen=True)
 class Report:
-    """What one evaluator found. chance: what a random order would score; details: more for the JSON.
+    """What one evaluator found. chance: what a random order would score; details: more for the JSON, on rank 0.
 
-    files: beside the JSON, on rank 0: the end of the name → what writes it.
+    files: beside the JSON, on rank 0: the end of the name → what writes it, a file or a folder.
     """
 
     task: str
@@ -118,8 +118,10 @@ class Evaluator(ABC):
     source: str
 
     @abstractmethod
-    def report(self, encode: Encoder, examples: int = 0) -> Report:
-        """The full result, with so many examples for people to look at (they need FAISS)."""
+    def report(self, encode: Encoder, examples: int | None = None) -> Report:
+        """Metrics; with `examples`, also what people look at: intervals, how scores are spread, what is confused, and
+        so many cases of each kind (0: none).
+        """
 
     def run(self, encode: Encoder) -> dict[str, float]:
         """The scalars alone, as the training loop wants them; names without the evaluator's own."""

@@ -20,19 +20,30 @@ from data.corpus import Corpus
 from data.passages import Passage, Question, Rendered
 from data.question_passage import Texts, TokenizeTexts, passage_texts
 from eval.bm25 import BM25, build_bm25, open_bm25
+from eval.cases import ANSWERS, RIGHT, Answer, Case, Item, choose, excerpt
 from eval.config import Baseline, EvalConfig
 from eval.embeddings import Embeddings, encode_corpus, identity_of
 from eval.encode import Encoder, Evaluator, Report
 from eval.fusion import reciprocal_rank_fusion
 from eval.index import Hits, Index, recall_against_exact
 from eval.question_sets import Passages, QuestionSet
-from eval.scores import Judge, chance, differences, summarised
+from eval.score_histogram import score_histogram, spread
+from eval.scores import Judge, Values, chance, differences, summarised
 from eval.trec import CUTOFFS, Context, Run, beir_result, ranked, write_dpr, write_qrels, write_run
 from train.agreement import from_rank_0, rank_0_only
 from train.files import write_json
 
-SHOWN = 5  # passages of an example
-LONGEST = 300  # characters of one
+SYSTEMS = ("model", "bm25", "untrained")  # whose answers a case shows side by side
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What an encoder found, with its queries (n, D); how: the index and its depth."""
+
+    hits: Hits
+    queries: np.ndarray
+    index: Index
+    how: dict[str, Any]
 
 
 class PassageSide:
@@ -58,7 +69,8 @@ class PassageSide:
 
     def _embeddings(self, encode: Encoder, identity: str) -> Embeddings:
         folder = self._folder and self._folder / identity[:16]
-        return encode_corpus(encode, "y", self._texts, folder, ids=self.corpus.ids, identity=identity)
+        kept_as = self._options.embedding_type.value
+        return encode_corpus(encode, "y", self._texts, folder, ids=self.corpus.ids, identity=identity, dtype=kept_as)
 
     @cached_property
     def bm25(self) -> BM25:
@@ -89,19 +101,19 @@ class PassageRetrieval(Evaluator):
     baselines: Sequence[Baseline] = ()
     untrained: Callable[[], Encoder] | None = None
 
-    def report(self, encode: Encoder, examples: int = 0) -> Report:
-        world, found = encode.world, {}
-        found["model"], search = self._search("model", encode)
+    def report(self, encode: Encoder, examples: int | None = None) -> Report:
+        world, model = encode.world, self._search("model", encode)
+        found = {"model": model.hits}
         if Baseline.untrained in self.baselines and self.untrained:
-            found["untrained"], _ = self._search("untrained", self.untrained())
+            found["untrained"] = self._search("untrained", self.untrained()).hits
         runs = rank_0_only(world, lambda: self._runs(found)) or {}
-        report = from_rank_0(world, lambda: self._scored(runs, {"search": search}, examples))
+        report = from_rank_0(world, lambda: self._scored(runs, model, examples))
         return replace(report, files=self._files(runs["model"])) if runs else report
 
     # Runs -------------------------------------------------------------------------------------------------------------
 
-    def _search(self, system: str, encode: Encoder) -> tuple[Hits, dict[str, Any]]:
-        """The best passages of every question as an encoder ranks them, and how they were searched. A collective."""
+    def _search(self, system: str, encode: Encoder) -> Searched:
+        """The best passages of every question as an encoder ranks them. A collective."""
         index = self.side.index(system, encode)
         texts = Texts(AskedTexts(self.data.questions, self.question), self.tokenize, self.question.length)
         queries = encode("x", texts)
@@ -110,7 +122,7 @@ class PassageRetrieval(Evaluator):
         if self.options.index != "Flat":
             share = recall_against_exact(hits, queries, index.corpus, world=encode.world)
             how[f"recall_against_exact@{hits.positions.shape[1]}"] = share
-        return hits, how
+        return Searched(hits, queries, index, how)
 
     def _runs(self, found: Mapping[str, Hits]) -> dict[str, Run]:
         """What the encoders have found, and the other systems that are asked for."""
@@ -152,12 +164,13 @@ class PassageRetrieval(Evaluator):
     def _judge(self) -> Judge:
         return Judge(self.data, self.options.answers.value, self.options.depth)
 
-    def _scored(self, runs: Mapping[str, Run], details: dict[str, Any], examples: int) -> Report:
+    def _scored(self, runs: Mapping[str, Run], searched: Searched, examples: int | None) -> Report:
         judge = self._judge
         values = {name: judge.values(run) for name, run in runs.items()}
         model = values.pop("model")
         summary = summarised(model, judge)
-        details |= {
+        details = {
+            "search": searched.how,
             "intervals": summary.intervals,
             "mean_over_groups": summary.over_groups,
             "baselines": {
@@ -165,28 +178,58 @@ class PassageRetrieval(Evaluator):
                 for name, v in values.items()
             },
         }
-        if examples:
-            details["examples"] = self._examples(runs["model"], examples)
+        if examples is not None:
+            details["scores"] = self._histogram(runs["model"], searched)
+            details["gallery"] = {"question → passages": self._cases(runs, model, examples)}
         questions, passages = len(self.data.questions), len(self.data.corpus)
         sizes = {"num_questions": float(questions), "num_passages": float(passages)}
         return Report("passage_retrieval", {**summary.metrics, **sizes}, chance(self.data.qrels, passages), details)
 
-    def _examples(self, run: Run, count: int) -> list[dict[str, Any]]:
-        """The best passages of a few questions, evenly spread over the set."""
-        picks = np.unique(np.linspace(0, len(self.data.questions) - 1, count).astype(np.int64)).tolist()
-        return [self._example(self.data.questions[pick], run) for pick in picks]
+    # What people look at ----------------------------------------------------------------------------------------------
 
-    def _example(self, question: Question, run: Run) -> dict[str, Any]:
-        answers = [
-            {
-                "item": name,
-                "text": _shown(self.side.passage(name)),
-                "score": round(score, 4),
-                "right": self._judge.right(question.id, name),
-            }
-            for name, score in ranked(run[question.id], SHOWN)
+    def _histogram(self, run: Run, searched: Searched) -> dict[str, list[Any]]:
+        picks = spread(len(self.data.questions))
+        names = [self.data.questions[pick].id for pick in picks.tolist()]
+        right = [self.data.corpus.positions(self._right(name, run)) for name in names]
+        wrong = [
+            max((s for p, s in run[name].items() if not self._judge.right(name, p)), default=-np.inf) for name in names
         ]
-        return {"query": question.text, "answers": answers}
+        return score_histogram(searched.queries[picks], searched.index.corpus, right, np.array(wrong))
+
+    def _right(self, question: str, run: Run) -> list[str]:
+        """Passages that are right, the best first: by grade, or as the model ranks those that have an answer."""
+        if self.data.qrels:
+            grades = self.data.qrels.get(question, {})
+            judged = [p for p, grade in sorted(grades.items(), key=lambda pair: -pair[1]) if grade > 0]
+            return [p for p, place in zip(judged, self.data.corpus.positions(judged), strict=True) if place >= 0]
+        return [p for p, _ in ranked(run[question]) if self._judge.hit(question, p)]
+
+    def _cases(self, runs: Mapping[str, Run], model: Values, examples: int) -> list[dict[str, Any]]:
+        metric, value = self._judge.per_question(runs["model"], model)
+        asked = [question for question in self.data.questions if question.id in value]
+        quality = np.array([value[question.id] for question in asked])
+        sure = np.array([max(runs["model"][question.id].values(), default=0.0) for question in asked])
+        groups = [question.group or question.id for question in asked]
+        chosen = choose(quality, sure, groups, examples)
+        return [self._case(kind, asked[i], {metric: float(quality[i])}, runs).as_json() for kind, i in chosen]
+
+    def _case(self, kind: str, question: Question, value: dict[str, float], runs: Mapping[str, Run]) -> Case:
+        systems = {
+            name: [
+                Answer(self._item(question, passage), score, self._judge.right(question.id, passage))
+                for passage, score in ranked(runs[name][question.id], ANSWERS)
+            ]
+            for name in SYSTEMS
+            if name in runs
+        }
+        right = [self._item(question, passage) for passage in self._right(question.id, runs["model"])[:RIGHT]]
+        return Case(kind, Item(question.id, question.text), value, systems, right)
+
+    def _item(self, question: Question, name: str) -> Item:
+        passage = self.side.passage(name)
+        spans = self._judge.spans(question.id, passage.text)
+        text, spans = excerpt(passage.text, spans)
+        return Item(name, text, title=passage.title, spans=spans)
 
     # Files ------------------------------------------------------------------------------------------------------------
 
@@ -227,8 +270,3 @@ class AskedTexts:
 
     def rendered(self, i: int) -> Rendered:
         return self.questions[i].rendered(self.config)
-
-
-def _shown(passage: Passage) -> str:
-    text = f"{passage.title}: {passage.text}" if passage.title else passage.text
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"

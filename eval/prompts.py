@@ -30,7 +30,10 @@ def read_task(path: Path) -> Task:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"zero_shot:{path}: {error.strerror}. It must be a JSON task file") from error
+        hint = nearest(path.name, [p.name for p in path.parent.glob("*.json")])
+        raise ConfigError(
+            f"eval.suite: zero_shot:{path}: {error.strerror}.{hint} It must be a JSON task file"
+        ) from error
     except ValueError as error:
         raise ConfigError(f"{path}: not JSON ({error})") from error
     if not isinstance(content, dict):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _RECALLS = (("text_to_image_R@", "image_retrieval_recall@"), ("image_to_text_R@", "text_retrieval_recall@"))
 OTHER_TOOLS = (".beir", ".dpr")  # ends of JSON files that are not ours
+LONGEST_NAME = 18  # columns of a table that a name has; a longer one is folded
 NO_FILES: Mapping[str, Callable[[Path], None]] = {}
 # of passage retrieval, four columns: the first of these that there are
 _COLUMNS = "nDCG@10 Recall@100 accuracy@20 accuracy@100 MRR@10 Success@1 accuracy@1 accuracy@5".split()
@@ -74,53 +75,76 @@ def write(
 
 def print_saved_tables(folder: Path) -> None:
     """The tables of the results that lie in `folder`."""
+    print_tables(saved_results(folder))
+
+
+def saved_results(folder: Path) -> list[dict[str, Any]]:
+    """The results that lie in `folder`, by name; files of others are passed over."""
     paths = (path for path in sorted(folder.glob("*.json")) if not path.stem.endswith(OTHER_TOOLS))
-    print_tables([json.loads(path.read_text()) for path in paths])
+    return [found for path in paths if (found := _own(path)) is not None]
+
+
+def _own(path: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(path.read_bytes())
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and found.get("task") in TABLES else None
 
 
 def print_tables(results: Sequence[Mapping[str, Any]]) -> None:
-    """Retrieval by data set and direction, zero-shot by data set, retrieval of passages by system."""
+    """Retrieval by data set and direction, zero-shot by data set, retrieval of passages by system; 80 columns."""
     from rich.console import Console
 
-    console = Console(width=None if Console().is_terminal else 120)
+    console = Console(width=None if Console().is_terminal else 80)
     for task, table in TABLES.items():
         found = [r for r in results if r["task"] == task]
         if found:
             console.print(table(found))
 
 
-def _retrieval_table(results: Sequence[Mapping[str, Any]]) -> Any:
+def _table(*columns: str, title: str | None = None) -> Any:
+    from rich.box import SIMPLE
     from rich.table import Table
 
-    ks = [k.removeprefix("image_to_text_R@") for k in results[0]["metrics"] if k.startswith("image_to_text_R@")]
-    table = Table("retrieval", "direction", *(f"R@{k}" for k in ks), "median rank", "candidates", f"chance R@{ks[-1]}")
-    for r in results:
-        for direction, candidates in (("image_to_text", "num_texts"), ("text_to_image", "num_images")):
-            values = [r["metrics"][f"{direction}_{m}"] for m in (*(f"R@{k}" for k in ks), "median_rank")]
-            *recalls, median = values
-            table.add_row(
-                r["dataset"],
-                direction.replace("_to_", " → "),
-                *(f"{v:.3f}" for v in recalls),
-                f"{median:.0f}",
-                f"{r['metrics'][candidates]:.0f}",
-                f"{r['chance'][f'{direction}_R@{ks[-1]}']:.3f}",
-            )
+    table = Table(*columns, title=title, title_justify="left", box=SIMPLE)
+    table.pad_edge, table.padding = False, (0, 1, 0, 0)
+    table.columns[0].overflow, table.columns[0].max_width = "fold", LONGEST_NAME
+    return table
+
+
+def _add_rows(table: Any, name: str, metrics: Sequence[str], result: Mapping[str, Any], *more: str) -> None:
+    """A row of values; below it their intervals and what chance would score, where these are known."""
+    table.add_row(name, *(f"{result['metrics'][m]:.3f}" if m in result["metrics"] else "-" for m in metrics), *more)
+    intervals, chance = result.get("intervals", {}), result["chance"]
+    if any(intervals.get(m) for m in metrics):
+        table.add_row("  95 %", *(" ".join(f"{v:.3f}" for v in intervals.get(m) or ()) for m in metrics))
+    table.add_row("  chance", *(f"{chance[m]:.3f}" if m in chance else "" for m in metrics))
+
+
+def _retrieval_tables(results: Sequence[Mapping[str, Any]]) -> Any:
+    from rich.console import Group
+
+    return Group(*(_retrieval_table(r) for r in results))
+
+
+def _retrieval_table(result: Mapping[str, Any]) -> Any:
+    """Direction by recall, the first four that there are."""
+    ks = [k.removeprefix("image_to_text_R@") for k in result["metrics"] if k.startswith("image_to_text_R@")][:4]
+    sizes = [f"{result['metrics'][f'num_{name}']:,.0f} {name}" for name in ("images", "texts")]
+    title = f"{result['dataset']}: {', '.join(sizes)}"
+    table = _table("retrieval", *(f"R@{k}" for k in ks), "median rank", title=title)
+    for way in ("image_to_text", "text_to_image"):
+        median = f"{result['metrics'][f'{way}_median_rank']:.0f}"
+        _add_rows(table, way.replace("_to_", " → "), [f"{way}_R@{k}" for k in ks], result, median)
     return table
 
 
 def _zero_shot_table(results: Sequence[Mapping[str, Any]]) -> Any:
-    from rich.table import Table
-
-    metrics = ("acc1", "acc5", "mean_per_class_recall")
-    table = Table("zero-shot", *metrics, "samples", "chance acc1", "largest class")
+    table = _table("zero-shot", "acc1", "acc5", "mean/class", "samples", "largest class")
     for r in results:
-        table.add_row(
-            r["dataset"],
-            *(f"{r['metrics'][m]:.3f}" if m in r["metrics"] else "-" for m in metrics),
-            f"{r['metrics']['num_samples']:.0f}",
-            *(f"{r['chance'][c]:.3f}" for c in ("acc1", "majority_class_share")),
-        )
+        facts = f"{r['metrics']['num_samples']:,.0f}", f"{r['chance']['majority_class_share']:.3f}"
+        _add_rows(table, r["dataset"], ("acc1", "acc5", "mean_per_class_recall"), r, *facts)
     return table
 
 
@@ -131,19 +155,12 @@ def _passage_tables(results: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def _passage_table(result: Mapping[str, Any]) -> Any:
-    """System by metric, each with its 95 % interval below, and by how much of the first metric the model is ahead.
-
-    80 columns at most.
-    """
-    from rich.box import SIMPLE
-    from rich.table import Table
-
+    """System by metric, each with its 95 % interval below, and by how much of the first metric the model is ahead."""
     shown = [name for name in _COLUMNS if name in result["metrics"]][:4]
     metrics = [name for name in result["metrics"] if name in shown]
     sizes = {name: f"{result['metrics'][f'num_{name}']:,.0f} {name}" for name in ("questions", "passages")}
     title = f"{result['dataset']}: {sizes['questions']}, {sizes['passages']}"
-    table = Table("system", *metrics, "model ahead", title=title, title_justify="left", box=SIMPLE)
-    table.pad_edge, table.padding = False, (0, 1, 0, 0)
+    table = _table("system", *metrics, "model ahead", title=title)
     for name, system in {"model": result, **result["baselines"]}.items():
         ahead = system.get("difference", {}).get(metrics[0])
         cells = [_with_interval(f"{system['metrics'][m]:.3f}", system["intervals"][m], "") for m in metrics]
@@ -158,7 +175,7 @@ def _with_interval(value: str, interval: Sequence[float] | None, sign: str) -> s
 
 
 TABLES: dict[str, Callable[[Sequence[Mapping[str, Any]]], Any]] = {
-    "zeroshot_retrieval": _retrieval_table,
+    "zeroshot_retrieval": _retrieval_tables,
     "zeroshot_classification": _zero_shot_table,
     "passage_retrieval": _passage_tables,
 }

@@ -13,17 +13,22 @@ n queries, m items, D embedding width, t queries of one strip of scores.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from eval.bootstrap import interval, limits
+from eval.cases import RIGHT, Answer, Case, Item, best_items, choose
 from eval.config import Truth
 from eval.encode import Encoder, Evaluator, Report
-from eval.index import search
+from eval.score_histogram import score_histogram, spread
+from eval.thumbnails import Thumbnails
+from train.agreement import rank_0_only
 from train.distributed import World, all_reduce_sum
 
 if TYPE_CHECKING:
@@ -85,18 +90,29 @@ def match_pairs(
     return Matches(image_labels, text_labels), Matches(text_labels, image_labels)
 
 
+class Ranking(NamedTuple):
+    """Of each of n queries: its rank, the number of right items, the scores of the best right and the best wrong one.
+
+    int64 and float32; −inf where there is no wrong item.
+    """
+
+    rank: np.ndarray
+    right: np.ndarray
+    best: np.ndarray
+    best_wrong: np.ndarray
+
+
 @torch.inference_mode()
-def count_ranks(
-    queries_nD: np.ndarray, items_mD: np.ndarray, matches: Matches, world: World
-) -> tuple[np.ndarray, np.ndarray]:
-    """(rank (n,), number of right items (n,)), both int64 and equal on all ranks, which share the strips of queries.
+def count_ranks(queries_nD: np.ndarray, items_mD: np.ndarray, matches: Matches, world: World) -> Ranking:
+    """The ranks of all queries, equal on all ranks of the world, which share the strips of queries.
 
     Memory: twice STRIP scores, or m when that is more. Every query needs a right item.
     """
     n, m = matches.shape
     assert queries_nD.shape[0] == n and items_mD.shape[0] == m, (queries_nD.shape, items_mD.shape, matches.shape)
     items_Dm = torch.from_numpy(items_mD).to(world.device).T
-    found = torch.zeros(2, n, dtype=torch.int64, device=world.device)
+    counts = torch.zeros(2, n, dtype=torch.int64, device=world.device)
+    scores = torch.zeros(2, n, device=world.device)
     size = max(1, STRIP // m)
     # reused, since fresh pages would cost more than the counting
     score, flag = torch.empty(2, min(size, n), m, device=world.device)
@@ -105,14 +121,17 @@ def count_ranks(
         queries_tD = torch.from_numpy(queries_nD[start:stop]).to(world.device)
         pairs = [torch.from_numpy(p).to(world.device) for p in matches.pairs(start, stop)]
         score_tm = torch.mm(queries_tD, items_Dm, out=score[: stop - start])
-        found[:, start:stop] = _strip_ranks(score_tm, flag[: stop - start], *pairs)
-    rank, right = all_reduce_sum(found, world).cpu().numpy()
-    assert right.all(), "a query without a right item has no rank"
-    return rank, right
+        counts[:, start:stop], scores[:, start:stop] = _strip_ranks(score_tm, flag[: stop - start], *pairs)
+    ranking = Ranking(*all_reduce_sum(counts, world).cpu().numpy(), *all_reduce_sum(scores, world).cpu().numpy())
+    assert ranking.right.all(), "a query without a right item has no rank"
+    return ranking
 
 
-def _strip_ranks(score_tm: Tensor, flag_tm: Tensor, row: Tensor, item: Tensor) -> Tensor:
-    """(2, t): rank and number of right items per row. Overwrites the scores of right items; flag_tm is scratch."""
+def _strip_ranks(score_tm: Tensor, flag_tm: Tensor, row: Tensor, item: Tensor) -> tuple[Tensor, Tensor]:
+    """(2, t) rank and number of right items per row, (2, t) best right and best wrong score.
+
+    Overwrites the scores of right items; flag_tm is scratch.
+    """
     t, m = score_tm.shape
     score = score_tm[row, item]
     best_t = score.new_full((t,), -torch.inf).scatter_reduce_(0, row, score, "amax")
@@ -124,7 +143,7 @@ def _strip_ranks(score_tm: Tensor, flag_tm: Tensor, row: Tensor, item: Tensor) -
     tied = (torch.eq(score_tm, best_t[:, None], out=flag_tm).amax(dim=1) > 0).nonzero()[:, 0]
     earlier = torch.arange(m, device=row.device) < first_t[tied, None]
     ahead_t[tied] += ((score_tm[tied] == best_t[tied, None]) & earlier).sum(dim=1, dtype=torch.int32)
-    return torch.stack([1 + ahead_t.long(), right_t])
+    return torch.stack([1 + ahead_t.long(), right_t]), torch.stack([best_t, score_tm.amax(dim=1)])
 
 
 def rank_metrics(rank: np.ndarray, recall_k: Sequence[int]) -> dict[str, float]:
@@ -141,54 +160,100 @@ def chance_recall(right: np.ndarray, m: int, k: int) -> float:
 
 
 @dataclass(frozen=True)
+class Way:
+    """One direction of a search, and how its queries and items are told to people.
+
+    keys (n,): content of the queries; those with one key are one query to people. groups (n,): what each is about.
+    """
+
+    title: str
+    queries_nD: np.ndarray
+    items_mD: np.ndarray
+    matches: Matches
+    query: Callable[[int], Item]
+    item: Callable[[int], Item]
+    keys: np.ndarray
+    groups: np.ndarray
+
+    def right(self, query: int) -> np.ndarray:
+        """Positions of its right items."""
+        return self.matches.pairs(query, query + 1)[1]
+
+    def histogram(self, found: Ranking) -> dict[str, list[Any]]:
+        picks = spread(len(self.queries_nD))
+        right = [self.right(query) for query in picks.tolist()]
+        return score_histogram(self.queries_nD[picks], self.items_mD, right, found.best_wrong[picks])
+
+    def cases(self, found: Ranking, examples: int) -> list[dict[str, Any]]:
+        first = np.unique(self.keys, return_index=True)[1]
+        first.sort()
+        rank, sure = found.rank[first], np.abs(found.best - found.best_wrong)[first]
+        chosen = choose(-rank, sure, self.groups[first].tolist(), examples)
+        return [self._case(kind, int(first[place]), int(rank[place])).as_json() for kind, place in chosen]
+
+    def _case(self, kind: str, query: int, rank: int) -> Case:
+        right = self.right(query).tolist()
+        found = best_items(self.queries_nD[query], self.items_mD)
+        answers = [Answer(self.item(i), score, i in right) for i, score in found]
+        return Case(kind, self.query(query), {"rank": rank}, {"model": answers}, [self.item(i) for i in right[:RIGHT]])
+
+
+@dataclass(frozen=True)
 class Retrieval(Evaluator):
-    """Both directions on one set of pictures and captions. picture_name, captions: how examples are told to people."""
+    """Both directions on one set of pictures and captions."""
 
     data: RetrievalSet
-    picture_name: Callable[[int], str]
-    captions: Sequence[str]
     truth: Truth = Truth.keys
     recall_k: Sequence[int] = (1, 5, 10)
 
-    def report(self, encode: Encoder, examples: int = 0) -> Report:
-        images, texts = encode("x", self.data.images), encode("y", self.data.texts)
-        to_text, to_image = match_pairs(self.data.owner, self.data.image_keys, self.data.text_keys, self.truth)
-        directions = {"image_to_text": (images, texts, to_text), "text_to_image": (texts, images, to_image)}
+    def report(self, encode: Encoder, examples: int | None = None) -> Report:
+        small = Thumbnails(self.data.images)
+        ways = self._ways(encode("x", self.data.images), encode("y", self.data.texts), small)
+        found = {
+            name: count_ranks(way.queries_nD, way.items_mD, way.matches, encode.world) for name, way in ways.items()
+        }
         metrics: dict[str, float] = {}
         chance: dict[str, float] = {}
-        for name, (queries, items, matches) in directions.items():
-            rank, right = count_ranks(queries, items, matches, encode.world)
-            metrics |= {f"{name}_{k}": v for k, v in rank_metrics(rank, self.recall_k).items()}
-            chance |= {f"{name}_R@{k}": chance_recall(right, matches.shape[1], k) for k in self.recall_k}
-        metrics |= {"num_images": float(len(images)), "num_texts": float(len(texts))}
-        details: dict[str, Any] = {"truth": self.truth.value}
-        if examples:
-            details["examples"] = {
-                "image_to_text": _examples(images, texts, to_text, self.picture_name, self._caption, examples),
-                "text_to_image": _examples(texts, images, to_image, self._caption, self.picture_name, examples),
-            }
-        return Report("zeroshot_retrieval", metrics, chance, details)
+        for name, ranking in found.items():
+            metrics |= {f"{name}_{k}": v for k, v in rank_metrics(ranking.rank, self.recall_k).items()}
+            m = ways[name].matches.shape[1]
+            chance |= {f"{name}_R@{k}": chance_recall(ranking.right, m, k) for k in self.recall_k}
+        metrics |= {"num_images": float(len(self.data.images)), "num_texts": float(len(self.data.texts))}
+        report = Report("zeroshot_retrieval", metrics, chance, {"truth": self.truth.value})
+        if examples is None:
+            return report
+        details = rank_0_only(encode.world, lambda: self._details(ways, found, examples)) or {}
+        return replace(report, details=report.details | details, files={".pictures": small.write})
 
-    def _caption(self, index: int) -> str:
-        return self.captions[index]
+    def _ways(self, images: np.ndarray, texts: np.ndarray, small: Thumbnails) -> dict[str, Way]:
+        data, picture = self.data, partial(self._picture, small)
+        to_text, to_image = match_pairs(data.owner, data.image_keys, data.text_keys, self.truth)
+        keys, of_owner = data.image_keys, data.image_keys[data.owner]
+        return {
+            "image_to_text": Way("picture → texts", images, texts, to_text, picture, self._caption, keys, keys),
+            "text_to_image": Way(
+                "text → pictures", texts, images, to_image, self._caption, picture, data.text_keys, of_owner
+            ),
+        }
 
+    def _details(self, ways: Mapping[str, Way], found: Mapping[str, Ranking], examples: int) -> dict[str, Any]:
+        return {
+            "intervals": {
+                f"{name}_R@{k}": limits(interval(found[name].rank <= k, way.groups.tolist()))
+                for name, way in ways.items()
+                for k in self.recall_k
+            },
+            "scores": ways["image_to_text"].histogram(found["image_to_text"]),
+            "gallery": {way.title: way.cases(found[name], examples) for name, way in ways.items()},
+        }
 
-def _examples(
-    queries_nD: np.ndarray,
-    items_mD: np.ndarray,
-    matches: Matches,
-    query_name: Callable[[int], str],
-    item_name: Callable[[int], str],
-    count: int,
-) -> list[dict[str, Any]]:
-    """The five best items of a few queries, evenly spread over the set."""
-    picks = np.unique(np.linspace(0, len(queries_nD) - 1, count).astype(np.int64))
-    found = []
-    for query, scores, items in zip(picks.tolist(), *search(queries_nD[picks], items_mD, 5), strict=True):
-        right = set(matches.pairs(query, query + 1)[1].tolist())
-        answers = [
-            {"item": item_name(item), "score": round(score, 4), "right": item in right}
-            for item, score in zip(items.tolist(), scores.tolist(), strict=True)
-        ]
-        found.append({"query": query_name(query), "answers": answers})
-    return found
+    def _picture(self, small: Thumbnails, i: int) -> Item:
+        """With its first caption."""
+        first = int(np.searchsorted(self.data.owner, i))
+        return Item(self.data.images.key(i), self.data.texts.texts[first], picture=small.name(i))
+
+    def _caption(self, j: int) -> Item:
+        owner = int(self.data.owner[j])
+        number = j - int(np.searchsorted(self.data.owner, owner))
+        name = self.data.images.key(owner)
+        return Item(f"{name}#{number + 1}" if number else name, self.data.texts.texts[j])

@@ -9,15 +9,14 @@ n questions with a value, m passages.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from eval.answers import TOP_K, Mode, prepared, top_k_accuracy
-from eval.bootstrap import group_means, interval
+from eval.answers import TOP_K, Mode, Span, prepared, top_k_accuracy
+from eval.bootstrap import group_means, interval, limits
 from eval.question_sets import QuestionSet
 from eval.retrieval import chance_recall
 from eval.trec import Qrels, Run, measures, ranked
@@ -66,6 +65,19 @@ class Judge:
             self._hits[question, passage] = self._answers[question].within(text)
         return self._hits[question, passage]
 
+    def spans(self, question: str, text: str) -> list[Span]:
+        """Where a text has an answer; nowhere for a question without."""
+        return self._answers[question].spans(text) if question in self._answers else []
+
+    def per_question(self, run: Run, values: Values) -> tuple[str, dict[str, float]]:
+        """What tells questions apart: (metric, {question: value}) of `values`; nDCG@10 of those that are judged, and
+        where only answers are known, one over the rank of the first passage that has one.
+        """
+        if self._data.qrels:
+            return "nDCG@10", dict(zip(self._data.qrels, values["nDCG@10"].tolist(), strict=True))
+        hits = {question.id: self.hits(question.id, run) for question in self._answered}
+        return "RR@100", {name: 1 / (1 + of.index(True)) if True in of else 0.0 for name, of in hits.items()}
+
     def right(self, question: str, passage: str) -> bool:
         """Judged right, or with an answer where only answers are known."""
         if self._data.qrels:
@@ -103,8 +115,7 @@ def differences(values: Values, others: Values, judge: Judge) -> dict[str, dict[
 
 
 def _interval(values: np.ndarray, groups: Sequence[Hashable]) -> list[float] | None:
-    low, high = interval(values, groups)
-    return None if math.isnan(low) else [low, high]
+    return limits(interval(values, groups))
 
 
 def chance(qrels: Qrels, m: int) -> dict[str, float]:

@@ -120,14 +120,12 @@ def _images(sources: Callable[[Any], list[Source]], build: Callable[[Entry, Shar
 
 
 def _retrieval(entry: Entry, shards: Shards, inputs: Inputs) -> Evaluator:
-    from data.image_text import Captions, retrieval_set
+    from data.image_text import retrieval_set
     from eval.retrieval import Retrieval
 
     model = _pictures_and_texts(inputs)
     data = retrieval_set(shards, model.image, model.tokenize, inputs.data)
-    assert isinstance(data.texts, Captions)
-    truth, recall_k = inputs.evaluation.truth, tuple(inputs.evaluation.recall_k)
-    return Retrieval(entry.name, entry.spec, data, shards.key, data.texts.texts, truth, recall_k)
+    return Retrieval(entry.name, entry.spec, data, inputs.evaluation.truth, tuple(inputs.evaluation.recall_k))
 
 
 def _zero_shot(entry: Entry, shards: Shards, inputs: Inputs) -> Evaluator:
@@ -213,7 +211,8 @@ def _split(spec: str, task: Task) -> tuple[Kind, str]:
     legal = {k: kind for k, kind in KINDS.items() if kind.task is task}
     if name not in legal or not place:
         forms = ", ".join(f"{k}:…" for k in legal)
-        raise ConfigError(f"eval.suite: '{spec}' must be one of {forms} (task={task.value}).{nearest(name, legal)}")
+        hint = f" '{name}' is of task={KINDS[name].task.value}." if name in KINDS and place else nearest(name, legal)
+        raise ConfigError(f"eval.suite: '{spec}' must be one of {forms} (task={task.value}).{hint}")
     return legal[name], place
 
 

@@ -8,20 +8,27 @@ gives every metric. At equal scores the earlier class is ahead. Classes without 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from data.errors import DataError, nearest
 from data.image_text import Captions
+from eval.bootstrap import class_mean_interval, interval, limits
+from eval.cases import Item
 from eval.encode import Encoder, Evaluator, Report
-from eval.retrieval import Labels, Matches, count_ranks
+from eval.retrieval import STRIP, Labels, Matches, Ranking, Way, count_ranks
+from eval.thumbnails import Thumbnails
+from train.agreement import rank_0_only
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from data.image_text import LabelledSet
+
+CLASSES = 50  # of which the whole confusion is kept
+CONFUSED = 50  # pairs of classes where there are more
 
 
 @dataclass(frozen=True)
@@ -32,17 +39,52 @@ class ZeroShot(Evaluator):
     classes: Mapping[str, Sequence[str]]
     tokenize: Callable[[list[str]], Tensor]
 
-    def report(self, encode: Encoder, examples: int = 0) -> Report:
+    def report(self, encode: Encoder, examples: int | None = None) -> Report:
         target = _targets(self.data.labels, list(self.classes), self.name)
-        images = encode("x", self.data.images)
-        rank, _ = count_ranks(images, self._weights(encode), _matches(target, len(self.classes)), encode.world)
-        share = np.bincount(target, minlength=len(self.classes)) / len(target)
-        count = len(self.classes)
+        small, count = Thumbnails(self.data.images), len(self.classes)
+        way = self._way(encode("x", self.data.images), self._weights(encode), target, small)
+        found = count_ranks(way.queries_nD, way.items_mD, way.matches, encode.world)
+        share = np.bincount(target, minlength=count) / len(target)
         chance = {"acc1": 1 / count, "mean_per_class_recall": 1 / count, "majority_class_share": float(share.max())}
         if count >= 5:
             chance["acc5"] = 5 / count
-        metrics = {**accuracies(rank, target, count), "num_samples": float(len(target))}
-        return Report("zeroshot_classification", metrics, chance, {"per_class": self._per_class(rank, target)})
+        metrics = {**accuracies(found.rank, target, count), "num_samples": float(len(target))}
+        per_class = {"per_class": self._per_class(found.rank, target)}
+        report = Report("zeroshot_classification", metrics, chance, per_class)
+        if examples is None:
+            return report
+        details = rank_0_only(encode.world, lambda: self._details(way, found, target, examples)) or {}
+        return replace(report, details=report.details | details, files={".pictures": small.write})
+
+    def _way(self, images: np.ndarray, weights: np.ndarray, target: np.ndarray, small: Thumbnails) -> Way:
+        names = list(self.classes)
+        samples, classes = np.arange(len(target)), np.arange(len(names))
+        matches = Matches(
+            Labels.of((samples, target), size=len(target)), Labels.of((classes, classes), size=len(names))
+        )
+        return Way(
+            "picture → classes",
+            images,
+            weights,
+            matches,
+            lambda i: Item(self.data.images.key(i), self.data.labels[i], picture=small.name(i)),
+            lambda c: Item(names[c], names[c]),
+            keys=samples,
+            groups=target,
+        )
+
+    def _details(self, way: Way, found: Ranking, target: np.ndarray, examples: int) -> dict[str, Any]:
+        names, rank = list(self.classes), found.rank
+        hits = {"acc1": rank == 1, **({"acc5": rank <= 5} if len(names) >= 5 else {})}
+        return {
+            "intervals": {
+                **{metric: limits(interval(hit, range(len(hit)))) for metric, hit in hits.items()},
+                "mean_per_class_recall": limits(class_mean_interval(rank == 1, target)),
+            },
+            **confusion(target, predictions(way.queries_nD, way.items_mD, rank, target), names),
+            "scores": way.histogram(found),
+            "gallery": {way.title: way.cases(found, examples)},
+        }
 
     def _weights(self, encode: Encoder) -> np.ndarray:
         """(C, D): one unit vector per class."""
@@ -79,9 +121,36 @@ def _targets(labels: Sequence[str], classes: Sequence[str], name: str) -> np.nda
     return np.array([index[label] for label in labels], dtype=np.int64)
 
 
-def _matches(target: np.ndarray, count: int) -> Matches:
-    samples, classes = np.arange(len(target)), np.arange(count)
-    return Matches(Labels.of((samples, target), size=len(target)), Labels.of((classes, classes), size=count))
+def predictions(images_nD: np.ndarray, classes_CD: np.ndarray, rank: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """(n,) the class each picture is taken for: its own where that has rank 1, and the best other class elsewhere."""
+    predicted = target.copy()
+    wrong = np.flatnonzero(rank > 1)
+    size = max(1, STRIP // len(classes_CD))
+    for start in range(0, len(wrong), size):
+        rows = wrong[start : start + size]
+        score = images_nD[rows] @ classes_CD.T
+        score[np.arange(len(rows)), target[rows]] = -np.inf
+        predicted[rows] = score.argmax(axis=1)
+    return predicted
+
+
+def confusion(target: np.ndarray, predicted: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
+    """{"confusion": {"classes", "counts" (C, C), rows are true}}; {"confused": the CONFUSED most frequent mistakes}
+    where there are more than CLASSES classes.
+    """
+    count = len(names)
+    if count <= CLASSES:
+        counts = np.bincount(target * count + predicted, minlength=count**2).reshape(count, count)
+        return {"confusion": {"classes": list(names), "counts": counts.tolist()}}
+    wrong = target != predicted
+    pairs, times = np.unique(target[wrong] * count + predicted[wrong], return_counts=True)
+    most = np.argsort(-times, kind="stable")[:CONFUSED]
+    return {
+        "confused": [
+            {"true": names[pair // count], "predicted": names[pair % count], "count": time}
+            for pair, time in zip(pairs[most].tolist(), times[most].tolist(), strict=True)
+        ]
+    }
 
 
 def _unit(vectors: np.ndarray) -> np.ndarray:

@@ -2,7 +2,9 @@
 # Makes .venv for this checkout. Sourced by the other scripts: source launch/setup.sh demo dev …  (extras of pyproject.toml)
 #
 # The dependencies (6 GB) live in one folder per lock file, shared by all checkouts; .venv is a thin environment that sees
-# that folder and this checkout. DYAD_VENV overrides the folder, DYAD_PYTHON the interpreter. uv is used when it is there.
+# that folder and this checkout. Every file is checked against requirements.hashes. uv is used when it is there.
+# From the environment: DYAD_VENV overrides the folder, DYAD_PYTHON the interpreter, DYAD_FAISS (cpu, gpu) what the machine
+# seems to have. DYAD_TORCH_INDEX: torch and torchvision come from that index, unchecked, in the version of the lock file.
 
 export PATH # bash has one of its own when nobody gave it any, and does not pass it on
 
@@ -27,24 +29,36 @@ print(*project["dependencies"], *(r for extra in sys.argv[1:] for r in project["
 PY
 }
 
+dyad_install() { # into the environment $2, made with the interpreter $1: the core and the extras named
+    local install
+    [ -x "$2/bin/python" ] || "$1" -m venv "$2" || return
+    dyad_requirements "$1" "${@:3}" >"$2/requirements.txt" || return
+    if command -v uv >/dev/null; then
+        install=(uv pip install -q --compile-bytecode --python "$2/bin/python")
+    else
+        install=("$2/bin/python" -m pip install -q --disable-pip-version-check)
+        # the pip that is locked: older ones refuse constraints with hashes
+        "${install[@]}" -r <(awk '/^pip==/,!/\\$/' requirements.hashes) || return
+    fi
+    if [ -n "${DYAD_TORCH_INDEX:-}" ]; then
+        # shellcheck disable=SC2046 # two words
+        "${install[@]}" --no-deps --index-url "$DYAD_TORCH_INDEX" $(grep -oE '^torch(vision)?==[^ ]+' requirements.lock) || return
+    fi
+    "${install[@]}" -c requirements.hashes --build-constraint requirements.hashes -r "$2/requirements.txt"
+}
+
 dyad_setup() {
     local python tag shared extras faiss=cpu stamp site
     python=$(dyad_python) || return
     if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then faiss=gpu; fi
-    extras=("$faiss" "$@")
+    extras=("${DYAD_FAISS:-$faiss}" "$@")
     tag=$("$python" -c 'import hashlib, sys; v = sys.version_info
 print(hashlib.sha256(open("requirements.lock", "rb").read()).hexdigest()[:12], f"py{v[0]}{v[1]}", sep="-")')
     shared=${DYAD_VENV:-${XDG_CACHE_HOME:-$HOME/.cache}/dyad/$tag}
     stamp=$shared/.extras-$(IFS=-; echo "${extras[*]}")
     if [ ! -e "$stamp" ]; then
         echo "Installing the dependencies into $shared (once per lock file; minutes) …" >&2
-        [ -x "$shared/bin/python" ] || "$python" -m venv "$shared" || return
-        if command -v uv >/dev/null; then
-            dyad_requirements "$python" "${extras[@]}" | uv pip install -q --python "$shared/bin/python" -c requirements.lock -r - || return
-        else
-            dyad_requirements "$python" "${extras[@]}" >"$shared/requirements.txt" || return
-            "$shared/bin/python" -m pip install -q --use-pep517 --disable-pip-version-check -c requirements.lock -r "$shared/requirements.txt" || return
-        fi
+        dyad_install "$python" "$shared" "${extras[@]}" || return
         touch "$stamp"
     fi
     if [ "$(cat .venv/.dyad 2>/dev/null)" != "$PWD $shared" ]; then

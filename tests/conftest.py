@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from helpers_cli import Commands
@@ -33,6 +34,11 @@ def _serves(package: str) -> bool:
     return _found("apt-get") and _found("dpkg-deb") and not subprocess.run(command, capture_output=True).returncode
 
 
+def _mounts() -> bool:
+    command = ["unshare", "--mount", "--map-root-user", "true"]
+    return _found("unshare") and not subprocess.run(command, capture_output=True).returncode
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     import torch
 
@@ -42,6 +48,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         "npm": _found("npm"),
         "linux": sys.platform == "linux",
         "compiler": _found("g++"),
+        "mounts": _mounts(),
+        "chromium": Path("/usr/bin/chromium").exists(),
         "debian": any(i.get_closest_marker("debian") for i in items) and _serves("sword-text-web=426.0-1"),
     }
     absent = [i for i in items if any(i.get_closest_marker(name) and not found for name, found in here.items())]

@@ -21,7 +21,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 # _dynamo: the first step of an optimiser would import it
 HEAVY = """torch._dynamo open_clip transformers.models.auto transformers.models.bert.modeling_bert accelerate rich.table
-PIL.WebPImagePlugin hydra._internal.hydra train.compose train.fitting train.export eval.suite eval.trained""".split()
+PIL.WebPImagePlugin hydra._internal.hydra train.compose train.fitting train.export.__main__ eval.suite
+eval.report.__main__ eval.trained""".split()
 
 
 @dataclass(frozen=True)

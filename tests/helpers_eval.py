@@ -28,6 +28,17 @@ class Rows:
         return self.rows[start:stop]
 
 
+@dataclass(frozen=True)
+class Shown(Rows):
+    """Pictures as `data.image_text.Pictures` has them."""
+
+    def decoded(self, i: int) -> Tensor:
+        return self.rows[i]
+
+    def key(self, i: int) -> str:
+        return f"picture {i}"
+
+
 class Words(nn.Module):
     """Tokens (b, L) → (b, D): the mean of word vectors."""
 

@@ -49,7 +49,7 @@ class Toy:
         self.optimizer.step()
         return {"loss": loss.item(), "lr": 0.01, "grad_norm": 0.0}
 
-    def evaluate(self) -> dict[str, float]:
+    def evaluate(self, step: int) -> dict[str, float]:
         self.net.eval()
         with torch.no_grad():
             error = self.net(torch.ones(1, WIDTH)).square().mean().item()

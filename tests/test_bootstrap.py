@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from eval import bootstrap
-from eval.bootstrap import group_means, interval
+from eval.bootstrap import class_mean_interval, group_means, interval, limits
 
 
 def lumpy(groups: int, seed: int) -> tuple[np.ndarray, list[str]]:
@@ -102,3 +102,25 @@ def test_group_means_by_hand() -> None:
     found = group_means([1, 2, 3, 4, 9], ["b", "a", "b", None, "a"])
     np.testing.assert_array_equal(found, [2, 5.5, 4])
     assert len(interval(found, range(len(found)))) == 2
+
+
+def test_the_mean_over_classes_against_a_plain_loop(monkeypatch) -> None:
+    """Queries drawn one by one, classes of 1 to 60 queries; a class that was not drawn is not in the mean."""
+    draw = np.random.default_rng(0)
+    label = np.repeat([7, 3, 11, 5], [60, 25, 1, 8])
+    hit = draw.random(len(label)) < np.array([0.9, 0.5, 1.0, 0.2])[np.unique(label, return_inverse=True)[1]]
+    means = []
+    for _ in range(4000):
+        picks = draw.integers(0, len(label), len(label))
+        means.append(np.mean([hit[picks][label[picks] == c].mean() for c in np.unique(label[picks])]))
+    expected = np.quantile(means, [0.025, 0.975])
+    found = class_mean_interval(hit, label)
+    np.testing.assert_allclose(found, expected, atol=0.06 * (expected[1] - expected[0]))
+    assert class_mean_interval(hit, label) == found != class_mean_interval(hit, label, seed=1)
+    monkeypatch.setattr(bootstrap, "DRAWS", 4000)
+    np.testing.assert_allclose(class_mean_interval(hit, label), expected, atol=0.06 * (expected[1] - expected[0]))
+
+
+def test_one_query_tells_nothing_of_others() -> None:
+    assert limits(class_mean_interval(np.array([True]), np.array([0]))) is None
+    assert limits((0.25, 0.5)) == [0.25, 0.5]

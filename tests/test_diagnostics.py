@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from train.losses import diagnostics
-from train.losses.diagnostics import diagnose, saturation
+from train.losses.diagnostics import diagnose, duplicates, saturation
 
 
 def embeddings(n: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
@@ -76,3 +76,8 @@ def test_a_bound_near_its_ceiling_is_flagged() -> None:
     assert saturation({"mi_bound": 5.5, "log_k": 5.55}) == {"mi_saturated": 1.0}
     assert saturation({"mi_bound": 3.0, "log_k": 5.55}) == {"mi_saturated": 0.0}
     assert saturation({"loss": 1.0}) == {}
+
+
+def test_twins_in_a_batch_are_counted() -> None:
+    keys = torch.tensor([7, 8, 7, -9, 7, 8, 1, 2])
+    assert duplicates(keys, torch.arange(8)) == {"duplicates_x": 5 / 8, "duplicates_y": 0.0}

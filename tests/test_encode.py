@@ -21,17 +21,25 @@ JOB = '''
 """Ranks of one job as worlds of 1 to 3: everything must have the bits of the world of 1."""
 import hashlib, json, sys
 import torch, torch.distributed as dist
-from helpers_eval import Rows, encoder, pictures, unit_rows
+from data.image_text import Captions, LabelledSet, RetrievalSet
+from helpers_eval import Rows, Shown, encoder, pictures, tokenize, unit_rows
 from eval import retrieval
 from eval.config import Truth
-from eval.retrieval import count_ranks, match_pairs
+from eval.retrieval import Retrieval, count_ranks, match_pairs
+from eval.zero_shot import ZeroShot
 from train.distributed import World
 import numpy as np
 
 retrieval.STRIP = 700
 dist.init_process_group("gloo")
-me, calls = dist.get_rank(), []
-found = {}
+me = dist.get_rank()
+found, told = {}, {}
+shown, own = Shown(pictures(100)), np.arange(100) % 40
+words = Captions([f"{chr(97 + i % 26)} {i}" for i in range(100)], tokenize)
+evaluators = [
+    Retrieval("val", "", RetrievalSet(shown, words, np.arange(100), own, own)),
+    ZeroShot("zs", "", LabelledSet(shown, [str(i) for i in own]), {str(i): [f"{i}"] for i in range(40)}, tokenize),
+]
 for size in (1, 2, 3):
     group = dist.new_group(range(size))
     if me >= size:
@@ -41,12 +49,14 @@ for size in (1, 2, 3):
     count = []
     encode.towers["x"].register_forward_hook(lambda *_: count.append(1))
     images = encode("x", Rows(pictures(100)))
-    own = np.arange(100) % 40
     matches, _ = match_pairs(np.arange(100), own, own, Truth.keys)
-    rank, right = count_ranks(images, unit_rows(100, 8, 1), matches, world)
-    found[size] = [len(count), *(hashlib.sha256(a.tobytes()).hexdigest() for a in (images, rank, right))]
+    ranking = count_ranks(images, unit_rows(100, 8, 1), matches, world)
+    found[size] = [len(count), *(hashlib.sha256(a.tobytes()).hexdigest() for a in (images, *ranking))]
+    reports = [evaluator.report(encode, 3) for evaluator in evaluators]
+    found[size].append([report.metrics for report in reports])
+    told[size] = [report.details for report in reports]
 with open(f"{sys.argv[1]}/{me}.json", "w") as file:
-    json.dump(found, file)
+    json.dump([found, told], file)
 dist.destroy_process_group()
 '''
 
@@ -63,12 +73,14 @@ def test_every_number_of_ranks_gives_the_same_bits(tmp_path: Path) -> None:
         timeout=180,
     )
     assert run.returncode == 0, run.stderr[-3000:]
-    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
+    found, (told, *_) = zip(*(json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)), strict=True)
     calls, *digests = found[0]["1"]
     assert calls == 7  # 100 items in blocks of 16
     for size, expected_calls in (("2", 4), ("3", 3)):
         for rank in range(int(size)):
             assert found[rank][size] == [expected_calls, *digests]
+    assert told["1"] == told["2"] == told["3"]
+    assert [len(cases) for details in told["1"] for cases in details["gallery"].values()] == [9, 9, 9]
 
 
 def test_values_are_the_tower_normalised_and_in_order() -> None:

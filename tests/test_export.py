@@ -12,22 +12,31 @@ from typing import Any
 import pytest
 import torch
 from helpers_eval import ROOT
+from helpers_export import near
 from helpers_runs import TINY, distinct_emoji, make_run, write_wds
 from torch.nn.functional import normalize
 
-from data.errors import ConfigError
+from data.config import DataConfig
+from data.errors import ConfigError, HardwareError
 from eval.__main__ import main as evaluate
 from eval.trained import Trained, find_run, load_trained
 from train.config import ImageTower, ModelConfig, TrainConfig
-from train.export import export, main
-from train.export_open_clip import CHECKPOINT, CONFIG, LIBRARY, WEIGHTS
-from train.exported import Source
+from train.export import reload
+from train.export.__main__ import export, main
+from train.export.library import Source, in_a_clean_process
+from train.export.open_clip import CHECKPOINT, CONFIG, LIBRARY, WEIGHTS
+from train.losses.config import CONFIGS
 from train.towers import Model, build_image_text
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
-    return make_run(tmp_path_factory.mktemp("export"), fit=60)
+    run = make_run(tmp_path_factory.mktemp("export"), fit=60)
+    (run / "eval").mkdir()
+    for name, step in (("val", 7), ("earlier", 3)):
+        told = {"dataset": name, "step": step, "task": "zeroshot_retrieval", "metrics": {"image_to_text_R@1": 0.125}}
+        (run / "eval" / f"{name}.json").write_text(json.dumps({**told, "chance": {"image_to_text_R@1": 0.01}}))
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +48,7 @@ def exported(run: Path) -> Path:
         main()
     out = run / "export" / "open_clip"
     assert f'open_clip.create_model_and_transforms("local-dir:{out}")' in shown.getvalue()
-    assert f'open_clip.add_model_config("{out}")' in shown.getvalue()
+    assert f'open_clip.add_model_config("{out}")' in shown.getvalue() and "process of its own" in shown.getvalue()
     return out
 
 
@@ -48,8 +57,14 @@ def trained(run: Path) -> Trained:
     return load_trained(*find_run(str(run), print))
 
 
+@pytest.fixture(autouse=True)
+def _near(monkeypatch: pytest.MonkeyPatch) -> None:
+    near(monkeypatch)  # what the fixtures above export is loaded in a process of its own
+
+
 def export_open_clip(model: Model, scale: float | None, out: Path, name: str = "tiny") -> float:
-    return export(LIBRARY, Source(name, TrainConfig(), model, scale), out)
+    config = TrainConfig(data=DataConfig(train="x.tar"), objective=CONFIGS["clip"]())
+    return export(LIBRARY, Source(name, config, model, scale), out)
 
 
 def test_open_clip_loads_the_folder_with_equal_embeddings(exported: Path, trained: Trained) -> None:
@@ -89,6 +104,8 @@ def test_what_the_folder_holds(exported: Path) -> None:
     assert config["preprocess_cfg"]["resize_mode"] == "shortest" and len(config["preprocess_cfg"]["mean"]) == 3
     card = (exported / "README.md").read_text()
     assert "7 steps" in card and "local-dir:" in card and str(exported) not in card
+    assert "| val | image_to_text_R@1 | 0.125 |" in card and "earlier" not in card  # of step 7 alone
+    assert "emoji/NOTICE.md" in card and "CC-BY-4.0" in card
 
 
 CLIP_BENCHMARK = """
@@ -169,7 +186,7 @@ def test_a_place_that_cannot_be_written_is_named(trained: Trained, tmp_path: Pat
 
 
 def test_a_difference_stops_the_export(trained: Trained, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("train.exported.TOLERANCE", -1.0)
+    monkeypatch.setattr("train.export.library.TOLERANCE", -1.0)
     with pytest.raises(AssertionError, match="other embeddings"):
         export_open_clip(trained.model, None, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
@@ -190,8 +207,39 @@ def find_model(trained: Trained) -> Path:
 
 def test_a_wrong_format_lists_the_choices(monkeypatch) -> None:
     monkeypatch.setattr(sys, "argv", ["export", "run=x", "format=onx"])
-    with pytest.raises(ConfigError, match=r"format=onx.*open_clip.*sentence_transformers.*dpr"):
+    with pytest.raises(ConfigError, match=r"format=onx.*open_clip.*sentence_transformers.*dpr.*onnx"):
         main()
+
+
+def test_the_process_that_loads_an_export_has_no_network() -> None:
+    """Neither a socket nor a name; before it leaves, the same connection is made."""
+    code = """import runpy, socket
+reload = runpy.run_path("train/export/reload.py")
+with socket.create_server(("127.0.0.1", 0)) as server:
+    ask = lambda: socket.create_connection(server.getsockname(), 5).close()
+    ask()
+    reload["leave_the_network"]()
+    plain = lambda: socket.socket().connect(server.getsockname())
+    for attempt in (ask, plain, lambda: socket.getaddrinfo("a.org", 80)):
+        try:
+            attempt()
+        except ConnectionRefusedError as error:
+            print(error)"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.count("it asks the network") == 3
+
+
+def test_a_process_that_fails_or_is_killed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "reload.py"
+    monkeypatch.setattr(reload, "__file__", str(script))
+    names = ("HF_HOME", "HF_TOKEN", "HF_HUB_OFFLINE")
+    script.write_text(f"import os; raise SystemExit([os.environ.get(name) for name in {names}])")
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    with pytest.raises(ConfigError, match=rf"open_clip cannot load .*\['{tmp_path}', None, '1'\]"):
+        in_a_clean_process("open_clip", tmp_path, tmp_path)
+    script.write_text("import os; os.kill(os.getpid(), 9)")
+    with pytest.raises(HardwareError, match=r"killed \(signal 9\)"):
+        in_a_clean_process("open_clip", tmp_path, tmp_path)
 
 
 def test_help_is_quick_and_names_the_keys() -> None:

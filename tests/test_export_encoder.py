@@ -7,6 +7,7 @@ from typing import Any
 import helpers_bert
 import pytest
 import torch
+from helpers_export import near
 from helpers_towers import transformers_folder
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
@@ -15,10 +16,11 @@ from transformers import AutoModel, AutoTokenizer, DPRContextEncoder, DPRQuestio
 
 from data.config import DataConfig, PassageConfig, QuestionConfig, Title
 from data.errors import ConfigError
-from train import export_dpr, export_sentence_transformers
 from train.config import ModelConfig, Pooling, Task, TextTower, TextTowerConfig, TrainConfig
-from train.export import export
-from train.exported import Source
+from train.export import dpr as export_dpr
+from train.export import sentence_transformers as export_sentence_transformers
+from train.export.__main__ import export
+from train.export.library import Source
 from train.losses.config import CONFIGS
 from train.losses.options.common import Similarity
 from train.towers import build_text_pair
@@ -31,6 +33,18 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("bert")
     helpers_bert.write(folder)
     return str(folder)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def in_a_process_of_their_own(bert: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """One export of each format is loaded as the command does it; all others here."""
+    for library in (export_dpr.LIBRARY, export_sentence_transformers.LIBRARY):
+        assert export(library, source(bert, title=Title.pair), tmp_path_factory.mktemp("own") / "out") < 1e-5
+
+
+@pytest.fixture(autouse=True)
+def _near(monkeypatch: pytest.MonkeyPatch) -> None:
+    near(monkeypatch)
 
 
 def source(
@@ -48,6 +62,7 @@ def source(
         task=Task.question_passage,
         model=ModelConfig(**{"name": None, "embed_dim": None, "text": text, **model}),
         data=DataConfig(
+            train="x.jsonl",
             question=QuestionConfig(prefix="q: ", length=12),
             passage=PassageConfig(prefix="p: ", length=30, title=title),
         ),

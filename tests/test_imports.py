@@ -12,12 +12,16 @@ FILES = sorted(p for d in ("data", "train", "eval", "tests") for p in (ROOT / d)
 SOURCES = [p for p in FILES if p.relative_to(ROOT).parts[0] != "tests"]
 WIRING = {
     "train.__main__",
+    "train.doctor.__main__",
+    "train.doctor.run",
+    "train.evaluation",
     "train.fitting",
     "train.refresh",
     "train.tasks",
-    "train.export",
+    "train.export.__main__",
     "eval.__main__",
     "eval.mine",
+    "eval.report.__main__",
 }
 HEAVY = {"torch", "open_clip", "transformers", "webdataset", "accelerate", "wandb", "faiss", "pyarrow", "timm"}
 

@@ -175,7 +175,7 @@ class Recorder:
             Toy().batches(plan.first_step, plan.first_step + batches),
             step=lambda batch, index: {"loss": 1.0},
             diagnose=lambda: {},
-            evaluate=lambda: (self.diary.append(("evaluate", 0)), self.results)[1],
+            evaluate=lambda step: (self.diary.append(("evaluate", step)), self.results)[1],
             save=lambda step, owed: self.diary.append(("owed" if owed else "save", step)),
             should_stop=lambda: False,
             logger=Logger(),
@@ -186,14 +186,14 @@ def test_intervals_of_zero_mean_the_end() -> None:
     recorder = Recorder({})
     plan = Plan(2, 6, 8, 1, log_every=10, evaluate_every=0, save_every=0)
     assert recorder.fit(plan, 4) == Outcome("finished", 6)
-    assert recorder.diary == [("evaluate", 0), ("save", 6)]
+    assert recorder.diary == [("evaluate", 6), ("save", 6)]
 
 
 def test_an_owed_evaluation_comes_first() -> None:
     recorder = Recorder({"val/error": 1.0})
     plan = Plan(6, 6, 8, 1, log_every=1, evaluate_every=3, save_every=3, evaluation_owed=True)
     assert recorder.fit(plan, 0) == Outcome("finished", 6)
-    assert recorder.diary == [("evaluate", 0), ("save", 6)]
+    assert recorder.diary == [("evaluate", 6), ("save", 6)]
 
 
 @pytest.mark.parametrize("batches", [3, 5], ids=["too few", "too many"])

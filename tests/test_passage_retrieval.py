@@ -157,10 +157,45 @@ def test_the_table_has_a_row_for_each_system_and_fits_80_columns(run: Path, beir
     assert rows == ["tiny:", "system", "model", "bm25", "fusion", "chance"]
     result = read(run / "eval" / "tiny.json")
     assert f"{result['metrics']['nDCG@10']:.3f}" in shown and list(result["baselines"]) == ["bm25", "fusion"]
-    first, last = result["examples"]
-    assert len(first["answers"]) == 5 and last["query"]
-    right = read_qrels(beir / "qrels" / "test.tsv")["q0"]
-    assert [a["right"] for a in first["answers"]] == [right.get(a["item"], 0) > 0 for a in first["answers"]]
+    kinds = [case["kind"] for case in result["gallery"]["question → passages"]]
+    assert kinds == 2 * ["best"] + 2 * ["worst"] + 2 * ["random"]
+
+
+def test_cases_stand_beside_those_of_the_other_systems(out: Path, beir: Path) -> None:
+    result, qrels, found = read(out / "tiny.json"), read_qrels(beir / "qrels" / "test.tsv"), read_run(out / "tiny.trec")
+    cases = result["gallery"]["question → passages"]
+    values = measures(qrels, found, ["nDCG@10"])["nDCG@10"]
+    assert [case["kind"] for case in cases] == 4 * ["best"] + 4 * ["worst"] + 3 * ["random"]  # all 11 that are asked
+    assert {case["query"]["id"] for case in cases} == found.keys()
+    asked = [json.loads(line) for line in (beir / "queries.jsonl").read_text().splitlines()]
+    topics: dict[str, list[float]] = {}  # each of the four has one best case
+    for query in asked[:-1]:
+        topics.setdefault(query["metadata"]["topic"], []).append(values[query["_id"]])
+    assert [case["value"]["nDCG@10"] for case in cases[:4]] == sorted(map(max, topics.values()), reverse=True)
+    for case in cases:
+        query = case["query"]["id"]
+        assert case["value"]["nDCG@10"] == pytest.approx(values[query])
+        assert list(case["systems"]) == ["model", "bm25", "untrained"]
+        own = [p for p, _ in ranked(found[query], 5)]
+        assert [answer["id"] for answer in case["systems"]["model"]] == own
+        for answer in (a for of in case["systems"].values() for a in of):
+            assert answer["right"] == (qrels[query].get(answer["id"], 0) > 0)
+            assert answer["title"] and answer["text"] and "spans" not in answer
+        grades = [qrels[query][item["id"]] for item in case["right"]]
+        assert grades == sorted((g for g in qrels[query].values() if g > 0), reverse=True)[:3]
+    assert next(case for case in cases if case["query"]["id"] == "q5")["systems"]["bm25"] == []
+    scores = result["scores"]
+    assert sum(scores["right"]) == sum(g > 0 for q in found for g in qrels[q].values()) and sum(scores["wrong"]) > 30
+    assert sum(scores["best_wrong"]) == 11
+
+
+def test_evaluations_in_between_show_no_cases(run: Path, beir: Path) -> None:
+    trained = load_trained(run, run / "checkpoints" / "step_00000007")
+    config, task = trained.config, Task.question_passage
+    parts = {"model": trained.model, "data_config": config.data, "eval_config": config.eval}
+    (evaluator,) = build_evaluators([f"beir:{beir}@dev"], None, task=task, **parts)
+    between = evaluator.report(encoder(config, trained.model, LOCAL))
+    assert {"intervals", "baselines"} <= between.details.keys() and not {"scores", "gallery"} & between.details.keys()
 
 
 def test_val_of_a_run_is_a_folder_and_its_split(run: Path, beir: Path, out: Path, monkeypatch, tmp_path: Path) -> None:
@@ -220,6 +255,18 @@ def test_embeddings_are_kept_and_made_anew_for_other_weights(run: Path, beir: Pa
         next(trained.model.towers.parameters()).add_(0.1)
     assert calls(first) == queries + passages
     assert len(list((tmp_path / "kept").iterdir())) == 2
+
+
+def test_half_precision_keeps_half_the_bytes(run: Path, beir: Path, out: Path, monkeypatch, tmp_path: Path) -> None:
+    common = [f"checkpoint={run}", f"suite=[beir:{beir}]", f"embeddings={tmp_path}/kept", *WITHOUT]
+    kept = {}
+    for name in ("float32", "float16"):
+        run_eval(monkeypatch, *common, f"out={tmp_path}/{name}", f"embedding_type={name}")
+        (kept[name],) = (np.load(path, mmap_mode="r") for path in (tmp_path / "kept").glob("*/*.npy"))
+    assert {name: array.dtype for name, array in kept.items()} == {n: np.dtype(n) for n in kept}
+    np.testing.assert_allclose(kept["float16"], kept["float32"], atol=1e-3)
+    half, whole = read(tmp_path / "float16/tiny.json"), read(out / "tiny.json")
+    assert half["metrics"] == pytest.approx(whole["metrics"], abs=0.05)
 
 
 def test_any_number_of_ranks_writes_the_same_files(run: Path, beir: Path, tmp_path: Path) -> None:

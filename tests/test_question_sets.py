@@ -85,6 +85,29 @@ def test_answers_are_counted_by_hand(run: Path, tmp_path: Path, monkeypatch, cap
     assert result["metrics"]["accuracy@5"] == pytest.approx(2 / 3) and "nDCG@10" not in result["metrics"]
     assert result["baselines"]["bm25"]["metrics"]["accuracy@1"] == pytest.approx(2 / 3)
     assert not (tmp_path / "nq.qrels").exists()
+    _check_cases(result["gallery"]["question → passages"], retrieved)
+    places = sum(row["ctxs"][i]["has_answer"] for row in retrieved for i in range(4))
+    assert sum(result["scores"]["right"]) == places == 3 and sum(result["scores"]["best_wrong"]) == 3
+
+
+def _check_cases(cases: list[dict[str, Any]], retrieved: list[dict[str, Any]]) -> None:
+    """Each question once, with what both systems found, and with the answers marked."""
+    rows = {row["question"]: row["ctxs"] for row in retrieved}
+    answers = {"1": ["Paris"], "2": ["paris"], "4": ["1889"]}
+    assert [case["kind"] for case in cases] == ["best", "best", "worst"]
+    assert {case["query"]["text"] for case in cases} == rows.keys()
+    for case in cases:
+        found = rows[case["query"]["text"]]
+        first = next((i for i, c in enumerate(found) if c["has_answer"]), None)
+        assert case["value"] == {"RR@100": 0.0 if first is None else 1 / (1 + first)}
+        assert list(case["systems"]) == ["model", "bm25"]
+        assert [a["id"] for a in case["systems"]["model"]] == [c["id"] for c in found]
+        for answer in (a for of in case["systems"].values() for a in of):
+            marked = [answer["text"][start:end] for start, end in answer.get("spans", [])]
+            assert answer["right"] == (answer["id"] in {c["id"] for c in found if c["has_answer"]})
+            assert marked == (answers[answer["id"]] if answer["right"] else [])
+        assert [r["id"] for r in case["right"]] == [c["id"] for c in found if c["has_answer"]]
+    assert cases[2]["query"]["text"] == "who?" and cases[2]["right"] == []
 
 
 def test_answers_may_be_patterns(run: Path, tmp_path: Path, monkeypatch) -> None:

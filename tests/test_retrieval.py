@@ -12,7 +12,7 @@ from helpers_eval import LOCAL, unit_rows
 from eval import retrieval
 from eval.config import Truth
 from eval.index import search
-from eval.retrieval import Labels, Matches, chance_recall, count_ranks, match_pairs, rank_metrics
+from eval.retrieval import Labels, Matches, Ranking, chance_recall, count_ranks, match_pairs, rank_metrics
 
 Keys = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -56,12 +56,15 @@ def test_counting_equals_a_full_stable_sort(captions: Keys, truth: Truth, strip:
     score = images @ texts.T
     assert len(np.unique(score)) < 15
     to_text, to_image = match_pairs(*captions, truth)
-    rank, count = count_ranks(images, texts, to_text, LOCAL)
-    np.testing.assert_array_equal(rank, sorted_ranks(score, right))
-    np.testing.assert_array_equal(count, right.sum(axis=1))
-    rank, count = count_ranks(texts, images, to_image, LOCAL)
-    np.testing.assert_array_equal(rank, sorted_ranks(score.T, right.T))
-    np.testing.assert_array_equal(count, right.sum(axis=0))
+    _check(count_ranks(images, texts, to_text, LOCAL), score, right)
+    _check(count_ranks(texts, images, to_image, LOCAL), score.T, right.T)
+
+
+def _check(found: Ranking, score: np.ndarray, right: np.ndarray) -> None:
+    np.testing.assert_array_equal(found.rank, sorted_ranks(score, right))
+    np.testing.assert_array_equal(found.right, right.sum(axis=1))
+    np.testing.assert_array_equal(found.best, np.where(right, score, -np.inf).max(axis=1))
+    np.testing.assert_array_equal(found.best_wrong, np.where(right, -np.inf, score).max(axis=1))
 
 
 def test_right_pairs_of_a_strip_come_once_and_in_order(captions: Keys) -> None:
@@ -74,7 +77,7 @@ def test_right_pairs_of_a_strip_come_once_and_in_order(captions: Keys) -> None:
 def test_counting_equals_faiss(captions: Keys) -> None:
     images, texts = unit_rows(40, 8, 0), unit_rows(90, 8, 1)
     right = right_matrix(*captions, Truth.pairs)
-    rank, _ = count_ranks(images, texts, match_pairs(*captions, Truth.pairs)[0], LOCAL)
+    rank = count_ranks(images, texts, match_pairs(*captions, Truth.pairs)[0], LOCAL).rank
     _, ids = search(images, texts, 10)
     hit = np.take_along_axis(right, ids, axis=1)
     for k in (1, 5, 10):
@@ -88,10 +91,10 @@ def test_recall_equals_clip_benchmark_with_several_captions(captions: Keys) -> N
     score = torch.from_numpy(images @ texts.T)
     to_text, to_image = match_pairs(*captions, Truth.pairs)
     for k in (1, 5, 10):
-        rank, _ = count_ranks(images, texts, to_text, LOCAL)
+        rank = count_ranks(images, texts, to_text, LOCAL).rank
         expected = (reference.recall_at_k(score, right, k) > 0).float().mean().item()
         assert rank_metrics(rank, [k])[f"R@{k}"] == pytest.approx(expected, abs=1e-7)
-        rank, _ = count_ranks(texts, images, to_image, LOCAL)
+        rank = count_ranks(texts, images, to_image, LOCAL).rank
         expected = (reference.recall_at_k(score.T, right.T, k) > 0).float().mean().item()
         assert rank_metrics(rank, [k])[f"R@{k}"] == pytest.approx(expected, abs=1e-7)
 
@@ -100,7 +103,7 @@ def test_a_collapsed_model_scores_no_better_than_chance() -> None:
     same = np.ones((50, 4), dtype=np.float32)
     own = np.arange(50)
     matches, _ = match_pairs(own, own, own, Truth.pairs)
-    rank, right = count_ranks(same, same, matches, LOCAL)
+    rank, right, *_ = count_ranks(same, same, matches, LOCAL)
     np.testing.assert_array_equal(rank, np.arange(1, 51))
     assert rank_metrics(rank, [10])["R@10"] == pytest.approx(chance_recall(right, 50, 10)) == pytest.approx(0.2)
 
@@ -111,7 +114,7 @@ def test_twins_share_their_credit_unless_keys_make_both_right() -> None:
     own = np.arange(3)
     for truth, expected in ((Truth.pairs, [1, 2, 1]), (Truth.keys, [1, 1, 1])):
         matches, _ = match_pairs(own, np.array([7, 7, 8]), own, truth)
-        np.testing.assert_array_equal(count_ranks(images, texts, matches, LOCAL)[0], expected)
+        np.testing.assert_array_equal(count_ranks(images, texts, matches, LOCAL).rank, expected)
 
 
 def test_median_and_mean_are_those_of_open_clip() -> None:
@@ -143,7 +146,7 @@ def test_memory_does_not_grow_with_the_number_of_pairs() -> None:
     matches, _ = match_pairs(own, own, own, Truth.pairs)
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak of earlier tests
     before = _resident("VmRSS")
-    rank, _ = count_ranks(rows, rows, matches, LOCAL)
+    rank = count_ranks(rows, rows, matches, LOCAL).rank
     assert (rank == 1).all()
     assert _resident("VmHWM") - before < 150
 

@@ -130,6 +130,9 @@ def test_torchrun_stopped_and_gone_on_with(commands, tiny, tmp_path: Path) -> No
     launched = launch(tiny(keys)[1:])
     run = tmp_path / "runs" / "a"
     wait_for(lambda: logged(run, 2) or launched.poll() is not None, "no step")
+    for torchrun in Path(f"/proc/{launched.pid}/task/{launched.pid}/children").read_text().split():
+        for number in (signal.SIGUSR1, signal.SIGTERM):  # a scheduler asks everybody: it is not to die, nor to kill
+            os.kill(int(torchrun), number)
     launched.send_signal(signal.SIGTERM)
     out, _ = launched.communicate(timeout=120)
     assert launched.returncode == 75, out
@@ -246,6 +249,10 @@ def test_finished_again_anew_and_from_elsewhere(commands, tiny, tmp_path: Path) 
 
     again = commands.run(*tiny({"run.name": "a"}))
     assert (again.code, again.out) == (0, f"already finished: {run}\n")
+    (run / "report.html").unlink()  # as if killed after the last step, before its page was made
+    (run / "run_state.json").write_text(json.dumps({**state(run), "status": "running"}))
+    late = commands.run(*tiny({"run.name": "a", "checkpoint.every": 3}))
+    assert late.code == 0 and (run / "report.html").exists() and state(run)["status"] == "finished", late.out
     assert (run / "metrics.jsonl").read_bytes() == metrics
 
     middle = run / "checkpoints" / "step_00000003"
@@ -321,6 +328,10 @@ def test_data_damaged_behind_our_back_stops_all(commands, tiny, tmp_path: Path) 
     assert state(tmp_path / "runs" / "b")["status"] == "failed"
 
 
+def results(folder: Path) -> dict[str, Any]:
+    return {p.name: json.loads(p.read_text())["metrics"] for p in folder.glob("*.json")}
+
+
 def test_eval_gives_the_numbers_of_the_last_evaluation(commands, tiny, tmp_path: Path) -> None:
     suite = f"[retrieval:{VAL}]"
     run = tmp_path / "runs" / "tiny"
@@ -329,14 +340,16 @@ def test_eval_gives_the_numbers_of_the_last_evaluation(commands, tiny, tmp_path:
     )
     assert trained.code == 0, trained.out
     assert [r["step"] for r in records(run) if "val/image_to_text_R@1" in r] == [2, 4]
-    written = {p.name: json.loads(p.read_text())["metrics"] for p in (run / "eval").iterdir()}
-    assert len(written) == 2 and "│" in trained.out
+    written = results(run / "eval")
+    assert len(written) == 2 and "image → text" in trained.out and f"to look at: {run}/report.html" in trained.out
+    (cases,) = {len(of) for p in (run / "eval").glob("*.json") for of in json.loads(p.read_text())["gallery"].values()}
+    assert cases == 12 and len(list((run / "eval" / "val.pictures").iterdir())) > 12
     last = {k.removeprefix("val/"): v for k, v in records(run)[-1].items() if k.startswith("val/")}
     assert last.items() <= written["val.json"].items()
 
     again = commands.run("eval", f"checkpoint={run}", f"out={tmp_path / 'again'}", "examples=0")
     assert again.code == 0, again.out
-    assert {p.name: json.loads(p.read_text())["metrics"] for p in (tmp_path / "again").iterdir()} == written
+    assert results(tmp_path / "again") == written
     refused(commands.run("eval", f"checkpoint={tmp_path / 'runs' / 'tinny'}"), 2, "no folder", "Did you mean 'tiny'?")
     refused(commands.run("eval", f"checkpont={run}"), 2, "Did you mean 'checkpoint'?")
     (run / "eval").rename(tmp_path / "away")

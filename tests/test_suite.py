@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers_eval import ROOT
@@ -11,6 +12,7 @@ from helpers_runs import EMOJI, distinct_emoji, make_run, save_checkpoint, write
 
 from data.command_line import help_text, parse_options
 from data.errors import ConfigError, DataError, HardwareError
+from data.transforms import decode
 from eval.__main__ import main
 from eval.config import EvalCommand, Truth
 from eval.results import write
@@ -39,7 +41,13 @@ def wds(tmp_path_factory) -> Path:
 def test_a_run_is_evaluated_as_it_was_while_training(run: Path, monkeypatch, capsys) -> None:
     evaluate(monkeypatch, f"checkpoint={run}", "examples=3")
     shown = capsys.readouterr().out
-    assert "image → text" in shown and "groups" in shown and "step 7 of" in shown
+    assert (
+        "image → text" in shown
+        and "95 %" in shown
+        and "to look at" in shown
+        and "groups" in shown
+        and "step 7 of" in shown
+    )
     val, groups = (json.loads((run / "eval" / f"{name}.json").read_text()) for name in ("val", "groups"))
     assert val["task"] == "zeroshot_retrieval" and groups["task"] == "zeroshot_classification"
     assert (val["dataset"], val["step"], val["truth"], val["model"]) == ("val", 7, "keys", "tiny")
@@ -51,21 +59,43 @@ def test_a_run_is_evaluated_as_it_was_while_training(run: Path, monkeypatch, cap
         assert metrics[f"image_to_text_R@{k}"] == metrics[f"text_retrieval_recall@{k}"]
         assert val["chance"][f"image_to_text_R@{k}"] == pytest.approx(k / 181, rel=0.02)
     assert groups["metrics"]["num_samples"] == 1914 and len(groups["per_class"]) == 9
-    examples = val["examples"]["text_to_image"]
-    assert len(examples) == 3 and all(len(e["answers"]) == 5 for e in examples)
-    assert examples[0]["query"] and examples[0]["answers"][0]["item"].endswith("-twemoji")
-    scores = [answer["score"] for answer in examples[0]["answers"]]
-    assert scores == sorted(scores, reverse=True)
+    assert groups["confusion"]["counts"] and groups["intervals"]["acc1"]
+    for result, titles in ((val, ["picture → texts", "text → pictures"]), (groups, ["picture → classes"])):
+        assert list(result["gallery"]) == titles
+        cases = [case for of in result["gallery"].values() for case in of]
+        assert [case["kind"] for case in cases] == len(titles) * (3 * ["best"] + 3 * ["worst"] + 3 * ["random"])
+        folder = run / "eval" / f"{result['dataset']}.pictures"
+        shown = {item["picture"] for case in cases for item in items(case) if "picture" in item}
+        assert shown == {path.name for path in folder.iterdir()} and len(shown) >= 9
+        assert all(decode(path.read_bytes(), 10_000).shape == (3, 64, 64) for path in folder.iterdir())
+    first = val["gallery"]["text → pictures"][0]
+    scores = [answer["score"] for answer in first["systems"]["model"]]
+    assert scores == sorted(scores, reverse=True) and len(scores) == 5
+    assert first["query"]["id"].endswith("-twemoji") and first["query"]["text"] == first["right"][0]["text"]
+    assert (run / "report.html").stat().st_size > 10_000
 
 
-def test_examples_agree_with_the_ranks(run: Path, monkeypatch) -> None:
-    """A query whose best answer is right has rank 1, and the other way round: FAISS and counting are one search."""
-    evaluate(monkeypatch, f"checkpoint={run}", f"suite=[retrieval:{EMOJI / 'twemoji-unseen.tar'}]", "examples=181")
-    result = json.loads((run / "eval" / "twemoji-unseen.json").read_text())
-    for way in ("image_to_text", "text_to_image"):
-        firsts = [e["answers"][0]["right"] for e in result["examples"][way]]
-        assert len(firsts) == 181
-        assert sum(firsts) / 181 == pytest.approx(result["metrics"][f"{way}_R@1"])
+def items(case: dict[str, Any]) -> list[dict[str, Any]]:
+    return [case["query"], *case["right"], *(answer for of in case["systems"].values() for answer in of)]
+
+
+def test_cases_agree_with_the_ranks(run: Path, monkeypatch, tmp_path: Path) -> None:
+    """Every query is a case; its best answer is right when its rank is 1, and only then."""
+    words = [f"suite=[retrieval:{EMOJI / 'twemoji-unseen.tar'}]", "examples=181", f"out={tmp_path}"]
+    evaluate(monkeypatch, f"checkpoint={run}", *words)
+    result = json.loads((tmp_path / "twemoji-unseen.json").read_text())
+    for way, title in (("image_to_text", "picture → texts"), ("text_to_image", "text → pictures")):
+        cases = result["gallery"][title]
+        firsts = [case["systems"]["model"][0]["right"] for case in cases]
+        assert firsts == [case["value"]["rank"] == 1 for case in cases]
+        ids = {case["query"]["id"] for case in cases}
+        assert 170 < len(ids) == len(cases) <= 181  # what is there twice is shown once
+        best, worst = ([c["value"]["rank"] for c in cases if c["kind"] == kind] for kind in ("best", "worst"))
+        assert best == sorted(best) and worst == sorted(worst, reverse=True) and best[-1] <= worst[-1]
+        low, high = result["intervals"][f"{way}_R@10"]
+        assert low < result["metrics"][f"{way}_R@10"] < high
+    assert sum(result["scores"]["right"]) == sum(result["scores"]["best_wrong"]) == 181
+    assert not (tmp_path / "report.html").exists() and not (tmp_path.parent / "report.html").exists()
 
 
 def test_clip_benchmark_folders_of_both_kinds(run: Path, wds: Path, monkeypatch, tmp_path: Path) -> None:
@@ -77,7 +107,8 @@ def test_clip_benchmark_folders_of_both_kinds(run: Path, wds: Path, monkeypatch,
     )
     small, pairs = (json.loads((tmp_path / "out" / f"{name}.json").read_text()) for name in ("small", "pairs"))
     assert small["metrics"]["num_samples"] == 40 and "per_class" in small
-    assert pairs["truth"] == "pairs" and pairs["metrics"]["num_images"] == 40 and "examples" not in pairs
+    assert pairs["truth"] == "pairs" and pairs["metrics"]["num_images"] == 40 and not any(pairs["gallery"].values())
+    assert not list((tmp_path / "out").glob("*.pictures"))
 
 
 def test_the_command_line_wins_over_the_run(run: Path, monkeypatch, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, BertModel
 
 from train.config import Pooling, TextTower, TextTowerConfig
-from train.text_towers import _package_folder
+from train.text_towers import package_folder
 from train.tower import Tower
 from train.towers import build_image_text
 
@@ -63,7 +63,7 @@ def test_minilm_is_what_sentence_transformers_gives() -> None:
     tower = model.towers.y_tower
     assert isinstance(tower, Tower) and trained(tower) == {"projection.weight", "projection.bias"}
     texts = ["a red cat", "the house of the rising sun", "x"]
-    peer = SentenceTransformer(_package_folder(MINILM), device="cpu").encode(texts, normalize_embeddings=True)
+    peer = SentenceTransformer(package_folder(MINILM), device="cpu").encode(texts, normalize_embeddings=True)
     ours = F.normalize(tower.features(model.tokenize(texts)), dim=1).detach().numpy()
     np.testing.assert_allclose(ours, peer, atol=2e-6)
 

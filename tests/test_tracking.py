@@ -1,58 +1,31 @@
-"""Trackers: W&B for real, offline and against servers that fail; TensorBoard; neither holds up a run."""
+"""Trackers are settled before anything starts, kept from holding up a run, and told no secrets; TensorBoard."""
 
 import json
-import os
-import re
 import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_metrics import ROOT, records
+from test_metrics import ROOT
 
 from data.errors import ConfigError
+from train import tracking
 from train.config import TrackingConfig, Wandb
-from train.tracking import check_tracking, redacted, wandb_mode
-
-# Trackers are global to a process: one run of them. argv = run folder, W&B mode, id, step to begin at, how to end
-TRACKED = """
-import os, signal, sys
-from pathlib import Path
-from train.config import TrackingConfig, Wandb
-from train.metrics import build_logger
-folder, mode, wandb_id, first, how = sys.argv[1:]
-folder, first = Path(folder), int(first)
-logger = build_logger(
-    folder, TrackingConfig(wandb=Wandb[mode], project="toys"), wandb_id=wandb_id or None, first_step=first,
-    total_steps=8, steps_per_epoch=4, global_batch_size=100,
-    run_config={"lr": 0.5, "login": {"api_token": "canary-7", "retries": 3}},
-)
-print("id", logger.wandb_id)
-timing = {"train/data_time": 0.0, "train/batch_time": 0.1, "train/samples_per_second": 1e3,
-          "train/samples_per_second_per_device": 1e3, "train/lr": 0.5}
-for step in range(first + 1, 7):
-    logger.log(step, {"train/loss": 8.0 - step, **timing})
-    if step % 2 == 0:
-        logger.log(step, {"val/image_to_text_R@1": step / 10, "val/image_to_text_mean_rank": 10.0 - step})
-if how == "kill":
-    os.kill(os.getpid(), signal.SIGKILL)
-logger.close()
-"""
+from train.tracking import Guest, check_tracking, decided, redacted, wandb_mode
 
 
 def test_secrets_are_blacked_out() -> None:
     config = {"a": {"API_KEY": "x", "tokens": 3, "list": [{"password": "y", "lr": 1}]}, "secret": None, "lr": 0.1}
     expected = {"a": {"API_KEY": "[redacted]", "tokens": 3, "list": [{"password": "[redacted]", "lr": 1}]}}
     assert redacted(config) == {**expected, "secret": None, "lr": 0.1}
+    urls = ["https://me:pass@host/a.tar?sig=x", "s3://bucket/a.tar::https://h/b?k=v;c", "a@b?c"]
+    shown = ["https://[redacted]@host/a.tar?[redacted]", "s3://bucket/a.tar::https://h/b?[redacted];c", "a@b?c"]
+    assert redacted(urls) == shown
 
 
 @pytest.fixture
@@ -83,166 +56,155 @@ def test_the_mode_of_wandb_is_known_before_anything_starts(no_key: Path, monkeyp
     assert [mode(m) for m in Wandb] == ["disabled", "online", "offline", "disabled"]
 
 
-def start(folder: Path, mode: str, wandb_id: str = "", first: int = 0, how: str = "close", **environment: str):
-    folder.mkdir(exist_ok=True)
-    return subprocess.Popen(
-        [sys.executable, "-c", TRACKED, str(folder), mode, wandb_id, str(first), how],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def test_the_decision_is_one_line(no_key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def line(wanted: Wandb) -> str:
+        told: list[str] = []
+        assert decided(TrackingConfig(wandb=wanted), tmp_path, told.append).wandb is not Wandb.auto
+        return "\n".join(told)
+
+    later = f"; later: wandb sync {tmp_path}/wandb/offline-run-*"
+    assert line(Wandb.auto) == f"W&B: offline (no API key){later}"
+    assert line(Wandb.offline) == f"W&B: offline{later}"
+    assert line(Wandb.disabled) == ""
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert line(Wandb.auto) == "W&B: disabled (WANDB_MODE)"
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert line(Wandb.auto) == f"W&B: offline (WANDB_MODE){later}"
 
 
-@cache
-def inspect(path: Path, *flags: str) -> str:
-    command = [str(Path(sys.executable).parent / "wandb"), "leet", "inspect", *flags, "--json", str(path)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+def test_a_package_that_does_not_load_is_said_and_left(no_key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    told: list[str] = []
+    assert decided(TrackingConfig(), Path("run"), told.append).wandb is Wandb.disabled
+    assert len(told) == 1
+    assert told[0].startswith("W&B: disabled (the package does not load: import of wandb halted")
 
 
-def history(path: Path) -> list[tuple[int, str]]:
-    items = [json.loads(line)["history"]["item"] for line in inspect(path).splitlines() if '"type":"history"' in line]
-    return [(item["trainer/global_step"], "train" if "train/loss" in item else "val") for item in items]
+@pytest.mark.parametrize("listens", [True, False])
+def test_a_server_that_does_not_answer_means_offline(
+    listens: bool, no_key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracking, "PROBE", 0.2)
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    told: list[str] = []
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        if listens:  # and never accepts
+            server.listen()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setenv("WANDB_BASE_URL", url.replace("//", "//me:pass@") if listens else url)
+        assert decided(TrackingConfig(wandb=Wandb.online), tmp_path, told.append).wandb is Wandb.offline
+    shown = url.replace("//", "//[redacted]@") if listens else url
+    assert told == [
+        f"W&B: offline ({shown} does not answer within 0 s); later: wandb sync {tmp_path}/wandb/offline-run-*"
+    ]
 
 
-@pytest.mark.usefixtures("no_key")
-def test_wandb_offline_is_complete_and_goes_on_after_a_kill(tmp_path: Path) -> None:
-    folder = tmp_path / "toy"
-    run = start(folder, "auto")
-    told, complaints = run.communicate(timeout=60)
-    assert (run.returncode, complaints) == (0, "")
-    wandb_id = re.search(r"id (\w{8})", told)
-    assert wandb_id
-    assert f"wandb sync {folder}/wandb/offline-run-*-{wandb_id[1]}" in told
-    (file,) = folder.glob("wandb/offline-run-*/*.wandb")
-    told = json.loads(inspect(file, "--summary"))
-    assert (told["run_id"], told["project"], told["name"], told["state"]) == (wandb_id[1], "toys", "toy", "finished")
-    assert told["config"] == {"lr": 0.5, "login": {"api_token": "[redacted]", "retries": 3}}
-    assert told["summary"]["trainer/global_step"] == 6
-    assert told["summary"]["trainer/samples_seen"] == 600
-    assert told["summary"]["val/image_to_text_R@1"] == {"max": 0.6}
-    assert told["summary"]["val/image_to_text_mean_rank"] == {"min": 4}
-    everything = [(1, "train"), (2, "train"), (2, "val"), (3, "train"), (4, "train"), (4, "val"), (5, "train")]
-    assert history(file) == [*everything, (6, "train"), (6, "val")]
-    for metric in ('"name":"trainer/global_step","options":{"defined":true,"hidden":true}', '"glob_name":"*"'):
-        assert metric in inspect(file)
-    assert [(r["step"], "train" if "train/loss" in r else "val") for r in records(folder)] == history(file)
-    # killed past the checkpoint of step 4, twice: the same id, and no step a second time
-    for _ in range(2):
-        run = start(folder, "auto", wandb_id[1], first=4, how="kill")
-        run.communicate(timeout=60)
-        assert run.returncode == -9
-    files = sorted(folder.glob("wandb/offline-run-*/*.wandb"), key=lambda p: p.stat().st_mtime)
-    assert len(files) == 3
-    assert {f.name for f in files} == {f"run-{wandb_id[1]}.wandb"}
-    assert [history(f) for f in files[1:]] == [[], []]
-    for path in folder.rglob("*"):
-        assert path.is_dir() or b"canary-7" not in path.read_bytes(), path
+class Toy:
+    """A Tracker that keeps what it is told, until it comes to `stuck` (never returns) or `broken` (raises)."""
+
+    where, rest = "behind the door", "the rest is under the mat"
+
+    def __init__(self, stuck: str = "", broken: str = "") -> None:
+        self.stuck, self.broken, self.told = stuck, broken, []
+        self._act("start")
+
+    def log(self, record: Mapping[str, float]) -> None:
+        self._act(f"log {record['step']}")
+
+    def conclude(self, results: Sequence[Mapping[str, Any]], run_dir: Path, report: Path | None) -> None:
+        self._act("conclude")
+
+    def close(self, failed: bool) -> None:
+        self._act("close")
+
+    def _act(self, what: str) -> None:
+        if what == self.stuck:
+            threading.Event().wait()
+        if what == self.broken:
+            raise OSError("it fell over.\nand more")
+        self.told.append(what)
 
 
-class Hub(BaseHTTPRequestHandler):
-    """Just enough of W&B's server to begin a run; after that it says nothing, or (`refuses`) it knows no key."""
-
-    protocol_version = "HTTP/1.1"
-    refuses = False
-    silent = threading.Event()
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        pass
-
-    def do_GET(self) -> None:
-        self._answer({})
-
-    def do_POST(self) -> None:
-        query = self.rfile.read(int(self.headers.get("content-length", 0))).decode(errors="replace")
-        if self.refuses:
-            return self._answer({"errors": [{"message": "user is not logged in"}]}, 401)
-        if self.silent.is_set():
-            time.sleep(60)
-        run = {"id": "x", "name": "toy", "displayName": "toy", "config": "{}", "historyLineCount": 0}
-        project = {"id": "p", "name": "toys", "entity": {"id": "e", "name": "me"}}
-        if "upsertBucket" in query:
-            self._answer({"data": {"upsertBucket": {"bucket": {**run, "project": project}, "inserted": True}}})
-            self.silent.set()
-        else:
-            self._answer({"data": {"model": None}})
-
-    def _answer(self, value: dict[str, Any], code: int = 200) -> None:
-        body = json.dumps(value).encode()
-        self.send_response(code)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+def guest_told(start: Callable[[], Toy]) -> list[str]:
+    """What a run with this tracker says."""
+    lines: list[str] = []
+    guest = Guest("Toy", start, lines.append, lambda: lines.append("left"))
+    for step in range(3):
+        guest.log({"step": step})
+    guest.conclude([], Path(), None)
+    guest.close(failed=False)
+    return lines
 
 
-@contextmanager
-def hub(refuses: bool) -> Iterator[tuple[str, threading.Event]]:
-    """Its address, and whether it has fallen silent."""
-    silent = threading.Event()
-    handler = type("OneHub", (Hub,), {"silent": silent, "refuses": refuses})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    server.block_on_close = False
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}", silent
-    server.shutdown()
-    server.server_close()
+def test_a_tracker_is_told_everything_in_order() -> None:
+    toy = Toy()
+    assert guest_told(lambda: toy) == ["Toy: behind the door"]
+    assert toy.told == ["start", "log 0", "log 1", "log 2", "conclude", "close"]
 
 
-def test_a_tracker_that_fails_costs_seconds_and_nothing_else(tmp_path: Path) -> None:
-    """Four at once, for time: one never answers, one falls silent after the start, one refuses the key, one is away."""
-    with socket.socket() as mute, hub(False) as (silent, fell_silent), hub(True) as (refusing, _):
-        mute.bind(("127.0.0.1", 0))
-        mute.listen()
-        address = {"mute": f"http://127.0.0.1:{mute.getsockname()[1]}", "silent": silent, "refusing": refusing}
-        address["away"] = "http://127.0.0.1:9"
-        begun = time.perf_counter()
-        runs = {
-            name: start(tmp_path / name, "online", WANDB_BASE_URL=url, WANDB_API_KEY="k" * 40)
-            for name, url in address.items()
-        }
-        told = {name: run.communicate(timeout=60)[0] for name, run in runs.items()}
-        assert (
-            time.perf_counter() - begun < 80
-        )  # 15 s on idle cores; a tracker left to itself waits 90 s and then for ever
-    assert fell_silent.is_set()
-    assert all(run.returncode == 0 for run in runs.values()), told
-    for name in address:
-        assert [r["step"] for r in records(tmp_path / name)] == [1, 2, 2, 3, 4, 4, 5, 6, 6]
-    assert "does not answer within 5 s: tracking offline" in told["mute"]
-    assert "tracking offline" in told["away"]
-    assert f"`wandb sync {tmp_path}/silent/wandb/run-" in told["silent"]
-    assert "W&B does not start" in told["refusing"]
-    for name in ("mute", "away"):
-        (file,) = (tmp_path / name).glob("wandb/offline-run-*/*.wandb")
-        assert len(history(file)) == 9
+@pytest.mark.parametrize("where", ["start", "log 1", "conclude", "close"])
+def test_a_tracker_that_is_stuck_or_broken_is_left_once(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracking, "PATIENCE", 0.2)
+    greeting, rest = (["Toy: behind the door"], ", and the rest is under the mat") if where != "start" else ([], "")
+    for toy, reason in ((Toy, "the run has waited 0 s for it"), (Toy, "it fell over")):
+        options = {"stuck": where} if "waited" in reason else {"broken": where}
+        lines = [*greeting, f"Toy is left out from here: {reason}. metrics.jsonl has everything{rest}", "left"]
+        assert guest_told(lambda toy=toy, options=options: toy(**options)) == lines
 
 
-def test_tensorboard_shows_the_run_once(tmp_path: Path) -> None:
+def test_a_tracker_that_lags_far_behind_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracking, "WAITING", 2)
+    monkeypatch.setattr(tracking, "PATIENCE", 60.0)
+    _, line, left = guest_told(lambda: Toy(stuck="log 0"))
+    assert line.startswith("Toy is left out from here: it lags 2 records behind. metrics.jsonl has everything")
+    assert left == "left"
+
+
+def test_tensorboard_shows_the_run_once_and_how_it_ended(tmp_path: Path) -> None:
     import_module("tensorboard")
     code = """
-import sys
+import json, sys
 from pathlib import Path
+from tests.helpers_results import finished
 from tests.test_metrics import SHAPE, training
 from train.config import TrackingConfig, Wandb
 from train.metrics import build_logger
+folder = Path(sys.argv[1])
 for first, last in ((0, 5), (2, 6)):
     config = TrackingConfig(wandb=Wandb.disabled, tensorboard=True)
-    logger = build_logger(Path(sys.argv[1]), config, first_step=first, **SHAPE)
+    logger = build_logger(folder, config, first_step=first, **SHAPE)
     for step in range(first + 1, last + 1):
         logger.log(step, training(step))
+    if last == 6:
+        results, report = finished(folder)
+        logger.conclude(results, folder, report)
     logger.close()
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-events = EventAccumulator(sys.argv[1] + "/tensorboard")
+events = EventAccumulator(str(folder / "tensorboard"))
 events.Reload()
-print([(e.step, e.value) for e in events.Scalars("train/loss")])
+tags = events.Tags()
+texts = {tag: [(e.step, e.tensor_proto.string_val[0].decode()) for e in events.Tensors(tag)] for tag in tags["tensors"]}
+(scores,) = events.Histograms("scores/val_best_wrong")
+print(json.dumps([
+    [(e.step, e.value) for e in events.Scalars("train/loss")], tags["histograms"], texts, scores.step,
+    scores.histogram_value.bucket_limit, scores.histogram_value.bucket,
+]))
 """
     run = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert run.stdout.splitlines()[-1] == str([(step, float(step)) for step in range(1, 7)])
+    assert f"TensorBoard: tensorboard --logdir {tmp_path}/tensorboard" in run.stdout
+    loss, histograms, texts, *scores = json.loads(run.stdout.splitlines()[-1])
+    assert loss == [[step, float(step)] for step in range(1, 7)]
+    assert histograms == ["scores/val_right", "scores/val_wrong", "scores/val_best_wrong"]
+    assert scores == [6, [0.0, 0.5, 1.0], [0.0, 3.0, 1.0]]
+    titles = ["val_text_to_pictures", "colours_picture_to_classes", "topics_question_to_passages"]
+    tables = [f"gallery/{title}" for title in titles] + ["confusion/colours", "classes/colours"]
+    assert sorted(texts) == sorted(f"{table}/text_summary" for table in tables)
+    ((step, text),) = texts["gallery/topics_question_to_passages/text_summary"]
+    row = "| worst | Who dreamt of a &#60;ladder&#62; &#124; and a stair? | 0.0 | Jacob: He slept | 1. ✓ 7.500 Jacob: "
+    assert (step, text.splitlines()[2]) == (6, f"{row}«Esau» &#42;sold&#42;<br>it all | 1. 7.500 Jacob: «Esau» |")
 
 
 def test_tensorboard_that_is_not_installed_is_said_at_once() -> None:

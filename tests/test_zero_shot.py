@@ -3,18 +3,22 @@
 import json
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers_eval import Rows, encoder, pictures, tokenize, towers
+from helpers_eval import LOCAL, Rows, encoder, pictures, tokenize, towers
 from torch.utils.data import DataLoader, TensorDataset
 
 from data.errors import ConfigError, DataError
 from data.image_text import LabelledSet
+from eval import zero_shot
+from eval.encode import Report
 from eval.prompts import prompted, read_task
+from eval.retrieval import Labels, Matches, count_ranks
 from eval.wds import read_wds
-from eval.zero_shot import ZeroShot, accuracies
+from eval.zero_shot import ZeroShot, accuracies, confusion, predictions
 
 CLASSES = {
     "cat": ["a cat", "one cat"],
@@ -82,6 +86,64 @@ def test_recall_per_class_is_scikit_learns() -> None:
     assert found["mean_per_class_recall"] == pytest.approx(np.mean(np.diag(confusion) / confusion.sum(axis=1)))
     assert found["acc5"] == (rank <= 5).mean()
     assert "acc5" not in accuracies(rank, target, 4)
+
+
+def shown(report: Report) -> dict[str, Any]:
+    return json.loads(json.dumps(report.details, allow_nan=False))
+
+
+def test_confusion_agrees_with_the_accuracy_of_each_class() -> None:
+    report = evaluator().report(encoder(3), 0)
+    found = shown(report)
+    counts, names = np.array(found["confusion"]["counts"]), found["confusion"]["classes"]
+    assert names == list(CLASSES) and counts.shape == (6, 6)
+    for row, own in zip(counts, found["per_class"].values(), strict=True):
+        assert row.sum() == own["num_samples"]
+    assert np.trace(counts) / 60 == pytest.approx(report.metrics["acc1"])
+    assert 0 < np.trace(counts) < 60 and (counts[5] == 0).all()
+    assert found["gallery"] == {"picture → classes": []} and "confused" not in found
+
+
+@pytest.mark.parametrize("strip", [7, 2**22])
+def test_a_picture_is_taken_for_its_best_class(strip: int, monkeypatch) -> None:
+    monkeypatch.setattr(zero_shot, "STRIP", strip)
+    """Small whole numbers: scores are exact, and of equal ones the earlier class is ahead."""
+    rng = np.random.default_rng(0)
+    images, weights = (rng.integers(-2, 3, (n, 6)).astype(np.float32) for n in (50, 6))
+    weights[4] = weights[2]
+    target = np.arange(50) % 6
+    score = images @ weights.T
+    matches = Matches(Labels.of((np.arange(50), target), size=50), Labels.of((np.arange(6), np.arange(6)), size=6))
+    rank = count_ranks(images, weights, matches, LOCAL).rank
+    predicted = predictions(images, weights, rank, target)
+    np.testing.assert_array_equal(predicted, score.argmax(axis=1))
+    assert len(set(predicted.tolist())) == 5
+
+
+def test_of_many_classes_the_most_frequent_mistakes_are_told() -> None:
+    names = [f"c{i}" for i in range(60)]
+    target, predicted = np.array([3, 3, 3, 1, 1, 5, 0]), np.array([2, 2, 3, 9, 0, 5, 59])
+    found = confusion(target, predicted, names)
+    assert found == {
+        "confused": [
+            {"true": "c3", "predicted": "c2", "count": 2},
+            {"true": "c0", "predicted": "c59", "count": 1},
+            {"true": "c1", "predicted": "c0", "count": 1},
+            {"true": "c1", "predicted": "c9", "count": 1},
+        ]
+    }
+    everything = np.repeat(np.arange(60), 59)
+    others = np.concatenate([np.delete(np.arange(60), i) for i in range(60)])
+    assert len(confusion(everything, others, names)["confused"]) == 50
+
+
+def test_intervals_hold_the_accuracies() -> None:
+    report = evaluator().report(encoder(3), 0)
+    found = shown(report)["intervals"]
+    assert found.keys() == {"acc1", "acc5", "mean_per_class_recall"}
+    for metric, (low, high) in found.items():
+        assert 0 <= low < report.metrics[metric] < high <= 1 and 0.02 < high - low < 0.4
+    assert evaluator().report(encoder(3)).details.keys() == {"per_class"}
 
 
 def test_a_label_that_is_no_class_is_named() -> None:

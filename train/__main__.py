@@ -70,13 +70,17 @@ def run(config: TrainConfig) -> None:
         print_saved_tables(run_folder(config) / "eval")
 
 
-def check_arguments(arguments: list[str]) -> None:
-    """What `python -m train` would refuse; launch/torchrun.sh asks before it starts many of them."""
+def check_arguments(arguments: list[str]) -> Path | None:
+    """The run folder, if any; refuses what `python -m train` would. launch/job.sh asks before it starts many."""
     from train.compose import check_words, compose_config
+    from train.runs import run_folder
 
     check_words(arguments)
-    if not HYDRA_MODES & set(arguments):
-        check(compose_config(arguments))
+    if HYDRA_MODES & set(arguments):
+        return None
+    config = compose_config(arguments)
+    check(config)
+    return run_folder(config)
 
 
 def check(config: TrainConfig) -> None:
@@ -100,18 +104,22 @@ def check(config: TrainConfig) -> None:
 
 
 def _check_start(config: TrainConfig) -> None:
-    """The checkpoints that `resume` and `init_from` name must be there."""
+    """What `resume`, `init_from` and `data.negatives.file` name must be there."""
     if config.resume not in ("auto", "never") and not Path(config.resume).is_dir():
         hint = errors.nearest(config.resume, ("auto", "never"))
-        raise ConfigError(f"resume={config.resume}: no such folder.{hint} Choices: auto, never, a checkpoint folder")
+        choices = "auto (go on where the run stopped), never (begin again), a checkpoint folder"
+        raise ConfigError(f"resume={config.resume}: no such folder.{hint} Choices: {choices}")
     if config.init_from is not None and not Path(config.init_from).is_dir():
         raise ConfigError(f"init_from={config.init_from}: no such folder. Give a run folder or a checkpoint of one")
+    mined = config.data.negatives.file
+    if mined is not None and not Path(mined).expanduser().exists() and "://" not in mined:
+        raise ConfigError(f"data.negatives.file={mined}: no such file. It is what `python -m eval.mine run=…` writes")
 
 
 def train(config: TrainConfig) -> None:
     """Build the parts of a run, fit, and leave with the exit code of how it ended. Every rank runs this."""
-    for number in (signal.SIGTERM, signal.SIGUSR1):  # until the loop takes over; there is nothing to save yet
-        signal.signal(number, lambda *_: sys.exit(errors.ExitCode.REQUEUE))
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, _leave_early)
     from train.distributed import init_world, lost_contact_named, shutdown
     from train.fitting import run_on
 
@@ -123,6 +131,13 @@ def train(config: TrainConfig) -> None:
         shutdown()
     if status == "preempted":
         raise errors.Preempted
+
+
+def _leave_early(*_: object) -> None:
+    """Asked to stop before the loop takes over: there is nothing to save. Once, for a scheduler asks more than once."""
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    errors.leave(errors.ExitCode.REQUEUE, everywhere=True)
 
 
 if __name__ == "__main__":

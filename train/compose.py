@@ -24,7 +24,9 @@ from omegaconf.errors import OmegaConfBaseException
 from data.errors import ConfigError, nearest
 from train.config import TrainConfig
 from train.losses.config import CONFIGS as OBJECTIVES
+from train.synonyms import ADVICE, SYNONYMS
 
+OWN = {"model": "model.name", "data": "data.train", "tracking": "tracking.wandb", "optim": "optim.schedule"}
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "configs"
 HYDRA_FLAGS = """--help -h --hydra-help --cfg -c --resolve --package -p --run -r --multirun -m --info -i
 --shell-completion --config-dir -cd""".split()
@@ -68,17 +70,20 @@ def compose_config(overrides: Sequence[str]) -> TrainConfig:
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-            return typed(compose("train", list(overrides)))
+            return typed(compose("train", list(overrides)), overrides)
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(_first_cause(error)) from error
+        raise ConfigError(_first_cause(error, overrides)) from error
 
 
-def typed(config: Any) -> TrainConfig:
-    """The dataclasses of a composed configuration; raises ConfigError when a value does not fit its type."""
+def typed(config: Any, overrides: Sequence[str] = ()) -> TrainConfig:
+    """The dataclasses of a composed configuration; raises ConfigError when a value does not fit its type.
+
+    overrides: where a message finds a value as it was typed.
+    """
     try:
         result = OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
-        raise ConfigError(_first_cause(error)) from error
+        raise ConfigError(_first_cause(error, overrides)) from error
     assert isinstance(result, TrainConfig)
     return result
 
@@ -92,7 +97,8 @@ def check_words(arguments: Sequence[str]) -> None:
         if word.startswith("-"):
             raise ConfigError(_not_a_flag(word, arguments, known))
         if "=" not in word and not word.startswith("~"):
-            raise ConfigError(f"'{word}' is not key=value.{nearest(word, known)} See: python -m train --help")
+            hint = f" Write {word}=VALUE, without spaces" if word in known else nearest(word, known)
+            raise ConfigError(f"'{word}' is not key=value.{hint} See: python -m train --help")
         key, _, value = word.partition("=")
         if key in seen and value != seen[key]:
             expanded = f"\nIf the shell expanded braces, quote them:  '{key}=\"dir/{{00..99}}.tar\"'"
@@ -113,9 +119,9 @@ def _check_override(word: str, key: str, value: str, known: Iterable[str]) -> No
         return
     if key in choices:
         if value not in [*choices[key], "null"] and "," not in value:
-            raise ConfigError(
-                f"{key}={value}: no such choice.{nearest(value, choices[key])} Choices: {', '.join(choices[key])}"
-            )
+            own = f". A name or file of your own: {OWN[key]}={value}" if key in OWN else ""
+            hint = nearest(value, choices[key])
+            raise ConfigError(f"{key}={value}: no such choice.{hint} Choices: {', '.join(choices[key])}{own}")
     elif key not in known and not any(k.startswith(key + ".") for k in known):
         raise ConfigError(f"unknown key '{key}'.{_nearest_key(key, known)} All keys: python -m train --cfg job")
     elif word.startswith("+"):
@@ -123,11 +129,17 @@ def _check_override(word: str, key: str, value: str, known: Iterable[str]) -> No
 
 
 def _nearest_key(word: str, known: Iterable[str]) -> str:
-    """Nearest whole key, else a key whose last part is the word: people forget the section more often than the name."""
+    """What the word is here: a key that ends so (people forget the section more often than the name), a name that
+    other trainers have for a key, or what is spelled nearly so."""
+    own = word.rpartition(".")[2].lower().replace("-", "_")
+    if own in ADVICE:
+        return f" {ADVICE[own]}"
     leaves = {k.rpartition(".")[2]: k for k in sorted(known, reverse=True)}
     leaf = word.rpartition(".")[2]
     if leaf in leaves:
         return f" Did you mean '{leaves[leaf]}'?"
+    if own in SYNONYMS:
+        return f" Did you mean '{SYNONYMS[own]}'?"
     return nearest(word, known) or (nearest(leaf, leaves) and f" Did you mean '{leaves[_closest(leaf, leaves)]}'?")
 
 
@@ -148,15 +160,33 @@ def _not_a_flag(word: str, arguments: Sequence[str], known: Iterable[str]) -> st
     name, _, value = word.lstrip("-").partition("=")
     following = list(arguments)[list(arguments).index(word) + 1 :]
     value = value or next((a for a in following[:1] if not a.startswith("-") and "=" not in a), "VALUE")
-    suggestion = re.search(r"'(.*)'", _nearest_key(name.replace("-", "_"), known))
-    hint = f" Did you mean '{suggestion[1]}={value}'?" if suggestion else ""
+    hint = _nearest_key(name.replace("-", "_"), known)
+    if suggestion := re.search(r"Did you mean '(.*)'", hint):
+        typed_out = suggestion[1] if "=" in suggestion[1] else f"{suggestion[1]}={value}"
+        hint = f" Did you mean '{typed_out}'?"
     return f"'{word}': options are written key=value here, without dashes.{hint} See: python -m train --help"
 
 
-def _first_cause(error: BaseException) -> str:
-    """Hydra wraps the reason; OmegaConf's message, else the innermost, on one line, says it."""
+# How OmegaConf says that a value does not fit → what it must be
+MUST_BE = {
+    r"Value '(.*)' of type .* could not be converted to Integer": "a whole number",
+    r"Value '(.*)' of type .* could not be converted to Float": "a number",
+    r"Value '(.*)' is not a valid bool": "true or false",
+    r"Invalid value assigned: \w+ is not a ListConfig": "a list, written like [1,2] or [a,b]",
+}
+
+
+def _first_cause(error: BaseException, overrides: Sequence[str]) -> str:
+    """Hydra wraps the reason; OmegaConf's message, else the innermost, says it: here on one line, in our words."""
     while error.__cause__ is not None and not isinstance(error, OmegaConfBaseException):
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     key = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key")), "")
+    typed_out = {word.partition("=")[0].lstrip("+"): word.partition("=")[2] for word in overrides}
+    for pattern, wanted in MUST_BE.items():
+        if key and (found := re.match(pattern, lines[0])):
+            return f"{key}={typed_out.get(key, found[found.re.groups])}: must be {wanted}"
+    if key and (found := re.match(r"Invalid value '(.*)', expected one of \[(.*)\]", lines[0])):
+        value = typed_out.get(key, found[1])
+        return f"{key}={value}: must be one of {found[2]}.{nearest(value, found[2].split(', '))}"
     return f"{key}: {lines[0]}" if key and key not in lines[0] else lines[0]

@@ -18,17 +18,17 @@ from data.config import DrawnPositives
 from data.errors import ConfigError
 from data.loader import BatchSource, build_loader
 from data.question_passage import QuestionPassage
-from eval.encode import Encoder, Evaluator, Report, build_encode
-from eval.results import print_tables, result, write
+from eval.encode import Encoder, Evaluator, build_encode
 from train import checkpoint
 from train.agreement import agreed, from_rank_0, rank_0_first, rank_0_only
 from train.checkpoint import CheckpointState
-from train.config import Task, TrainConfig, validate
+from train.config import Task, TrackingConfig, TrainConfig, validate
 from train.distributed import World, any_rank
+from train.evaluation import Evaluation
 from train.loop import Plan, fit
 from train.losses import OBJECTIVES, build_objective
 from train.losses.base import Objective
-from train.losses.diagnostics import diagnose, saturation
+from train.losses.diagnostics import diagnose, duplicates, saturation
 from train.losses.memory import SampleState
 from train.losses.options.common import Similarity
 from train.metrics import Logger, build_logger
@@ -39,6 +39,7 @@ from train.signals import StopRequest
 from train.step import StepOptions, TrainStep
 from train.tasks import Data, build_data, evaluators
 from train.towers import Model, build_model
+from train.tracking import decided
 
 
 @dataclass
@@ -64,12 +65,13 @@ def run_on(world: World, config: TrainConfig) -> str:
     """
     validate(config, world.size)
     folder = run_folder(config)
+    tracking = from_rank_0(world, lambda: decided(config.tracking, folder, print))
     parts = build_parts(config, world)
     with ExitStack() as stack:
         found = from_rank_0(world, lambda: _claim(config, folder, stack))
         state = agreed(world, lambda: _bring_to(found, parts, config))
         plan = _plan(config, parts, state, world)
-        logger = rank_0_only(world, lambda: _logger(config, folder, parts, plan, state)) or Logger()
+        logger = rank_0_only(world, lambda: _logger(config, tracking, folder, parts, plan, state)) or Logger()
         stack.enter_context(logger)
         logger.print(_first_words(found, folder, plan, config))
         if config.task is Task.question_passage and "excluded" not in OBJECTIVES[config.objective.name].takes:
@@ -79,7 +81,9 @@ def run_on(world: World, config: TrainConfig) -> str:
             )
         record = stack.enter_context(recorded(folder if world.rank == 0 else None, plan.first_step, plan.total_steps))
         encode = build_encoder(config, parts.model, world)
-        evaluation = Evaluation(parts, encode, folder, world)
+        evaluation = Evaluation(
+            parts.evaluators, encode, folder, last_step=plan.total_steps, examples=config.eval.examples
+        )
         stop = stack.enter_context(StopRequest())
         outcome = fit(
             plan,
@@ -93,6 +97,8 @@ def run_on(world: World, config: TrainConfig) -> str:
         )
         record.write(outcome.status, outcome.step)
         logger.print(f"{outcome.status} at step {outcome.step}: {folder}")
+        if outcome.status == "finished":
+            evaluation.conclude(logger)
     evaluation.print_tables()
     return outcome.status
 
@@ -165,29 +171,6 @@ def _batches(
     return refresh.batches(plan.first_step, plan.total_steps, load)
 
 
-class Evaluation:
-    """Scores the weights as they are on everything, and leaves the JSON files of the newest scores in `eval/`."""
-
-    def __init__(self, parts: Parts, encode: Encoder, folder: Path, world: World) -> None:
-        self._parts, self._encode, self._folder, self._world = parts, encode, folder, world
-        self._results: list[dict[str, Any]] = []
-
-    def __call__(self) -> dict[str, float]:
-        reports = [evaluator.report(self._encode) for evaluator in self._parts.evaluators]
-        pairs = list(zip(reports, self._parts.evaluators, strict=True))
-        self._results = rank_0_only(self._world, lambda: self._written(pairs)) or []
-        return {f"{e.name}/{metric}": value for report, e in pairs for metric, value in report.metrics.items()}
-
-    def _written(self, pairs: Sequence[tuple[Report, Evaluator]]) -> list[dict[str, Any]]:
-        results = [result(report, evaluator, {}) for report, evaluator in pairs]
-        for content, (report, _) in zip(results, pairs, strict=True):
-            write(self._folder / "eval", content, report.files)
-        return results
-
-    def print_tables(self) -> None:
-        print_tables(self._results)
-
-
 def build_encoder(config: TrainConfig, model: Model, world: World) -> Encoder:
     return build_encode(
         model.towers.x_tower,
@@ -201,9 +184,10 @@ def build_encoder(config: TrainConfig, model: Model, world: World) -> Encoder:
 
 
 def _health(step: TrainStep, config: TrainConfig) -> dict[str, float]:
-    """Diagnostics of the last step's embeddings and loss. A collective."""
+    """Diagnostics of the last step's embeddings, batch and loss. A collective."""
     cosine = config.objective.similarity is Similarity.cosine
-    return {**diagnose(*step.embeddings, step.scalars.get("logit_scale"), cosine), **saturation(step.scalars)}
+    of_embeddings = diagnose(*step.embeddings, step.scalars.get("logit_scale"), cosine)
+    return {**of_embeddings, **duplicates(*step.keys), **saturation(step.scalars)}
 
 
 @dataclass(frozen=True)
@@ -304,12 +288,19 @@ def _plan(config: TrainConfig, parts: Parts, state: CheckpointState | None, worl
     )
 
 
-def _logger(config: TrainConfig, folder: Path, parts: Parts, plan: Plan, state: CheckpointState | None) -> Logger:
+def _logger(
+    config: TrainConfig,
+    tracking: TrackingConfig,
+    folder: Path,
+    parts: Parts,
+    plan: Plan,
+    state: CheckpointState | None,
+) -> Logger:
     plain = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
     assert isinstance(plain, dict)
     return build_logger(
         folder,
-        config.tracking,
+        tracking,
         run_config={str(key): value for key, value in plain.items()},
         first_step=plan.first_step,
         total_steps=plan.total_steps,

@@ -44,7 +44,7 @@ def fit(
     *,
     step: Callable[[Batch, int], Mapping[str, float]],
     diagnose: Callable[[], Mapping[str, float]],
-    evaluate: Callable[[], Mapping[str, float]],
+    evaluate: Callable[[int], Mapping[str, float]],
     save: Callable[[int, bool], None],
     should_stop: Callable[[], bool],
     logger: Logger,
@@ -52,12 +52,12 @@ def fit(
     """Run steps first_step … total_steps - 1 and return how it ended. Call on every rank.
 
     batches: one per step. step(batch, index): takes optimiser step `index` and returns its scalars. diagnose(): further
-    scalars of the last step, asked for when it is logged. evaluate(): scalars of the weights as they are.
-    save(step, evaluation_owed): writes a checkpoint. should_stop(): whether to stop, the same on all ranks. What is
-    logged at a step is logged before the checkpoint of that step: once over all restarts.
+    scalars of the last step, asked for when it is logged. evaluate(step): scalars of the weights after `step` steps, as
+    they are now. save(step, evaluation_owed): writes a checkpoint. should_stop(): whether to stop, the same on all
+    ranks. What is logged at a step is logged before the checkpoint of that step: once over all restarts.
     """
     if plan.evaluation_owed:
-        _log_evaluation(logger, plan.first_step, evaluate())
+        _log_evaluation(logger, plan.first_step, evaluate(plan.first_step))
         _save(logger, plan.first_step, False, save)
     if plan.first_step >= plan.total_steps:
         return Outcome("finished", plan.first_step)
@@ -73,7 +73,7 @@ def fit(
         stop = should_stop()
         owed = plan.due(done, plan.evaluate_every)
         if owed and not stop:
-            _log_evaluation(logger, done, evaluate())
+            _log_evaluation(logger, done, evaluate(done))
             owed = False
         if stop or plan.due(done, plan.save_every):
             _save(logger, done, owed, save)

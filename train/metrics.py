@@ -6,19 +6,24 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from train.config import TrackingConfig, Wandb
 from train.files import sync
 from train.progress import Lines, LogFile, Output, Record, build_console, is_training
-from train.tracking import Guest, Place, TensorBoard, new_wandb_id, place, start_wandb, wandb_mode
+from train.tensorboard import TensorBoard
+from train.tracking import Guest
+from train.wandb_run import Place, WandbRun, leave, new_wandb_id, place
 
 
 class Sink(Protocol):
-    """Something that takes records."""
+    """Something that takes records, and the results and the report that a run ends with."""
 
     def log(self, record: Record) -> None: ...
+
+    def conclude(self, results: Sequence[Mapping[str, Any]], run_dir: Path, report: Path | None) -> None: ...
 
     def close(self, failed: bool) -> None: ...
 
@@ -46,6 +51,11 @@ class Logger:
         record = {"step": step, "samples_seen": step * self._global_batch_size, **scalars}
         for sink in self._sinks:
             sink.log(record)
+
+    def conclude(self, results: Sequence[Mapping[str, Any]], run_dir: Path, report: Path | None) -> None:
+        """Show the last evaluation as report.html does. results: as in `eval/*.json`; report: the page, if made."""
+        for sink in self._sinks:
+            sink.conclude(results, run_dir, report)
 
     def print(self, line: str) -> None:
         for output in self._outputs:
@@ -80,6 +90,9 @@ class JsonLines:
         self._file.write(json.dumps(finite) + "\n")
         self._file.flush()
 
+    def conclude(self, results: Sequence[Mapping[str, Any]], run_dir: Path, report: Path | None) -> None:
+        pass
+
     def close(self, failed: bool) -> None:
         self._file.close()
 
@@ -94,6 +107,9 @@ class Spoken:
         line = self._lines(record)
         for output in self._outputs:
             output.log(record, line)
+
+    def conclude(self, results: Sequence[Mapping[str, Any]], run_dir: Path, report: Path | None) -> None:
+        pass
 
     def close(self, failed: bool) -> None:
         pass
@@ -113,8 +129,8 @@ def build_logger(
 ) -> Logger:
     """The logger of rank 0 of a run that goes on from `first_step`; what was logged past it is taken back.
 
-    run_config: plain and resolved, for the trackers (secrets are blacked out). wandb_id: from the checkpoint.
-    Raises ConfigError as `check_tracking`. A W&B server that does not answer costs seconds, never the run.
+    config: as `tracking.decided` leaves it. run_config: plain and resolved, for the trackers (secrets are blacked out).
+    wandb_id: from the checkpoint.
     """
     path = run_dir / "metrics.jsonl"
     taken_back = cut(path, first_step, evaluation_owed)
@@ -126,14 +142,13 @@ def build_logger(
             output.print(line)
 
     sinks: list[Sink] = [JsonLines(path), Spoken(lines, outputs)]
-    idle = first_step >= total_steps and not evaluation_owed  # a finished run, started again: nothing to track
-    mode = Wandb.disabled if idle else wandb_mode(config)
-    run_id = wandb_id if mode is Wandb.disabled else wandb_id or new_wandb_id()
-    if run_id and (run := start_wandb(mode, run_dir, config.project, run_id, run_config, taken_back, note)):
-        sinks.append(Guest("W&B", run, note))
+    if config.wandb is not Wandb.disabled:
+        wandb_id = wandb_id or new_wandb_id()
+        run = partial(WandbRun, config.wandb, run_dir, config.project, wandb_id, run_config, first_step, taken_back)
+        sinks.append(Guest("W&B", run, note, leave))
     if config.tensorboard:
-        sinks.append(Guest("TensorBoard", TensorBoard(run_dir, first_step), note))
-    return Logger(sinks, outputs, path, global_batch_size, run_id)
+        sinks.append(Guest("TensorBoard", partial(TensorBoard, run_dir, first_step), note, lambda: None))
+    return Logger(sinks, outputs, path, global_batch_size, wandb_id)
 
 
 def cut(path: Path, step: int, evaluation_owed: bool = False) -> set[Place]:

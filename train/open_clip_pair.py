@@ -110,7 +110,7 @@ class OpenClipPair:
         import open_clip
 
         known = model_name(name)
-        preprocess = _check_weights(known, pretrained)
+        preprocess = check_weights(known, pretrained)
         weights = f" with weights '{pretrained}'" if pretrained and self._load else ""
         logging.disable(logging.ERROR)  # of random weights, which are wanted or come later, and of what is raised too
         try:
@@ -179,7 +179,7 @@ def _registered(path: str) -> str:
     return file.stem
 
 
-def _check_weights(name: str, pretrained: str | None) -> dict[str, Any]:
+def check_weights(name: str, pretrained: str | None) -> dict[str, Any]:
     """The preprocessing that published weights ask for. Raises ConfigError for weights that nobody knows."""
     from open_clip.pretrained import get_pretrained_cfg, list_pretrained_tags_by_model
 

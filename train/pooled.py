@@ -23,7 +23,7 @@ def _mean(states_bLH: Tensor, mask_bL: Tensor) -> Tensor:
 
 def _last(states_bLH: Tensor, mask_bL: Tensor) -> Tensor:
     position = (mask_bL * torch.arange(mask_bL.shape[1], device=mask_bL.device)).argmax(1)
-    return states_bLH[torch.arange(len(states_bLH), device=mask_bL.device), position]
+    return states_bLH[torch.arange(states_bLH.shape[0], device=mask_bL.device), position]
 
 
 POOLINGS: dict[Pooling, Callable[[Tensor, Tensor], Tensor]] = {
@@ -51,13 +51,13 @@ class Pooled(nn.Module):
         lengths = [cut_length(n, tokens.shape[1]) for n in own_lengths(tokens, self.pad)]
         groups = alike(lengths, TOGETHER[tokens.device.type])
         if len(groups) == 1:
-            return self._together(tokens[:, : max(lengths, default=1)])
+            return self.together(tokens[:, : max(lengths, default=1)])
         order = torch.tensor([row for group in groups for row in group], device=tokens.device)
         parts = tokens[order].split([len(group) for group in groups])
-        pooled = [self._together(part[:, : lengths[group[0]]]) for part, group in zip(parts, groups, strict=True)]
+        pooled = [self.together(part[:, : lengths[group[0]]]) for part, group in zip(parts, groups, strict=True)]
         return torch.cat(pooled)[order.argsort()]
 
-    def _together(self, tokens: Tensor) -> Tensor:
+    def together(self, tokens: Tensor) -> Tensor:
         mask_bL = tokens != self.pad
         mask_bL[:, 0] = True  # attention to nothing at all is NaN
         states_bLH = self.encoder(input_ids=tokens, attention_mask=mask_bL.long()).last_hidden_state

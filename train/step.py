@@ -56,10 +56,12 @@ class StepOptions:
 class TrainStep:
     """`step(batch, index)` takes one optimiser step and returns its scalars, equal on all ranks.
 
-    embeddings: (b, D) of x and of y in the last step, without graph; scalars: what it returned.
+    embeddings, keys: (b, D) and content keys (b,) of x and of y in the last step, without graph; scalars: what it
+    returned.
     """
 
     embeddings: tuple[Tensor, Tensor]
+    keys: tuple[Tensor, Tensor]
     scalars: Mapping[str, float]
 
     def __init__(
@@ -119,7 +121,7 @@ class TrainStep:
             statistics = self._statistics.read()
             x, y = (joined(side).requires_grad_() for side in zip(*pairs, strict=True))
             y_pairs, columns = separated(y, chunks, batch.extra)
-            self.embeddings = (x.detach(), y_pairs.detach())
+            self.embeddings, self.keys = (x.detach(), y_pairs.detach()), (batch.x_keys, batch.y_keys)
             related = {"x_keys": batch.x_keys, "y_keys": batch.y_keys, **self._known(batch)}
             result = self.objective(x, y_pairs, batch.sample_ids, negatives=columns, **related)
             self._scaler.scale(result.loss).backward()

@@ -121,7 +121,7 @@ def _load(name: str, pretrained: bool) -> tuple[Any, Any]:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    place = _package_folder(name) if name.startswith("pkg:") else os.path.expanduser(name)
+    place = package_folder(name) if name.startswith("pkg:") else os.path.expanduser(name)
     if place.startswith(("/", ".")) and not os.path.isdir(place):
         raise ConfigError(f"model.text.name={name}: there is no folder {place}")
     single = {"dtype": torch.float32}  # weights that are stored in less would be trained in less
@@ -139,7 +139,7 @@ def _load(name: str, pretrained: bool) -> tuple[Any, Any]:
     return (model.get_encoder() if model.config.is_encoder_decoder else model), tokenizer
 
 
-def _package_folder(name: str) -> str:
+def package_folder(name: str) -> str:
     """pkg:PACKAGE/FOLDER → the folder inside the installed package."""
     package, _, folder = name.removeprefix("pkg:").partition("/")
     try:

@@ -1,41 +1,36 @@
-"""Weights & Biases and TensorBoard: guests of a run, which may neither hold it up nor stop it.
+"""Trackers as guests of a run: decided on before the data are read, kept in their own thread, dropped when they fail.
 
-W&B: no step= (a lower step would be dropped after a resume) but an axis metric of our own; files inside the run folder.
-A server that does not answer costs at most PROBE + 2 × TIMEOUT seconds in all. metrics.jsonl has everything anyway.
+What a tracker may cost a run, in all: PROBE + PATIENCE + LEAVE seconds of waiting. metrics.jsonl has everything anyway.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import netrc
 import os
 import re
-import secrets
 import ssl
 import threading
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from http.client import HTTPException
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from queue import Full, Queue
+from typing import Any, Protocol
 from urllib.parse import urlparse
 
 from data.errors import ConfigError
 from train.config import TrackingConfig, Wandb
-from train.files import write_json
-from train.progress import Record, is_training
+from train.progress import Record
 
-PROBE, TIMEOUT = 5.0, 10.0  # seconds
+PROBE, PATIENCE, LEAVE = 5.0, 24.0, 1.0  # seconds
+WAITING = 10_000  # records that a tracker may lag behind
 SECRET = re.compile("key|token|secret|password", re.IGNORECASE)
 CLOUD = {"api.wandb.ai", "api.forge.coreweave.com"}  # one service under two names: a key for either will do
-Place = tuple[float, bool]
-
-
-def place(record: Record) -> Place:
-    """Where in a run a record stands: its step, and whether it is of training (else of evaluation)."""
-    return record["step"], is_training(record)
 
 
 def wandb_mode(config: TrackingConfig) -> Wandb:
@@ -59,151 +54,156 @@ def wandb_mode(config: TrackingConfig) -> Wandb:
 def check_tracking(config: TrackingConfig) -> None:
     """Raises ConfigError for what cannot work. Without the network; call it on rank 0, before anything heavy."""
     wandb_mode(config)
-    if config.tensorboard and importlib.util.find_spec("tensorboard") is None:
+    if config.tensorboard and find_spec("tensorboard") is None:
         raise ConfigError("tracking.tensorboard=true needs the package: pip install tensorboard")
 
 
+def decided(config: TrackingConfig, run_dir: Path, note: Callable[[str], None]) -> TrackingConfig:
+    """`config` with W&B settled on online, offline or disabled, said in one line; call it before data are read.
+
+    A server that does not answer means offline; a package that does not load, disabled. Raises ConfigError as
+    `wandb_mode`.
+    """
+    mode, why = wandb_mode(config), ""
+    if mode is not Wandb.disabled and (problem := _problem_with_wandb()):
+        mode, why = Wandb.disabled, f" ({problem})"
+    elif mode is Wandb.online and not answers(server(), PROBE):
+        mode, why = Wandb.offline, f" ({without_credentials(server())} does not answer within {PROBE:.0f} s)"
+    elif config.wandb is Wandb.auto:
+        why = " (WANDB_MODE)" if os.environ.get("WANDB_MODE") else "" if mode is Wandb.online else " (no API key)"
+    if mode is Wandb.online:
+        note(f"W&B: online{why} at {without_credentials(server())}, project {config.project}")
+    elif mode is Wandb.offline:
+        note(f"W&B: offline{why}; later: wandb sync {run_dir}/wandb/offline-run-*")
+    elif config.wandb is not mode:
+        note(f"W&B: disabled{why}")
+    return replace(config, wandb=mode)
+
+
 def redacted(tree: Any) -> Any:
-    """A copy in which every text under a name like key, token, secret, password is blacked out."""
+    """A copy without the texts under names like key, token, secret, password, and without the credentials in URLs."""
     if isinstance(tree, Mapping):
         secret = {k for k, v in tree.items() if isinstance(v, str) and SECRET.search(str(k))}
         return {k: "[redacted]" if k in secret else redacted(v) for k, v in tree.items()}
+    if isinstance(tree, str):
+        return without_credentials(tree)
     return [redacted(v) for v in tree] if isinstance(tree, list | tuple) else tree
 
 
+def without_credentials(text: str) -> str:
+    """`text` with user names, passwords and queries (where signatures stand) of the URLs in it blacked out."""
+    text = re.sub(r"(?<=://)[^/\s@]*@", "[redacted]@", text)
+    return re.sub(r"(\w://[^\s?]*)\?[^\s,;]*", r"\1?[redacted]", text)
+
+
+class Tracker(Protocol):
+    """Something that shows a run. A method may fail or never return: a Guest calls it.
+
+    where: to look, for people; "" when they know. rest: how they see what it lacks when it fails; "" when they do not.
+    """
+
+    where: str
+    rest: str
+
+    def log(self, record: Record) -> None: ...
+
+    def conclude(self, results: Sequence[Mapping[str, Any]], run_dir: Path, report: Path | None) -> None: ...
+
+    def close(self, failed: bool) -> None: ...
+
+
 class Guest:
-    """A tracker that is dropped, with one line, when it fails."""
+    """A tracker in a thread of its own. It is waited for PATIENCE seconds in all, when it starts and when it closes.
 
-    def __init__(self, name: str, tracker: WandbRun | TensorBoard, note: Callable[[str], None]) -> None:
-        self._name, self._tracker, self._note = name, tracker, note
+    One that fails, lags behind or does not answer is dropped with one line. start: makes it, in that thread.
+    leave: called once it is dropped; returns within LEAVE seconds and sees to it that the process can end.
+    """
+
+    def __init__(
+        self, name: str, start: Callable[[], Tracker], note: Callable[[str], None], leave: Callable[[], None]
+    ) -> None:
+        self._name, self._note, self._leave = name, note, leave
+        self._patience = PATIENCE
+        self._jobs: Queue[Callable[[Tracker], None] | None] = Queue(WAITING)
+        self._started, self._ended = threading.Event(), threading.Event()
+        self._error: Exception | None = None
+        self._where = self._rest = ""
+        self._dropped = False
+        threading.Thread(target=self._work, args=(start,), name=name, daemon=True).start()
+        self._wait_for(self._started)
+        if self._where:
+            note(f"{name}: {self._where}")
 
     def log(self, record: Record) -> None:
-        self._guarded(lambda tracker: tracker.log(record))
+        self._ask(lambda tracker: tracker.log(record))
+
+    def conclude(self, results: Sequence[Mapping[str, Any]], run_dir: Path, report: Path | None) -> None:
+        self._ask(lambda tracker: tracker.conclude(results, run_dir, report))
 
     def close(self, failed: bool) -> None:
-        self._guarded(lambda tracker: tracker.close(failed))
+        self._ask(lambda tracker: tracker.close(failed))
+        self._ask(None)
+        self._wait_for(self._ended)
 
-    def _guarded(self, act: Callable[[WandbRun | TensorBoard], None]) -> None:
-        if self._tracker is None:
-            return
+    def _work(self, start: Callable[[], Tracker]) -> None:
         try:
-            act(self._tracker)
+            tracker = start()
+            self._where, self._rest = tracker.where, tracker.rest
+            self._started.set()
+            while not self._dropped and (job := self._jobs.get()):
+                job(tracker)
         except Exception as error:  # whatever a tracker throws, training goes on
-            self._tracker = None
-            self._note(f"{self._name} is left out from here: {_first_line(error)}. metrics.jsonl has everything")
+            self._error = error
+        finally:
+            self._started.set()
+            self._ended.set()
 
-
-class WandbRun:
-    """One W&B run, begun or gone on with. `sent`: what an earlier start has sent and this one makes again."""
-
-    def __init__(self, run: Any, sent: set[Place]) -> None:
-        self._run, self._sent = run, sent
-        self._named: set[str] = set()
-        run.define_metric("trainer/global_step", hidden=True)
-        run.define_metric("*", step_metric="trainer/global_step")
-
-    def log(self, record: Record) -> None:
-        if place(record) in self._sent:
+    def _ask(self, job: Callable[[Tracker], None] | None) -> None:
+        if self._dropped:
             return
-        values = {k: v for k, v in record.items() if k not in ("step", "samples_seen")}
-        for name in values:
-            if name.startswith(("val/", "eval/")) and name not in self._named:
-                self._named.add(name)
-                best = "min" if name.endswith("_rank") else "max"
-                self._run.define_metric(name, step_metric="trainer/global_step", summary=best)
-        axes = {"trainer/global_step": record["step"], "trainer/samples_seen": record["samples_seen"]}
-        self._run.log({**values, **axes})
-
-    def close(self, failed: bool) -> None:
+        if self._error:
+            return self._drop(self._error)
         try:
-            self._run.finish(exit_code=int(failed))
-        except Exception as error:
-            folder = self._run.settings.sync_dir
-            raise RuntimeError(f"not everything has arrived, `wandb sync {folder}` sends the rest") from error
+            self._jobs.put_nowait(job)
+        except Full:
+            self._drop(TimeoutError(f"it lags {WAITING} records behind"))
+
+    def _wait_for(self, event: threading.Event) -> None:
+        if self._dropped:
+            return
+        begun = time.monotonic()
+        if not event.wait(self._patience):
+            self._error = TimeoutError(f"the run has waited {PATIENCE:.0f} s for it")
+        self._patience -= time.monotonic() - begun
+        if self._error:
+            self._drop(self._error)
+
+    def _drop(self, error: Exception) -> None:
+        self._dropped = True
+        rest = self._rest and f", and {self._rest}"
+        self._note(f"{self._name} is left out from here: {first_line(error)}. metrics.jsonl has everything{rest}")
+        self._leave()
 
 
-class TensorBoard:
-    """Event files in `tensorboard/` of the run; what an earlier start wrote past `first_step` is hidden."""
-
-    def __init__(self, run_dir: Path, first_step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer = SummaryWriter(str(run_dir / "tensorboard"), purge_step=first_step + 1)
-
-    def log(self, record: Record) -> None:
-        for name, value in record.items():
-            if name != "step":
-                self._writer.add_scalar(name, value, int(record["step"]))
-
-    def close(self, failed: bool) -> None:
-        self._writer.close()
-
-
-def new_wandb_id() -> str:
-    return secrets.token_hex(4)
-
-
-def start_wandb(
-    mode: Wandb,
-    run_dir: Path,
-    project: str,
-    run_id: str,
-    run_config: Mapping[str, Any],
-    taken_back: set[Place],
-    note: Callable[[str], None],
-) -> WandbRun | None:
-    """Begin or go on with W&B run `run_id`; None when it is disabled or fails, with one line through `note`."""
-    if mode is Wandb.disabled:
-        return None
-    if mode is Wandb.online and not _answers(_server(), PROBE):
-        note(f"W&B does not answer within {PROBE:.0f} s: tracking offline")
-        mode = Wandb.offline
-    try:
-        wandb = _wandb()
-        run = wandb.init(
-            project=project,
-            name=run_dir.name,
-            id=run_id,
-            resume="allow",
-            mode="online" if mode is Wandb.online else "offline",
-            dir=str(run_dir),
-            config=redacted(run_config),
-            settings=wandb.Settings(
-                silent=True,
-                console="off",
-                init_timeout=TIMEOUT,
-                finish_timeout=TIMEOUT,
-                finish_timeout_raises=True,
-                login_timeout=TIMEOUT,
-                disable_code=True,
-            ),
-        )
-    except Exception as error:  # whatever a tracker throws, training goes on
-        note(f"W&B does not start: {_first_line(error)}. metrics.jsonl has everything")
-        return None
-    note(f"W&B: {run.url}" if run.url else f"W&B is offline; later: wandb sync {run_dir}/wandb/offline-run-*-{run_id}")
-    return WandbRun(run, _sent(run_dir / "wandb" / f"sent-{run_id}.json", taken_back))
-
-
-def _sent(path: Path, taken_back: set[Place]) -> set[Place]:
-    """What all earlier starts have sent of what comes again: kept in a file, since a run may be killed many times."""
-    before = {(step, training) for step, training in json.loads(path.read_text())} if path.exists() else set()
-    write_json(path, sorted(before | taken_back))
-    return before | taken_back
-
-
-def _server() -> str:
+def server() -> str:
     """The address of the W&B server, from the environment or from what `wandb login --host` left."""
-    return os.environ.get("WANDB_BASE_URL") or _wandb().setup().settings.base_url
+    wanted = os.environ.get("WANDB_BASE_URL")
+    return wanted or wandb_package().setup(wandb_package().Settings(silent=True)).settings.base_url
 
 
-def _wandb() -> Any:
-    """The package, quiet. Error reports are off: they call home, offline too, and wait 10 s for an answer at exit."""
+def wandb_package() -> Any:
+    """The package. Error reports are off: they call home, offline too, and wait 10 s for an answer at exit."""
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-    import wandb
+    return import_module("wandb")
 
-    wandb.setup(wandb.Settings(silent=True))
-    return wandb
+
+def _problem_with_wandb() -> str:
+    """Loads the package, a second's work or two; what went wrong, or ""."""
+    try:
+        wandb_package()
+    except Exception as error:  # a clash of versions, as a rule
+        return f"the package does not load: {first_line(error)}"
+    return ""
 
 
 def _has_key() -> bool:
@@ -213,11 +213,11 @@ def _has_key() -> bool:
         entries = netrc.netrc(os.environ.get("NETRC")).hosts
     except (OSError, netrc.NetrcParseError):
         return False
-    host = urlparse(_server()).netloc
+    host = urlparse(server()).netloc
     return bool(entries.keys() & (CLOUD if host in CLOUD else {host}))
 
 
-def _answers(url: str, seconds: float) -> bool:
+def answers(url: str, seconds: float) -> bool:
     """Whether anything at all comes back. In a thread of its own: looking up a name cannot be given a time limit."""
     answered = []
 
@@ -236,5 +236,5 @@ def _answers(url: str, seconds: float) -> bool:
     return bool(answered)
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return (str(error).splitlines() or [""])[0].rstrip(".") or type(error).__name__

@@ -47,11 +47,23 @@ def diagnose(x_bD: Tensor, y_bD: Tensor, scale: float | Tensor | None, cosine: b
     return dict(zip(found, values, strict=True))
 
 
+@torch.no_grad()
+def duplicates(x_keys_b: Tensor, y_keys_b: Tensor) -> dict[str, float]:
+    """Share of the x, and of the y, of the global batch that have an equal twin in it, by content key. A collective."""
+    return {f"duplicates_{side}": _repeated(keys_b) for side, keys_b in (("x", x_keys_b), ("y", y_keys_b))}
+
+
 def saturation(scalars: Mapping[str, float]) -> dict[str, float]:
     """Whether the MI bound has come so near to log K, which it cannot pass, that it says little: 0 or 1."""
     if "mi_bound" not in scalars or scalars["log_k"] <= 0:
         return {}
     return {"mi_saturated": float(scalars["mi_bound"] > SATURATED * scalars["log_k"])}
+
+
+def _repeated(keys_b: Tensor) -> float:
+    (layout,) = Layout.of(keys_b)
+    counts = layout.gather(keys_b).unique(return_counts=True)[1]
+    return float(counts[counts > 1].sum() / layout.total)
 
 
 def _first_rows(e_bD: Tensor) -> Tensor:

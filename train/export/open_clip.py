@@ -7,15 +7,13 @@ import math
 from pathlib import Path
 from typing import Any
 
-import open_clip
 import torch
-from PIL import Image
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from data.errors import ConfigError
 from data.transforms import ImageSpec
-from train.exported import PROBES, Library, Source, largest_difference
+from train.export.library import PROBES, Call, Library, Source, probe_pictures
 from train.towers import ImageTextModel, open_clip_state_dict
 
 WEIGHTS, CHECKPOINT, CONFIG = "open_clip_model.safetensors", "open_clip_pytorch_model.pt", "open_clip_config.json"
@@ -37,41 +35,37 @@ def write(folder: Path, source: Source) -> None:
         model.tokenize.tokenizer.save_pretrained(folder)  # type: ignore[attr-defined]
 
 
-def difference(folder: Path, source: Source) -> float:
-    """Of a few pictures and texts."""
+def calls(source: Source) -> list[Call]:
     model = _checked(source)
-    exact = load_file(folder / WEIGHTS)
-    pickled = torch.load(folder / CHECKPOINT, weights_only=True)["state_dict"]
-    assert exact.keys() == pickled.keys() and all(torch.equal(exact[k], pickled[k]) for k in exact)
-    library: Any = open_clip  # its own annotations are too wide to be checked
-    loaded, _, preprocess = library.create_model_and_transforms(f"local-dir:{folder}")
-    tokenize = library.get_tokenizer(f"local-dir:{folder}")
-    size = (len(PROBES), 3, model.image.size, model.image.size)
-    pictures = torch.randint(0, 256, size, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    prepared = torch.stack([preprocess(Image.fromarray(p.permute(1, 2, 0).numpy())) for p in pictures])
-    ours, theirs = model.towers.eval(), loaded.eval()
+    towers, pictures = model.towers.eval(), probe_pictures(model.image.size)
     with torch.no_grad():
-        pairs = [
-            (ours.x_tower(pictures), theirs.encode_image(prepared)),
-            (ours.y_tower(model.tokenize(PROBES)), theirs.encode_text(tokenize(PROBES))),
+        return [
+            Call(towers.x_tower(pictures), pictures=pictures),
+            Call(towers.y_tower(model.tokenize(PROBES)), texts=PROBES),
         ]
-    return largest_difference("open_clip", pairs)
 
 
 def snippet(folder: Path, source: Source) -> str:
     image = _checked(source).image
+    place, name, weights = map(_literal, (f"local-dir:{folder}", source.name, str(folder / CHECKPOINT)))
     return f"""\
     import open_clip
-    model, _, preprocess = open_clip.create_model_and_transforms("local-dir:{folder}")
-    tokenizer = open_clip.get_tokenizer("local-dir:{folder}")
+    model, _, preprocess = open_clip.create_model_and_transforms({place})
+    tokenizer = open_clip.get_tokenizer({place})
 
 By a model name and the .pt file, which does not know how pictures are prepared:
-    open_clip.add_model_config("{folder}")
+
+    open_clip.add_model_config({_literal(str(folder))})
     model, _, preprocess = open_clip.create_model_and_transforms(
-        "{source.name}", pretrained="{folder / CHECKPOINT}",
+        {name}, pretrained={weights},
         image_mean={list(image.mean)}, image_std={list(image.std)},
         image_interpolation="{image.interpolation}", image_resize_mode="{image.resize}",
     )"""
+
+
+def _literal(text: str) -> str:
+    """As Python writes it, whatever a name holds."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _checked(source: Source) -> ImageTextModel:
@@ -79,7 +73,7 @@ def _checked(source: Source) -> ImageTextModel:
     if not isinstance(model, ImageTextModel) or model.open_clip_config is None:
         raise ConfigError(
             "format=open_clip: only a model whose two towers are one open_clip model can be exported: "
-            "model.name=… with model.image.kind=open_clip and model.text.kind=open_clip"
+            "model.name=… with model.image.kind=open_clip and model.text.kind=open_clip. Take format=onnx"
         )
     return model
 
@@ -94,5 +88,5 @@ def _preprocess(image: ImageSpec) -> dict[str, Any]:
     }
 
 
-FRONT = "library_name: open_clip\npipeline_tag: zero-shot-image-classification\ntags: [clip]"
-LIBRARY = Library("open_clip", FRONT, "CLIP model", write, difference, snippet)
+FRONT = {"library_name": "open_clip", "pipeline_tag": "zero-shot-image-classification", "tags": ["clip"]}
+LIBRARY = Library("open_clip", FRONT, "CLIP model", write, calls, snippet)

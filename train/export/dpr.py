@@ -9,25 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
-from transformers import AutoModel, AutoTokenizer, BertModel, DPRContextEncoder, DPRQuestionEncoder
+from torch import nn
+from transformers import BertModel
 
 from data.errors import ConfigError
 from train.config import Pooling
-from train.export_encoder import (
-    LONG,
-    POOLING_LINES,
-    Side,
-    embedded_alone,
-    inputs_in_words,
-    sides,
-    without_reports,
-)
-from train.exported import PROBES, Library, Source, largest_difference
+from train.export.encoder import POOLING_LINES, Side, inputs_in_words, sides
+from train.export.library import PROBES, Call, Library, Source
 
-FOLDERS = {"question_encoder": DPRQuestionEncoder, "ctx_encoder": DPRContextEncoder}  # x, y; and DPR's classes
+FOLDERS = {"question_encoder": "DPRQuestionEncoder", "ctx_encoder": "DPRContextEncoder"}  # x, y; and DPR's classes
 
 
 def write(folder: Path, source: Source) -> None:
@@ -42,26 +33,14 @@ def write(folder: Path, source: Source) -> None:
             _add_names(folder / name / "model.safetensors", f"{name}.bert_model.")
 
 
-def difference(folder: Path, source: Source) -> float:
-    """Of questions and passages, also of ones that are cut, by every class that loads them."""
-    with without_reports():
-        return largest_difference("transformers", _pairs(folder, source))
-
-
-def _pairs(folder: Path, source: Source) -> Iterator[tuple[Tensor, Tensor]]:
-    for name, side in zip(FOLDERS, sides(source, "dpr"), strict=True):
-        place = folder / name
-        tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=True)
-        encoder = AutoModel.from_pretrained(place, local_files_only=True).eval()
-        texts = [side.prefix + text for text in (*PROBES, LONG)]
-        pairs = [*PROBES, LONG] if side.paired else None
-        ours = side.embed(texts, pairs)
-        yield ours, embedded_alone(encoder, tokenizer, side, texts, pairs)
-        if _is_dpr(side):
-            whole = FOLDERS[name].from_pretrained(place, local_files_only=True).eval()
-            inputs = tokenizer(texts, pairs, padding=True, truncation=True, return_tensors="pt")
-            with torch.no_grad():
-                yield ours, whole(**inputs).pooler_output
+def calls(source: Source) -> Iterator[Call]:
+    """Questions and passages, also ones that are cut, by every class that loads them."""
+    for folder, side in zip(FOLDERS, sides(source, "dpr"), strict=True):
+        plain = [*PROBES, side.too_long]
+        texts, pairs = [side.prefix + text for text in plain], plain if side.paired else None
+        own_class = FOLDERS[folder] if _is_dpr(side) else None
+        hints = {"folder": folder, "pooling": side.pooled.pooling.value, "own_class": own_class}
+        yield Call(side.embed(texts, pairs), texts, pairs, hints=hints)
 
 
 def snippet(folder: Path, source: Source) -> str:
@@ -97,5 +76,5 @@ def _add_names(file: Path, prefix: str) -> None:
     save_file({**weights, **again}, file, metadata={"format": "pt"})
 
 
-FRONT = "library_name: transformers\npipeline_tag: feature-extraction\ntags: [dpr]"
-LIBRARY = Library("transformers", FRONT, "Encoders of questions and passages", write, difference, snippet)
+FRONT = {"library_name": "transformers", "pipeline_tag": "feature-extraction", "tags": ["dpr"]}
+LIBRARY = Library("transformers", FRONT, "Encoders of questions and passages", write, calls, snippet)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import nn
 
 from data.errors import ConfigError
 from train.config import Pooling
-from train.export_encoder import LONG, inputs_in_words, sides
-from train.exported import PROBES, Library, Source, largest_difference
+from train.export.encoder import inputs_in_words, sides
+from train.export.library import PROBES, Call, Library, Source
 from train.losses.options.common import Similarity
 
 try:
@@ -56,19 +56,14 @@ def write(folder: Path, source: Source) -> None:
     model.save_pretrained(str(folder), create_model_card=False)
 
 
-def difference(folder: Path, source: Source) -> float:
-    """Of questions and passages, also of ones that are cut."""
-    return largest_difference("sentence_transformers", _pairs(folder, source))
-
-
-def _pairs(folder: Path, source: Source) -> Iterator[tuple[Tensor, Tensor]]:
-    loaded: Any = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
-    encodings = loaded.encode_query, loaded.encode_document
-    for side, encode in zip(sides(source, "sentence_transformers"), encodings, strict=True):
-        for texts in (PROBES, [LONG]):
+def calls(source: Source) -> Iterator[Call]:
+    """Questions and passages, also ones that are cut."""
+    unit = source.config.objective.similarity is Similarity.cosine
+    for side, prompt in zip(sides(source, "sentence_transformers"), ("query", "document"), strict=True):
+        for texts in (PROBES, [side.too_long]):
             pairs = texts if side.paired else None
-            given = list(zip(texts, texts, strict=True)) if side.paired else texts
-            yield side.embed([side.prefix + text for text in texts], pairs), encode(given, convert_to_tensor=True)
+            ours = side.embed([side.prefix + text for text in texts], pairs)
+            yield Call(F.normalize(ours, dim=-1) if unit else ours, texts, pairs, hints={"prompt": prompt})
 
 
 def snippet(folder: Path, source: Source) -> str:
@@ -82,8 +77,9 @@ def snippet(folder: Path, source: Source) -> str:
 {inputs_in_words(source.config)} The model adds the prefixes and cuts by itself."""
 
 
-FRONT = (
-    "library_name: sentence-transformers\npipeline_tag: sentence-similarity\n"
-    "tags: [sentence-transformers, feature-extraction]"
-)
-LIBRARY = Library("sentence_transformers", FRONT, "Text embedding model", write, difference, snippet)
+FRONT = {
+    "library_name": "sentence-transformers",
+    "pipeline_tag": "sentence-similarity",
+    "tags": ["sentence-transformers", "feature-extraction"],
+}
+LIBRARY = Library("sentence_transformers", FRONT, "Text embedding model", write, calls, snippet)

@@ -5,7 +5,6 @@ Nothing is called done before that library has loaded the folder and given the s
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import MISSING
 
@@ -21,17 +20,21 @@ from data import errors
 from data.command_line import help_text, parse_options
 from data.config import described
 from data.errors import ConfigError
-from train.config import Task
 
 if TYPE_CHECKING:
     from eval.trained import Trained
-    from train.exported import Library, Source
+    from train.export.library import Library, Source
+    from train.towers import Model
+
+
+CARD = "README.md"
 
 
 class Format(Enum):
     open_clip = "open_clip"
     sentence_transformers = "sentence_transformers"
     dpr = "dpr"
+    onnx = "onnx"
 
 
 @dataclass
@@ -40,25 +43,20 @@ class ExportCommand:
 
     run: str = described(MISSING, "a run folder (its newest checkpoint) or one checkpoint folder")
     format: Format | None = described(
-        None, "the library that is to load it; null: open_clip for image_text, else sentence_transformers"
+        None, "what is to load it; null: open_clip or sentence_transformers, or onnx for pictures in other towers"
     )
     out: str | None = described(None, "folder to write; null: export/<format> in the run")
 
 
 PURPOSE = """\
-Write a trained model as a folder that open_clip, sentence-transformers or transformers (dpr: two encoders) loads,
-checked by loading it there and comparing embeddings. Everything is key=value."""
+Write a trained model as a folder that open_clip, sentence-transformers, transformers (dpr: two encoders) or
+onnxruntime loads, with a model card, checked by loading it there and comparing embeddings. Everything is key=value."""
 EXAMPLES = {
     "the newest checkpoint, into the run's own folder": "python -m train.export run=runs/emoji_scratch",
     "one checkpoint, elsewhere": "python -m train.export run=runs/x/checkpoints/step_00001000 out=my_model",
     "two encoders, as DPR has them": "python -m train.export run=runs/topics format=dpr",
+    "graphs for onnxruntime, any model": "python -m train.export run=runs/emoji format=onnx",
 }
-OWN = {Task.image_text: Format.open_clip, Task.question_passage: Format.sentence_transformers}
-CARD = "README.md"
-SHOWN = (  # metrics, in the card
-    "acc1 image_to_text_R@1 text_to_image_R@1 image_to_text_R@10 text_to_image_R@10 "
-    "nDCG@10 MRR@10 Recall@100 accuracy@20 accuracy@100"
-).split()
 
 
 def main() -> None:
@@ -68,40 +66,54 @@ def main() -> None:
     command = parse_options(ExportCommand, sys.argv[1:], "python -m train.export")
 
     from eval.trained import find_run, load_trained
-    from train.exported import Source
+    from train.export.library import Source
 
     trained = load_trained(*find_run(command.run))
-    chosen = command.format or OWN[trained.config.task]
-    library: Library = import_module(f"train.export_{chosen.value}").LIBRARY
+    chosen = command.format or _own(trained.model)
+    library: Library = import_module(f"train.export.{chosen.value}").LIBRARY
     out = Path(command.out).expanduser() if command.out else trained.run / "export" / chosen.value
-    source = Source(trained.run.resolve().name, trained.config, trained.model, trained.logit_scale)
-    difference = export(library, source, out, _facts(trained))
-    print(f"{out}: step {trained.step}. {library.name} loaded it and gave the same embeddings (to {difference:.1g}).\n")
+    name = trained.run.resolve().name
+    source = Source(name, trained.config, trained.model, trained.logit_scale, trained.step, _results(trained))
+    difference = export(library, source, out)
+    print(f"{out}: step {trained.step}. {library.name} loaded it in a process of its own, without a network,")
+    print(f"and gave the same embeddings (to {difference:.1g}). Read its model card, {CARD}, before you hand it on.\n")
     print(library.snippet(out, source))
 
 
-def export(library: Library, source: Source, out: Path, facts: str = "") -> float:
+def export(library: Library, source: Source, out: Path) -> float:
     """Write `out`; the largest difference between the embeddings of the model and of what the library loads from there.
 
-    facts: what the card says of the training. Raises ConfigError when the library cannot have such a model, or when
-    `out` holds files that are not of an export.
+    Raises ConfigError when the library cannot have such a model or cannot load it, or when `out` holds files that are
+    not of an export.
     """
+    from train.export.card import card
+    from train.export.library import difference
+
     out = out.absolute()
     temporary = out.with_name(f".{out.name}.partial")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
         library.write(temporary, source)
-        (temporary / CARD).write_text(_card(library, source, facts))
-        _refuse_other_files(out, _files(temporary))
-        difference = library.difference(temporary, source)
+        _refuse_other_files(out, {*_files(temporary), CARD})
+        distance = difference(library, temporary, source)
+        (temporary / CARD).write_text(card(library, source, distance), encoding="utf-8")
         shutil.rmtree(out, ignore_errors=True)
         os.rename(temporary, out)
     except OSError as error:
         raise ConfigError(f"out={out} cannot be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return difference
+    return distance
+
+
+def _own(model: Model) -> Format:
+    """The format that a model is at home in."""
+    from train.towers import ImageTextModel
+
+    if not isinstance(model, ImageTextModel):
+        return Format.sentence_transformers
+    return Format.onnx if model.open_clip_config is None else Format.open_clip
 
 
 def _files(folder: Path) -> set[str]:
@@ -114,33 +126,11 @@ def _refuse_other_files(out: Path, ours: set[str]) -> None:
         raise ConfigError(f"out={out} exists and holds '{min(strangers)}': choose another folder, or remove it")
 
 
-def _card(library: Library, source: Source, facts: str) -> str:
-    """README.md of the folder: what it is, how to load it, what it scored."""
-    return f"""\
----
-{library.front}
----
-# {source.name}
+def _results(trained: Trained) -> list[dict[str, Any]]:
+    """What this very step scored, as evaluations left it in the run."""
+    from eval.results import saved_results
 
-{library.kind} trained by Dyad{facts}
-{library.snippet(Path("THIS_FOLDER"), source)}
-"""
-
-
-def _facts(trained: Trained) -> str:
-    """How it was trained, and what this very step scored."""
-    from eval.results import OTHER_TOOLS
-
-    config = trained.config
-    files = [p for p in sorted((trained.run / "eval").glob("*.json")) if not p.stem.endswith(OTHER_TOOLS)]
-    scores = [json.loads(path.read_text()) for path in files]
-    same = [s for s in scores if s.get("step") == trained.step]
-    rows = [f"| {s['dataset']} | {m} | {s['metrics'][m]:.3f} |" for s in same for m in SHOWN if m in s["metrics"]]
-    table = "\n".join(["", "| data set | metric | value |", "|---|---|---|", *rows, ""]) if rows else ""
-    return (
-        f": {trained.step} steps of {config.global_batch_size} pairs, objective {config.objective.name},\n"
-        f"data `{config.data.train}`.\n{table}"
-    )
+    return [result for result in saved_results(trained.run / "eval") if result.get("step") == trained.step]
 
 
 if __name__ == "__main__":

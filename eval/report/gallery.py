@@ -1,0 +1,153 @@
+"""Cases of an evaluation as a page shows them: pictures as part of it, answers marked, long texts cut."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from eval.report.curves import finite
+
+SYSTEMS = {"model": "this run", "bm25": "BM25", "untrained": "before training", "fusion": "fused with BM25"}
+KINDS = {
+    "random": "Drawn at random: what to expect",
+    "best": "Best: where it does well",
+    "worst": "Worst: where it fails, and is sure",
+}
+LARGEST = 48_000  # bytes of a picture: thumbnails of 96 pixels have a tenth
+LONGEST = 260  # characters of a text
+WORD = 20  # characters of a word that is not cut
+BEFORE = 80  # characters before the first marked part, where a long text is cut
+
+
+@dataclass(frozen=True)
+class Item:
+    """picture: a data: address; parts: the text, cut into what is marked and what is not."""
+
+    picture: str | None
+    title: str
+    parts: Sequence[tuple[str, bool]]
+    name: str
+
+    @property
+    def text(self) -> str:
+        return "".join(text for text, _ in self.parts)
+
+
+@dataclass(frozen=True)
+class Answer:
+    item: Item
+    score: float | None
+    right: bool
+
+
+@dataclass(frozen=True)
+class Case:
+    """value: how well it went, in words; systems: the answers of each by its name; missed: nothing right is shown."""
+
+    query: Item
+    value: str
+    systems: Mapping[str, Sequence[Answer]]
+    right: Sequence[Item]
+    missed: bool
+    pictured: bool
+
+
+def cases(listed: Sequence[Mapping[str, Any]], pictures: Path) -> Iterator[tuple[str, Case]]:
+    """(kind, case), random ones first. pictures: the folder that file names are of."""
+    for kind in KINDS:
+        for case in listed:
+            if case.get("kind") == kind:
+                yield kind, _case(case, pictures)
+
+
+def briefly(case: Case) -> Case:
+    """What this run answers, and no more of long texts than two."""
+    ours = dict(list(case.systems.items())[:1])
+    return replace(
+        case, systems={name: found if case.pictured else found[:2] for name, found in ours.items()}, right=[]
+    )
+
+
+def _case(case: Mapping[str, Any], pictures: Path) -> Case:
+    systems = {
+        SYSTEMS.get(name, str(name)): [_answer(answer, pictures) for answer in answers]
+        for name, answers in (case.get("systems") or {}).items()
+    }
+    ours = next(iter(systems.values()), [])
+    query = _item(case.get("query") or {}, pictures)
+    right = [_item(item, pictures) for item in case.get("right") or []]
+    told = query.picture is not None and query.text in {item.text for item in right}  # it stands beside the picture
+    return Case(
+        query=query,
+        value=_value(case.get("value") or {}),
+        systems=systems,
+        right=[] if told else right,
+        missed=not any(answer.right for answer in ours),
+        pictured=any(answer.item.picture for answer in ours),
+    )
+
+
+def _answer(answer: Mapping[str, Any], pictures: Path) -> Answer:
+    return Answer(_item(answer, pictures), finite(answer.get("score")), bool(answer.get("right")))
+
+
+def _item(item: Mapping[str, Any], pictures: Path) -> Item:
+    text, name = str(item.get("text") or ""), str(item.get("id") or "")
+    picture = None if item.get("picture") is None else _picture(pictures, str(item["picture"]))
+    parts = list(_marked(text, item.get("spans") or []))
+    return Item(picture, str(item.get("title") or ""), _cut(parts) or [(name, False)], name)
+
+
+def _picture(folder: Path, name: str) -> str | None:
+    """A file of the folder as a data: address; None where there is none, or one that is no thumbnail."""
+    path = folder / name
+    if path.parent != folder or path.suffix != ".webp" or not path.is_file() or path.stat().st_size > LARGEST:
+        return None
+    return f"data:image/webp;base64,{base64.b64encode(path.read_bytes()).decode()}"
+
+
+def _marked(text: str, spans: Sequence[Sequence[int]]) -> Iterator[tuple[str, bool]]:
+    """(part, whether it is within a span), in order; spans that overlap are one."""
+    place = 0
+    for start, end in sorted((int(s), int(e)) for s, e in spans):
+        start, end = max(start, place), min(end, len(text))
+        if start < end:
+            yield from (
+                (part, marked) for part, marked in ((text[place:start], False), (text[start:end], True)) if part
+            )
+            place = end
+    if place < len(text):
+        yield text[place:], False
+
+
+def _cut(parts: list[tuple[str, bool]]) -> list[tuple[str, bool]]:
+    """At most LONGEST characters, from a little before the first marked part on."""
+    words = "".join(text for text, _ in parts)
+    whole = len(words)
+    if whole <= LONGEST:
+        return parts
+    lead = len(parts[0][0]) if not parts[0][1] and len(parts) > 1 else 0
+    first = max(0, min(lead - BEFORE, whole - LONGEST))
+    last = first + LONGEST
+    last = last if last == whole else max(words.rfind(" ", 0, last), last - WORD)
+    first = min(words.find(" ", first) + 1 or first, first + WORD) if first else 0
+    place, shown = 0, []
+    for text, marked in parts:
+        piece = text[max(first - place, 0) : max(last - place, 0)]
+        shown += [(piece, marked)] if piece else []
+        place += len(text)
+    dots = [("…", False)]
+    return [*(dots if first else []), *shown, *(dots if last < whole else [])]
+
+
+def _value(value: Mapping[str, Any]) -> str:
+    """{"rank": 3} → "right answer at rank 3"; other metrics by their names."""
+    known = {name: number for name, given in value.items() if (number := finite(given)) is not None}
+    words = [
+        f"right answer at rank {number:,.0f}" if name == "rank" else f"{name} {number:.3f}"
+        for name, number in known.items()
+    ]
+    return ", ".join(words)

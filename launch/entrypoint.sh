@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# What the container runs, and the same words in a checkout:  bash launch/entrypoint.sh train experiment=emoji
+#   train, eval, data           python -m train, python -m eval, python -m data
+#   train.export, eval.mine …   python -m train.export, python -m eval.mine …
+#   doctor                      python -m train.doctor: is this machine ready?
+#   torchrun                    launch/torchrun.sh: train on all GPUs of this machine, or of several
+set -euo pipefail
+
+case ${1:-} in
+    train | eval | data | train.* | eval.*) command=(python -m "$1" "${@:2}") ;;
+    doctor) command=(python -m train.doctor "${@:2}") ;;
+    torchrun) command=(bash launch/torchrun.sh "${@:2}") ;;
+    *)
+        echo "'${1:-}' is none of: train, eval, data, doctor, torchrun, train.export, eval.mine, eval.report." >&2
+        exit 2
+        ;;
+esac
+# shellcheck disable=SC2086 # several words; never none, or `source` would hand on our own arguments
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" ${DYAD_EXTRAS:-demo}
+exec "${command[@]}"

@@ -1,0 +1,93 @@
+"""What a run leaves: cases at its end alone, its page, and results for whoever shows them."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from helpers_eval import encoder
+
+from eval.encode import Encoder, Evaluator, Report
+from train.evaluation import Evaluation, written_report
+from train.metrics import Logger
+from train.progress import Record
+
+
+@dataclass(frozen=True)
+class Counted(Evaluator):
+    """Remembers with how many examples it was asked."""
+
+    asked: list[int | None] = field(default_factory=list)
+
+    def report(self, encode: Encoder, examples: int | None = None) -> Report:
+        self.asked.append(examples)
+        metrics = {"acc1": float(len(self.asked)), "mean_per_class_recall": 0.5, "num_samples": 3.0}
+        chance = {"acc1": 0.1, "mean_per_class_recall": 0.1, "majority_class_share": 0.5}
+        files: dict[str, Callable[[Path], None]] = {} if examples is None else {".pictures": lambda path: path.mkdir()}
+        return Report("zeroshot_classification", metrics, chance, {"truth": "keys"}, files)
+
+
+class Heard:
+    """A tracker, and where lines go."""
+
+    def __init__(self) -> None:
+        self.concluded: list[tuple[Sequence[Mapping[str, Any]], Path, Path | None]] = []
+        self.lines: list[str] = []
+
+    def log(self, record: Record, line: str = "") -> None:
+        pass
+
+    def conclude(self, results: Sequence[Mapping[str, Any]], run_dir: Path, report: Path | None) -> None:
+        self.concluded.append((results, run_dir, report))
+
+    def print(self, line: str) -> None:
+        self.lines.append(line)
+
+    def close(self, failed: bool = False) -> None:
+        pass
+
+
+def evaluation(folder: Path, evaluator: Evaluator) -> Evaluation:
+    return Evaluation([evaluator], encoder(), folder, last_step=4, examples=7)
+
+
+def test_only_the_last_evaluation_shows_cases(tmp_path: Path) -> None:
+    counted = Counted("eval/animals", "zero_shot:animals.json")
+    evaluate = evaluation(tmp_path, counted)
+    assert evaluate(2) == {
+        "eval/animals/acc1": 1,
+        "eval/animals/mean_per_class_recall": 0.5,
+        "eval/animals/num_samples": 3,
+    }
+    assert [p.name for p in (tmp_path / "eval").iterdir()] == ["animals.json"]
+    evaluate(4)
+    assert counted.asked == [None, 7]
+    assert sorted(p.name for p in (tmp_path / "eval").iterdir()) == ["animals.json", "animals.pictures"]
+    assert json.loads((tmp_path / "eval" / "animals.json").read_text())["metrics"]["acc1"] == 2
+
+
+def test_results_are_shown_also_by_a_start_that_only_finds_them(tmp_path: Path) -> None:
+    first, later = Heard(), Heard()
+    evaluate = evaluation(tmp_path, Counted("val", "a.tar"))
+    evaluate(4)
+    evaluate.conclude(Logger([first], [first]))
+    evaluation(tmp_path, Counted("val", "a.tar")).conclude(Logger([later], [later]))
+    ((results, folder, report),) = first.concluded
+    assert later.concluded == [(results, tmp_path, None)] and (folder, report) == (tmp_path, None)
+    assert [result["dataset"] for result in results] == ["val"] and results[0]["metrics"]["acc1"] == 1
+
+
+def test_a_page_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    heard = Heard()
+    evaluation(tmp_path, Counted("val", "a.tar")).conclude(Logger([heard], [heard]))
+    (line,) = heard.lines
+    assert line.startswith("report.html could not be made (ConfigError: ") and "config.yaml" in line
+    assert heard.concluded == [([], tmp_path, None)]
+
+
+def test_a_page_is_made_and_named(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("task: image_text\nsteps: 4\n")
+    said: list[str] = []
+    assert written_report(tmp_path, said.append) == tmp_path / "report.html"
+    assert said == [f"to look at: {tmp_path}/report.html"] and (tmp_path / "report.html").stat().st_size > 1000

@@ -1,0 +1,80 @@
+"""What people get wrong; each is answered by one line with the key, the value and the fix, before torch loads."""
+
+from pathlib import Path
+
+import pytest
+
+from data.errors import ConfigError
+from train.__main__ import check_arguments
+from train.compose import compose_config, groups, keys
+from train.runs import open_run
+from train.synonyms import ADVICE, SYNONYMS
+
+EMOJI = "experiment=emoji"
+
+# kind: what is typed, and what the answer names: the key, the value, the fix
+MISTAKES = {
+    "unknown key": ([EMOJI, "stepz=3"], ["stepz", "'steps'"]),
+    "key of another trainer": ([EMOJI, "output_dir=x"], ["output_dir", "'run.dir'"]),
+    "flag of another trainer": ([EMOJI, "--learning-rate", "1e-3"], ["--learning-rate", "'optim.lr=1e-3'"]),
+    "switch of another trainer": ([EMOJI, "--fp16"], ["--fp16", "'precision=fp16'"]),
+    "what the launcher says": ([EMOJI, "num_gpus=4"], ["num_gpus", "NPROC=4 bash launch/torchrun.sh"]),
+    "what is always so": ([EMOJI, "local_loss=true"], ["local_loss", "leave it out"]),
+    "a space": ([EMOJI, "steps", "=4"], ["'steps'", "steps=VALUE, without spaces"]),
+    "type: number": ([EMOJI, "optim.lr=fast"], ["optim.lr=fast", "must be a number"]),
+    "type: whole": ([EMOJI, "steps=1.5"], ["steps=1.5", "must be a whole number"]),
+    "type: bool": ([EMOJI, "model.text.frozen=maybe"], ["model.text.frozen=maybe", "true or false"]),
+    "type: list": ([EMOJI, "eval.recall_k=5"], ["eval.recall_k=5", "must be a list", "[1,2]"]),
+    "choice": ([EMOJI, "optim.schedule=cosin"], ["optim.schedule=cosin", "'cosine'", "linear"]),
+    "choice of a group": ([EMOJI, "model=ViT-B-32"], ["model=ViT-B-32", "Choices:", "model.name=ViT-B-32"]),
+    "range": ([EMOJI, "chunk_size=0"], ["chunk_size=0", "1 or more"]),
+    "no data": (["steps=3"], ["data.train is missing", "data.train=shards/train.tar"]),
+    "missing data": ([EMOJI, "data.train=data/samples/emojy/a.tar"], ["data.train=", "'emojy'", "'emoji'"]),
+    "no length": (["data.train=data/samples/emoji/fxemoji-trained.tar"], ["steps or epochs", "steps=1000"]),
+    "missing weights": ([EMOJI, "init_from=nowhere"], ["init_from=nowhere", "run folder"]),
+    "missing checkpoint": ([EMOJI, "resume=latest"], ["resume=latest", "auto (go on"]),
+    "missing negatives": (
+        ["experiment=topics_mined", "data.negatives.file=nowhere/mined.jsonl"],
+        ["data.negatives.file=nowhere/mined.jsonl", "python -m eval.mine"],
+    ),
+    "entry of the suite": ([EMOJI, "eval.suite=[zeroshot:x.json]"], ["zeroshot:x.json", "'zero_shot'"]),
+    "file of the suite": (
+        [EMOJI, "eval.suite=[zero_shot:data/samples/emoji/group.json]"],
+        ["eval.suite", "zero_shot:data/samples/emoji/group.json", "'groups.json'"],
+    ),
+    "suite of the other task": (
+        [EMOJI, "eval.suite=[beir:data/samples/topics]"],
+        ["beir:data/samples/topics", "'beir' is of task=question_passage"],
+    ),
+    "objective of no task": ([EMOJI, "objective=cpc", "objective.width=8"], ["objective=cpc", "build_objective"]),
+    "key without its service": ([EMOJI, "tracking.wandb=online"], ["tracking.wandb=online", "WANDB_API_KEY"]),
+}
+
+
+@pytest.mark.parametrize("kind", MISTAKES)
+def test_a_mistake_is_answered_by_one_line(kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    monkeypatch.setenv("WANDB_BASE_URL", "http://localhost:1")
+    arguments, named = MISTAKES[kind]
+    with pytest.raises(ConfigError) as caught:
+        check_arguments(arguments)
+    answer = str(caught.value)
+    assert [part for part in named if part not in answer] == [], answer
+    assert len(answer.splitlines()) == 1
+
+
+def test_a_run_folder_of_another_configuration_names_what_differs(tmp_path: Path) -> None:
+    words = [EMOJI, f"run.dir={tmp_path}", "run.name=mine", "tracking.wandb=disabled"]
+    run = open_run(compose_config(words))
+    (run / "checkpoints" / "step_00000007").mkdir(parents=True)
+    check_arguments(words)
+    with pytest.raises(ConfigError, match=r"seed: 0 there, 1 now(.|\n)*Choose another run.name(.|\n)*resume=never"):
+        check_arguments([*words, "seed=1"])
+
+
+def test_what_other_trainers_call_a_key_is_a_key_here() -> None:
+    known = {key for key, _, _ in keys()} | set(groups())
+    assert not {name: key for name, key in SYNONYMS.items() if key.partition("=")[0] not in known}
+    assert not SYNONYMS.keys() & ADVICE.keys()

@@ -1,0 +1,1 @@
+"""python -m train.doctor: is this machine ready, and ready for this run?"""

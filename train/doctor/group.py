@@ -1,0 +1,125 @@
+"""Do processes find each other? python -m train.doctor starts some: -m train.doctor.group BACKEND COUNT."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+from train.doctor.findings import Finding, fail, ok, warn
+
+SECONDS = 20.0
+AGREED = "all agree"
+
+
+class Group:
+    """Processes that sum a number over all. They start at once, import torch, and are asked later."""
+
+    def __init__(self, backend: str, count: int, interface: str | None = None) -> None:
+        self.backend, self._count = backend, count
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "train.doctor.group", backend, str(count)],
+            env={**os.environ, **({"GLOO_SOCKET_IFNAME": interface} if interface else {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def problem(self) -> str:
+        """'' when all agree, else the last that one of them said."""
+        try:
+            said, _ = self._process.communicate(timeout=5 * SECONDS)
+        except subprocess.TimeoutExpired:
+            self.stop()
+            return f"no answer in {5 * SECONDS:.0f} s"
+        lines = [line for line in said.splitlines() if line.strip() and line != AGREED]
+        return "" if said.splitlines().count(AGREED) == self._count else (lines or ["no answer"])[-1]
+
+    def stop(self) -> None:
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
+
+
+Check = Callable[[Group], Iterator[Finding]]
+
+
+def gloo(group: Group) -> Iterator[Finding]:
+    """Whether two processes of this machine meet over gloo; if not, by which interface they do."""
+    named = os.environ.get("GLOO_SOCKET_IFNAME")
+    interfaces = [name for _, name in socket.if_nameindex()]
+    if named and named not in interfaces:
+        group.stop()
+        fix = f"unset GLOO_SOCKET_IFNAME, or one of {', '.join(interfaces)}"
+        yield fail("gloo", f"GLOO_SOCKET_IFNAME={named}: this machine has no such interface", fix)
+    elif problem := group.problem():
+        loopback = next((name for name in interfaces if name.startswith("lo")), "lo")
+        works = not Group("gloo", 2, loopback).problem()
+        others = ", ".join(name for name in interfaces if name != loopback)
+        fix = f"export GLOO_SOCKET_IFNAME={loopback} on one machine, {others or 'the network interface'} on several"
+        yield fail("gloo", f"two processes do not meet: {problem}", fix if works else "")
+    else:
+        yield ok("gloo", "two processes met and agreed")
+    yield from _own_name()
+
+
+def nccl(group: Group) -> Iterator[Finding]:
+    if problem := group.problem():
+        fix = "run with NCCL_DEBUG=WARN for the reason; NCCL_P2P_DISABLE=1 or NCCL_SHM_DISABLE=1 show which path fails"
+        yield fail("nccl", problem, fix)
+    else:
+        yield ok("nccl", "the GPUs met and agreed")
+
+
+def _own_name() -> Iterator[Finding]:
+    """Other machines are told this one's name."""
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        yield warn(
+            "network", f"its own name {name} has no address", "on several machines set MASTER_ADDR to an address"
+        )
+
+
+def main(backend: str, count: int) -> None:
+    """The processes are forks of this one, which imports torch for all."""
+    import torch.distributed  # noqa: F401
+
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    for rank in range(count):
+        if os.fork() == 0:
+            return print(agree(backend, rank, count, port), flush=True)
+    for _ in range(count):
+        os.wait()
+
+
+def agree(backend: str, rank: int, count: int, port: int) -> str:
+    import torch
+    import torch.distributed as dist
+
+    device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
+    try:
+        dist.init_process_group(
+            backend,
+            init_method=f"tcp://localhost:{port}",
+            rank=rank,
+            world_size=count,
+            timeout=timedelta(seconds=SECONDS),
+        )
+        number = torch.ones(1, device=device)
+        dist.all_reduce(number)
+        dist.destroy_process_group()
+    except (RuntimeError, ValueError, OSError) as error:
+        return str(error).splitlines()[0]
+    return AGREED if int(number) == count else f"{int(number)} instead of {count}"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

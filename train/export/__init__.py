@@ -1,0 +1,1 @@
+"""python -m train.export: a trained model as a folder that another library loads."""

@@ -1,0 +1,82 @@
+"""The tokenizer of a model as one tokenizer.json, which the tokenizers library reads in every language it speaks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
+
+from data.errors import ConfigError
+from train.pooled import Pooled
+from train.tower import Tower
+from train.towers import Model
+
+_LINE = [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
+_QUOTES = [normalizers.Replace(Regex("[‘’]"), "'"), normalizers.Replace(Regex("[“”]"), '"')]  # what ftfy does to them
+_BASIC = [normalizers.NFC(), *_QUOTES]
+# open_clip's functions, without their mending of broken encodings and HTML
+CLEANING: dict[str, list[Any]] = {
+    "_clean_lower": [*_BASIC, *_LINE, normalizers.Lowercase()],
+    "_clean_whitespace": [*_BASIC, *_LINE],
+    "_clean_canonicalize": [
+        *_BASIC,
+        normalizers.Replace("_", " "),
+        normalizers.Replace(Regex(r"[!-/:-@\[-`{-~]"), ""),
+        normalizers.Lowercase(),
+        *_LINE,
+    ],
+}
+WORDS = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"""  # open_clip's
+
+
+def to_tokenizers(model: Model) -> Tokenizer:
+    """Cuts nothing yet; fills rows up to the longest, or to the context of a tower that takes one length only.
+
+    Raises ConfigError for a tokenizer that has no such form.
+    """
+    own: Any = model.tokenize
+    if hasattr(own, "bpe_ranks"):
+        converted, pad = _clip(own), {}
+    else:
+        fast = getattr(getattr(own, "tokenizer", None), "backend_tokenizer", None)
+        if fast is None:
+            raise ConfigError(
+                f"format=onnx: {type(own).__name__} has no form that the tokenizers library reads. Take another format"
+            )
+        converted = Tokenizer.from_str(fast.to_str())
+        if hasattr(own, "clean_fn"):
+            before = [] if converted.normalizer is None else [converted.normalizer]
+            converted.normalizer = normalizers.Sequence([*_cleaning(own), *before])
+        pad = {"pad_id": own.tokenizer.pad_token_id, "pad_token": own.tokenizer.pad_token}
+    tower = model.towers.y_tower
+    fixed = None if isinstance(tower, Tower) and isinstance(tower.trunk, Pooled) else own.context_length
+    converted.no_truncation()
+    converted.enable_padding(direction="right", length=fixed, **pad)
+    return converted
+
+
+def _clip(own: Any) -> Tokenizer:
+    """open_clip's SimpleTokenizer: byte pairs of cleaned words between two marks, filled up with zeros."""
+    start, end = (own.decoder[i] for i in own.all_special_ids[:2])
+    converted = Tokenizer(
+        models.BPE(own.encoder, list(own.bpe_ranks), end_of_word_suffix="</w>", continuing_subword_prefix="")
+    )
+    converted.normalizer = normalizers.Sequence(_cleaning(own))
+    if converted.normalizer.normalize_str(end) == end:  # a mark that somebody writes is a mark
+        converted.add_special_tokens([start, end])
+    converted.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(WORDS), behavior="removed", invert=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    marks = [(start, own.sot_token_id), (end, own.eot_token_id)]
+    converted.post_processor = processors.TemplateProcessing(single=f"{start} $A {end}", special_tokens=marks)
+    return converted
+
+
+def _cleaning(own: Any) -> list[Any]:
+    name = getattr(own.clean_fn, "__name__", "")
+    if name not in CLEANING:
+        raise ConfigError(f"format=onnx: nothing in a tokenizer.json cleans texts as '{name}'. Take another format")
+    return CLEANING[name]
