@@ -5,10 +5,14 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from train.compose import compose_config
 
 ROOT = Path(__file__).parent.parent
 TOPICS = ROOT / "data/samples/topics"
@@ -22,11 +26,20 @@ COMMANDS = [
 
 
 def shortened(command: str) -> str:
-    """The command as shown, trained for two steps only."""
+    """The command as shown, trained for two steps only; a job for a cluster is only written out."""
+    if command.startswith("sbatch "):
+        return f"bash launch/slurm.sbatch --dry-run {command.partition('launch/slurm.sbatch ')[2]}"
     if re.search(r"python -m train |launch/(demo|torchrun)\.sh", command) and "--help" not in command:
         without = " ".join(w for w in command.split() if w.partition("=")[0] not in ("steps", "global_batch_size"))
         return f"{without} {SHORT} {EMOJI if 'experiment=emoji' in command or 'demo.sh' in command else ''}"
     return command
+
+
+def _keys(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in tree.items():
+        yield prefix + name
+        if isinstance(value, dict):
+            yield from _keys(value, f"{prefix}{name}.")
 
 
 def link(source: Path, folder: Path, without: Collection[str]) -> None:
@@ -73,6 +86,22 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_readme_has_commands() -> None:
     assert {"bash launch/demo.sh", "bash launch/test.sh"} <= set(COMMANDS) and len(COMMANDS) >= 8
+
+
+def test_the_files_the_readme_names_are_there() -> None:
+    text = (ROOT / "README.md").read_text()
+    named = {*re.findall(r"`((?:tests|launch)/[\w/.]+)`", text), *re.findall(r"!\[[^]]*]\(([^)]*)\)", text)}
+    assert len(named) >= 10 and [name for name in named if not (ROOT / name).is_file()] == []
+
+
+def test_the_keys_of_the_readme_exist() -> None:
+    """Those in the tables of what people bring with them."""
+    rows = re.findall(r"^\| .* \| (.*) \|$", (ROOT / "README.md").read_text().partition("## Coming from")[2], re.M)
+    known = set(_keys(asdict(compose_config(["experiment=mnrl", "model.text.name=x", "data.train=x"])))) | {
+        "experiment"
+    }
+    keys = {k for row in rows for k in re.findall(r"`([a-z_]+(?:\.[a-z_]+)*)(?:=[^`]*)?`", row)}
+    assert len(keys) >= 30 and keys <= known, keys - known
 
 
 def test_the_loop_of_the_readme_runs(tmp_path: Path) -> None:
