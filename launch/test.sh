@@ -11,6 +11,6 @@ shellcheck -x launch/*.{sh,sbatch} tests/{,*/}*.sh .ci/run
 pyright
 if [ $# -gt 0 ]; then exec python -m pytest "$@"; fi
 rm -f .coverage .coverage.*
-python -m coverage run -m pytest -n "${TEST_PROCESSES:-$(nproc)}" --dist loadfile
+python -m coverage run -m pytest -n "${TEST_PROCESSES:-$(nproc)}" --dist loadfile --no-loadscope-reorder
 python -m coverage combine -q
 python -m coverage report --fail-under=90
