@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from data.batch import Batch
 from data.errors import UserError
 from data.order import Order
-from data.workers import obey_parent_alone
+from data.workers import obey_parent_alone, started
 
 
 class BatchSource(Protocol):
@@ -96,7 +96,7 @@ class _Batches:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Batch]:
-        for outcome in self.loader:
+        for outcome in started(self.loader):
             if isinstance(outcome.value, UserError):
                 raise outcome.value
             yield outcome.value

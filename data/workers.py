@@ -8,9 +8,21 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterable, Iterator
 from threading import Thread
+from typing import TypeVar
 
+T = TypeVar("T")
 FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+def started(loader: Iterable[T]) -> Iterator[T]:
+    """Its iterator. What signals come while it starts its workers wait, for them too: none dies before it is set up."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, FROM_OUTSIDE)
+    try:
+        return iter(loader)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def obey_parent_alone(worker: int) -> None:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from data.errors import DataError, UserError
-from data.workers import obey_parent_alone
+from data.workers import obey_parent_alone, started
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,7 +87,7 @@ class Encoder:
             pin_memory=self.world.device.type == "cuda",
             generator=torch.Generator(),  # otherwise the start of workers draws from the global generator
         )
-        for inputs in loader:
+        for inputs in started(loader):
             if isinstance(inputs, UserError):
                 raise inputs
             yield inputs
