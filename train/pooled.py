@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -11,6 +12,10 @@ from torch import Tensor, nn
 
 from train.config import Pooling
 from train.memo import cut_length, own_lengths
+
+# Texts come in hundreds of shapes, and for each oneDNN keeps a compiled product of megabytes: 1,024 of them unless told
+# otherwise, gigabytes after 100,000 texts. Read at the first product.
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 
 # Rows that run together at least: fewer save padding, and lose what a larger product saves
 TOGETHER = {"cpu": 16, "cuda": 64}
