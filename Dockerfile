@@ -15,8 +15,8 @@ FROM base AS dependencies
 ARG TORCH_INDEX
 COPY pyproject.toml requirements.lock requirements.hashes ./
 COPY launch/setup.sh launch/
-RUN --mount=type=cache,target=/root/.cache/pip \
-    DYAD_TORCH_INDEX=${TORCH_INDEX} bash launch/setup.sh ${DYAD_EXTRAS}
+RUN --mount=type=cache,target=/pip-cache \
+    PIP_CACHE_DIR=/pip-cache DYAD_TORCH_INDEX=${TORCH_INDEX} bash launch/setup.sh ${DYAD_EXTRAS}
 
 FROM base
 # g++: Triton and torch.compile write code and compile it. tini: signals reach the trainer, which then saves.

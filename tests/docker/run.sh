@@ -19,7 +19,7 @@ export http_proxy https_proxy
 if index=$(python3 -m pip config get global.index-url 2>/dev/null); then export PIP_INDEX_URL=${PIP_INDEX_URL:-$index}; fi
 
 packages=python3,python3-venv,ca-certificates,netbase,tzdata
-debootstrap --variant=minbase --include="$packages" bookworm "$work/base" "${mirror:-http://deb.debian.org/debian}" >"$work/debootstrap.log"
+debootstrap --variant=minbase --include="$packages" bookworm "$work/base" ${mirror:+"$mirror"} >"$work/debootstrap.log"
 for name in python3.11 python3 python; do ln -s /usr/bin/python3.11 "$work/base/usr/local/bin/$name"; done
 printf '127.0.0.1 localhost\n127.0.1.1 %s\n' "$(hostname)" >"$work/base/etc/hosts" # as an engine does
 nice -n 10 python3 -m tests.docker.build "$work/base" "$work" "$@"
