@@ -25,7 +25,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 COPY --from=dependencies /opt/dyad /opt/dyad
 COPY . .
-# The user may be any (docker run --user): it writes to /cache, which is its home, and to /dyad/runs.
+# The user may be any (docker run --user): it writes to /dyad/runs and to a home of its own below /cache, see entrypoint.sh.
 RUN bash launch/setup.sh ${DYAD_EXTRAS} \
     && python -m compileall -q data eval train \
     && install -d -m 1777 /cache runs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -34,13 +35,25 @@ class Known:
     keys: Tensor
 
 
+@dataclass(frozen=True)
+class Bad:
+    """A sample that could not be used. place: the row of the batch that it would have been; by: the id tried next."""
+
+    place: int
+    id: int
+    shard: str
+    key: str
+    reason: str
+    by: int
+
+
 @dataclass
 class Batch:
     """One rank's part of a global batch.
 
     x, y (b, …) tower inputs: uint8 pictures (b, 3, H, W) or int64 tokens (b, L); sample_ids (b,) int64, dense ids that
     index per-sample state and nothing else; x_keys, y_keys (b,) int64 content ids: equal keys are the same item on any
-    rank.
+    rank; bad: samples in whose place others stand.
     """
 
     x: Tensor
@@ -50,19 +63,21 @@ class Batch:
     y_keys: Tensor
     extra: Extra | None = None
     known: Known | None = None
+    bad: tuple[Bad, ...] = ()
 
     def __len__(self) -> int:
         return self.sample_ids.shape[0]
 
     def to(self, device: torch.device, non_blocking: bool = True) -> Batch:
-        return _moved(self, device, non_blocking)
+        return _changed(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Batch:
+        return _changed(self, Tensor.pin_memory)
 
 
-def _moved(record: Any, device: torch.device, non_blocking: bool) -> Any:
-    """A dataclass of tensors and such dataclasses, on `device`."""
-    parts = {f.name: getattr(record, f.name) for f in fields(record)}
-    moved = {
-        name: part.to(device, non_blocking=non_blocking) for name, part in parts.items() if isinstance(part, Tensor)
-    }
-    moved |= {name: _moved(part, device, non_blocking) for name, part in parts.items() if is_dataclass(part)}
-    return replace(record, **moved)
+def _changed(record: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A dataclass of tensors and such dataclasses, with every tensor changed."""
+    parts = {field.name: getattr(record, field.name) for field in fields(record)}
+    changed = {name: change(part) for name, part in parts.items() if isinstance(part, Tensor)}
+    changed |= {name: _changed(part, change) for name, part in parts.items() if is_dataclass(part)}
+    return replace(record, **changed)

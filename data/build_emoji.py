@@ -175,11 +175,12 @@ def render(svg: str) -> bytes:
     import resvg_py
     from PIL import Image
 
-    picture = Image.open(BytesIO(resvg_py.svg_to_bytes(svg_string=svg, skip_system_fonts=True))).convert("RGB")
+    drawn = BytesIO(resvg_py.svg_to_bytes(svg_string=svg, skip_system_fonts=True))
+    picture = Image.open(drawn, formats=["PNG"]).convert("RGB")
     assert picture.size == (SIZE, SIZE), picture.size
     file = BytesIO()
     picture.save(file, "WEBP", lossless=True, quality=80, method=6)
-    assert Image.open(file).convert("RGB").tobytes() == picture.tobytes()
+    assert Image.open(file, formats=["WEBP"]).convert("RGB").tobytes() == picture.tobytes()
     return file.getvalue()
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from data.errors import DataError
+from data.errors import DataError, shown
 from data.index import ShardIndex, available_cores, index_shards, sha256_of
 from data.listing import report_problems, with_progress
 from data.options import CheckOptions
@@ -71,7 +71,7 @@ def check_shards(values: Sequence[str], options: CheckOptions) -> None:
             found.bad += [] if digest == index.sha256 else [f"{index.path}: its SHA-256 is not as indexed"]
         for part in with_progress(spread(examine, tasks), len(tasks), "decoding"):
             found += part
-    print("\n".join([*_summary(found, sound), *_listed(found.bad)]))
+    print(shown("\n".join([*_summary(found, sound), *_listed(found.bad)])))
     report_problems(indexes)
     if found.bad:
         raise DataError(f"{len(found.bad):,} findings of damage in {found.samples:,} samples.")

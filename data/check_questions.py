@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from data.errors import DataError
+from data.errors import DataError, shown
 from data.inputs import open_input, open_passages, unread_fields
 from data.keys import content_key
 from data.options import CheckOptions
@@ -175,7 +175,7 @@ def _repeated(keys: array[int]) -> int:
 def _finish(bad: Bad, rows: int) -> None:
     """List what is bad; DataError when there is anything, or nothing at all."""
     for line in bad.lines:
-        print(f"bad: {line}")
+        print(shown(f"bad: {line}"))
     if bad.count > SHOWN:
         print(f"… and {bad.count - SHOWN:,} more")
     if bad.count:

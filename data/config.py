@@ -17,6 +17,11 @@ class Shuffle(Enum):
     full = "full"
 
 
+class Mode(Enum):
+    indexed = "indexed"
+    stream = "stream"
+
+
 class Title(Enum):
     join = "join"
     pair = "pair"
@@ -33,6 +38,11 @@ class NegativeList(Enum):
     hard_negatives = "hard_negatives"
     negatives = "negatives"
     mined = "mined"
+
+
+class BadSamples(Enum):
+    substitute = "substitute"
+    stop = "stop"
 
 
 class ResizeMode(Enum):
@@ -174,7 +184,20 @@ class DataConfig:
 
     train: Any = described(None, "training shards: path, glob, 'd/{00..99}.tar', 'a@2::b@0.5' with weights, or a list")
     val: Any = described(None, "shards for retrieval while training, written like data.train")
-    workers: int = described(2, "loader processes per rank; the order of samples never depends on it")
+    mode: Mode = described(
+        Mode.indexed, "indexed: every sample once an epoch, resumed exactly; stream: shards read from end to end"
+    )
+    buffer: int = described(1000, "stream: samples that a loader process reads ahead at a time and mixes")
+    id_key: str | None = described(
+        None, "stream: json field with a sample's number 0, 1, …, for objectives that keep state for every sample"
+    )
+    workers: int = described(2, "loader processes per rank; the order of samples never depends on it, but for streams")
+    timeout: float = described(60.0, "seconds to wait for a loader process before the run stops; 0: for ever")
+    bad_samples: BadSamples = described(
+        BadSamples.substitute, "a sample that cannot be used: another one in its place, told in ledger.jsonl; or stop"
+    )
+    bad_in_a_row: int = described(100, "so many bad samples in a row stop the run")
+    bad_share: float = described(0.01, "more than this share of the last 10,000 samples bad stops the run")
     image_key: str = described("jpg;jpeg;png;webp", "member names of the picture, first match wins")
     captions: list[str] = described(
         ["txt"], "where captions are: 'txt' (one a line) or fields of the json member; evaluation takes the first"
@@ -194,7 +217,18 @@ class DataConfig:
     passage: PassageConfig = field(default_factory=PassageConfig)
     negatives: NegativesConfig = field(default_factory=NegativesConfig)
 
+    @property
+    def tolerated(self) -> int:
+        """Bad samples in a row that are replaced."""
+        return self.bad_in_a_row if self.bad_samples is BadSamples.substitute else 0
+
     def __post_init__(self) -> None:
+        if self.timeout < 0:
+            raise ConfigError(f"data.timeout={self.timeout}: must be 0 or more seconds")
+        if self.bad_in_a_row < 1:
+            raise ConfigError(f"data.bad_in_a_row={self.bad_in_a_row}: must be 1 or more; data.bad_samples=stop: none")
+        if not 0 <= self.bad_share <= 1:
+            raise ConfigError(f"data.bad_share={self.bad_share}: must be in 0 … 1; 1 lets any share pass")
         if not self.captions:
             raise ConfigError("data.captions is empty. Write [txt], or fields of the json member like [caption].")
         weights = self.caption_weights

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import sys
+import traceback
 from collections.abc import Callable, Iterable
 from enum import IntEnum
 from pathlib import Path
 from typing import NoReturn
 
+from data.secrets import without_credentials
+
 
 class ExitCode(IntEnum):
     OK = 0
+    BUG = 1
     CONFIG = 2
     DATA = 3
     HARDWARE = 4
@@ -22,11 +27,13 @@ class ExitCode(IntEnum):
 class UserError(Exception):
     """Something the user can mend. The message is the whole output: the file, key or value, the choices, the fix.
 
-    Without a message nothing is printed: another process tells it. everywhere: every process of the run stops with it.
+    Without a message nothing is printed, nor if it is told: by another process. everywhere: every process of the run
+    stops with it.
     """
 
     exit_code = ExitCode.CONFIG
     everywhere = False
+    told = False
 
 
 class ConfigError(UserError):
@@ -37,6 +44,10 @@ class DataError(UserError):
     """Damaged or inconsistent data; the message names the shard and the offset or line."""
 
     exit_code = ExitCode.DATA
+
+
+class SampleError(DataError):
+    """One sample that cannot be used; the rest of its shard can."""
 
 
 class HardwareError(UserError):
@@ -59,18 +70,30 @@ def nearest(word: str, choices: Iterable[str]) -> str:
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run a command: a UserError becomes one message on stderr and its exit code, Ctrl-C becomes 130."""
+    """Run a command: a UserError becomes one message on stderr and its exit code, Ctrl-C becomes 130.
+
+    What it writes is for the user and the group: at most 0640 and 0750.
+    """
+    os.umask(os.umask(0o077) | 0o027)
     try:
         main()
         sys.stdout.flush()
     except UserError as error:
-        if str(error):
-            print(f"error: {error}", file=sys.stderr)
+        if str(error) and not error.told:
+            print(f"error: {shown(str(error))}", file=sys.stderr)
         leave(int(error.exit_code), error.everywhere)
     except KeyboardInterrupt:
         leave(130)
     except BrokenPipeError:  # the reader of our output has seen enough: … --help | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the interpreter can still flush
+    except Exception:
+        print(shown(traceback.format_exc()), file=sys.stderr, end="")
+        leave(ExitCode.BUG)
+
+
+def shown(text: str) -> str:
+    """`text` for a terminal: no credentials of URLs, and no control characters, which names in data may hold."""
+    return re.sub("[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: repr(found[0])[1:-1], without_credentials(text))
 
 
 def leave(code: int, everywhere: bool = False) -> NoReturn:

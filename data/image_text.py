@@ -16,12 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.batch import Batch
+from data.batch import Bad, Batch
 from data.config import DataConfig
 from data.keys import content_key
 from data.sample import Sample
 from data.shards import Shards
+from data.substitutes import Substitutes
 from data.transforms import Floats, ImageSpec, TrainingTransform, evaluation_transform, training_transform, uniforms
+from data.workers import at
 
 Tokenize = Callable[[list[str]], Tensor]  # n texts → int64 (n, L)
 CAPTION_DRAWS = 2
@@ -32,38 +34,47 @@ def image_spec(spec: ImageSpec, config: DataConfig) -> ImageSpec:
     return spec if config.resize is None else replace(spec, resize=config.resize.value)
 
 
-class ImageText:
-    """Training pairs by position (epoch, sample id); all depends on nothing but seed, position and shards."""
+@dataclass(frozen=True)
+class Pair:
+    """One training pair. x (3, S, S) uint8, at its size and before noise; draws (n,) what its noise is made of."""
 
-    def __init__(self, shards: Shards, spec: ImageSpec, tokenize: Tokenize, config: DataConfig, seed: int) -> None:
-        self.shards, self.tokenize, self.config, self.seed = shards, tokenize, config, seed
+    x: Tensor
+    text: str
+    sample_id: int
+    x_key: int
+    y_key: int
+    draws: Floats
+
+
+class PairMaker:
+    """Samples → pairs → batches. Everything random about a pair comes from the seed and two numbers of its own."""
+
+    def __init__(self, spec: ImageSpec, tokenize: Tokenize, config: DataConfig, seed: int) -> None:
+        self.tokenize, self.config, self.seed = tokenize, config, seed
         self._transform = training_transform(image_spec(spec, config), config.augment)
         weights = config.caption_weights or [1.0] * len(config.captions)
         self._thresholds = np.array(list(accumulate(weights))) / sum(weights)
-        if len(shards):
-            self._check(Sample.read(shards, 0))
 
-    def __len__(self) -> int:
-        return len(self.shards)
+    def pair(self, sample: Sample, sample_id: int, *, epoch: int, place: int) -> Pair:
+        """Random by (epoch, place). Raises DataError, naming shard and key, for a sample that cannot be used."""
+        draws = uniforms(self.seed, epoch, place, CAPTION_DRAWS + TrainingTransform.DRAWS)
+        text, y_key = self._text(sample, draws)
+        noise = draws[CAPTION_DRAWS:]
+        x = self._transform.at_size(sample.decoded(self.config.image_key, self.config.max_image_pixels), noise)
+        return Pair(x, text, sample_id, content_key(sample.picture(self.config.image_key)), y_key, noise)
 
-    def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
-        """Raises DataError, naming shard and key, for a sample that cannot be used."""
-        count = CAPTION_DRAWS + TrainingTransform.DRAWS
-        draws = np.stack([uniforms(self.seed, epoch, sample_id, count) for epoch, sample_id in positions])
-        samples = [Sample.read(self.shards, sample_id) for _, sample_id in positions]
-        texts, keys = zip(*(self._text(s, row) for s, row in zip(samples, draws, strict=True)), strict=True)
-        config = self.config
-        pictures = (sample.decoded(config.image_key, config.max_image_pixels) for sample in samples)
+    def batch(self, pairs: Sequence[Pair], bad: tuple[Bad, ...] = ()) -> Batch:
         return Batch(
-            x=self._transform(pictures, draws[:, CAPTION_DRAWS:]),
-            y=self.tokenize(list(texts)),
-            sample_ids=torch.tensor([sample_id for _, sample_id in positions]),
-            x_keys=torch.tensor([content_key(sample.picture(config.image_key)) for sample in samples]),
-            y_keys=torch.tensor(keys),
+            x=self._transform.noisy(torch.stack([p.x for p in pairs]), np.stack([p.draws for p in pairs])),
+            y=self.tokenize([p.text for p in pairs]),
+            sample_ids=torch.tensor([p.sample_id for p in pairs]),
+            x_keys=torch.tensor([p.x_key for p in pairs]),
+            y_keys=torch.tensor([p.y_key for p in pairs]),
+            bad=bad,
         )
 
-    def _check(self, sample: Sample) -> None:
-        """A wrong key or field in the configuration shows before any process starts."""
+    def check(self, sample: Sample) -> None:
+        """Raise DataError when it cannot be used, by any of data.captions."""
         sample.decoded(self.config.image_key, self.config.max_image_pixels)
         for place in self.config.captions:
             text_key(sample, sample.captions(place)[0], self.config)
@@ -74,6 +85,33 @@ class ImageText:
         captions = sample.captions(self.config.captions[min(place, len(self.config.captions) - 1)])
         text = captions[int(draws[1] * len(captions))]
         return text, text_key(sample, text, self.config)
+
+
+class ImageText:
+    """Training pairs by position (epoch, sample id); all depends on nothing but seed, position and shards."""
+
+    def __init__(self, shards: Shards, spec: ImageSpec, tokenize: Tokenize, config: DataConfig, seed: int) -> None:
+        """Raises DataError when none of the first samples can be used: a wrong key or field in the configuration
+        shows before any process starts."""
+        self.shards, self._maker = shards, PairMaker(spec, tokenize, config, seed)
+        self._substitutes = Substitutes(shards.sizes, seed, config.tolerated)
+        self._substitutes.first(len(shards), lambda i: self._maker.check(Sample.read(shards, i)))
+
+    def __len__(self) -> int:
+        return len(self.shards)
+
+    def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
+        """Raises DataError, naming the shard, for one that cannot be read, and for too many samples in a row."""
+        pairs, bad = self._substitutes.all(positions, self._pair, self.shards.origin)
+        return self._maker.batch(pairs, bad)
+
+    def place(self, sample_id: int) -> str:
+        index, row = self.shards.locate(sample_id)
+        return f"sample {row} of {index.path}"
+
+    def _pair(self, epoch: int, sample_id: int) -> Pair:
+        at(sample_id)
+        return self._maker.pair(Sample.read(self.shards, sample_id), sample_id, epoch=epoch, place=sample_id)
 
 
 def text_key(sample: Sample, text: str, config: DataConfig) -> int:

@@ -36,7 +36,9 @@ def keep(path: str, contents: dict[str, bytes | memoryview]) -> Path:
     failures = []
     for folder in folders(path):
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            if not folder.is_dir():
+                folder.mkdir(parents=True, exist_ok=True)
+                folder.chmod(0o755)  # as open to others as the data beside it
             for name, content in contents.items():
                 _replace(folder / name, content)
             return folder

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from data.errors import ConfigError, DataError
+from data.errors import ConfigError, DataError, shown
 from data.index import FORMAT, ShardIndex, fingerprint, index_shards
 from data.options import IndexOptions
+from data.secrets import without_secrets
 from data.sources import Source
 
 T = TypeVar("T")
@@ -23,8 +24,8 @@ def list_shards(sources: Sequence[Source], options: IndexOptions) -> None:
     """Index everything, print what there is; raises DataError when anything is broken."""
     paths = [shard for source in sources for shard in source.shards]
     indexes = list(with_progress(index_shards(paths, options.workers), len(paths), "indexing"))
-    shown = indexes if len(indexes) <= MAX_ROWS else [index for index in indexes if index.problems]
-    print("\n".join([*_table(shown), _total(indexes)]))
+    listed = indexes if len(indexes) <= MAX_ROWS else [index for index in indexes if index.problems]
+    print(shown("\n".join([*_table(listed), _total(indexes)])))
     if options.out:
         _write_manifest(Path(options.out), sources, indexes)
     report_problems(indexes)
@@ -35,9 +36,9 @@ def report_problems(indexes: Sequence[ShardIndex]) -> None:
     broken = [index for index in indexes if index.problems]
     for index in broken:
         for problem in index.problems:
-            print(f"{index.path}: {problem}")
+            print(shown(f"{index.path}: {problem}"))
         if index.problem_count > len(index.problems):
-            print(f"{index.path}: … and {index.problem_count - len(index.problems)} more")
+            print(shown(f"{index.path}: … and {index.problem_count - len(index.problems)} more"))
     if broken:
         count = sum(index.problem_count for index in broken)
         raise DataError(f"{len(broken)} of {len(indexes)} shards are broken, {count} problems. Training refuses them.")
@@ -98,7 +99,7 @@ def _write_manifest(path: Path, sources: Sequence[Source], indexes: Sequence[Sha
         described.append({"weight": source.weight, "shards": shards})
     manifest = {"format": FORMAT, "fingerprint": fingerprint(indexes), "samples": first_id, "sources": described}
     try:
-        path.write_text(json.dumps(manifest, indent=1) + "\n")
+        path.write_text(json.dumps(without_secrets(manifest), indent=1) + "\n")
     except OSError as error:
         raise ConfigError(f"out={path} cannot be written: {error.strerror}.") from error
     print(f"manifest written to {path}")

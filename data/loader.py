@@ -6,44 +6,43 @@ border of two epochs nothing is started anew.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from data.batch import Batch
-from data.errors import UserError
 from data.order import Order
-from data.workers import obey_parent_alone, started
+from data.workers import served
+
+Positions = Sequence[tuple[int, int]]  # (epoch, sample id) each
 
 
 class BatchSource(Protocol):
-    def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch: ...
+    """place: how an error names the sample that is read, told without asking any storage."""
+
+    def __getitems__(self, positions: Positions) -> Batch: ...
+    def place(self, sample_id: int) -> str: ...
 
 
 def build_loader(
-    dataset: BatchSource, order: Order, *, rank: int, world_size: int, first_step: int, last_step: int, workers: int
+    dataset: BatchSource,
+    order: Order,
+    *,
+    rank: int,
+    world_size: int,
+    first_step: int,
+    last_step: int,
+    workers: int,
+    timeout: float = 0,
 ) -> Iterable[Batch]:
     """The batches of steps first_step … last_step - 1, this rank's part of each. Iterate once.
 
-    With CUDA they lie in pinned memory. A UserError of the dataset is raised here, without a worker's traceback.
+    With CUDA they lie in pinned memory. Raises as `served`.
     """
-    if workers:  # the tokenizers library would say at every fork that it stops using threads
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    loader = DataLoader(
-        _Outcomes(dataset),
-        batch_sampler=_Positions(order, rank, world_size, first_step, last_step),
-        collate_fn=_unchanged,
-        num_workers=workers,
-        worker_init_fn=obey_parent_alone,
-        pin_memory=torch.cuda.is_available(),
-        generator=torch.Generator(),  # otherwise the start of workers draws from the global generator
-    )
-    return _Batches(loader)
+    positions = _Positions(order, rank, world_size, first_step, last_step)
+    return _Batches(_ByPositions(dataset), positions, workers, timeout)
 
 
 @dataclass(frozen=True)
@@ -66,49 +65,32 @@ class _Positions:
 
 
 @dataclass(frozen=True)
-class _Outcome:
-    """A batch, or the error that took its place. torch pins what has a method `pin_memory`."""
+class _ByPositions:
+    dataset: BatchSource
 
-    value: Batch | UserError
+    def __getitem__(self, positions: Positions, /) -> Batch:
+        return self.dataset.__getitems__(positions)
 
-    def pin_memory(self) -> _Outcome:
-        return _Outcome(_pinned(self.value) if isinstance(self.value, Batch) else self.value)
-
-
-class _Outcomes(Dataset[_Outcome]):
-    """torch would turn an exception of a worker into text with a traceback; as a value it arrives as it was."""
-
-    def __init__(self, dataset: BatchSource) -> None:
-        self.dataset = dataset
-
-    def __getitems__(self, positions: Sequence[tuple[int, int]]) -> _Outcome:
-        try:
-            return _Outcome(self.dataset.__getitems__(positions))
-        except UserError as error:
-            return _Outcome(error)
+    def place(self, item: int) -> str:
+        return self.dataset.place(item)
 
 
 @dataclass(frozen=True)
 class _Batches:
-    loader: DataLoader[_Outcome]
+    source: _ByPositions
+    positions: _Positions
+    workers: int
+    timeout: float
 
     def __len__(self) -> int:
-        return len(self.loader)
+        return len(self.positions)
 
     def __iter__(self) -> Iterator[Batch]:
-        for outcome in started(self.loader):
-            if isinstance(outcome.value, UserError):
-                raise outcome.value
-            yield outcome.value
-
-
-def _unchanged(outcome: Any) -> Any:
-    return outcome
-
-
-def _pinned(record: Any) -> Any:
-    """A dataclass of tensors and such dataclasses, in pinned memory."""
-    parts = {field.name: getattr(record, field.name) for field in fields(record)}
-    pinned = {name: part.pin_memory() for name, part in parts.items() if isinstance(part, Tensor)}
-    pinned |= {name: _pinned(part) for name, part in parts.items() if is_dataclass(part)}
-    return replace(record, **pinned)
+        return served(
+            self.source,
+            self.positions,
+            workers=self.workers,
+            timeout=self.timeout,
+            rank=self.positions.rank,
+            pin=torch.cuda.is_available(),
+        )

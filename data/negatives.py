@@ -14,6 +14,7 @@ from data.corpus import Corpus
 from data.errors import ConfigError, DataError
 from data.kept import Mapped, kept
 from data.keys import Int64s, hashed
+from data.manifest import entries
 from data.questions import Questions
 from data.records import named
 from data.rows import Rows, open_rows
@@ -25,11 +26,12 @@ FORMAT = "1"
 class Mined:
     """Positions in `corpus` for every row of some questions, as two mapped columns. Can be pickled.
 
-    fingerprint: of the file's content.
+    files: the file's name and content.
     """
 
-    def __init__(self, corpus: Corpus, mapped: Mapped, count: int, fingerprint: str) -> None:
-        self.corpus, self.fingerprint, self._mapped, self._count = corpus, fingerprint, mapped, count
+    def __init__(self, corpus: Corpus, mapped: Mapped, count: int, rows: Rows) -> None:
+        self.corpus, self._mapped, self._count = corpus, mapped, count
+        self.fingerprint, self.files = rows.fingerprint, entries(rows.shards.indexes)
 
     @staticmethod
     def open(path: str, questions: Questions, corpus: Corpus | None = None) -> Mined:
@@ -47,7 +49,7 @@ class Mined:
         rows = open_rows(source.shards)
         state = [FORMAT, rows.fingerprint, questions.fingerprint, corpus.fingerprint]
         mapped = kept(rows.files, "mined", corpus.rows.files, state, lambda: _by_row(rows, questions, corpus))
-        return Mined(corpus, mapped, len(questions), rows.fingerprint)
+        return Mined(corpus, mapped, len(questions), rows)
 
     def positions(self, i: int) -> Int64s:
         """(k,) corpus positions of row i, best ranked first; none when the file has no line for its question."""

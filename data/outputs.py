@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from data.errors import ConfigError, DataError
+from data.errors import ConfigError, DataError, shown
 from data.options import OnError, PackOptions
 
 SHOWN = 5  # bad rows that are printed in full
@@ -107,7 +107,7 @@ class Tally:
             raise DataError(f"{message}. With on_error=skip such rows are left out and counted.")
         self.skipped[reason] += 1
         if self.skipped.total() <= SHOWN:
-            print(f"skipped {message}", file=sys.stderr)
+            print(shown(f"skipped {message}"), file=sys.stderr)
 
     def refuse_nothing(self, source: str) -> None:
         """Raises DataError when there is no good row."""

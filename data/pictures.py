@@ -1,4 +1,17 @@
-"""What a picture's header tells, without decoding it."""
+"""What a picture's header tells, without decoding it.
+
+What becomes of odd pictures, where they are decoded (data/transforms.py):
+    grey, palette, 1 bit, CMYK (JPEG)       converted to RGB as PIL does
+    transparent (RGBA, LA, palette)         laid on white
+    16 bits a channel                       the upper 8 bits
+    animated (WebP, PNG)                    the first frame
+    rotated by EXIF                         as it is stored: the tag is not obeyed
+    1 x 1, or one side very long            brought to size like any other
+    more than max_image_pixels              DataError, told by the header: nothing of it is decoded
+    cut, damaged, empty, another format     DataError; a truncated picture is never filled up with grey
+    a member of more than 64 MiB            found by the index, which training refuses
+In training another sample takes the place of one with a DataError here; an evaluation stops at it.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +42,8 @@ def read_header(data: bytes, max_pixels: int) -> Header:
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit below is stricter
             with Image.open(BytesIO(data), formats=tuple(SUFFIX_OF)) as picture:
                 header = Header(SUFFIX_OF[str(picture.format)], picture.mode, *picture.size)
+    except Image.DecompressionBombError as error:
+        raise DataError(f"more pixels than max_image_pixels={max_pixels} ({error})") from None
     except Exception as error:  # PIL raises nearly any type on bytes made to confuse it
         raise DataError(f"no JPEG, PNG or WebP picture ({type(error).__name__}, begins with {data[:8]!r})") from None
     if header.width * header.height > max_pixels:

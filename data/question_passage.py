@@ -23,7 +23,9 @@ from data.keys import Int64s
 from data.negatives import Mined
 from data.passages import Inline, Passage, Passages, Rendered
 from data.questions import Questions, Row
+from data.substitutes import Substitutes
 from data.transforms import uniforms
+from data.workers import at
 
 NOTHING = Inline(())
 
@@ -42,8 +44,9 @@ def tokens(rendered: Sequence[Rendered], tokenize: TokenizeTexts, length: int) -
 
 @dataclass(frozen=True)
 class Drawn:
-    """What a row gives to a batch. extra: further passages, their keys, and whether each is a further positive."""
+    """What row i gives to a batch. extra: further passages, their keys, and whether each is a further positive."""
 
+    i: int
     row: Row
     positive: Passage
     key: int
@@ -64,13 +67,14 @@ class QuestionPassage:
         if negatives.refresh_every and questions.corpus is None:
             raise ConfigError("data.negatives.refresh_every: set data.passage.corpus, the passages to search by id.")
         self.questions, self.tokenize, self.config, self.seed, self.mined = questions, tokenize, config, seed, mined
+        self._substitutes = Substitutes(questions.sizes, seed, config.tolerated)
 
     def __len__(self) -> int:
         return len(self.questions)
 
     def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
-        """Raises DataError, naming file and line, for a row that cannot be read."""
-        drawn = [self.drawn(epoch, i) for epoch, i in positions]
+        """Raises DataError, naming the file, for one that cannot be read, and for too many damaged rows in a row."""
+        drawn, bad = self._substitutes.all(positions, self.drawn, self.questions.origin)
         config = self.config
         extra = [(row, *entry) for row, one in enumerate(drawn) for entry in one.extra]
         passages = [one.positive for one in drawn] + [passage for _, passage, _, _ in extra]
@@ -82,15 +86,23 @@ class QuestionPassage:
                 [question.rendered(config.question) for question in questions], self.tokenize, config.question.length
             ),
             y=y[: len(drawn)],
-            sample_ids=torch.tensor([i for _, i in positions]),
+            sample_ids=torch.tensor([one.i for one in drawn]),
             x_keys=torch.tensor([question.key for question in questions]),
             y_keys=torch.tensor([one.key for one in drawn]),
             extra=self._extra(y[len(drawn) :], extra),
             known=Known(*torch.tensor(known, dtype=torch.int64).reshape(-1, 2).unbind(1)),
+            bad=bad,
         )
 
+    def place(self, sample_id: int) -> str:
+        return f"row {sample_id} of data.train"
+
     def drawn(self, epoch: int, i: int) -> Drawn:
-        """The passages of row i in an epoch, from 1 + data.negatives.per_row uniforms of its own."""
+        """The passages of row i in an epoch, from 1 + data.negatives.per_row uniforms of its own.
+
+        Raises SampleError when the row, or a passage that it names, is not as it was indexed.
+        """
+        at(i)
         row, config = self.questions.row(i), self.config
         draws = uniforms(self.seed, epoch, i, 1 + config.negatives.per_row)
         keys = row.positives.keys
@@ -101,7 +113,7 @@ class QuestionPassage:
             extra += [(row.positives[j], keys[j], True) for j in _new(keys, {keys[chosen]})]
         if config.negatives.per_row:
             extra += self._negatives(row, i, set(keys), draws[1:])
-        return Drawn(row, row.positives[chosen], keys[chosen], extra, list(dict.fromkeys(keys)))
+        return Drawn(i, row, row.positives[chosen], keys[chosen], extra, list(dict.fromkeys(keys)))
 
     def _negatives(self, row: Row, i: int, right: set[int], draws: np.ndarray) -> list[tuple[Passage, int, bool]]:
         """Some of the first list that has any; all when it has no more than are asked for."""

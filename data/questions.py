@@ -22,6 +22,7 @@ from data.errors import ConfigError, DataError, nearest
 from data.index import sha256_of
 from data.kept import kept
 from data.keys import Int64s, hashed, key_name
+from data.manifest import Entry, entries
 from data.passages import Inline, Passage, Passages, Question
 from data.records import Record, query_of, record_of
 from data.rows import SUFFIXES, Rows, open_rows
@@ -53,12 +54,14 @@ class Part(Protocol):
     hash of the question's id in two halves, bytes of its text."""
 
     fingerprint: str
+    files: list[Entry]
 
     @property
     def corpus(self) -> Corpus | None: ...
     @property
     def columns(self) -> Int64s: ...
     def __len__(self) -> int: ...
+    def origin(self, i: int) -> tuple[str, str]: ...
     def question(self, i: int) -> Question: ...
     def row(self, i: int) -> Row: ...
 
@@ -110,6 +113,7 @@ class Questions:
         self.sizes = [len(part) for part in sources]
         self._starts = [0, *accumulate(self.sizes)]
         self.fingerprint = _digest([part.fingerprint for part in sources])
+        self.files = [entry for part in sources for entry in part.files]
         own = {part.corpus.fingerprint: part.corpus for part in sources if part.corpus is not None}
         self.corpus = shared or (next(iter(own.values())) if len(own) == 1 else None)
 
@@ -123,6 +127,11 @@ class Questions:
     def row(self, i: int) -> Row:
         part, row = self._place(i)
         return part.row(row)
+
+    def origin(self, i: int) -> tuple[str, str]:
+        """File and key of a row."""
+        part, row = self._place(i)
+        return part.origin(row)
 
     def known(self, i: int) -> list[int]:
         """Content keys of all right passages, also of those that are not drawn."""
@@ -161,6 +170,7 @@ class RowQuestions:
         self.rows, self.config, self.corpus = rows, config, corpus
         state = [FORMAT, rows.fingerprint, corpus.fingerprint if corpus else ""]
         self.fingerprint = _digest(state)
+        self.files = entries(rows.shards.indexes)
         others = corpus.rows.files if corpus else []
         self._mapped = kept(rows.files, "questions", others, [COLUMNS, *state], self._checked)
 
@@ -170,6 +180,9 @@ class RowQuestions:
     @property
     def columns(self) -> Int64s:
         return self._mapped.array
+
+    def origin(self, i: int) -> tuple[str, str]:
+        return self.rows.origin(i)
 
     def question(self, i: int) -> Question:
         return self._record(i).question
@@ -240,6 +253,8 @@ class BeirQuestions:
         files = [*self.queries.rows.files, *self.corpus.rows.files]
         self._mapped = kept([qrels], "judged", files, state, lambda: self._checked(qrels))
         self._count = int(self._mapped.array[0])
+        name = os.path.join(os.path.basename(os.path.normpath(folder)), "qrels", f"{split}.tsv")
+        self.files = [Entry(name, os.path.getsize(qrels), self._count, self.fingerprint)]
 
     def __len__(self) -> int:
         return self._count
@@ -248,6 +263,9 @@ class BeirQuestions:
     def columns(self) -> Int64s:
         rows = self._mapped.array[1 : 1 + self._count]
         return np.stack([*self.queries.id_hashes[:, rows], self.queries.lengths[rows]])
+
+    def origin(self, i: int) -> tuple[str, str]:
+        return self.queries.rows.origin(int(self._mapped.array[1 + i]))
 
     def question(self, i: int) -> Question:
         return self._query(int(self._mapped.array[1 + i]))

@@ -36,9 +36,14 @@ class Rows:
 
     def where(self, i: int) -> str:
         """How an error names the row: file and line, row of an array, or sample of a shard."""
-        index, key = self.shards.locate(i)[0], self.shards.key(i)
-        place = next((place for suffix, place in PLACES.items() if index.name.endswith(suffix)), None)
-        return f"{index.path}: {place} {key}" if place else f"{index.path}: sample '{key}'"
+        path, key = self.origin(i)
+        name = self.shards.locate(i)[0].name
+        place = next((place for suffix, place in PLACES.items() if name.endswith(suffix)), None)
+        return f"{path}: {place} {key}" if place else f"{path}: sample '{key}'"
+
+    def origin(self, i: int) -> tuple[str, str]:
+        """File and key: the number of a line or row, or the key of a sample."""
+        return self.shards.origin(i)
 
     def fields(self, i: int) -> dict[str, Any]:
         """Raises DataError, naming the row, when its bytes are not those that were indexed or are no object."""

@@ -113,6 +113,27 @@ def scan_tar(stream: BinaryIO) -> Scan:
     return scan
 
 
+def stream_tar(stream: BinaryIO, scan: Scan) -> Iterator[tuple[Sample, dict[str, bytes]]]:
+    """The same walk for what is read once: each sample with its members by suffix, as soon as it is whole.
+
+    What is wrong goes into `scan`. Where the structure is lost the walk ends without the sample that it is in: whether
+    that is whole cannot be known.
+    """
+    members: dict[str, bytes] = {}
+    try:
+        for header in _headers(stream):
+            payload = _take(scan, header, stream)
+            if len(scan.samples) == 2:  # a new one has begun
+                yield scan.samples.pop(0), members
+                members = {}
+            if payload is not None:
+                members.setdefault(split_name(header.name)[1], payload)
+    except _Broken as broken:
+        scan.problems.add(broken.problem)
+    else:
+        yield from ((sample, members) for sample in scan.samples)
+
+
 # ---- tar structure -------------------------------------------------------------------------------------------------
 
 
@@ -252,18 +273,21 @@ def _too_big(header: _Header, limit: int) -> str:
 # ---- samples -------------------------------------------------------------------------------------------------------
 
 
-def _take(scan: Scan, header: _Header, stream: BinaryIO) -> None:
-    """Add a member to the last sample or a new one; count and skip what is no regular file with a known suffix."""
+def _take(scan: Scan, header: _Header, stream: BinaryIO) -> bytes | None:
+    """Add a member to the last sample or a new one; count and skip what is no regular file with a known suffix.
+
+    Returns what is in it; None when it was skipped.
+    """
     key, suffix = split_name(header.name)
     extension = suffix.rpartition(".")[2]
     if header.kind not in REGULAR or extension not in MAX_BYTES or key.endswith("/") or not key:
         scan.ignored[extension if header.kind in REGULAR else "(no file)"] += 1
         _pass_over(stream, header)
-        return
+        return None
     if header.size > MAX_BYTES[extension]:
         scan.problems.add(Problem(header.offset, _too_big(header, MAX_BYTES[extension])))
         _pass_over(stream, header)
-        return
+        return None
     payload = _payload(stream, header)
     if not scan.samples or scan.samples[-1].key != key:
         scan.samples.append(Sample(key, header.offset))
@@ -272,6 +296,7 @@ def _take(scan: Scan, header: _Header, stream: BinaryIO) -> None:
         scan.problems.add(Problem(header.offset, f"a second member '{header.name}'"))
     sample.members.append((suffix, header.offset + BLOCK, header.size))
     sample.crc32 = zlib.crc32(payload, sample.crc32)
+    return payload
 
 
 def _repeated_keys(samples: list[Sample]) -> list[Problem]:

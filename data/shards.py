@@ -10,10 +10,10 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any
 
-from data.errors import ConfigError, DataError
+from data.errors import ConfigError, DataError, SampleError
 from data.index import ShardIndex, Table, fingerprint, index_shard, index_shards
 from data.sources import SUFFIXES, Source
-from data.storage import ReadRange, open_ranges, stat
+from data.storage import ReadRange, ask, open_ranges, retried
 
 __all__ = ["ShardIndex", "Shards", "index_shard", "open_shards"]
 
@@ -66,6 +66,10 @@ class Shards:
         shard = self._shard_of(sample_id)
         return self.indexes[shard], sample_id - self._starts[shard]
 
+    def origin(self, sample_id: int) -> tuple[str, str]:
+        """Path of its shard and key."""
+        return self.locate(sample_id)[0].path, self.key(sample_id)
+
     def key(self, sample_id: int) -> str:
         shard = self._shard_of(sample_id)
         return self._opened(shard)[0].key(sample_id - self._starts[shard])
@@ -73,7 +77,8 @@ class Shards:
     def read(self, sample_id: int) -> dict[str, bytes]:
         """Members of a sample by suffix (lower case, without the first dot).
 
-        Raises DataError, naming shard, key and offset, when the bytes are not those that were indexed.
+        Raises SampleError, naming shard, key and offset, when the bytes are not those that were indexed, also at a
+        second reading; DataError when the shard as a whole is another one now or cannot be read.
         """
         shard = self._shard_of(sample_id)
         row = sample_id - self._starts[shard]
@@ -81,12 +86,13 @@ class Shards:
         places = table.places(row)
         try:
             payloads = _payloads(read_range, places)
+            if _crc32(payloads) != table.crc32(row):
+                _refuse_changed(self.indexes[shard])
+                payloads = _payloads(read_range, places)
         except OSError as error:
             raise DataError(f"{self._where(shard, row)}: cannot be read: {error}") from error
         if _crc32(payloads) != table.crc32(row):
-            raise DataError(
-                f"{self._where(shard, row)}: its CRC32 is not as indexed: the shard is damaged or was changed."
-            )
+            raise SampleError(f"{self._where(shard, row)}: its CRC32 is not as indexed: the shard is damaged.")
         suffixes = self.indexes[shard].suffixes
         return {suffixes[number]: payload for (_, _, number), payload in zip(places, payloads, strict=True)}
 
@@ -115,16 +121,25 @@ def _listed_by(path: str) -> str:
 
 
 def _open_shard(index: ShardIndex) -> tuple[Table, ReadRange]:
+    _refuse_changed(index)
     try:
-        unchanged = stat(index.path) == (index.size, index.mtime)
-        read_range = open_ranges(index.path)
+        return index.table(), retried(lambda: open_ranges(index.path))
     except (ConfigError, OSError) as error:
-        raise DataError(
-            f"shard {index.path} was there when it was indexed and cannot be opened now: {error}"
-        ) from error
+        raise DataError(_gone(index, error)) from error
+
+
+def _refuse_changed(index: ShardIndex) -> None:
+    """Raise DataError when the file is not the one that was indexed."""
+    try:
+        unchanged = retried(lambda: ask(index.path)) == (index.size, index.mtime)
+    except (ConfigError, OSError) as error:
+        raise DataError(_gone(index, error)) from error
     if not unchanged:
         raise DataError(f"shard {index.path} has changed since it was indexed. Start again to index it anew.")
-    return index.table(), read_range
+
+
+def _gone(index: ShardIndex, error: Exception) -> str:
+    return f"shard {index.path} was there when it was indexed and cannot be opened now: {error}"
 
 
 def _payloads(read_range: ReadRange, places: list[tuple[int, int, int]]) -> list[bytes]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data.errors import ConfigError, nearest
+from data.secrets import HIDDEN
 from data.storage import SCHEMES, listed, scheme_of, shard_name
 
 SUFFIXES = (".tar", ".jsonl")
@@ -98,6 +99,8 @@ def _local(path: str, key: str, suffixes: tuple[str, ...]) -> list[str]:
 
 def _remote(url: str, key: str, suffixes: tuple[str, ...]) -> list[str]:
     scheme = scheme_of(url)
+    if HIDDEN in url:
+        raise ConfigError(f"{key}={url}: the credentials of a URL are never kept. Give it again, whole.")
     if scheme not in SCHEMES:
         raise ConfigError(f"{key}={url}: '{scheme}:' is not read. Use a local path or {', '.join(SCHEMES)}.")
     if shard_name(url).endswith(suffixes) and not (scheme in LISTED_SCHEMES and glob.has_magic(url)):
@@ -127,7 +130,8 @@ def _shard(path: str, key: str, suffixes: tuple[str, ...]) -> str:
 
 
 def _either(suffixes: tuple[str, ...]) -> str:
-    return f"{', '.join(suffixes[:-1])} or {suffixes[-1]}"
+    *others, last = suffixes
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _how_to_unpack(path: str) -> str:

@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar, cast
 from urllib.parse import urlsplit
 
 from data.errors import ConfigError, DataError, UserError
@@ -21,6 +21,7 @@ PACKAGES = {"https": "aiohttp", "http": "aiohttp", "s3": "s3fs", "gs": "gcsfs"}
 STAMPS = ("ETag", "etag", "LastModified", "last_modified", "updated", "mtime", "created")
 RETRY_SECONDS = (0.1, 1.0, 5.0)
 
+T = TypeVar("T")
 ReadRange = Callable[[int, int], bytes]
 
 
@@ -57,13 +58,13 @@ def filesystem(url: str) -> tuple[AbstractFileSystem, str]:
 def listed(url: str) -> list[str]:
     """The URLs that a remote glob matches, or that a remote folder holds, sorted. OSError when it cannot be asked."""
     fs, path = filesystem(url)
-    with _drivers_errors():
+    with drivers_errors():
         names: Any = fs.glob(path) if glob.has_magic(url) else fs.ls(path, detail=False) if fs.isdir(path) else []
         return sorted(str(fs.unstrip_protocol(name)) for name in names)
 
 
 @contextmanager
-def _drivers_errors() -> Iterator[None]:
+def drivers_errors() -> Iterator[None]:
     """Errors of a driver's own types (HTTP status, credentials) as OSError."""
     try:
         yield
@@ -76,11 +77,16 @@ def _drivers_errors() -> Iterator[None]:
 def stat(path: str) -> Stat:
     """Size and stamp of a shard; ConfigError when there is none, DataError when it cannot be asked."""
     try:
-        return _remote_stat(path) if scheme_of(path) else _local_stat(path)
+        return ask(path)
     except FileNotFoundError:
         raise ConfigError(f"shard {path} does not exist.") from None
     except OSError as error:
         raise DataError(f"shard {path} cannot be read: {error}") from error
+
+
+def ask(path: str) -> Stat:
+    """As `stat`; raises OSError."""
+    return _remote_stat(path) if scheme_of(path) else _local_stat(path)
 
 
 def _local_stat(path: str) -> Stat:
@@ -90,7 +96,7 @@ def _local_stat(path: str) -> Stat:
 
 def _remote_stat(path: str) -> Stat:
     fs, inner = filesystem(path)
-    with _drivers_errors():
+    with drivers_errors():
         info: dict[str, Any] = fs.info(inner)
     if not isinstance(info.get("size"), int):
         raise DataError(f"shard {path}: the server does not tell its size, so it cannot be read by offset.")
@@ -112,10 +118,10 @@ def open_ranges(path: str) -> ReadRange:
     fs, inner = filesystem(path)
 
     def fetch(start: int, end: int) -> bytes:
-        with _drivers_errors():
+        with drivers_errors():
             return cast(bytes, fs.cat_file(inner, start=start, end=end))
 
-    return lambda start, end: _retried(lambda: fetch(start, end))
+    return lambda start, end: retried(lambda: fetch(start, end))
 
 
 class _LocalRanges:
@@ -126,14 +132,15 @@ class _LocalRanges:
         self.descriptor = os.open(path, os.O_RDONLY)
 
     def __call__(self, start: int, end: int) -> bytes:
-        return _retried(lambda: os.pread(self.descriptor, end - start, start))
+        return retried(lambda: os.pread(self.descriptor, end - start, start))
 
     def __del__(self) -> None:
         if self.descriptor >= 0:
             os.close(self.descriptor)
 
 
-def _retried(read: Callable[[], bytes]) -> bytes:
+def retried(read: Callable[[], T]) -> T:
+    """read(), once more after each of RETRY_SECONDS while storage fails; not for what is not there."""
     for pause in RETRY_SECONDS:
         try:
             return read()

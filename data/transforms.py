@@ -164,11 +164,16 @@ class TrainingTransform:
     DRAWS = CROP_DRAWS + NOISE_DRAWS
 
     def __call__(self, pictures: Iterable[Tensor], draws: Floats) -> Tensor:
-        size = self.spec.size
-        batch = torch.empty(len(draws), 3, size, size, dtype=torch.uint8)
-        plain = EvaluationTransform(self.spec) if tuple(self.augment.crop_scale) == (1, 1) else None
-        for row, picture in enumerate(pictures):
-            batch[row] = plain(picture) if plain else self._cropped(picture, draws[row])
+        return self.noisy(torch.stack([self.at_size(*each) for each in zip(pictures, draws, strict=True)]), draws)
+
+    def at_size(self, picture: Tensor, draws: Floats) -> Tensor:
+        """(3, H, W) uint8, draws (DRAWS,) → (3, S, S) uint8: resized as in evaluation, or cropped at random."""
+        if tuple(self.augment.crop_scale) == (1, 1):
+            return EvaluationTransform(self.spec)(picture)
+        return self._cropped(picture, draws)
+
+    def noisy(self, batch: Tensor, draws: Floats) -> Tensor:
+        """batch (b, 3, S, S) of such pictures, draws (b, DRAWS)."""
         return add_noise(batch, self.augment, draws[:, CROP_DRAWS:])
 
     def _cropped(self, picture: Tensor, draws: Floats) -> Tensor:

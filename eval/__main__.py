@@ -55,7 +55,6 @@ def main() -> None:
         return
     command = parse_options(EvalCommand, sys.argv[1:], "python -m eval")
 
-    own_packages()
     from eval.trained import find_run, read_config
 
     run, checkpoint = find_run(command.checkpoint)
@@ -92,13 +91,12 @@ def evaluate(command: EvalCommand, run: Path, checkpoint: Path, specs: Sequence[
     from eval.suite import build_evaluators
     from eval.trained import load_trained
     from train.agreement import rank_0_first, rank_0_only
-    from train.distributed import init_world, shutdown
+    from train.contact import together
     from train.evaluation import written_report
 
     trained = load_trained(run, checkpoint)
     config = with_command(trained.config, command)
-    world = init_world(config.dist.timeout)
-    try:
+    with together(config.dist.timeout) as world:
         encode = encoder(config, trained.model, world)
         evaluators = rank_0_first(  # it indexes new shards, the others find them indexed
             world,
@@ -125,8 +123,6 @@ def evaluate(command: EvalCommand, run: Path, checkpoint: Path, specs: Sequence[
             print(f"step {trained.step} of {run}. Written: {', '.join(str(p) for paths in written for p in paths)}")
             if folder.resolve() == (run / "eval").resolve():
                 written_report(run, print)
-    finally:
-        shutdown()
 
 
 def encoder(config: TrainConfig, model: Model, world: World) -> Encoder:
@@ -141,6 +137,7 @@ def encoder(config: TrainConfig, model: Model, world: World) -> Encoder:
         workers=config.data.workers,
         precision=config.precision.value,
         cosine=config.objective.similarity.value == "cosine",
+        timeout=config.data.timeout,
     )
 
 
@@ -161,13 +158,6 @@ def with_command(config: TrainConfig, command: EvalCommand) -> TrainConfig:
     changed = replace(config.eval, **{key: value for key, value in given.items() if value is not None})
     workers = config.data.workers if command.workers is None else command.workers
     return replace(config, eval=changed, data=replace(config.data, workers=workers))
-
-
-def own_packages() -> None:
-    """A stranger's data/ or train/ in the working folder would win silently: refuse it by name."""
-    from train.__main__ import own_packages as check
-
-    check()
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from data.errors import ConfigError, DataError, HardwareError
 from eval.encode import Encoder, check_finite
+from eval.memory import trim
 from eval.progress import progress
 from train.agreement import from_rank_0, rank_0_only
 from train.checkpoint import named_tensors
@@ -127,6 +128,7 @@ def encode_corpus(
             hear = stack.enter_context(progress(f"Encode {side}", len(items), first, tell))
             for start, vectors in _windows(encode, side, items, size, first):
                 store.write(start, vectors)
+                trim()
                 hear(start + len(vectors))
         return store.embeddings()
 

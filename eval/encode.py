@@ -10,7 +10,6 @@ N items, E block size, W ranks, D embedding width.
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,10 +21,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
 
-from data.errors import DataError, UserError
-from data.workers import obey_parent_alone, started
+from data.errors import DataError
+from data.workers import at, served
+from train.signals import Stopped
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,7 +39,9 @@ AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 class Encoder:
     """`encoder("x", items)` → float32 (N, D) on every rank, L2-normalised when the score is the cosine.
 
-    precision: fp32, bf16 or fp16, of the towers alone. workers: loader processes of this rank, 0 for none.
+    precision: fp32, bf16 or fp16, of the towers alone. workers: loader processes of this rank, 0 for none;
+    timeout: seconds to wait for a block of theirs, 0 for ever.
+    should_stop: asked before each round, the same answer on all ranks; where it is True, the encoding raises Stopped.
     """
 
     towers: dict[str, nn.Module]
@@ -49,6 +50,8 @@ class Encoder:
     workers: int = 0
     precision: str = "fp32"
     cosine: bool = True
+    should_stop: Callable[[], bool] = lambda: False
+    timeout: float = 60.0
 
     def __call__(self, side: Literal["x", "y"], items: Items) -> np.ndarray:
         """Raises DataError when the tower returns a value that is not finite."""
@@ -64,6 +67,8 @@ class Encoder:
         left = len(items)
         with _evaluating(tower):
             for inputs in self._load(blocks):
+                if self.should_stop():
+                    raise Stopped
                 embeddings = _gathered(self._embed(tower, inputs), world)[:left]
                 left -= len(embeddings)
                 yield embeddings
@@ -77,20 +82,8 @@ class Encoder:
 
     def _load(self, blocks: _Blocks) -> Iterator[Tensor]:
         workers = min(self.workers, len(blocks) - 1)  # one block: a process would only cost its start
-        if workers:  # the tokenizers library would say at every fork that it stops using threads
-            os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        loader = DataLoader(
-            blocks,
-            batch_size=None,
-            num_workers=workers,
-            worker_init_fn=obey_parent_alone,
-            pin_memory=self.world.device.type == "cuda",
-            generator=torch.Generator(),  # otherwise the start of workers draws from the global generator
-        )
-        for inputs in started(loader):
-            if isinstance(inputs, UserError):
-                raise inputs
-            yield inputs
+        rank, pin = self.world.rank, self.world.device.type == "cuda"
+        return served(blocks, range(len(blocks)), workers=workers, timeout=self.timeout, rank=rank, pin=pin)
 
 
 @dataclass(frozen=True)
@@ -137,16 +130,15 @@ def build_encode(
     workers: int = 0,
     precision: str = "fp32",
     cosine: bool = True,
+    should_stop: Callable[[], bool] = lambda: False,
+    timeout: float = 60.0,
 ) -> Encoder:
     """The encoder of two towers, which may be wrapped for data parallelism or compiled."""
-    return Encoder({"x": x_tower, "y": y_tower}, world, block, workers, precision, cosine)
+    return Encoder({"x": x_tower, "y": y_tower}, world, block, workers, precision, cosine, should_stop, timeout)
 
 
-class _Blocks(Dataset["Tensor | UserError"]):
-    """The blocks of one rank. A surplus index repeats the last block; its rows are cut off after the gathering.
-
-    A user's error arrives as a value: torch would turn an exception of a worker into text with a traceback.
-    """
+class _Blocks:
+    """The blocks of one rank. A surplus index repeats the last block; its rows are cut off after the gathering."""
 
     def __init__(self, items: Items, block: int, rank: int, size: int) -> None:
         assert len(items) > 0, "nothing to encode"
@@ -156,15 +148,13 @@ class _Blocks(Dataset["Tensor | UserError"]):
     def __len__(self) -> int:
         return -(-self.total // self.size)
 
-    def __getitem__(self, index: int) -> Tensor | UserError:
-        try:
-            return self._padded(index)
-        except UserError as error:
-            return error
+    def place(self, item: int) -> str:
+        return f"items {item} … {min(item + self.block, len(self.items)) - 1} of an evaluation"
 
-    def _padded(self, index: int) -> Tensor:
+    def __getitem__(self, index: int, /) -> Tensor:
         k = min(index * self.size + self.rank, self.total - 1)
         start, stop = k * self.block, min((k + 1) * self.block, len(self.items))
+        at(start)
         rows = self.items.block(start, stop)
         missing = self.block - (stop - start)
         return rows if missing == 0 else torch.cat([rows, rows[-1:].expand(missing, *rows.shape[1:])])

@@ -1,7 +1,8 @@
 """The k best rows of a corpus by inner product, with FAISS: exact or with an index, in memory or larger than it.
 
 The corpus is a matrix, float32 or float16, in RAM or mapped. It is searched shard by shard; a shard takes `memory`
-bytes as the index holds it, and where it begins and ends depends on nothing else. Answers are merged as they come.
+bytes as the index holds it, and where it begins and ends depends on nothing else. On a CPU exact search is as fast with
+small shards; an index answers better, and a GPU faster, with large ones. Answers are merged as they come.
 Queries go in blocks of BLOCK. Ranks share the pairs of (shard, block): every rank makes the calls that one process
 would make, so the result does not depend on their number.
 
@@ -17,7 +18,6 @@ n queries, m corpus rows, D width, k answers, q queries of a block, s rows of a 
 
 from __future__ import annotations
 
-import mmap
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -30,15 +30,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from eval.index_spec import Spec, has_gpu, load_faiss
+from eval.memory import forget_pages
 from train.agreement import from_rank_0
 from train.distributed import World
 
-MEMORY = 2**30  # bytes of a shard
+MEMORY, EXACT_ON_CPU = 2**30, 2**26  # bytes of a shard
 BLOCK = 1024  # queries
 SAMPLE = 65_536  # corpus rows that an index is trained on; more when it has many lists
 PER_LIST = 64
 SLAB = 2**24  # bytes of a corpus that are turned into float32 at a time
-STRIP, STRIP_GPU = 2**22, 2**28  # scores held at a time
+STRIP, STRIP_GPU = 2**20, 2**28  # scores held at a time
 ALONE = World()
 
 
@@ -64,7 +65,7 @@ def search(
     k: int,
     spec: str = "Flat",
     *,
-    memory: int = MEMORY,
+    memory: int | None = None,
     world: World = ALONE,
 ) -> Hits:
     """The k best rows of the corpus for each query; k is cut to m. spec, memory, world, errors: see Index."""
@@ -93,14 +94,14 @@ class Index:
     """
 
     def __init__(
-        self, corpus_mD: np.ndarray, spec: str = "Flat", *, memory: int = MEMORY, world: World = ALONE
+        self, corpus_mD: np.ndarray, spec: str = "Flat", *, memory: int | None = None, world: World = ALONE
     ) -> None:
         _check("corpus", corpus_mD)
         faiss, parsed = load_faiss(), Spec.parsed(spec)
         exact = parsed.factory == "Flat" and not parsed.options
         self.corpus, self.world = corpus_mD, world
         self._shard = _Exact(faiss) if exact else _Approximate(faiss, parsed, corpus_mD, world)
-        self._rows = max(1, memory // self._shard.bytes_per_row(corpus_mD.shape[1]))
+        self._rows = max(1, (memory or self._shard.memory) // self._shard.bytes_per_row(corpus_mD.shape[1]))
 
     def search(self, queries_nD: np.ndarray, k: int) -> Hits:
         """The k best rows for each query; k is cut to m."""
@@ -137,6 +138,7 @@ class _Exact:
 
     def __init__(self, faiss: ModuleType) -> None:
         self.faiss, self.on_gpu = faiss, torch.cuda.is_available()
+        self.memory = MEMORY if self.on_gpu else EXACT_ON_CPU
         self._kept: tuple[int, Any] = (-1, None)
 
     def bytes_per_row(self, width: int) -> int:
@@ -164,6 +166,8 @@ class _Exact:
 
 class _Approximate:
     """A FAISS index that has learnt what it needs, filled with one shard after the other."""
+
+    memory = MEMORY
 
     def __init__(self, faiss: ModuleType, spec: Spec, corpus: np.ndarray, world: World) -> None:
         self.faiss, self.spec = faiss, spec
@@ -199,7 +203,7 @@ class _Approximate:
         rows = np.unique(np.linspace(0, len(corpus) - 1, count).astype(np.int64))
         with self.spec.errors(f" (the corpus has {len(corpus)} rows)"):
             index.train(_finite("corpus", corpus[rows]))
-        _forget_pages(corpus)
+        forget_pages(corpus)
         return self.faiss.serialize_index(index)
 
     def _filled(self, corpus: np.ndarray, start: int, stop: int) -> Any:
@@ -237,7 +241,7 @@ def _slabs(corpus: np.ndarray, start: int, stop: int) -> Iterator[tuple[int, np.
     step = max(1, SLAB // (4 * corpus.shape[1]))
     for row in range(start, stop, step):
         yield row, _finite("corpus", corpus[row : min(row + step, stop)])
-        _forget_pages(corpus)
+        forget_pages(corpus)
 
 
 def _shard(corpus: np.ndarray, start: int, stop: int) -> np.ndarray:
@@ -250,15 +254,6 @@ def _shard(corpus: np.ndarray, start: int, stop: int) -> np.ndarray:
     for row, rows in _slabs(corpus, start, stop):
         shard[row - start :][: len(rows)] = rows
     return shard
-
-
-def _forget_pages(corpus: np.ndarray) -> None:
-    """Pages of a mapped file count as memory of this process until it lets go of them."""
-    base = corpus
-    while isinstance(base, np.ndarray) and base.base is not None:
-        base = base.base
-    if isinstance(base, mmap.mmap) and not corpus.flags.writeable:  # own changes would be lost
-        base.madvise(mmap.MADV_DONTNEED)
 
 
 def _tensor(array: np.ndarray) -> Tensor:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from data import errors
 from data.command_line import help_text, parse_options
 from data.config import MiningConfig
-from data.errors import ConfigError
+from data.errors import ConfigError, shown
+from data.secrets import without_secrets
 from eval.config import MineCommand
 
 if TYPE_CHECKING:
@@ -61,9 +62,6 @@ def main() -> None:
         return
     command = parse_options(MineCommand, sys.argv[1:], "python -m eval.mine")
 
-    from train.__main__ import own_packages
-
-    own_packages()
     from eval.index_spec import check_spec
     from eval.trained import find_run, read_config
 
@@ -95,13 +93,12 @@ def negatives(command: MineCommand, config: TrainConfig, run: Path, checkpoint: 
     from eval.pair_scores import read_pair_scores
     from eval.trained import load_trained
     from train.agreement import agreed, rank_0_first
-    from train.distributed import init_world, shutdown
+    from train.contact import together
     from train.fitting import build_encoder
 
     trained = load_trained(run, checkpoint)
     out = Path(command.out).expanduser() if command.out else run / "mined"
-    world = init_world(config.dist.timeout)
-    try:
+    with together(config.dist.timeout) as world:
         model = trained.model
         model.towers.to(world.device)
         questions, corpus = rank_0_first(world, lambda: opened(config))
@@ -113,14 +110,13 @@ def negatives(command: MineCommand, config: TrainConfig, run: Path, checkpoint: 
             "step": trained.step,
             "questions": questions.fingerprint,
             "corpus": corpus.fingerprint,
-            "scores": command.scores,
+            "scores": without_secrets(command.scores),
         }
         summary = mine(replace(source, scores=scores), config.data.negatives.mining, out, world, identity)
         if world.rank == 0:
-            print("\n".join([*report(summary), *examples(source, out / MINED, command.examples)]))
-            print(f"\nWritten: {out / MINED}. To train on it:\n  {training_command(command, config, run, out / MINED)}")
-    finally:
-        shutdown()
+            print(shown("\n".join([*report(summary), *examples(source, out / MINED, command.examples)])))
+            again = training_command(command, config, run, out / MINED)
+            print(shown(f"\nWritten: {out / MINED}. To train on it:\n  {again}"))
 
 
 def opened(config: TrainConfig) -> tuple[Questions, Corpus]:

@@ -127,10 +127,10 @@ class PassageRetrieval(Evaluator):
     def _runs(self, found: Mapping[str, Hits]) -> dict[str, Run]:
         """What the encoders have found, and the other systems that are asked for."""
         every = range(len(self.data.questions))
-        runs = {name: self._run([hits.found(query) for query in every]) for name, hits in found.items()}
+        runs = {name: self._run(hits.found(query) for query in every) for name, hits in found.items()}
         if {Baseline.bm25, Baseline.fusion} & set(self.baselines):
             pairs = self.side.bm25.search([question.text for question in self.data.questions], self._depth)
-            words = self._run([list(zip(places.tolist(), scores.tolist(), strict=True)) for scores, places in pairs])
+            words = self._run(list(zip(places.tolist(), scores.tolist(), strict=True)) for scores, places in pairs)
             fused = reciprocal_rank_fusion([runs["model"], words], depth=self.options.depth)
             others = {Baseline.bm25: words, Baseline.fusion: fused}
             runs |= {baseline.value: run for baseline, run in others.items() if baseline in self.baselines}

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data.errors import DataError, HardwareError
+from data.secrets import without_credentials
 from train.config import Task
+from train.headlines import PASSAGE_METRICS
 
 if TYPE_CHECKING:
     from eval.encode import Evaluator, Report
@@ -19,8 +21,6 @@ _RECALLS = (("text_to_image_R@", "image_retrieval_recall@"), ("image_to_text_R@"
 OTHER_TOOLS = (".beir", ".dpr")  # ends of JSON files that are not ours
 LONGEST_NAME = 18  # columns of a table that a name has; a longer one is folded
 NO_FILES: Mapping[str, Callable[[Path], None]] = {}
-# of passage retrieval, four columns: the first of these that there are
-_COLUMNS = "nDCG@10 Recall@100 accuracy@20 accuracy@100 MRR@10 Success@1 accuracy@1 accuracy@5".split()
 
 
 def facts(config: TrainConfig, checkpoint: Path, step: int) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def result(report: Report, evaluator: Evaluator, facts: Mapping[str, Any]) -> di
     theirs = {t + k.removeprefix(o): v for o, t in _RECALLS for k, v in report.metrics.items() if k.startswith(o)}
     return {
         "dataset": evaluator.name.removeprefix("eval/"),
-        "source": evaluator.source,
+        "source": without_credentials(evaluator.source),
         **facts,
         "task": report.task,
         "metrics": {**report.metrics, **theirs},
@@ -80,8 +80,12 @@ def print_saved_tables(folder: Path) -> None:
 
 def saved_results(folder: Path) -> list[dict[str, Any]]:
     """The results that lie in `folder`, by name; files of others are passed over."""
-    paths = (path for path in sorted(folder.glob("*.json")) if not path.stem.endswith(OTHER_TOOLS))
-    return [found for path in paths if (found := _own(path)) is not None]
+    return [found for path in result_files(folder) if (found := _own(path)) is not None]
+
+
+def result_files(folder: Path) -> list[Path]:
+    """The JSON files that are not another tool's, by name."""
+    return [path for path in sorted(folder.glob("*.json")) if not path.stem.endswith(OTHER_TOOLS)]
 
 
 def _own(path: Path) -> dict[str, Any] | None:
@@ -156,7 +160,7 @@ def _passage_tables(results: Sequence[Mapping[str, Any]]) -> Any:
 
 def _passage_table(result: Mapping[str, Any]) -> Any:
     """System by metric, each with its 95 % interval below, and by how much of the first metric the model is ahead."""
-    shown = [name for name in _COLUMNS if name in result["metrics"]][:4]
+    shown = [name for name in PASSAGE_METRICS if name in result["metrics"]][:4]
     metrics = [name for name in result["metrics"] if name in shown]
     sizes = {name: f"{result['metrics'][f'num_{name}']:,.0f} {name}" for name in ("questions", "passages")}
     title = f"{result['dataset']}: {sizes['questions']}, {sizes['passages']}"

@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from eval.memory import forget_pages
+
 QUERIES = 2000
 PER_QUERY = 5  # right pairs, and random ones
 BINS = 40
-SLAB = 2**22  # numbers of each side held at a time: 16 MiB
+SLAB = 2**18  # numbers of each side held at a time; each row of a mapped file brings its neighbours along
 
 
 def spread(n: int, count: int = QUERIES) -> np.ndarray:
@@ -56,4 +58,5 @@ def _pair_scores(queries_kD: np.ndarray, items_mD: np.ndarray, items: Sequence[n
     for start in range(0, len(rows), size):
         part = slice(start, start + size)
         scores[part] = np.einsum("pd,pd->p", queries_kD[rows[part]], items_mD[columns[part]].astype(np.float32))
+        forget_pages(items_mD)
     return scores

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from PIL import Image
 
-from train.files import sync
+from train.files import remove, sync
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,7 +38,8 @@ class Thumbnails:
         Raises DataError for a picture that cannot be read.
         """
         new, old = (folder.with_name(f".{folder.name}.{end}") for end in ("partial", "old"))
-        _remove(new, old)  # of a process that was killed
+        for left in (new, old):  # by a process that was killed
+            remove(left)
         try:
             new.mkdir()
             for i in sorted(self._asked):
@@ -52,12 +52,8 @@ class Thumbnails:
                 os.rename(new, folder)
             sync(folder.parent)
         finally:
-            _remove(new, old)
-
-
-def _remove(*folders: Path) -> None:
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
+            for left in (new, old):
+                remove(left)
 
 
 def thumbnail(picture: Tensor) -> bytes:

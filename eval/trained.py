@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from data.errors import ConfigError, nearest
 from train.compose import typed
@@ -59,13 +59,12 @@ def find_run(path: str, note: Callable[[str], None] = note) -> tuple[Path, Path]
 def load_trained(run: Path, checkpoint: Path) -> Trained:
     """Raises DataError when the checkpoint is damaged, ConfigError when it does not fit the run's configuration."""
     from data.image_text import image_spec
-    from train.checkpoint import STATE, load_weights, restore_weights, verify
+    from train.checkpoint import load_weights, restore_weights, step_of
     from train.towers import ImageTextModel, build_model
 
     config = read_config(run)
     weights = load_weights(checkpoint)
-    verify(checkpoint, only=(STATE,))
-    step = int(json.loads((checkpoint / STATE).read_text())["step"])
+    step = step_of(checkpoint)
     model = build_model(config.model, config.task, load_pretrained=False)
     restore_weights(weights, {"towers": model.towers})
     if isinstance(model, ImageTextModel):
@@ -83,5 +82,6 @@ def read_config(run: Path) -> TrainConfig:
         saved = OmegaConf.load(path)
         objective = OmegaConf.merge(OmegaConf.structured(CONFIGS[saved.objective.name]), saved.objective)
         return typed(OmegaConf.merge(OmegaConf.structured(TrainConfig), saved, {"objective": objective}))
-    except (OmegaConfBaseException, AttributeError, KeyError) as error:
-        raise ConfigError(f"{path} is not a configuration of this version: {str(error).splitlines()[0]}") from error
+    except (OmegaConfBaseException, YAMLError, LookupError, AttributeError, TypeError, ValueError, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"{path} is not a configuration of this version: {reason}") from error

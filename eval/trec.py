@@ -32,6 +32,7 @@ Qrels = dict[str, dict[str, int]]  # query → document → grade
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
 MAX_LINE = 65_536  # bytes
 MAX_GRADE = 10_000  # trec_eval makes a table as long as the highest grade
+AT_ONCE = 1024  # queries that are measured together
 CUTOFFS = (1, 3, 5, 10, 100, 1000)  # BEIR's
 
 # All are pytrec_eval's, which is trec_eval, but MRR@k: MS MARCO's own. Both through ir_measures.
@@ -86,9 +87,12 @@ def measures(qrels: Qrels, run: Run, names: Iterable[str]) -> dict[str, dict[str
     """
     wanted = {_measure(name): name for name in names}
     found = {name: dict.fromkeys(qrels, 0.0) for name in wanted.values()}
-    strict = {query: dict(ranked(scores)) for query, scores in run.items() if query in qrels}
-    for query, measure, value in ir_measures.iter_calc(list(wanted), qrels, strict) if qrels and wanted else ():
-        found[wanted[measure]][query] = float(value)
+    queries = [query for query in run if query in qrels]
+    for start in range(0, len(queries) if wanted else 0, AT_ONCE):
+        some = queries[start : start + AT_ONCE]  # a run may be larger than what is left of memory for a second one
+        strict = {query: dict(ranked(run[query])) for query in some}
+        for query, measure, value in ir_measures.iter_calc(list(wanted), {q: qrels[q] for q in some}, strict):
+            found[wanted[measure]][query] = float(value)
     return found
 
 

@@ -7,6 +7,7 @@ dataset_type.txt saying "retrieval"                      retrieval: .txt holds o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +47,7 @@ def read_wds(path: Path) -> WdsFolder:
 def _shards(path: Path) -> list[str]:
     """Shards of the test split in the order of their numbers."""
     count = _lines(path / "test" / "nshards.txt", needed=False)
-    if count and count[0].isdecimal():
+    if count and re.fullmatch("[0-9]{1,6}", count[0]):
         return [str(path / "test" / f"{n}.tar") for n in range(int(count[0]))]
     numbered = sorted((p for p in path.glob("*.tar") if p.stem.isdecimal()), key=lambda p: int(p.stem))
     if not numbered:

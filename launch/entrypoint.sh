@@ -15,6 +15,11 @@ case ${1:-} in
         exit 2
         ;;
 esac
+if [ "${HOME:-}" = /cache ]; then # the container's: users that share the volume neither block nor believe each other
+    HOME=/cache/$(id -u)
+    export HOME XDG_CACHE_HOME=$HOME
+    mkdir -p "$HOME"
+fi
 # shellcheck disable=SC2086 # several words; never none, or `source` would hand on our own arguments
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" ${DYAD_EXTRAS:-demo}
 exec "${command[@]}"

@@ -1,11 +1,32 @@
 #!/usr/bin/env bash
 # What torchrun.sh and slurm.sbatch share. Sourced, after setup.sh.
 
+dyad_numbers() { # NAME=VALUE …: whole numbers, before arithmetic, which would run $(…) inside them, or scontrol sees them
+    local pair
+    for pair; do
+        if [[ ! ${pair#*=} =~ ^[0-9]{1,18}$ ]]; then
+            echo "error: $pair is no whole number" >&2
+            exit 2
+        fi
+    done
+}
+
 dyad_check() { # refuses a mistake at once, and says it once, not in every process; prints the run folder, if there is one
     WORLD_SIZE=$((NPROC * ${NNODES:-1})) python -c 'import sys
 from data.errors import run
 from train.__main__ import check_arguments
 run(lambda: print(check_arguments(sys.argv[1:]) or ""))' "$@"
+}
+
+dyad_port() { # refuses a port that the first of several machines cannot open: torchrun would tell it on twenty lines
+    python -c 'import os, socket, sys
+from data.errors import HardwareError, run
+def open_once():
+    try:
+        socket.create_server(("", int(sys.argv[1]))).close()
+    except OSError as error:
+        raise HardwareError(f"MASTER_PORT={sys.argv[1]}: {os.strerror(error.errno)}. Choose another port") from error
+run(open_once)' "$1"
 }
 
 dyad_attend() { # waits for a child, and returns its exit code: a trapped signal ends `wait` early, not the child

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The whole test suite with line coverage, after ruff, pyright and shellcheck, one process per core (TEST_PROCESSES).
-# Arguments go to pytest, which then runs alone:  bash launch/test.sh -k order
+# The whole test suite with line coverage, after ruff and pyright, one process per core (TEST_PROCESSES).
+#   bash launch/test.sh --soak            also what takes minutes: many kills, long runs, four processes
+#   bash launch/test.sh --soak -k kills   any other arguments go to pytest, which then runs alone
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" demo dev bench build onnx
 export HF_HUB_OFFLINE=1 WANDB_MODE=offline COVERAGE_FILE="$PWD/.coverage"
@@ -8,10 +9,14 @@ processes=${TEST_PROCESSES:-$(nproc)}
 export OMP_NUM_THREADS=1 # threads of several processes would wait for each other; nproc would believe it
 ruff check --no-cache .
 ruff format --check .
-shellcheck -x launch/*.{sh,sbatch} tests/{,*/}*.sh .ci/run
 pyright
+soak=()
+if [ "$*" = --soak ]; then
+    soak=(--soak)
+    shift
+fi
 if [ $# -gt 0 ]; then exec python -m pytest "$@"; fi
 rm -f .coverage .coverage.*
-python -m coverage run -m pytest -n "$processes" --dist loadfile --no-loadscope-reorder
+python -m coverage run -m pytest "${soak[@]}" -n "$processes" --dist loadfile --no-loadscope-reorder
 python -m coverage combine -q
 python -m coverage report --fail-under=90

@@ -21,6 +21,7 @@ if [ -z "${NPROC:-}" ]; then
     NPROC=$({ nvidia-smi -L || true; } 2>/dev/null | wc -l)
     if [ "$NPROC" -eq 0 ]; then NPROC=2; fi
 fi
+dyad_numbers NPROC="$NPROC" NNODES="${NNODES:-1}" SLURM_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"
 if [ "${NNODES:-1}" = 1 ]; then
     rendezvous=(--standalone)
 else
@@ -44,6 +45,7 @@ if [ -n "$dry_run" ]; then
 fi
 
 if [ "${SLURM_NODEID:-0}" = 0 ]; then dyad_check "$@" >/dev/null; fi
+if [ "${NNODES:-1}" != 1 ] && [ "${SLURM_NODEID:-}" = 0 ]; then dyad_port "${MASTER_PORT:-29500}"; fi
 threads=$((${SLURM_CPUS_PER_TASK:-$(nproc)} / NPROC))
 : "${OMP_NUM_THREADS:=$((threads > 1 ? threads : 1))}"
 DYAD_EXIT_CODE=$(mktemp) # the trainer writes its exit code here, see data/errors.py

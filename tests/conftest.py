@@ -1,27 +1,44 @@
-"""Offline, quiet, and without the tests of hardware that is not here: those are left out, not skipped."""
+"""Offline, quiet, and without the tests of hardware that is not here: those are left out, not skipped.
+
+So are the long ones, marked soak, unless asked for: pytest --soak.
+"""
 
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers_cli import Commands
+from helpers_tiny import make_models, tiny_arguments
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
     """Starts `python -m …` without the seconds of its imports."""
     started = Commands(tmp_path_factory.mktemp("out"))
     yield started
     started.close()
+
+
+@pytest.fixture(scope="session")
+def models(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with open_clip.json and a transformers folder bert/, both tiny."""
+    return make_models(commands, tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def tiny(models: Path, tmp_path: Path) -> Callable[[dict[str, Any]], list[str]]:
+    """The arguments of a run of seconds, with run folders in tmp_path/runs; keys as they are typed override."""
+    return lambda keys: tiny_arguments(models, tmp_path / "runs", keys)
 
 
 def _found(program: str) -> bool:
@@ -39,6 +56,10 @@ def _mounts() -> bool:
     return _found("unshare") and not subprocess.run(command, capture_output=True).returncode
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--soak", action="store_true", help="also what takes minutes: many kills, long runs")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     import torch
 
@@ -50,6 +71,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         "compiler": _found("g++"),
         "mounts": _mounts(),
         "chromium": Path("/usr/bin/chromium").exists(),
+        "soak": bool(config.getoption("soak")),
         "debian": any(i.get_closest_marker("debian") for i in items) and _serves("sword-text-web=426.0-1"),
     }
     absent = [i for i in items if any(i.get_closest_marker(name) and not found for name, found in here.items())]

@@ -33,8 +33,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from data.batch import Batch
-from data.errors import HardwareError, UserError
+from data.errors import UserError
 from train.config import OptimConfig
+from train.contact import LostContact, in_contact
 from train.distributed import (
     World,
     all_reduce_sum,
@@ -42,7 +43,6 @@ from train.distributed import (
     barrier,
     broadcast_object,
     init_world,
-    lost_contact_named,
     shutdown,
 )
 from train.step import TrainStep
@@ -119,7 +119,7 @@ def check_not_finite(chunk_size: int | None, world: World) -> None:
     assert step(broken, 1)["skipped"] == 1
     assert same_bits(snapshot(step), before)
     assert step(broken, 2)["skipped"] == 2
-    with pytest.raises(UserError, match="step 3"):
+    with pytest.raises(UserError, match="step 4"):
         step(broken, 3)
     assert same_bits(snapshot(step), before)
     assert step(own(batch(B), sizes, world.rank), 4)["skipped"] == 3
@@ -171,14 +171,23 @@ def check_collectives(world: World) -> None:
 
 
 def check_lost_contact(world: World) -> None:
-    """Rank 0 waits for the others, who do not come."""
+    """All but the last rank wait for it; the first of them names it, and no other says a word."""
     group = dist.new_group(timeout=timedelta(seconds=1))
-    if world.rank == 0:
-        with pytest.raises(HardwareError, match=r"rank 0 of \d lost contact"), lost_contact_named(world):
+    last = world.size - 1
+    if world.rank < last:
+        with pytest.raises(LostContact) as caught, in_contact(world, lambda: "the test"):
             barrier(replace(world, group=group))
-    with pytest.raises(RuntimeError, match="something else"), lost_contact_named(world):
-        raise RuntimeError("something else")
+        assert str(caught.value).startswith(f"rank {last} of {world.size} did not come to the test: "), caught.value
+        assert caught.value.told == (world.rank > 0)
+    with pytest.raises(UserError, match="of all"), in_contact(world):
+        raise of_all()
     barrier(world)
+
+
+def of_all() -> UserError:
+    error = UserError("of all")
+    error.everywhere = True
+    return error
 
 
 def main() -> None:

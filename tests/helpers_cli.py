@@ -7,12 +7,15 @@ python tests/helpers_cli.py reads JSON lines, {"start": [module, argument, …],
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import runpy
 import socket
 import subprocess
 import sys
+import threading
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -50,6 +53,7 @@ class Commands:
     def start(self, *arguments: str, **environment: str) -> Running:
         self._count += 1
         out = self._folder / f"out-{self._count}.txt"
+        out.touch()  # the process makes it only when it has begun
         return Running(self, self.ask(start=arguments, out=str(out), env=environment), out)
 
     def run(self, *arguments: str, **environment: str) -> Ended:
@@ -57,13 +61,16 @@ class Commands:
 
     def world(self, size: int, *arguments: str, **environment: str) -> list[Ended]:
         """As torchrun starts them on one machine."""
+        return [r.wait() for r in self.started(size, *arguments, coming=None, **environment)]
+
+    def started(self, size: int, *arguments: str, coming: Sequence[int] | None, **environment: str) -> list[Running]:
+        """coming: the ranks that do start; None: all."""
         with socket.socket() as free:
             free.bind(("localhost", 0))
             port = str(free.getsockname()[1])
         common = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "localhost"}
         ranks = [{"RANK": str(r), "LOCAL_RANK": str(r), "MASTER_PORT": port, **common} for r in range(size)]
-        running = [self.start(*arguments, **environment, **rank) for rank in ranks]
-        return [r.wait() for r in running]
+        return [self.start(*arguments, **{**ranks[r], **environment}) for r in coming or range(size)]
 
     def ask(self, **question: object) -> int:
         assert self._server.stdin and self._server.stdout
@@ -99,18 +106,31 @@ def serve() -> None:
             continue
         child = os.fork()
         if child == 0:
-            return become(question["start"], question["out"], question["env"])
+            os._exit(become(question["start"], question["out"], question["env"]))
         print(child, flush=True)
 
 
-def become(arguments: Sequence[str], out: str, environment: Mapping[str, str]) -> None:
+def become(arguments: Sequence[str], out: str, environment: Mapping[str, str]) -> int:
+    """The exit code. To take all those modules apart would cost more than most commands, so the process just ends."""
     os.setsid()
     file = os.open(out, os.O_WRONLY | os.O_CREAT, 0o644)
     for stream in (1, 2):
         os.dup2(file, stream)
     os.environ.update(environment)
     sys.argv = list(arguments)
-    runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    code: object = 0
+    try:
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        code = end.code or 0
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as the interpreter would
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    return code if isinstance(code, int) else 1
 
 
 if __name__ == "__main__":

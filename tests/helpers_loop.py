@@ -14,11 +14,12 @@ import torch
 from torch import nn
 
 from data.batch import Batch
-from train.checkpoint import capture, find, load, restore, save, tidy
+from train.checkpoint import capture, find, load, restore, tidy
 from train.config import TrackingConfig, Wandb
 from train.loop import Outcome, Plan, fit
 from train.metrics import build_logger
 from train.run_state import locked, recorded
+from train.saving import Saves
 from train.signals import StopRequest
 
 STEPS, BATCH, WIDTH = 20, 8, 64
@@ -78,12 +79,16 @@ def run(run_dir: Path, pause: float = 0.0, toy: Toy | None = None) -> Outcome:
             evaluation_owed=owed,
         )
 
-        def write(step: int, evaluation_owed: bool) -> None:
-            save(run_dir, capture(toy.modules, toy.optimizer, step, {"owed": evaluation_owed}), keep=2)
+        plan = Plan(first, STEPS, BATCH, 1, log_every=1, evaluate_every=5, save_every=3, evaluation_owed=owed)
+        saves = Saves(run_dir, 2, first=logger.flush, next_save=plan.next_save, say=logger.print)
 
-        with logger, recorded(run_dir, first, STEPS) as record:
+        def write(step: int, evaluation_owed: bool, last: bool) -> None:
+            saves.wait()
+            (saves.now if last else saves.behind)(capture(toy.modules, toy.optimizer, step, {"owed": evaluation_owed}))
+
+        with logger, recorded(run_dir, first, STEPS) as record, saves:
             outcome = fit(
-                Plan(first, STEPS, BATCH, 1, log_every=1, evaluate_every=5, save_every=3, evaluation_owed=owed),
+                plan,
                 toy.batches(first, STEPS),
                 step=toy.step,
                 diagnose=lambda: {},

@@ -116,7 +116,7 @@ def retrieval() -> dict[str, Any]:
         "scores": scores(),
         "gallery": {
             "picture → texts": [case(k, item(3, True), {"model": found(False, 2)}, rank=3) for k in kinds],
-            "text → pictures": [case(k, item(3), {"model": found(True, n)}, rank=n + 1) for n, k in enumerate(kinds)],
+            "text → pictures": [case(k, item(3), {"model": found(True, n)[n:]}, rank=1) for n, k in enumerate(kinds)],
         },
     }
 
@@ -214,8 +214,17 @@ def write_run(
     return folder
 
 
+def finished(run: Path) -> tuple[list[dict[str, Any]], Path]:
+    """What a run ends with: its results, their pictures in its folder, and a page."""
+    results, report = [retrieval(), zero_shot(), passages()], run / "report.html"
+    for result in results:
+        write_pictures(run / "eval" / f"{result['dataset']}.pictures")
+    report.write_text("<!doctype html><html><head><title>toy</title></head><body>the report</body></html>")
+    return results, report
+
+
 def write_pictures(folder: Path, size: int = 48, noise: bool = False) -> None:
-    folder.mkdir()
+    folder.mkdir(parents=True, exist_ok=True)
     generator = np.random.default_rng(0)
     for i in range(6):
         pixels = generator.integers(0, 256, (size, size, 3)) if noise else np.full((size, size, 3), 40 * i)

@@ -22,7 +22,7 @@ from test_metrics import ROOT
 TRACKED = """
 import os, signal, sys
 from pathlib import Path
-from tests.helpers_results import finished
+from tests.helpers_report import finished
 from train.config import TrackingConfig, Wandb
 from train.metrics import build_logger
 from train.tracking import decided

@@ -64,7 +64,7 @@ def test_names_and_paths_stay_text(tmp_path: Path) -> None:
     assert len(titles) == 6 and titles[0].startswith("# a: b --- \\# \\<script\\>")
     assert "`````text\n````\n# not a title\n</details><b>\n`````" in body
     outside = body.replace("<details><summary>", "").replace("</summary>", "").split("`````text")[0]
-    assert "<summary>a|b`&lt;u&gt;/NOTICE.md</summary>" in body
+    assert "<summary>…/a|b`&lt;u&gt;/NOTICE.md</summary>" in body
     plain = re.sub(r"(?<!`)(`+)(?!`).*?(?<!`)\1(?!`)", "", outside)  # without what is code
     assert "alert" in plain and not re.search(r"(?<!\\)[<\[]", plain)
     rows = [line.replace(r"\|", "") for line in body.splitlines() if line.startswith("|")]
@@ -73,7 +73,7 @@ def test_names_and_paths_stay_text(tmp_path: Path) -> None:
 
 def test_no_folder_password_or_signature_of_ours_is_told(tmp_path: Path) -> None:
     text = written(train=[str(tmp_path / "mine" / "a.jsonl"), "https://me:word@host.org/b/c.jsonl?key=secret"])
-    assert "`…/mine/a.jsonl`, `https://host.org/b/c.jsonl`" in text
+    assert "`…/mine/a.jsonl`, `https://[redacted]@host.org/b/c.jsonl?[redacted]`" in text
     assert str(tmp_path) not in text and "word" not in text.replace("passwords", "") and "secret" not in text
 
 

@@ -203,10 +203,11 @@ def test_when_no_checkpoint_is_whole_nothing_starts_again_by_itself(saved: Path,
     assert find(tmp_path / "other", lambda line: None) is None
 
 
-def test_a_newer_format_is_refused_not_passed_over(saved: Path) -> None:
+@pytest.mark.parametrize(("age", "version"), [("newer", FORMAT + 1), ("older", FORMAT - 1)])
+def test_another_format_is_refused_not_passed_over(saved: Path, age: str, version: int) -> None:
     manifest = folder(saved, 6) / "manifest.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": FORMAT + 1}))
-    with pytest.raises(ConfigError, match="newer Dyad"):
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": version}))
+    with pytest.raises(ConfigError, match=f"of an? {age} Dyad \\(format {version}"):
         find(saved, lambda line: None)
 
 

@@ -46,7 +46,7 @@ def test_the_keys_people_type_exist() -> None:
     known = {key for key, _, _ in keys()}
     typed = """run.name run.dir seed steps epochs global_batch_size chunk_size precision compile data.train data.val
         data.workers optim.lr optim.weight_decay optim.warmup optim.schedule eval.every checkpoint.every checkpoint.keep
-        tracking.wandb resume init_from experiment"""
+        tracking.wandb resume.mode init_from experiment"""
     assert set(typed.split()) | set(COMMON) <= known
 
 

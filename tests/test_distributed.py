@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from data.errors import ExitCode, HardwareError
+from train.contact import in_contact
 from train.distributed import (
     World,
     all_reduce_sum,
@@ -14,7 +15,6 @@ from train.distributed import (
     barrier,
     broadcast_object,
     init_world,
-    lost_contact_named,
     shutdown,
 )
 
@@ -83,5 +83,5 @@ def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_other_errors_pass_unchanged() -> None:
-    with pytest.raises(RuntimeError, match=r"^a bug$"), lost_contact_named(World()):
+    with pytest.raises(RuntimeError, match=r"^a bug$"), in_contact(World()):
         raise RuntimeError("a bug")

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,23 +20,6 @@ wandb/run.wandb .env secrets.txt train/__pycache__/step.pyc data/samples/emoji/.
 data/samples/wordnet/a.tar .dockerignore Dockerfile""".split()
 TAKEN = """train/step.py train/losses/options/clip.py data/samples/emoji/groups.json configs/train.yaml launch/setup.sh
 requirements.lock requirements.hashes NOTICE data/samples/hamexam.md""".split()
-
-
-def linted(tool: str, *arguments: str) -> str:
-    program = Path(sys.executable).parent / tool  # of the environment, activated or not
-    return subprocess.run([program, *arguments], cwd=ROOT, capture_output=True, text=True).stdout
-
-
-def test_hadolint_has_nothing_to_say(tmp_path: Path) -> None:
-    assert linted("hadolint", "Dockerfile") == ""
-    (tmp_path / "Dockerfile").write_text("FROM python\n")
-    assert "DL3006" in linted("hadolint", str(tmp_path / "Dockerfile"))
-
-
-def test_shellcheck_has_nothing_to_say(tmp_path: Path) -> None:
-    assert linted("shellcheck", "-x", "launch/entrypoint.sh", "launch/setup.sh", "tests/docker/run.sh") == ""
-    (tmp_path / "bad.sh").write_text("#!/bin/sh\ncd $1\n")
-    assert "SC2086" in linted("shellcheck", str(tmp_path / "bad.sh"))
 
 
 def test_the_base_is_pinned_to_its_bytes() -> None:

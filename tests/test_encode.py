@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -13,9 +14,10 @@ import torch
 from helpers_eval import LOCAL, ROOT, Rows, encoder, pictures, tokenize, towers
 from torch import Tensor, nn
 
-from data.errors import DataError
+from data.errors import DataError, HardwareError
 from data.image_text import Captions
 from eval.encode import Encoder
+from train.signals import Stopped
 
 JOB = '''
 """Ranks of one job as worlds of 1 to 3: everything must have the bits of the world of 1."""
@@ -185,3 +187,36 @@ def test_a_diverged_tower_is_named() -> None:
     broken["x"].get_parameter("linear.weight").data.fill_(float("nan"))
     with pytest.raises(DataError, match="9 of 9 embeddings of the x tower are not finite"):
         Encoder(broken, LOCAL, block=4)("x", Rows(pictures(9)))
+
+
+def test_encoding_is_given_up_between_two_blocks() -> None:
+    answers = iter([False, False, True])
+    encode = Encoder(towers(), LOCAL, block=4, should_stop=lambda: next(answers))
+    rounds = encode.rounds("x", Rows(pictures(20)))
+    assert len(next(rounds)) == len(next(rounds)) == 4
+    with pytest.raises(Stopped):
+        next(rounds)
+    assert encode.towers["x"].training
+
+
+@dataclass(frozen=True)
+class Fatal:
+    """Items that kill the process that reads the one at `bad`."""
+
+    bad: int
+
+    def __len__(self) -> int:
+        return 40
+
+    def block(self, start: int, stop: int) -> Tensor:
+        if start <= self.bad < stop:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.zeros(stop - start, 3)
+
+
+def test_a_loader_process_that_is_lost_is_named_with_its_items() -> None:
+    encode = Encoder({"x": nn.Identity()}, LOCAL, block=4, workers=2, cosine=False)
+    where = r"rank 0: loader worker \d \(process \d+, at items 20 … 23 of an evaluation\) was killed by SIGKILL"
+    with pytest.raises(HardwareError, match=where):
+        encode("x", Fatal(22))
+    assert encode("x", Fatal(99)).shape == (40, 3)

@@ -48,8 +48,8 @@ class Heard:
         pass
 
 
-def evaluation(folder: Path, evaluator: Evaluator) -> Evaluation:
-    return Evaluation([evaluator], encoder(), folder, last_step=4, examples=7)
+def evaluation(folder: Path, evaluator: Evaluator, say: Callable[[str], None] = print) -> Evaluation:
+    return Evaluation([evaluator], encoder(), folder, last_step=4, examples=7, say=say)
 
 
 def test_only_the_last_evaluation_shows_cases(tmp_path: Path) -> None:
@@ -76,6 +76,14 @@ def test_results_are_shown_also_by_a_start_that_only_finds_them(tmp_path: Path) 
     ((results, folder, report),) = first.concluded
     assert later.concluded == [(results, tmp_path, None)] and (folder, report) == (tmp_path, None)
     assert [result["dataset"] for result in results] == ["val"] and results[0]["metrics"]["acc1"] == 1
+
+
+def test_results_that_cannot_be_written_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "eval").write_text("in the way")
+    said: list[str] = []
+    assert evaluation(tmp_path, Counted("val", "a.tar"), said.append)(2)["val/acc1"] == 1
+    (line,) = said
+    assert line.startswith(f"{tmp_path}/eval cannot be written: File exists: the results of step 2 are in metrics")
 
 
 def test_a_page_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 from helpers_shards import picture, write_tar
 from torch import Tensor
 
-from data.config import AugmentConfig, DataConfig, ResizeMode
+from data.config import AugmentConfig, BadSamples, DataConfig, ResizeMode
 from data.errors import ConfigError, DataError
 from data.image_text import ImageText, labelled_set, retrieval_set
 from data.keys import content_key
@@ -186,14 +186,15 @@ def test_a_sample_that_cannot_be_used_is_named_with_what_it_has(case: str, tmp_p
 
 def test_a_later_sample_that_cannot_be_used_is_named_when_it_is_read(tmp_path: Path) -> None:
     shards = shards_of(tmp_path, {"png": picture(), "txt": "t"}, {"png": picture(), "txt": ""})
-    data = dataset(shards)
+    data = dataset(shards, bad_samples=BadSamples.stop)
     with pytest.raises(DataError, match=r"shard\.tar: sample '0001': its caption in 'txt' is empty"):
         data.__getitems__([(0, 0), (0, 1)])
 
 
 def test_an_undecodable_picture_is_named(tmp_path: Path) -> None:
     pictures = picture(), picture()[:40], picture(size=(40, 40))
-    data = dataset(shards_of(tmp_path, *({"png": data, "txt": "t"} for data in pictures)), max_image_pixels=1500)
+    shards = shards_of(tmp_path, *({"png": data, "txt": "t"} for data in pictures))
+    data = dataset(shards, max_image_pixels=1500, bad_samples=BadSamples.stop)
     with pytest.raises(DataError, match=r"shard\.tar: sample '0001': no sound JPEG"):
         data.__getitems__([(0, 0), (0, 1)])
     with pytest.raises(DataError, match=r"sample '0002': 40 x 40 pixels are more than data.max_image_pixels=1500"):

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
+from typing import Any
 
 import psutil
 import pytest
 import torch
 from helpers_shards import picture, write_tar
+from helpers_tiny import wait_for
 from torch import Tensor
 
 from data.batch import Batch, Extra, Known
 from data.config import AugmentConfig, DataConfig
-from data.errors import DataError
+from data.errors import DataError, HardwareError
 from data.image_text import ImageText
-from data.loader import _pinned, build_loader
+from data.loader import build_loader
 from data.order import Order
 from data.shards import open_shards
 from data.sources import parse_sources
 from data.transforms import ImageSpec
+from data.workers import at
 
 SAMPLES, GLOBAL = 37, 10
 NOISY = AugmentConfig(crop_scale=[0.4, 1.0], rotate=20, gain=[0.5, 1.5], flip=0.5, grey=0.2)
@@ -55,11 +60,15 @@ def order() -> Order:
     return Order([SAMPLES], [1.0], seed=3, global_batch_size=GLOBAL)
 
 
-def batches(dataset, order: Order, rank=0, world_size=1, first=0, last=9, workers=0) -> list[Batch]:
-    loader = build_loader(
-        dataset, order, rank=rank, world_size=world_size, first_step=first, last_step=last, workers=workers
+def load(dataset, order: Order, rank=0, world_size=1, first=0, last=9, workers=0, timeout=60.0) -> Iterator[Batch]:
+    steps = {"first_step": first, "last_step": last}
+    return iter(
+        build_loader(dataset, order, rank=rank, world_size=world_size, **steps, workers=workers, timeout=timeout)
     )
-    return list(loader)
+
+
+def batches(*arguments, **options) -> list[Batch]:
+    return list(load(*arguments, **options))
 
 
 def joined(parts: Sequence[Batch]) -> Batch:
@@ -113,30 +122,40 @@ def test_the_global_generator_is_left_alone(dataset: ImageText, order: Order, wo
     assert torch.equal(torch.get_rng_state(), state)
 
 
-class Damaged:
-    """A data set with one sample that cannot be used."""
+class Numbers:
+    """A data set of its sample ids."""
+
+    def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
+        ids = torch.tensor([sample_id for _, sample_id in positions])
+        return Batch(ids, ids, ids, ids, ids)
+
+    def place(self, sample_id: int) -> str:
+        return f"sample {sample_id} of shard x"
+
+
+class Damaged(Numbers):
+    """One shard cannot be read."""
 
     def __init__(self, bad: int) -> None:
         self.bad = bad
 
     def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
-        ids = torch.tensor([sample_id for _, sample_id in positions])
-        if self.bad in ids:
+        if self.bad in (sample_id for _, sample_id in positions):
             raise DataError(f"shard x: sample {self.bad} is broken")
-        return Batch(ids, ids, ids, ids, ids)
+        return super().__getitems__(positions)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_damaged_sample_is_one_clear_error_at_its_step(order: Order, workers: int) -> None:
     bad = order.ids(2)[0].item()
-    loader = iter(build_loader(Damaged(bad), order, rank=0, world_size=1, first_step=0, last_step=3, workers=workers))
+    loader = load(Damaged(bad), order, last=3, workers=workers)
     assert len([next(loader), next(loader)]) == 2
     with pytest.raises(DataError) as caught:
         next(loader)
     assert str(caught.value) == f"shard x: sample {bad} is broken"
 
 
-class Process:
+class Process(Numbers):
     """Says in which process and with how many threads it was asked."""
 
     def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
@@ -158,7 +177,7 @@ def test_batches_are_pinned(dataset: ImageText, order: Order) -> None:
 def test_pinning_reaches_every_tensor_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor + 1)
     zero = torch.zeros(1)
-    batch = _pinned(Batch(zero, zero, zero, zero, zero, Extra(zero, zero, zero, zero), Known(zero, zero)))
+    batch: Any = Batch(zero, zero, zero, zero, zero, Extra(zero, zero, zero, zero), Known(zero, zero)).pin_memory()
     values = [getattr(batch, f.name) for f in fields(Batch)[:5]]
     values += [getattr(part, f.name) for part in (batch.extra, batch.known) for f in fields(part)]
     assert len(values) == 11 and all(value.item() == 1 for value in values)
@@ -180,10 +199,95 @@ def test_workers_live_on_when_the_whole_job_is_signalled(dataset, order, expecte
 
 
 def test_a_worker_ends_when_its_parent_says_so(dataset, order) -> None:
-    loader = build_loader(dataset, order, rank=0, world_size=1, first_step=0, last_step=9, workers=1)
-    others = psutil.Process().children()
-    iterator = iter(loader)
+    others = multiprocessing.active_children()
+    iterator = load(dataset, order, workers=1)
     next(iterator)
-    (worker,) = (child for child in psutil.Process().children() if child not in others)
+    (worker,) = (child for child in multiprocessing.active_children() if child not in others)
     worker.terminate()
-    assert worker.wait(timeout=10) == 0
+    worker.join(timeout=60)
+    assert worker.exitcode == 0
+
+
+# ---- workers that are lost -----------------------------------------------------------------------------------------
+
+
+class Stuck(Numbers):
+    """Whoever comes to `sample` in epoch 1 stays there, and says so: `reached` is a pipe."""
+
+    def __init__(self, sample: int, reached: int) -> None:
+        self.sample, self.reached = sample, reached
+
+    def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
+        for epoch, sample_id in positions:
+            at(sample_id)
+            if (epoch, sample_id) == (1, self.sample):
+                os.write(self.reached, os.getpid().to_bytes(8, "little"))
+                time.sleep(3600)
+        return super().__getitems__(positions)
+
+
+@pytest.fixture
+def stuck(order: Order) -> Iterator[tuple[Stuck, Callable[[], int]]]:
+    """A source that hangs in batch 3, the first of epoch 1, and what waits for that and tells in which process."""
+    read, write = os.pipe()
+    yield Stuck(int(order.ids(3)[4]), write), lambda: int.from_bytes(os.read(read, 8), "little")
+    os.close(read)
+    os.close(write)
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP, None])
+def test_a_worker_that_is_lost_is_named_with_what_it_was_at(order, stuck, fault: signal.Signals | None) -> None:
+    source, process = stuck
+    loader = load(source, order, rank=0, workers=2, timeout=3.0)
+    found = [next(loader) for _ in range(2)]
+    pid = process()
+    with pytest.raises(HardwareError) as caught:
+        if fault:
+            os.kill(pid, fault)
+        while True:
+            found.append(next(loader))
+    how = {
+        signal.SIGKILL: "was killed by SIGKILL",
+        signal.SIGSTOP: "is stopped by a signal: nothing came for 3 s",
+        None: "hangs (is its storage gone?): nothing came for 3 s",
+    }
+    where = f"rank 0: loader worker 1 (process {pid}, at sample {source.sample} of shard x)"
+    assert str(caught.value).startswith(f"{where} {how[fault]}"), caught.value
+    assert len(found) <= 3
+    for child in multiprocessing.active_children():
+        child.join(timeout=60)
+        assert child.exitcode == -signal.SIGKILL  # one that is stopped would keep this process from ending
+
+
+def test_a_worker_that_dies_while_nobody_waits_for_it(order, stuck) -> None:
+    """As in the middle of a step."""
+    source, process = stuck
+    loader = load(source, order, workers=2)
+    next(loader)
+    with pytest.raises(HardwareError, match=r"loader worker 1 .* was killed by SIGKILL\. Did memory run out\?"):
+        os.kill(process(), signal.SIGKILL)
+        time.sleep(60)
+    with pytest.raises(HardwareError, match="loader worker 1"):  # should somebody have let that error pass
+        next(loader)
+
+
+def test_slow_batches_are_waited_for(order) -> None:
+    class Slow(Numbers):
+        def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
+            time.sleep(0.3)
+            return super().__getitems__(positions)
+
+    for timeout in (20.0, 0):
+        assert len(batches(Slow(), order, last=3, workers=1, timeout=timeout)) == 3
+
+
+def test_a_worker_that_is_stopped_when_all_is_done_stays_nowhere(order) -> None:
+    others = multiprocessing.active_children()
+    loader = load(Numbers(), order, last=2, workers=1)
+    assert len([next(loader), next(loader)]) == 2
+    (worker,) = (child for child in multiprocessing.active_children() if child not in others)
+    os.kill(worker.pid or 0, signal.SIGSTOP)
+    wait_for(lambda: psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED, "stopped")
+    assert next(loader, None) is None
+    worker.join(timeout=60)
+    assert worker.exitcode == -signal.SIGKILL

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,13 @@ from data.batch import Batch
 from train.checkpoint import find, load_weights
 from train.loop import Outcome, Plan, Stopwatch, fit
 from train.metrics import Logger
+from train.signals import Stopped
 
 ROOT = Path(__file__).parent.parent
-TIMES = {"train/data_time", "train/batch_time", "train/samples_per_second", "train/samples_per_second_per_device"}
+TIMES = {
+    *("train/data_time", "train/batch_time", "train/checkpoint_seconds"),
+    *("train/samples_per_second", "train/samples_per_second_per_device"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -165,18 +169,24 @@ def test_a_finished_run_does_nothing_more(undisturbed: Path, tmp_path: Path) -> 
 class Recorder:
     """The parts of fit, as a diary."""
 
+    batches: Iterator[Batch] | None = None
+
     def __init__(self, results: Mapping[str, float]) -> None:
         self.diary: list[tuple[str, int]] = []
         self.results = results
 
+    def evaluate(self, step: int) -> Mapping[str, float]:
+        self.diary.append(("evaluate", step))
+        return self.results
+
     def fit(self, plan: Plan, batches: int) -> Outcome:
         return fit(
             plan,
-            Toy().batches(plan.first_step, plan.first_step + batches),
+            self.batches or Toy().batches(plan.first_step, plan.first_step + batches),
             step=lambda batch, index: {"loss": 1.0},
             diagnose=lambda: {},
-            evaluate=lambda step: (self.diary.append(("evaluate", step)), self.results)[1],
-            save=lambda step, owed: self.diary.append(("owed" if owed else "save", step)),
+            evaluate=self.evaluate,
+            save=lambda step, owed, last: self.diary.append(("owed" if owed else "last" if last else "save", step)),
             should_stop=lambda: False,
             logger=Logger(),
         )
@@ -186,14 +196,42 @@ def test_intervals_of_zero_mean_the_end() -> None:
     recorder = Recorder({})
     plan = Plan(2, 6, 8, 1, log_every=10, evaluate_every=0, save_every=0)
     assert recorder.fit(plan, 4) == Outcome("finished", 6)
-    assert recorder.diary == [("evaluate", 6), ("save", 6)]
+    assert recorder.diary == [("evaluate", 6), ("last", 6)]
 
 
 def test_an_owed_evaluation_comes_first() -> None:
     recorder = Recorder({"val/error": 1.0})
     plan = Plan(6, 6, 8, 1, log_every=1, evaluate_every=3, save_every=3, evaluation_owed=True)
     assert recorder.fit(plan, 0) == Outcome("finished", 6)
-    assert recorder.diary == [("evaluate", 6), ("save", 6)]
+    assert recorder.diary == [("evaluate", 6), ("last", 6)]
+
+
+class GivesUp(Recorder):
+    """Its evaluation is told to stop while it encodes."""
+
+    def evaluate(self, step: int) -> Mapping[str, float]:
+        super().evaluate(step)
+        raise Stopped
+
+
+@pytest.mark.parametrize("owed", [False, True], ids=["now", "owed from before"])
+def test_an_evaluation_that_is_given_up_stays_owed(owed: bool) -> None:
+    recorder = GivesUp({"val/error": 1.0})
+    plan = Plan(2, 6, 8, 1, log_every=1, evaluate_every=3, save_every=9, evaluation_owed=owed)
+    step = 2 if owed else 3
+    assert recorder.fit(plan, 4) == Outcome("preempted", step)
+    assert recorder.diary == [("evaluate", step), ("owed", step)]
+
+
+def test_batches_that_are_given_up_leave_the_steps_before_them() -> None:
+    def batches() -> Iterator[Batch]:
+        yield from Toy().batches(0, 2)
+        raise Stopped  # negatives were being mined
+
+    recorder = Recorder({})
+    recorder.batches = batches()
+    assert recorder.fit(Plan(0, 4, 8, 1, log_every=1, evaluate_every=0, save_every=9), 4) == Outcome("preempted", 2)
+    assert recorder.diary == [("last", 2)]
 
 
 @pytest.mark.parametrize("batches", [3, 5], ids=["too few", "too many"])
@@ -206,8 +244,17 @@ def test_times_are_means_over_the_window() -> None:
     watch = Stopwatch(global_batch_size=100, world_size=4)
     watch.add(waited=0.1, worked=0.3)
     watch.add(waited=0.3, worked=0.9)
+    watch.add_saving(2.0)
+    watch.add_saving(0.5)
     assert watch.read() == pytest.approx(
-        {"data_time": 0.2, "batch_time": 0.8, "samples_per_second": 125.0, "samples_per_second_per_device": 31.25}
+        {
+            "data_time": 0.2,
+            "batch_time": 0.8,
+            "samples_per_second": 125.0,
+            "samples_per_second_per_device": 31.25,
+            "checkpoint_seconds": 2.5,
+        }
     )
     watch.add(waited=0.0, worked=0.5)
-    assert watch.read()["batch_time"] == 0.5
+    again = watch.read()
+    assert (again["batch_time"], again["checkpoint_seconds"]) == (0.5, 0.0)

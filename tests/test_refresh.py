@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from helpers_cli import Commands
 from helpers_mining import read_lines
+from helpers_tiny import last_weights, logged, losses, refused, wait_for
 from helpers_topics import arguments, write_topics
-from test_runs import last_weights, logged, losses, refused, wait_for
 
 from train.refresh import _problem
 

@@ -116,8 +116,11 @@ def test_whatever_the_data_say_is_text(tmp_path: Path) -> None:
 
 
 def test_secrets_of_the_configuration_stay_out(tmp_path: Path) -> None:
-    path = write_report(write_run(tmp_path / "run"))
-    assert "canary-7" not in path.read_text() and "[redacted]" in path.read_text()
+    config = {**CONFIG, "init_from": "/home/canary-9/runs/x", "data": {"train": "https://me:canary-8@host/a.tar"}}
+    for run, given in (("a", CONFIG), ("b", config)):
+        page = write_report(write_run(tmp_path / run, config=given)).read_text().split("config.yaml</summary>")
+        assert "canary" not in page[0] and "[redacted]" in page[1] and "canary-8" not in page[1]
+        assert "canary-7" not in page[1]
 
 
 def test_the_data_come_with_whose_work_they_are(tmp_path: Path) -> None:

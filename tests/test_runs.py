@@ -2,111 +2,27 @@
 
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers_cli import ROOT, Commands, Ended
-
-SHARD = ROOT / "data/samples/emoji/fxemoji-trained.tar"
-VAL = ROOT / "data/samples/emoji/twemoji-undrawn.tar"
-TIMINGS = ("time", "samples_per_second")
-QUIET = {"data": "image_text", "data.captions": "[caption]"}  # no augmentation, one caption
-
-
-@pytest.fixture(scope="module")
-def models(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with open_clip.json and a transformers folder bert/, both tiny."""
-    folder = tmp_path_factory.mktemp("models")
-    vision = {"image_size": 32, "layers": 1, "width": 32, "head_width": 16, "patch_size": 32}
-    text = {"context_length": 16, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 1}
-    (folder / "open_clip.json").write_text(json.dumps({"embed_dim": 32, "vision_cfg": vision, "text_cfg": text}))
-    made = commands.run("helpers_bert", str(folder / "bert"))
-    assert made.code == 0, made.out
-    return folder
-
-
-@pytest.fixture
-def tiny(models: Path, tmp_path: Path) -> Callable[..., list[str]]:
-    """The arguments of a run of seconds, with run folders below tmp_path; keys as they are typed override."""
-
-    def arguments(keys: dict[str, Any]) -> list[str]:
-        common = {
-            "model": "cnn_minilm",
-            "model.image.image_size": 32,
-            "model.image.widths": [8, 16],
-            "model.embed_dim": 32,
-            "model.text.kind": "open_clip",
-            "model.text.name": models / "open_clip.json",
-            "model.text.context_length": "null",
-            "model.text.frozen": "false",
-            "data": "emoji",
-            "data.train": SHARD,
-            "data.val": "null",
-            "data.workers": 0,
-            "global_batch_size": 32,
-            "steps": 6,
-            "tracking": "local",
-            "tracking.every": 1,
-            "run.dir": tmp_path / "runs",
-        }
-        return ["train", *(f"{key}={value}".replace(", ", ",") for key, value in {**common, **keys}.items())]
-
-    return arguments
-
-
-def records(run: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def losses(run: Path) -> list[float]:
-    """The loss of each step; steps are 1, 2, … without gap or repetition."""
-    trained = [r for r in records(run) if "train/loss" in r]
-    assert [r["step"] for r in trained] == list(range(1, len(trained) + 1))
-    return [r["train/loss"] for r in trained]
-
-
-def without_timings(run: Path) -> list[dict[str, float]]:
-    return [{k: v for k, v in r.items() if not any(t in k for t in TIMINGS)} for r in records(run)]
-
-
-def state(run: Path) -> dict[str, Any]:
-    return json.loads((run / "run_state.json").read_text())
-
-
-def last_weights(run: Path) -> bytes:
-    return (max((run / "checkpoints").glob("step_*")) / "model.safetensors").read_bytes()
-
-
-def only_run(folder: Path) -> Path:
-    (found,) = folder.iterdir()
-    return found
-
-
-def wait_for(condition: Callable[[], bool], what: str, seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.01)
-
-
-def logged(run: Path, step: int) -> bool:
-    path = run / "metrics.jsonl"
-    return path.exists() and path.read_text().count("\n") >= step
-
-
-def refused(ended: Ended, code: int, *words: str) -> None:
-    """It left with this code and said one thing, in at most 6 lines."""
-    assert ended.code == code, ended.out
-    assert len(ended.out.splitlines()) <= 6 and ended.out.count("error:") == 1, ended.out
-    assert all(word in ended.out for word in words), ended.out
-
+from helpers_cli import ROOT, Ended
+from helpers_tiny import (
+    QUIET,
+    SHARD,
+    VAL,
+    last_weights,
+    logged,
+    losses,
+    only_run,
+    records,
+    refused,
+    state,
+    wait_for,
+)
 
 # Any number of processes ---------------------------------------------------------------------------------------------
 
@@ -199,35 +115,6 @@ def test_a_mistake_that_shows_late_is_told_once_and_leaves_nothing(commands, tin
 # Killed, stopped, started again --------------------------------------------------------------------------------------
 
 
-def test_killed_three_times_ends_as_if_undisturbed(commands, tiny, models: Path, tmp_path: Path) -> None:
-    keys = {
-        "model.text.kind": "transformers",
-        "model.text.name": models / "bert",
-        "model.text.context_length": 32,
-        "model.text.frozen": "true",
-        "data.workers": 1,
-        "steps": 40,
-        "checkpoint.every": 5,
-        "eval.every": 20,
-        "data.val": VAL,
-    }
-    quiet, killed = tmp_path / "runs" / "quiet", tmp_path / "runs" / "killed"
-    undisturbed = commands.run(*tiny({**keys, "run.name": "quiet"}))
-    assert undisturbed.code == 0, undisturbed.out
-    moments = sorted(random.Random(7).sample(range(2, 38), 3))
-    for moment in moments:
-        running = commands.start(*tiny({**keys, "run.name": "killed"}))
-        wait_for(lambda: logged(killed, moment), f"step {moment}")  # noqa: B023
-        os.killpg(running.pid, signal.SIGKILL)
-        assert running.wait().code == -signal.SIGKILL
-        assert state(killed)["status"] == "running"
-    ended = commands.run(*tiny({**keys, "run.name": "killed"}))
-    assert ended.code == 0 and "going on at step" in ended.out, ended.out
-    assert last_weights(killed) == last_weights(quiet)
-    assert without_timings(killed) == without_timings(quiet)
-    assert len(losses(killed)) == 40
-
-
 def test_stopped_by_a_signal_and_what_may_not_change(commands, tiny, tmp_path: Path) -> None:
     run = tmp_path / "runs" / "a"
     running = commands.start(*tiny({"run.name": "a", "steps": 1000}))
@@ -301,7 +188,7 @@ def test_changed_and_damaged_data(commands, tiny, tmp_path: Path) -> None:
     os.kill(running.pid, signal.SIGTERM)
     assert running.wait().code == 75
     shutil.copy(VAL.with_name("noto-v1-trained.tar"), shard)
-    refused(commands.run(*tiny(keys)), 2, "another data fingerprint", "init_from")
+    refused(commands.run(*tiny(keys)), 2, "other data (fingerprint", "data.train: copy.tar with ", "init_from")
 
     shard.write_bytes(SHARD.read_bytes()[:100_000])
     code = tmp_path / "code"
@@ -321,7 +208,8 @@ def test_data_damaged_behind_our_back_stops_all(commands, tiny, tmp_path: Path) 
             file.write(b"\xff")
     os.utime(shard, ns=(stamp, stamp))
     code = tmp_path / "code"
-    ended = commands.world(2, *tiny({"run.name": "b", "data.train": shard}), DYAD_EXIT_CODE=str(code))
+    keys = {"run.name": "b", "data.train": shard, "data.bad_samples": "stop"}
+    ended = commands.world(2, *tiny(keys), DYAD_EXIT_CODE=str(code))
     assert code.read_text() == "3" and all(e.code in (3, 4) for e in ended)
     said = "".join(e.out for e in ended)
     assert f"{shard}: sample" in said and "offset" in said and "Traceback" not in said

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 from helpers_cli import Commands
+from helpers_tiny import QUIET, SHARD, losses, only_run, refused
 from safetensors.torch import load_file
-from test_runs import QUIET, SHARD, losses, models, only_run, refused, tiny  # noqa: F401  (fixtures)
 
 
 def memory(run: Path, step: int) -> dict[str, torch.Tensor]:
@@ -23,7 +23,7 @@ def files(run: Path, step: int) -> dict[str, bytes]:
 
 def test_state_of_samples_goes_on_bit_for_bit_and_on_two_processes(
     commands: Commands,
-    tiny: Callable[..., list[str]],  # noqa: F811
+    tiny: Callable[..., list[str]],
     tmp_path: Path,
 ) -> None:
     keys = {

@@ -6,6 +6,8 @@ import json
 import multiprocessing
 import os
 import pickle
+import tempfile
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import fsspec
@@ -13,10 +15,10 @@ import numpy as np
 import pytest
 from helpers_shards import BLOCK, headers_of, opened, overwrite, write_pairs
 
-from data.errors import ConfigError, DataError
+from data.errors import ConfigError, DataError, SampleError
 from data.index import BYTES_PER_PROCESS, index_shards
 from data.order import Order
-from data.shards import index_shard, open_shards
+from data.shards import Shards, index_shard, open_shards
 from data.sources import parse_sources
 
 # ---- reading -------------------------------------------------------------------------------------------------------
@@ -30,7 +32,7 @@ def test_bit_flip_in_a_payload_is_found_when_read(tmp_path: Path) -> None:
     overwrite(path, at + 20, bytes([path.read_bytes()[at + 20] ^ 4]))
     os.utime(path, ns=(keep.st_atime_ns, keep.st_mtime_ns))
     assert shards.read(2)
-    with pytest.raises(DataError, match=rf"{path}: sample '000003' at offset {at}: its CRC32 is not as indexed"):
+    with pytest.raises(SampleError, match=rf"{path}: sample '000003' at offset {at}: its CRC32 is not as indexed"):
         shards.read(3)
 
 
@@ -39,17 +41,16 @@ def test_shard_replaced_cut_or_deleted_after_indexing(tmp_path: Path) -> None:
     before, running = opened(path), opened(path)
     running.read(0)
     write_pairs(path, 6, first=1)
-    with pytest.raises(DataError, match="has changed since it was indexed"):
-        before.read(0)
-    for sample in range(1, 5):  # rewritten in place under an open file: never another sample's bytes
-        with pytest.raises(DataError, match="CRC32 is not as indexed"):
-            running.read(sample)
+    for sample, shards in ((0, before), *((n, running) for n in range(1, 5))):  # under an open file, too
+        with pytest.raises(DataError, match="has changed since it was indexed"):
+            shards.read(sample)
     os.truncate(path, 600)
-    with pytest.raises(DataError, match="CRC32 is not as indexed"):
+    with pytest.raises(DataError, match="has changed since it was indexed"):
         running.read(4)
     path.unlink()
-    with pytest.raises(DataError, match="cannot be opened now"):
-        before.read(0)
+    for shards in (before, running):
+        with pytest.raises(DataError, match="cannot be opened now"):
+            shards.read(0)
     with pytest.raises(ConfigError, match="does not exist"):
         opened(path)
 
@@ -67,8 +68,72 @@ def test_transient_errors_are_retried_and_others_reported(tmp_path: Path, monkey
     monkeypatch.setattr(os, "pread", flaky)
     assert shards.read(0)
     failures = iter([OSError(5, "Input/output error")] * 9)
-    with pytest.raises(DataError, match=r"sample '000001' at offset .* cannot be read: .*Input/output error"):
+    with pytest.raises(DataError, match=r"sample '000001' at offset .* cannot be read: .*Input/output error") as caught:
         shards.read(1)
+    assert not isinstance(caught.value, SampleError), "a substitute would make another run of it"
+
+
+def test_a_shard_that_cannot_be_opened_for_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("data.storage.RETRY_SECONDS", (0.0, 0.0, 0.0))
+    path = write_pairs(tmp_path / "a.tar", 2)
+    shards = opened(path)
+    for name, failing in (("stat", 3), ("open", 3), ("open", 4)):
+        real, failures = getattr(os, name), iter([OSError(116, "Stale file handle")] * failing)
+
+        def flaky(place: str, *more: int) -> object:
+            if str(place) == str(path) and (error := next(failures, None)):  # noqa: B023
+                raise error
+            return real(place, *more)  # noqa: B023
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, flaky)
+            fresh = pickle.loads(pickle.dumps(shards))
+            if failing == 3:
+                assert fresh.read(0)
+            else:
+                with pytest.raises(DataError, match=r"cannot be opened now: .*Stale file handle"):
+                    fresh.read(0)
+
+
+def _read_as_nobody(shards: Shards, send: Connection) -> None:
+    if os.getuid() == 0:  # for whom no file is closed
+        os.setuid(65534)
+    try:
+        shards.read(0)
+    except DataError as error:
+        send.send((type(error).__name__, str(error)))
+
+
+def test_permission_denied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("data.storage.RETRY_SECONDS", (0.0, 0.0, 0.0))
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        path = write_pairs(Path(folder) / "a.tar", 2)
+        shards = opened(path)
+        path.chmod(0)
+        receive, send = multiprocessing.Pipe(duplex=False)
+        child = multiprocessing.get_context("fork").Process(target=_read_as_nobody, args=(shards, send))
+        child.start()
+        kind, told = receive.recv()
+        child.join()
+    assert kind == "DataError" and "cannot be opened now: [Errno 13] Permission denied" in told
+
+
+def test_damage_that_is_only_in_the_reading_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shards = opened(write_pairs(tmp_path / "a.tar", 2))
+    read, spoilt = os.pread, iter([True])
+
+    def once_wrong(descriptor: int, count: int, offset: int) -> bytes:
+        return bytes(count) if next(spoilt, False) else read(descriptor, count, offset)
+
+    monkeypatch.setattr(os, "pread", once_wrong)
+    assert shards.read(0)["txt"] == b"caption 0"
+
+
+def test_one_key_in_two_shards_is_two_samples(tmp_path: Path) -> None:
+    shards = opened(write_pairs(tmp_path / "a.tar", 3), write_pairs(tmp_path / "b.tar", 3))
+    assert len(shards) == 6 and [shards.origin(i)[1] for i in (1, 4)] == ["000001"] * 2
+    assert shards.origin(1)[0] != shards.origin(4)[0]
 
 
 def test_ids_sizes_weights_and_bounds(tmp_path: Path) -> None:

@@ -53,8 +53,13 @@ LUCK = {
 }
 Given = dict[str, Any]
 FOUND: dict[str, tuple[str, str, Given]] = {
-    "The loss does not fall": ("bad", "optim.lr", {"records": NO_GAIN}),
-    "Steps were skipped": ("bad", "optim.clip_norm=1", {"records": changed("skipped", [*[0.0] * 10, *[7.0] * 10])}),
+    "The loss does not fall": ("fail", "optim.lr", {"records": NO_GAIN}),
+    "Steps were skipped": ("fail", "optim.clip_norm=1", {"records": changed("skipped", [*[0.0] * 10, *[7.0] * 10])}),
+    "Samples could not be used": (
+        "warn",
+        "python -m data check",
+        {"records": changed("substituted", [*[0.0] * 10, *[7.0] * 10])},
+    ),
     "The gradient spikes": ("warn", "optim.clip_norm=1", {"records": changed("grad_norm", [*[1.0] * 19, 30.0])}),
     "The temperature is at its clamp": (
         "warn",
@@ -67,7 +72,7 @@ FOUND: dict[str, tuple[str, str, Given]] = {
         {"records": changed("logit_scale", [*rising(14, 2)[:17], 1.0, 1.0, 1.0])},
     ),
     "The bound is saturated": ("warn", "global_batch_size", {"records": changed("mi_bound", rising(3, 4.15))}),
-    "Embeddings have collapsed": ("bad", "optim.lr", {"records": changed("uniformity_y", rising(-2, -0.01))}),
+    "Embeddings have collapsed": ("fail", "optim.lr", {"records": changed("uniformity_y", rising(-2, -0.01))}),
     "Few negatives count": (
         "warn",
         "objective.temperature",
@@ -94,18 +99,18 @@ FOUND: dict[str, tuple[str, str, Given]] = {
         {"records": changed("share_never_visited", rising(1.0, 0.7))},
     ),
     "Running means are stale": ("warn", "objective.gamma", {"records": changed("staleness", rising(0.2, 2.0))}),
-    "Waiting for data": ("bad", "data.workers", {"records": changed("data_time", [0.3] * 20)}),
+    "Waiting for data": ("fail", "data.workers", {"records": changed("data_time", [0.3] * 20)}),
     "Training slowed down": ("warn", "other jobs", {"records": changed("samples_per_second", rising(128, 40))}),
     "Nothing was evaluated": (
         "warn",
         "data.val",
         {"records": [line for line in records() if "train/loss" in line], "results": []},
     ),
-    "groups: no better than chance": ("bad", "data.captions", {"results": [{**zero_shot(), **LUCK}]}),
+    "groups: no better than chance": ("fail", "data.captions", {"results": [{**zero_shot(), **LUCK}]}),
     "groups: below the largest class": ("warn", "Prompts", {"results": [{**zero_shot(), **LUCK}]}),
     "groups: one class takes all": ("warn", "Prompts", {"results": [{**zero_shot(), "confusion": TWO_CLASSES}]}),
     "topics: behind itself before training": (
-        "bad",
+        "fail",
         "optim.lr",
         {"results": [behind("untrained", -0.1, -0.01)]},
     ),
@@ -120,13 +125,13 @@ def told(given: Given) -> dict[str, Any]:
         given.get("records", records()),
         given.get("results", [retrieval(), zero_shot(), behind("bm25", 0.01, 0.03)]),
     )
-    assert len({sign.title for sign in found}) == len(found)
-    return {sign.title: sign for sign in found}
+    assert len({sign.topic for sign in found}) == len(found)
+    return {sign.topic: sign for sign in found}
 
 
 def test_a_healthy_run_has_none() -> None:
     found = told({})
-    assert {sign.level for sign in found.values()} == {"good"}
+    assert {sign.level for sign in found.values()} == {"ok"}
     assert len(found) >= 14
 
 
@@ -135,8 +140,8 @@ def test_each_is_found_with_the_key_to_change(title: str) -> None:
     level, key, given = FOUND[title]
     sign = told(given)[title]
     assert sign.level == level and key in sign.fix
-    assert any(c.isdigit() for c in sign.detail) or title == "Nothing was evaluated"
-    others = {t for t, s in told(given).items() if s.level != "good"} - {title}
+    assert any(c.isdigit() for c in sign.text) or title == "Nothing was evaluated"
+    others = {t for t, s in told(given).items() if s.level != "ok"} - {title}
     allowed = {"groups: no better than chance": {"groups: below the largest class"}}
     allowed |= {"groups: below the largest class": {"groups: no better than chance"}}
     assert others <= allowed.get(title, set())
@@ -175,7 +180,7 @@ def test_a_drop_counts_when_it_is_larger_than_the_noise() -> None:
 def test_the_worst_comes_first() -> None:
     given = {"records": changed("duplicates_x", [0.9] * 20), "results": [{**zero_shot(), **LUCK}]}
     levels = [sign.level for sign in told(given).values()]
-    assert levels == sorted(levels, key=["bad", "warn", "good"].index) and levels[:2] == ["bad", "warn"]
+    assert levels == sorted(levels, key=["fail", "warn", "ok"].index) and levels[:2] == ["fail", "warn"]
 
 
 def test_runs_that_recorded_little_or_nothing_are_borne() -> None:

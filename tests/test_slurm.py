@@ -90,12 +90,6 @@ def test_slurm_reads_what_is_asked_of_it() -> None:
     assert {"--signal=B:USR1@120", "--requeue", "--open-mode=append", "--ntasks-per-node=1"} <= set(asked)
 
 
-def test_shellcheck_has_nothing_to_say() -> None:
-    scripts = ["launch/slurm.sbatch", "launch/torchrun.sh", "launch/job.sh", "tests/cluster/run.sh"]
-    command = [Path(sys.executable).parent / "shellcheck", "-x", *scripts]
-    assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout == ""
-
-
 # The pieces ----------------------------------------------------------------------------------------------------------
 
 

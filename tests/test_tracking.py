@@ -1,4 +1,4 @@
-"""Trackers are settled before anything starts, kept from holding up a run, and told no secrets; TensorBoard."""
+"""Trackers are settled before anything starts, kept from holding up a run; TensorBoard."""
 
 import json
 import socket
@@ -10,22 +10,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import helpers_report
 import pytest
 from test_metrics import ROOT
 
 from data.errors import ConfigError
 from train import tracking
 from train.config import TrackingConfig, Wandb
-from train.tracking import Guest, check_tracking, decided, redacted, wandb_mode
-
-
-def test_secrets_are_blacked_out() -> None:
-    config = {"a": {"API_KEY": "x", "tokens": 3, "list": [{"password": "y", "lr": 1}]}, "secret": None, "lr": 0.1}
-    expected = {"a": {"API_KEY": "[redacted]", "tokens": 3, "list": [{"password": "[redacted]", "lr": 1}]}}
-    assert redacted(config) == {**expected, "secret": None, "lr": 0.1}
-    urls = ["https://me:pass@host/a.tar?sig=x", "s3://bucket/a.tar::https://h/b?k=v;c", "a@b?c"]
-    shown = ["https://[redacted]@host/a.tar?[redacted]", "s3://bucket/a.tar::https://h/b?[redacted];c", "a@b?c"]
-    assert redacted(urls) == shown
+from train.tracking import Guest, check_tracking, decided, wandb_mode
 
 
 @pytest.fixture
@@ -166,7 +158,7 @@ def test_tensorboard_shows_the_run_once_and_how_it_ended(tmp_path: Path) -> None
     code = """
 import json, sys
 from pathlib import Path
-from tests.helpers_results import finished
+from tests.helpers_report import finished
 from tests.test_metrics import SHAPE, training
 from train.config import TrackingConfig, Wandb
 from train.metrics import build_logger
@@ -197,14 +189,26 @@ print(json.dumps([
     assert f"TensorBoard: tensorboard --logdir {tmp_path}/tensorboard" in run.stdout
     loss, histograms, texts, *scores = json.loads(run.stdout.splitlines()[-1])
     assert loss == [[step, float(step)] for step in range(1, 7)]
-    assert histograms == ["scores/val_right", "scores/val_wrong", "scores/val_best_wrong"]
-    assert scores == [6, [0.0, 0.5, 1.0], [0.0, 3.0, 1.0]]
-    titles = ["val_text_to_pictures", "colours_picture_to_classes", "topics_question_to_passages"]
-    tables = [f"gallery/{title}" for title in titles] + ["confusion/colours", "classes/colours"]
+    kinds, sets = ("right", "wrong", "best_wrong"), ("val", "groups", "topics")
+    assert histograms == [f"scores/{dataset}_{kind}" for dataset in sets for kind in kinds]
+    given = helpers_report.scores()
+    assert scores == [6, given["edges"][1:], given["best_wrong"]]
+    titles = [
+        "val_picture_to_texts",
+        "val_text_to_pictures",
+        "groups_picture_to_classes",
+        "topics_question_to_passages",
+    ]
+    tables = [f"gallery/{title}" for title in titles] + ["confusion/groups", "classes/groups"]
     assert sorted(texts) == sorted(f"{table}/text_summary" for table in tables)
     ((step, text),) = texts["gallery/topics_question_to_passages/text_summary"]
-    row = "| worst | Who dreamt of a &#60;ladder&#62; &#124; and a stair? | 0.0 | Jacob: He slept | 1. ✓ 7.500 Jacob: "
-    assert (step, text.splitlines()[2]) == (6, f"{row}«Esau» &#42;sold&#42;<br>it all | 1. 7.500 Jacob: «Esau» |")
+    best = text.splitlines()[2]
+    assert step == 6
+    assert best.startswith(
+        "| best | What is the answer? | two cups | 1. 3.000 &#60;script&#62;alert(1)&#60;/script&#62;"
+    )
+    assert "<br>2. ✓ 2.000 Deep: Before" in best
+    assert "The answer is «forty-two», &#60;script" in best
 
 
 def test_tensorboard_that_is_not_installed_is_said_at_once() -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from data.errors import ConfigError
 from data.options import PackOptions
+from train import open_clip_flags as flags
 from train.compose import compose_config, groups, keys
 from train.config import Precision, TrainConfig, validate
-from train.doctor import open_clip_flags as flags
 from train.doctor.translate import Translation, run, translate
 
 ROOT = Path(__file__).parent.parent

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from helpers_report import HOSTILE, passages, scores
 from helpers_wandb import hub, inspect, sent, start, steps
 from test_metrics import records
 
@@ -87,34 +88,35 @@ def test_a_run_ends_with_what_the_report_shows(ended: Ended) -> None:
 
     summary = json.loads(inspect(file, "--summary"))["summary"]
     tables = {key for key, value in summary.items() if isinstance(value, dict) and value.get("_type") == "table-file"}
-    galleries = {"val_text_to_pictures", "colours_picture_to_classes", "topics_question_to_passages"}
-    charts = {"scores/val_table", "confusion/colours_table"}
-    assert tables == {f"gallery/{name}" for name in galleries} | charts | {"classes/colours"}
-    assert summary["scores/val_best_wrong"] == {"_type": "histogram", "bins": [-1, 0, 0.5, 1], "values": [0, 3, 1]}
-    assert summary["final/val/image_to_text_R@1"] == {"value": 0.5, "low": 0.4, "high": 0.6, "chance": 0.2}
-    assert summary["final/topics/bm25/nDCG@10"] == {"value": 0.3, "low": 0.2, "high": 0.4, "chance": 0.01}
-    assert [key for key in summary if "mean_rank" in key and key.startswith("final/")] == []  # it has no interval
+    galleries = {"val_picture_to_texts", "val_text_to_pictures", "groups_picture_to_classes"}
+    galleries |= {"topics_question_to_passages"}
+    charts = {f"scores/{name}_table" for name in ("val", "groups", "topics")} | {"confusion/groups_table"}
+    assert tables == {f"gallery/{name}" for name in galleries} | charts | {"classes/groups"}
+    shown = {"_type": "histogram", "bins": scores()["edges"], "values": scores()["best_wrong"]}
+    assert summary["scores/val_best_wrong"] == shown
+    final = summary["final/val/image_to_text_R@1"]
+    assert final == pytest.approx({"value": 0.1234567, "low": 0.1034567, "high": 0.1534567, "chance": 0.01})
+    value = passages()["baselines"]["bm25"]["metrics"]["nDCG@10"]
+    final = {"value": value, "low": 0.31, "high": 0.39, "chance": 0.000226}
+    assert summary["final/topics/bm25/nDCG@10"] == final
+    assert [key for key in summary if "mean_rank" in key and key.startswith("final/")] == []  # it is no score
 
     pictures = content(file, "gallery/val_text_to_pictures")
     assert pictures["columns"] == ["kind", "query", "rank", "right", *(f"model {i}" for i in range(1, 6))]
-    best, worst = pictures["data"]
-    assert best[:3] == ["best", "a lime square", 2]
-    assert [cell["caption"] for cell in best[3:6]] == [
-        "the lime square",
-        "0.900 the red square",
-        "✓ 0.800 the lime square",
-    ]
-    assert all(cell["_type"] == "image-file" and cell["path"].endswith(".webp") for cell in best[3:])
-    assert worst[7:] == [None, None]
+    best, worst, _ = pictures["data"]
+    assert best[:4] == ["best", HOSTILE, 1, "two cups"]
+    assert [cell["caption"] for cell in best[4:6]] == ["✓ 0.900 a red square", "0.800 a dog on a roof"]
+    assert all(cell["_type"] == "image-file" and cell["path"].endswith(".webp") for cell in best[4:])
+    assert worst[7] is not None and worst[8:] == [None]
     texts = content(file, "gallery/topics_question_to_passages")
-    assert texts["columns"] == ["kind", "query", "nDCG@10", "right", "model", "bm25"]
-    assert texts["data"][0][3:] == [
-        "Jacob: He slept",
-        "1. ✓ 7.500 Jacob: «Esau» *sold*\nit all",
-        "1. 7.500 Jacob: «Esau»",
-    ]
-    assert content(file, "classes/colours")["data"] == [["red", 0.75, 4], ["lime", 1, 4]]
-    assert content(file, "confusion/colours_table")["data"][1] == ["red", "lime", 1]
+    assert texts["columns"] == ["kind", "query", "right", "model", "bm25", "untrained"]
+    assert texts["data"][0][2] == "two cups"
+    first, second, *_ = texts["data"][0][3].splitlines()
+    assert first.startswith(f"1. 3.000 {HOSTILE}: Before it")
+    assert second.startswith("2. ✓ 2.000 Deep: Before it") and "The answer is «forty-two», " in second
+    classes = content(file, "classes/groups")["data"]
+    assert classes[:2] == [[HOSTILE, 0.5, 10], ["cats", 0.8, 10]] and len(classes) == 3  # one has no pictures
+    assert content(file, "confusion/groups_table")["data"][1] == ["cats", HOSTILE, 1]
 
     (report,) = [artifact for artifact in sent(file, "artifact") if artifact["type"] == "report"]
     (entry,) = report["manifest"]["contents"]
@@ -165,3 +167,14 @@ def test_a_tracker_that_fails_costs_seconds_and_nothing_else(tmp_path: Path) -> 
     assert steps(file) == EVERYTHING  # for `wandb sync`
     assert "W&B is left out from here: " in told["refusing"]
     assert "the run has waited 24 s for it. metrics.jsonl has everything, and `wandb sync" in told["frozen"]
+
+
+def test_a_place_where_w_and_b_cannot_write_costs_only_w_and_b(tmp_path: Path) -> None:
+    """A file where its folder would be: what even root cannot write to."""
+    (tmp_path / "blocked").mkdir()
+    (tmp_path / "blocked" / "wandb").write_text("")
+    run = start(tmp_path / "blocked", "offline")
+    told = run.end()
+    assert run.process.returncode == 0, told
+    assert "W&B is left out from here: " in told
+    assert [r["step"] for r in records(tmp_path / "blocked")] == [1, 2, 2, 3, 4, 4, 5, 6, 6]

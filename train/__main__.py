@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +16,6 @@ if TYPE_CHECKING:
     from train.config import TrainConfig
 
 HYDRA_MODES = {"-m", "--multirun", "--cfg", "-c", "--info", "-i", "--hydra-help", "--shell-completion"}
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def main() -> None:
@@ -28,25 +25,16 @@ def main() -> None:
     if {"-h", "--help"} & set(arguments):
         print(help_text())
         return
-    own_packages()
     import hydra
 
-    from train.compose import CONFIG_DIR, check_words, compose_config, register
+    from train.compose import CONFIG_DIR, check_words, compose_config, in_full, register
 
+    sys.argv[1:] = arguments = in_full(arguments)
     check_words(arguments)
     register()
     if not HYDRA_MODES & set(arguments):
         compose_config(arguments)  # its messages are better than Hydra's
     hydra.main(config_path=str(CONFIG_DIR), config_name="train", version_base="1.3")(job)()
-
-
-def own_packages() -> None:
-    """A stranger's data/ or eval/ in the working folder would win silently: refuse it by name."""
-    for package in map(import_module, ("data", "eval", "train")):
-        if Path(package.__file__ or "").resolve().parent.parent != ROOT:
-            raise ConfigError(
-                f"the package '{package.__name__}' comes from another folder. Start from the repository: cd to it first"
-            )
 
 
 def job(composed: DictConfig) -> None:
@@ -105,10 +93,11 @@ def check(config: TrainConfig) -> None:
 
 def _check_start(config: TrainConfig) -> None:
     """What `resume`, `init_from` and `data.negatives.file` name must be there."""
-    if config.resume not in ("auto", "never") and not Path(config.resume).is_dir():
-        hint = errors.nearest(config.resume, ("auto", "never"))
+    mode = config.resume.mode
+    if mode not in ("auto", "never") and not Path(mode).is_dir():
+        hint = errors.nearest(mode, ("auto", "never"))
         choices = "auto (go on where the run stopped), never (begin again), a checkpoint folder"
-        raise ConfigError(f"resume={config.resume}: no such folder.{hint} Choices: {choices}")
+        raise ConfigError(f"resume={mode}: no such folder.{hint} Choices: {choices}")
     if config.init_from is not None and not Path(config.init_from).is_dir():
         raise ConfigError(f"init_from={config.init_from}: no such folder. Give a run folder or a checkpoint of one")
     mined = config.data.negatives.file
@@ -118,26 +107,16 @@ def _check_start(config: TrainConfig) -> None:
 
 def train(config: TrainConfig) -> None:
     """Build the parts of a run, fit, and leave with the exit code of how it ended. Every rank runs this."""
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, _leave_early)
-    from train.distributed import init_world, lost_contact_named, shutdown
+    from train.signals import START
+
+    START.begin()
+    from train.contact import together
     from train.fitting import run_on
 
-    world = init_world(config.dist.timeout)
-    try:
-        with lost_contact_named(world):
-            status = run_on(world, config)
-    finally:
-        shutdown()
+    with together(config.dist.timeout) as world:
+        status = run_on(world, config)
     if status == "preempted":
         raise errors.Preempted
-
-
-def _leave_early(*_: object) -> None:
-    """Asked to stop before the loop takes over: there is nothing to save. Once, for a scheduler asks more than once."""
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
-    errors.leave(errors.ExitCode.REQUEUE, everywhere=True)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@ from typing import TypeVar
 
 import torch
 
-from data.errors import ExitCode, UserError
+from data.errors import ExitCode, Preempted, UserError
 from train.distributed import World, all_reduce_sum, broadcast_object
+from train.signals import START
 
 T = TypeVar("T")
 
@@ -16,13 +17,16 @@ T = TypeVar("T")
 def agreed(world: World, work: Callable[[], T]) -> T:
     """work() of this rank. Call on every rank; what `work` does together must be the same everywhere.
 
-    A UserError on any rank ends it on all, with that exit code; the first rank that has one brings the message.
+    A UserError on any rank ends it on all, with that exit code; the first rank that has one brings the message. So does
+    a request to stop any of them before there is anything to save.
     """
     result, error = None, None
     try:
         result = work()
     except UserError as raised:
         error = raised
+    if error is None and START.stop_requested():
+        error = Preempted()
     codes_W = torch.zeros(world.size, dtype=torch.int64, device=world.device)
     codes_W[world.rank] = 0 if error is None else int(error.exit_code)
     failed = all_reduce_sum(codes_W, world).nonzero()[:, 0].tolist()

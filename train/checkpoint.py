@@ -18,7 +18,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,9 @@ from torch import Tensor, empty_like, nn, no_grad
 from torch.optim import Optimizer
 
 from data.errors import ConfigError, DataError, HardwareError
-from train.files import sync, write_json
+from train.files import remove, sync, write_json
 
-FORMAT = 1
+FORMAT = 2
 MODEL, OPTIMIZER, MEMORY = "model.safetensors", "optimizer.safetensors", "memory.safetensors"
 STATE, MANIFEST = "state.json", "manifest.json"
 WRAPPERS = {"DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}  # class → where the real module is
@@ -71,7 +71,7 @@ def capture(
     facts: dict[str, Any],
     memory: Mapping[str, Tensor] | None = None,
 ) -> CheckpointState:
-    """What `save` writes. Holds references, not copies: save before the next step."""
+    """What `save` writes. Holds references, not copies: save or copy it before the next step."""
     assert not {"step", "optimizer_scalars"} & set(facts), "these keys of state.json are the checkpoint's own"
     model = named_tensors(modules)
     name_of = {id(tensor): name for name, tensor in model.items()}
@@ -116,16 +116,18 @@ def restore_weights(weights: Mapping[str, Tensor], modules: Mapping[str, nn.Modu
             tensor.copy_(weights[name])
 
 
-def save(run_dir: Path, state: CheckpointState, keep: int) -> Path:
+def save(run_dir: Path, state: CheckpointState, keep: int, first: Callable[[], None] = lambda: None) -> Path:
     """Write a checkpoint of the run and remove all but the newest `keep` of those not newer than it.
 
-    Call on rank 0 while the others wait. Raises HardwareError when it cannot be written; older ones stay as they are.
+    Call on rank 0. first: puts on the disk what must be there before. Raises HardwareError when either cannot be
+    written; older checkpoints stay as they are.
     """
     assert keep >= 1
     final = _folder(run_dir, state.step)
     partial, aside = _beside(final, "partial"), _beside(final, "aside")
     try:
-        shutil.rmtree(partial, ignore_errors=True)
+        first()
+        remove(partial)
         partial.mkdir(parents=True)
         _write(partial, state)
         if final.exists():  # the run fell back over a damaged one, or wrote this step already
@@ -133,14 +135,14 @@ def save(run_dir: Path, state: CheckpointState, keep: int) -> Path:
         os.rename(partial, final)
         sync(final.parent)
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
+        remove(partial)
         raise HardwareError(f"cannot write checkpoint {final}: {_reason(error, state, run_dir)}") from error
-    shutil.rmtree(aside, ignore_errors=True)
+    remove(aside)
     not_newer = [folder for step, folder in _checkpoints(run_dir) if step <= state.step]
     for folder in not_newer[keep:]:
         with suppress(OSError):  # a folder that cannot be deleted is no reason to stop
             os.rename(folder, _beside(folder, "partial"))
-            shutil.rmtree(_beside(folder, "partial"))
+            remove(_beside(folder, "partial"))
     return final
 
 
@@ -162,14 +164,23 @@ def find(run_dir: Path, note: Callable[[str], None]) -> Path | None:
     return None
 
 
+def name(step: int) -> str:
+    """The folder of a checkpoint, inside the run's checkpoints/."""
+    return f"step_{step:08d}"
+
+
 def steps(run_dir: Path) -> list[int]:
     """Of the run's checkpoints, newest first."""
     return [step for step, _ in _checkpoints(run_dir)]
 
 
 def locate(path: Path, note: Callable[[str], None]) -> Path:
-    """The checkpoint `path` means: itself, or the newest of a run folder. Raises ConfigError when there is none."""
-    folder = path if (path / MANIFEST).exists() else find(path, note)
+    """The checkpoint `path` means: itself, whole or not, or the newest whole one of a run folder.
+
+    Raises ConfigError when there is none, DataError when a run has some and none is whole.
+    """
+    itself = re.fullmatch(r"step_\d{8,}", path.resolve().name) or (path / MANIFEST).exists()
+    folder = path if itself else find(path, note)
     if folder is None:
         raise ConfigError(f"'{path}' is neither a checkpoint (a step_… folder) nor a run folder that has one")
     return folder
@@ -178,21 +189,39 @@ def locate(path: Path, note: Callable[[str], None]) -> Path:
 def load(folder: Path) -> CheckpointState:
     """Verify and read a checkpoint; tensors are on the CPU. Raises DataError naming the damaged file."""
     verify(folder)
-    facts = json.loads((folder / STATE).read_text())
-    step, scalars = facts.pop("step"), facts.pop("optimizer_scalars")
-    model, optimizer = load_file(folder / MODEL), load_file(folder / OPTIMIZER)
-    memory = load_file(folder / MEMORY) if MEMORY in _listed(folder) else {}
-    return CheckpointState(step, model, optimizer, facts, scalars, memory)
+    with _of_our_making(folder):
+        facts = json.loads((folder / STATE).read_text())
+        step, scalars = facts.pop("step"), dict(facts.pop("optimizer_scalars"))
+        model, optimizer = load_file(folder / MODEL), load_file(folder / OPTIMIZER)
+        memory = load_file(folder / MEMORY) if MEMORY in _listed(folder) else {}
+        return CheckpointState(int(step), model, optimizer, facts, scalars, memory)
+
+
+def step_of(folder: Path) -> int:
+    """Finished optimiser steps of a checkpoint. Raises DataError as `load`."""
+    verify(folder, only=(STATE,))
+    with _of_our_making(folder):
+        return int(json.loads((folder / STATE).read_text())["step"])
 
 
 def load_weights(folder: Path) -> dict[str, Tensor]:
     """The weights alone, by name ("towers.x_tower.…", "objective.logit_scale"), verified."""
     verify(folder, only=(MODEL,))
-    return load_file(folder / MODEL)
+    with _of_our_making(folder):
+        return load_file(folder / MODEL)
+
+
+@contextmanager
+def _of_our_making(folder: Path) -> Iterator[None]:
+    """A manifest may fit what never was a checkpoint."""
+    try:
+        yield
+    except (SafetensorError, LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(f"{folder} is no checkpoint of ours: {str(error)[:200] or type(error).__name__}") from error
 
 
 def verify(folder: Path, only: tuple[str, ...] = (MODEL, OPTIMIZER, MEMORY, STATE)) -> None:
-    """Raises DataError naming the first file that is missing, cut short or changed; ConfigError for a newer format."""
+    """Raises DataError naming the first file that is missing, cut short or changed; ConfigError for another format."""
     files = _listed(folder)
     for name in only:
         if name == MEMORY and name not in files and not (folder / name).exists():
@@ -212,11 +241,11 @@ def tidy(run_dir: Path) -> None:
     for aside in folder.glob(".step_*.aside"):  # killed between the two renames: the old one is still the one
         final = folder / aside.name.removeprefix(".").removesuffix(".aside")
         if final.exists():
-            shutil.rmtree(aside, ignore_errors=True)
+            remove(aside)
         else:
             os.rename(aside, final)
     for partial in folder.glob(".step_*.partial"):
-        shutil.rmtree(partial, ignore_errors=True)
+        remove(partial)
 
 
 def _like(parameter: Tensor, value: Tensor) -> Tensor:
@@ -231,11 +260,12 @@ def _listed(folder: Path) -> dict[str, Any]:
     manifest = folder / MANIFEST
     try:
         content = json.loads(manifest.read_text())
-        version, files = int(content["format"]), dict(content["files"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        version, files = int(content["format"]), {name: dict(file) for name, file in content["files"].items()}
+    except (OSError, LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{manifest} cannot be read: {error}") from error
-    if version > FORMAT:
-        raise ConfigError(f"{folder} is of a newer Dyad (format {version}, this one reads {FORMAT}): update Dyad")
+    if version != FORMAT:
+        age, way_out = ("a newer", "update Dyad") if version > FORMAT else ("an older", "use that one, or begin anew")
+        raise ConfigError(f"{folder} is of {age} Dyad (format {version}, this one reads {FORMAT}): {way_out}")
     return files
 
 
@@ -286,7 +316,7 @@ def _walk(module: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def _folder(run_dir: Path, step: int) -> Path:
-    return run_dir / "checkpoints" / f"step_{step:08d}"
+    return run_dir / "checkpoints" / name(step)
 
 
 def _checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
@@ -308,7 +338,7 @@ def _reason(error: Exception, state: CheckpointState, folder: Path) -> str:
     needed = sum(
         t.numel() * t.element_size() for part in (state.model, state.optimizer, state.memory) for t in part.values()
     )
-    free = shutil.disk_usage(folder).free
+    free = shutil.disk_usage(next(p for p in (folder, *folder.parents) if p.exists())).free
     return f"{error} (it needs {needed:,} bytes, {free:,} are free)"
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -22,14 +22,17 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from data.errors import ConfigError, nearest
+from data.secrets import without_credentials
 from train.config import TrainConfig
 from train.losses.config import CONFIGS as OBJECTIVES
 from train.synonyms import ADVICE, SYNONYMS
 
 OWN = {"model": "model.name", "data": "data.train", "tracking": "tracking.wandb", "optim": "optim.schedule"}
+SHORT = {"resume": "resume.mode"}  # what is typed → the key it stands for
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "configs"
 HYDRA_FLAGS = """--help -h --hydra-help --cfg -c --resolve --package -p --run -r --multirun -m --info -i
---shell-completion --config-dir -cd""".split()
+--shell-completion""".split()
+SWEEP_KEYS = ("hydra.sweep.", "hydra.sweeper.", "hydra.launcher.")  # others name code to run
 
 
 def register() -> None:
@@ -60,11 +63,18 @@ def keys(config: Any = None, prefix: str = "") -> Iterator[tuple[str, Any, str]]
             yield f"{prefix}{f.name}", default, f.metadata.get("help", "")
 
 
+def in_full(arguments: Iterable[str]) -> list[str]:
+    """Arguments with short names of keys written out."""
+    split = (argument.partition("=") for argument in arguments)
+    return [f"{SHORT.get(key, key)}{equals}{value}" for key, equals, value in split]
+
+
 def compose_config(overrides: Sequence[str]) -> TrainConfig:
     """The typed configuration of these overrides.
 
     Raises ConfigError for an unknown key, group choice or value, with the nearest valid name.
     """
+    overrides = in_full(overrides)
     check_words(overrides)
     register()
     GlobalHydra.instance().clear()
@@ -81,11 +91,29 @@ def typed(config: Any, overrides: Sequence[str] = ()) -> TrainConfig:
     overrides: where a message finds a value as it was typed.
     """
     try:
+        _refuse_resolvers(config)
         result = OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
         raise ConfigError(_first_cause(error, overrides)) from error
     assert isinstance(result, TrainConfig)
     return result
+
+
+def _refuse_resolvers(config: Any) -> None:
+    """${another.key} is read; ${oc.env:NAME} and the like are not: they would write what they find to files."""
+    for key, value in _texts(OmegaConf.to_container(config)):
+        if "${" in re.sub(r"\$\{[\w.]+\}", "", value):
+            raise ConfigError(f"{key}={value}: only keys are read inside ${{…}}. Write the value itself")
+
+
+def _texts(tree: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """(dotted key, text) of every text in a plain tree."""
+    if isinstance(tree, str):
+        yield key, tree
+    elif isinstance(tree, Mapping | list):
+        branches = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
+        for name, branch in branches:
+            yield from _texts(branch, f"{key}.{name}".lstrip("."))
 
 
 def check_words(arguments: Sequence[str]) -> None:
@@ -105,6 +133,8 @@ def check_words(arguments: Sequence[str]) -> None:
             hint = expanded if "/" in value or ".tar" in value else " Say it once"
             raise ConfigError(f"{key} is given twice: {seen[key]} and {value}.{hint}")
         seen[key] = value
+        if {"-m", "--multirun"} & set(arguments) and without_credentials(word) != word:
+            raise ConfigError(f"{key}: a sweep leaves its command line in a file; without -m the credentials stay out")
         _check_override(word, key.lstrip("+~"), value, known)
 
 
@@ -115,7 +145,9 @@ def _check_override(word: str, key: str, value: str, known: Iterable[str]) -> No
         fixed = f"{word.partition('=')[0]}=" + '"' + value.strip("'\"") + '"'
         raise ConfigError(f"{key}: cannot read {value!r} unquoted. Write:  {shlex.quote(fixed)}") from error
     choices = groups()
-    if key.startswith("hydra."):
+    if key.split(".")[0].split("/")[0] == "hydra":
+        if not key.startswith(SWEEP_KEYS) or "_target_" in word:
+            raise ConfigError(f"'{word}': of Hydra's keys only {'… '.join(SWEEP_KEYS)}… can be set, and no _target_")
         return
     if key in choices:
         if value not in [*choices[key], "null"] and "," not in value:
@@ -152,7 +184,7 @@ def _closest(word: str, choices: Iterable[str]) -> str:
 def _is_hydra_flag(word: str, arguments: Sequence[str]) -> bool:
     """A flag of Hydra's, or the value that belongs to one (--cfg job)."""
     position = list(arguments).index(word)
-    takes_value = {"--cfg", "-c", "--package", "-p", "--info", "-i", "--config-dir", "-cd"}
+    takes_value = {"--cfg", "-c", "--package", "-p", "--info", "-i"}
     return word.split("=")[0] in HYDRA_FLAGS or (position > 0 and arguments[position - 1] in takes_value)
 
 

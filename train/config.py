@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from data.config import DataConfig, NegativeList, described
+from data.config import DataConfig, Mode, NegativeList, Shuffle, described
 from data.errors import ConfigError
 from eval.config import EvalConfig
 
@@ -115,12 +115,20 @@ class OptimConfig:
     cooldown_end: float = described(0.0, "const-cooldown: learning rate at the end")
     cooldown_power: float = described(1.0, "const-cooldown: power of the polynomial")
     clip_norm: float | None = described(None, "largest norm of the whole gradient; null: no clipping")
+    patience: int = described(
+        3, "steps in a row that are not taken, for a loss or gradient that is not finite or spikes"
+    )
+    spike: float | None = described(
+        None, "a step whose loss is above this many times the mean of the last 10 is not taken, e.g. 2; null: all are"
+    )
 
 
 @dataclass
 class DistConfig:
     name: str = "ddp"
     timeout: float = described(600.0, "seconds a collective may wait before the run stops")
+    slow_rank: float = described(0.7, "warn of a rank whose pace is below this share of the others'; 0: never")
+    digest_every: int = described(500, "steps between comparisons of all ranks' weights, also at checkpoints; 0: never")
 
 
 @dataclass
@@ -138,6 +146,19 @@ class CheckpointConfig:
 
 
 @dataclass
+class ResumeConfig:
+    mode: str = described(
+        "auto", "auto: go on from the run's newest checkpoint; never; or a checkpoint folder. Short: resume=…"
+    )
+    allow_batch_change: bool = described(
+        False, "go on with another global_batch_size, at the same number of samples; steps then count the new batches"
+    )
+    allow_more_data: bool = described(
+        False, "go on with files added behind those of the run: old samples keep their ids and their state"
+    )
+
+
+@dataclass
 class TrainConfig:
     task: Task = described(Task.image_text, "what x and y are")
     seed: int = described(0, "of everything random: order, augmentation, initial weights, dropout")
@@ -150,12 +171,12 @@ class TrainConfig:
     )
     precision: Precision = described(Precision.fp32, "of the towers; scores and losses are always float32")
     compile: bool = described(False, "torch.compile the towers")
-    resume: str = described("auto", "auto: go on from the run's newest checkpoint; never; or a checkpoint folder")
     init_from: str | None = described(
         None, "checkpoint or run folder whose weights to start from (nothing else is taken)"
     )
     experiment: str | None = described(None, "name of the recipe in configs/experiment")
     run: RunConfig = field(default_factory=RunConfig)
+    resume: ResumeConfig = field(default_factory=ResumeConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     objective: Any = MISSING
@@ -172,6 +193,7 @@ LEAST = {
     "chunk_size": 1,
     "keep_graphs": 1,
     "data.workers": 0,
+    "data.buffer": 1,
     "model.embed_dim": 1,
     "model.memo_mb": 0,
     "model.image.image_size": 1,
@@ -182,6 +204,9 @@ LEAST = {
     "optim.weight_decay": 0,
     "optim.warmup": 0,
     "optim.cooldown": 0,
+    "optim.patience": 1,
+    "dist.slow_rank": 0,
+    "dist.digest_every": 0,
     "checkpoint.keep": 1,
     "checkpoint.every": 1,
     "tracking.every": 1,
@@ -211,6 +236,10 @@ def validate(config: TrainConfig, world_size: int) -> None:
         f"objective={objective}: takes {OWN_LOOP.get(objective)}, which no task has; use it in your own loop: from "
         "train.losses import build_objective": objective in OWN_LOOP,
         f"global_batch_size={size}: needs at least one pair for each of {world_size} processes": size < world_size,
+        f"optim.spike={optim.spike}: must be above 1, e.g. 2; null takes every step": optim.spike is not None
+        and optim.spike <= 1,
+        f"dist.slow_rank={config.dist.slow_rank}: must be below 1, a share of the others' pace": config.dist.slow_rank
+        >= 1,
         f"optim.beta1={optim.beta1}, optim.beta2={optim.beta2}: must be 0 or more and below 1": not (
             0 <= optim.beta1 < 1 and 0 <= optim.beta2 < 1
         ),
@@ -219,6 +248,25 @@ def validate(config: TrainConfig, world_size: int) -> None:
         **{f"{key}={value}: must be {LEAST[key]} or more": True for key, value in too_small.items()},
         **{f"{key}={value}: must be above 0": True for key, value in not_positive.items()},
     }
-    broken = [message for message, is_broken in rules.items() if is_broken]
+    broken = [message for message, is_broken in {**rules, **_of_streams(config)}.items() if is_broken]
     if broken:
         raise ConfigError("\n".join(broken[:5]))
+
+
+def _of_streams(config: TrainConfig) -> dict[str, bool]:
+    data, objective = config.data, config.objective
+    if data.mode is not Mode.stream:
+        return {f"data.id_key={data.id_key}: indexed samples are numbered by their places": data.id_key is not None}
+    return {
+        f"data.mode=stream: task={config.task.value} needs an index; only image_text is streamed": config.task
+        is not Task.image_text,
+        f"epochs={config.epochs}: nobody has counted the samples of data.mode=stream. Say steps=…": config.steps is None
+        and config.epochs is not None,
+        f"objective={getattr(objective, 'name', '')}: knows every sample by its number, and data.mode=stream does not "
+        "have one. Set data.id_key to the json field that holds it, 0 … N - 1": data.id_key is None
+        and getattr(objective, "by_sample_id", False),
+        "data.shuffle=full: data.mode=stream mixes by shards and in data.buffer; leave it out": data.shuffle
+        is Shuffle.full,
+        "resume.allow_more_data: the passes of data.mode=stream would be others. Start another run.name with "
+        "init_from": config.resume.allow_more_data,
+    }

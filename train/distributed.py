@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
@@ -37,6 +36,8 @@ def init_world(timeout: float, cpu: bool = False) -> World:
     from accelerate import PartialState
 
     cpu = cpu or not torch.cuda.is_available()
+    # of NCCL: a collective that waits too long is ended, and the next one raises; by default it would end the process
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
     place = f"rank {os.environ.get('RANK', '0')} of {os.environ.get('WORLD_SIZE', '1')}"
     processes, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
     if not cpu and processes > gpus:
@@ -47,33 +48,21 @@ def init_world(timeout: float, cpu: bool = False) -> World:
     try:
         state = PartialState(cpu=cpu, timeout=timedelta(seconds=timeout))
     except (RuntimeError, ValueError, OSError) as error:
-        raise HardwareError(f"{place}: cannot join the other processes: {_first_line(error)}") from error
+        raise HardwareError(f"{place}: cannot join the other processes: {first_line(error)}") from error
     assert state.device is not None
     return World(state.process_index, state.num_processes, state.local_process_index, state.device)
 
 
-def shutdown() -> None:
-    """Leave the group, so that the next run of this process can join one."""
+def shutdown(broken: bool = False) -> None:
+    """Leave the group, so that the next run of this process can join one. broken: without waiting for the others."""
     from accelerate import PartialState
 
     if dist.is_available() and dist.is_initialized():
         with suppress(RuntimeError):  # a broken group cannot be left in order
+            if broken and dist.group.WORLD is not None:
+                dist.group.WORLD.abort()
             dist.destroy_process_group()
     PartialState._reset_state()
-
-
-@contextmanager
-def lost_contact_named(world: World) -> Iterator[None]:
-    """Inside, a collective that fails or waits longer than the timeout raises HardwareError, naming this rank."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not isinstance(error, dist.DistError) and "gloo" not in str(error):
-            raise
-        raise HardwareError(
-            f"rank {world.rank} of {world.size} lost contact with the other processes: {_first_line(error)}. "
-            "The cause is in the output of the process that stopped first"
-        ) from error
 
 
 def barrier(world: World) -> None:
@@ -109,5 +98,5 @@ def any_rank(flag: bool, world: World) -> bool:
     return bool(all_reduce_sum(torch.tensor([float(flag)], device=world.device), world) > 0)
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from data.errors import HardwareError
 from eval.encode import Encoder, Evaluator, Report
 from eval.results import print_tables, result, saved_results, write
 from train.agreement import rank_0_only
@@ -15,14 +16,22 @@ from train.metrics import Logger
 class Evaluation:
     """Scores the weights as they are on everything, and leaves the JSON files of the newest scores in `eval/`.
 
-    last_step: the evaluation after which also shows `examples` queries of each kind. All ranks call everything.
+    last_step: the evaluation after which also shows `examples` queries of each kind. say: hears of files that cannot be
+    written, which are never worth a run. All ranks call everything.
     """
 
     def __init__(
-        self, evaluators: Sequence[Evaluator], encode: Encoder, folder: Path, *, last_step: int, examples: int
+        self,
+        evaluators: Sequence[Evaluator],
+        encode: Encoder,
+        folder: Path,
+        *,
+        last_step: int,
+        examples: int,
+        say: Callable[[str], None],
     ) -> None:
         self._evaluators, self._encode, self._folder = evaluators, encode, folder
-        self._last_step, self._examples = last_step, examples
+        self._last_step, self._examples, self._say = last_step, examples, say
         self._results: list[dict[str, Any]] = []
 
     def __call__(self, step: int) -> dict[str, float]:
@@ -34,8 +43,11 @@ class Evaluation:
 
     def _written(self, pairs: Sequence[tuple[Report, Evaluator]], step: int) -> list[dict[str, Any]]:
         results = [result(report, evaluator, {"step": step}) for report, evaluator in pairs]
-        for content, (report, _) in zip(results, pairs, strict=True):
-            write(self._folder / "eval", content, report.files)
+        try:
+            for content, (report, _) in zip(results, pairs, strict=True):
+                write(self._folder / "eval", content, report.files)
+        except HardwareError as error:
+            self._say(f"{error}: the results of step {step} are in metrics.jsonl alone. The run goes on")
         return results
 
     def conclude(self, logger: Logger) -> None:

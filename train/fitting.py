@@ -14,17 +14,23 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from data.batch import Batch
-from data.config import DrawnPositives
+from data.config import DrawnPositives, Mode
 from data.errors import ConfigError
 from data.loader import BatchSource, build_loader
+from data.order import Order
 from data.question_passage import QuestionPassage
+from data.stream import Stream
 from eval.encode import Encoder, Evaluator, build_encode
 from train import checkpoint
 from train.agreement import agreed, from_rank_0, rank_0_first, rank_0_only
 from train.checkpoint import CheckpointState
 from train.config import Task, TrackingConfig, TrainConfig, validate
-from train.distributed import World, any_rank
+from train.contact import in_contact
+from train.digest import code_digest, refuse_different_starts
+from train.distributed import World, any_rank, gather_objects
 from train.evaluation import Evaluation
+from train.files import writable
+from train.ledger import Ledger
 from train.loop import Plan, fit
 from train.losses import OBJECTIVES, build_objective
 from train.losses.base import Objective
@@ -32,14 +38,18 @@ from train.losses.diagnostics import diagnose, duplicates, saturation
 from train.losses.memory import SampleState
 from train.losses.options.common import Similarity
 from train.metrics import Logger, build_logger
+from train.origin import Origin, Start, bring_to, claim, identity
 from train.refresh import Refresh
-from train.run_state import locked, recorded
-from train.runs import open_run, run_folder
+from train.run_state import recorded
+from train.runs import COUNTED, all_keys, open_run, put_aside, run_folder
+from train.saving import Saves
 from train.signals import StopRequest
 from train.step import StepOptions, TrainStep
+from train.substituted import Substituted
 from train.tasks import Data, build_data, evaluators
 from train.towers import Model, build_model
 from train.tracking import decided
+from train.watch import Watch
 
 
 @dataclass
@@ -63,44 +73,75 @@ def run_on(world: World, config: TrainConfig) -> str:
 
     Nothing is written before all parts are built: a mistake that shows only then leaves no run folder.
     """
+    refuse_different_starts(world, {**_of_all_ranks(config), "torch": torch.__version__, "code": code_digest()})
     validate(config, world.size)
     folder = run_folder(config)
     tracking = from_rank_0(world, lambda: decided(config.tracking, folder, print))
     parts = build_parts(config, world)
+    refuse_different_starts(world, {"data": parts.data.fingerprint})
     with ExitStack() as stack:
-        found = from_rank_0(world, lambda: _claim(config, folder, stack))
-        state = agreed(world, lambda: _bring_to(found, parts, config))
-        plan = _plan(config, parts, state, world)
-        logger = rank_0_only(world, lambda: _logger(config, tracking, folder, parts, plan, state)) or Logger()
+        found = from_rank_0(world, lambda: claim(config, folder, stack))
+        start = agreed(world, lambda: bring_to(found, parts, config))
+        plan = _plan(config, parts, start.state, world)
+        logger = rank_0_only(world, lambda: _logger(config, tracking, folder, parts, plan, start)) or Logger()
         stack.enter_context(logger)
-        logger.print(_first_words(found, folder, plan, config))
+        logger.print(_first_words(found, start, folder, plan, config))
         if config.task is Task.question_passage and "excluded" not in OBJECTIVES[config.objective.name].takes:
             logger.print(
                 f"objective={config.objective.name} takes pairs only: what is right for another question of the batch "
                 "as well counts as its negative; clip, info_nce, dpr and siglip leave it out"
             )
+        if isinstance(parts.data.dataset, Stream):
+            left_off = start.state and start.state.facts["stream"]
+            logger.print(parts.data.dataset.begin(world.rank, world.size, config.data.workers, left_off))
         record = stack.enter_context(recorded(folder if world.rank == 0 else None, plan.first_step, plan.total_steps))
-        encode = build_encoder(config, parts.model, world)
-        evaluation = Evaluation(
-            parts.evaluators, encode, folder, last_step=plan.total_steps, examples=config.eval.examples
-        )
         stop = stack.enter_context(StopRequest())
+        should_stop = lambda: any_rank(stop.requested, world)  # noqa: E731
+        encode = build_encoder(config, parts.model, world, should_stop)
+        evaluation = Evaluation(
+            parts.evaluators,
+            encode,
+            folder,
+            last_step=plan.total_steps,
+            examples=config.eval.examples,
+            say=logger.print,
+        )
+        ledger = stack.enter_context(Ledger(folder if world.rank == 0 else None, plan.first_step, logger.print))
+        substituted = Substituted(config.data, config.global_batch_size, world, ledger, logger.print)
+        if start.state:
+            substituted.load_state_dict(start.state.facts["substituted"])
+        saves = stack.enter_context(_saves(config, folder, plan, logger, ledger))
+        stack.enter_context(in_contact(world, lambda: parts.step.place))
+        watch = Watch(parts.step, parts.modules, config.dist, world, logger.print, ledger.note)
+        watch.compare(plan.first_step)
+        save = _saver(config, parts, saves, watch, substituted, logger, world)
+        if start.counted_anew:
+            _begin_count(plan, save, folder, world)
+        batches = watch.batches(_batches(config, parts, plan, found, encode, logger.print))
         outcome = fit(
             plan,
-            _batches(config, parts, plan, found, encode, logger.print),
-            step=parts.step,
-            diagnose=lambda: _health(parts.step, config),
+            substituted.batches(plan.first_step, batches),
+            step=watch.step,
+            diagnose=lambda: {**watch.judge(), **_health(parts.step, config), **substituted.tell()},
             evaluate=evaluation,
-            save=_saver(config, folder, parts, logger, world),
-            should_stop=lambda: any_rank(stop.requested, world),
+            save=save,
+            should_stop=should_stop,
             logger=logger,
         )
-        record.write(outcome.status, outcome.step)
+        record.write(outcome.status, outcome.step, checkpoint_seconds=round(saves.seconds, 3))
+        if substituted.total:
+            logger.print(f"{substituted.total:,} samples could not be used, others took their place: {ledger.path}")
         logger.print(f"{outcome.status} at step {outcome.step}: {folder}")
         if outcome.status == "finished":
             evaluation.conclude(logger)
     evaluation.print_tables()
     return outcome.status
+
+
+def _of_all_ranks(config: TrainConfig) -> dict[str, Any]:
+    """What must be the same on every rank: all keys but those that say how much a machine can."""
+    free = ("model.memo_mb",) if config.data.mode is Mode.stream else ("data.workers", "model.memo_mb")
+    return {key: value for key, value in all_keys(config).items() if key not in free}
 
 
 def build_parts(config: TrainConfig, world: World) -> Parts:
@@ -139,10 +180,10 @@ def _objective(config: TrainConfig, data: Data) -> Objective:
 
 def _objective_options(config: TrainConfig, data: Data) -> dict[str, Any]:
     """Per-sample state has a place for every training sample, and epochs are the run's, unless others are said."""
-    known = {
-        "num_samples": sum(data.order.sizes),
-        "samples_per_epoch": data.order.steps_per_epoch * config.global_batch_size,
-    }
+    known = {}
+    if isinstance(data.order, Order):
+        known["num_samples"] = sum(data.order.sizes)
+        known["samples_per_epoch"] = data.order.steps_per_epoch * config.global_batch_size
     options = asdict(config.objective)
     return {name: known.get(name) if value is None else value for name, value in options.items()}
 
@@ -152,18 +193,25 @@ def _batches(
 ) -> Iterable[Batch]:
     """One a step; where negatives are mined anew, the loader starts anew with them."""
 
+    dataset, order = parts.data.dataset, parts.data.order
+    if isinstance(dataset, Stream):
+        return dataset.batches(
+            plan.first_step, plan.total_steps, workers=config.data.workers, timeout=config.data.timeout
+        )
+    assert isinstance(order, Order)
+
     def load(dataset: BatchSource, first_step: int, last_step: int) -> Iterable[Batch]:
         return build_loader(
             dataset,
-            parts.data.order,
+            order,
             rank=encode.world.rank,
             world_size=encode.world.size,
             first_step=first_step,
             last_step=last_step,
             workers=config.data.workers,
+            timeout=config.data.timeout,
         )
 
-    dataset = parts.data.dataset
     if not config.data.negatives.refresh_every:
         return load(dataset, plan.first_step, plan.total_steps)
     assert isinstance(dataset, QuestionPassage)
@@ -171,7 +219,9 @@ def _batches(
     return refresh.batches(plan.first_step, plan.total_steps, load)
 
 
-def build_encoder(config: TrainConfig, model: Model, world: World) -> Encoder:
+def build_encoder(
+    config: TrainConfig, model: Model, world: World, should_stop: Callable[[], bool] = lambda: False
+) -> Encoder:
     return build_encode(
         model.towers.x_tower,
         model.towers.y_tower,
@@ -180,6 +230,8 @@ def build_encoder(config: TrainConfig, model: Model, world: World) -> Encoder:
         workers=config.data.workers,
         precision=config.precision.value,
         cosine=config.objective.similarity is Similarity.cosine,
+        should_stop=should_stop,
+        timeout=config.data.timeout,
     )
 
 
@@ -190,89 +242,13 @@ def _health(step: TrainStep, config: TrainConfig) -> dict[str, float]:
     return {**of_embeddings, **duplicates(*step.keys), **saturation(step.scalars)}
 
 
-@dataclass(frozen=True)
-class Origin:
-    """Where the first weights come from. resume: a checkpoint to go on from; weights: one whose weights to take."""
-
-    resume: Path | None = None
-    weights: Path | None = None
-
-
-def _claim(config: TrainConfig, folder: Path, stack: ExitStack) -> Origin:
-    """Hold the run folder for as long as `stack` lives, and say where to begin. Rank 0 alone."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"run.dir={config.run.dir}: cannot make {folder}: {error.strerror}") from error
-    stack.enter_context(locked(folder))
-    open_run(config)
-    checkpoint.tidy(folder)
-    if config.resume in ("auto", "never"):
-        resume = checkpoint.find(folder, print)
-    else:
-        resume = checkpoint.locate(Path(config.resume), print)
-    if resume or config.init_from is None:
-        return Origin(resume)
-    return Origin(weights=checkpoint.locate(Path(config.init_from), print))
-
-
-def _first_words(origin: Origin, folder: Path, plan: Plan, config: TrainConfig) -> str:
+def _first_words(origin: Origin, start: Start, folder: Path, plan: Plan, config: TrainConfig) -> str:
     goal = f"{folder}: {plan.total_steps} steps of {config.global_batch_size}"
-    if origin.resume:
-        return f"{goal}, going on at step {plan.first_step} from {origin.resume}"
+    if start.state:
+        seen = f", which has seen {start.state.facts['samples_seen']:,} samples" if start.counted_anew else ""
+        more = f", with {start.more_samples:,} more samples" if start.more_samples else ""
+        return f"{goal}, going on at step {plan.first_step} from {origin.resume}{seen}{more}"
     return f"{goal}, beginning with the weights of {origin.weights}" if origin.weights else goal
-
-
-def _bring_to(origin: Origin, parts: Parts, config: TrainConfig) -> CheckpointState | None:
-    """The parts as `origin` has them; its state when the run goes on from there."""
-    if origin.weights:
-        _take_weights(origin.weights, parts)
-    return _restore(origin.resume, parts, config) if origin.resume else None
-
-
-def _take_weights(found: Path, parts: Parts) -> None:
-    """The towers, whole. What the objective has is configured: another's temperature or bias would win silently."""
-    try:
-        checkpoint.restore_weights(checkpoint.load_weights(found), {"towers": parts.modules["towers"]})
-    except ConfigError as error:
-        raise ConfigError(f"init_from={found}: {error}") from error
-
-
-def _restore(found: Path, parts: Parts, config: TrainConfig) -> CheckpointState:
-    """Bring the parts to the state of a checkpoint of this run on this data."""
-    state = checkpoint.load(found)
-    for what, here in _identity(parts, config).items():
-        if state.facts[what] != here:
-            raise ConfigError(
-                f"{found} was trained with another {what.replace('_', ' ')} ({str(state.facts[what])[:16]}, now "
-                f"{str(here)[:16]}): the order of samples would differ.\n"
-                "Use the same data and batch, or start another run.name with init_from"
-            )
-    _restore_memory(found, state, parts)
-    checkpoint.restore(state, parts.modules, parts.step.optimizer)
-    parts.step.load_state_dict(state.facts["step_state"])
-    return state
-
-
-def _restore_memory(found: Path, state: CheckpointState, parts: Parts) -> None:
-    if parts.memory is None and not state.memory:
-        return
-    if parts.memory is None or not state.memory:
-        raise ConfigError(f"{found} has {'' if state.memory else 'no '}per-sample state: it is of another objective")
-    try:
-        parts.memory.load(state.memory)
-    except ConfigError as error:
-        raise ConfigError(f"{found}: {error}") from error
-    state.memory = {}  # each rank has its part, and the whole may be large
-
-
-def _identity(parts: Parts, config: TrainConfig) -> dict[str, Any]:
-    """What fixes the order of samples."""
-    return {
-        "data_fingerprint": parts.data.fingerprint,
-        "global_batch_size": config.global_batch_size,
-        "seed": config.seed,
-    }
 
 
 def _plan(config: TrainConfig, parts: Parts, state: CheckpointState | None, world: World) -> Plan:
@@ -294,42 +270,85 @@ def _logger(
     folder: Path,
     parts: Parts,
     plan: Plan,
-    state: CheckpointState | None,
+    start: Start,
 ) -> Logger:
+    state = start.state
     plain = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
     assert isinstance(plain, dict)
-    return build_logger(
-        folder,
-        tracking,
-        run_config={str(key): value for key, value in plain.items()},
-        first_step=plan.first_step,
-        total_steps=plan.total_steps,
-        steps_per_epoch=parts.data.order.steps_per_epoch,
-        global_batch_size=config.global_batch_size,
-        evaluation_owed=plan.evaluation_owed,
-        wandb_id=None if state is None else state.facts["wandb_id"],
-    )
+    with writable(folder):
+        open_run(config)
+        if start.counted_anew:
+            put_aside(folder, COUNTED)
+        return build_logger(
+            folder,
+            tracking,
+            run_config={str(key): value for key, value in plain.items()},
+            first_step=plan.first_step,
+            total_steps=plan.total_steps,
+            steps_per_epoch=parts.data.order.steps_per_epoch,
+            global_batch_size=config.global_batch_size,
+            evaluation_owed=plan.evaluation_owed,
+            wandb_id=None if state is None else state.facts["wandb_id"],
+        )
+
+
+def _saves(config: TrainConfig, folder: Path, plan: Plan, logger: Logger, ledger: Ledger) -> Saves:
+    def first() -> None:
+        logger.flush()
+        ledger.sync()
+
+    return Saves(folder, config.checkpoint.keep, first=first, next_save=plan.next_save, say=logger.print)
+
+
+def _begin_count(plan: Plan, save: Callable[[int, bool, bool], None], folder: Path, world: World) -> None:
+    """Steps are of another size from here on: a checkpoint that says so, and those of the old count put aside. Killed
+    in between, the run finds one of them and goes on at the same samples."""
+    save(plan.first_step, plan.evaluation_owed, True)
+
+    def leave_behind() -> None:
+        others = [step for step in reversed(checkpoint.steps(folder)) if step != plan.first_step]
+        with writable(folder):
+            put_aside(folder, [f"checkpoints/{checkpoint.name(step)}" for step in others])
+
+    rank_0_only(world, leave_behind)
+
+
+def _of_stream(parts: Parts, world: World) -> dict[str, Any] | None:
+    """How far the ranks are with what they stream. A collective."""
+    stream = parts.data.dataset
+    return stream.state(lambda progress: gather_objects(progress, world)) if isinstance(stream, Stream) else None
 
 
 def _saver(
-    config: TrainConfig, folder: Path, parts: Parts, logger: Logger, world: World
-) -> Callable[[int, bool], None]:
-    def save(step: int, evaluation_owed: bool) -> None:
+    config: TrainConfig,
+    parts: Parts,
+    saves: Saves,
+    watch: Watch,
+    substituted: Substituted,
+    logger: Logger,
+    world: World,
+) -> Callable[[int, bool, bool], None]:
+    def save(step: int, evaluation_owed: bool, last: bool) -> None:
+        watch.compare(step)
+        substituted.tell()
         facts = {
-            **_identity(parts, config),
+            **identity(parts, config),
             "samples_seen": step * config.global_batch_size,
             "evaluation_owed": evaluation_owed,
             "wandb_id": logger.wandb_id,
             "world_size": world.size,
             "threads": torch.get_num_threads(),
             "step_state": parts.step.state_dict(),
+            "substituted": substituted.state_dict(),
+            "stream": _of_stream(parts, world),
         }
+        saves.wait()
         memory = parts.memory.gathered(world.device) if parts.memory else None
 
-        def write_whole() -> None:
+        def write() -> None:
             state = checkpoint.capture(parts.modules, parts.step.optimizer, step, facts, memory)
-            checkpoint.save(folder, state, config.checkpoint.keep)
+            (saves.now if last else saves.behind)(state)
 
-        rank_0_only(world, write_whole)
+        rank_0_only(world, write)
 
     return save

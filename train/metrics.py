@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from data.errors import shown
 from train.config import TrackingConfig, Wandb
-from train.files import sync
+from train.files import LineFile, sync
 from train.progress import Lines, LogFile, Output, Record, build_console, is_training
 from train.tensorboard import TensorBoard
 from train.tracking import Guest
@@ -38,7 +39,7 @@ class Logger:
         self,
         sinks: Sequence[Sink] = (),
         outputs: Sequence[Output] = (),
-        metrics: Path | None = None,
+        metrics: JsonLines | None = None,
         global_batch_size: int = 0,
         wandb_id: str | None = None,
     ) -> None:
@@ -59,12 +60,12 @@ class Logger:
 
     def print(self, line: str) -> None:
         for output in self._outputs:
-            output.print(line)
+            output.print(shown(line))
 
     def flush(self) -> None:
-        """Wait until the disk holds every record logged so far."""
+        """Wait until the disk holds every record logged so far. Raises OSError when it does not take them."""
         if self._metrics:
-            sync(self._metrics)
+            self._metrics.sync()
 
     def close(self, failed: bool = False) -> None:
         for sink in self._sinks:
@@ -80,15 +81,17 @@ class Logger:
 
 
 class JsonLines:
-    """`metrics.jsonl`: one flat object per line, flushed at once; null where a number is not finite."""
+    """`metrics.jsonl`: one flat object per line, written at once; null where a number is not finite."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8")
+    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
+        self._file = LineFile(path, say)
 
     def log(self, record: Record) -> None:
         finite = {k: v if math.isfinite(v) else None for k, v in record.items()}
-        self._file.write(json.dumps(finite) + "\n")
-        self._file.flush()
+        self._file.write(json.dumps(finite))
+
+    def sync(self) -> None:
+        self._file.sync()
 
     def conclude(self, results: Sequence[Mapping[str, Any]], run_dir: Path, report: Path | None) -> None:
         pass
@@ -135,20 +138,22 @@ def build_logger(
     path = run_dir / "metrics.jsonl"
     taken_back = cut(path, first_step, evaluation_owed)
     lines = Lines(total_steps, steps_per_epoch, global_batch_size)
-    outputs = [LogFile(run_dir / "log.txt"), build_console(lines, first_step)]
+    console = build_console(lines, first_step)
+    outputs = [LogFile(run_dir / "log.txt", console.print), console]
 
     def note(line: str) -> None:
         for output in outputs:
             output.print(line)
 
-    sinks: list[Sink] = [JsonLines(path), Spoken(lines, outputs)]
+    metrics = JsonLines(path, note)
+    sinks: list[Sink] = [metrics, Spoken(lines, outputs)]
     if config.wandb is not Wandb.disabled:
         wandb_id = wandb_id or new_wandb_id()
         run = partial(WandbRun, config.wandb, run_dir, config.project, wandb_id, run_config, first_step, taken_back)
         sinks.append(Guest("W&B", run, note, leave))
     if config.tensorboard:
         sinks.append(Guest("TensorBoard", partial(TensorBoard, run_dir, first_step), note, lambda: None))
-    return Logger(sinks, outputs, path, global_batch_size, wandb_id)
+    return Logger(sinks, outputs, metrics, global_batch_size, wandb_id)
 
 
 def cut(path: Path, step: int, evaluation_owed: bool = False) -> set[Place]:

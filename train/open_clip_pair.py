@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from data.errors import ConfigError, nearest
 from data.transforms import ImageSpec
 from train.config import ImageTower, ModelConfig, TextTower
+from train.published import refuse_code, refuse_code_of, snapshot
 from train.tower import Tower, first_line
 
 # Class of a trunk → its attribute that leads into the shared space, and whether it takes None there or wants a module
@@ -110,10 +111,12 @@ class OpenClipPair:
         import open_clip
 
         known = model_name(name)
+        refuse_code()
         preprocess = check_weights(known, pretrained)
         weights = f" with weights '{pretrained}'" if pretrained and self._load else ""
         logging.disable(logging.ERROR)  # of random weights, which are wanted or come later, and of what is raised too
         try:
+            refuse_code_of(f"model.name={name}", open_clip.get_model_config(known))  # its tokenizer comes later
             model = open_clip.create_model(
                 known,
                 pretrained if self._load else None,
@@ -125,6 +128,8 @@ class OpenClipPair:
                 pretrained_text=self._load,
                 weights_only=True,
             )
+        except ConfigError:
+            raise
         except Exception as error:  # open_clip raises whatever its parts raise
             raise ConfigError(
                 f"model.name={name}{weights} cannot be created: {first_line(error)}. Without a network give weights as "
@@ -148,6 +153,8 @@ def model_name(name: str | None) -> str:
         raise ConfigError("model.name is missing: give an open_clip model (ViT-B-32) or an open_clip config .json")
     if name.endswith(".json"):
         return _registered(name)
+    if name.startswith("hf-hub:") and "@" in name:
+        return f"local-dir:{snapshot('model.name', name.removeprefix('hf-hub:'))}"
     if name.startswith(("hf-hub:", "local-dir:")):
         return name
     if Path(name).expanduser().is_dir():

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Protocol
+
+from train.files import LineFile
 
 Record = Mapping[str, float]
 
@@ -74,15 +77,15 @@ class Output(Protocol):
 class LogFile:
     """`log.txt`: every line, with open_clip's time stamp."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8", buffering=1)
+    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
+        self._file = LineFile(path, say)
 
     def log(self, record: Record, line: str) -> None:
         self.print(line)
 
     def print(self, line: str) -> None:
         for part in line.splitlines():
-            self._file.write(f"{datetime.now():%Y-%m-%d,%H:%M:%S} | INFO | {part}\n")
+            self._file.write(f"{datetime.now():%Y-%m-%d,%H:%M:%S} | INFO | {part}")
 
     def close(self) -> None:
         self._file.close()
@@ -95,7 +98,8 @@ class PlainConsole:
         self.print(line)
 
     def print(self, line: str) -> None:
-        print(line, flush=True)
+        with suppress(OSError):  # a full disk or a reader that went away is no reason to stop
+            print(line, flush=True)
 
     def close(self) -> None:
         pass

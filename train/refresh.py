@@ -31,6 +31,7 @@ from eval.mining import MINED, SUMMARY, digest, embedded, mine
 from train import checkpoint
 from train.agreement import rank_0_first, rank_0_only
 from train.distributed import World
+from train.files import remove
 
 FOLDER, EMBEDDINGS = "negatives", "embeddings"
 BLOCK = 256  # texts encoded at a time: eval.block may be another after a restart, and would change the last bits
@@ -108,12 +109,12 @@ class Refresh:
 
     def _tidy(self, step: int) -> None:
         """Keep what kept checkpoints may need, and no embeddings. What cannot be deleted is no reason to stop."""
-        shutil.rmtree(self.run / FOLDER / EMBEDDINGS, ignore_errors=True)
+        remove(self.run / FOLDER / EMBEDDINGS)
         oldest = min([step, *checkpoint.steps(self.run)])
         for folder in (self.run / FOLDER).glob("step_*"):
             number = folder.name.removeprefix("step_")
             if number.isdecimal() and int(number) < oldest - oldest % self._every:
-                shutil.rmtree(folder, ignore_errors=True)
+                remove(folder)
 
     def _find(self, folder: Path, begin: int, step: int) -> None:
         """Make sure that the file of a segment is there, as it was written. Rank 0 alone."""

@@ -1,7 +1,8 @@
 """run_state.json: how a run stands, for launch scripts and schedulers; and the lock that keeps a second run out.
 
 {"status": "running" | "preempted" | "finished" | "failed", "step": …, "total_steps": …, "time": …, "error": …}
-A run that was killed still says "running". torchrun turns every exit code into 1, so requeue by this file.
+At the end also "checkpoint_seconds": writing them since the start, most of it behind the training. A run that
+was killed still says "running". torchrun turns every exit code into 1, so requeue by this file.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import fcntl
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
-from data.errors import ConfigError
-from train.files import write_json
+from data.errors import ConfigError, HardwareError
+from data.secrets import without_secrets
+from train.files import writable, write_json
 
 
 class RunState:
@@ -25,13 +27,14 @@ class RunState:
         self._path = run_dir and run_dir / "run_state.json"
         self._step, self._total_steps = step, total_steps
 
-    def write(self, status: str, step: int | None = None, **facts: str | int) -> None:
-        """`step` finished optimiser steps; None: as last written."""
+    def write(self, status: str, step: int | None = None, **facts: str | float) -> None:
+        """`step` finished optimiser steps; None: as last written. Raises HardwareError when it cannot be written."""
         self._step = self._step if step is None else step
         if self._path:
             now = datetime.now().astimezone().isoformat(timespec="seconds")
             state = {"status": status, "step": self._step, "total_steps": self._total_steps, "time": now}
-            write_json(self._path, {**state, **facts})
+            with writable(self._path):
+                write_json(self._path, {**state, **without_secrets(facts)})
 
 
 @contextmanager
@@ -42,7 +45,8 @@ def recorded(run_dir: Path | None, step: int, total_steps: int) -> Iterator[RunS
     try:
         yield state
     except BaseException as error:
-        state.write("failed", error=f"{type(error).__name__}: {error}")
+        with suppress(HardwareError):  # what went wrong first is what people are told
+            state.write("failed", error=f"{type(error).__name__}: {error}")
         raise
 
 

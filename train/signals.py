@@ -1,11 +1,23 @@
-"""Being asked to stop: SIGTERM, SIGINT and SIGUSR1 set a flag, and the loop acts on it between two steps."""
+"""Being asked to stop: SIGTERM, SIGINT and SIGUSR1 set a flag, seen between two steps and while encoding."""
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
+import sys
+from threading import Event, Thread
 from types import FrameType
 
+from data.errors import ExitCode, leave
+
 ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+EARLY = (signal.SIGTERM, signal.SIGUSR1)  # Ctrl-C ends what has not begun
+PATIENCE = 10.0  # seconds that a process which is asked to stop while it starts waits for the others to agree
+
+
+class Stopped(Exception):
+    """Something was given up because the run is to stop: on all ranks at the same place, with nothing half done."""
 
 
 class StopRequest:
@@ -19,6 +31,7 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         self._before = {number: signal.signal(number, self._note) for number in ASKING}
+        self.requested = START.end()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -27,3 +40,52 @@ class StopRequest:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.requested = True
+
+
+class Start:
+    """What stands for StopRequest until the loop is there: nothing is to be saved yet.
+
+    All ranks leave together at their next agreement; a rank leaves alone when none comes in time, because it reads a
+    large index or waits for another rank. Nothing of Python runs on its main thread then: signals wake another one.
+    """
+
+    def __init__(self) -> None:
+        self._asked, self._over = Event(), Event()
+        self._over.set()
+
+    def begin(self) -> None:
+        self._asked, self._over = Event(), Event()
+        woken, self._waking = socket.socketpair()
+        self._waking.setblocking(False)
+        signal.set_wakeup_fd(self._waking.fileno(), warn_on_full_buffer=False)
+        for number in EARLY:
+            signal.signal(number, lambda *_: None)
+        Thread(target=self._watch, args=(woken, self._asked, self._over), daemon=True).start()
+
+    def stop_requested(self) -> bool:
+        return self._asked.is_set() and not self._over.is_set()
+
+    def end(self) -> bool:
+        """The loop takes over; whether the run was asked to stop."""
+        if self._over.is_set():
+            return False
+        signal.set_wakeup_fd(-1)
+        self._waking.close()
+        self._over.set()
+        return self._asked.is_set()
+
+    @staticmethod
+    def _watch(woken: socket.socket, asked: Event, over: Event) -> None:
+        while number := woken.recv(1):
+            if number[0] in EARLY:
+                asked.set()
+                break
+        if number and not over.wait(PATIENCE):
+            try:
+                leave(ExitCode.REQUEUE)
+            except SystemExit:
+                sys.stdout.flush()
+                os._exit(ExitCode.REQUEUE)
+
+
+START = Start()

@@ -30,11 +30,12 @@ from train.config import OptimConfig, Precision
 from train.distributed import World, all_reduce_sum
 from train.graphs import Room
 from train.optim import build_optimizer, learning_rate
+from train.pace import Alone
 from train.parallel import average_in_next_backward, in_parallel, without_averages
+from train.spikes import Spikes
 from train.tower import TwoTower
 
 AUTOCAST = {Precision.fp32: None, Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}
-PATIENCE = 3  # steps in a row without a finite gradient after which a run stops
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,15 @@ class TrainStep:
     """`step(batch, index)` takes one optimiser step and returns its scalars, equal on all ranks.
 
     embeddings, keys: (b, D) and content keys (b,) of x and of y in the last step, without graph; scalars: what it
-    returned.
+    returned; not_taken: why it changed nothing ("nonfinite", "spike"), "" if it did. alone: seconds of this rank before
+    it waits for others. place: where it is, for messages.
     """
 
     embeddings: tuple[Tensor, Tensor]
     keys: tuple[Tensor, Tensor]
     scalars: Mapping[str, float]
+    not_taken = ""
+    place = "the first step"
 
     def __init__(
         self, towers: TwoTower, objective: nn.Module, optim: OptimConfig, options: StepOptions, world: World
@@ -77,12 +81,16 @@ class TrainStep:
         self._dtype = AUTOCAST[options.precision]
         self._scaler = torch.amp.GradScaler(world.device.type, enabled=options.precision is Precision.fp16)
         self._skipped, self._skipped_in_a_row = 0, 0
+        self._spikes = Spikes(optim.spike)
+        self.alone = Alone(world.device)
         rows = math.ceil(options.global_batch_size / world.size)
         self._chunks = math.ceil(rows / (options.chunk_size or rows))  # the same number on all ranks
         self._room = Room(options.keep_graphs if self._chunks > 1 else 1, towers, world.device)
 
     def __call__(self, batch: Batch, step: int) -> Mapping[str, float]:
-        """Raises UserError after PATIENCE steps in a row without a finite gradient; until then they change nothing."""
+        """Raises UserError after optim.patience steps in a row that are not taken; until then they change nothing."""
+        self.place, self.not_taken = f"step {step + 1}", ""
+        self.alone.begins()
         if not self.towers.training:
             self.towers.train()
         batch = batch.to(self.world.device)
@@ -97,19 +105,24 @@ class TrainStep:
         norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
         values = torch.stack([*shared.values(), norm]).tolist()  # all at once: a GPU waits for every reading
         scalars = dict(zip([*shared, "grad_norm"], values, strict=True))
-        finite = math.isfinite(scalars["loss"]) and math.isfinite(scalars["grad_norm"])
-        self._take(finite, norm, before)
-        self._count(finite, math.isfinite(scalars["loss"]), step)
+        self.not_taken = self._fault(scalars["loss"], scalars["grad_norm"])
+        self._take(norm, before)
+        self._count(scalars["loss"])
         self.scalars = {**scalars, "lr": lr, "skipped": float(self._skipped)}
+        if self._skipped_in_a_row >= self._optim.patience:
+            raise UserError(f"step {step + 1}: {self._complaint(scalars['loss'])}")
+        self.place = f"what follows step {step + 1}"
         return self.scalars
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs besides weights and optimiser: JSON."""
-        return {"scaler": self._scaler.state_dict(), "skipped": [self._skipped, self._skipped_in_a_row]}
+        skipped = [self._skipped, self._skipped_in_a_row]
+        return {"scaler": self._scaler.state_dict(), "skipped": skipped, "losses": [*self._spikes.losses]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._scaler.load_state_dict(state["scaler"])
         self._skipped, self._skipped_in_a_row = state["skipped"]
+        self._spikes.losses.extend(state["losses"])
 
     def _gradient(self, batch: Batch, step: int) -> Any:
         """Fill .grad of all parameters, of the towers averaged over ranks; returns the objective's result."""
@@ -123,6 +136,7 @@ class TrainStep:
             y_pairs, columns = separated(y, chunks, batch.extra)
             self.embeddings, self.keys = (x.detach(), y_pairs.detach()), (batch.x_keys, batch.y_keys)
             related = {"x_keys": batch.x_keys, "y_keys": batch.y_keys, **self._known(batch)}
+            self.alone.ends()
             result = self.objective(x, y_pairs, batch.sample_ids, negatives=columns, **related)
             self._scaler.scale(result.loss).backward()
             # a side that the objective freezes has none, and its tower's averaging still waits for one
@@ -167,31 +181,45 @@ class TrainStep:
             tensor.copy_(mean.view_as(tensor))
         return dict(zip(scalars, values, strict=True))
 
-    def _take(self, finite: bool, norm: Tensor, before: list[Tensor]) -> None:
-        """The optimiser step, or nothing at all. Loss and gradient norm are the same on all ranks, so they agree."""
-        if finite:
-            if self._optim.clip_norm is not None:
-                torch.nn.utils.clip_grads_with_norm_(self._parameters, self._optim.clip_norm, norm)
-            self.optimizer.step()
-            self.objective.clamp_()  # pyright: ignore[reportCallIssue]
-        else:
+    def _fault(self, loss: float, norm: float) -> str:
+        """What keeps the step from being taken. Both numbers are the same on all ranks, so they agree."""
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            return "nonfinite"
+        return "spike" if self._spikes.is_one(loss) else ""
+
+    def _take(self, norm: Tensor, before: list[Tensor]) -> None:
+        """The optimiser step, or nothing at all."""
+        if self.not_taken:
             self.objective.undo()  # pyright: ignore[reportCallIssue]
             self._statistics.write(before)
+            return
+        if self._optim.clip_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(self._parameters, self._optim.clip_norm, norm)
+        self.optimizer.step()
+        self.objective.clamp_()  # pyright: ignore[reportCallIssue]
 
-    def _count(self, finite: bool, finite_loss: bool, step: int) -> None:
-        """Too many skipped steps in a row end the run; what a smaller loss scale of fp16 may mend does not count."""
-        mendable = finite_loss and self._scaler.get_scale() > 1
+    def _count(self, loss: float) -> None:
+        """What is skipped, also in a row; there, what a smaller loss scale of fp16 may mend does not count."""
+        mendable = self.not_taken == "nonfinite" and math.isfinite(loss) and self._scaler.get_scale() > 1
         self._scaler.update()
-        if finite:
+        if not self.not_taken:
+            self._spikes.losses.append(loss)
             self._skipped_in_a_row = 0
             return
         self._skipped += 1
         self._skipped_in_a_row += not mendable
-        if self._skipped_in_a_row >= PATIENCE:
-            raise UserError(
-                f"step {step}: no finite loss and gradient in {PATIENCE} steps in a row; the weights are those of "
-                "before. Lower optim.lr, set optim.clip_norm=1, or use precision=bf16 or fp32"
+
+    def _complaint(self, loss: float) -> str:
+        row = f"in {self._optim.patience} steps in a row (optim.patience); the weights are those of before"
+        if self.not_taken == "spike":
+            return (
+                f"the loss, now {loss:.4g}, was far above the usual {self._spikes.mean:.4g} (optim.spike="
+                f"{self._optim.spike:g}) {row}. Go back to an earlier checkpoint with a lower optim.lr, or raise "
+                "optim.spike"
             )
+        return (
+            f"no finite loss and gradient {row}. Lower optim.lr, set optim.clip_norm=1, or use precision=bf16 or fp32"
+        )
 
     def _scale(self) -> dict[str, Tensor]:
         """The objective's scale 1/τ in this step, if it has one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from train.doctor.open_clip_flags import KEYS as OPEN_CLIP
+from train.open_clip_flags import KEYS as OPEN_CLIP
 
 # Last parts of names, in lower case with underscores → key, or key=value
 SYNONYMS = {
@@ -10,7 +10,7 @@ SYNONYMS = {
     "accum_freq": "chunk_size",
     "bf16": "precision=bf16",
     "checkpoint_dir": "run.dir",
-    "ckpt_path": "resume",
+    "ckpt_path": "resume.mode",
     "corpus_path": "data.passage.corpus",
     "criterion": "objective",
     "dataset": "data.train",
@@ -64,8 +64,8 @@ SYNONYMS = {
     "query_prefix": "data.question.prefix",
     "random_seed": "seed",
     "report_to": "tracking.wandb",
-    "resume_from": "resume",
-    "resume_from_checkpoint": "resume",
+    "resume_from": "resume.mode",
+    "resume_from_checkpoint": "resume.mode",
     "run_name": "run.name",
     "save_dir": "run.dir",
     "save_every": "checkpoint.every",

@@ -7,15 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from data.config import Title
-from data.image_text import ImageText
+from data.config import Mode, Title
+from data.image_text import ImageText, PairMaker
 from data.loader import BatchSource
+from data.manifest import Entry, Manifest, entries
 from data.negatives import Mined
 from data.order import Order
 from data.question_passage import QuestionPassage
 from data.questions import open_questions
 from data.shards import open_shards
 from data.sources import parse_sources
+from data.stream import OneEpoch, Stream
 from eval.index_spec import check_spec
 from eval.suite import build_evaluators
 from train.config import Task
@@ -29,11 +31,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Data:
-    """The training data of a run: a map-style dataset over (epoch, id), its order, and what identifies it."""
+    """The training data of a run: a map-style dataset over (epoch, id) and its order, or a stream; and what identifies
+    it: in a word, and as the files that it is made of."""
 
-    dataset: BatchSource
-    order: Order
+    dataset: BatchSource | Stream
+    order: Order | OneEpoch
     fingerprint: str
+    manifest: Manifest
 
 
 def build_data(config: TrainConfig, model: Model) -> Data:
@@ -55,9 +59,21 @@ def evaluators(config: TrainConfig, model: Model) -> Sequence[Evaluator]:
 
 def _image_text(config: TrainConfig, model: Model) -> Data:
     assert isinstance(model, ImageTextModel)
+    if config.data.mode is Mode.stream:
+        return _stream(config, model)
     shards = open_shards(parse_sources(config.data.train))
     dataset = ImageText(shards, model.image, model.tokenize, config.data, config.seed)
-    return Data(dataset, _order(config, shards.sizes, shards.weights), shards.fingerprint)
+    manifest = {"data.train": entries(shards.indexes)}
+    return Data(dataset, _order(config, shards.sizes, shards.weights), shards.fingerprint, manifest)
+
+
+def _stream(config: TrainConfig, model: ImageTextModel) -> Data:
+    assert config.steps
+    maker = PairMaker(model.image, model.tokenize, config.data, config.seed)
+    sources = parse_sources(config.data.train, suffixes=(".tar",))
+    stream = Stream(sources, maker, config.data, seed=config.seed, global_batch_size=config.global_batch_size)
+    whole = Entry(f"a stream of {len(stream.shards)} shards", 0, 0, stream.fingerprint)
+    return Data(stream, OneEpoch(config.steps), stream.fingerprint, {"data.train": [whole]})
 
 
 def _question_passage(config: TrainConfig, model: Model) -> Data:
@@ -68,7 +84,12 @@ def _question_passage(config: TrainConfig, model: Model) -> Data:
     dataset = QuestionPassage(questions, model.tokenize, config.data, config.seed, mined)
     both = f"{questions.fingerprint} {mined.fingerprint if mined else ''}"
     fingerprint = hashlib.sha256(both.encode()).hexdigest()
-    return Data(dataset, _order(config, questions.sizes, questions.weights), fingerprint)
+    manifest = {"data.train": questions.files}
+    if config.data.passage.corpus and questions.corpus:
+        manifest["data.passage.corpus"] = entries(questions.corpus.rows.shards.indexes)
+    if mined:
+        manifest["data.negatives.file"] = mined.files
+    return Data(dataset, _order(config, questions.sizes, questions.weights), fingerprint, manifest)
 
 
 def _check_late_options(config: TrainConfig, model: TextPairModel) -> None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from train.panels import Cell, Picture, Table, classes, confusion, galleries, histograms
+from train.panels import Cell, Picture, Table, confusion, galleries, histograms, per_class
 from train.progress import Record
 
 
@@ -33,7 +33,7 @@ class TensorBoard:
         for result in results:
             name = result["dataset"]
             tables = {f"gallery/{name}_{title}": table for title, table in galleries(result, run_dir).items()}
-            tables |= {f"confusion/{name}": confusion(result), f"classes/{name}": classes(result)}
+            tables |= {f"confusion/{name}": confusion(result), f"classes/{name}": per_class(result)}
             for tag, table in tables.items():
                 if table:
                     self._writer.add_text(tag, _markdown(table), self._step)

@@ -18,6 +18,7 @@ from train.config import ModelConfig, TextTower
 from train.memo import cut_length
 from train.open_clip_pair import OpenClipPair
 from train.pooled import Pooled
+from train.published import refuse_code, split_revision
 from train.tower import Tower, first_line, freeze
 
 Tokenize = Callable[[list[str]], Tensor]
@@ -124,13 +125,16 @@ def _load(name: str, pretrained: bool) -> tuple[Any, Any]:
     place = package_folder(name) if name.startswith("pkg:") else os.path.expanduser(name)
     if place.startswith(("/", ".")) and not os.path.isdir(place):
         raise ConfigError(f"model.text.name={name}: there is no folder {place}")
-    single = {"dtype": torch.float32}  # weights that are stored in less would be trained in less
+    place, revision = split_revision(place)
+    refuse_code()
+    own, single = {"trust_remote_code": False}, {"dtype": torch.float32}  # stored in less they would be trained in less
     try:
-        tokenizer = AutoTokenizer.from_pretrained(place)
+        tokenizer = AutoTokenizer.from_pretrained(place, revision=revision, **own)
         if pretrained:
-            model = AutoModel.from_pretrained(place, use_safetensors=True, **single)
+            model = AutoModel.from_pretrained(place, revision=revision, use_safetensors=True, **own, **single)
         else:
-            model = AutoModel.from_config(AutoConfig.from_pretrained(place), **single)
+            settings = AutoConfig.from_pretrained(place, revision=revision, **own)
+            model = AutoModel.from_config(settings, **own, **single)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"model.text.name={name}: {first_line(error)}. Without a network give the path of a folder with "
@@ -142,10 +146,7 @@ def _load(name: str, pretrained: bool) -> tuple[Any, Any]:
 def package_folder(name: str) -> str:
     """pkg:PACKAGE/FOLDER → the folder inside the installed package."""
     package, _, folder = name.removeprefix("pkg:").partition("/")
-    try:
-        found = importlib.util.find_spec(package)
-    except ModuleNotFoundError:  # of what stands before a dot
-        found = None
+    found = importlib.util.find_spec(package) if package.isidentifier() else None  # a dot would import what is before
     if found is None or not found.submodule_search_locations:
         raise ConfigError(
             f"model.text.name={name}: the package '{package}' is not installed. "

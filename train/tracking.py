@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import netrc
 import os
-import re
 import ssl
 import threading
 import time
@@ -24,12 +23,12 @@ from typing import Any, Protocol
 from urllib.parse import urlparse
 
 from data.errors import ConfigError
+from data.secrets import without_credentials
 from train.config import TrackingConfig, Wandb
 from train.progress import Record
 
 PROBE, PATIENCE, LEAVE = 5.0, 24.0, 1.0  # seconds
 WAITING = 10_000  # records that a tracker may lag behind
-SECRET = re.compile("key|token|secret|password", re.IGNORECASE)
 CLOUD = {"api.wandb.ai", "api.forge.coreweave.com"}  # one service under two names: a key for either will do
 
 
@@ -78,22 +77,6 @@ def decided(config: TrackingConfig, run_dir: Path, note: Callable[[str], None]) 
     elif config.wandb is not mode:
         note(f"W&B: disabled{why}")
     return replace(config, wandb=mode)
-
-
-def redacted(tree: Any) -> Any:
-    """A copy without the texts under names like key, token, secret, password, and without the credentials in URLs."""
-    if isinstance(tree, Mapping):
-        secret = {k for k, v in tree.items() if isinstance(v, str) and SECRET.search(str(k))}
-        return {k: "[redacted]" if k in secret else redacted(v) for k, v in tree.items()}
-    if isinstance(tree, str):
-        return without_credentials(tree)
-    return [redacted(v) for v in tree] if isinstance(tree, list | tuple) else tree
-
-
-def without_credentials(text: str) -> str:
-    """`text` with user names, passwords and queries (where signatures stand) of the URLs in it blacked out."""
-    text = re.sub(r"(?<=://)[^/\s@]*@", "[redacted]@", text)
-    return re.sub(r"(\w://[^\s?]*)\?[^\s,;]*", r"\1?[redacted]", text)
 
 
 class Tracker(Protocol):

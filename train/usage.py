@@ -28,8 +28,8 @@ COMMON = """run.name run.dir seed steps epochs global_batch_size chunk_size prec
 objective.duplicates data.train data.val data.workers data.captions data.question.length data.passage.length
 data.passage.corpus data.negatives.per_row data.negatives.file data.negatives.refresh_every model.shared model.name
 model.pretrained model.image.kind model.text.kind model.text.frozen optim.lr optim.weight_decay optim.warmup
-optim.schedule optim.clip_norm eval.every eval.suite checkpoint.every checkpoint.keep tracking.wandb resume
-init_from""".split()
+optim.schedule optim.clip_norm eval.every eval.suite checkpoint.every checkpoint.keep tracking.wandb
+resume.mode resume.allow_batch_change resume.allow_more_data init_from""".split()
 
 QUOTING = """\
 Braces: the shell and Hydra both want them quoted, so write   'data.train="shards/{00..99}.tar"'

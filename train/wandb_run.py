@@ -17,11 +17,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from data.secrets import redacted, without_credentials
 from train.config import Wandb
 from train.files import write_json
-from train.panels import Cell, Picture, Table, classes, confusion, galleries, headlines, histograms
+from train.panels import Cell, Picture, Table, confusion, final_numbers, galleries, histograms, per_class
 from train.progress import Record, is_training
-from train.tracking import LEAVE, PROBE, answers, redacted, server, wandb_package, without_credentials
+from train.tracking import LEAVE, PROBE, answers, server, wandb_package
 
 START, FINISH = 10.0, 12.0  # seconds that W&B itself waits for its server
 AXIS = "trainer/global_step"
@@ -112,7 +113,7 @@ class WandbRun:
         panels: dict[str, Any] = {}
         for result in results:
             panels |= self._panels(result, folder / f"{result['dataset']}.pictures")
-            self._run.summary.update(headlines(result))
+            self._run.summary.update(final_numbers(result))
         if report is not None:
             panels["report/page"] = self._wandb.Html(str(report), inject=False)
             artifact = self._wandb.Artifact(f"report-{self._run.id}", type="report", metadata=dict(self._at))
@@ -140,8 +141,8 @@ class WandbRun:
             panels[f"confusion/{name}"] = plot.plot_table(
                 "wandb/confusion_matrix/v1", self._table(mistakes), fields, {"title": f"{name}: confusion"}
             )
-        if per_class := classes(result):
-            panels[f"classes/{name}"] = self._table(per_class)
+        if scored := per_class(result):
+            panels[f"classes/{name}"] = self._table(scored)
         return panels
 
     def _table(self, table: Table) -> Any:

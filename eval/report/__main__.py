@@ -16,14 +16,15 @@ from data import errors
 from data.command_line import help_text, parse_options
 from data.errors import ConfigError, HardwareError
 from data.notices import Notice, notices
+from data.secrets import public_path
 from eval.config import ReportCommand
 from eval.report import page, plots
-from eval.report.curves import Chart, evaluation_charts, finite, health_charts, number, option, training_charts
+from eval.report.curves import Chart, evaluation_charts, health_charts, number, option, training_charts
 from eval.report.gallery import KINDS, briefly, cases
 from eval.report.run_folder import RunFolder, read_run
 from eval.report.signs import signs
 from train.files import replace
-from train.tracking import redacted
+from train.headlines import classes, finite
 
 PURPOSE = """\
 Put a run on one page: what was trained on what, numbers with intervals and chance, curves, signs of failure, and what
@@ -45,10 +46,6 @@ def main() -> None:
         print(help_text(PURPOSE, EXAMPLES, ReportCommand))
         return
     command = parse_options(ReportCommand, sys.argv[1:], "python -m eval.report")
-
-    from train.__main__ import own_packages
-
-    own_packages()
     out = None if command.out is None else Path(command.out).expanduser()
     print(f"Written: {write_report(Path(command.run).expanduser(), out)}")
 
@@ -97,8 +94,8 @@ def render(run: RunFolder) -> str:
         training=list(figures.of(training_charts(run.config, run.records))),
         health=list(figures.of(health_charts(run.records))),
         gone_on=run.gone_on,
-        notices=[(_near(notice.file), notice.text[:NOTICE]) for notice in _notices(run)],
-        config=OmegaConf.to_yaml(OmegaConf.create(redacted(run.config)))[:CONFIG],
+        notices=[(public_path(notice.file), notice.text[:NOTICE]) for notice in _notices(run)],
+        config=OmegaConf.to_yaml(OmegaConf.create(dict(run.config)))[:CONFIG],
         headings=KINDS,
     )
 
@@ -162,7 +159,7 @@ def _data_set(
         sizes=page.sizes(result),
         groups=groups,
         meanings=page.meanings(groups),
-        worst=page.worst_classes(result),
+        worst=classes(result)[: page.WORST],
         confused=page.confused_pairs(result),
     )
     if place >= page.FIRST:
@@ -215,12 +212,6 @@ def _notices(run: RunFolder) -> list[Notice]:
         return notices([*flat, *(str(r["source"]) for r in run.results if r.get("source"))])
     except ConfigError:
         return []
-
-
-def _near(file: str) -> str:
-    """A path as seen from here; of one elsewhere its last two parts: whose disk it is, is nobody's business."""
-    path = Path(file)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(Path(*path.parts[-2:]))
 
 
 def exact(value: Any) -> str:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from train.headlines import PICTURE_TO_TEXT, TEXT_TO_PICTURE, Result, evaluator, finite, headline, score, spoken
+
 Records = Sequence[Mapping[str, Any]]
-Results = Sequence[Mapping[str, Any]]
-HEADLINES = ("nDCG@10", "acc1", "accuracy@20", "accuracy@5", "accuracy@1")
-PICTURE_TO_TEXT, TEXT_TO_PICTURE = "image_to_text_", "text_to_image_"
+Results = Sequence[Result]
 
 
 @dataclass(frozen=True)
@@ -38,12 +37,6 @@ class Chart:
     shows: Sequence[float] = ()
 
 
-def finite(value: Any) -> float | None:
-    """The number, or None for what is none: metrics.jsonl has null where one was not finite."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if number and math.isfinite(value) else None
-
-
 def number(value: Any) -> str:
     """Three decimals for what is a share, whole numbers for counts and ranks, – for nothing."""
     found = finite(value)
@@ -63,13 +56,6 @@ def column(records: Records, name: str) -> dict[float, float]:
     pairs = ((finite(record.get("step")), finite(record.get(name))) for record in records)
     found = {step: value for step, value in pairs if step is not None and value is not None}
     return dict(sorted(found.items()))
-
-
-def headline(metrics: Iterable[str]) -> str | None:
-    """The one metric of an evaluation that is looked at first."""
-    names = list(metrics)
-    recalls = [name for name in names if name.startswith(f"{PICTURE_TO_TEXT}R@")]
-    return next((name for name in (*HEADLINES, *recalls, *names) if name in names), None)
 
 
 def option(config: Mapping[str, Any], key: str, default: Any = None) -> Any:
@@ -121,7 +107,7 @@ def training_charts(config: Mapping[str, Any], records: Records) -> list[Chart]:
         Chart(
             "Waiting for data",
             "Percent of the time of a step spent waiting for the loader; near 0 is right.",
-            [Series("", *_columns(_waiting(records)))],
+            [_line("", _waiting(records))],
             shows=(0.0, 20.0),
         ),
         Chart("Learning rate", "As scheduled.", _lines(records, {"": "train/lr"}), shows=(0.0,)),
@@ -176,21 +162,17 @@ def health_charts(records: Records) -> list[Chart]:
             _lines(records, {"KL": "train/weights_kl", "zero": "train/zero_weights"}),
         ),
     ]
-    shown = {name for chart in ESSENTIAL for name in chart}
-    return _drawn([*charts, *(_plain(records, name) for name in _others(records, shown))])
+    return _drawn([*charts, *(_plain(records, name) for name in _others(records))])
 
 
 def evaluation_charts(records: Records, results: Results) -> list[Chart]:
     """One for each data set that was evaluated more than once: its headline metric, and chance."""
-    chances = {name_of(result): result.get("chance") or {} for result in results}
+    scored = {evaluator(result): result for result in results}
     charts = []
     for prefix, metrics in evaluations(records).items():
         first = headline(metrics)
-        if first is None:
-            continue
-        names = {first: first, **{m: m for m in _companions(first, metrics)}}
-        lines = [Series(spoken(m), *_columns(column(records, f"{prefix}/{name}"))) for m, name in names.items()]
-        chance = finite(chances.get(prefix, {}).get(first))
+        lines = _lines(records, {spoken(m): f"{prefix}/{m}" for m in (first, *_companions(first, metrics))})
+        chance = score(scored.get(prefix, {}), first).chance
         level = {} if chance is None else {"chance": chance}
         charts.append(Chart(prefix.removeprefix("eval/"), "Scored while training.", lines, level))
     return [chart for chart in charts if any(len(line.steps) > 1 for line in chart.series)]
@@ -207,19 +189,6 @@ def evaluations(records: Records) -> dict[str, list[str]]:
     return {prefix: list(metrics) for prefix, metrics in found.items()}
 
 
-def name_of(result: Mapping[str, Any]) -> str:
-    """The evaluator of a result, as metrics.jsonl names it."""
-    return "val" if result["dataset"] == "val" else f"eval/{result['dataset']}"
-
-
-def spoken(metric: str) -> str:
-    """A metric's name with its direction in words."""
-    for start, words in ((PICTURE_TO_TEXT, "picture → text"), (TEXT_TO_PICTURE, "text → picture")):
-        if metric.startswith(start):
-            return f"{words} {metric.removeprefix(start).replace('_', ' ')}"
-    return {"acc1": "top-1 accuracy", "acc5": "top-5 accuracy"}.get(metric, metric.replace("_", " "))
-
-
 def _companions(first: str, metrics: Sequence[str]) -> list[str]:
     """What is drawn beside the headline: the other direction, or one more metric."""
     wanted = (first.replace(PICTURE_TO_TEXT, TEXT_TO_PICTURE), "Recall@100", "mean_per_class_recall", "accuracy@100")
@@ -233,8 +202,7 @@ def _temperature(config: Mapping[str, Any], records: Records) -> Chart:
     moves = len(set(taus.values())) > 1
     least = finite(option(config, "objective.min_temperature"))
     note = "τ, by which scores are divided; the logit scale is 1/τ."
-    line = [Series("", *_columns(taus))] if moves else []
-    return Chart("Temperature", note, line, {"clamp": least} if least and moves else {})
+    return Chart("Temperature", note, [_line("", taus)] if moves else [], {"clamp": least} if least and moves else {})
 
 
 def waiting(records: Records) -> float | None:
@@ -250,7 +218,11 @@ def _waiting(records: Records) -> dict[float, float]:
 
 
 def _lines(records: Records, names: Mapping[str, str]) -> list[Series]:
-    return [Series(label, *_columns(column(records, name))) for label, name in names.items()]
+    return [_line(label, column(records, name)) for label, name in names.items()]
+
+
+def _line(label: str, found: Mapping[float, float]) -> Series:
+    return Series(label, list(found), list(found.values()))
 
 
 def _banded(
@@ -265,25 +237,20 @@ def _banded(
 
 
 def _plain(records: Records, name: str) -> Chart:
-    return Chart(
-        name.removeprefix("train/").replace("_", " "), f"{name} in metrics.jsonl.", _lines(records, {"": name})
-    )
+    title = name.removeprefix("train/").replace("_", " ")
+    return Chart(title, f"{name} in metrics.jsonl.", _lines(records, {"": name}))
 
 
-def _others(records: Records, shown: set[str]) -> list[str]:
+def _others(records: Records) -> list[str]:
     """Metrics of training that no chart above shows, and that move."""
     names = dict.fromkeys(key for record in records for key in record if key.startswith("train/"))
-    known = tuple(f"train/{name}" for name in shown)
+    known = tuple(f"train/{name}" for name in KNOWN)
     return [n for n in names if not n.startswith(known) and len(set(column(records, n).values())) > 1]
 
 
 def _level(label: str, records: Records, name: str) -> dict[str, float]:
     values = list(column(records, name).values())
     return {label: values[-1]} if values else {}
-
-
-def _columns(found: Mapping[float, float]) -> tuple[list[float], list[float]]:
-    return list(found), list(found.values())
 
 
 def _drawn(charts: Iterable[Chart]) -> list[Chart]:
@@ -297,9 +264,6 @@ def _drawn(charts: Iterable[Chart]) -> list[Chart]:
 
 
 # Beginnings of the names that charts above show, or that other numbers there tell as well
-ESSENTIAL = (
-    ("loss", "accuracy_", "logit_scale", "mi_", "log_k", "positive_score", "negative_score", "grad_norm", "lr"),
-    ("samples_per_second", "data_time", "batch_time", "skipped"),
-    ("uniformity_", "alignment", "effective_negatives", "participation", "log_z_"),
-    ("staleness", "share_never_visited", "gamma", "tau_", "zeta_", "weights_kl", "zero_weights"),
-)
+KNOWN = """loss accuracy_ logit_scale mi_ log_k positive_score negative_score grad_norm lr samples_per_second data_time
+batch_time skipped uniformity_ alignment effective_negatives participation log_z_ staleness share_never_visited gamma
+tau_ zeta_ weights_kl zero_weights""".split()

@@ -1,31 +1,21 @@
-"""What the checks for signs of failure look at, and what they find."""
+"""What the checks for signs of failure look at."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
-from eval.report.curves import Records, Results, column, finite, option
+from eval.report.curves import Records, Results, column, option
+from train.headlines import finite
 
 RECENT = 3  # records at the end whose median is what a number is "now"
-Level = Literal["bad", "warn", "good"]
-
-
-@dataclass(frozen=True)
-class Sign:
-    """detail: the numbers, and what they mean; fix: the key to change."""
-
-    level: Level
-    title: str
-    detail: str
-    fix: str = ""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the checks look at. config: the plain tree of config.yaml."""
+    """config: the plain tree of config.yaml; records: lines of metrics.jsonl; results: files of eval/."""
 
     config: Mapping[str, Any]
     records: Records
@@ -44,6 +34,10 @@ class Evidence:
         """The median of the last few values."""
         values = self.values(name)
         return median(values[-RECENT:]) if values else None
+
+    def sides(self, name: str) -> dict[str, float]:
+        """What a metric of x and y is now, of the sides that have it."""
+        return {side: value for side in "xy" if (value := self.now(f"{name}_{side}")) is not None}
 
     @property
     def warm(self) -> bool:

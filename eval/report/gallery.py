@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from eval.report.curves import finite
+from train.headlines import finite, marked
 
 SYSTEMS = {"model": "this run", "bm25": "BM25", "untrained": "before training", "fusion": "fused with BM25"}
 KINDS = {
@@ -97,7 +97,7 @@ def _answer(answer: Mapping[str, Any], pictures: Path) -> Answer:
 def _item(item: Mapping[str, Any], pictures: Path) -> Item:
     text, name = str(item.get("text") or ""), str(item.get("id") or "")
     picture = None if item.get("picture") is None else _picture(pictures, str(item["picture"]))
-    parts = list(_marked(text, item.get("spans") or []))
+    parts = list(marked(text, item.get("spans") or []))
     return Item(picture, str(item.get("title") or ""), _cut(parts) or [(name, False)], name)
 
 
@@ -107,20 +107,6 @@ def _picture(folder: Path, name: str) -> str | None:
     if path.parent != folder or path.suffix != ".webp" or not path.is_file() or path.stat().st_size > LARGEST:
         return None
     return f"data:image/webp;base64,{base64.b64encode(path.read_bytes()).decode()}"
-
-
-def _marked(text: str, spans: Sequence[Sequence[int]]) -> Iterator[tuple[str, bool]]:
-    """(part, whether it is within a span), in order; spans that overlap are one."""
-    place = 0
-    for start, end in sorted((int(s), int(e)) for s, e in spans):
-        start, end = max(start, place), min(end, len(text))
-        if start < end:
-            yield from (
-                (part, marked) for part, marked in ((text[place:start], False), (text[start:end], True)) if part
-            )
-            place = end
-    if place < len(text):
-        yield text[place:], False
 
 
 def _cut(parts: list[tuple[str, bool]]) -> list[tuple[str, bool]]:
@@ -135,9 +121,9 @@ def _cut(parts: list[tuple[str, bool]]) -> list[tuple[str, bool]]:
     last = last if last == whole else max(words.rfind(" ", 0, last), last - WORD)
     first = min(words.find(" ", first) + 1 or first, first + WORD) if first else 0
     place, shown = 0, []
-    for text, marked in parts:
+    for text, is_marked in parts:
         piece = text[max(first - place, 0) : max(last - place, 0)]
-        shown += [(piece, marked)] if piece else []
+        shown += [(piece, is_marked)] if piece else []
         place += len(text)
     dots = [("…", False)]
     return [*(dots if first else []), *shown, *(dots if last < whole else [])]

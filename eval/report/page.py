@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from datetime import timedelta
-from pathlib import Path
+from dataclasses import dataclass, fields
 from typing import Any
 
-from eval.report.curves import (
-    PICTURE_TO_TEXT,
-    TEXT_TO_PICTURE,
-    column,
-    finite,
-    headline,
-    number,
-    option,
-    signed,
-    spoken,
-)
+from data.secrets import public_path
+from eval.report.curves import column, number, option, signed
 from eval.report.gallery import SYSTEMS
 from eval.report.run_folder import RunFolder
+from train.headlines import (
+    PASSAGE_METRICS,
+    PICTURE_TO_TEXT,
+    TEXT_TO_PICTURE,
+    Result,
+    Score,
+    answers_by_class,
+    finite,
+    headline,
+    lead,
+    score,
+    spoken,
+    systems,
+)
 from train.losses.config import CONFIGS
 
-PASSAGE_METRICS = "nDCG@10 Recall@100 accuracy@20 accuracy@100 MRR@10 Success@1 accuracy@1 accuracy@5".split()
 FIRST = 8  # data sets that have more than their numbers on the page
 TRUTHS = {"keys": "right is what has equal content", "pairs": "right is the own pair"}
 WORST, CONFUSED = 10, 8  # classes, and pairs of classes, that are listed
@@ -109,7 +111,7 @@ def facts(run: RunFolder) -> dict[str, str]:
         "objective": _objective(config),
         "trained on": _written(option(config, "data.train")),
         "evaluated on": _written([*_list(option(config, "data.val")), *_list(option(config, "eval.suite"))]),
-        "began with": "/".join(Path(_written(option(config, "init_from"))).parts[-2:]),
+        "began with": public_path(_written(option(config, "init_from"))),
         "steps": f"{run.step:,} of {run.state['total_steps']:,}" if "total_steps" in run.state else f"{run.step:,}",
         "batch": _batch(config),
         "optimiser": _optimiser(config),
@@ -142,11 +144,11 @@ def trained_seconds(run: RunFolder) -> float:
 
 
 def _model(config: Mapping[str, Any]) -> str:
-    names = [_tower(config, "text")]
+    text = _tower(config, "text")
     if option(config, "task") == "question_passage":
         shared = "one encoder for both" if option(config, "model.shared", True) else "two encoders with one start"
-        return f"{names[0]}; {shared}"
-    return f"pictures: {_tower(config, 'image')}; texts: {names[0]}"
+        return f"{text}; {shared}"
+    return f"pictures: {_tower(config, 'image')}; texts: {text}"
 
 
 def _tower(config: Mapping[str, Any], which: str) -> str:
@@ -222,11 +224,10 @@ def _resumed(run: RunFolder) -> str:
 
 def _duration(seconds: float) -> str:
     """2 h 3 min, 4 min 10 s, 9 s."""
-    whole = timedelta(seconds=round(seconds))
-    hours, rest = divmod(int(whole.total_seconds()), 3600)
+    hours, rest = divmod(round(seconds), 3600)
     minutes, left = divmod(rest, 60)
     parts = [(hours, "h"), (minutes, "min"), (left, "s")]
-    return " ".join(f"{count:,} {unit}" for count, unit in parts if count)[:20] if whole else "less than a second"
+    return " ".join(f"{count:,} {unit}" for count, unit in parts if count) or "less than a second"
 
 
 def _written(value: Any) -> str:
@@ -252,26 +253,24 @@ def _list(value: Any) -> list[Any]:
 # What came of it ------------------------------------------------------------------------------------------------------
 
 
-def cards(results: Sequence[Mapping[str, Any]]) -> list[Card]:
+def cards(results: Sequence[Result]) -> list[Card]:
     """The headline of each data set, of the first few."""
     found = []
     for place, result in enumerate(results[:FIRST]):
-        metric = headline(result["metrics"])
-        if metric is None:
-            continue
-        shown = _number(spoken(metric), metric, result)
-        others = {name: (of.get("metrics") or {}).get(metric) for name, of in (result.get("baselines") or {}).items()}
-        words = [f"{SYSTEMS.get(name, str(name))} {number(value)}" for name, value in others.items()]
-        found.append(Card(str(result["dataset"]), f"set-{place}", shown, ", ".join(words)))
+        if metric := headline(result["metrics"]):
+            shown = Number(spoken(metric), *score(result, metric))
+            _, *others = ((_system(name), score(of, metric).value) for name, of in systems(result).items())
+            words = ", ".join(f"{name} {number(value)}" for name, value in others)
+            found.append(Card(str(result["dataset"]), f"set-{place}", shown, words))
     return found
 
 
-def groups(result: Mapping[str, Any]) -> list[Group]:
+def groups(result: Result) -> list[Group]:
     """The numbers of a data set, in the order in which they are read."""
     return list(_GROUPS.get(result["task"], _everything)(result))
 
 
-def sizes(result: Mapping[str, Any]) -> str:
+def sizes(result: Result) -> str:
     """How much was evaluated, from the metrics that are counts."""
     counts = {k.removeprefix("num_"): v for k, v in result["metrics"].items() if k.startswith("num_")}
     words = {"images": "pictures", "samples": "pictures"}
@@ -287,74 +286,54 @@ def meanings(shown: Sequence[Group]) -> list[str]:
     return [meaning for start, meaning in MEANINGS.items() if any(label.startswith(start) for label in labels)]
 
 
-def worst_classes(result: Mapping[str, Any]) -> list[tuple[str, float, int]]:
-    """(class, accuracy, pictures) of those that are told worst."""
-    classes = [
-        (str(name), accuracy, int(of.get("num_samples") or 0))
-        for name, of in (result.get("per_class") or {}).items()
-        if (accuracy := finite(of.get("accuracy"))) is not None
-    ]
-    return sorted(classes, key=lambda one: (one[1], -one[2]))[:WORST]
-
-
-def confused_pairs(result: Mapping[str, Any]) -> list[tuple[str, str, int]]:
+def confused_pairs(result: Result) -> list[tuple[str, str, int]]:
     """(true class, answered class, pictures), the most frequent mistakes first."""
-    confusion = result.get("confusion") or {}
-    pairs = [
-        (str(true), str(other), int(count))
-        for true, row in zip(confusion.get("classes") or [], confusion.get("counts") or [], strict=False)
-        for other, count in zip(confusion["classes"], row, strict=False)
-        if true != other and count
-    ]
-    listed = [(str(p["true"]), str(p["predicted"]), int(p["count"])) for p in result.get("confused") or []]
-    return sorted(pairs + listed, key=lambda pair: -pair[2])[:CONFUSED]
+    mistakes = [(true, answer, count) for true, answer, count in answers_by_class(result) if true != answer and count]
+    return sorted(mistakes, key=lambda mistake: -mistake[2])[:CONFUSED]
 
 
-def _number(label: str, metric: str, result: Mapping[str, Any]) -> Number:
-    low, high = ((result.get("intervals") or {}).get(metric) or (None, None))[:2]
-    chance = (result.get("chance") or {}).get(metric)
-    return Number(label, finite(result["metrics"].get(metric)), finite(low), finite(high), finite(chance))
+def _system(name: str) -> str:
+    return SYSTEMS.get(name, str(name))
 
 
-def _retrieval(result: Mapping[str, Any]) -> Iterator[Group]:
+def _retrieval(result: Result) -> Iterator[Group]:
     for start in (TEXT_TO_PICTURE, PICTURE_TO_TEXT):
         names = [m for m in result["metrics"] if m.startswith(start) and not m.endswith("mean_rank")]
         title = spoken(start).strip()
-        numbers = [_number(m.removeprefix(start).replace("_", " "), m, result) for m in names]
+        numbers = [Number(m.removeprefix(start).replace("_", " "), *score(result, m)) for m in names]
         if numbers:
             yield Group(title, numbers)
 
 
-def _zero_shot(result: Mapping[str, Any]) -> Iterator[Group]:
+def _zero_shot(result: Result) -> Iterator[Group]:
     names = [m for m in ("acc1", "acc5", "mean_per_class_recall") if m in result["metrics"]]
-    numbers = [_number(spoken(m), m, result) for m in names]
-    largest = finite((result.get("chance") or {}).get("majority_class_share"))
-    if largest is not None:
+    numbers = [Number(spoken(m), *score(result, m)) for m in names]
+    if (largest := score(result, "majority_class_share").chance) is not None:
         numbers.append(Number("always the largest class", largest, other=True))
     yield Group("picture → class", numbers)
 
 
-def _passages(result: Mapping[str, Any]) -> Iterator[Group]:
+def _passages(result: Result) -> Iterator[Group]:
     """A group for each metric, a row for each system."""
     for metric in [m for m in PASSAGE_METRICS if m in result["metrics"]][:4]:
-        rows = [replace(_number(SYSTEMS["model"], metric, result), chance=None)]
-        for name, system in (result.get("baselines") or {}).items():
-            if metric in (system.get("metrics") or {}):
-                ahead = ((system.get("difference") or {}).get(metric)) or {}
-                rows.append(replace(_number(SYSTEMS.get(name, str(name)), metric, system), other=True, **_ahead(ahead)))
-        luck = finite((result.get("chance") or {}).get(metric))
+        rows = []
+        for name, system in systems(result).items():
+            own, found = system is result, score(system, metric)._replace(chance=None)
+            if own or found.value is not None:
+                rows.append(Number(_system(name), *found, *_ahead(lead(system, metric)), other=not own))
+        luck = score(result, metric).chance
         yield Group(metric, rows if luck is None else [*rows, Number("chance", luck, other=True)])
 
 
-def _everything(result: Mapping[str, Any]) -> Iterator[Group]:
-    yield Group(str(result["task"]), [_number(spoken(m), m, result) for m in result["metrics"]])
+def _everything(result: Result) -> Iterator[Group]:
+    yield Group(str(result["task"]), [Number(spoken(m), *score(result, m)) for m in result["metrics"]])
 
 
-def _ahead(difference: Mapping[str, Any]) -> dict[str, Any]:
-    """By how much the model is ahead of a baseline."""
-    value, interval = finite(difference.get("value")), difference.get("interval") or ()
-    ends = [signed(end) for end in map(finite, interval) if end is not None]
-    return {} if value is None else {"ahead": signed(value), "ahead_interval": f"[{', '.join(ends)}]" if ends else ""}
+def _ahead(found: Score) -> tuple[str, str]:
+    """By how much the model is ahead of a baseline, and the interval of that, in words."""
+    value, low, high, _ = found
+    ends = "" if low is None or high is None else f"[{signed(low)}, {signed(high)}]"
+    return ("", "") if value is None else (signed(value), ends)
 
 
 _GROUPS = {

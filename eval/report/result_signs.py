@@ -2,57 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
-from eval.report.curves import column, evaluations, finite, headline, name_of, number, signed, spoken
-from eval.report.evidence import Evidence, Level, Sign
+from eval.report.curves import column, evaluations, number, signed
+from eval.report.evidence import Evidence
+from train.findings import Finding, fail, ok, warn
+from train.headlines import Result, evaluator, headline, lead, part, score, spoken, systems
 
 DROP = 0.02  # from the best evaluation to the last, without an interval
 TAKES_ALL = 0.5  # share of the answers of one class
 
 
-def evaluated(e: Evidence) -> Iterator[Sign]:
+def evaluated(e: Evidence) -> Iterator[Finding]:
     if not e.results and not evaluations(e.records):
-        yield Sign(
-            "warn",
+        yield warn(
             "Nothing was evaluated",
             "A falling loss does not say whether anything is found.",
             "data.val=SHARDS, eval.suite=[…], or python -m eval checkpoint=RUN later",
         )
 
 
-def chance(e: Evidence) -> Iterator[Sign]:
+def chance(e: Evidence) -> Iterator[Finding]:
     for result in e.results:
         metric = headline(result["metrics"])
-        value, luck = (finite((result.get(part) or {}).get(metric)) for part in ("metrics", "chance"))
+        value, low, _, luck = score(result, metric)
         if value is None or luck is None:
             continue
-        low = finite(((result.get("intervals") or {}).get(metric) or [None])[0])
-        numbers = f"{spoken(metric or '')} {number(value)}, chance {number(luck)}."
+        numbers = f"{spoken(metric)} {number(value)}, chance {number(luck)}."
         if (value if low is None else low) <= luck:
-            yield Sign(
-                "bad",
+            yield fail(
                 f"{result['dataset']}: no better than chance",
                 numbers,
                 "Are pairs right and keys those of the data (data.image_key, data.captions)? Then optim.lr and more "
                 "steps",
             )
         else:
-            yield Sign("good", f"{result['dataset']}: better than chance", numbers)
-        largest = finite((result.get("chance") or {}).get("majority_class_share"))
+            yield ok(f"{result['dataset']}: better than chance", numbers)
+        largest = score(result, "majority_class_share").chance
         if metric == "acc1" and largest is not None and luck < value < largest:
-            yield Sign(
-                "warn",
+            yield warn(
                 f"{result['dataset']}: below the largest class",
                 f"{value:.3f} are right; always answering the most frequent class gives {largest:.3f}.",
                 "Prompts and class names of the task file; classes that the training captions never name",
             )
 
 
-def swallowed(e: Evidence) -> Iterator[Sign]:
+def swallowed(e: Evidence) -> Iterator[Finding]:
     for result in e.results:
-        confusion = result.get("confusion") or {}
+        confusion = part(result, "confusion")
         counts, classes = confusion.get("counts") or [], confusion.get("classes") or []
         total = sum(map(sum, counts))
         if not total:
@@ -61,34 +58,30 @@ def swallowed(e: Evidence) -> Iterator[Sign]:
         top = max(range(len(classes)), key=lambda c: predicted[c])
         true = sum(counts[top]) / total
         if predicted[top] > TAKES_ALL and predicted[top] > 2 * true:
-            yield Sign(
-                "warn",
+            yield warn(
                 f"{result['dataset']}: one class takes all",
                 f"“{classes[top]}” is the answer for {predicted[top]:.0%} of the pictures and right for {true:.0%}.",
                 "Prompts that are alike for all classes but the name; more prompts for each class",
             )
 
 
-def baselines(e: Evidence) -> Iterator[Sign]:
+def baselines(e: Evidence) -> Iterator[Finding]:
     for result in e.results:
         metric = headline(result["metrics"])
-        for name, level, words, fix in OTHERS:
-            baseline = (result.get("baselines") or {}).get(name) or {}
-            ahead = (baseline.get("difference") or {}).get(metric) or {}
-            value, interval = finite(ahead.get("value")), ahead.get("interval") or [None, None]
-            low, high = (finite(end) for end in interval)
+        for name, told, words, fix in OTHERS:
+            value, low, high, _ = lead(systems(result).get(name) or {}, metric)
             if value is None:
                 continue
             ends = "" if low is None or high is None else f" [{signed(low)}, {signed(high)}]"
             numbers = f"{signed(value)} {metric}{ends}"
             if (value if high is None else high) < 0:
-                yield Sign(level, f"{result['dataset']}: behind {words}", f"{numbers}.", fix)
+                yield told(f"{result['dataset']}: behind {words}", f"{numbers}.", fix)
             elif (value if low is None else low) > 0:
-                yield Sign("good", f"{result['dataset']}: ahead of {words}", f"{numbers}.")
+                yield ok(f"{result['dataset']}: ahead of {words}", f"{numbers}.")
 
 
-def overfitting(e: Evidence) -> Iterator[Sign]:
-    noise = {name_of(result): _half_width(result) for result in e.results}
+def overfitting(e: Evidence) -> Iterator[Finding]:
+    noise = {evaluator(result): _half_width(result) for result in e.results}
     for prefix, metrics in evaluations(e.records).items():
         metric = headline(metrics)
         values = column(e.records, f"{prefix}/{metric}")
@@ -96,35 +89,29 @@ def overfitting(e: Evidence) -> Iterator[Sign]:
             continue
         best = max(values, key=lambda step: values[step])
         last = max(values)
-        name, numbers = prefix.removeprefix("eval/"), f"{spoken(metric or '')} {values[best]:.3f} at step {best:.0f}"
+        name, numbers = prefix.removeprefix("eval/"), f"{spoken(metric)} {values[best]:.3f} at step {best:.0f}"
         if values[best] - values[last] > noise.get(prefix, DROP):
-            yield Sign(
-                "warn",
+            yield warn(
                 f"{name}: past its best",
                 f"{numbers}, {values[last]:.3f} now: it learns the training data by heart.",
                 f"steps={best:.0f}; more data or stronger data.augment; a larger optim.weight_decay",
             )
         else:
-            yield Sign("good", f"{name}: not past its best", f"Best {numbers}, {values[last]:.3f} at the end.")
+            yield ok(f"{name}: not past its best", f"Best {numbers}, {values[last]:.3f} at the end.")
 
 
-OTHERS: tuple[tuple[str, Level, str, str], ...] = (
+OTHERS = (
     (
         "untrained",
-        "bad",
+        fail,
         "itself before training",
         "A lower optim.lr and fewer steps: training forgets what the encoder knew",
     ),
-    (
-        "bm25",
-        "warn",
-        "BM25",
-        "Hard negatives (python -m eval.mine); or use both: the row “fusion” ranks by both",
-    ),
+    ("bm25", warn, "BM25", "Hard negatives (python -m eval.mine); or use both: the row “fusion” ranks by both"),
 )
 
 
-def _half_width(result: Mapping[str, Any]) -> float:
+def _half_width(result: Result) -> float:
     """Of the headline's interval."""
-    interval = (result.get("intervals") or {}).get(headline(result["metrics"]))
-    return DROP if not interval or None in interval else (interval[1] - interval[0]) / 2
+    _, low, high, _ = score(result, headline(result["metrics"]))
+    return DROP if low is None or high is None else (high - low) / 2

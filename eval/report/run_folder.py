@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,18 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from data.errors import ConfigError
+from data.secrets import redacted
 from eval.report.curves import column
-from eval.results import OTHER_TOOLS
+from eval.results import result_files
 from train.metrics import read_lines
 
 RESULT: Mapping[str, type] = {"dataset": str, "task": str, "metrics": dict}  # what every result has
-NOTHING: Mapping[str, type] = {}
 GONE_ON = re.compile(r"going on at step (\d+) from ")
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """config: the plain tree of config.yaml; state: of run_state.json, {} without; records: of metrics.jsonl.
+    """config: the plain tree of config.yaml, redacted; state: of run_state.json, {} without; records: of metrics.jsonl.
 
     results: of eval/*.json; gone_on: steps where a later start went on; unread: what could not be read, a line each.
     """
@@ -36,7 +36,7 @@ class RunFolder:
     records: Sequence[Mapping[str, Any]]
     results: Sequence[Mapping[str, Any]]
     gone_on: Sequence[int]
-    unread: Sequence[str] = field(default=())
+    unread: Sequence[str] = ()
 
     @property
     def step(self) -> int:
@@ -63,11 +63,10 @@ def read_run(path: Path) -> RunFolder:
     metrics = path / "metrics.jsonl"
     records = [record for _, record in read_lines(metrics)] if metrics.exists() else []
     state = _read_json(path / "run_state.json", unread) if (path / "run_state.json").exists() else None
-    files = (file for file in sorted((path / "eval").glob("*.json")) if not file.stem.endswith(OTHER_TOOLS))
-    results = [found for file in files if (found := _read_json(file, unread, RESULT))]
+    results = [found for file in result_files(path / "eval") if (found := _read_json(file, unread, RESULT))]
     return RunFolder(
         path,
-        {str(key): value for key, value in config.items()},
+        {str(key): value for key, value in redacted(config).items()},
         state or {},
         [record for record in records if isinstance(record, dict)],
         results,
@@ -76,15 +75,16 @@ def read_run(path: Path) -> RunFolder:
     )
 
 
-def _read_json(path: Path, unread: list[str], needed: Mapping[str, type] = NOTHING) -> dict[str, Any] | None:
+def _read_json(path: Path, unread: list[str], needed: Mapping[str, type] | None = None) -> dict[str, Any] | None:
     """The object in a file, or None and a line in `unread`."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         unread.append(f"{path.name} cannot be read: {str(error).splitlines()[0]}")
         return None
-    if not isinstance(found, dict) or not all(isinstance(found.get(name), kind) for name, kind in needed.items()):
-        unread.append(f"{path.name} is none of ours: it needs {', '.join(needed) or 'keys'}")
+    keys = needed or {}
+    if not isinstance(found, dict) or not all(isinstance(found.get(name), kind) for name, kind in keys.items()):
+        unread.append(f"{path.name} is none of ours: it needs {', '.join(keys) or 'keys'}")
         return None
     return found
 

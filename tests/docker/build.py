@@ -157,8 +157,9 @@ def use(image: Image) -> None:
     runs = image.root.parent / "runs"
     runs.mkdir()
     os.chown(runs, 54321, 54321)
-    short = """experiment=emoji steps=3 global_batch_size=32 tracking.wandb=disabled eval.suite=[]
+    emoji = """experiment=emoji global_batch_size=32 tracking.wandb=disabled eval.suite=[]
     data.val=data/samples/emoji/twemoji-unseen.tar""".split()
+    short = [*emoji, "steps=3"]
 
     def start(words: Sequence[str], user: str, mounts: Sequence[tuple[Path, str]]) -> subprocess.Popen[bytes]:
         print(f"\n$ docker run --user {user} dyad {' '.join(words)}", flush=True)
@@ -185,8 +186,7 @@ def use(image: Image) -> None:
     run("train", *short, "run.name=stranger", **mounted)
     assert (runs / "stranger/config.yaml").stat().st_uid == 54321
 
-    stopped = [*short, "steps=100000", "run.name=stopped"]
-    process = start(["train", *stopped], **mounted)
+    process = start(["train", *emoji, "steps=100000", "run.name=stopped"], **mounted)
     while not (runs / "stopped/metrics.jsonl").is_file():
         assert process.poll() is None
         time.sleep(0.2)

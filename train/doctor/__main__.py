@@ -9,14 +9,15 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from data import errors
-from data.errors import ConfigError, ExitCode
+from data.errors import ConfigError, ExitCode, UserError
 from train.config import Task, TrainConfig
 from train.doctor import group, machine
-from train.doctor.findings import Finding, Level, fail, found, ok
+from train.findings import Finding, Level, fail, ok
 
 HELP = """\
 python -m train.doctor                              this machine
@@ -50,7 +51,7 @@ def report(looked: Iterable[Finding], as_json: bool) -> int:
         findings.append(finding)
         if not as_json:
             print(finding, flush=True)
-    print(json.dumps([finding.plain() for finding in findings], indent=1) if as_json else _summary(findings))
+    print(json.dumps([asdict(finding) for finding in findings], indent=1) if as_json else _summary(findings))
     return min((finding.code for finding in findings if finding.level is Level.fail), default=ExitCode.OK)
 
 
@@ -58,8 +59,10 @@ def look(words: Sequence[str]) -> Iterator[Finding]:
     """All findings; those of the configuration only where words say one."""
     config = None
     if words:
+        from train.compose import compose_config
+
         try:
-            config = _configuration(words)
+            config = compose_config(words)
         except ConfigError as error:
             yield fail("words", str(error), code=ExitCode.CONFIG)
     groups = _start_groups()
@@ -86,17 +89,23 @@ def look(words: Sequence[str]) -> Iterator[Finding]:
         yield from found(started.backend, lambda check=check, started=started: check(started))
 
 
-def _configuration(words: Sequence[str]) -> TrainConfig:
-    from train.compose import compose_config
-
-    return compose_config(words)
+def found(topic: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
+    """What a check finds; a mistake of the user is a failure with its own words, anything else is told as it is."""
+    try:
+        yield from check()
+    except UserError as error:
+        yield fail(topic, str(error), code=ExitCode(error.exit_code))
+    except Exception as error:  # a doctor does not die of what it looks at
+        reason = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
+        yield fail(topic, f"cannot be looked at: {reason}")
 
 
 def _start_groups() -> list[tuple[group.Check, group.Group]]:
     """Started first: they import torch while the rest is looked at."""
     groups: list[tuple[group.Check, group.Group]] = [(group.gloo, group.Group("gloo", 2))]
-    gpus = machine.gpu_count()
-    return [*groups, *([(group.nccl, group.Group("nccl", min(gpus, 2)))] if gpus else [])]
+    if gpus := machine.gpu_count():
+        groups.append((group.nccl, group.Group("nccl", min(gpus, 2))))
+    return groups
 
 
 def _loaders(config: TrainConfig | None) -> tuple[int, int]:

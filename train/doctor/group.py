@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 
-from train.doctor.findings import Finding, fail, ok, warn
+from train.findings import Finding, fail, ok, warn
 
 SECONDS = 20.0
 AGREED = "all agree"

@@ -20,7 +20,7 @@ from packaging.version import Version
 
 from data.errors import ExitCode
 from data.index import available_cores
-from train.doctor.findings import Finding, fail, ok, size, warn
+from train.findings import Finding, fail, ok, warn
 
 ROOT = Path(__file__).resolve().parents[2]
 SHOWN = ("torch", "transformers", "open-clip-torch", "timm", "accelerate", "hydra-core", "wandb")
@@ -259,6 +259,15 @@ def disk(topic: str, folder: Path) -> Iterator[Finding]:
         yield warn(topic, full, f"{_elsewhere(topic)}, checkpoint.keep=1")
     else:
         yield ok(topic, shown)
+
+
+def size(count: float) -> str:
+    """Bytes as people read them: 512 MiB."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
 
 
 def _elsewhere(topic: str) -> str:

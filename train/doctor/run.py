@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from data.config import DataConfig
+from data.config import DataConfig, Mode
 from data.errors import ConfigError, DataError, ExitCode, nearest
 from data.index import SCANS, has_index, stored_index
 from data.questions import named_files
@@ -20,9 +20,11 @@ from data.scan import Scan
 from data.shards import Shards
 from data.sources import Source, parse_sources
 from data.storage import open_ranges, open_stream, scheme_of, stat
+from data.stream import first_of
 from data.tables import BadRow
 from train.config import ImageTower, ModelConfig, Task, TextTower, TrainConfig
-from train.doctor.findings import Finding, fail, ok, size, warn
+from train.doctor.machine import size
+from train.findings import Finding, fail, ok, warn
 from train.runs import is_finished, run_folder
 from train.text_towers import package_folder
 from train.tracking import wandb_mode
@@ -69,6 +71,10 @@ def _beir_queries(file: str) -> str:
 
 
 def _shard(path: str, total: str, config: TrainConfig) -> Iterator[Finding]:
+    if config.data.mode is Mode.stream:
+        _picture_and_captions(first_of(path), config.data)
+        yield ok("data", f"{path}: first sample read ({total} in all, streamed)")
+        return
     where = stat(path)
     index = stored_index(path)
     if index is None and has_index(path):

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from data.errors import ConfigError, nearest
-from train.doctor import open_clip_flags as flags
+from train import open_clip_flags as flags
 from train.doctor.open_clip_line import Launch, read_line
 
 NUMBER = re.compile(r"[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?")
@@ -124,12 +124,7 @@ def _shards(job: Job, name: str) -> str:
     path = job.text(name)
     if re.search(r"\.[ct]sv$", path) or job.text("dataset-type") == "csv":
         out = "shards/" + re.sub(r"\.\w+$", "", os.path.basename(path))
-        renamed = {
-            "csv-separator": "csv_separator",
-            "csv-img-key": "csv_image_key",
-            "csv-caption-key": "csv_caption_key",
-        }
-        options = [f"{key}={job.text(flag)}" for flag, key in renamed.items() if job.has(flag)]
+        options = [f"{key}={job.text(flag)}" for flag, key in flags.OF_TABLES.items() if job.has(flag)]
         job.first(shlex.join(["python", "-m", "data", "pack", path, f"out={out}", *options]))
         job.note(name, "tables become shards once, by the first command")
         return out

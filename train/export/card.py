@@ -8,19 +8,19 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, cast
-from urllib.parse import urlsplit, urlunsplit
 
 from huggingface_hub import EvalResult, ModelCardData
 
 from data.notices import Notice, notices
+from data.secrets import public_path
 from data.sources import parts
-from data.storage import scheme_of
 from train.config import Task, TextTower, TrainConfig
 from train.export.library import Library, Source
+from train.headlines import Score, scores
 from train.runs import what_matters
 from train.text_towers import package_folder
 
@@ -106,29 +106,23 @@ def card(library: Library, source: Source, difference: float) -> str:
 
 def _front(library: Library, source: Source) -> str:
     """The hub's metadata, as its own library writes it."""
-    found = [
+    measured = [
         EvalResult(
             task_type=HUB_TASKS[result["task"]],
             dataset_type=re.sub(r"[^\w.-]+", "_", result["dataset"]),
             dataset_name=_line(result["dataset"]),
             metric_type=metric,
-            metric_value=value,
+            metric_value=found.value,
         )
         for result in source.results
-        for metric, value in _measured(result).items()
+        for metric, found in scores(result).items()
     ]
-    index = {"model_name": _line(source.name), "eval_results": found} if found else {}
+    index = {"model_name": _line(source.name), "eval_results": measured} if measured else {}
     return ModelCardData(license="unknown", **library.front, **index).to_yaml()
 
 
-def _measured(result: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics that are scores: those with a level of chance or an interval."""
-    told = {**result.get("chance", {}), **result.get("intervals", {})}
-    return {name: value for name, value in result["metrics"].items() if name in told and math.isfinite(value)}
-
-
 def _scores(source: Source) -> str:
-    rows = [_row(result, *measured) for result in source.results for measured in _measured(result).items()]
+    rows = [_row(result["dataset"], *named) for result in source.results for named in scores(result).items()]
     if not rows:
         return "Nothing was measured at this step: `python -m eval checkpoint=RUN` does it, then export again."
     head = "| data set | metric | value | 95 % interval | chance |\n|---|---|---|---|---|"
@@ -136,11 +130,10 @@ def _scores(source: Source) -> str:
     return "\n".join([head, *rows, "", told])
 
 
-def _row(result: Mapping[str, Any], metric: str, value: float) -> str:
-    interval, chance = (result.get(key, {}).get(metric) for key in ("intervals", "chance"))
-    between = "" if interval is None else f"{interval[0]:.3f} – {interval[1]:.3f}"
-    by_chance = "" if chance is None else f"{chance:.2g}"
-    return f"| {escaped(result['dataset'])} | {metric} | {value:.3f} | {between} | {by_chance} |"
+def _row(dataset: str, metric: str, found: Score) -> str:
+    between = "" if found.low is None else f"{found.low:.3f} – {found.high:.3f}"
+    chance = "" if found.chance is None else f"{found.chance:.2g}"
+    return f"| {escaped(dataset)} | {metric} | {found.value:.3f} | {between} | {chance} |"
 
 
 def _settings(source: Source) -> Iterator[tuple[str, str]]:
@@ -164,20 +157,11 @@ def _settings(source: Source) -> Iterator[tuple[str, str]]:
 def _shown(value: Any) -> Any:
     if isinstance(value, list):
         return [_shown(item) for item in value]
-    return "::".join(map(_place, value.split("::"))) if isinstance(value, str) else value
+    return "::".join(map(public_path, value.split("::"))) if isinstance(value, str) else value
 
 
 def _data(config: TrainConfig) -> str:
-    return ", ".join(code(_place(path)) for path, _ in parts(config.data.train, "data.train"))
-
-
-def _place(path: str) -> str:
-    """A path or URL as strangers may see it: no folders of this machine, no passwords, no signatures."""
-    if scheme_of(path):
-        url = urlsplit(path)
-        return urlunsplit((url.scheme, url.netloc.rpartition("@")[2], url.path, "", ""))
-    whole = Path(path).expanduser()
-    return "/".join(["…", *whole.parts[-2:]]) if whole.is_absolute() else path
+    return ", ".join(code(public_path(path)) for path, _ in parts(config.data.train, "data.train"))
 
 
 def _origins(config: TrainConfig) -> Iterator[str]:
@@ -196,9 +180,7 @@ def _origins(config: TrainConfig) -> Iterator[str]:
 
 def _quoted(notice: Notice) -> str:
     """Their text to the letter: nothing in it is read as part of the card."""
-    file = Path(notice.file)
-    fence = _fence(notice.text, 3)
-    name = html.escape(_line(f"{file.parent.name}/{file.name}"))
+    fence, name = _fence(notice.text, 3), html.escape(_line(public_path(notice.file)))
     return f"<details><summary>{name}</summary>\n\n{fence}text\n{notice.text}\n{fence}\n\n</details>"
 
 

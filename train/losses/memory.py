@@ -151,16 +151,17 @@ class SampleState:
         whole.update((name, torch.tensor(value)) for name, value in zip(COUNTERS, counters, strict=True))
         return whole if rank == 0 else {}
 
-    def load(self, whole: Mapping[str, Tensor]) -> None:
+    def load(self, whole: Mapping[str, Tensor], more_samples: bool = False) -> None:
         """Take over what `gathered` returned, at any world size: of each array, the slice of this rank.
 
-        Raises ConfigError, with nothing changed, when it is the state of another objective or number of samples.
+        more_samples: it may be of fewer samples; the others are as before their first visit. Raises ConfigError, with
+        nothing changed, when it is the state of another objective or number of samples.
         """
         if set(whole) != {*self.names, *COUNTERS}:
             there, here = (", ".join(sorted(set(names) - set(COUNTERS))) or "nothing" for names in (whole, self.names))
             raise ConfigError(f"the checkpoint has per-sample state of another objective: {there}, not {here}")
         samples = len(whole[self.names[0]])
-        if samples != self.num_samples:
+        if samples > self.num_samples or (samples < self.num_samples and not more_samples):
             raise ConfigError(
                 f"the checkpoint has per-sample state of {samples:,} samples, but objective.num_samples is "
                 f"{self.num_samples:,}: use the same training data, or start another run.name with init_from"
@@ -168,8 +169,11 @@ class SampleState:
         own = self._own(*_place())
         table = self._numbers(whole[self.names[0]].dtype)
         for column, name in enumerate(self.names):
-            table[:, column] = whole[name][own]
+            known = whole[name][own]
+            table[: len(known), column] = known
+            table[len(known) :, column] = self._initial_k[column]
         self.samples_seen, self._never_visited = (int(whole[name]) for name in COUNTERS)
+        self._never_visited += (self.num_samples - samples) * bool(self._initial_k.isnan().any())
         self._undo = None
 
     def _own(self, rank: int, world_size: int) -> slice:

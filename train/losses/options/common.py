@@ -51,6 +51,11 @@ class ObjectiveOptions:
     name: str = MISSING
     similarity: Similarity = described(Similarity.cosine, "score of two embeddings")
 
+    @property
+    def by_sample_id(self) -> bool:
+        """Whether something is known of every sample by its id: state that is kept, or numbers from a file."""
+        return False
+
     def broken_rules(self) -> dict[str, bool]:
         """One line per rule, and whether these options break it."""
         return {}

@@ -36,6 +36,10 @@ class EstimatorOptions(TemperatureOptions):
     )
     memory_budget_mb: int = described(4096, "MiB of state per process beyond which it lies in a file in TMPDIR")
 
+    @property
+    def by_sample_id(self) -> bool:
+        return True
+
     def broken_rules(self) -> dict[str, bool]:
         schedule, largest = (self.gamma_min, self.gamma_epochs), self.gamma_at(0)
         return {

@@ -53,6 +53,10 @@ class NceOptions(LogisticOptions):
     bias_learnable: bool = described(False, "whether −log Z learns")
     num_samples: int | None = described(None, "uniform: number of items; null: of the training data")
 
+    @property
+    def by_sample_id(self) -> bool:
+        return self.noise_file is not None
+
     def broken_rules(self) -> dict[str, bool]:
         return {
             **super().broken_rules(),

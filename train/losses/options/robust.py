@@ -50,6 +50,10 @@ class RobustOptions(TemperatureOptions):
     num_samples: int | None = described(None, "state: number of samples; null: of the training data")
     memory_budget_mb: int = described(4096, "state: MiB per rank kept in memory; a larger one lies in a scratch file")
 
+    @property
+    def by_sample_id(self) -> bool:
+        return self.nu is Nu.state
+
     def broken_rules(self) -> dict[str, bool]:
         cvar, stateful = self.divergence is Divergence.cvar, self.nu is Nu.state
         return {

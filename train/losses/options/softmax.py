@@ -88,6 +88,10 @@ class OneSidedDPMOptions(SoftmaxOptions):
     )
     importance_file: str | None = described(None, ".npy of log q or ζ by sample id; null: the caller passes them")
 
+    @property
+    def by_sample_id(self) -> bool:
+        return self.importance_file is not None
+
     def broken_rules(self) -> dict[str, bool]:
         return {
             **super().broken_rules(),

@@ -1,0 +1,220 @@
+"""Checkpoints that were damaged, that do not fit, that find no room; and two runs that want one folder."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from signal import SIGKILL, SIGTERM
+from typing import Any
+
+import pytest
+from harness import Jobs, Outcome, checkpoints, cut, digest, flip, ids_of_steps, newest_whole, small_disk
+from helpers_tiny import QUIET, SHARD, losses, records, state
+from safetensors.torch import load_file
+
+from data.index import index_shard
+from data.order import Order
+from train.checkpoint import FORMAT
+
+KEYS: dict[str, Any] = {**QUIET, "steps": 6, "checkpoint.every": 2}
+MORE = SHARD.with_name("noto-v1-trained.tar")
+
+
+def refused(outcome: Outcome, code: int, *words: str) -> None:
+    """With one error, and before anything was trained."""
+    assert outcome.codes == [code] and outcome.out.count("error:") == 1, outcome.out
+    assert all(word in outcome.out for word in words), outcome.out
+    assert "Train Epoch" not in outcome.out and "Traceback" not in outcome.out
+
+
+def folder(run: Path, step: int) -> Path:
+    return run / "checkpoints" / f"step_{step:08d}"
+
+
+def begun_again(run: Path, name: str) -> Path:
+    """A copy of a finished run that does not say it is finished."""
+    copy = run.parent / name
+    shutil.copytree(run, copy)
+    (copy / "run_state.json").unlink()
+    return copy
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "flipped": lambda path: flip(path, -5),
+    "truncated": lambda path: cut(path, 5000),
+    "missing": Path.unlink,
+}
+
+
+def test_a_checkpoint_is_damaged(jobs: Jobs) -> None:
+    run = jobs.run(1, KEYS)
+    before = digest(run)
+    for damage, harm in DAMAGES.items():
+        damaged = begun_again(run, damage)
+        harm(folder(damaged, 6) / "optimizer.safetensors")
+        named = jobs.start(1, {**KEYS, "run.name": "other", "resume": folder(damaged, 6)}).ends()
+        refused(named, 3, str(folder(damaged, 6) / "optimizer.safetensors"))
+        again = jobs.start(1, {**KEYS, "run.name": damage}).ends()
+        assert again.codes == [0], again.out
+        assert again.out.count("passing over a damaged checkpoint") == 1 and "going on at step 4 " in again.out
+        assert digest(damaged) == before and len(losses(damaged)) == 6
+
+
+@pytest.mark.soak
+def test_every_checkpoint_is_damaged(jobs: Jobs) -> None:
+    run = jobs.run(1, KEYS)
+    (run / "run_state.json").unlink()
+    for step in checkpoints(run):
+        (folder(run, step) / "manifest.json").unlink()
+    refused(jobs.start(1, KEYS).ends(), 3, "none of the 3 checkpoints", "resume=never")
+    refused(jobs.start(1, {**KEYS, "run.name": "b", "resume.mode": folder(run, 6)}).ends(), 3, "manifest.json")
+
+
+def test_a_checkpoint_is_of_a_newer_program(jobs: Jobs) -> None:
+    run = jobs.run(1, KEYS)
+    (run / "run_state.json").unlink()
+    manifest = folder(run, 6) / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": FORMAT + 1}))
+    refused(jobs.start(1, KEYS).ends(), 2, f"newer Dyad (format {FORMAT + 1}, this one reads {FORMAT})")
+
+
+def test_a_checkpoint_is_of_another_architecture(jobs: Jobs) -> None:
+    run = jobs.run(1, KEYS)
+    wider = {**KEYS, "model.image.widths": [8, 8]}
+    refused(jobs.start(1, wider).ends(), 2, "model.image.widths: [8, 16] there, [8, 8] now")
+    elsewhere = jobs.start(1, {**wider, "run.name": "b", "resume": folder(run, 6)}).ends()
+    refused(elsewhere, 2, f"{folder(run, 6)}: the checkpoint is of another model", "of another shape")
+
+
+def test_two_runs_want_one_folder(jobs: Jobs) -> None:
+    keys = {**KEYS, "steps": 100_000}
+    first = jobs.start(1, keys)
+    first.reaches(3)
+    refused(jobs.start(1, keys).ends(), 2, f"in use by process {first.ranks()[0]} on ", "run.name")
+    first.signal(SIGKILL)
+    first.ends()
+    half = folder(first.run, 99_998).with_name(".step_00099998.partial")  # as of a killed save
+    half.mkdir()
+    second = jobs.start(1, keys)  # the lock died with its holder
+    second.until(lambda: "going on at step" in second.said(), "going on")
+    assert not half.exists()
+    second.signal(SIGTERM)
+    assert second.ends().codes == [75]
+
+
+@pytest.mark.mounts
+def test_the_disk_is_full_while_a_run_saves(jobs: Jobs, tmp_path: Path) -> None:
+    """A run goes on without a checkpoint, and does not end without one. Without rights to mount, test_checkpoint.py
+    has the same with a limit on the size of files."""
+    with small_disk(tmp_path / "disk", 120 << 20) as disk:
+        keys = {**KEYS, "steps": 100_000, "checkpoint.keep": 1, "run.dir": disk}
+        job = jobs.start(1, keys)
+        job.until(lambda: newest_whole(job.run) > 0, "a checkpoint")
+        filler = disk / "filler"
+        fill(filler)
+        job.until(lambda: "cannot write checkpoint" in job.said(), "a failed save")
+        said = next(line for line in job.said().splitlines() if "cannot write checkpoint" in line)
+        assert "No space left" in said and "bytes, " in said and "The run goes on; the next is due at step " in said
+        job.until(lambda: "metrics.jsonl takes no more lines" in job.said(), "a line that finds no room")
+        kept, gone_on = newest_whole(job.run), len(job.said().splitlines()) + 20
+        job.until(lambda: len(job.said().splitlines()) > gone_on, "more steps")
+        assert kept == newest_whole(job.run) > 0
+        assert [json.loads(line) for line in (job.run / "metrics.jsonl").read_text().splitlines()]
+        filler.unlink()
+        job.until(lambda: newest_whole(job.run) > kept, "a checkpoint again")
+        assert job.said().count("metrics.jsonl takes no more lines") == 1
+        assert job.said().count("metrics.jsonl has all its lines again") == 1
+        fill(filler)
+        kept = newest_whole(job.run)
+        job.signal(SIGTERM)
+        ended = job.ends()
+        assert ended.codes == [4] and "error: cannot write checkpoint" in ended.out, ended.out
+        assert kept == newest_whole(job.run) and not list((job.run / "checkpoints").glob(".*"))
+        filler.unlink()
+        again = jobs.start(1, keys)
+        again.until(lambda: newest_whole(again.run) > kept, "it goes on")
+        again.signal(SIGTERM)
+        assert again.ends().codes == [75]
+        assert len(losses(again.run)) == newest_whole(again.run) == state(again.run)["step"]
+
+
+def fill(path: Path) -> None:
+    """Take all the room there is."""
+    with path.open("wb", buffering=0) as file:
+        for size in (1 << 20, 1 << 10, 1):
+            try:
+                while True:
+                    file.write(b"\0" * size)
+            except OSError:
+                continue
+
+
+def test_the_batch_is_another_one(jobs: Jobs) -> None:
+    old = {**KEYS, "steps": 9, "checkpoint.every": 3, "global_batch_size": 16}
+    run = jobs.run(1, old)
+    larger = {**old, "global_batch_size": 32, "steps": 8}
+    refused(
+        jobs.start(1, larger).ends(),
+        2,
+        "global_batch_size: 16 there, 32 now",
+        "steps: 9 there, 8 now",
+        "resume.allow_batch_change=true",
+    )
+    elsewhere = {**larger, "run.name": "b", "resume": folder(run, 9)}
+    refused(jobs.start(1, elsewhere).ends(), 2, "global_batch_size=16, now 32", "resume.allow_batch_change=true")
+    allowed = {**larger, "resume.allow_batch_change": "true"}
+    refused(jobs.start(1, {**allowed, "steps": 4}).ends(), 2, "144 samples: 4 steps", "Set steps or epochs")
+    assert checkpoints(run) == [3, 6, 9] and len(losses(run)) == 9
+
+    job = jobs.start(1, allowed, observed=True)
+    ended = job.ends()
+    assert ended.codes == [0] and "going on at step 4 " in ended.out and "144 samples" in ended.out, ended.out
+    assert [r["step"] for r in records(run)] == [5, 6, 7, 8] and records(run)[0]["samples_seen"] == 5 * 32
+    order = Order([index_shard(str(SHARD)).samples], [1.0], seed=0, global_batch_size=32)
+    assert ids_of_steps(run) == {step: order.ids(step).tolist() for step in range(4, 8)}
+    asides = sorted(run.glob("before-*"))
+    assert [len(losses(aside)) for aside in asides if (aside / "metrics.jsonl").exists()] == [9]
+    assert [step for aside in asides for step in checkpoints(aside)] == [3, 6, 9]
+    assert checkpoints(run) == [4, 6, 8]
+
+    weights = digest(run)
+    for step in (6, 8):
+        shutil.rmtree(folder(run, step))
+    left = next(aside for aside in asides if (aside / "checkpoints").exists())
+    shutil.move(folder(left, 9), folder(run, 9))  # as if killed while those of the old count were put aside
+    again = jobs.start(1, allowed).ends()
+    assert again.codes == [0] and "going on at step 4 " in again.out, again.out
+    assert digest(run) == weights and checkpoints(run) == [4, 6, 8]
+    assert jobs.start(1, larger).ends().out.startswith("already finished")  # it is a run of 32 now
+
+
+def test_the_data_are_others(jobs: Jobs, tmp_path: Path) -> None:
+    first, second = (tmp_path / name for name in ("1.tar", "2.tar"))
+    shutil.copy(SHARD, first)
+    shutil.copy(MORE, second)
+    old = {**KEYS, "steps": 4, "data.train": first, "objective": "isogclr", "objective.rho": 1.0}
+    run = jobs.run(1, old)
+    remembered = load_file(folder(run, 4) / "memory.safetensors")
+    (run / "run_state.json").unlink()
+
+    more = {**old, "data.train": f"{first}::{second}", "steps": 5}
+    refused(jobs.start(1, more).ends(), 2, "data.train: ", "resume.allow_more_data=true")
+    samples = index_shard(str(second)).samples
+    elsewhere = {**more, "run.name": "b", "resume": folder(run, 4)}
+    refused(jobs.start(1, elsewhere).ends(), 2, f"added behind it, {samples:,} samples", "resume.allow_more_data=true")
+    allowed = {**more, "resume.allow_more_data": "true"}
+    before = {**allowed, "data.train": f"{second}::{first}"}
+    refused(jobs.start(1, before).ends(), 2, "data.train: 1.tar with ", "there, 2.tar with ")
+
+    assert jobs.run(1, allowed, observed=True) == run
+    sizes = [index_shard(str(path)).samples for path in (first, second)]
+    order = Order(sizes, [1.0, 1.0], seed=0, global_batch_size=32)
+    assert ids_of_steps(run) == {4: order.ids(4).tolist()} and len(losses(run)) == 5
+    now = load_file(folder(run, 5) / "memory.safetensors")
+    unseen = [sample for sample in range(sizes[0]) if sample not in ids_of_steps(run)[4]]
+    assert len(now["log_u_x"]) == sum(sizes)
+    assert now["log_u_x"][unseen].numpy().tobytes() == remembered["log_u_x"][unseen].numpy().tobytes()
+    assert now["never_visited"] == now["log_u_x"].isnan().sum() > remembered["never_visited"]
+
+    shutil.copy(MORE, first)
+    refused(jobs.start(1, allowed).ends(), 2, "data.train: 1.tar with ", "there, 1.tar with ", " now")

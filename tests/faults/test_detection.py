@@ -1,0 +1,225 @@
+"""What a rank does wrong is seen by all, told once, and named."""
+
+import json
+import shutil
+import signal
+import time
+from pathlib import Path
+from signal import SIGKILL, SIGSTOP
+from typing import Any
+
+import pytest
+from harness import Forks, Job, Jobs, Outcome, digest, newest_whole
+from helpers_cli import ROOT, Commands
+from helpers_tiny import SHARD, VAL, records, state, wait_for
+
+TIMEOUT = 10  # of the group, in seconds
+LONG = {"steps": 100_000, "dist.timeout": TIMEOUT, "checkpoint.every": 5}
+SAMPLE_STATE = {"objective": "sogclr", "data.workers": 0}
+
+
+def with_fault(jobs: Jobs, world: int, keys: dict[str, Any], fault: str, **environment: Any) -> Job:
+    return jobs.start(world, keys, module="faults.one_rank", FAULT=fault, **environment)
+
+
+def told_once(outcome: Outcome, *words: str) -> None:
+    assert outcome.out.count("error:") == 1 and "Traceback" not in outcome.out, outcome.out
+    (line,) = [line for line in outcome.out.splitlines() if line.startswith("error:")]
+    assert all(word in line for word in words), line
+
+
+def survivors_end(job: Job, stopped: int) -> float:
+    """Seconds until all ranks but the stopped one are gone."""
+    start = time.monotonic()
+    others = [pid for rank, pid in enumerate(job.ranks()) if rank != stopped]
+    wait_for(lambda: not set(others) & set(job.processes()), "the others go on waiting", 60)
+    return time.monotonic() - start
+
+
+# Ranks that do not come ----------------------------------------------------------------------------------------------
+
+
+def test_a_rank_is_stopped(jobs: Jobs) -> None:
+    job = jobs.start(3, LONG)
+    job.reaches(7)
+    job.signal(SIGSTOP, rank=1)
+    assert survivors_end(job, stopped=1) < TIMEOUT + 5
+    job.signal(SIGKILL, rank=1)
+    outcome = job.ends()
+    assert outcome.codes == [4, -SIGKILL, 4] and not outcome.orphans
+    told_once(outcome, "rank 1 of 3 did not come to ", "step ")
+    assert "rank 1 of 3 did not come to" in state(job.run)["error"]
+    assert newest_whole(job.run) >= 5
+
+
+@pytest.mark.soak
+def test_the_rank_where_all_met_is_stopped(jobs: Jobs) -> None:
+    """Without torchrun that is rank 0."""
+    job = jobs.start(2, LONG)
+    job.reaches(7)
+    job.signal(SIGSTOP, rank=0)
+    survivors_end(job, stopped=0)
+    job.signal(SIGKILL, rank=0)
+    outcome = job.ends()
+    assert outcome.codes == [-SIGKILL, 4]
+    told_once(outcome, "rank 0 of 2", "is gone", "step ")
+
+
+@pytest.mark.soak
+def test_a_rank_of_a_launched_job_is_stopped(jobs: Jobs) -> None:
+    """torchrun asks the stopped rank to stop, and kills it 30 seconds later."""
+    job = jobs.launch(4, {**LONG, "dist.timeout": 2 * TIMEOUT})
+    job.reaches(7)
+    job.signal(SIGSTOP, rank=0)
+    outcome = job.ends(within=2 * TIMEOUT + 30 + 5 + 30)  # 30: a busy machine
+    assert outcome.codes == [4] and not outcome.orphans
+    assert outcome.out.count("error: rank 0 of 4 did not come to") == 1
+
+
+def test_an_error_of_one_rank_alone(jobs: Jobs) -> None:
+    job = with_fault(jobs, 3, LONG, "crash@7", ON="1")
+    job.reaches(6)
+    outcome = job.ends(within=30)
+    assert outcome.codes == [1, 1, 1] and not outcome.orphans
+    assert outcome.out.count("Traceback") == outcome.out.count("ValueError: a bug of one rank") == 1
+    assert "error:" not in outcome.out
+    assert state(job.run)["error"].endswith("rank 1: ValueError: a bug of one rank")
+    assert newest_whole(job.run) == 5
+
+
+@pytest.mark.soak
+def test_an_error_of_all_ranks_is_told_once(jobs: Jobs) -> None:
+    outcome = with_fault(jobs, 3, LONG, "crash@2").ends()
+    assert outcome.codes == [1, 1, 1] and outcome.out.count("Traceback") == 1
+
+
+def test_a_rank_of_an_evaluation_is_stopped(jobs: Jobs, commands: Commands) -> None:
+    run = jobs.run(1, {"steps": 1, "dist.timeout": TIMEOUT, "data.val": VAL})
+    fault = {"FAULT": "stop_at_the_evaluators@start", "ON": "1", "MODULE": "eval"}
+    job = Forks(run, commands.started(2, "faults.one_rank", f"checkpoint={run}", coming=None, **fault))
+    survivors_end(job, stopped=1)
+    job.kill()
+    outcome = job.ends()
+    assert outcome.codes == [4, -SIGKILL]
+    told_once(outcome, "rank 1 of 2 did not come to a collective")
+
+
+# A slow rank ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_rank_is_slow(jobs: Jobs) -> None:
+    """It is stopped nine tenths of the time, as if it had a tenth of a processor."""
+    job = jobs.start(2, {"steps": 100_000, "dist.timeout": 60})
+    job.reaches(3)
+    end = time.monotonic() + 180
+    while "warning" not in job.said():
+        assert time.monotonic() < end, "no warning"
+        for number, pause in ((SIGSTOP, 0.18), (signal.SIGCONT, 0.02)):
+            job.signal(number, rank=1)
+            time.sleep(pause)
+    job.signal(signal.SIGTERM)
+    outcome = job.ends()
+    assert outcome.codes == [75, 75]
+    (line, *_) = [line for line in outcome.out.splitlines() if line.startswith("warning")]
+    assert line.startswith("warning: rank 1 of 2 has 0.") and "most of it" in line, line
+
+
+# Steps that are not taken --------------------------------------------------------------------------------------------
+
+
+def changed(bits: Path, rank: int) -> dict[int, bool]:
+    """Step → whether it changed any bit of weights, optimiser or state of samples."""
+    notes = [json.loads(line) for line in (bits / f"{rank}.jsonl").read_text().splitlines()]
+    return {note["step"]: note["before"] != note["after"] for note in notes}
+
+
+def ledger(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
+
+
+def test_what_is_not_finite_on_one_rank(jobs: Jobs, tmp_path: Path) -> None:
+    fault = "loss_is_nan@3,gradient_is_infinite@5,embedding_is_nan@7"
+    job = with_fault(jobs, 2, {**SAMPLE_STATE, "steps": 8}, fault, ON="1", BITS=str(tmp_path))
+    outcome = job.ends()
+    assert outcome.codes == [0, 0], outcome.out
+    for rank in range(2):
+        assert changed(tmp_path, rank) == {step: step not in (3, 5, 7) for step in range(1, 9)}
+    assert [r["train/skipped"] for r in records(job.run)] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [(line["step"], line["kind"]) for line in ledger(job.run)] == [(s, "nonfinite") for s in (3, 5, 7)]
+
+
+@pytest.mark.soak
+def test_not_finite_again_and_again(jobs: Jobs, tmp_path: Path) -> None:
+    fault = ",".join(f"loss_is_nan@{step}" for step in range(4, 10))
+    job = with_fault(jobs, 2, {**SAMPLE_STATE, "optim.patience": 4, "steps": 20}, fault, ON="0", BITS=str(tmp_path))
+    outcome = job.ends()
+    assert outcome.codes == [2, 2]
+    told_once(outcome, "step 7: ", "4 steps in a row", "optim.patience")
+    assert changed(tmp_path, 1) == {step: step < 4 for step in range(1, 8)}
+    assert len(ledger(job.run)) == 4
+
+
+@pytest.mark.soak
+def test_the_loss_spikes(jobs: Jobs, tmp_path: Path) -> None:
+    """A step that is left out is left out again, by the same losses before it, when the run was killed in between."""
+    keys = {**SAMPLE_STATE, "objective": "isogclr", "steps": 20, "optim.spike": 2, "checkpoint.every": 13}
+
+    def spiking(name: str) -> Job:
+        return with_fault(jobs, 2, {**keys, "run.name": name}, "loss_is_tripled@16", BITS=str(tmp_path / name))
+
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    quiet, killed = spiking("a"), spiking("b")
+    killed.reaches(14)
+    killed.kill()
+    again = spiking("b")
+    assert again.ends().codes == quiet.ends().codes == [0, 0]
+    assert changed(tmp_path / "a", 0) == changed(tmp_path / "a", 1) == {step: step != 16 for step in range(1, 21)}
+    (line,) = ledger(quiet.run)
+    assert (line["step"], line["kind"]) == (16, "spike") and 0 <= line["first_id"] < line["last_id"]
+    assert [r["train/skipped"] for r in records(quiet.run)] == [0] * 15 + [1] * 5
+    assert ledger(again.run) == [line] and digest(again.run) == digest(quiet.run)
+
+
+# Ranks that differ ---------------------------------------------------------------------------------------------------
+
+
+def test_ranks_start_with_another_configuration(jobs: Jobs, commands: Commands, tiny: Any, tmp_path: Path) -> None:
+    common = {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": "29533"}
+    ranks = [
+        commands.start(*tiny({"seed": seed}), RANK=str(rank), LOCAL_RANK=str(rank), **common)
+        for rank, seed in enumerate([0, 0, 7])
+    ]
+    outcome = Forks(tmp_path, ranks).ends()
+    assert outcome.codes == [2, 2, 2] and not (tmp_path / "runs").exists()
+    told_once(outcome, "rank 2 of 3 started with seed=7, rank 0 with 0")
+
+
+def test_a_rank_has_other_code(jobs: Jobs, tmp_path: Path) -> None:
+    for package in ("data", "eval", "train"):
+        shutil.copytree(ROOT / package, tmp_path / "code" / package, ignore=lambda folder, names: {"samples"})
+    with (tmp_path / "code/train/losses/base.py").open("a") as file:
+        file.write("# one more line\n")
+    outcome = with_fault(jobs, 3, {}, "other_code@start", ON="1", CODE=str(tmp_path / "code")).ends()
+    assert outcome.codes == [2, 2, 2]
+    told_once(outcome, "rank 1 of 3 started with code=")
+
+
+def test_a_rank_has_other_data(jobs: Jobs, tmp_path: Path) -> None:
+    for rank, shard in enumerate((SHARD, VAL)):
+        (tmp_path / f"{rank}").mkdir()
+        shutil.copy(shard, tmp_path / f"{rank}" / "shard.tar")
+    keys = {"data.train": "shard.tar", "global_batch_size": 8}
+    outcome = with_fault(jobs, 2, keys, "other_data@start", DATA=str(tmp_path)).ends()
+    assert outcome.codes == [2, 2]
+    told_once(outcome, "ranks 0 and 1 of 2", "data=")
+
+
+@pytest.mark.parametrize(("world", "named"), [(3, "rank 1 of 3 ("), (2, "ranks 0 and 1 of 2 (")])
+def test_a_weight_is_perturbed(jobs: Jobs, world: int, named: str) -> None:
+    keys = {"steps": 20, "dist.digest_every": 4, "checkpoint.every": 7}
+    job = with_fault(jobs, world, keys, "weight_is_perturbed@5", ON="1")
+    outcome = job.ends()
+    assert outcome.codes == [4] * world
+    told_once(outcome, "after step 7", named, "first in towers.")  # before the checkpoint of step 7 is written
+    assert newest_whole(job.run) == 0

@@ -1,0 +1,142 @@
+"""kill -9: of one rank, or of everything at once, at any moment."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from signal import SIGKILL
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import EPOCH, Job, Jobs, digest, every_sample_once_an_epoch, newest_whole
+from helpers_tiny import QUIET, VAL, logged, losses, state, without_timings
+
+
+def test_a_rank_is_killed(jobs: Jobs) -> None:
+    job = jobs.start(2, {"steps": 1000, "checkpoint.every": 5, "data.workers": 1})
+    job.reaches(7)
+    job.signal(SIGKILL, rank=1)
+    outcome = job.ends(within=60)
+    assert outcome.codes == [4, -SIGKILL] and not outcome.orphans, outcome
+    assert "rank 1" in outcome.out and newest_whole(job.run) >= 5
+
+
+@pytest.mark.soak
+def test_a_rank_of_a_launched_job_is_killed(jobs: Jobs) -> None:
+    job = jobs.launch(2, {"steps": 5000, "checkpoint.every": 5, "data.workers": 1})
+    job.reaches(7)
+    job.signal(SIGKILL, rank=1)
+    outcome = job.ends(within=60)
+    assert outcome.codes == [4] and not outcome.orphans and outcome.seconds < 15, outcome
+    assert newest_whole(job.run) >= 5
+
+
+def kill_again_and_again(jobs: Jobs, worlds: Sequence[int], keys: Mapping[str, Any], kills: int) -> Path:
+    """The folder of a run that was killed at random steps, each second time while it saved, and then ran to its end.
+
+    A save may be over before it is seen: then the kill comes with the next save's step.
+    """
+    dice, steps, every = random.Random(), keys["steps"], keys["checkpoint.every"]
+    moments = sorted(dice.sample(range(2, steps - 2 * every), kills))
+    print("killed after", moments)
+    for number, moment in enumerate(moments):
+        job = jobs.start(worlds[number % len(worlds)], keys, observed=True)
+        job.until(lambda: has_begun(job), "its start")  # noqa: B023
+        before = newest_whole(job.run)
+        job.reaches(moment)
+        if number % 2:
+            job.until(lambda: is_saving(job.run) or logged(job.run, moment + every), "a save")  # noqa: B023
+        time.sleep(dice.uniform(0, 0.03))
+        job.kill()
+        assert newest_whole(job.run) >= before
+    run = jobs.run(worlds[kills % len(worlds)], keys, observed=True)
+    assert not list((run / "checkpoints").glob(".*"))
+    return run
+
+
+def has_begun(job: Job) -> bool:
+    """Whether run_state.json is of this start: what was logged past its checkpoint is taken back by then."""
+    return (job.run / "run_state.json").exists() and state(job.run).get("pid") == job.ranks()[0]
+
+
+def is_saving(run: Path) -> bool:
+    return any((run / "checkpoints").glob(".step_*.partial"))
+
+
+def test_everything_is_killed_three_times(jobs: Jobs, models: Path) -> None:
+    keys = {
+        "model.text.kind": "transformers",
+        "model.text.name": models / "bert",
+        "model.text.context_length": 32,
+        "model.text.frozen": "true",
+        "data.workers": 1,
+        "steps": 40,
+        "checkpoint.every": 5,
+        "eval.every": 20,
+        "data.val": VAL,
+    }
+    undisturbed = jobs.run(2, {**keys, "run.name": "undisturbed"})
+    killed = kill_again_and_again(jobs, (2,), keys, 3)
+    assert digest(killed) == digest(undisturbed)
+    assert without_timings(killed) == without_timings(undisturbed)
+    assert len(losses(killed)) == 40
+
+
+@pytest.mark.soak
+def test_everything_is_killed_25_times(jobs: Jobs) -> None:
+    keys = {"steps": 150, "checkpoint.every": 4, "data.workers": 1}
+    undisturbed = jobs.run(2, {**keys, "run.name": "undisturbed"}, observed=True)
+    killed = kill_again_and_again(jobs, (2,), keys, 25)
+    assert digest(killed) == digest(undisturbed)
+    assert without_timings(killed) == without_timings(undisturbed)
+    every_sample_once_an_epoch(killed, 150)
+
+
+@pytest.mark.soak
+def test_everything_is_killed_25_times_on_one_two_and_four_processes(jobs: Jobs) -> None:
+    keys = {**QUIET, "steps": 150, "checkpoint.every": 4}
+    undisturbed = jobs.run(1, {**keys, "run.name": "undisturbed"})
+    killed = kill_again_and_again(jobs, (1, 2, 4), keys, 25)
+    every_sample_once_an_epoch(killed, 150)
+    assert losses(killed)[:50] == pytest.approx(losses(undisturbed)[:50], rel=1e-5)
+    assert np.mean(losses(killed)[-EPOCH:]) == pytest.approx(np.mean(losses(undisturbed)[-EPOCH:]), rel=1e-3)
+
+
+@pytest.mark.soak
+def test_killed_every_few_seconds_nothing_piles_up(jobs: Jobs) -> None:
+    """Memory and open files of the last start over its steps, shared memory of all; weights as those of no kill."""
+    keys = {"steps": 500, "checkpoint.every": 10, "data.workers": 1}
+    undisturbed = jobs.run(2, {**keys, "run.name": "undisturbed"})
+    dice, processes = random.Random(), set[int]()
+    while True:
+        job = jobs.start(2, keys)
+        job.until(lambda: has_begun(job), "its start")  # noqa: B023
+        begun = newest_whole(job.run)
+        job.reaches(begun + 15)
+        processes |= set(job.processes())
+        if begun >= 250:
+            break
+        time.sleep(dice.uniform(5, 15))
+        job.kill()
+    early = held(job.ranks()[0])
+    job.reaches(490)
+    late = held(job.ranks()[0])
+    print("bytes and open files", early, late)
+    assert late[0] < 1.05 * early[0] and late[1] <= early[1]
+    assert job.ends(within=600).codes == [0, 0]
+    assert digest(job.run) == digest(undisturbed)
+    assert not [name for name in os.listdir("/dev/shm") if any(f"_{pid}_" in name for pid in processes)]
+
+
+def held(pid: int) -> tuple[int, int]:
+    """Bytes of memory and number of open files of a process, the least of a second: a save has some for a moment."""
+    readings = []
+    for _ in range(20):
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        readings.append((pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir(f"/proc/{pid}/fd"))))
+        time.sleep(0.05)
+    return min(memory for memory, _ in readings), min(files for _, files in readings)

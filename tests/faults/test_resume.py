@@ -1,0 +1,65 @@
+"""The same command again, or from a checkpoint: where it goes on, on how many processes, and what stays the same."""
+
+from pathlib import Path
+from signal import SIGTERM
+from typing import Any
+
+import pytest
+from harness import EPOCH, Jobs, digest, every_sample_once_an_epoch, ids_of_steps
+from helpers_tiny import QUIET, losses, records, without_timings
+
+
+def stopped(jobs: Jobs, world: int, keys: dict[str, Any], step: int) -> Path:
+    """A start that is asked to stop once it has logged `step`."""
+    job = jobs.start(world, keys, observed=True)
+    job.reaches(step)
+    job.signal(SIGTERM)
+    outcome = job.ends()
+    assert outcome.codes == [75] * world and not outcome.orphans, outcome.out
+    return job.run
+
+
+@pytest.mark.soak
+def test_from_the_middle_of_an_epoch_twice_from_one_checkpoint(jobs: Jobs) -> None:
+    keys = {"steps": 20, "checkpoint.every": 7, "checkpoint.keep": 9, "data.workers": 1}
+    run = jobs.run(2, keys)
+    middle = run / "checkpoints" / "step_00000007"
+    before = {path.name: path.read_bytes() for path in middle.iterdir()}
+    for name in ("b", "c"):
+        again = jobs.run(2, {**keys, "resume": middle, "run.name": name})
+        assert digest(again) == digest(run)
+        assert without_timings(again) == [r for r in without_timings(run) if r["step"] > 7]
+    assert {path.name: path.read_bytes() for path in middle.iterdir()} == before
+
+
+def test_on_other_numbers_of_processes_and_loader_workers(jobs: Jobs) -> None:
+    keys = {**QUIET, "steps": 60}
+    one = jobs.run(1, {**keys, "run.name": "one"}, observed=True)
+    for world, workers, step in ((2, 0, 5), (4, 0, 18), (2, 2, 30)):
+        run = stopped(jobs, world, {**keys, "data.workers": workers}, step)
+    jobs.run(1, {**keys, "data.workers": 3}, observed=True)
+    every_sample_once_an_epoch(run, 60)
+    assert ids_of_steps(run) == ids_of_steps(one)
+    assert losses(run) == pytest.approx(losses(one), rel=1e-5)
+
+
+@pytest.mark.soak
+def test_on_other_numbers_of_loader_workers_alone(jobs: Jobs) -> None:
+    keys = {"steps": 30}
+    undisturbed = jobs.run(2, {**keys, "run.name": "undisturbed"})
+    for workers, step in ((0, 4), (2, 14)):
+        stopped(jobs, 2, {**keys, "data.workers": workers}, step)
+    run = jobs.run(2, {**keys, "data.workers": 3})
+    assert digest(run) == digest(undisturbed)
+    assert without_timings(run) == without_timings(undisturbed)
+
+
+@pytest.mark.soak
+def test_at_the_end_of_an_epoch(jobs: Jobs) -> None:
+    keys = {"steps": 2 * EPOCH, "checkpoint.every": EPOCH}
+    run = jobs.run(2, keys, observed=True)
+    again = jobs.run(2, {**keys, "resume": run / "checkpoints" / f"step_{EPOCH:08d}", "run.name": "b"}, observed=True)
+    assert [r["step"] for r in records(again)] == list(range(EPOCH + 1, 2 * EPOCH + 1))
+    assert ids_of_steps(again) == {step: ids for step, ids in ids_of_steps(run).items() if step >= EPOCH}
+    assert digest(again) == digest(run)
+    every_sample_once_an_epoch(run, 2 * EPOCH)

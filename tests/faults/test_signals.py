@@ -1,0 +1,74 @@
+"""Asked to stop: at any moment, all ranks or one, once or twice. What was done is saved; the run goes on from it."""
+
+import json
+import time
+from pathlib import Path
+from signal import SIGTERM, SIGUSR1, Signals
+
+import pytest
+from harness import Jobs, Launched, checkpoints
+from helpers_tiny import SHARD, records, state
+from test_kills import is_saving
+
+
+def test_asked_while_it_waits_for_the_others(jobs: Jobs) -> None:
+    job = jobs.start(2, {}, coming=[0])
+    job.until(lambda: any(map(listens, job.ranks())), "the wait")
+    job.signal(SIGTERM)
+    outcome = job.ends(within=25)
+    assert outcome.codes == [75] and not outcome.orphans, outcome
+
+
+def listens(pid: int) -> bool:
+    """Whether a process has a socket that waits for connections."""
+    held = {str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
+    tables = [Path(f"/proc/{pid}/net/{name}").read_text() for name in ("tcp", "tcp6")]
+    rows = [line.split() for table in tables for line in table.splitlines()]
+    return any(f"socket:[{row[9]}]" in held for row in rows if row[3] == "0A")
+
+
+def test_one_rank_is_asked_before_the_first_step(jobs: Jobs) -> None:
+    job = jobs.start(2, {"steps": 1000})
+    job.until(job.run.exists, "its folder")
+    job.signal(SIGTERM, rank=1)
+    outcome = job.ends(within=60)
+    assert outcome.codes == [75, 75] and not outcome.out.count("error:") and not outcome.orphans, outcome
+
+
+def test_one_rank_is_asked_twice_during_an_evaluation(jobs: Jobs) -> None:
+    keys = {"steps": 4, "eval.every": 2, "data.val": SHARD}
+    job = jobs.start(2, {**keys, "eval.block": 1})
+    job.reaches(2)
+    time.sleep(0.3)  # the evaluation takes seconds
+    for _ in range(2):
+        job.signal(SIGTERM, rank=1)
+    outcome = job.ends(within=60)
+    assert outcome.codes == [75, 75] and not outcome.orphans, outcome
+    assert checkpoints(job.run) == [2] and (state(job.run)["status"], state(job.run)["step"]) == ("preempted", 2)
+    assert json.loads((job.run / "checkpoints" / "step_00000002" / "state.json").read_text())["evaluation_owed"]
+    assert not any("val/image_to_text_R@1" in record for record in records(job.run))
+    run = jobs.run(1, keys)
+    assert [record["step"] for record in records(run)] == [1, 2, 2, 3, 4, 4]
+
+
+@pytest.mark.soak
+def test_asked_twice_during_a_save(jobs: Jobs) -> None:
+    job = jobs.start(2, {"steps": 5000, "checkpoint.every": 5})
+    job.until(lambda: is_saving(job.run), "a save")
+    for _ in range(2):
+        job.signal(SIGTERM)
+    outcome = job.ends(within=60)
+    assert outcome.codes == [75, 75] and not outcome.orphans, outcome
+    assert checkpoints(job.run)[-1] == state(job.run)["step"] and not is_saving(job.run)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("number", [SIGTERM, SIGUSR1])
+def test_four_processes_and_their_launcher_are_asked(jobs: Jobs, number: Signals) -> None:
+    """As a scheduler does: every process of the job, torchrun and loader processes too."""
+    job: Launched = jobs.launch(4, {"steps": 5000, "data.workers": 1})
+    job.reaches(5)
+    job.signal(number)
+    outcome = job.ends(within=120)
+    assert outcome.codes == [75] and not outcome.orphans and outcome.seconds < 25, outcome
+    assert checkpoints(job.run) == [state(job.run)["step"]] and state(job.run)["status"] == "preempted"

@@ -1,0 +1,115 @@
+"""Starts on a machine where something is wrong, and on data of awkward sizes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import Jobs, ids_of_steps
+from helpers_cli import ROOT
+from helpers_shards import write_pairs
+from helpers_tiny import QUIET, losses, state
+
+PAIRS = {"data": "image_text", "data.val": "null"}
+
+
+def test_a_rank_never_starts(jobs: Jobs) -> None:
+    outcome = jobs.start(2, {"dist.timeout": 2}, coming=[0]).ends(within=60)
+    assert outcome.codes == [4] and not outcome.orphans
+    assert "rank 0 of 2: cannot join the other processes" in outcome.out and "1/2 clients joined" in outcome.out
+
+
+@pytest.mark.soak
+def test_the_port_of_a_cluster_job_is_in_use(jobs: Jobs) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        place = {"NNODES": "2", "SLURM_NODEID": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        outcome = jobs.launch(1, {}, **place).ends(within=120)
+    assert outcome.codes == [4] and not outcome.orphans
+    assert outcome.out == f"error: MASTER_PORT={port}: Address already in use. Choose another port\n"
+
+
+@pytest.mark.soak
+def test_one_shard_for_four_ranks_with_three_workers_each(jobs: Jobs) -> None:
+    keys = {**QUIET, "steps": 13}
+    one = jobs.run(1, {**keys, "run.name": "one"}, observed=True)
+    four = jobs.run(4, {**keys, "data.workers": 3}, observed=True)
+    assert ids_of_steps(four) == ids_of_steps(one)
+    assert losses(four) == pytest.approx(losses(one), rel=1e-5)
+
+
+@pytest.mark.soak
+def test_shards_of_very_different_sizes(jobs: Jobs, tmp_path: Path) -> None:
+    sizes, first = (1, 2, 7, 30, 100, 201, 500), 0
+    for number, size in enumerate(sizes):
+        write_pairs(tmp_path / f"{number}.tar", size, first)
+        first += size
+    steps = sum(sizes) // 29
+    keys = {**PAIRS, "data.train": f'"{tmp_path}/{{0..6}}.tar"', "global_batch_size": 29, "steps": steps}
+    run = jobs.run(4, {**keys, "data.workers": 2}, observed=True)
+    seen = [sample for ids in ids_of_steps(run).values() for sample in ids]
+    assert sorted(seen) == list(range(sum(sizes)))  # 841 = 29 · 29
+
+
+@pytest.mark.soak
+def test_as_many_samples_as_a_batch_or_one_more_or_one_less(jobs: Jobs, tmp_path: Path) -> None:
+    train = write_pairs(tmp_path / "17.tar", 17)
+    keys = {**PAIRS, "data.train": train, "epochs": 3, "steps": "null"}
+    less = jobs.start(2, {**keys, "global_batch_size": 18}).ends()
+    assert set(less.codes) == {2} and less.out.count("error: ") == 1, less.out
+    assert "global_batch_size=18 is more than the 17 samples" in less.out
+    whole = jobs.run(2, {**keys, "global_batch_size": 17, "run.name": "whole"}, observed=True)
+    assert ids_of_steps(whole) == {step: list(range(17)) for step in range(3)}
+    more = ids_of_steps(jobs.run(2, {**keys, "global_batch_size": 16, "run.name": "more"}, observed=True))
+    left_out = [set(range(17)) - set(ids) for ids in more.values()]
+    assert len(left_out) == 3 and all(len(one) == 1 for one in left_out) and len(set.union(*left_out)) == 3
+
+
+def alone(tiny: Callable[[dict[str, Any]], list[str]], before: list[str], **environment: str) -> str:
+    """What `python -m train` says that ends well, in a process started by `before`."""
+    command = [*before, sys.executable, "-m", *tiny({"run.name": "a"})]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_", "XDG_"))}
+    ended = subprocess.run(
+        command, cwd=ROOT, env={**kept, **environment}, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    assert ended.returncode == 0, ended.stdout
+    return ended.stdout
+
+
+@pytest.mark.soak
+@pytest.mark.mounts
+def test_no_network_no_home_and_no_temporary_folder(tiny, tmp_path: Path) -> None:
+    nowhere = "/proc/no-such-folder"
+    said = alone(tiny, ["unshare", "--net", "--map-root-user"], HOME=nowhere, TMPDIR=nowhere)
+    assert "finished at step 6" in said and "Traceback" not in said
+    assert state(tmp_path / "runs" / "a")["status"] == "finished"
+
+
+CLOCK = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <time.h>
+int clock_gettime(clockid_t clock, struct timespec *now) {
+    static int calls;
+    int (*real)(clockid_t, struct timespec *) = dlsym(RTLD_NEXT, "clock_gettime");
+    int result = real(clock, now);
+    if (clock == CLOCK_REALTIME && (++calls / 50) % 2) now->tv_sec -= 86400;
+    return result;
+}
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.compiler
+def test_a_clock_that_jumps_a_day_back_and_forth(tiny, tmp_path: Path) -> None:
+    (tmp_path / "clock.c").write_text(CLOCK)
+    shim = str(tmp_path / "clock.so")
+    subprocess.run(["g++", "-xc", "-shared", "-fPIC", "-o", shim, str(tmp_path / "clock.c"), "-ldl"], check=True)
+    said = alone(tiny, [], LD_PRELOAD=shim)
+    assert "finished at step 6" in said and len(losses(tmp_path / "runs" / "a")) == 6

@@ -1,0 +1,41 @@
+"""What was looked at and what was found: ok, or a warning or a failure with the fix. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from data.errors import ExitCode
+
+
+class Level(StrEnum):
+    ok = "ok"
+    warn = "warn"
+    fail = "fail"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """topic: what was looked at; fix: what to type or set; code: with which a command leaves when this is a failure."""
+
+    level: Level
+    topic: str
+    text: str
+    fix: str = ""
+    code: ExitCode = ExitCode.HARDWARE
+
+    def __str__(self) -> str:
+        fix = f"\n{'':19}→ {self.fix}" if self.fix else ""
+        return f"{self.level:<5} {self.topic:<13}{self.text}{fix}"
+
+
+def ok(topic: str, text: str) -> Finding:
+    return Finding(Level.ok, topic, text)
+
+
+def warn(topic: str, text: str, fix: str) -> Finding:
+    return Finding(Level.warn, topic, text, fix)
+
+
+def fail(topic: str, text: str, fix: str = "", code: ExitCode = ExitCode.HARDWARE) -> Finding:
+    return Finding(Level.fail, topic, text, fix, code)
