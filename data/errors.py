@@ -69,6 +69,11 @@ def nearest(word: str, choices: Iterable[str]) -> str:
     return f" Did you mean '{close[0]}'?" if close else ""
 
 
+def first_line(error: BaseException) -> str:
+    """What an error of a library says, to go on after it: its first line without the full stop, else its name."""
+    return (str(error).splitlines() or [""])[0].rstrip(".") or type(error).__name__
+
+
 def run(main: Callable[[], None]) -> None:
     """Run a command: a UserError becomes one message on stderr and its exit code, Ctrl-C becomes 130.
 

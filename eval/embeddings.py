@@ -20,7 +20,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -29,14 +29,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from data.errors import ConfigError, DataError, HardwareError
+from data.errors import ConfigError, DataError
 from eval.encode import Encoder, check_finite
 from eval.memory import trim
 from eval.progress import progress
 from train.agreement import from_rank_0, rank_0_only
 from train.checkpoint import named_tensors
 from train.distributed import World
-from train.files import sync, write_json
+from train.files import sync, writable, write_json
 from train.run_state import locked
 
 VECTORS, IDS, STATE = "embeddings.npy", "ids.txt", "state.json"
@@ -223,7 +223,7 @@ class _Folder:
 
     def opened(self, ids: Ids, stack: ExitStack, say: Callable[[str], None]) -> int:
         """How many windows are done. Holds the folder until `stack` closes. On rank 0."""
-        with _disk(self.folder):
+        with writable(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(self.folder, "folder"))
             state = self._state()
@@ -285,7 +285,7 @@ class _Folder:
     def _write(self, start: int, vectors: np.ndarray) -> None:
         stored = _stored(vectors, self.settings["dtype"])
         path, rows = self.folder / VECTORS, self.settings["items"]
-        with _disk(self.folder):
+        with writable(self.folder):
             if start == 0:
                 self._create(path, (rows, stored.shape[1]), stored.dtype)
             with path.open("r+b") as file:
@@ -324,15 +324,6 @@ def _line(name: str) -> bytes:
     if b"\n" in line:
         raise DataError(f"the id {name!r} has a line break, and {IDS} holds one id a line")
     return line + b"\n"
-
-
-@contextmanager
-def _disk(folder: Path) -> Iterator[None]:
-    """Failures of the disk in our words."""
-    try:
-        yield
-    except OSError as error:
-        raise HardwareError(f"{folder} cannot be written: {error.strerror or error}") from error
 
 
 def _printed(line: str) -> None:

@@ -32,7 +32,6 @@ import numpy as np
 
 from data.config import DataConfig, MiningConfig
 from data.corpus import Corpus
-from data.errors import HardwareError
 from data.question_passage import TokenizeTexts, passage_texts, question_texts
 from data.questions import Questions
 from eval.answers import prepared
@@ -42,7 +41,7 @@ from eval.index import Hits, Index
 from eval.pair_scores import PairScores
 from train.agreement import agreed, rank_0_only
 from train.distributed import World, gather_objects
-from train.files import sync, write_json
+from train.files import sync, writable, write_json
 
 MINED, SUMMARY = "mined.jsonl", "mined.json"
 FORMAT = 1
@@ -306,12 +305,12 @@ def _written(path: Path, world: World) -> Iterator[Callable[[bytes], None]]:
 
     def write(lines: bytes) -> None:
         assert file is not None
-        with _named(path):
+        with writable(path):
             file.write(lines)
 
     def close() -> None:
         assert file is not None
-        with _named(path):
+        with writable(path):
             file.close()
             sync(temporary)
             os.replace(temporary, path)
@@ -327,18 +326,10 @@ def _written(path: Path, world: World) -> Iterator[Callable[[bytes], None]]:
 
 
 def _opened(temporary: Path) -> BinaryIO:
-    with _named(temporary):
+    with writable(temporary):
         temporary.parent.mkdir(parents=True, exist_ok=True)
         (temporary.parent / SUMMARY).unlink(missing_ok=True)  # of what is about to be replaced
         return temporary.open("wb")
-
-
-@contextmanager
-def _named(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise HardwareError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def _summarised(
@@ -348,7 +339,7 @@ def _summarised(
     summary = {"format": FORMAT, **totals, "left_out": dict(sorted(counts.items())), "settings": asdict(config)}
 
     def write_whole() -> None:
-        with _named(out / SUMMARY):
+        with writable(out / SUMMARY):
             write_json(out / SUMMARY, {**summary, "identity": identity, "sha256": digest(out / MINED)})
 
     rank_0_only(world, write_whole)

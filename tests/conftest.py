@@ -41,6 +41,22 @@ def tiny(models: Path, tmp_path: Path) -> Callable[[dict[str, Any]], list[str]]:
     return lambda keys: tiny_arguments(models, tmp_path / "runs", keys)
 
 
+@pytest.fixture
+def canary(tmp_path: Path) -> Iterator[Path]:
+    """A file that is not there, neither before nor after."""
+    yield tmp_path / "canary"
+    assert not list(tmp_path.rglob("canary*"))
+
+
+@pytest.fixture(autouse=True)
+def own_mask() -> Iterator[None]:
+    """A command that runs inside a test (data.errors.run) hides its files from others; the next test's are its own."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    yield
+    os.umask(mask)
+
+
 def _found(program: str) -> bool:
     return shutil.which(program) is not None
 

@@ -8,13 +8,13 @@ import pickle
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from helpers_bert import write as write_bert
+from helpers_canary import Canary
 from helpers_cli import ROOT
 from test_imports import FILES, SOURCES
 from test_slurm import sbatch, shell
@@ -133,23 +133,6 @@ def test_what_scripts_compute_with_are_numbers(tmp_path: Path) -> None:
 
 
 # Weights of others ---------------------------------------------------------------------------------------------------
-
-
-class Canary:
-    """Whoever unpickles it makes a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return open, (str(self.path), "w")
-
-
-@pytest.fixture
-def canary(tmp_path: Path) -> Iterator[Path]:
-    """A file that is not there, neither before nor after."""
-    yield tmp_path / "canary"
-    assert not (tmp_path / "canary").exists()
 
 
 def test_the_canary_sings(tmp_path: Path) -> None:

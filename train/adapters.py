@@ -6,9 +6,8 @@ import copy
 
 from torch import nn
 
-from data.errors import ConfigError
+from data.errors import ConfigError, first_line
 from train.config import TextTowerConfig
-from train.tower import first_line
 
 
 def add_adapters(encoder: nn.Module, config: TextTowerConfig) -> None:

@@ -20,8 +20,8 @@ from threading import Thread, current_thread, main_thread
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from data.errors import ExitCode, HardwareError, UserError
-from train.distributed import World, first_line, init_world, shutdown
+from data.errors import ExitCode, HardwareError, UserError, first_line
+from train.distributed import World, init_world, shutdown
 
 MOMENT = 2.0  # seconds in which the others sign; a broken collective breaks for all of them at about the same time
 LOST = ("gloo", "pair closure", "onnection closed", "onnection reset")  # in messages that have no type of their own

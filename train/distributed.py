@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from data.errors import HardwareError
+from data.errors import HardwareError, first_line
 
 T = TypeVar("T")
 
@@ -96,7 +96,3 @@ def all_reduce_sum(values: Tensor, world: World) -> Tensor:
 def any_rank(flag: bool, world: World) -> bool:
     """Whether `flag` holds on any rank; the same answer everywhere."""
     return bool(all_reduce_sum(torch.tensor([float(flag)], device=world.device), world) > 0)
-
-
-def first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

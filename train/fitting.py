@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -85,18 +85,14 @@ def run_on(world: World, config: TrainConfig) -> str:
         plan = _plan(config, parts, start.state, world)
         logger = rank_0_only(world, lambda: _logger(config, tracking, folder, parts, plan, start)) or Logger()
         stack.enter_context(logger)
-        logger.print(_first_words(found, start, folder, plan, config))
-        if config.task is Task.question_passage and "excluded" not in OBJECTIVES[config.objective.name].takes:
-            logger.print(
-                f"objective={config.objective.name} takes pairs only: what is right for another question of the batch "
-                "as well counts as its negative; clip, info_nce, dpr and siglip leave it out"
-            )
-        if isinstance(parts.data.dataset, Stream):
-            left_off = start.state and start.state.facts["stream"]
-            logger.print(parts.data.dataset.begin(world.rank, world.size, config.data.workers, left_off))
+        for line in _first_words(found, start, parts, plan, config, world):
+            logger.print(line)
         record = stack.enter_context(recorded(folder if world.rank == 0 else None, plan.first_step, plan.total_steps))
         stop = stack.enter_context(StopRequest())
-        should_stop = lambda: any_rank(stop.requested, world)  # noqa: E731
+
+        def should_stop() -> bool:
+            return any_rank(stop.requested, world)
+
         encode = build_encoder(config, parts.model, world, should_stop)
         evaluation = Evaluation(
             parts.evaluators,
@@ -242,13 +238,25 @@ def _health(step: TrainStep, config: TrainConfig) -> dict[str, float]:
     return {**of_embeddings, **duplicates(*step.keys), **saturation(step.scalars)}
 
 
-def _first_words(origin: Origin, start: Start, folder: Path, plan: Plan, config: TrainConfig) -> str:
-    goal = f"{folder}: {plan.total_steps} steps of {config.global_batch_size}"
+def _first_words(
+    origin: Origin, start: Start, parts: Parts, plan: Plan, config: TrainConfig, world: World
+) -> Iterator[str]:
+    """Where the run begins, and what its reader should know before it does."""
+    goal = f"{run_folder(config)}: {plan.total_steps} steps of {config.global_batch_size}"
     if start.state:
         seen = f", which has seen {start.state.facts['samples_seen']:,} samples" if start.counted_anew else ""
         more = f", with {start.more_samples:,} more samples" if start.more_samples else ""
-        return f"{goal}, going on at step {plan.first_step} from {origin.resume}{seen}{more}"
-    return f"{goal}, beginning with the weights of {origin.weights}" if origin.weights else goal
+        yield f"{goal}, going on at step {plan.first_step} from {origin.resume}{seen}{more}"
+    else:
+        yield f"{goal}, beginning with the weights of {origin.weights}" if origin.weights else goal
+    if config.task is Task.question_passage and "excluded" not in OBJECTIVES[config.objective.name].takes:
+        yield (
+            f"objective={config.objective.name} takes pairs only: what is right for another question of the batch as "
+            "well counts as its negative; clip, info_nce, dpr and siglip leave it out"
+        )
+    if isinstance(parts.data.dataset, Stream):
+        left_off = start.state and start.state.facts["stream"]
+        yield parts.data.dataset.begin(world.rank, world.size, config.data.workers, left_off)
 
 
 def _plan(config: TrainConfig, parts: Parts, state: CheckpointState | None, world: World) -> Plan:

@@ -8,11 +8,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from data.errors import ConfigError, nearest
+from data.errors import ConfigError, first_line, nearest
 from data.transforms import ImageSpec
 from train.config import ImageTower, ModelConfig
 from train.open_clip_pair import OpenClipPair
-from train.tower import Tower, first_line, freeze
+from train.tower import Tower, freeze
 
 HALF = (0.5, 0.5, 0.5)
 GROUP = 8  # channels per group of the normalisation of the small tower

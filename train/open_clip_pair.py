@@ -12,11 +12,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from data.errors import ConfigError, nearest
+from data.errors import ConfigError, first_line, nearest
 from data.transforms import ImageSpec
 from train.config import ImageTower, ModelConfig, TextTower
 from train.published import refuse_code, refuse_code_of, snapshot
-from train.tower import Tower, first_line
+from train.tower import Tower
 
 # Class of a trunk → its attribute that leads into the shared space, and whether it takes None there or wants a module
 PROJECTIONS = {

@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from data.errors import ConfigError
-from train.tower import first_line
+from data.errors import ConfigError, first_line
 
 READ = ["*.json", "*.txt", "*.model", "*.safetensors"]
 

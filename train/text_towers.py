@@ -12,14 +12,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from data.errors import ConfigError
+from data.errors import ConfigError, first_line
 from train.adapters import add_adapters
 from train.config import ModelConfig, TextTower
 from train.memo import cut_length
 from train.open_clip_pair import OpenClipPair
 from train.pooled import Pooled
 from train.published import refuse_code, split_revision
-from train.tower import Tower, first_line, freeze
+from train.tower import Tower, freeze
 
 Tokenize = Callable[[list[str]], Tensor]
 LONGEST = 512  # tokens, for a model that names no limit

@@ -78,10 +78,6 @@ def freeze(trunk: nn.Module, parts: Sequence[nn.Module], count: int) -> None:
             parameter.requires_grad_(True)
 
 
-def first_line(error: Exception) -> str:
-    return str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
-
-
 def _is_frozen(module: nn.Module) -> bool:
     """It has parameters and none of them trains."""
     parameters = list(module.parameters())

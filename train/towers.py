@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data.errors import ConfigError
+from data.errors import ConfigError, first_line
 from data.transforms import ImageSpec
 from train.config import ModelConfig, Task
 from train.image_towers import build_image_tower
 from train.open_clip_pair import OpenClipPair, open_clip_names
 from train.text_towers import build_encoder, build_text_tower
-from train.tower import Tower, TwoTower, first_line
+from train.tower import Tower, TwoTower
 
 TOKENS_REFUSED = "model.text: this tower cannot take its tokenizer's tokens"
 

@@ -22,7 +22,7 @@ from queue import Full, Queue
 from typing import Any, Protocol
 from urllib.parse import urlparse
 
-from data.errors import ConfigError
+from data.errors import ConfigError, first_line
 from data.secrets import without_credentials
 from train.config import TrackingConfig, Wandb
 from train.progress import Record
@@ -217,7 +217,3 @@ def answers(url: str, seconds: float) -> bool:
     thread.start()
     thread.join(seconds)
     return bool(answered)
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0].rstrip(".") or type(error).__name__

@@ -8,13 +8,12 @@ import pickle
 import shutil
 import stat
 import tarfile
-from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from helpers_canary import Canary
 from helpers_cli import ROOT, Commands
 from helpers_shards import picture
 from helpers_tiny import QUIET, records, refused
@@ -24,23 +23,6 @@ from data.index import index_shard
 from train.checkpoint import FORMAT
 
 SMALL = {**QUIET, "steps": 2, "global_batch_size": 8, "eval.suite": "[]"}
-
-
-class Canary:
-    """Whoever unpickles it makes a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return open, (str(self.path), "w")
-
-
-@pytest.fixture
-def canary(tmp_path: Path) -> Iterator[Path]:
-    """A file that is not there, neither before nor after."""
-    yield tmp_path / "canary"
-    assert not list(tmp_path.rglob("canary*"))
 
 
 @pytest.fixture
