@@ -48,18 +48,18 @@ dyad_install() { # into the environment $2, made with the interpreter $1: the co
 }
 
 dyad_setup() {
-    local python tag shared extras faiss=cpu stamp site
+    local python tag shared extras faiss=cpu stamps site
     python=$(dyad_python) || return
     if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then faiss=gpu; fi
     extras=("${DYAD_FAISS:-$faiss}" "$@")
     tag=$("$python" -c 'import hashlib, sys; v = sys.version_info
 print(hashlib.sha256(open("requirements.lock", "rb").read()).hexdigest()[:12], f"py{v[0]}{v[1]}", sep="-")')
     shared=${DYAD_VENV:-${XDG_CACHE_HOME:-$HOME/.cache}/dyad/$tag}
-    stamp=$shared/.extras-$(IFS=-; echo "${extras[*]}")
-    if [ ! -e "$stamp" ]; then
+    stamps=("${extras[@]/#/$shared/.has-}") # one for each extra that is in it
+    if ! ls "${stamps[@]}" >/dev/null 2>&1; then
         echo "Installing the dependencies into $shared (once per lock file; minutes) …" >&2
         dyad_install "$python" "$shared" "${extras[@]}" || return
-        touch "$stamp"
+        touch "${stamps[@]}"
     fi
     if [ "$(cat .venv/.dyad 2>/dev/null)" != "$PWD $shared" ]; then
         rm -rf .venv
