@@ -1,8 +1,8 @@
 """When processes lose each other: one of them says it, in one line, and names who did not come.
 
-Whoever fails first leaves word in the store through which all have met: torchrun's, or that of rank 0. Who then finds
-a collective broken signs there too, waits a moment for the others, and reads: a cause that another one tells already,
-or who has not signed.
+Whoever fails first breaks off and leaves word in the store through which all have met: torchrun's, or that of rank 0.
+Who then finds a collective broken breaks off and signs there too, waits a moment for the others, and reads: a cause that
+another one tells already, or who has not signed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from data.errors import ExitCode, HardwareError, UserError, first_line
-from train.distributed import World, init_world, shutdown
+from train.distributed import World, break_off, init_world, shutdown
 
 MOMENT = 2.0  # seconds in which the others sign; a broken collective breaks for all of them at about the same time
 LOST = ("gloo", "pair closure", "onnection closed", "onnection reset")  # in messages that have no type of their own
@@ -57,6 +57,7 @@ def in_contact(world: World, place: Callable[[], str] = lambda: "a collective") 
         if world.size == 1 or isinstance(error, LostContact | KeyboardInterrupt) or _is_of_all(error):
             raise
         _obey_no_more()
+        break_off()
         if _is_loss(error):
             raise _loss(world, place(), first_line(error), _meeting(world)) from None
         meeting = _meeting(world, Cause(world.rank, _exit_code(error), _text(error)))

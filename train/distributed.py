@@ -58,11 +58,18 @@ def shutdown(broken: bool = False) -> None:
     from accelerate import PartialState
 
     if dist.is_available() and dist.is_initialized():
+        if broken:
+            break_off()
         with suppress(RuntimeError):  # a broken group cannot be left in order
-            if broken and dist.group.WORLD is not None:
-                dist.group.WORLD.abort()
             dist.destroy_process_group()
     PartialState._reset_state()
+
+
+def break_off() -> None:
+    """Close the connections of the group: who waits for this process in a collective learns that it does not come."""
+    if dist.group.WORLD is not None:
+        with suppress(RuntimeError):  # broken already
+            dist.group.WORLD.abort()
 
 
 def barrier(world: World) -> None:

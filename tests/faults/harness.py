@@ -86,9 +86,17 @@ class Job(ABC):
         self.until(lambda: logged(self.run, step), f"step {step}")
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait for something that a living job does."""
-        wait_for(lambda: condition() or self.codes() is not None, what, 300)
-        assert condition(), f"ended before {what}:\n{self.said()}"
+        """Wait for something that a living job does. It may be undone at once: seen is seen."""
+        seen = False
+
+        def seen_or_ended() -> bool:
+            nonlocal seen
+            ended = self.codes() is not None
+            seen = condition()
+            return seen or ended
+
+        wait_for(seen_or_ended, what, 300)
+        assert seen, f"ended with {self.codes()} before {what}:\n{self.said()}"
 
     def signal(self, number: signal.Signals, rank: int | None = None) -> None:
         """To one rank, or to every process."""

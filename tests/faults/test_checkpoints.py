@@ -115,6 +115,7 @@ def test_the_disk_is_full_while_a_run_saves(jobs: Jobs, tmp_path: Path) -> None:
         job.until(lambda: "cannot write checkpoint" in job.said(), "a failed save")
         said = next(line for line in job.said().splitlines() if "cannot write checkpoint" in line)
         assert "No space left" in said and "bytes, " in said and "The run goes on; the next is due at step " in said
+        fill(filler)  # what the failed save has left
         job.until(lambda: "metrics.jsonl takes no more lines" in job.said(), "a line that finds no room")
         kept, gone_on = newest_whole(job.run), len(job.said().splitlines()) + 20
         job.until(lambda: len(job.said().splitlines()) > gone_on, "more steps")
@@ -140,7 +141,7 @@ def test_the_disk_is_full_while_a_run_saves(jobs: Jobs, tmp_path: Path) -> None:
 
 def fill(path: Path) -> None:
     """Take all the room there is."""
-    with path.open("wb", buffering=0) as file:
+    with path.open("ab", buffering=0) as file:
         for size in (1 << 20, 1 << 10, 1):
             try:
                 while True:
