@@ -1,8 +1,8 @@
 """When processes lose each other: one of them says it, in one line, and names who did not come.
 
 Whoever fails first breaks off and leaves word in the store through which all have met: torchrun's, or that of rank 0.
-Who then finds a collective broken breaks off and signs there too, waits a moment for the others, and reads: a cause that
-another one tells already, or who has not signed.
+Who then finds a collective broken breaks off and signs there too, waits a moment for the others, and reads: a cause
+that another one tells already, or who has not signed.
 """
 
 from __future__ import annotations
