@@ -22,11 +22,12 @@ import numpy as np
 
 from data.errors import DataError
 from data.kept import folders, forget_others, keep
-from data.scan import Problem, Sample, Scan, scan_tar
+from data.scan import MAX_BYTES, Problem, Sample, Scan, scan_tar
 from data.scan_rows import Rows, RowScan, scan_array, scan_lines, scan_table
 from data.storage import Stat, open_stream, shard_name, stat
 
 FORMAT = 1
+LARGEST = max(MAX_BYTES.values())
 STATS_AT_ONCE = 16  # a remote one takes a round trip
 BYTES_PER_PROCESS = 64 << 20  # below this a scan is over before a process has started
 SCANS: dict[str, Callable[[BinaryIO], Scan | RowScan]] = {
@@ -43,8 +44,12 @@ MEMBER = np.dtype([("offset", "<i8"), ("size", "<u4"), ("suffix", "<u2")])
 
 @dataclass(frozen=True)
 class Table:
-    """Where every sample of a shard lies: rows (samples + 1,) of ROW, members of MEMBER, keys as one run of UTF-8."""
+    """Where every sample of a shard lies: rows (samples + 1,) of ROW, members of MEMBER, keys as one run of UTF-8.
 
+    Nothing is checked before it is used, so that a shard opens at once; somebody else may have made the index.
+    """
+
+    index: ShardIndex
     rows: np.ndarray
     members: np.ndarray
     keys: np.ndarray
@@ -53,11 +58,16 @@ class Table:
         return int(self.rows[row]["crc32"])
 
     def places(self, row: int) -> list[tuple[int, int, int]]:
-        """(offset, size, number of the suffix) of each member, in file order."""
-        return self.members[int(self.rows[row]["member"]) : int(self.rows[row + 1]["member"])].tolist()
+        """(offset, size, number of the suffix) of each member, in file order. DataError when they cannot be."""
+        found = self.members[int(self.rows[row]["member"]) : int(self.rows[row + 1]["member"])].tolist()
+        ends, suffixes = self.index.size, len(self.index.suffixes)
+        if not found or not all(0 <= o <= ends - size and size <= LARGEST and n < suffixes for o, size, n in found):
+            raise self.index.damaged(f"row {row} leads nowhere")
+        return found
 
     def key(self, row: int) -> str:
-        return self.keys[int(self.rows[row]["key"]) : int(self.rows[row + 1]["key"])].tobytes().decode("utf-8")
+        found = self.keys[int(self.rows[row]["key"]) : int(self.rows[row + 1]["key"])]
+        return found.tobytes().decode("utf-8", "replace")
 
 
 @dataclass(frozen=True)
@@ -83,9 +93,12 @@ class ShardIndex:
             raw = np.asarray(np.load(self.table_file, mmap_mode="r", allow_pickle=False))
             end = (self.samples + 1) * ROW.itemsize
             rows, members, keys = np.split(raw, [end, end + self.members * MEMBER.itemsize])
-            return Table(rows.view(ROW), members.view(MEMBER), keys)
+            return Table(self, rows.view(ROW), members.view(MEMBER), keys)
         except (OSError, ValueError) as error:
-            raise DataError(f"{self.table_file}: the index of {self.path} is damaged ({error}); delete it.") from error
+            raise self.damaged(error) from error
+
+    def damaged(self, how: object) -> DataError:
+        return DataError(f"{self.table_file}: the index of {self.path} is damaged ({how}); delete it.")
 
 
 def index_shard(path: str) -> ShardIndex:
@@ -241,7 +254,13 @@ def _from_json(path: str, folder: Path, stored: dict[str, Any]) -> ShardIndex:
     stored["suffixes"] = tuple(stored["suffixes"])
     stored["problems"] = tuple(Problem(**problem) for problem in stored["problems"])
     stored["table_file"] = str(folder / Path(stored["table_file"]).name)
-    return ShardIndex(path=path, **stored)
+    index = ShardIndex(path=path, **stored)
+    counts = (index.size, index.samples, index.members, index.problem_count, *index.ignored.values())
+    names = (index.name, index.mtime, index.sha256, *index.suffixes, *index.ignored)
+    numbers = all(type(n) is int and n >= 0 for n in counts)
+    if not numbers or not all(isinstance(name, str) for name in names) or index.samples > index.size:
+        raise TypeError("no index of ours")
+    return index
 
 
 def _store(path: str, found: Stat, scan: Scan | RowScan, sha256: str) -> ShardIndex:

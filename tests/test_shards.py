@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import random
 import tempfile
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -315,3 +316,42 @@ def test_index_json_is_plain(tmp_path: Path) -> None:
     described = json.loads(stored(path).read_text())
     assert described["name"] == "a.tar" and described["samples"] == 2 and described["suffixes"] == ["png", "txt"]
     assert described["size"] == path.stat().st_size and "path" not in described
+
+
+# ---- indexes of others ---------------------------------------------------------------------------------------------
+
+
+def read_all(path: Path) -> list[dict[str, bytes]]:
+    shards = opened(path)
+    return [shards.read(n) for n in range(len(shards))]
+
+
+def test_offsets_that_cannot_be_are_refused_and_never_another_pair_read(tmp_path: Path) -> None:
+    path = write_pairs(tmp_path / "a.tar", 5)
+    right = read_all(path)
+    (table,) = (tmp_path / ".index").glob("*.npy")
+    sound, dice, refused = table.read_bytes(), random.Random(0), 0
+    for _ in range(100):
+        damaged = bytearray(sound)
+        for _ in range(dice.choice((1, 3, 20))):
+            damaged[dice.randrange(128, len(damaged))] = dice.randrange(256)
+        table.write_bytes(damaged)
+        try:
+            assert [set(s.values()) for s in read_all(path)] == [set(s.values()) for s in right]
+        except (DataError, SampleError):
+            refused += 1
+    assert refused > 60
+
+
+@pytest.mark.parametrize("value", [None, "x", -1, 1.5, 10**30, [], {}, [1], True, {"a": "b"}], ids=repr)
+def test_facts_of_the_wrong_kind_are_no_index(tmp_path: Path, value: object) -> None:
+    path = write_pairs(tmp_path / "a.tar", 5)
+    right = read_all(path)
+    described = tmp_path / ".index" / "a.tar.json"
+    sound = described.read_text()
+    for fact in json.loads(sound):
+        described.write_text(json.dumps({**json.loads(sound), fact: value}))
+        try:
+            assert read_all(path) == right  # indexed anew, or of no consequence
+        except DataError as error:
+            assert "damaged" in str(error) or fact in ("problem_count", "problems"), (fact, error)
