@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import RawArray, active_children, parent_process
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
@@ -147,8 +148,11 @@ class Crew:
         try:
             with _alarm(seconds if self.size else 0, lambda: self._late(number % self.size, seconds)):
                 yield
-        except Exception:  # torch catches ours and raises one of its own
+        except Exception as error:  # torch catches ours and raises one of its own
             self._raise()
+            if isinstance(error, OSError | EOFError):  # the connections of a dying one close before it is gone
+                wait([process.sentinel for process in self.processes], LOOK)
+                self.miss()
             raise
 
     def _raise(self) -> None:

@@ -57,7 +57,7 @@ def substituted(run: Path) -> dict[float, float]:
 
 def told(outcome: Outcome, code: int, *words: str) -> None:
     """All ranks left with this code, and one of them said why, in one message."""
-    assert set(outcome.codes) == {code} and not outcome.orphans, outcome
+    assert set(outcome.codes) == {code} and not outcome.orphans, (outcome.codes, outcome.orphans, outcome.out)
     assert outcome.out.count("error:") == 1 and "Traceback" not in outcome.out, outcome.out
     assert all(word in outcome.out for word in words), outcome.out
 

@@ -10,9 +10,8 @@ from pathlib import Path
 from signal import SIGKILL
 from typing import Any
 
-import numpy as np
 import pytest
-from harness import EPOCH, Job, Jobs, digest, every_sample_once_an_epoch, newest_whole
+from harness import Job, Jobs, digest, every_sample_once_an_epoch, newest_whole
 from helpers_tiny import QUIET, VAL, logged, losses, state, without_timings
 
 
@@ -98,12 +97,13 @@ def test_everything_is_killed_25_times(jobs: Jobs) -> None:
 
 @pytest.mark.soak
 def test_everything_is_killed_25_times_on_one_two_and_four_processes(jobs: Jobs) -> None:
-    keys = {**QUIET, "steps": 150, "checkpoint.every": 4}
+    """Sums of other processes round otherwise. At this rate of learning that stays as small as it is; at five times as
+    much training itself makes it larger, to 1e-3 after 100 steps, with or without kills."""
+    keys = {**QUIET, "steps": 150, "checkpoint.every": 4, "optim.lr": 1e-4}
     undisturbed = jobs.run(1, {**keys, "run.name": "undisturbed"})
     killed = kill_again_and_again(jobs, (1, 2, 4), keys, 25)
     every_sample_once_an_epoch(killed, 150)
-    assert losses(killed)[:50] == pytest.approx(losses(undisturbed)[:50], rel=1e-5)
-    assert np.mean(losses(killed)[-EPOCH:]) == pytest.approx(np.mean(losses(undisturbed)[-EPOCH:]), rel=1e-3)
+    assert losses(killed) == pytest.approx(losses(undisturbed), rel=1e-5)
 
 
 @pytest.mark.soak
