@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
 from typing import Any
@@ -139,15 +140,27 @@ def test_the_disk_is_full_while_a_run_saves(jobs: Jobs, tmp_path: Path) -> None:
         assert len(losses(again.run)) == newest_whole(again.run) == state(again.run)["step"]
 
 
-def fill(path: Path) -> None:
-    """Take all the room there is."""
+@pytest.mark.mounts
+def test_the_disk_is_full_at_the_start(jobs: Jobs, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 1 << 20) as disk:
+        keys = {**KEYS, "steps": 4, "run.dir": disk / "runs"}
+        fill(disk / "filler")
+        refused(jobs.start(1, keys).ends(), 4, "cannot be written: No space left on device")
+        (disk / "filler").unlink()
+        fill(disk / "filler", leave=200_000)  # for all but a checkpoint
+        trained = jobs.start(1, keys).ends()
+        assert trained.codes == [4] and "error: cannot write checkpoint" in trained.out, trained.out
+        assert not list((disk / "runs" / "a" / "checkpoints").iterdir())
+
+
+def fill(path: Path, leave: int = 0) -> None:
+    """Take all the room there is but `leave` bytes."""
     with path.open("ab", buffering=0) as file:
         for size in (1 << 20, 1 << 10, 1):
-            try:
+            with suppress(OSError):
                 while True:
                     file.write(b"\0" * size)
-            except OSError:
-                continue
+        file.truncate(file.tell() - leave)
 
 
 def test_the_batch_is_another_one(jobs: Jobs) -> None:
