@@ -1,10 +1,14 @@
 """Checkpoints: bit-identical, checked before loading, whole or not there."""
 
 import json
+import os
 import resource
 import signal
+import sys
+from collections.abc import Callable
+from itertools import count, takewhile
 from pathlib import Path
-from shutil import copy
+from shutil import copy, copytree, rmtree
 from typing import cast
 
 import pytest
@@ -240,6 +244,54 @@ def test_what_a_killed_save_leaves_is_cleared_up(saved: Path) -> None:
     assert find(saved, lambda line: None) == folder(saved, 6)
     assert not list(checkpoints.glob(".*"))
     tidy(saved / "nowhere")
+
+
+def killed_in(work: Callable[[], object], folder: Path, moment: int, most: int) -> bool:
+    """Do it in a process that is killed -9 as it touches the `moment`th path in the folder, or the kernel kills as it
+    writes a file beyond `most` bytes. False: it got to its end."""
+    child = os.fork()
+    if child == 0:
+        touched = 0
+
+        def watch(event: str, arguments: tuple[object, ...]) -> None:
+            nonlocal touched
+            if event.startswith(("open", "os.", "shutil.")) and arguments and str(folder) in str(arguments[0]):
+                touched += 1
+                if touched > moment:
+                    signal.raise_signal(signal.SIGKILL)
+
+        sys.addaudithook(watch)
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+        work()
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
+
+
+@pytest.mark.parametrize("step", [6, 8], ids=["again", "next"])
+def test_killed_anywhere_in_a_save_one_whole_checkpoint_is_the_newest(saved: Path, step: int) -> None:
+    new, old, run = Run(1).state(step), load(folder(saved, 6)), saved / "run"
+
+    def outcome(moment: int, most: int) -> tuple[bool, bool]:
+        """Whether the save was killed, and whether its checkpoint is the one that is found."""
+        copytree(saved / "checkpoints", run / "checkpoints")
+        killed = killed_in(lambda: save(run, new, keep=1), run, moment, most)
+        tidy(run)
+        found = find(run, pytest.fail)
+        assert found is not None and not list((run / "checkpoints").glob(".*"))
+        state = load(found)
+        is_new = same(state.model, new.model)
+        assert is_new or (same(state.model, old.model) and same(state.optimizer, old.optimizer))
+        rmtree(run)
+        return killed, is_new
+
+    endless = 1 << 30
+    touched = list(takewhile(lambda fate: fate[0], (outcome(moment, endless) for moment in count())))
+    written = list(takewhile(lambda fate: fate[0], (outcome(endless, 400 * n) for n in count())))
+    assert len(touched) > 10 and {is_new for _, is_new in touched} == {False, True}
+    assert len(written) > 3 and not any(is_new for _, is_new in written)
+    assert outcome(endless, endless) == (False, True)
 
 
 def test_a_save_that_fails_leaves_the_older_checkpoints(saved: Path) -> None:
