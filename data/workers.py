@@ -151,7 +151,10 @@ class Crew:
         except Exception as error:  # torch catches ours and raises one of its own
             self._raise()
             if isinstance(error, OSError | EOFError):  # the connections of a dying one close before it is gone
-                wait([process.sentinel for process in self.processes], LOOK)
+                dying = wait([process.sentinel for process in self.processes], LOOK)
+                for process in self.processes:
+                    if process.sentinel in dying:
+                        process.join()
                 self.miss()
             raise
 

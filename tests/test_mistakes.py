@@ -15,6 +15,7 @@ EMOJI = "experiment=emoji"
 # kind: what is typed, and what the answer names: the key, the value, the fix
 MISTAKES = {
     "unknown key": ([EMOJI, "stepz=3"], ["stepz", "'steps'"]),
+    "unknown group": ([EMOJI, "objectve=clip"], ["objectve", "'objective'?"]),
     "key of another trainer": ([EMOJI, "output_dir=x"], ["output_dir", "'run.dir'"]),
     "flag of another trainer": ([EMOJI, "--learning-rate", "1e-3"], ["--learning-rate", "'optim.lr=1e-3'"]),
     "switch of another trainer": ([EMOJI, "--fp16"], ["--fp16", "'precision=fp16'"]),

@@ -155,7 +155,8 @@ def _check_override(word: str, key: str, value: str, known: Iterable[str]) -> No
             hint = nearest(value, choices[key])
             raise ConfigError(f"{key}={value}: no such choice.{hint} Choices: {', '.join(choices[key])}{own}")
     elif key not in known and not any(k.startswith(key + ".") for k in known):
-        raise ConfigError(f"unknown key '{key}'.{_nearest_key(key, known)} All keys: python -m train --cfg job")
+        nearest_key = _nearest_key(key, [*choices, *known])
+        raise ConfigError(f"unknown key '{key}'.{nearest_key} All keys: python -m train --cfg job")
     elif word.startswith("+"):
         raise ConfigError(f"'{word}': write it without '+'; every key already exists")
 

@@ -31,7 +31,8 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         self._before = {number: signal.signal(number, self._note) for number in ASKING}
-        self.requested = START.end()
+        if START.end():  # not an assignment: one that came since the line above is noted already
+            self.requested = True
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -58,8 +59,8 @@ class Start:
         woken, self._waking = socket.socketpair()
         self._waking.setblocking(False)
         signal.set_wakeup_fd(self._waking.fileno(), warn_on_full_buffer=False)
-        for number in EARLY:
-            signal.signal(number, lambda *_: None)
+        for number in EARLY:  # the thread may hear of one later than the loop takes over
+            signal.signal(number, lambda *_: self._asked.set())
         Thread(target=self._watch, args=(woken, self._asked, self._over), daemon=True).start()
 
     def stop_requested(self) -> bool:
@@ -76,10 +77,11 @@ class Start:
 
     @staticmethod
     def _watch(woken: socket.socket, asked: Event, over: Event) -> None:
-        while number := woken.recv(1):
-            if number[0] in EARLY:
-                asked.set()
-                break
+        with woken:
+            while number := woken.recv(1):
+                if number[0] in EARLY:
+                    asked.set()
+                    break
         if number and not over.wait(PATIENCE):
             try:
                 leave(ExitCode.REQUEUE)

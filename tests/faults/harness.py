@@ -115,6 +115,7 @@ class Job(ABC):
             orphans = [_read(Path(f"/proc/{pid}/cmdline")) for pid in self.processes()]
         finally:
             self.kill()
+        print(f"{self.codes()} after {seconds:.1f} s")
         return Outcome(self.codes() or [], self.said(), seconds, orphans)
 
     def kill(self) -> None:

@@ -1,0 +1,53 @@
+"""A request to stop is never lost, whenever it comes. With whole jobs: tests/faults/test_signals.py."""
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from train import signals
+from train.signals import ASKING, Start, StopRequest
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in ASKING}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+class Late(Start):
+    """A request comes just as the loop takes over."""
+
+    def end(self) -> bool:
+        signal.raise_signal(signal.SIGTERM)
+        return super().end()
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("number", signals.EARLY)
+def test_in_the_last_moment_of_the_start(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
+    for _ in range(200):
+        monkeypatch.setattr(signals, "START", Start())
+        signals.START.begin()
+        signal.raise_signal(number)
+        with StopRequest() as stop:
+            assert stop.requested
+
+
+@pytest.mark.usefixtures("handlers")
+def test_while_the_loop_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(200):
+        monkeypatch.setattr(signals, "START", Late())
+        signals.START.begin()
+        with StopRequest() as stop:
+            assert stop.requested
+
+
+@pytest.mark.usefixtures("handlers")
+def test_who_is_not_asked_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "START", Start())
+    signals.START.begin()
+    with StopRequest() as stop:
+        assert not stop.requested
