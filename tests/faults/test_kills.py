@@ -109,23 +109,25 @@ def test_everything_is_killed_25_times_on_one_two_and_four_processes(jobs: Jobs)
 @pytest.mark.soak
 def test_killed_every_few_seconds_nothing_piles_up(jobs: Jobs) -> None:
     """Memory and open files of the last start over its steps, shared memory of all; weights as those of no kill."""
-    keys = {"steps": 500, "checkpoint.every": 10, "data.workers": 1}
+    keys = {"steps": 1500, "checkpoint.every": 10, "data.workers": 1}
     undisturbed = jobs.run(2, {**keys, "run.name": "undisturbed"})
-    dice, processes = random.Random(), set[int]()
+    dice, processes, kills = random.Random(), set[int](), 0
     while True:
         job = jobs.start(2, keys)
         job.until(lambda: has_begun(job), "its start")  # noqa: B023
         begun = newest_whole(job.run)
         job.reaches(begun + 15)
         processes |= set(job.processes())
-        if begun >= 250:
+        if begun >= 1000:
             break
-        time.sleep(dice.uniform(5, 15))
+        end = time.monotonic() + dice.uniform(5, 15)
+        job.until(lambda: time.monotonic() > end or logged(job.run, 1000), "its time")  # noqa: B023
         job.kill()
+        kills += 1
     early = held(job.ranks()[0])
-    job.reaches(490)
+    job.reaches(1400)
     late = held(job.ranks()[0])
-    print("bytes and open files", early, late)
+    print(kills, "kills; bytes and open files", early, late)
     assert late[0] < 1.05 * early[0] and late[1] <= early[1]
     assert job.ends(within=600).codes == [0, 0]
     assert digest(job.run) == digest(undisturbed)
