@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from data.errors import ConfigError, DataError
 from eval.encode import Encoder, check_finite
 from eval.memory import trim
-from eval.progress import progress
+from eval.progress import printed, progress
 from train.agreement import from_rank_0, rank_0_only
 from train.checkpoint import named_tensors
 from train.distributed import World
@@ -122,7 +122,7 @@ def encode_corpus(
         else:
             assert ids is not None, "a folder needs ids"
             store = _Folder(folder, settings, world)
-            first = from_rank_0(world, lambda: store.opened(ids, stack, say or _printed)) * size
+            first = from_rank_0(world, lambda: store.opened(ids, stack, say or printed)) * size
         if first < len(items):
             tell = say if world.rank == 0 else _nothing
             hear = stack.enter_context(progress(f"Encode {side}", len(items), first, tell))
@@ -324,10 +324,6 @@ def _line(name: str) -> bytes:
     if b"\n" in line:
         raise DataError(f"the id {name!r} has a line break, and {IDS} holds one id a line")
     return line + b"\n"
-
-
-def _printed(line: str) -> None:
-    print(line, flush=True)
 
 
 def _nothing(line: str) -> None:

@@ -30,7 +30,7 @@ def progress(
         nonlocal spoke
         if time.monotonic() - spoke >= EVERY:
             spoke = time.monotonic()
-            (say or _printed)(f"{what} [{now:>{len(str(total))}}/{total} ({100 * now // total}%)] {facts(now)}")
+            (say or printed)(f"{what} [{now:>{len(str(total))}}/{total} ({100 * now // total}%)] {facts(now)}")
 
     if say is not None or not on_terminal():
         yield line
@@ -44,5 +44,5 @@ def progress(
         yield lambda now: bar.update(task, completed=now, facts=facts(now))
 
 
-def _printed(line: str) -> None:
+def printed(line: str) -> None:
     print(line, flush=True)

@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data.errors import DataError, HardwareError
+from data.errors import DataError
 from data.secrets import without_credentials
 from train.config import Task
+from train.files import writable
 from train.headlines import PASSAGE_METRICS
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def write(
     from train.files import write_json
 
     written = [folder / f"{content['dataset']}.json"]
-    try:
+    with writable(folder):
         folder.mkdir(parents=True, exist_ok=True)
         write_json(written[0], content)
         for end, write_to in files.items():
@@ -68,8 +69,6 @@ def write(
                 written.append(path)
             except DataError as error:
                 print(f"left out: {error}", file=sys.stderr)
-    except OSError as error:
-        raise HardwareError(f"{folder} cannot be written: {error.strerror or error}") from error
     return written
 
 

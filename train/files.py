@@ -31,8 +31,9 @@ def replace(path: Path, content: bytes) -> None:
         temporary.write_bytes(content)
         sync(temporary)
         os.replace(temporary, path)
-    except OSError:
+    except OSError as error:
         temporary.unlink(missing_ok=True)
+        error.filename = str(path)  # what the user knows
         raise
     sync(path.parent)
 

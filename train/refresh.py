@@ -23,7 +23,7 @@ from time import perf_counter
 
 from data.batch import Batch
 from data.corpus import Corpus
-from data.errors import DataError, HardwareError
+from data.errors import DataError
 from data.negatives import Mined
 from data.question_passage import QuestionPassage
 from eval.encode import Encoder
@@ -31,7 +31,7 @@ from eval.mining import MINED, SUMMARY, digest, embedded, mine
 from train import checkpoint
 from train.agreement import rank_0_first, rank_0_only
 from train.distributed import World
-from train.files import remove
+from train.files import remove, writable
 
 FOLDER, EMBEDDINGS = "negatives", "embeddings"
 BLOCK = 256  # texts encoded at a time: eval.block may be another after a restart, and would change the last bits
@@ -144,10 +144,8 @@ def _problem(folder: Path) -> str:
 
 
 def _copy(source: Path, target: Path) -> None:
-    try:
+    with writable(target):
         target.mkdir(parents=True, exist_ok=True)
         for name in (MINED, SUMMARY):
             if (source / name).is_file():
                 shutil.copyfile(source / name, target / name)
-    except OSError as error:
-        raise HardwareError(f"{target} cannot be written: {error.strerror or error}") from error

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from data import errors
 from data.command_line import help_text, parse_options
-from data.errors import ConfigError, HardwareError
+from data.errors import ConfigError
 from data.notices import Notice, notices
 from data.secrets import public_path
 from eval.config import ReportCommand
@@ -23,7 +23,7 @@ from eval.report.curves import Chart, evaluation_charts, health_charts, number, 
 from eval.report.gallery import KINDS, briefly, cases
 from eval.report.run_folder import RunFolder, read_run
 from eval.report.signs import signs
-from train.files import replace
+from train.files import replace, writable
 from train.headlines import classes, finite
 
 PURPOSE = """\
@@ -57,10 +57,8 @@ def write_report(run: Path, out: Path | None = None) -> Path:
     """
     content = render(read_run(run)).encode("utf-8", "replace")
     path = run / NAME if out is None else out
-    try:
+    with writable(path):
         replace(path, content)
-    except OSError as error:
-        raise HardwareError(f"{path} cannot be written: {error.strerror or error}") from error
     return path
 
 
