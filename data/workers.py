@@ -27,6 +27,7 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from data.connections import connections
 from data.errors import HardwareError, UserError
 
 T = TypeVar("T")
@@ -249,16 +250,17 @@ def at(item: int) -> None:
 def _begin(notes: Any, worker: int) -> None:
     global _note
     _on_duty.clear()
+    for inherited in list(connections()):  # they would stay open when our parent closes them, or dies
+        inherited.let_go()
     signal.pthread_sigmask(signal.SIG_BLOCK, FROM_OUTSIDE)
     threading.Thread(target=_wait_for_parent, daemon=True).start()
     _note = partial(notes.__setitem__, worker)
 
 
 def _wait_for_parent() -> None:
-    """Go when it says so, or is gone. In a thread of its own, since only a waiting one is told who sent a signal.
+    """Go when it says so, or is gone: torch's own watch looks every five seconds.
 
-    A killed parent's connections to other ranks stay open in us, who inherited them: the others wait until we go, and
-    torch's own watch looks every five seconds.
+    In a thread of its own, since only a waiting one is told who sent a signal.
     """
     parent = parent_process()
     assert parent is not None

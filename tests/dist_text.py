@@ -77,7 +77,7 @@ def main() -> None:
                 for chunk_size in (None, 2):
                     check(shared, further, sizes, chunk_size, world)
     print(f"rank {world.rank}: all checks hold", flush=True)
-    shutdown()
+    shutdown(world)
 
 
 if __name__ == "__main__":

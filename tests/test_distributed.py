@@ -25,7 +25,7 @@ def outside(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     yield
-    shutdown()
+    shutdown(World())
 
 
 def test_alone_without_a_launcher() -> None:
@@ -39,7 +39,7 @@ def test_alone_without_a_launcher() -> None:
 
 def test_a_run_can_follow_a_run_in_one_process() -> None:
     assert init_world(timeout=5, cpu=True) == init_world(timeout=5, cpu=True)
-    shutdown()
+    shutdown(World())
     assert init_world(timeout=5, cpu=True).size == 1
 
 

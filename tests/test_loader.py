@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -206,6 +207,23 @@ def test_a_worker_ends_when_its_parent_says_so(dataset, order) -> None:
     worker.terminate()
     worker.join(timeout=60)
     assert worker.exitcode == 0
+
+
+def test_a_connection_ends_when_it_is_closed_here_whatever_workers_there_are(dataset, order) -> None:
+    """They inherit it: another rank would wait for a process that has broken off."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    ours = socket.create_connection(listener.getsockname())
+    theirs, _ = listener.accept()
+    theirs.settimeout(30)
+    iterator = load(dataset, order, workers=2)
+    found = [next(iterator), next(iterator)]  # of each worker one: both have begun
+    ours.close()
+    listener.close()
+    assert theirs.recv(1) == b""
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(theirs.getsockname(), timeout=30)
+    theirs.close()
+    assert len([*found, *iterator]) == 9
 
 
 # ---- workers that are lost -----------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from data.errors import ExitCode, HardwareError, UserError, first_line
 from train.distributed import World, break_off, init_world, shutdown
 
 MOMENT = 2.0  # seconds in which the others sign; a broken collective breaks for all of them at about the same time
+STEP = 10.0  # seconds that one with a cause to tell waits: the others may be in the middle of a step
 LOST = ("gloo", "pair closure", "onnection closed", "onnection reset")  # in messages that have no type of their own
 
 
@@ -39,9 +40,9 @@ def together(timeout: float) -> Iterator[World]:
         with in_contact(world):
             yield world
     except BaseException as error:
-        shutdown(broken=not _is_of_all(error))
+        shutdown(world, broken=not _is_of_all(error))
         raise
-    shutdown()
+    shutdown(world)
 
 
 @contextmanager
@@ -57,7 +58,7 @@ def in_contact(world: World, place: Callable[[], str] = lambda: "a collective") 
         if world.size == 1 or isinstance(error, LostContact | KeyboardInterrupt) or _is_of_all(error):
             raise
         _obey_no_more()
-        break_off()
+        break_off(world)
         if _is_loss(error):
             raise _loss(world, place(), first_line(error), _meeting(world)) from None
         meeting = _meeting(world, Cause(world.rank, _exit_code(error), _text(error)))
@@ -84,7 +85,7 @@ class Meeting:
 
 
 def _meeting(world: World, cause: Cause | None = None) -> Meeting:
-    """Sign, and wait until all have, MOMENT seconds at most. cause: an error of this rank's own.
+    """Sign, wait until all have, and part when all have read. cause: an error of this rank's own.
 
     In a thread, which is left behind when the store hangs. Rank 0, which may be its host, waits as all others.
     """
@@ -97,18 +98,30 @@ def _meeting(world: World, cause: Cause | None = None) -> Meeting:
                 return  # a block inside this one was here
             if cause:
                 store.compare_set("cause", "", json.dumps(asdict(cause)))
-            store.append("signed", f"{world.rank},")  # pyright: ignore[reportAttributeAccessIssue]
+            _sign(store, "signed", world.rank)
             while len(meeting.signed) < world.size and time.monotonic() < end:
-                meeting.signed = {int(rank) for rank in store.get("signed").decode().split(",") if rank}
+                meeting.signed = _signed(store, "signed")
                 if store.check(["cause"]):
                     meeting.cause = Cause(**json.loads(store.get("cause")))
                 time.sleep(0.02)
+            _sign(store, "read", world.rank)
+            while len(_signed(store, "read")) < len(meeting.signed) and time.monotonic() < end:
+                time.sleep(0.02)
 
-    end = time.monotonic() + MOMENT
+    patience = STEP if cause else MOMENT
+    end = time.monotonic() + patience
     thread = Thread(target=meet, daemon=True)
     thread.start()
-    thread.join(MOMENT + 1)
+    thread.join(patience + 1)
     return meeting
+
+
+def _sign(store: Store, page: str, rank: int) -> None:
+    store.append(page, f"{rank},")  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _signed(store: Store, page: str) -> set[int]:
+    return {int(rank) for rank in store.get(page).decode().split(",") if rank}
 
 
 def _store() -> Store:

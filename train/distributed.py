@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from data.connections import Connection, connections
 from data.errors import HardwareError, first_line
 
 T = TypeVar("T")
@@ -19,13 +20,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class World:
-    """rank of size processes; local_rank on this machine; the device of this rank; group: None means all ranks."""
+    """rank of size processes; local_rank on this machine; the device of this rank; group: None means all ranks.
+
+    links: gloo's connections to the others.
+    """
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
     device: torch.device = torch.device("cpu")
     group: dist.ProcessGroup | None = None
+    links: tuple[Connection, ...] = ()
 
 
 def init_world(timeout: float, cpu: bool = False) -> World:
@@ -45,28 +50,33 @@ def init_world(timeout: float, cpu: bool = False) -> World:
             f"{place}: {processes} processes on a machine with {gpus} GPU(s). Start one for each GPU, or hide them: "
             "CUDA_VISIBLE_DEVICES="
         )
+    before = set(connections())
     try:
         state = PartialState(cpu=cpu, timeout=timedelta(seconds=timeout))
     except (RuntimeError, ValueError, OSError) as error:
         raise HardwareError(f"{place}: cannot join the other processes: {first_line(error)}") from error
     assert state.device is not None
-    return World(state.process_index, state.num_processes, state.local_process_index, state.device)
+    store = int(os.environ.get("MASTER_PORT", "0"))  # where all have met: to be asked when the group is broken
+    links = tuple(link for link in set(connections()) - before if store not in link.ports)
+    return World(state.process_index, state.num_processes, state.local_process_index, state.device, links=links)
 
 
-def shutdown(broken: bool = False) -> None:
+def shutdown(world: World, broken: bool = False) -> None:
     """Leave the group, so that the next run of this process can join one. broken: without waiting for the others."""
     from accelerate import PartialState
 
     if dist.is_available() and dist.is_initialized():
         if broken:
-            break_off()
+            break_off(world)
         with suppress(RuntimeError):  # a broken group cannot be left in order
             dist.destroy_process_group()
     PartialState._reset_state()
 
 
-def break_off() -> None:
+def break_off(world: World) -> None:
     """Close the connections of the group: who waits for this process in a collective learns that it does not come."""
+    for link in world.links:  # gloo has no way to do it: its abort() ends only what this process waits for
+        link.cut()
     if dist.group.WORLD is not None:
         with suppress(RuntimeError):  # broken already
             dist.group.WORLD.abort()

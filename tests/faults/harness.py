@@ -115,7 +115,7 @@ class Job(ABC):
             orphans = [_read(Path(f"/proc/{pid}/cmdline")) for pid in self.processes()]
         finally:
             self.kill()
-        print(f"{self.codes()} after {seconds:.1f} s")
+        print(f"{self.codes()} after {seconds:.1f} s\n{self.said()}")  # an assertion shows it shortened
         return Outcome(self.codes() or [], self.said(), seconds, orphans)
 
     def kill(self) -> None:

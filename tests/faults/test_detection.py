@@ -76,14 +76,16 @@ def test_a_rank_of_a_launched_job_is_stopped(jobs: Jobs) -> None:
     assert outcome.out.count("error: rank 0 of 4 did not come to") == 1
 
 
-def test_an_error_of_one_rank_alone(jobs: Jobs) -> None:
-    job = with_fault(jobs, 3, LONG, "crash@7", ON="1")
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_of_one_rank_alone(jobs: Jobs, rank: int) -> None:
+    """Also of the one where all met, whose loader processes have inherited its connections."""
+    job = with_fault(jobs, 3, {**LONG, "data.workers": 1}, "crash@7", ON=str(rank))
     job.reaches(6)
     outcome = job.ends(within=30)
     assert outcome.codes == [1, 1, 1] and not outcome.orphans
     assert outcome.out.count("Traceback") == outcome.out.count("ValueError: a bug of one rank") == 1
     assert "error:" not in outcome.out
-    assert state(job.run)["error"].endswith("rank 1: ValueError: a bug of one rank")
+    assert state(job.run)["error"].endswith(f"{f'rank {rank}: ' if rank else ''}ValueError: a bug of one rank")
     assert newest_whole(job.run) == 5
 
 
