@@ -7,7 +7,7 @@ from pathlib import Path
 
 from data.command_line import Verb, dispatch
 from data.errors import run
-from data.options import BuildOptions, CheckOptions, IndexOptions, PackOptions, UnpackOptions
+from data.verbs.options import BuildOptions, CheckOptions, IndexOptions, PackOptions, UnpackOptions
 
 PURPOSE = """Data for both tasks: list what is in it and what is broken, check it, make and convert it.
   pictures and captions    shards: .tar files (webdataset), packed from CSV, Parquet, JSON-lines or a folder
@@ -19,41 +19,41 @@ CLOSING = "Quote braces and globs. Exit codes: 0 ok, 2 a command that cannot wor
 
 
 def index(arguments: list[str], options: IndexOptions) -> None:
-    from data.listing import list_shards
     from data.rows import SUFFIXES
     from data.sources import SUFFIXES as SHARDS
     from data.sources import parse_sources
+    from data.verbs.listing import list_shards
 
     rows = any(argument.endswith((".json", ".tsv")) for argument in arguments)  # else a manifest.json is none of them
     list_shards(parse_sources(arguments, "SOURCE", SUFFIXES if rows else SHARDS), options)
 
 
 def check(arguments: list[str], options: CheckOptions) -> None:
-    from data.check import check_shards
-    from data.check_questions import check_passages, check_questions
-    from data.inputs import Kind, kind_of
+    from data.verbs.check import check_shards
+    from data.verbs.check_questions import check_passages, check_questions
+    from data.verbs.inputs import Kind, kind_of
 
     checks = {Kind.pictures: check_shards, Kind.questions: check_questions, Kind.passages: check_passages}
     checks[kind_of(arguments)](arguments, options)
 
 
 def pack(arguments: list[str], options: PackOptions) -> None:
-    from data.convert import convert, convert_passages
-    from data.inputs import Kind, kind_of
-    from data.pack import pack_pairs
+    from data.verbs.convert import convert, convert_passages
+    from data.verbs.inputs import Kind, kind_of
+    from data.verbs.pack import pack_pairs
 
     packs = {Kind.pictures: pack_pairs, Kind.questions: convert, Kind.passages: convert_passages}
     packs[kind_of(arguments)](arguments[0], options)
 
 
 def unpack(arguments: list[str], options: UnpackOptions) -> None:
-    from data.unpack import unpack as unpack_file
+    from data.verbs.unpack import unpack as unpack_file
 
     unpack_file(arguments[0], options)
 
 
 def build(arguments: list[str], options: BuildOptions) -> None:
-    from data import build as builder
+    from data.recipes import sets as builder
 
     builder.build(arguments[0], Path(options.out) if options.out else None, options.check)
 

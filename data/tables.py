@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import ConfigError, DataError, nearest
-from data.options import PackOptions
 from data.scan import PICTURES
+from data.verbs.options import PackOptions
 
 IMAGE_FIELDS = ("image", "filepath", "image_path", "file_name", "filename", "path")
 CAPTION_FIELDS = ("caption", "title", "text", "captions", "texts", "sentences")

@@ -17,8 +17,8 @@ from eval.config import Baseline, EvalCommand
 if TYPE_CHECKING:
     from eval.encode import Encoder
     from train.config import TrainConfig
-    from train.distributed import World
-    from train.towers import Model
+    from train.distributed.world import World
+    from train.towers.build import Model
 
 PURPOSE = """\
 Evaluate a trained model: retrieval of pictures, texts and passages, zero-shot classification. One JSON per data set,
@@ -90,8 +90,8 @@ def evaluate(command: EvalCommand, run: Path, checkpoint: Path, specs: Sequence[
     from eval.results import facts, print_tables, result, write
     from eval.suite import build_evaluators
     from eval.trained import load_trained
-    from train.agreement import rank_0_first, rank_0_only
-    from train.contact import together
+    from train.distributed.agreement import rank_0_first, rank_0_only
+    from train.distributed.contact import together
     from train.evaluation import written_report
 
     trained = load_trained(run, checkpoint)
@@ -145,7 +145,7 @@ def untrained(config: TrainConfig) -> Model:
     """The model of the run's model.* and seed before any training, also before that of a run it took init_from."""
     import torch
 
-    from train.towers import build_model
+    from train.towers.build import build_model
 
     torch.manual_seed(config.seed)
     return build_model(config.model, config.task)

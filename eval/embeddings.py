@@ -33,11 +33,11 @@ from data.errors import ConfigError, DataError
 from eval.encode import Encoder, check_finite
 from eval.memory import trim
 from eval.progress import printed, progress
-from train.agreement import from_rank_0, rank_0_only
-from train.checkpoint import named_tensors
-from train.distributed import World
+from train.distributed.agreement import from_rank_0, rank_0_only
+from train.distributed.world import World
 from train.files import sync, writable, write_json
-from train.run_state import locked
+from train.runs.checkpoint import named_tensors
+from train.runs.run_state import locked
 
 VECTORS, IDS, STATE = "embeddings.npy", "ids.txt", "state.json"
 FORMAT = 1

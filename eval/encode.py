@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from data.image_text import Items
-    from train.distributed import World
+    from train.distributed.world import World
 
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -31,8 +31,8 @@ from torch import Tensor
 
 from eval.index_spec import Spec, has_gpu, load_faiss
 from eval.memory import forget_pages
-from train.agreement import from_rank_0
-from train.distributed import World
+from train.distributed.agreement import from_rank_0
+from train.distributed.world import World
 
 MEMORY, EXACT_ON_CPU = 2**30, 2**26  # bytes of a shard
 BLOCK = 1024  # queries

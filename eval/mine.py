@@ -92,9 +92,9 @@ def negatives(command: MineCommand, config: TrainConfig, run: Path, checkpoint: 
     from eval.mining import MINED, embedded, mine
     from eval.pair_scores import read_pair_scores
     from eval.trained import load_trained
-    from train.agreement import agreed, rank_0_first
-    from train.contact import together
-    from train.fitting import build_encoder
+    from train.distributed.agreement import agreed, rank_0_first
+    from train.distributed.contact import together
+    from train.parts import build_encoder
 
     trained = load_trained(run, checkpoint)
     out = Path(command.out).expanduser() if command.out else run / "mined"

@@ -39,8 +39,8 @@ from eval.embeddings import encode_corpus, identity_of
 from eval.encode import Encoder
 from eval.index import Hits, Index
 from eval.pair_scores import PairScores
-from train.agreement import agreed, rank_0_only
-from train.distributed import World, gather_objects
+from train.distributed.agreement import agreed, rank_0_only
+from train.distributed.world import World, gather_objects
 from train.files import sync, writable, write_json
 
 MINED, SUMMARY = "mined.jsonl", "mined.json"

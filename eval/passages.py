@@ -30,7 +30,7 @@ from eval.question_sets import Passages, QuestionSet
 from eval.score_histogram import score_histogram, spread
 from eval.scores import Judge, Values, chance, differences, summarised
 from eval.trec import CUTOFFS, Context, Run, beir_result, ranked, write_dpr, write_qrels, write_run
-from train.agreement import from_rank_0, rank_0_only
+from train.distributed.agreement import from_rank_0, rank_0_only
 from train.files import write_json
 
 SYSTEMS = ("model", "bm25", "untrained")  # whose answers a case shows side by side

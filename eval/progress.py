@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-from train.progress import on_terminal
+from train.tracking.progress import on_terminal
 
 EVERY = 30.0  # seconds between two lines
 

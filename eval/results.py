@@ -12,7 +12,7 @@ from data.errors import DataError
 from data.secrets import without_credentials
 from train.config import Task
 from train.files import writable
-from train.headlines import PASSAGE_METRICS
+from train.tracking.headlines import PASSAGE_METRICS
 
 if TYPE_CHECKING:
     from eval.encode import Evaluator, Report

@@ -28,8 +28,8 @@ from eval.config import Truth
 from eval.encode import Encoder, Evaluator, Report
 from eval.score_histogram import score_histogram, spread
 from eval.thumbnails import Thumbnails
-from train.agreement import rank_0_only
-from train.distributed import World, all_reduce_sum
+from train.distributed.agreement import rank_0_only
+from train.distributed.world import World, all_reduce_sum
 
 if TYPE_CHECKING:
     from data.image_text import RetrievalSet

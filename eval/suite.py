@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from data.shards import Shards
     from eval.encode import Encoder, Evaluator
     from eval.passages import PassageSide
-    from train.towers import ImageTextModel, Model
+    from train.towers.build import ImageTextModel, Model
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def _wds(entry: Entry, shards: Shards, inputs: Inputs) -> Evaluator:
 
 
 def _pictures_and_texts(inputs: Inputs) -> ImageTextModel:
-    from train.towers import ImageTextModel
+    from train.towers.build import ImageTextModel
 
     assert isinstance(inputs.model, ImageTextModel)
     return inputs.model

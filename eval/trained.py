@@ -14,12 +14,12 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from data.errors import ConfigError, nearest
-from train.compose import typed
+from train.command.compose import typed
 from train.config import TrainConfig
 from train.losses.config import CONFIGS
 
 if TYPE_CHECKING:
-    from train.towers import Model
+    from train.towers.build import Model
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def find_run(path: str, note: Callable[[str], None] = note) -> tuple[Path, Path]
         beside = [p.name for p in folder.parent.iterdir()] if folder.parent.is_dir() else []
         raise ConfigError(f"'{path}' is no folder.{nearest(folder.name, beside)} Give a run folder, e.g. runs/NAME")
 
-    from train.checkpoint import locate
+    from train.runs.checkpoint import locate
 
     checkpoint = locate(folder, note)
     return (folder if checkpoint != folder else folder.resolve().parent.parent), checkpoint
@@ -59,8 +59,8 @@ def find_run(path: str, note: Callable[[str], None] = note) -> tuple[Path, Path]
 def load_trained(run: Path, checkpoint: Path) -> Trained:
     """Raises DataError when the checkpoint is damaged, ConfigError when it does not fit the run's configuration."""
     from data.image_text import image_spec
-    from train.checkpoint import load_weights, restore_weights, step_of
-    from train.towers import ImageTextModel, build_model
+    from train.runs.checkpoint import load_weights, restore_weights, step_of
+    from train.towers.build import ImageTextModel, build_model
 
     config = read_config(run)
     weights = load_weights(checkpoint)

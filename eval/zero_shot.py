@@ -20,7 +20,7 @@ from eval.cases import Item
 from eval.encode import Encoder, Evaluator, Report
 from eval.retrieval import STRIP, Labels, Matches, Ranking, Way, count_ranks
 from eval.thumbnails import Thumbnails
-from train.agreement import rank_0_only
+from train.distributed.agreement import rank_0_only
 
 if TYPE_CHECKING:
     from torch import Tensor

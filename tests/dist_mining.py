@@ -10,7 +10,7 @@ from data.config import MiningConfig
 from data.errors import UserError
 from eval import mining
 from eval.mining import mine
-from train.distributed import World, broadcast_object
+from train.distributed.world import World, broadcast_object
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from helpers_eval import clustered
 
 from eval import index
 from eval.index import Hits, Index, recall_against_exact, search
-from train.distributed import World
+from train.distributed.world import World
 
 SPECS = ("Flat", "IVF16,Flat;nprobe=2", "IVF16,PQ4x4;nprobe=4", "HNSW8;efSearch=32")
 

@@ -35,8 +35,8 @@ from torch.nn.parallel import DistributedDataParallel
 from data.batch import Batch
 from data.errors import UserError
 from train.config import OptimConfig
-from train.contact import LostContact, in_contact
-from train.distributed import (
+from train.distributed.contact import LostContact, in_contact
+from train.distributed.world import (
     World,
     all_reduce_sum,
     any_rank,
@@ -46,7 +46,7 @@ from train.distributed import (
     shutdown,
 )
 from train.step import TrainStep
-from train.tower import TwoTower
+from train.towers.tower import TwoTower
 
 B = 8
 PER_ROW = [0, 0, 0, 0, 3, 1, 0, 2]  # further columns: none of the first rank

@@ -13,11 +13,11 @@ from helpers_step import LOGIT_SCALE, OverAllColumns, dense_gradients, dense_gra
 from torch import Tensor, nn
 
 from data.batch import Batch, Extra
-from train import pooled
 from train.config import Pooling
-from train.distributed import World, init_world, shutdown
-from train.pooled import Pooled
-from train.tower import Tower, TwoTower
+from train.distributed.world import World, init_world, shutdown
+from train.towers import pooled
+from train.towers.pooled import Pooled
+from train.towers.tower import Tower, TwoTower
 
 
 class Encoder(nn.Module):

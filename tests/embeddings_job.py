@@ -22,7 +22,7 @@ from data.question_passage import passage_texts
 from eval.embeddings import Embeddings, SizedItems, encode_corpus, identity_of
 from eval.encode import Encoder
 from eval.index import search
-from train.distributed import World
+from train.distributed.world import World
 
 ITEMS, WINDOW, BLOCK = 20_000, 2048, 128
 WORDS = 500

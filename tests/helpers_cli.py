@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 # _dynamo: the first step of an optimiser would import it
 HEAVY = """torch._dynamo open_clip transformers.models.auto transformers.models.bert.modeling_bert accelerate rich.table
-PIL.WebPImagePlugin hydra._internal.hydra train.compose train.fitting train.export.__main__ eval.suite
+PIL.WebPImagePlugin hydra._internal.hydra train.command.compose train.fitting train.export.__main__ eval.suite
 eval.report.__main__ eval.trained""".split()
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from data.config import DataConfig, PassageConfig, QuestionConfig
-from data.convert import convert
-from data.options import PackOptions, Target
 from data.passages import Passage, Question
 from data.questions import open_questions
+from data.verbs.convert import convert
+from data.verbs.options import PackOptions, Target
 
 TARGETS = list(Target)
 TEXT = 'Béla\rsaid: "no"\tor\r\nyes\u2028…'  # what tables, lines and quotes may trip over

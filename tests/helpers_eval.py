@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from eval.encode import Encoder
-from train.distributed import World
+from train.distributed.world import World
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCAL = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))

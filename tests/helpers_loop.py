@@ -14,13 +14,13 @@ import torch
 from torch import nn
 
 from data.batch import Batch
-from train.checkpoint import capture, find, load, restore, tidy
 from train.config import TrackingConfig, Wandb
 from train.loop import Outcome, Plan, fit
-from train.metrics import build_logger
-from train.run_state import locked, recorded
-from train.saving import Saves
+from train.runs.checkpoint import capture, find, load, restore, tidy
+from train.runs.run_state import locked, recorded
+from train.runs.saving import Saves
 from train.signals import StopRequest
+from train.tracking.metrics import build_logger
 
 STEPS, BATCH, WIDTH = 20, 8, 64
 

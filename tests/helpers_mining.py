@@ -19,7 +19,7 @@ from data.corpus import open_corpus
 from data.questions import open_questions
 from eval.mining import Source, mine
 from eval.pair_scores import read_pair_scores
-from train.distributed import World
+from train.distributed.world import World
 
 Fields = Mapping[str, Any]
 

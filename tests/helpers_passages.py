@@ -9,12 +9,12 @@ from pathlib import Path
 import helpers_bert
 import torch
 
-from train.checkpoint import capture, save
-from train.compose import compose_config
+from train.command.compose import compose_config
 from train.config import TrainConfig
 from train.losses import build_objective
-from train.runs import open_run
-from train.towers import build_model
+from train.runs.checkpoint import capture, save
+from train.runs.folder import open_run
+from train.towers.build import build_model
 
 WORDS = (
     "anchor bridge candle desert engine forest garden harbor island jacket kettle ladder market needle orchard".split()

@@ -14,12 +14,12 @@ from helpers_eval import ROOT
 from torch.nn.functional import cross_entropy, normalize
 
 from data.transforms import decode
-from train.checkpoint import capture, save
-from train.compose import compose_config
+from train.command.compose import compose_config
 from train.config import TrainConfig
 from train.losses import build_objective
-from train.runs import open_run
-from train.towers import ImageTextModel, build_image_text
+from train.runs.checkpoint import capture, save
+from train.runs.folder import open_run
+from train.towers.build import ImageTextModel, build_image_text
 
 EMOJI = ROOT / "data" / "samples" / "emoji"
 TINY = {

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from data.batch import Batch, Extra
 from train.config import OptimConfig
-from train.distributed import World
+from train.distributed.world import World
 from train.losses import build_objective
 from train.losses.gather import Layout
 from train.step import StepOptions, TrainStep
-from train.tower import TwoTower
+from train.towers.tower import TwoTower
 
 LOCAL = World()
 LOGIT_SCALE = math.log(1 / 0.07)  # where the objective starts, in float64

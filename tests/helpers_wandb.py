@@ -24,8 +24,8 @@ import os, signal, sys
 from pathlib import Path
 from tests.helpers_report import finished
 from train.config import TrackingConfig, Wandb
-from train.metrics import build_logger
-from train.tracking import decided
+from train.tracking.metrics import build_logger
+from train.tracking.trackers import decided
 folder, mode, wandb_id, first, how, _ = sys.argv[1:]
 folder, first = Path(folder), int(first)
 config = decided(TrackingConfig(wandb=Wandb[mode], project="toys"), folder, print)

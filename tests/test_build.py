@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data import build_emoji
-from data.build import BUILDERS, SAMPLES, SUMS, build, verify
-from data.build_emoji import HELD_OUT, VENDORS, WORDS, write_emoji
-from data.build_hamexam import HAMEXAM
-from data.emoji_names import Concept, IconSet, match
 from data.errors import ConfigError, DataError
-from data.packages import DebianPackage, NpmPackage, Package, fetch, unpack, write_tar
+from data.recipes import emoji as build_emoji
+from data.recipes.emoji import HELD_OUT, VENDORS, WORDS, write_emoji
+from data.recipes.emoji_names import Concept, IconSet, match
+from data.recipes.hamexam import HAMEXAM
+from data.recipes.packages import DebianPackage, NpmPackage, Package, fetch, unpack, write_tar
+from data.recipes.sets import BUILDERS, SAMPLES, SUMS, build, verify
 
 EMOJI = SAMPLES / "emoji"
 TRAINING = [vendor for vendor in VENDORS if vendor != HELD_OUT]

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from data.build import build
-from data.build_beir import residue
-from data.build_hamexam import SPLITS, parse_exam, write_hamexam
-from data.build_wordnet import Synset, parse_synset, write_wordnet
 from data.errors import DataError
+from data.recipes.beir import residue
+from data.recipes.hamexam import SPLITS, parse_exam, write_hamexam
+from data.recipes.sets import build
+from data.recipes.wordnet import Synset, parse_synset, write_wordnet
 
 
 def exam(name: str, right: str, question: str, *options: str, law: str = "") -> str:

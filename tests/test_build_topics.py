@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from data.build import SAMPLES, SUMS, verify
-from data.build_beir import residue
-from data.build_topics import (
+from data.recipes.beir import residue
+from data.recipes.nave import Line, find_names, read_lines, tidy
+from data.recipes.sets import SAMPLES, SUMS, verify
+from data.recipes.sword import plain, read_bible, read_dictionary
+from data.recipes.topics import (
     BIBLE,
     DICTIONARY,
     NAVE,
@@ -27,8 +29,6 @@ from data.build_topics import (
     without_repeats,
     write_topics,
 )
-from data.nave import Line, find_names, read_lines, tidy
-from data.sword import plain, read_bible, read_dictionary
 
 TOPICS = SAMPLES / "topics"
 

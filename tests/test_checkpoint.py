@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from data.errors import ConfigError, DataError, HardwareError
-from train.checkpoint import (
+from train.runs.checkpoint import (
     FORMAT,
     CheckpointState,
     capture,

@@ -9,9 +9,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from data.errors import ConfigError
-from train.compose import CONFIG_DIR, compose_config, groups, keys
+from train.command.compose import CONFIG_DIR, compose_config, groups, keys
+from train.command.usage import COMMON, help_text
 from train.config import TrainConfig
-from train.usage import COMMON, help_text
 
 ROOT = Path(__file__).parent.parent
 CHOICES = [f"{group}={choice}" for group, choices in groups().items() for choice in choices]

@@ -24,11 +24,11 @@ from helpers_convert import (
     write_lines,
 )
 
-from data.convert import convert, convert_passages
 from data.corpus import open_corpus
 from data.errors import ConfigError, DataError
-from data.options import PackOptions, Target
 from data.passages import Passage, Question
+from data.verbs.convert import convert, convert_passages
+from data.verbs.options import PackOptions, Target
 
 HELD = {
     Target.shards: {"ids", "answers", "groups", "titles", "negatives", "lists"},

@@ -18,13 +18,13 @@ from helpers_shards import write_tar
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from data.config import DataConfig, PassageConfig, QuestionConfig
-from data.convert import convert_passages
 from data.corpus import open_corpus
 from data.errors import ConfigError, DataError
-from data.inputs import Kind, kind_of
-from data.options import OnError, PackOptions, Target
 from data.questions import open_questions
 from data.scan import MAX_BYTES
+from data.verbs.convert import convert_passages
+from data.verbs.inputs import Kind, kind_of
+from data.verbs.options import OnError, PackOptions, Target
 
 # ---- bad rows ------------------------------------------------------------------------------------------------------
 
@@ -209,7 +209,7 @@ def test_same_bytes_every_time(tmp_path: Path, target: Target) -> None:
 def test_an_interrupted_run_leaves_nothing(tmp_path: Path) -> None:
     source = write_dpr(tmp_path / "x.json", ROWS)
     program = (
-        "import sys; from data import convert, options;"
+        "import sys; from data.verbs import convert, options;"
         "def stop(*_): raise KeyboardInterrupt\n"
         "convert._index = stop\n"
         "from data.errors import run\n"
@@ -246,7 +246,8 @@ def test_memory_does_not_grow_with_the_number_of_rows(tmp_path: Path) -> None:
             row["query"], row["pos"] = f"question {n}", [f"{n}" + "x" * 9_000]
             file.write(json.dumps(row) + "\n")
     program = (
-        "import resource, sys; from data.convert import convert; from data.options import PackOptions, Target;"
+        "import resource, sys; from data.verbs.convert import convert;"
+        "from data.verbs.options import PackOptions, Target;"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss;"
         "convert(sys.argv[1], PackOptions(out=sys.argv[2] + '/1', to=Target.beir)); before = peak();"
         "convert(sys.argv[3], PackOptions(out=sys.argv[2] + '/2', to=Target.beir)); print(peak() - before)"
@@ -299,6 +300,6 @@ def test_a_long_line_is_not_read_byte_by_byte(tmp_path: Path, monkeypatch: pytes
             reads.append(len(buffer))
             return super().readinto(buffer)
 
-    monkeypatch.setattr("data.inputs.open_stream", Counted)
+    monkeypatch.setattr("data.verbs.inputs.open_stream", Counted)
     assert kind_of([str(source)]) is Kind.questions
     assert 0 < len(reads) < 1000

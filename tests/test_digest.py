@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from train import digest
-from train.digest import bit_sums, code_digest, odd_ones
+from train.distributed import digest
+from train.distributed.digest import bit_sums, code_digest, odd_ones
 
 
 def some(dtype: torch.dtype, *shape: int) -> Tensor:

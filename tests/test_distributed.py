@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from data.errors import ExitCode, HardwareError
-from train.contact import in_contact
-from train.distributed import (
+from train.distributed.contact import in_contact
+from train.distributed.world import (
     World,
     all_reduce_sum,
     any_rank,

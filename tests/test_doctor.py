@@ -15,7 +15,7 @@ from helpers_cli import ROOT
 
 from data.errors import ExitCode
 from data.index import index_shard
-from train.compose import compose_config
+from train.command.compose import compose_config
 from train.config import TrainConfig
 from train.doctor import __main__ as doctor
 from train.doctor import group, machine, run

@@ -24,7 +24,7 @@ from eval.embeddings import encode_corpus, identity_of
 from eval.encode import Encoder
 from eval.index import search
 from train.config import Pooling
-from train.pooled import Pooled
+from train.towers.pooled import Pooled
 
 JOB = ROOT / "tests" / "embeddings_job.py"
 

@@ -29,7 +29,7 @@ from eval import retrieval
 from eval.config import Truth
 from eval.retrieval import Retrieval, count_ranks, match_pairs
 from eval.zero_shot import ZeroShot
-from train.distributed import World
+from train.distributed.world import World
 import numpy as np
 
 retrieval.STRIP = 700

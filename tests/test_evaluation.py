@@ -10,8 +10,8 @@ from helpers_eval import encoder
 
 from eval.encode import Encoder, Evaluator, Report
 from train.evaluation import Evaluation, written_report
-from train.metrics import Logger
-from train.progress import Record
+from train.tracking.metrics import Logger
+from train.tracking.progress import Record
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from train.export.__main__ import export, main
 from train.export.library import Source, in_a_clean_process
 from train.export.open_clip import CHECKPOINT, CONFIG, LIBRARY, WEIGHTS
 from train.losses.config import CONFIGS
-from train.towers import Model, build_image_text
+from train.towers.build import Model, build_image_text
 
 
 @pytest.fixture(scope="module")

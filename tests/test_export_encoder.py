@@ -23,7 +23,7 @@ from train.export.__main__ import export
 from train.export.library import Source
 from train.losses.config import CONFIGS
 from train.losses.options.common import Similarity
-from train.towers import build_text_pair
+from train.towers.build import build_text_pair
 
 QUESTIONS, PASSAGES = ["who", "what is a cat"], ["a cat is an animal", "b " * 50]
 

@@ -28,8 +28,8 @@ from train.export.library import Source, in_a_clean_process
 from train.export.to_tokenizers import CLEANING, to_tokenizers
 from train.losses.config import CONFIGS
 from train.losses.options.common import Similarity
-from train.tower import TwoTower
-from train.towers import Model, build_model
+from train.towers.build import Model, build_model
+from train.towers.tower import TwoTower
 
 TEXTS = ["a", "", "wheel of dharma", "b " * 40, "Grüße, it's <b>9</b>\n\tnew"]
 

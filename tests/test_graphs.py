@@ -11,10 +11,10 @@ import torch
 from helpers_step import LOCAL, batch, same_bits, snapshot, towers, train_step
 from torch import Tensor, nn
 
-from train.distributed import World
+from train.distributed.world import World
 from train.graphs import Cpu, Gpu, Graphs, Room, control_groups_leave
 from train.losses import build_objective
-from train.tower import TwoTower
+from train.towers.tower import TwoTower
 
 ROW = 8 * 8  # bytes the graph of one row saves: Linear, Tanh, Linear in float64, of which tanh's (b, 8) are new
 LOCAL_CPU = Cpu(LOCAL.device)

@@ -17,6 +17,7 @@ WIRING = {
     "train.evaluation",
     "train.fitting",
     "train.origin",
+    "train.parts",
     "train.refresh",
     "train.tasks",
     "train.export.__main__",
@@ -102,7 +103,7 @@ def test_no_word_of_a_task_in_the_loop_the_step_and_the_losses() -> None:
 
 
 def test_configuration_starts_without_heavy_imports() -> None:
-    modules = "train, train.losses, train.config, train.compose, train.usage, train.runs, "
+    modules = "train, train.losses, train.config, train.command.compose, train.command.usage, train.runs.folder, "
     modules += "data, data.config, data.errors, data.sources, eval, eval.config"
     code = f"import sys, {modules}; print(*sorted({HEAVY!r} & set(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)

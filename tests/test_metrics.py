@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from train.config import TrackingConfig, Wandb
-from train.metrics import Logger, build_logger, cut
-from train.progress import Lines
+from train.tracking.metrics import Logger, build_logger, cut
+from train.tracking.progress import Lines
 
 ROOT = Path(__file__).parent.parent
 OFF = TrackingConfig(wandb=Wandb.disabled)
@@ -110,7 +110,7 @@ def test_a_terminal_gets_a_bar(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from tests.test_metrics import OFF, SHAPE, training
-from train.metrics import build_logger
+from train.tracking.metrics import build_logger
 logger = build_logger(Path(sys.argv[1]), OFF, first_step=2, **SHAPE)
 logger.log(4, training(3.0))
 logger.log(4, {"val/image_to_text_R@1": 0.25})

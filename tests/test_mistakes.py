@@ -6,9 +6,9 @@ import pytest
 
 from data.errors import ConfigError
 from train.__main__ import check_arguments
-from train.compose import compose_config, groups, keys
-from train.runs import open_run
-from train.synonyms import ADVICE, SYNONYMS
+from train.command.compose import compose_config, groups, keys
+from train.command.synonyms import ADVICE, SYNONYMS
+from train.runs.folder import open_run
 
 EMOJI = "experiment=emoji"
 

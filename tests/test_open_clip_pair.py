@@ -9,7 +9,7 @@ import torch
 
 from data.errors import ConfigError
 from train.config import ModelConfig
-from train.towers import build_image_text
+from train.towers.build import build_image_text
 
 TEXT = {"context_length": 8, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 1}
 VISION = {"image_size": 32, "layers": 1, "width": 32, "head_width": 16, "patch_size": 16}

@@ -16,11 +16,11 @@ from helpers_shards import picture
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from data.errors import ConfigError, DataError
-from data.options import OnError, PackOptions
-from data.pack import pack_pairs
 from data.pictures import read_header
 from data.shards import Shards, open_shards
 from data.sources import parse_sources
+from data.verbs.options import OnError, PackOptions
+from data.verbs.pack import pack_pairs
 
 
 @pytest.fixture

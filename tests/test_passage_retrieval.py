@@ -24,7 +24,7 @@ from eval.suite import build_evaluators
 from eval.trained import load_trained, read_config
 from eval.trec import Run, measures, ranked, read_qrels, read_run
 from train.config import Task
-from train.towers import build_model
+from train.towers.build import build_model
 
 OURS = {"nDCG@10": "nDCG@10", "Recall@100": "R@100", "MRR@10": "RR@10", "MAP@100": "AP@100", "Success@5": "Success@5"}
 WITHOUT = ["examples=0", "baselines=[]"]

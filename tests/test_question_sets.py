@@ -18,7 +18,7 @@ from eval.__main__ import main
 from eval.question_sets import RowPassages, open_beir, open_dpr, parse_answers
 from eval.suite import check_specs
 from train.__main__ import check
-from train.compose import compose_config
+from train.command.compose import compose_config
 from train.config import Task
 
 PASSAGES = [

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from train.compose import compose_config
+from train.command.compose import compose_config
 
 ROOT = Path(__file__).parent.parent
 TOPICS = ROOT / "data/samples/topics"

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from data.errors import ConfigError
-from train.run_state import locked, recorded
+from train.runs.run_state import locked, recorded
 
 ROOT = Path(__file__).parent.parent
 HOLD = """
 import sys, time
 from pathlib import Path
-from train.run_state import locked
+from train.runs.run_state import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

@@ -12,10 +12,10 @@ import pytest
 from test_checkpoint import MEMORY, Run, folder, same
 
 from data.errors import HardwareError
-from train import checkpoint
-from train.checkpoint import CheckpointState, capture, load
 from train.files import LineFile
-from train.saving import Saves
+from train.runs import checkpoint
+from train.runs.checkpoint import CheckpointState, capture, load
+from train.runs.saving import Saves
 
 
 class Gate:

@@ -27,8 +27,8 @@ from train.config import ModelConfig, OptimConfig, Precision
 from train.losses import build_objective
 from train.optim import build_optimizer, learning_rate
 from train.step import AUTOCAST, TrainStep, _for_scores, noise
-from train.tower import TwoTower
-from train.towers import build_image_text
+from train.towers.build import build_image_text
+from train.towers.tower import TwoTower
 
 TINY = {
     "embed_dim": 16,

@@ -22,7 +22,7 @@ from data.image_text import PairMaker
 from data.sources import parse_sources
 from data.stream import Progress, Reader, Stream, StreamBatch, first_of
 from data.transforms import ImageSpec
-from train.compose import compose_config
+from train.command.compose import compose_config
 from train.config import validate
 
 SPEC = ImageSpec(8, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))

@@ -14,9 +14,9 @@ from data.batch import Bad, Batch
 from data.config import BadSamples, DataConfig
 from data.errors import ConfigError, DataError, SampleError
 from data.substitutes import Substitutes
-from train.distributed import World
-from train.ledger import Ledger
-from train.substituted import Substituted
+from train.distributed.world import World
+from train.runs.ledger import Ledger
+from train.runs.substituted import Substituted
 
 SIZES = [50, 200]
 

@@ -17,17 +17,17 @@ from transformers import AutoModel
 
 from data.batch import Batch
 from data.errors import ConfigError
-from train import pooled
-from train.adapters import merged
-from train.checkpoint import named_tensors
-from train.compose import compose_config
+from train.command.compose import compose_config
 from train.config import ImageTower, ModelConfig, Pooling, Task, TextTower, TextTowerConfig
 from train.losses import build_objective
-from train.pooled import Pooled, alike
+from train.runs.checkpoint import named_tensors
 from train.step import TrainStep
 from train.tasks import build_data
-from train.tower import Tower
-from train.towers import Model, build_model, build_text_pair
+from train.towers import pooled
+from train.towers.adapters import merged
+from train.towers.build import Model, build_model, build_text_pair
+from train.towers.pooled import Pooled, alike
+from train.towers.tower import Tower
 
 TEXTS = ["a", "a red cat", "b " * 9, "c d e " * 6, "x y", "f " * 60, "", "g h i j"] * 6
 

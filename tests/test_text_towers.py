@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, BertModel
 
 from train.config import Pooling, TextTower, TextTowerConfig
-from train.text_towers import package_folder
-from train.tower import Tower
-from train.towers import build_image_text
+from train.towers.build import build_image_text
+from train.towers.text import package_folder
+from train.towers.tower import Tower
 
 
 def states(tower: nn.Module, tokens: Tensor) -> Tensor:

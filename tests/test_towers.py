@@ -30,8 +30,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from train.config import ImageTower, ImageTowerConfig, ModelConfig, Pooling
-from train.tower import Tower
-from train.towers import ImageTextModel, build_image_text, open_clip_state_dict
+from train.towers.build import ImageTextModel, build_image_text, open_clip_state_dict
+from train.towers.tower import Tower
 
 # open_clip ------------------------------------------------------------------------------------------------------------
 

@@ -15,9 +15,9 @@ import pytest
 from test_metrics import ROOT
 
 from data.errors import ConfigError
-from train import tracking
 from train.config import TrackingConfig, Wandb
-from train.tracking import Guest, check_tracking, decided, wandb_mode
+from train.tracking import trackers
+from train.tracking.trackers import Guest, check_tracking, decided, wandb_mode
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_a_package_that_does_not_load_is_said_and_left(no_key: Path, monkeypatch
 def test_a_server_that_does_not_answer_means_offline(
     listens: bool, no_key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracking, "PROBE", 0.2)
+    monkeypatch.setattr(trackers, "PROBE", 0.2)
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     told: list[str] = []
     with socket.socket() as server:
@@ -137,7 +137,7 @@ def test_a_tracker_is_told_everything_in_order() -> None:
 
 @pytest.mark.parametrize("where", ["start", "log 1", "conclude", "close"])
 def test_a_tracker_that_is_stuck_or_broken_is_left_once(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracking, "PATIENCE", 0.2)
+    monkeypatch.setattr(trackers, "PATIENCE", 0.2)
     greeting, rest = (["Toy: behind the door"], ", and the rest is under the mat") if where != "start" else ([], "")
     for toy, reason in ((Toy, "the run has waited 0 s for it"), (Toy, "it fell over")):
         options = {"stuck": where} if "waited" in reason else {"broken": where}
@@ -146,8 +146,8 @@ def test_a_tracker_that_is_stuck_or_broken_is_left_once(where: str, monkeypatch:
 
 
 def test_a_tracker_that_lags_far_behind_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracking, "WAITING", 2)
-    monkeypatch.setattr(tracking, "PATIENCE", 60.0)
+    monkeypatch.setattr(trackers, "WAITING", 2)
+    monkeypatch.setattr(trackers, "PATIENCE", 60.0)
     _, line, left = guest_told(lambda: Toy(stuck="log 0"))
     assert line.startswith("Toy is left out from here: it lags 2 records behind. metrics.jsonl has everything")
     assert left == "left"
@@ -161,7 +161,7 @@ from pathlib import Path
 from tests.helpers_report import finished
 from tests.test_metrics import SHAPE, training
 from train.config import TrackingConfig, Wandb
-from train.metrics import build_logger
+from train.tracking.metrics import build_logger
 folder = Path(sys.argv[1])
 for first, last in ((0, 5), (2, 6)):
     config = TrackingConfig(wandb=Wandb.disabled, tensorboard=True)
@@ -216,7 +216,7 @@ def test_tensorboard_that_is_not_installed_is_said_at_once() -> None:
 import sys
 sys.modules["tensorboard"] = None
 from train.config import TrackingConfig, Wandb
-from train.tracking import check_tracking
+from train.tracking.trackers import check_tracking
 check_tracking(TrackingConfig(wandb=Wandb.disabled, tensorboard=True))
 """
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

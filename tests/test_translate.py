@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from data.errors import ConfigError
-from data.options import PackOptions
-from train import open_clip_flags as flags
-from train.compose import compose_config, groups, keys
+from data.verbs.options import PackOptions
+from train.command import open_clip_flags as flags
+from train.command.compose import compose_config, groups, keys
 from train.config import Precision, TrainConfig, validate
 from train.doctor.translate import Translation, run, translate
 

@@ -23,11 +23,11 @@ from torch import nn
 from data.errors import ConfigError, DataError, shown
 from data.secrets import redacted, without_credentials
 from data.sources import parse_sources
-from train import checkpoint
-from train.compose import check_words, compose_config
+from train.command.compose import check_words, compose_config
 from train.config import Task
-from train.text_towers import _load, package_folder
-from train.towers import build_model
+from train.runs import checkpoint
+from train.towers.build import build_model
+from train.towers.text import _load, package_folder
 
 # What is never called ------------------------------------------------------------------------------------------------
 

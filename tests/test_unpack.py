@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import zstandard
 
-from data import unpack as module
 from data.errors import ConfigError, DataError
-from data.options import UnpackOptions
-from data.unpack import unpack
+from data.verbs import unpack as module
+from data.verbs.options import UnpackOptions
+from data.verbs.unpack import unpack
 
 TEXT = np.random.default_rng(0).integers(97, 123, 300_000).astype(np.uint8).tobytes()
 ZEROS = bytes(20 << 20)
@@ -111,8 +111,8 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, suffix: str) -> None
     """200 MB of zeros in a process that may not have more than it needs to start, and 100 MB."""
     path = write(tmp_path, suffix, COMPRESS[suffix](bytes(200 << 20)))
     program = (
-        "import resource, sys, zlib, gzip, zstandard; from data.options import UnpackOptions;"
-        "from data.unpack import unpack;"
+        "import resource, sys, zlib, gzip, zstandard; from data.verbs.options import UnpackOptions;"
+        "from data.verbs.unpack import unpack;"
         "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize() + (100 << 20);"
         "resource.setrlimit(resource.RLIMIT_AS, (used, used)); unpack(sys.argv[1], UnpackOptions(max_ratio=1e6))"
     )
@@ -146,8 +146,8 @@ def test_a_write_that_fails(tmp_path: Path) -> None:
     """The system refuses the 100,001st byte."""
     path = write(tmp_path, ".gz", COMPRESS[".gz"](TEXT))
     program = (
-        "import resource, signal, sys; from data.errors import run; from data.options import UnpackOptions;"
-        "from data.unpack import unpack; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "import resource, signal, sys; from data.errors import run; from data.verbs.options import UnpackOptions;"
+        "from data.verbs.unpack import unpack; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000));"
         "run(lambda: unpack(sys.argv[1], UnpackOptions()))"
     )

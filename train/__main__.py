@@ -19,7 +19,7 @@ HYDRA_MODES = {"-m", "--multirun", "--cfg", "-c", "--info", "-i", "--hydra-help"
 
 
 def main() -> None:
-    from train.usage import help_text
+    from train.command.usage import help_text
 
     arguments = sys.argv[1:]
     if {"-h", "--help"} & set(arguments):
@@ -27,7 +27,7 @@ def main() -> None:
         return
     import hydra
 
-    from train.compose import CONFIG_DIR, check_words, compose_config, in_full, register
+    from train.command.compose import CONFIG_DIR, check_words, compose_config, in_full, register
 
     sys.argv[1:] = arguments = in_full(arguments)
     check_words(arguments)
@@ -39,14 +39,14 @@ def main() -> None:
 
 def job(composed: DictConfig) -> None:
     """One run, under Hydra. A user's error leaves as an exit code, which Hydra must not wrap."""
-    from train.compose import typed
+    from train.command.compose import typed
 
     errors.run(lambda: run(typed(composed)))
 
 
 def run(config: TrainConfig) -> None:
     """Refuse what cannot work, then train. A run that is finished already is answered without loading anything."""
-    from train.runs import is_finished, run_folder
+    from train.runs.folder import is_finished, run_folder
 
     check(config)
     if not is_finished(config):
@@ -60,8 +60,8 @@ def run(config: TrainConfig) -> None:
 
 def check_arguments(arguments: list[str]) -> Path | None:
     """The run folder, if any; refuses what `python -m train` would. launch/job.sh asks before it starts many."""
-    from train.compose import check_words, compose_config
-    from train.runs import run_folder
+    from train.command.compose import check_words, compose_config
+    from train.runs.folder import run_folder
 
     check_words(arguments)
     if HYDRA_MODES & set(arguments):
@@ -77,8 +77,8 @@ def check(config: TrainConfig) -> None:
     from data.sources import parse_sources
     from eval.suite import check_specs
     from train.config import Task, validate
-    from train.runs import check_run
-    from train.tracking import check_tracking
+    from train.runs.folder import check_run
+    from train.tracking.trackers import check_tracking
 
     validate(config, int(os.environ.get("WORLD_SIZE", "1")))
     if config.task is Task.question_passage:
@@ -110,7 +110,7 @@ def train(config: TrainConfig) -> None:
     from train.signals import START
 
     START.begin()
-    from train.contact import together
+    from train.distributed.contact import together
     from train.fitting import run_on
 
     with together(config.dist.timeout) as world:

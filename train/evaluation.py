@@ -9,8 +9,8 @@ from typing import Any
 from data.errors import HardwareError
 from eval.encode import Encoder, Evaluator, Report
 from eval.results import print_tables, result, saved_results, write
-from train.agreement import rank_0_only
-from train.metrics import Logger
+from train.distributed.agreement import rank_0_only
+from train.tracking.metrics import Logger
 
 
 class Evaluation:

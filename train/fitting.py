@@ -2,70 +2,47 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import OmegaConf
-from torch import nn
 
 from data.batch import Batch
-from data.config import DrawnPositives, Mode
-from data.errors import ConfigError
+from data.config import Mode
 from data.loader import BatchSource, build_loader
 from data.order import Order
 from data.question_passage import QuestionPassage
 from data.stream import Stream
-from eval.encode import Encoder, Evaluator, build_encode
-from train import checkpoint
-from train.agreement import agreed, from_rank_0, rank_0_first, rank_0_only
-from train.checkpoint import CheckpointState
+from eval.encode import Encoder
 from train.config import Task, TrackingConfig, TrainConfig, validate
-from train.contact import in_contact
-from train.digest import code_digest, refuse_different_starts
-from train.distributed import World, any_rank, gather_objects
+from train.distributed.agreement import agreed, from_rank_0, rank_0_only
+from train.distributed.contact import in_contact
+from train.distributed.digest import code_digest, refuse_different_starts
+from train.distributed.world import World, any_rank, gather_objects
 from train.evaluation import Evaluation
 from train.files import writable
-from train.ledger import Ledger
 from train.loop import Plan, fit
-from train.losses import OBJECTIVES, build_objective
-from train.losses.base import Objective
+from train.losses import OBJECTIVES
 from train.losses.diagnostics import diagnose, duplicates, saturation
-from train.losses.memory import SampleState
 from train.losses.options.common import Similarity
-from train.metrics import Logger, build_logger
 from train.origin import Origin, Start, bring_to, claim, identity
+from train.parts import Parts, build_encoder, build_parts
 from train.refresh import Refresh
-from train.run_state import recorded
-from train.runs import COUNTED, all_keys, open_run, put_aside, run_folder
-from train.saving import Saves
+from train.runs import checkpoint
+from train.runs.checkpoint import CheckpointState
+from train.runs.folder import COUNTED, all_keys, open_run, put_aside, run_folder
+from train.runs.ledger import Ledger
+from train.runs.run_state import recorded
+from train.runs.saving import Saves
+from train.runs.substituted import Substituted
 from train.signals import StopRequest
-from train.step import StepOptions, TrainStep
-from train.substituted import Substituted
-from train.tasks import Data, build_data, evaluators
-from train.towers import Model, build_model
-from train.tracking import decided
+from train.step import TrainStep
+from train.tracking.metrics import Logger, build_logger
+from train.tracking.trackers import decided
 from train.watch import Watch
-
-
-@dataclass
-class Parts:
-    """What a run is made of.
-
-    modules: everything with weights, by the name it has in a checkpoint; memory: the objective's per-sample state.
-    """
-
-    model: Model
-    modules: dict[str, nn.Module]
-    memory: SampleState | None
-    data: Data
-    evaluators: Sequence[Evaluator]
-    step: TrainStep
-    total_steps: int
 
 
 def run_on(world: World, config: TrainConfig) -> str:
@@ -140,50 +117,6 @@ def _of_all_ranks(config: TrainConfig) -> dict[str, Any]:
     return {key: value for key, value in all_keys(config).items() if key not in free}
 
 
-def build_parts(config: TrainConfig, world: World) -> Parts:
-    """Model, objective, data and step of a fresh run; equal weights on every rank."""
-    torch.manual_seed(config.seed)
-    model = agreed(world, lambda: build_model(config.model, config.task))
-    model.towers.to(world.device)
-    data, scored_on = rank_0_first(world, lambda: (build_data(config, model), evaluators(config, model)))
-    objective = agreed(world, lambda: _objective(config, data)).to(world.device)
-    modules = {"towers": model.towers, "objective": objective}
-    total_steps = config.steps or math.ceil((config.epochs or 0) * data.order.steps_per_epoch)
-    options = StepOptions(
-        config.seed,
-        total_steps,
-        config.global_batch_size,
-        config.chunk_size,
-        config.keep_graphs,
-        config.precision,
-        config.compile,
-    )
-    step = agreed(world, lambda: TrainStep(model.towers, objective, config.optim, options, world))
-    return Parts(model, modules, objective.memory, data, scored_on, step, total_steps)
-
-
-def _objective(config: TrainConfig, data: Data) -> Objective:
-    objective = build_objective(**_objective_options(config, data))
-    further = config.data.negatives.per_row or config.data.passage.positives is DrawnPositives.all
-    if config.task is Task.question_passage and further and "negatives" not in objective.takes:
-        takers = ", ".join(name for name, entry in OBJECTIVES.items() if "negatives" in entry.takes)
-        raise ConfigError(
-            f"objective={config.objective.name}: takes pairs only. Set data.negatives.per_row=0 and "
-            f"data.passage.positives=one, or take one of {takers}"
-        )
-    return objective
-
-
-def _objective_options(config: TrainConfig, data: Data) -> dict[str, Any]:
-    """Per-sample state has a place for every training sample, and epochs are the run's, unless others are said."""
-    known = {}
-    if isinstance(data.order, Order):
-        known["num_samples"] = sum(data.order.sizes)
-        known["samples_per_epoch"] = data.order.steps_per_epoch * config.global_batch_size
-    options = asdict(config.objective)
-    return {name: known.get(name) if value is None else value for name, value in options.items()}
-
-
 def _batches(
     config: TrainConfig, parts: Parts, plan: Plan, origin: Origin, encode: Encoder, note: Callable[[str], None]
 ) -> Iterable[Batch]:
@@ -213,22 +146,6 @@ def _batches(
     assert isinstance(dataset, QuestionPassage)
     refresh = Refresh(dataset, encode, run_folder(config), origin.resume, note)
     return refresh.batches(plan.first_step, plan.total_steps, load)
-
-
-def build_encoder(
-    config: TrainConfig, model: Model, world: World, should_stop: Callable[[], bool] = lambda: False
-) -> Encoder:
-    return build_encode(
-        model.towers.x_tower,
-        model.towers.y_tower,
-        world,
-        block=config.eval.block,
-        workers=config.data.workers,
-        precision=config.precision.value,
-        cosine=config.objective.similarity is Similarity.cosine,
-        should_stop=should_stop,
-        timeout=config.data.timeout,
-    )
 
 
 def _health(step: TrainStep, config: TrainConfig) -> dict[str, float]:

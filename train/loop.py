@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from data.batch import Batch
-from train.metrics import Logger
 from train.signals import Stopped
+from train.tracking.metrics import Logger
 
 
 @dataclass(frozen=True)

@@ -13,19 +13,17 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from data import manifest
 from data.errors import ConfigError
-from train import checkpoint
-from train.checkpoint import CheckpointState
 from train.config import TrainConfig
 from train.files import writable
-from train.run_state import locked
-from train.runs import check_run
-
-if TYPE_CHECKING:
-    from train.fitting import Parts
+from train.parts import Parts
+from train.runs import checkpoint
+from train.runs.checkpoint import CheckpointState
+from train.runs.folder import check_run
+from train.runs.run_state import locked
 
 OTHERWISE = "Use the same data and batch, or start another run.name with init_from"
 

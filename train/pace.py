@@ -9,7 +9,7 @@ from time import perf_counter
 import torch
 
 from data.batch import Batch
-from train.distributed import World, all_reduce_sum
+from train.distributed.world import World, all_reduce_sum
 from train.loop import timed
 
 SPAN = 5.0  # seconds of work by itself after which the slowest rank is judged: in less, it may be chance

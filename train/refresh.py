@@ -28,10 +28,10 @@ from data.negatives import Mined
 from data.question_passage import QuestionPassage
 from eval.encode import Encoder
 from eval.mining import MINED, SUMMARY, digest, embedded, mine
-from train import checkpoint
-from train.agreement import rank_0_first, rank_0_only
-from train.distributed import World
+from train.distributed.agreement import rank_0_first, rank_0_only
+from train.distributed.world import World
 from train.files import remove, writable
+from train.runs import checkpoint
 
 FOLDER, EMBEDDINGS = "negatives", "embeddings"
 BLOCK = 256  # texts encoded at a time: eval.block may be another after a restart, and would change the last bits

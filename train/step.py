@@ -27,13 +27,13 @@ from data.batch import Batch, Known
 from data.errors import UserError
 from train.chunks import Chunk, Pair, in_chunks, joined, separated
 from train.config import OptimConfig, Precision
-from train.distributed import World, all_reduce_sum
+from train.distributed.parallel import average_in_next_backward, in_parallel, without_averages
+from train.distributed.world import World, all_reduce_sum
 from train.graphs import Room
 from train.optim import build_optimizer, learning_rate
 from train.pace import Alone
-from train.parallel import average_in_next_backward, in_parallel, without_averages
 from train.spikes import Spikes
-from train.tower import TwoTower
+from train.towers.tower import TwoTower
 
 AUTOCAST = {Precision.fp32: None, Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}
 

@@ -21,12 +21,12 @@ from data.stream import OneEpoch, Stream
 from eval.index_spec import check_spec
 from eval.suite import build_evaluators
 from train.config import Task
-from train.towers import ImageTextModel, TextPairModel
+from train.towers.build import ImageTextModel, TextPairModel
 
 if TYPE_CHECKING:
     from eval.encode import Evaluator
     from train.config import TrainConfig
-    from train.towers import Model
+    from train.towers.build import Model
 
 
 @dataclass(frozen=True)

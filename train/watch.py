@@ -9,11 +9,11 @@ from typing import Protocol
 from torch import nn
 
 from data.batch import Batch
-from train.checkpoint import named_tensors
 from train.config import DistConfig
-from train.digest import refuse_different_weights
-from train.distributed import World, gather_objects
+from train.distributed.digest import refuse_different_weights
+from train.distributed.world import World, gather_objects
 from train.pace import Pace
+from train.runs.checkpoint import named_tensors
 from train.step import TrainStep
 
 

@@ -24,7 +24,7 @@ from eval.report.gallery import KINDS, briefly, cases
 from eval.report.run_folder import RunFolder, read_run
 from eval.report.signs import signs
 from train.files import replace, writable
-from train.headlines import classes, finite
+from train.tracking.headlines import classes, finite
 
 PURPOSE = """\
 Put a run on one page: what was trained on what, numbers with intervals and chance, curves, signs of failure, and what

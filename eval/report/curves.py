@@ -6,7 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from train.headlines import PICTURE_TO_TEXT, TEXT_TO_PICTURE, Result, evaluator, finite, headline, score, spoken
+from train.tracking.headlines import (
+    PICTURE_TO_TEXT,
+    TEXT_TO_PICTURE,
+    Result,
+    evaluator,
+    finite,
+    headline,
+    score,
+    spoken,
+)
 
 Records = Sequence[Mapping[str, Any]]
 Results = Sequence[Result]

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from eval.report.curves import Records, Results, column, option
-from train.headlines import finite
+from train.tracking.headlines import finite
 
 RECENT = 3  # records at the end whose median is what a number is "now"
 

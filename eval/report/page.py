@@ -11,7 +11,8 @@ from data.secrets import public_path
 from eval.report.curves import column, number, option, signed
 from eval.report.gallery import SYSTEMS
 from eval.report.run_folder import RunFolder
-from train.headlines import (
+from train.losses.config import CONFIGS
+from train.tracking.headlines import (
     PASSAGE_METRICS,
     PICTURE_TO_TEXT,
     TEXT_TO_PICTURE,
@@ -25,7 +26,6 @@ from train.headlines import (
     spoken,
     systems,
 )
-from train.losses.config import CONFIGS
 
 FIRST = 8  # data sets that have more than their numbers on the page
 TRUTHS = {"keys": "right is what has equal content", "pairs": "right is the own pair"}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from eval.report.curves import column, evaluations, number, signed
 from eval.report.evidence import Evidence
 from train.findings import Finding, fail, ok, warn
-from train.headlines import Result, evaluator, headline, lead, part, score, spoken, systems
+from train.tracking.headlines import Result, evaluator, headline, lead, part, score, spoken, systems
 
 DROP = 0.02  # from the best evaluation to the last, without an interval
 TAKES_ALL = 0.5  # share of the answers of one class

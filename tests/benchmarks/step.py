@@ -17,12 +17,12 @@ import torch
 
 from data.batch import Batch
 from train.config import ModelConfig, OptimConfig
-from train.distributed import World
+from train.distributed.world import World
 from train.losses import build_objective
 from train.optim import build_optimizer
 from train.step import StepOptions, TrainStep
-from train.tower import TwoTower
-from train.towers import build_image_text
+from train.towers.build import build_image_text
+from train.towers.tower import TwoTower
 
 ROUNDS = 7
 CHUNKS = ((1, 1), (2, 1), (4, 1), (4, 2), (4, 4), (8, 1), (8, 4))  # chunks, and how many of them keep their graphs

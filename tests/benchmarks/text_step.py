@@ -23,10 +23,10 @@ from data.order import Order
 from data.question_passage import QuestionPassage
 from data.questions import open_questions
 from train.config import ModelConfig, OptimConfig, Precision, Task, TextTower
-from train.distributed import World
+from train.distributed.world import World
 from train.losses import build_objective
 from train.step import StepOptions, TrainStep
-from train.towers import TextPairModel, build_model
+from train.towers.build import TextPairModel, build_model
 
 ROUNDS = 5
 TOPICS = Path(__file__).parents[2] / "data" / "samples" / "topics"

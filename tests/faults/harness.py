@@ -37,7 +37,7 @@ from helpers_cli import ROOT, Commands, Running
 from helpers_tiny import logged, wait_for
 
 from data.errors import DataError
-from train.checkpoint import verify
+from train.runs.checkpoint import verify
 
 EPOCH = 13  # steps of 32 in the shard of helpers_tiny
 GRACE = 12.0  # seconds in which loader processes see that their parent is gone: torch looks every five

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-import train.digest
+import train.distributed.digest
 import train.fitting
 from data.batch import Batch
-from train.checkpoint import capture
 from train.losses.base import Objective, Result
+from train.runs.checkpoint import capture
 from train.step import TrainStep
 
 here = os.environ["RANK"] == os.environ.get("ON", os.environ["RANK"])
@@ -103,7 +103,7 @@ def stop_at_the_evaluators() -> None:
 
 
 def other_code() -> None:
-    train.digest.ROOT = Path(os.environ["CODE"])
+    train.distributed.digest.ROOT = Path(os.environ["CODE"])
 
 
 def other_data() -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from data.index import index_shard
 from data.order import Order
-from train.checkpoint import FORMAT
+from train.runs.checkpoint import FORMAT
 
 KEYS: dict[str, Any] = {**QUIET, "steps": 6, "checkpoint.every": 2}
 MORE = SHARD.with_name("noto-v1-trained.tar")

@@ -8,7 +8,7 @@ import torch
 from helpers_cli import Commands
 from helpers_tiny import QUIET, VAL
 
-from train.checkpoint import MANIFEST, MODEL, load, save
+from train.runs.checkpoint import MANIFEST, MODEL, load, save
 
 
 def test_data_that_the_processes_cannot_share_evenly(commands: Commands, tiny, tmp_path: Path) -> None:

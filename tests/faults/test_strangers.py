@@ -20,7 +20,7 @@ from helpers_tiny import QUIET, records, refused
 from helpers_topics import arguments, write_topics
 
 from data.index import index_shard
-from train.checkpoint import FORMAT
+from train.runs.checkpoint import FORMAT
 
 SMALL = {**QUIET, "steps": 2, "global_batch_size": 8, "eval.suite": "[]"}
 

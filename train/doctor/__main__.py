@@ -59,7 +59,7 @@ def look(words: Sequence[str]) -> Iterator[Finding]:
     """All findings; those of the configuration only where words say one."""
     config = None
     if words:
-        from train.compose import compose_config
+        from train.command.compose import compose_config
 
         try:
             config = compose_config(words)

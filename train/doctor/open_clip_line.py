@@ -9,7 +9,7 @@ import shlex
 from dataclasses import dataclass
 
 from data.errors import ConfigError, nearest
-from train import open_clip_flags as flags
+from train.command import open_clip_flags as flags
 
 PROGRAM = re.compile(r"(?:-m\s+)?(?:\S*/)?(?:open_clip_train|training)(?:\.main|/main\.py)\b")
 VARIABLE = re.compile(r"\$\{?(\w+)\}?")

@@ -25,9 +25,9 @@ from data.tables import BadRow
 from train.config import ImageTower, ModelConfig, Task, TextTower, TrainConfig
 from train.doctor.machine import size
 from train.findings import Finding, fail, ok, warn
-from train.runs import is_finished, run_folder
-from train.text_towers import package_folder
-from train.tracking import wandb_mode
+from train.runs.folder import is_finished, run_folder
+from train.towers.text import package_folder
+from train.tracking.trackers import wandb_mode
 
 SCANNED = 256 << 20  # bytes of an unindexed shard that are read whole
 TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
@@ -224,7 +224,7 @@ def _published(key: str, name: str, wanted: dict[str, Sequence[str]]) -> Iterato
 def _open_clip(name: str | None, pretrained: str | None) -> Iterator[Finding]:
     from open_clip.pretrained import get_pretrained_cfg
 
-    from train.open_clip_pair import check_weights, model_name
+    from train.towers.open_clip_pair import check_weights, model_name
 
     known = model_name(name)
     if pretrained is None:
@@ -250,7 +250,7 @@ def _open_clip(name: str | None, pretrained: str | None) -> Iterator[Finding]:
 def _open_clip_tokenizer(name: str | None) -> Iterator[Finding]:
     import open_clip
 
-    from train.open_clip_pair import model_name
+    from train.towers.open_clip_pair import model_name
 
     text = (open_clip.get_model_config(model_name(name)) or {}).get("text_cfg", {})
     hub = text.get("hf_tokenizer_name") or text.get("hf_model_name")

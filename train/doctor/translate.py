@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from data.errors import ConfigError, nearest
-from train import open_clip_flags as flags
+from train.command import open_clip_flags as flags
 from train.doctor.open_clip_line import Launch, read_line
 
 NUMBER = re.compile(r"[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?")

@@ -24,7 +24,7 @@ from data.errors import ConfigError
 if TYPE_CHECKING:
     from eval.trained import Trained
     from train.export.library import Library, Source
-    from train.towers import Model
+    from train.towers.build import Model
 
 
 CARD = "README.md"
@@ -109,7 +109,7 @@ def export(library: Library, source: Source, out: Path) -> float:
 
 def _own(model: Model) -> Format:
     """The format that a model is at home in."""
-    from train.towers import ImageTextModel
+    from train.towers.build import ImageTextModel
 
     if not isinstance(model, ImageTextModel):
         return Format.sentence_transformers

@@ -20,9 +20,9 @@ from data.secrets import public_path
 from data.sources import parts
 from train.config import Task, TextTower, TrainConfig
 from train.export.library import Library, Source
-from train.headlines import Score, scores
-from train.runs import what_matters
-from train.text_towers import package_folder
+from train.runs.folder import what_matters
+from train.towers.text import package_folder
+from train.tracking.headlines import Score, scores
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("dyad", "torch", "transformers", "open_clip_torch", "sentence-transformers", "onnx", "onnxruntime")

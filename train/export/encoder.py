@@ -14,13 +14,13 @@ from transformers import MODEL_MAPPING
 
 from data.config import Title
 from data.errors import ConfigError
-from train.adapters import merged
 from train.config import Pooling, Task, TrainConfig
 from train.export.library import PROBES, Source
-from train.pooled import Pooled
-from train.text_towers import TextTokenizer
-from train.tower import Tower
-from train.towers import TextPairModel
+from train.towers.adapters import merged
+from train.towers.build import TextPairModel
+from train.towers.pooled import Pooled
+from train.towers.text import TextTokenizer
+from train.towers.tower import Tower
 
 INPUTS = ["input_ids", "attention_mask"]  # no token types: the encoder was trained without them
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from data.errors import ConfigError, HardwareError
 from train.config import TrainConfig
 from train.export import reload
-from train.towers import Model
+from train.towers.build import Model
 
 TOLERANCE = 1e-5  # of a row's length: another order of summation, not another model
 PROBES = ["a red circle", "Grüße aus Köln", "wheel of dharma, religion, Buddhist"]

@@ -21,15 +21,15 @@ from torch import Tensor, nn
 
 from data.errors import ConfigError
 from data.transforms import ImageSpec
-from train.adapters import merged
 from train.export.encoder import Side, both_sides, inputs_in_words
 from train.export.library import PROBES, Call, Library, Source, probe_pictures
 from train.export.to_tokenizers import to_tokenizers
 from train.losses.options.common import Similarity
-from train.pooled import Pooled
-from train.text_towers import TextTokenizer
-from train.tower import Tower
-from train.towers import ImageTextModel, TextPairModel
+from train.towers.adapters import merged
+from train.towers.build import ImageTextModel, TextPairModel
+from train.towers.pooled import Pooled
+from train.towers.text import TextTokenizer
+from train.towers.tower import Tower
 
 try:
     import onnxruntime  # noqa: F401  (reload.py runs it)

@@ -14,7 +14,7 @@ from torch import Tensor
 from data.errors import ConfigError
 from data.transforms import ImageSpec
 from train.export.library import PROBES, Call, Library, Source, probe_pictures
-from train.towers import ImageTextModel, open_clip_state_dict
+from train.towers.build import ImageTextModel, open_clip_state_dict
 
 WEIGHTS, CHECKPOINT, CONFIG = "open_clip_model.safetensors", "open_clip_pytorch_model.pt", "open_clip_config.json"
 OWN_SCALE = math.log(1 / 0.07)  # where open_clip starts

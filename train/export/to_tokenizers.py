@@ -7,9 +7,9 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from data.errors import ConfigError
-from train.pooled import Pooled
-from train.tower import Tower
-from train.towers import Model
+from train.towers.build import Model
+from train.towers.pooled import Pooled
+from train.towers.tower import Tower
 
 _LINE = [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
 _QUOTES = [normalizers.Replace(Regex("[‘’]"), "'"), normalizers.Replace(Regex("[“”]"), '"')]  # what ftfy does to them

@@ -1,0 +1,1 @@
+"""What `python -m data` does: index, check, pack, unpack. Imports nothing heavy."""

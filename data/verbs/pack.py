@@ -1,0 +1,95 @@
+"""`python -m data pack`: pictures and captions into webdataset shards, byte for byte and the same bytes every time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from data.errors import ConfigError, DataError
+from data.index import ShardIndex, index_shards
+from data.pictures import read_header
+from data.scan import MAX_BYTES
+from data.tables import BadRow, Pair, Table, open_table
+from data.verbs.options import PackOptions, Target
+from data.verbs.outputs import Tally, checked_out, command, new_folder, shard_names, shard_writer
+
+
+def pack_pairs(source: str, options: PackOptions) -> None:
+    """Write the shards of an input into the new folder `options.out`, index them, print how to train on them.
+
+    Raises ConfigError for a folder that is there already or columns that are not, DataError naming the row for a
+    missing or undecodable picture and an empty caption (`on_error=stop`). Nothing is left behind in either case.
+    """
+    out = checked_out(options)
+    if options.to is not Target.shards:
+        raise ConfigError(f"to={options.to.name}: pictures and captions become shards; only questions are converted.")
+    table = open_table(Path(source), options)
+    with new_folder(out) as folder:
+        tally = _write(source, table, folder, options)
+        shards = sorted(str(shard) for shard in folder.glob("*.tar"))
+        indexes = list(index_shards(shards))
+        assert not any(index.problems for index in indexes), indexes
+    print(_summary(out, indexes, table, tally))
+
+
+def _write(source: str, table: Table, folder: Path, options: PackOptions) -> Tally:
+    tally = Tally(options.on_error)
+    with shard_writer(folder, options) as write:
+        for where, fields in table.rows():
+            tally.rows += 1
+            try:
+                members = _members(table.pair(fields), table, options)
+            except BadRow as bad:
+                tally.leave_out(f"{source}: {where}: {bad}", bad.reason)
+                continue
+            write({"__key__": f"{tally.rows - 1:09d}", **members})
+    tally.refuse_nothing(source)
+    return tally
+
+
+def _members(pair: Pair, table: Table, options: PackOptions) -> dict[str, bytes]:
+    """Picture, `txt` for a single caption, `json` for lists of captions and for other fields."""
+    suffix, picture = _picture(pair.image, options.max_image_pixels)
+    members = {suffix: picture}
+    if not table.listed:
+        members["txt"] = str(pair.caption).encode()
+    if table.listed or table.extra:
+        members["json"] = _json({table.caption_key: pair.caption, **pair.extra})
+    for kind in ("txt", "json"):
+        if len(members.get(kind, b"")) > MAX_BYTES[kind]:
+            raise BadRow(f"{kind} too long", f"more than {MAX_BYTES[kind]} bytes")
+    return members
+
+
+def _json(value: dict) -> bytes:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, default=str).encode()
+    except ValueError as error:
+        raise BadRow("a field JSON cannot hold", str(error)) from None
+
+
+def _picture(path: Path, max_pixels: int) -> tuple[str, bytes]:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise BadRow("missing file", str(path)) from None
+    except OSError as error:
+        raise BadRow("unreadable file", f"{path} ({error.strerror})") from None
+    try:
+        suffix = read_header(data, max_pixels).suffix
+    except DataError as error:
+        raise BadRow("undecodable picture", f"{path}: {error}") from None
+    if len(data) > MAX_BYTES[suffix]:
+        raise BadRow("picture too big", f"{path}: {len(data)} bytes")
+    return suffix, data
+
+
+def _summary(out: Path, indexes: Sequence[ShardIndex], table: Table, tally: Tally) -> str:
+    samples, megabytes = sum(i.samples for i in indexes), sum(i.size for i in indexes) / 1e6
+    lines = [f"{samples:,} samples in {len(indexes)} shards ({megabytes:,.1f} MB) in {out}, indexed"]
+    if tally.skipped:
+        lines.append(str(tally))
+    captions = [f"data.captions=[{table.caption_key}]"] if table.listed else []
+    train = command("python -m train", {"data.train": shard_names(out, len(indexes))}, *captions)
+    return "\n".join([*lines, "train on them:", f"  {train}"])

@@ -1,0 +1,1 @@
+"""What a run keeps in its folder: its configuration, how it stands, its checkpoints, and what did not go as planned."""

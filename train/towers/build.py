@@ -1,0 +1,109 @@
+"""The two towers of a configuration."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from data.errors import ConfigError, first_line
+from data.transforms import ImageSpec
+from train.config import ModelConfig, Task
+from train.towers.image import build_image_tower
+from train.towers.open_clip_pair import OpenClipPair, open_clip_names
+from train.towers.text import build_encoder, build_text_tower
+from train.towers.tower import Tower, TwoTower
+
+TOKENS_REFUSED = "model.text: this tower cannot take its tokenizer's tokens"
+
+
+@dataclass(frozen=True)
+class Model:
+    """towers; tokenize: texts → int64 (n, L), what their texts become."""
+
+    towers: TwoTower
+    tokenize: Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class ImageTextModel(Model):
+    """x: pictures, y: texts. image: what the picture tower takes; tokenize: n texts → int64 (n, L).
+
+    open_clip_config: {"model_cfg", "preprocess_cfg"} when both towers are one open_clip model, else None.
+    """
+
+    image: ImageSpec
+    open_clip_config: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class TextPairModel(Model):
+    """x: questions, y: passages; tokenize: a TextTokenizer, (texts, length, pairs=None) → (n, L)."""
+
+
+def build_model(config: ModelConfig, task: Task, load_pretrained: bool = True) -> Model:
+    """The towers of a configuration. load_pretrained=False: architectures only; weights come from a checkpoint.
+
+    Initial weights come from torch's global generator. Raises ConfigError for an unknown model, weights that are not
+    there, inputs that a tower cannot take, or towers whose widths differ.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads do not survive the loader's fork
+    return MODELS[task](config, load_pretrained)
+
+
+def build_image_text(config: ModelConfig, load_pretrained: bool = True) -> ImageTextModel:
+    """build_model of Task.image_text."""
+    pair = OpenClipPair(config, load_pretrained)
+    image, spec = build_image_tower(config, pair, load_pretrained)
+    text, tokenize = build_text_tower(config, pair, load_pretrained)
+    picture = torch.zeros(1, 3, spec.size, spec.size, dtype=torch.uint8)
+    widths = [
+        settle(image, picture, f"model.image: this tower cannot take pictures of {spec.size} x {spec.size}"),
+        settle(text, tokenize(["a"]), TOKENS_REFUSED),
+    ]
+    if widths[0] != widths[1]:
+        raise ConfigError(
+            f"the picture tower gives embeddings of width {widths[0]}, the text tower {widths[1]}: set model.embed_dim "
+            "to the width of the tower that comes with its own projection, or take both towers from one model"
+        )
+    return ImageTextModel(TwoTower(image, text).train(), tokenize, spec, pair.config_of(spec))
+
+
+def build_text_pair(config: ModelConfig, load_pretrained: bool = True) -> TextPairModel:
+    """build_model of Task.question_passage. Two encoders begin with the same weights, also those drawn at random."""
+    tower, tokenize = build_encoder(config, load_pretrained)
+    settle(tower, tokenize(["a"], tokenize.limit), TOKENS_REFUSED)
+    other = tower if config.shared else copy.deepcopy(tower)
+    return TextPairModel(TwoTower(tower, other).train(), tokenize)
+
+
+MODELS = {Task.image_text: build_image_text, Task.question_passage: build_text_pair}
+
+
+def settle(tower: Tower, inputs: Tensor, problem: str) -> int:
+    """Width D of a tower's embeddings; parameters that they do not depend on stop training.
+
+    DDP would wait for the gradients of those. Raises ConfigError, beginning with `problem`, when the tower fails.
+    """
+    tower.eval()
+    try:
+        embedding = tower.projection(tower.features(inputs))
+    except Exception as error:  # any library, any type
+        raise ConfigError(f"{problem}: {first_line(error)}") from error
+    trained = [p for p in tower.parameters() if p.requires_grad]
+    used = torch.autograd.grad(embedding.sum(), trained, allow_unused=True) if trained else ()
+    for parameter, gradient in zip(trained, used, strict=True):
+        parameter.requires_grad_(gradient is not None)
+    return embedding.shape[1]
+
+
+def open_clip_state_dict(model: ImageTextModel) -> dict[str, Tensor]:
+    """The towers' weights under the names open_clip gives them. Only for a model with an open_clip_config."""
+    assert model.open_clip_config is not None
+    towers = {"visual": model.towers.x_tower, "text": model.towers.y_tower}
+    return open_clip_names(towers, model.open_clip_config["model_cfg"])

@@ -1,0 +1,84 @@
+"""A tower, what turns one kind of inputs into embeddings; a pair of them; and what the builders of all kinds share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from train.towers.memo import Memo
+
+
+class Tower(nn.Module):
+    """Inputs (b, …) → prepare → trunk → projection → (b, D), not normalised.
+
+    A trunk of which nothing trains runs once per different input, without graph (Memo); it and every other frozen part
+    are always in eval(). memo_bytes, pad: see Memo.
+    """
+
+    def __init__(
+        self,
+        trunk: nn.Module,
+        projection: nn.Module,
+        *,
+        prepare: nn.Module | None = None,
+        memo_bytes: int = 0,
+        pad: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.prepare, self.trunk, self.projection = prepare or nn.Identity(), trunk, projection
+        self._memo = Memo(memo_bytes, pad) if _is_frozen(trunk) else None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self._memo is None:
+            return self.projection(self.features(inputs))
+        weights = [*self.trunk.parameters(), *self.trunk.buffers()]
+        depends_on = (precision_of(inputs.device), *((t.data_ptr(), t._version) for t in weights))
+        return self.projection(self._memo(self.features, inputs, depends_on))
+
+    def features(self, inputs: Tensor) -> Tensor:
+        """What the projection takes, computed anew."""
+        return self.trunk(self.prepare(inputs))
+
+    def train(self, mode: bool = True) -> Tower:
+        super().train(mode)
+        for module in self.trunk.modules():
+            if _is_frozen(module):
+                module.eval()
+        return self
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """The trunk alone: the memo is Python."""
+        self.trunk.compile(*args, **kwargs)
+
+
+class TwoTower(nn.Module):
+    """x_tower and y_tower, each (b, …) inputs → (b, D) embeddings, not normalised. Sharing weights: the same module."""
+
+    def __init__(self, x_tower: nn.Module, y_tower: nn.Module) -> None:
+        super().__init__()
+        self.x_tower, self.y_tower = x_tower, y_tower
+
+
+def precision_of(device: torch.device) -> torch.dtype | None:
+    """The dtype that autocast computes in here, None without autocast."""
+    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+
+
+def freeze(trunk: nn.Module, parts: Sequence[nn.Module], count: int) -> None:
+    """Stop a trunk from training but for the last `count` of its parts and all that comes after them."""
+    trunk.requires_grad_(False)
+    if count > 0:
+        first = next(parts[-min(count, len(parts))].parameters())
+        parameters = list(trunk.parameters())
+        start = next(i for i, p in enumerate(parameters) if p is first)
+        for parameter in parameters[start:]:
+            parameter.requires_grad_(True)
+
+
+def _is_frozen(module: nn.Module) -> bool:
+    """It has parameters and none of them trains."""
+    parameters = list(module.parameters())
+    return bool(parameters) and not any(p.requires_grad for p in parameters)

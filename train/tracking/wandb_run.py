@@ -1,0 +1,182 @@
+"""Weights & Biases: one run per run folder, gone on with under its id, shown as report.html shows it.
+
+No step= (a lower step would be dropped after a resume) but an axis metric of our own; files inside the run folder.
+W&B works in a service of its own, which may outlive a run whose server is silent by FINISH seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from data.secrets import redacted, without_credentials
+from train.config import Wandb
+from train.files import write_json
+from train.tracking.panels import Cell, Picture, Table, confusion, final_numbers, galleries, histograms, per_class
+from train.tracking.progress import Record, is_training
+from train.tracking.trackers import LEAVE, PROBE, answers, server, wandb_package
+
+START, FINISH = 10.0, 12.0  # seconds that W&B itself waits for its server
+AXIS = "trainer/global_step"
+GROUPS = ("train", "val", "eval", "gallery", "scores", "confusion", "classes", "report")  # sections of the dashboard
+Place = tuple[float, bool]
+
+
+def place(record: Record) -> Place:
+    """Where in a run a record stands: its step, and whether it is of training (else of evaluation)."""
+    return record["step"], is_training(record)
+
+
+def new_wandb_id() -> str:
+    return secrets.token_hex(4)
+
+
+class WandbRun:
+    """One W&B run, begun or gone on with; a Tracker.
+
+    mode: online or offline. first_step: to go on from. taken_back: what an earlier start has sent and this one makes
+    again.
+    """
+
+    def __init__(
+        self,
+        mode: Wandb,
+        run_dir: Path,
+        project: str,
+        run_id: str,
+        run_config: Mapping[str, Any],
+        first_step: int,
+        taken_back: set[Place],
+    ) -> None:
+        folder = run_dir / "wandb"
+        os.environ["WANDB_DATA_DIR"] = str(folder.resolve())  # where tables and the report wait to be sent
+        self._wandb = wandb_package()
+        self._wandb.setup(self._wandb.Settings(silent=True))
+        self._run = self._wandb.init(
+            project=project,
+            name=run_dir.name,
+            id=run_id,
+            resume="allow",
+            mode=mode.value,
+            dir=str(run_dir),
+            config=redacted(run_config),
+            settings=self._wandb.Settings(
+                silent=True,
+                console="off",
+                init_timeout=START,
+                finish_timeout=FINISH,
+                finish_timeout_raises=True,
+                login_timeout=START,
+                disable_code=True,
+                x_disable_meta=any(without_credentials(a) != a for a in sys.argv),  # it has the command line
+            ),
+        )
+        self.where = self._run.url or ""
+        self.rest = f"`wandb sync {self._run.settings.sync_dir}` sends what W&B has"
+        self._sent = _sent(folder / f"sent-{run_id}.json", taken_back)
+        self._concluded = folder / f"concluded-{run_id}.json"
+        self._at: dict[str, float] = {AXIS: first_step}
+        self._named: set[str] = set()
+        self._run.define_metric(AXIS, hidden=True)
+        for group in ("trainer", *GROUPS):
+            self._run.define_metric(f"{group}/*", step_metric=AXIS)
+
+    def log(self, record: Record) -> None:
+        self._at = {AXIS: record["step"], "trainer/samples_seen": record["samples_seen"]}
+        if place(record) in self._sent:
+            return
+        values = {k: v for k, v in record.items() if k not in ("step", "samples_seen")}
+        for name in [name for name in values if name not in self._named]:
+            self._named.add(name)
+            if summary := _summary(name):
+                self._run.define_metric(name, step_metric=AXIS, summary=summary)
+        self._run.log({**values, **self._at})
+
+    def conclude(self, results: Sequence[Mapping[str, Any]], run_dir: Path, report: Path | None) -> None:
+        """The panels of report.html and the page itself, once per last step however often the run ends there."""
+        if self._concluded.exists() and json.loads(self._concluded.read_text()) == self._at[AXIS]:
+            return
+        if not (self._run.offline or answers(server(), PROBE)):  # W&B would ask it for 20 s
+            raise TimeoutError("its server is silent")
+        self._show(results, run_dir / "eval", report)
+        write_json(self._concluded, self._at[AXIS])
+
+    def _show(self, results: Sequence[Mapping[str, Any]], folder: Path, report: Path | None) -> None:
+        panels: dict[str, Any] = {}
+        for result in results:
+            panels |= self._panels(result, folder / f"{result['dataset']}.pictures")
+            self._run.summary.update(final_numbers(result))
+        if report is not None:
+            panels["report/page"] = self._wandb.Html(str(report), inject=False)
+            artifact = self._wandb.Artifact(f"report-{self._run.id}", type="report", metadata=dict(self._at))
+            artifact.add_file(str(report), name="report.html", skip_cache=True)
+            self._run.log_artifact(artifact)
+        self._run.log({**panels, **self._at})
+
+    def _panels(self, result: Mapping[str, Any], pictures: Path) -> dict[str, Any]:
+        """Key → what W&B shows, of one data set."""
+        name, plot = result["dataset"], self._wandb.plot
+        panels: dict[str, Any] = {
+            f"gallery/{name}_{title}": self._table(table) for title, table in galleries(result, pictures).items()
+        }
+        drawn = histograms(result)
+        for kind, (edges, counts) in drawn.items():
+            panels[f"scores/{name}_{kind}"] = self._wandb.Histogram(np_histogram=(counts, edges))
+        if drawn:
+            edges = next(iter(drawn.values()))[0]
+            middles = [(low + high) / 2 for low, high in pairwise(edges)]
+            shares = [[count / max(1, sum(counts)) for count in counts] for _, counts in drawn.values()]
+            title = f"{name}: share of pairs by score"
+            panels[f"scores/{name}"] = plot.line_series(middles, shares, list(drawn), title=title, xname="score")
+        if mistakes := confusion(result):
+            fields = dict(zip(("Actual", "Predicted", "nPredictions"), mistakes.columns, strict=True))
+            panels[f"confusion/{name}"] = plot.plot_table(
+                "wandb/confusion_matrix/v1", self._table(mistakes), fields, {"title": f"{name}: confusion"}
+            )
+        if scored := per_class(result):
+            panels[f"classes/{name}"] = self._table(scored)
+        return panels
+
+    def _table(self, table: Table) -> Any:
+        rows = [[self._cell(cell) for cell in row] for row in table.rows]
+        return self._wandb.Table(columns=list(table.columns), data=rows, allow_mixed_types=True)
+
+    def _cell(self, cell: Cell) -> Any:
+        return self._wandb.Image(str(cell.path), caption=cell.caption) if isinstance(cell, Picture) else cell
+
+    def close(self, failed: bool) -> None:
+        self._run.finish(exit_code=int(failed))
+
+
+def leave() -> None:
+    """Let the process end although W&B does not: it would wait at exit for its service, which is told to stop now."""
+
+    def tear_down() -> None:
+        with suppress(Exception):
+            sys.modules["wandb"].teardown()
+
+    thread = threading.Thread(target=tear_down, daemon=True)
+    thread.start()
+    thread.join(LEAVE)
+
+
+def _summary(name: str) -> str | None:
+    """What a dashboard keeps of a metric; None: its last value."""
+    if not name.startswith(("val/", "eval/")) or "num_" in name:
+        return None
+    return "min,last" if name.endswith("_rank") else "max,last"
+
+
+def _sent(path: Path, taken_back: set[Place]) -> set[Place]:
+    """What all earlier starts have sent of what comes again: kept in a file, since a run may be killed many times."""
+    before = {(step, training) for step, training in json.loads(path.read_text())} if path.exists() else set()
+    write_json(path, sorted(before | taken_back))
+    return before | taken_back
