@@ -90,8 +90,11 @@ def test_the_readme_has_commands() -> None:
 
 def test_the_files_the_readme_names_are_there() -> None:
     text = (ROOT / "README.md").read_text()
-    named = {*re.findall(r"`((?:tests|launch)/[\w/.]+)`", text), *re.findall(r"!\[[^]]*]\(([^)]*)\)", text)}
-    assert len(named) >= 10 and [name for name in named if not (ROOT / name).is_file()] == []
+    named = {
+        *re.findall(r"`((?:tests|launch|train|data|eval|configs)/[\w/.]*)`", text),
+        *re.findall(r"!\[[^]]*]\(([^)]*)\)", text),
+    }
+    assert len(named) >= 10 and [name for name in named if not (ROOT / name).exists()] == []
 
 
 def test_the_keys_of_the_readme_exist() -> None:
