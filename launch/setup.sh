@@ -48,7 +48,7 @@ dyad_install() { # into the environment $2, made with the interpreter $1: the co
 }
 
 dyad_setup() {
-    local python tag shared extras faiss=cpu stamps site
+    local python tag shared extras faiss=cpu stamps linked site
     python=$(dyad_python) || return
     if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then faiss=gpu; fi
     extras=("${DYAD_FAISS:-$faiss}" "$@")
@@ -61,7 +61,8 @@ print(hashlib.sha256(open("requirements.lock", "rb").read()).hexdigest()[:12], f
         dyad_install "$python" "$shared" "${extras[@]}" || return
         touch "${stamps[@]}"
     fi
-    if [ "$(cat .venv/.dyad 2>/dev/null)" != "$PWD $shared" ]; then
+    linked="$PWD $shared $(cd "$shared" && echo .has-*)" # scripts of an extra that came later are to be linked, too
+    if [ "$(cat .venv/.dyad 2>/dev/null)" != "$linked" ]; then
         rm -rf .venv
         "$shared/bin/python" -m venv --without-pip .venv || return
         site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
@@ -70,7 +71,7 @@ print(hashlib.sha256(open("requirements.lock", "rb").read()).hexdigest()[:12], f
 print(f"import site; site.addsitedir({p!r})", p, sep="\n")' >"$site/dyad-dependencies.pth"
         echo "$PWD" >"$site/dyad-checkout.pth"
         find "$shared/bin" -type f -perm -u+x ! -name 'python*' ! -name 'pip*' ! -iname 'activate*' -exec ln -s {} .venv/bin/ \;
-        echo "$PWD $shared" >.venv/.dyad
+        echo "$linked" >.venv/.dyad
     fi
     export PATH="$PWD/.venv/bin:$PATH" VIRTUAL_ENV="$PWD/.venv"
 }

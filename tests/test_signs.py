@@ -135,6 +135,12 @@ def test_a_healthy_run_has_none() -> None:
     assert len(found) >= 14
 
 
+def test_thousands_are_written_out() -> None:
+    fast = changed("samples_per_second", rising(1250.0, 1412.0))
+    text = " ".join(str(sign) for sign in told({"records": fast}).values())
+    assert "1,288 pairs" in text and "1,395 at" in text and "e+0" not in text
+
+
 @pytest.mark.parametrize("title", FOUND)
 def test_each_is_found_with_the_key_to_change(title: str) -> None:
     level, key, given = FOUND[title]

@@ -274,4 +274,5 @@ def _ends(values: list[float]) -> tuple[float, float]:
 
 
 def _short(value: float) -> str:
-    return f"{value:.3g}"
+    """Three digits that count, and no exponent where a person would not write one."""
+    return f"{value:,.0f}" if 100 <= abs(value) < 1e7 else f"{value:.3g}"
