@@ -7,7 +7,7 @@ import socket
 import stat
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Connection:
 
     descriptor: int
     inode: int
-    ports: frozenset[int]
+    ports: frozenset[int] = field(compare=False)
 
     def cut(self) -> None:
         """End it for both sides at once, whoever else holds it. One that listens stays."""
@@ -45,7 +45,10 @@ def connections() -> Iterator[Connection]:
 
 
 def _copy(descriptor: int) -> socket.socket:
-    return socket.socket(fileno=os.dup(descriptor))
+    blocking = os.get_blocking(descriptor)
+    copy = socket.socket(fileno=os.dup(descriptor))
+    os.set_blocking(descriptor, blocking)  # Python has changed it for all who hold it when it has a default timeout
+    return copy
 
 
 def _ports(own: socket.socket) -> Iterator[int]:

@@ -48,7 +48,7 @@ dyad_install() { # into the environment $2, made with the interpreter $1: the co
 }
 
 dyad_setup() {
-    local python tag shared extras faiss=cpu stamps linked site
+    local python tag shared extras faiss=cpu stamps site script
     python=$(dyad_python) || return
     if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then faiss=gpu; fi
     extras=("${DYAD_FAISS:-$faiss}" "$@")
@@ -61,8 +61,7 @@ print(hashlib.sha256(open("requirements.lock", "rb").read()).hexdigest()[:12], f
         dyad_install "$python" "$shared" "${extras[@]}" || return
         touch "${stamps[@]}"
     fi
-    linked="$PWD $shared $(cd "$shared" && echo .has-*)" # scripts of an extra that came later are to be linked, too
-    if [ "$(cat .venv/.dyad 2>/dev/null)" != "$linked" ]; then
+    if [ "$(cat .venv/.dyad 2>/dev/null)" != "$PWD $shared" ]; then
         rm -rf .venv
         "$shared/bin/python" -m venv --without-pip .venv || return
         site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
@@ -70,9 +69,12 @@ print(hashlib.sha256(open("requirements.lock", "rb").read()).hexdigest()[:12], f
         "$shared/bin/python" -c 'import sysconfig; p = sysconfig.get_path("purelib")
 print(f"import site; site.addsitedir({p!r})", p, sep="\n")' >"$site/dyad-dependencies.pth"
         echo "$PWD" >"$site/dyad-checkout.pth"
-        find "$shared/bin" -type f -perm -u+x ! -name 'python*' ! -name 'pip*' ! -iname 'activate*' -exec ln -s {} .venv/bin/ \;
-        echo "$linked" >.venv/.dyad
+        echo "$PWD $shared" >.venv/.dyad
     fi
+    for script in "$shared"/bin/*; do # each time: an extra may have come, and a run of this checkout may be under way
+        case ${script##*/} in python* | pip* | [Aa]ctivate*) continue ;; esac
+        [ -e ".venv/bin/${script##*/}" ] || ln -s "$script" .venv/bin/ 2>/dev/null || true
+    done
     export PATH="$PWD/.venv/bin:$PATH" VIRTUAL_ENV="$PWD/.venv"
 }
 

@@ -28,6 +28,12 @@ def outside(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     shutdown(World())
 
 
+@pytest.mark.parametrize("port", ["", "tcp://10.0.0.1:80"])
+def test_a_port_of_something_else_is_nothing_to_one_process(monkeypatch: pytest.MonkeyPatch, port: str) -> None:
+    monkeypatch.setenv("MASTER_PORT", port)
+    assert init_world(timeout=5, cpu=True).size == 1
+
+
 def test_alone_without_a_launcher() -> None:
     world = init_world(timeout=5, cpu=True)
     assert world == World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))

@@ -9,6 +9,7 @@ import json
 import os
 import runpy
 import signal
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,12 @@ now: set[str] = set()
 
 def crash(step: TrainStep, batch: Batch) -> Batch:
     raise ValueError("a bug of one rank")
+
+
+def crash_while_another_is_busy(step: TrainStep, batch: Batch) -> Batch:
+    if step.world.rank == 2:
+        time.sleep(5)
+    return crash(step, batch) if step.world.rank == 1 else batch
 
 
 def loss_is_nan(step: TrainStep, batch: Batch) -> Batch:

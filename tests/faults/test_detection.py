@@ -89,6 +89,13 @@ def test_an_error_of_one_rank_alone(jobs: Jobs, rank: int) -> None:
     assert newest_whole(job.run) == 5
 
 
+def test_an_error_of_one_rank_while_another_is_busy(jobs: Jobs) -> None:
+    """Rank 0, with it the place where all met, stays until the last has heard why."""
+    outcome = with_fault(jobs, 3, LONG, "crash_while_another_is_busy@7").ends()
+    assert outcome.codes == [1, 1, 1] and not outcome.orphans
+    assert outcome.out.count("Traceback") == 1 and "error:" not in outcome.out
+
+
 @pytest.mark.soak
 def test_an_error_of_all_ranks_is_told_once(jobs: Jobs) -> None:
     outcome = with_fault(jobs, 3, LONG, "crash@2").ends()

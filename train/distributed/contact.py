@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
-from threading import Thread, current_thread, main_thread
+from threading import Event, Thread, current_thread, main_thread
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
@@ -24,7 +24,7 @@ from data.errors import ExitCode, HardwareError, UserError, first_line
 from train.distributed.world import World, break_off, init_world, shutdown
 
 MOMENT = 2.0  # seconds in which the others sign; a broken collective breaks for all of them at about the same time
-STEP = 10.0  # seconds that one with a cause to tell waits: the others may be in the middle of a step
+STEP = 10.0  # seconds in which they do when there is a cause to hear: some may be in the middle of a step
 LOST = ("gloo", "pair closure", "onnection closed", "onnection reset")  # in messages that have no type of their own
 
 
@@ -58,7 +58,6 @@ def in_contact(world: World, place: Callable[[], str] = lambda: "a collective") 
         if world.size == 1 or isinstance(error, LostContact | KeyboardInterrupt) or _is_of_all(error):
             raise
         _obey_no_more()
-        break_off(world)
         if _is_loss(error):
             raise _loss(world, place(), first_line(error), _meeting(world)) from None
         meeting = _meeting(world, Cause(world.rank, _exit_code(error), _text(error)))
@@ -85,35 +84,50 @@ class Meeting:
 
 
 def _meeting(world: World, cause: Cause | None = None) -> Meeting:
-    """Sign, wait until all have, and part when all have read. cause: an error of this rank's own.
+    """Tell the cause, an error of this rank's own; break off; sign, and wait until all have.
 
-    In a thread, which is left behind when the store hangs. Rank 0, which may be its host, waits as all others.
+    In a thread, which is left behind when the store hangs. Rank 0, which may be its host, leaves last.
     """
-    meeting = Meeting()
+    meeting, told, start = Meeting(), Event(), time.monotonic()
+
+    def is_time(more: float = 0.0) -> bool:
+        return time.monotonic() < start + (STEP if cause or meeting.cause else MOMENT) + more
 
     def meet() -> None:
         with suppress(RuntimeError, ValueError, OSError):  # the store is gone
-            store = _store()
-            if cause and store.check(["cause"]) and store.get("cause") == json.dumps(asdict(cause)).encode():
-                return  # a block inside this one was here
-            if cause:
-                store.compare_set("cause", "", json.dumps(asdict(cause)))
+            try:
+                store = _store()
+                if cause and not _tell(store, cause):
+                    return
+            finally:
+                told.set()
             _sign(store, "signed", world.rank)
-            while len(meeting.signed) < world.size and time.monotonic() < end:
+            while len(meeting.signed) < world.size and is_time():
                 meeting.signed = _signed(store, "signed")
                 if store.check(["cause"]):
                     meeting.cause = Cause(**json.loads(store.get("cause")))
                 time.sleep(0.02)
             _sign(store, "read", world.rank)
-            while len(_signed(store, "read")) < len(meeting.signed) and time.monotonic() < end:
+            while world.rank == 0 and len(_signed(store, "read")) < len(meeting.signed) and is_time():
                 time.sleep(0.02)
 
-    patience = STEP if cause else MOMENT
-    end = time.monotonic() + patience
     thread = Thread(target=meet, daemon=True)
     thread.start()
-    thread.join(patience + 1)
+    if cause:
+        told.wait(MOMENT)  # before the others hear of it, and ask why
+    break_off(world)
+    while thread.is_alive() and is_time(more=1):
+        thread.join(0.1)
     return meeting
+
+
+def _tell(store: Store, cause: Cause) -> bool:
+    """Unless another cause stands there already. False: this one does, since a block inside this one was here."""
+    text = json.dumps(asdict(cause))
+    if store.check(["cause"]) and store.get("cause") == text.encode():
+        return False
+    store.compare_set("cause", "", text)
+    return True
 
 
 def _sign(store: Store, page: str, rank: int) -> None:

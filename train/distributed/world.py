@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeVar
 
@@ -56,9 +56,11 @@ def init_world(timeout: float, cpu: bool = False) -> World:
     except (RuntimeError, ValueError, OSError) as error:
         raise HardwareError(f"{place}: cannot join the other processes: {first_line(error)}") from error
     assert state.device is not None
-    store = int(os.environ.get("MASTER_PORT", "0"))  # where all have met: to be asked when the group is broken
-    links = tuple(link for link in set(connections()) - before if store not in link.ports)
-    return World(state.process_index, state.num_processes, state.local_process_index, state.device, links=links)
+    world = World(state.process_index, state.num_processes, state.local_process_index, state.device)
+    if world.size == 1:
+        return world
+    store = int(os.environ["MASTER_PORT"])  # where all have met: to be asked when the group is broken
+    return replace(world, links=tuple(link for link in set(connections()) - before if store not in link.ports))
 
 
 def shutdown(world: World, broken: bool = False) -> None:
