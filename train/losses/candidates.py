@@ -84,6 +84,22 @@ def relations(strip: Strip, options: PairOptions) -> Relations:
     return Relations(strip, exclusion, positive_keys, *_anchors(strip, counts, positives, options))
 
 
+def beside_positives(related: Relations, options: PairOptions) -> tuple[Exclusion, Tensor]:
+    """What leaves the sums over negatives alone, and whether each listed positive stands in its anchor's C_i: (P,)."""
+    strip, exclusion = related.strip, related.exclusion or Exclusion()
+    positives, dropped = strip.positives, exclusion.dropped
+    stands = torch.ones(len(positives.pairs_P2), dtype=torch.bool, device=strip.x_bD.device)
+    if dropped is None:
+        return Exclusion(exclusion.keys, dropped=positives), stands
+    negatives = exclusion if dropped is positives else Exclusion(exclusion.keys, dropped=dropped.joined(positives))
+    return negatives, stands if others_leave(options) else ~positives.among(dropped, len(strip.y_MD))
+
+
+def others_leave(options: PairOptions) -> bool:
+    """Whether each positive stands beside the negatives alone: then it is a candidate itself, always."""
+    return options.positives is Positives.exclude and options.candidates is Candidates.all
+
+
 def _must_be_listed(strip: Strip, options: PairOptions) -> bool:
     """Whether positives by key are wanted one by one; the mean over each of them is had without."""
     return options.positives is not Positives.each or strip.positives.own is None
@@ -104,8 +120,7 @@ def _with_equal_keys(strip: Strip) -> Pairs:
 def _dropped(strip: Strip, negatives_only: bool) -> Pairs | None:
     if strip.excluded is None:
         return strip.positives if negatives_only else None
-    listed = [strip.excluded, *([strip.positives.pairs_P2] if negatives_only else [])]
-    return Pairs(torch.cat(listed).unique(dim=0))
+    return Pairs(strip.excluded).joined(strip.positives if negatives_only else Pairs(strip.excluded[:0]))
 
 
 def _candidate_counts(strip: Strip, masked: SameItem | None, exclusion: Exclusion | None) -> tuple[Tensor, Tensor]:
@@ -117,7 +132,10 @@ def _candidate_counts(strip: Strip, masked: SameItem | None, exclusion: Exclusio
     if masked:
         row_counts_b = row_counts_b - masked.counts(len(strip.y_MD))[strip.columns.own]
         column_counts_M = column_counts_M - masked.counts(strip.columns.total)
-    changes = [(1, exclusion.kept, True), (-1, exclusion.dropped, False)] if masked else [(-1, exclusion.dropped, None)]
+    kept, dropped = exclusion.kept, exclusion.dropped
+    if kept and dropped:  # what is dropped is not kept
+        kept = Pairs(kept.pairs_P2[~kept.among(dropped, len(strip.y_MD))])
+    changes = [(1, kept, True), (-1, dropped, False)] if masked else [(-1, dropped, None)]
     for sign, pairs, equal_keys in changes:
         if pairs and (pairs := _with_keys(strip, pairs, equal_keys)):
             of_rows, of_columns = strip.counts(pairs)
@@ -135,8 +153,7 @@ def _with_keys(strip: Strip, pairs: Pairs, equal: bool | None) -> Pairs | None:
 def _anchors(
     strip: Strip, counts: tuple[Tensor, Tensor], positives: tuple[Tensor, Tensor], options: PairOptions
 ) -> tuple[Anchors, Anchors]:
-    """With positives left out of one another's sums (exclude), the positive itself is always a candidate."""
-    always = options.positives is Positives.exclude and options.candidates is Candidates.all
+    always = others_leave(options)
     valid = [((m > 0) | always) & (p > 0) for m, p in zip(counts, positives, strict=True)]
     valid[1] = valid[1] & (torch.arange(len(valid[1]), device=valid[1].device) < strip.columns.total)
     number = strip.rows.sum_(torch.stack([valid[0].sum(), valid[1][strip.columns.own].sum()]))

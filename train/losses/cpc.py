@@ -16,6 +16,8 @@ from train.losses.base import Result, TemperatureObjective
 from train.losses.gather import Layout
 from train.losses.options.logistic import CpcOptions
 from train.losses.pairwise import log_partition
+from train.losses.softmax import softplus
+from train.losses.tiles import Exclusion, Pairs
 
 
 @dataclass(frozen=True)
@@ -72,14 +74,12 @@ class Cpc(TemperatureObjective):
         if not total:
             raise ValueError("no sequence of the global batch has two steps: nothing can be predicted")
         sums = torch.stack([self._step(sequences, u, count) for u, count in candidates.items()]).sum(0)
-        log_sum, positive = sequences.layout.world_size / total * sums
-        scale = self.scale(x_bD)
-        loss = log_sum - scale * positive
-        log_k = scale.new_tensor(sum(anchors[u] * math.log(count) for u, count in candidates.items()) / total)
+        loss, positive = sequences.layout.world_size / total * sums
+        log_k = loss.new_tensor(sum(anchors[u] * math.log(count) for u, count in candidates.items()) / total)
         return Result(loss, {"positive_score": positive, "mi_bound": log_k - loss, "log_k": log_k})
 
     def _step(self, sequences: Sequences, u: int, candidates: int) -> Tensor:
-        """Σ log Σ_j e^{a_ij} and Σ s_ii of this rank's predictions of step u: (2,)."""
+        """Σ log(1 + Σ_{j≠i} e^{a_ij − a_ii}) and Σ s_ii of this rank's predictions of step u: (2,)."""
         layout, lengths_B, y_BD = sequences.layout, sequences.lengths_B, sequences.y_TBD[u]
         contexts = sequences.x_TbD[max(0, u - self.options.horizons) : u]
         scale = self.scale(y_BD)
@@ -89,10 +89,13 @@ class Cpc(TemperatureObjective):
         log_weights_B = None
         if candidates < layout.total:  # sequences that end before this step are no candidates
             log_weights_B = torch.zeros_like(lengths_B, dtype=scale.dtype).masked_fill(lengths_B <= u, -math.inf)
-        log_sums, _ = log_partition(predictions, y_BD.to(scale.dtype), scale, layout, column_weights_M=log_weights_B)
+        i = torch.arange(len(predictions), device=predictions.device)
+        own = Exclusion(dropped=Pairs(torch.stack([i, i % len(sequences.lengths_b) + layout.own.start], 1)))
+        y_BD = y_BD.to(scale.dtype)
+        log_sums, _ = log_partition(predictions, y_BD, scale, layout, own, column_weights_M=log_weights_B)
         scores = (predictions * sequences.y_TbD[u].repeat(len(contexts), 1)).sum(1)
         reaches = (sequences.lengths_b > u).repeat(len(contexts))
-        return torch.stack([log_sums[reaches].sum(), scores[reaches].sum()])
+        return torch.stack([softplus(log_sums - scale * scores)[reaches].sum(), scores[reaches].sum()])
 
 
 def _checked(x_bTD: Tensor, y_bTD: Tensor | None, width: int) -> Tensor:

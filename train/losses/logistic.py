@@ -23,16 +23,11 @@ from train.losses.importance import SampleTable
 from train.losses.options.common import Duplicates
 from train.losses.options.logistic import BinaryNceOptions, LocalNceOptions, LogisticOptions, NceOptions, Noise
 from train.losses.pair_sum import Function, pair_sum
-from train.losses.softmax import score_means
+from train.losses.softmax import score_means, softplus
 from train.losses.strip import Strip
 from train.losses.tiles import Exclusion, Pairs
 
 Keys = tuple[tuple[Tensor, Tensor], ...]
-
-
-def softplus(a: Tensor) -> Tensor:
-    """sp(a), exact in float64 too: by default torch turns to sp(a) = a where e^−a is still 2e-9."""
-    return F.softplus(a, threshold=40.0)
 
 
 @dataclass(frozen=True)
@@ -263,7 +258,7 @@ def nce_from_log_u(
 def decide(strip: Strip, duplicates: Duplicates) -> Decisions:
     keys, dropped = _keys(strip, duplicates), strip.positives
     if strip.excluded is not None:
-        dropped = Pairs(torch.cat([strip.positives.pairs_P2, strip.excluded]).unique(dim=0))
+        dropped = Pairs(strip.excluded).joined(dropped)
     positive = duplicates is Duplicates.positive
     return Decisions(strip, Exclusion(() if positive else keys, dropped=dropped), keys if positive else ())
 

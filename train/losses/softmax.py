@@ -12,17 +12,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from train.losses.base import Result, TemperatureObjective
-from train.losses.candidates import Anchors, Relations, relations
+from train.losses.candidates import Anchors, Relations, beside_positives, others_leave, relations
 from train.losses.gather import Layout
 from train.losses.importance import log_weights
-from train.losses.options.common import Candidates, Directions, PairOptions, Positives
+from train.losses.options.common import Directions, PairOptions, Positives
 from train.losses.options.softmax import OneSidedDPMOptions, Partition, SimCLROptions, SoftmaxOptions, Views
 from train.losses.pairwise import log_partition
 from train.losses.strip import Strip
-from train.losses.tiles import Exclusion, Pairs
+from train.losses.tiles import Exclusion
 
 Index = slice | Tensor
 Metrics = dict[str, Tensor]
@@ -58,13 +59,12 @@ class SoftmaxObjective(TemperatureObjective):
     def of_strip(self, strip: Strip, **more: Tensor) -> Result:
         options, scale, weights_M = self.options, self.scale(strip.x_bD), self._weights(strip, more)
         related = relations(strip, options)
-        rows_b, columns_M = log_partition(
-            strip.x_bD, strip.y_MD, scale, strip.columns, related.exclusion, column_weights_M=weights_M
-        )
-        row, column = core_terms(related, rows_b, columns_M, scale, options, options.partition, weights_M)
+        negatives, stands_P = beside_positives(related, options)
+        sums = log_partition(strip.x_bD, strip.y_MD, scale, strip.columns, negatives, column_weights_M=weights_M)
+        row, column = core_terms(related, stands_P, sums, scale, options, options.partition, weights_M)
         loss = symmetric_dpm(row, column, 1 / scale, options)
         with torch.no_grad():
-            bound = mi_bound(related, rows_b, columns_M, scale, options) if weights_M is None else {}
+            bound = mi_bound(related, stands_P, sums, scale, options) if weights_M is None else {}
             return Result(loss, {**score_means(strip), **bound})
 
     def _weights(self, strip: Strip, more: dict[str, Tensor]) -> Tensor | None:
@@ -105,14 +105,15 @@ class SimCLR(TemperatureObjective):
         (layout,) = Layout.of(z)
         if layout.total == 0:
             raise ValueError("the global batch has no pair")
-        itself = Pairs.own_columns(len(z), layout.own.start, z.device)
+        of_ranks = torch.arange(layout.total // 2, device=z.device).split([size // 2 for size in layout.sizes])
+        item_M = torch.cat([items.repeat(2) for items in of_ranks])
         scale = self.scale(z)
-        z_MD = layout.gather(z)
-        rows_b, _ = log_partition(z, z_MD, scale, layout, Exclusion(dropped=itself))
-        partner = 2 * (first.to(scale.dtype) * second.to(scale.dtype)).sum()  # each pair is two anchors' positive
+        negatives = Exclusion(((item_M[layout.own], item_M),))  # neither itself nor its partner
+        rows_b, _ = log_partition(z, layout.gather(z), scale, layout, negatives)
+        partner_b = (first.to(scale.dtype) * second.to(scale.dtype)).sum(1).repeat(2)
         share = layout.world_size / layout.total
-        loss = (rows_b.sum() - scale * partner) * share
-        return Result(loss / scale if self.options.tau_scaled else loss, {"positive_score": partner * share})
+        loss = softplus(rows_b - scale * partner_b).sum() * share
+        return Result(loss / scale if self.options.tau_scaled else loss, {"positive_score": partner_b.sum() * share})
 
     def _views(self, z: Tensor) -> tuple[Tensor, Tensor]:
         if len(z) % 2:
@@ -120,10 +121,15 @@ class SimCLR(TemperatureObjective):
         return (z[::2], z[1::2]) if self.options.views is Views.interleaved else (z[: len(z) // 2], z[len(z) // 2 :])
 
 
+def softplus(a: Tensor) -> Tensor:
+    """sp(a) = log(1 + e^a), exact in float64 too: by default torch turns to sp(a) = a where e^−a is still 2e-9."""
+    return F.softplus(a, threshold=40.0)
+
+
 def core_terms(
     related: Relations,
-    rows_b: Tensor,
-    columns_M: Tensor,
+    stands_P: Tensor,
+    sums: tuple[Tensor, Tensor],
     scale: Tensor,
     options: PairOptions,
     partition: Partition,
@@ -131,71 +137,104 @@ def core_terms(
 ) -> tuple[Tensor, Tensor]:
     """Means over anchors of f_i/τ = LSE_{j∈C_i}(d_ij/τ) − c_i, c_i = 0 (sum) or log m_i (mean), of both directions.
 
+    sums: N_i = LSE_{j∈C_i∖P_i} a_ij of rows (b,) and columns (M,), the negatives alone. Near a loss of 0 it is they
+    that count: f_i/τ = log(e^(N_i − a_ip) + Σ_{q∈P_i∩C_i} e^(a_iq − a_ip)) − c_i has all its digits, where the
+    difference of LSE_{C_i} and a_ip, both near 1/τ, has none.
+
     Several positives: the mean over p ∈ P_i (each); the same with C_i without the other positives (exclude); or
-    LSE over C_i − LSE over P_i (merge). An anchor without candidates or positive is skipped. weights_M: the log-weights
-    ω_j that the rows' sums were made with. Scalars whose mean over ranks is the value on the global batch.
+    LSE over C_i − LSE over P_i (merge). An anchor without candidates or positive is skipped. stands_P: whether each
+    listed positive is in C_i; weights_M: the log-weights ω_j that the rows' sums were made with. Scalars whose mean
+    over ranks is the value on the global batch.
     """
-    row_index, column_index = _indices(related)
-    omega_P = 0.0 if weights_M is None else weights_M[column_index]
-    sides = (Side(related.rows, rows_b, partition, omega_P), Side(related.columns, columns_M, partition))
-    if related.same:
-        positive_sums = _positives_by_key(related, scale)
-        row, column = (
-            side.anchors.share * (side.log_means().sum() - a) for side, a in zip(sides, positive_sums, strict=True)
+    strip, indices = related.strip, _indices(related)
+    a_P = scale * strip.pair_scores()
+    weights_P = torch.zeros_like(a_P) if weights_M is None else weights_M[indices[1]]
+    apart = strip.positives.own is not None or others_leave(options)
+    mean = _merged if options.positives is Positives.merge else _by_key if related.same else _each
+    row, column = (
+        mean(Side(anchors, log_sums, partition, index, omega_P.masked_fill(~stands_P, -math.inf), apart, layout), a_P)
+        for anchors, log_sums, index, omega_P, layout in (
+            (related.rows, sums[0], indices[0], weights_P, None),
+            (related.columns, sums[1], indices[1], torch.zeros_like(a_P), strip.columns),
         )
-        return row, column
-    several = _excluding if _others_leave(options) else SEVERAL[options.positives]
-    a_P = scale * related.strip.pair_scores()
-    return several(sides[0], row_index, a_P, related), several(sides[1], column_index, a_P, related)
+    )
+    if related.same:
+        beyond = _own_beyond_mean(related, scale)
+        row, column = row + related.rows.share * beyond[0], column + related.columns.share * beyond[1]
+    return row, column
 
 
 @dataclass(frozen=True)
 class Side:
-    """One direction: its anchors, their partition sums LSE_{j∈C_i} (a_ij + ω_j), the log-weight of each positive."""
+    """One direction: its anchors, N_i over their negatives, and the listed positive pairs (P,).
+
+    index: the anchor of each pair; omega_P: its log-weight in that anchor's sum, −inf if it is not in C_i; apart:
+    whether each pair is the only positive in its sum; layout: of the ranks on which an anchor's pairs lie, if several.
+    """
 
     anchors: Anchors
-    sums: Tensor
+    log_sums: Tensor
     partition: Partition
-    omega_P: Tensor | float = 0.0
+    index: Index
+    omega_P: Tensor
+    apart: bool
+    layout: Layout | None
 
-    def log_means(self) -> Tensor:
-        """LSE_{C_i} − c_i of the anchors that this rank adds up, 0 for those that are skipped."""
-        return torch.where(self.anchors.valid, self.sums - self.c(self.anchors.counts), 0.0)[self.anchors.own]
+    def f(self, index: Index, a: Tensor, log_positives: Tensor) -> Tensor:
+        """log(e^(N_i − a) + e^(log_positives)) − c_i of the anchors i at `index`; finite for those that are skipped."""
+        valid, counts = self.anchors.valid[index], self.anchors.counts[index].clamp(min=1)
+        c = counts.to(a).log() if self.partition is Partition.mean else 0.0
+        return torch.logaddexp(torch.where(valid, self.log_sums[index] - a, 0.0), log_positives) - c
 
-    def c(self, counts: Tensor) -> Tensor:
-        logs = counts.clamp(min=1).to(self.sums).log()
-        return logs if self.partition is Partition.mean else torch.zeros_like(logs)
-
-
-def _each(side: Side, index: Index, a_P: Tensor, related: Relations) -> Tensor:
-    return side.anchors.share * (side.log_means().sum() - side.anchors.weights(a_P)[index] @ a_P)
-
-
-def _merged(side: Side, index: Index, a_P: Tensor, related: Relations) -> Tensor:
-    """LSE_{C_i} − LSE_{p∈P_i} a_ip. A row has all its pairs here; a column's lie on all ranks."""
-    layout = related.strip.columns if side.anchors is related.columns else None
-    anchor_P = torch.arange(len(side.sums), device=a_P.device)[index]
-    highest = torch.full_like(side.sums.detach(), -math.inf).scatter_reduce(0, anchor_P, a_P.detach(), "amax")
-    if layout:
-        layout.max_(highest)
-    highest = highest.masked_fill(highest == -math.inf, 0.0)
-    sums = torch.zeros_like(side.sums).index_add(0, anchor_P, (a_P - highest[anchor_P]).exp())
-    sums = layout.sum(sums) if layout else sums
-    merged = torch.where(side.anchors.valid, highest + torch.where(sums > 0, sums, 1.0).log(), 0.0)
-    return side.anchors.share * (side.log_means().sum() - merged[side.anchors.own].sum())
+    def over_positives(self, values_P: Tensor) -> Tensor:
+        """LSE over the pairs of each anchor, −inf without any. A row has all its pairs here; a column's may lie on all
+        ranks: a collective."""
+        anchor_P = torch.arange(len(self.log_sums), device=values_P.device)[self.index]
+        highest = torch.full_like(self.log_sums.detach(), -math.inf)
+        highest = highest.scatter_reduce(0, anchor_P, values_P.detach(), "amax")
+        if self.layout:
+            self.layout.max_(highest)
+        highest = highest.masked_fill(highest == -math.inf, 0.0)
+        sums = torch.zeros_like(self.log_sums).index_add(0, anchor_P, (values_P - highest[anchor_P]).exp())
+        sums = self.layout.sum(sums) if self.layout else sums
+        return (highest + torch.where(sums > 0, sums, 1.0).log()).masked_fill(sums == 0, -math.inf)
 
 
-def _excluding(side: Side, index: Index, a_P: Tensor, related: Relations) -> Tensor:
-    """Each positive beside the negatives alone."""
-    f_P = torch.logaddexp(side.sums[index], a_P + side.omega_P) - a_P - side.c(side.anchors.counts)[index]
-    return side.anchors.share * (side.anchors.weights(a_P)[index] @ f_P)
+def _each(side: Side, a_P: Tensor) -> Tensor:
+    log_positives = side.omega_P
+    if not side.apart:
+        together_P = side.over_positives(a_P + side.omega_P)[side.index] - a_P
+        log_positives = torch.where(side.anchors.positives[side.index] == 1, side.omega_P, together_P)
+    f_P = side.f(side.index, a_P, log_positives)
+    return side.anchors.share * (side.anchors.weights(a_P)[side.index] @ f_P)
 
 
-SEVERAL = {Positives.single: _each, Positives.each: _each, Positives.exclude: _each, Positives.merge: _merged}
+def _merged(side: Side, a_P: Tensor) -> Tensor:
+    merged, in_sum = side.over_positives(a_P), side.over_positives(a_P + side.omega_P)
+    f = side.f(slice(None), merged, torch.where(in_sum == merged, 0.0, in_sum - merged))
+    return side.anchors.share * torch.where(side.anchors.valid, f, 0.0)[side.anchors.own].sum()
 
 
-def _others_leave(options: PairOptions) -> bool:
-    return options.positives is Positives.exclude and options.candidates is Candidates.all
+def _by_key(side: Side, a_b: Tensor) -> Tensor:
+    """Of the own pair alone. Those with an equal key are in N_i, and _own_beyond_mean has the mean over them."""
+    f_b = side.f(side.index, a_b, side.omega_P)
+    return side.anchors.share * torch.where(side.anchors.valid[side.index], f_b, 0.0).sum()
+
+
+def _own_beyond_mean(related: Relations, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ_i (a_ii − mean_{p∈P_i} a_ip) of both directions, where P_i is every column that is the same item as i.
+
+    Σ_j mean_{i~j} s_ij = Σ_i x_i · Σ_{j~i} y_j / |P_j|: rows hold their parts of the columns' means, and x of the other
+    ranks is not needed. An anchor that has its own pair alone adds nothing, to the gradient neither.
+    """
+    strip, same, own = related.strip, related.same, related.strip.columns.own
+    assert same is not None
+    x_bD, y_MD = strip.x_bD.to(scale.dtype), strip.y_MD.to(scale.dtype)
+    several_b, several_M = (anchors.valid & (anchors.positives > 1) for anchors in (related.rows, related.columns))
+    row_weight_b, column_weight_M = related.rows.weights(scale) * several_b, related.columns.weights(scale) * several_M
+    row_bD = several_b[:, None] * y_MD[own] - row_weight_b[:, None] * same.sums(y_MD, own)
+    column_bD = several_M[own, None] * y_MD[own] - same.sums(y_MD * column_weight_M[:, None], own)
+    return scale * (x_bD * row_bD).sum(), scale * (x_bD * column_bD).sum()
 
 
 def _indices(related: Relations) -> tuple[Index, Index]:
@@ -205,22 +244,6 @@ def _indices(related: Relations) -> tuple[Index, Index]:
         return slice(None), slice(positives.own, positives.own + rows)
     i, j = positives.pairs_P2.unbind(1)
     return i, j
-
-
-def _positives_by_key(related: Relations, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ_i mean_{p∈P_i} a_ip of both directions, where P_i is every column that is the same item as i.
-
-    Σ_j mean_{i~j} s_ij = Σ_i x_i · Σ_{j~i} y_j / |P_j|: rows hold their parts of the columns' means, and x of the other
-    ranks is not needed.
-    """
-    strip, same = related.strip, related.same
-    assert same is not None
-    x_bD, y_MD = strip.x_bD.to(scale.dtype), strip.y_MD.to(scale.dtype)
-    own = strip.columns.own
-    row_weight_b, column_weight_M = (anchors.weights(scale) for anchors in (related.rows, related.columns))
-    row = ((x_bD * same.sums(y_MD, own)).sum(1) * row_weight_b).sum()
-    column = (x_bD * same.sums(y_MD * column_weight_M[:, None], own)).sum()
-    return scale * row, scale * column
 
 
 def score_means(strip: Strip) -> dict[str, Tensor]:
@@ -234,7 +257,9 @@ def score_means(strip: Strip) -> dict[str, Tensor]:
     return {"positive_score": own_b.sum() * per_pair, "negative_score": others * per_pair / max(total - 1, 1)}
 
 
-def mi_bound(related: Relations, rows_b: Tensor, columns_M: Tensor, scale: Tensor, options: SoftmaxOptions) -> Metrics:
+def mi_bound(
+    related: Relations, stands_P: Tensor, sums: tuple[Tensor, Tensor], scale: Tensor, options: SoftmaxOptions
+) -> Metrics:
     """log K − InfoNCE of the directions that the loss has, their mean, beside log K: nats, at most log K.
 
     van den Oord et al. 2018, eq. 5. Only for one positive among all K = B columns drawn as they come: with other
@@ -245,7 +270,7 @@ def mi_bound(related: Relations, rows_b: Tensor, columns_M: Tensor, scale: Tenso
     if not plain or related.same:
         return {}
     log_k = scale.new_tensor(math.log(strip.rows.total))
-    row, column = core_terms(related, rows_b, columns_M, scale, options, Partition.sum)
+    row, column = core_terms(related, stands_P, sums, scale, options, Partition.sum)
     both = options.directions in (Directions.sum, Directions.mean)
     loss = DIRECTIONS[Directions.mean if both else options.directions](row, column)
     return {"mi_bound": log_k - loss, "log_k": log_k}

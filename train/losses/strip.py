@@ -117,7 +117,7 @@ def build_strip(
     if known is not None:
         if y_keys is None:
             raise ValueError("known items are found by their keys: give y_keys too")
-        unlisted = _unlisted(known, keys[-1][1], pairs)
+        unlisted = _unlisted(known, keys[-1][1], pairs, len(y_MD))
         if equal_is_positive:
             unlisted = unlisted[~of_equal_keys(unlisted, keys)]
         excluded = unlisted if excluded is None else torch.cat([excluded, unlisted])
@@ -133,12 +133,11 @@ def _column_keys(y_keys: Tensor, columns: Layout, extra: Layout, negatives: Colu
     return torch.cat([keys_B, extra.gather(negatives.keys_k)])
 
 
-def _unlisted(known: Known, column_keys_M: Tensor, positives: Pairs) -> Tensor:
+def _unlisted(known: Known, column_keys_M: Tensor, positives: Pairs, columns: int) -> Tensor:
     """(row, column) of the columns that hold a known item of a row and are none of its positives: (P, 2)."""
     place, column = equal_pairs(known.keys.contiguous(), column_keys_M).unbind(1)
     pairs_P2 = torch.stack([known.row[place], column], 1).unique(dim=0)
-    number, listed = (p[:, 0] * len(column_keys_M) + p[:, 1] for p in (pairs_P2, positives.pairs_P2))
-    return pairs_P2[~torch.isin(number, listed)]
+    return pairs_P2[~Pairs(pairs_P2).among(positives, columns)]
 
 
 def of_equal_keys(pairs_P2: Tensor, keys: Sequence[tuple[Tensor, Tensor]]) -> Tensor:

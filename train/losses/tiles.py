@@ -29,8 +29,21 @@ class Pairs:
         i = torch.arange(rows, device=device)
         return Pairs(torch.stack([i, i + first], 1), first)
 
+    def joined(self, others: Pairs) -> Pairs:
+        """These and the others, each once."""
+        return Pairs(torch.cat([self.pairs_P2, others.pairs_P2]).unique(dim=0))
+
+    def among(self, others: Pairs, columns: int) -> Tensor:
+        """(P,) bool: which of these are among the others, of a matrix with so many columns."""
+        number, listed = (pairs.pairs_P2[:, 0] * columns + pairs.pairs_P2[:, 1] for pairs in (self, others))
+        return torch.isin(number, listed)
+
     def within(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor] | None:
         """Indices into the tile of those that lie in it, if any do."""
+        if self.own is not None:
+            first, end = max(rows.start, columns.start - self.own), min(rows.stop, columns.stop - self.own)
+            i = torch.arange(first, end, device=self.pairs_P2.device) if first < end else None
+            return None if i is None else (i - rows.start, i + (self.own - columns.start))
         sorted_P2, places = self._by_tile
         place = places.get((rows.start // TILE, columns.start // TILE))
         if place is None:
