@@ -7,7 +7,7 @@ its own parameters too, gives the exact gradient. Per-anchor sums therefore ente
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from data.batch import Known
 from train.losses.options.common import Duplicates, ObjectiveOptions, Similarity, TemperatureOptions
-from train.losses.strip import Columns, Strip, build_strip
+from train.losses.strip import Columns, Strip, build_strip, integers, named
 
 if TYPE_CHECKING:
     from train.losses.memory import SampleState
@@ -60,11 +60,14 @@ class Objective(nn.Module):
         """Loss of the global batch of which these are this rank's pairs; ranks may hold different numbers, also 0.
 
         x_bD, y_mD: embeddings, normalised here if the similarity is cosine; scores are float32, or float64 for float64.
+        Whole numbers may be any that torch.as_tensor takes.
         sample_ids_b: index of per-sample state. negatives: (b, k, D) hard negatives, or Columns. positives, excluded:
         int64 (P, 2) pairs (local row, global column); without positives, column i is the positive of row i. x_keys,
         y_keys (b,) int64: rows with an equal key are the same item; needed (one of them) unless duplicates are kept.
         known: y items, by key, that are right for a row: where they are columns, they are none of its negatives.
         A collective: every rank calls it, and what is given on one rank is given on all, if only as nothing (k = 0).
+        State and running means move in training mode with gradients enabled, and not under no_grad or inference_mode.
+        There is a first derivative: with create_graph=True backward raises where it would be without the second.
         """
         given = {
             "negatives": negatives,
@@ -75,17 +78,20 @@ class Objective(nn.Module):
         for name, value in given.items():
             if value is not None and name not in self.takes:
                 raise ValueError(f"objective {self.options.name} takes no {name}")
-        with torch.autocast(x_bD.device.type, enabled=False):
+        columns, device = None if negatives is None else Columns.of(negatives), x_bD.device
+        _check_types(x_bD, y_mD)
+        enabled = torch.is_grad_enabled()  # inference_mode(False) enables it
+        with torch.inference_mode(False), torch.set_grad_enabled(enabled), torch.autocast(device.type, enabled=False):
             y_mD = None if y_mD is None else self._comparable(y_mD)
             result = self.of_embeddings(
                 self._comparable(x_bD),
                 y_mD,
-                sample_ids_b=sample_ids_b,
-                negatives=None if negatives is None else self._comparable_columns(Columns.of(negatives)),
-                positives=positives,
-                excluded=excluded,
-                x_keys=x_keys,
-                y_keys=y_keys,
+                sample_ids_b=integers("sample_ids", sample_ids_b, device),
+                negatives=columns and replace(columns, embeddings_kD=self._comparable(columns.embeddings_kD)),
+                positives=integers("positives", positives, device, pairs=True),
+                excluded=integers("excluded", excluded, device, pairs=True),
+                x_keys=integers("x_keys", x_keys, device),
+                y_keys=integers("y_keys", y_keys, device),
                 known=known,
                 **{name: value for name, value in more.items() if value is not None},
             )
@@ -95,6 +101,10 @@ class Objective(nn.Module):
         if y_mD is None or x_bD.ndim != 2 or y_mD.ndim != 2 or x_bD.shape[1] != y_mD.shape[1]:
             shape = None if y_mD is None else tuple(y_mD.shape)
             raise ValueError(f"x must be (b, D) and y (m, D), not {tuple(x_bD.shape)} and {shape}")
+        columns: Columns | None = inputs["negatives"]
+        if columns and columns.embeddings_kD.shape[1:] != y_mD.shape[1:]:
+            shape = tuple(columns.embeddings_kD.shape)
+            raise ValueError(f"negatives must have the width of y, {y_mD.shape[1]}, not {shape}")
         duplicates = getattr(self.options, "duplicates", Duplicates.keep)
         if duplicates is Duplicates.keep:
             inputs["x_keys"] = None
@@ -117,12 +127,17 @@ class Objective(nn.Module):
 
     def _comparable(self, e_bD: Tensor) -> Tensor:
         """Normalised in float32. A GPU multiplies half precision as it is, into float32; elsewhere it gains nothing."""
+        e_bD = e_bD.clone() if e_bD.is_inference() else e_bD  # autograd takes none, not even for a gradient inside
         wide = e_bD.to(torch.promote_types(e_bD.dtype, torch.float32))
         wide = F.normalize(wide, dim=-1) if self.options.similarity is Similarity.cosine else wide
         return wide.to(e_bD.dtype) if e_bD.is_cuda else wide
 
-    def _comparable_columns(self, columns: Columns) -> Columns:
-        return Columns(self._comparable(columns.embeddings_kD), columns.row_k, columns.keys_k, columns.positive_k)
+
+def _check_types(x_bD: Tensor, y_mD: Tensor | None) -> None:
+    """Half precision is widened to float32; float64 is a type of its own."""
+    x_type, y_type = x_bD.dtype, x_bD.dtype if y_mD is None else y_mD.dtype
+    if torch.promote_types(x_type, torch.float32) != torch.promote_types(y_type, torch.float32):
+        raise ValueError(f"x is {named(x_type)} and y {named(y_type)}: convert one of them")
 
 
 MORE = ("importance",)  # inputs that are not of the strip

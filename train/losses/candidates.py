@@ -61,8 +61,6 @@ def relations(strip: Strip, options: PairOptions) -> Relations:
             f"objective.duplicates={options.duplicates.value} compares content keys: give the objective "
             "x_keys or y_keys, or set objective.duplicates=keep"
         )
-    if options.positives is Positives.single and strip.positives.own is None:
-        raise ConfigError("objective.positives=single: several are listed. Set it to each, exclude or merge")
     if options.candidates is Candidates.negatives and len(strip.y_MD) < 2:
         raise ConfigError("objective.candidates=negatives needs a global batch of 2 pairs or more")
     if options.duplicates is Duplicates.positive and _must_be_listed(strip, options):
@@ -81,6 +79,12 @@ def relations(strip: Strip, options: PairOptions) -> Relations:
         positives = positive_keys.counts(len(strip.y_MD))[strip.columns.own], positive_keys.counts(strip.columns.total)
     else:
         positives = strip.counts(strip.positives)
+    if options.positives is Positives.single and strip.positives.own is None:
+        several = torch.stack([(count > 1).any() for count in positives]).any()
+        if strip.rows.max_(several[None].long()):
+            raise ConfigError(
+                "objective.positives=single: a row or a column has several listed. Set it to each, exclude or merge"
+            )
     return Relations(strip, exclusion, positive_keys, *_anchors(strip, counts, positives, options))
 
 

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from train.losses.base import Result, TemperatureObjective
+from train.losses.functions import product
 from train.losses.gather import Layout
 from train.losses.options.logistic import CpcOptions
 from train.losses.pairwise import log_partition
 from train.losses.softmax import softplus
+from train.losses.strip import integers
 from train.losses.tiles import Exclusion, Pairs
 
 
@@ -39,7 +41,9 @@ class Sequences:
             raise ValueError(f"ranks have sequences of {steps.sizes} steps: pad all to the same")
         if lengths_b is None:
             lengths_b = torch.full((len(x_bTD),), x_bTD.shape[1])
-        lengths_b = lengths_b.to(x_bTD.device)
+        lengths_b = integers("lengths", lengths_b, x_bTD.device)
+        if len(lengths_b) != len(x_bTD) or ((lengths_b < 0) | (lengths_b > x_bTD.shape[1])).any():
+            raise ValueError(f"lengths must be {len(x_bTD)} numbers from 0 to {x_bTD.shape[1]}, the steps of x and y")
         y_BTD, lengths_B = layout.gather(y_bTD), layout.gather(lengths_b)
         return Sequences(x_bTD.unbind(1), y_bTD.unbind(1), y_BTD.unbind(1), lengths_b, lengths_B, layout)
 
@@ -85,7 +89,7 @@ class Cpc(TemperatureObjective):
         scale = self.scale(y_BD)
         w_HDD = self.w_HDD.to(scale.dtype).expand(self.options.horizons, -1, -1)
         nearest_first = [x_bD.to(scale.dtype) for x_bD in reversed(contexts)]
-        predictions = self._comparable(torch.cat([x @ w.T for x, w in zip(nearest_first, w_HDD, strict=False)]))
+        predictions = self._comparable(torch.cat([product(x, w.T) for x, w in zip(nearest_first, w_HDD, strict=False)]))
         log_weights_B = None
         if candidates < layout.total:  # sequences that end before this step are no candidates
             log_weights_B = torch.zeros_like(lengths_B, dtype=scale.dtype).masked_fill(lengths_B <= u, -math.inf)

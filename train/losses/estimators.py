@@ -22,6 +22,7 @@ from torch import Tensor
 from data.errors import ConfigError
 from train.losses.base import Objective, Result, TemperatureObjective
 from train.losses.candidates import Anchors, Relations, relations
+from train.losses.functions import with_gradients
 from train.losses.memory import SampleState, Visit
 from train.losses.options.common import Candidates, Directions, Duplicates, PairOptions
 from train.losses.options.estimators import EstimatorOptions, ISogCLROptions, NuclrOptions, TemperatureGradient
@@ -231,11 +232,9 @@ class Leaves:
         rows, inner = self._outer.rows, (self.strip.x_bD, self.strip.y_MD)
         # Of the sum over anchors: float16, if the embeddings are, would lose what belongs to a mean
         gradients = torch.autograd.grad(loss * rows.total, [*inner, *self.numbers.values()])
-        loss = loss.detach()
-        for e, de in zip((self._outer.x_bD, self._outer.y_MD), gradients[:2], strict=True):
-            product = (e.to(loss.dtype) * de.to(loss.dtype)).sum() / rows.total
-            loss = loss + (product - product.detach())
+        of_embeddings = [de.to(loss.dtype) / rows.total for de in gradients[:2]]
         summed = rows.sum_(torch.stack(gradients[2:]) / rows.total)
+        loss = with_gradients(loss, (self._outer.x_bD, self._outer.y_MD), of_embeddings)
         return loss, dict(zip(self.numbers, summed.unbind(), strict=True))
 
 

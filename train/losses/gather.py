@@ -11,7 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from train.losses.functions import once
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class _Gather(torch.autograd.Function):
         return torch.cat([block[:size] for block, size in zip(everyone.split(most), layout.sizes, strict=True)])
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         layout: Layout = ctx.layout
         wide = gradient.to(torch.promote_types(gradient.dtype, torch.float32))  # half precision would round every sum
@@ -104,6 +105,6 @@ class _Sum(torch.autograd.Function):
         return layout.sum_(values.clone())
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return ctx.layout.sum_(gradient.clone()), None

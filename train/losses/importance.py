@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +11,6 @@ from torch import Tensor
 from data.errors import ConfigError, DataError
 from train.losses.options.softmax import Importance, OneSidedDPMOptions
 from train.losses.strip import Strip
-
-Weights = Callable[[Strip, Tensor, Tensor | None], Tensor | None]
 
 
 class SampleTable:
@@ -43,32 +40,39 @@ class SampleTable:
         return torch.from_numpy(values).to(like)
 
 
-def log_weights(options: OneSidedDPMOptions) -> Weights:
-    """ω_j of all columns, (M,): −log q_j, or ζ_j/τ; values of own columns are the caller's or the file's."""
-    if options.importance is Importance.none:
-        return _none
-    table = None if options.importance_file is None else SampleTable(options.importance_file)
+class LogWeights:
+    """ω_j of all columns, (M,): −log q_j, or ζ_j/τ; values of own columns are the caller's or the file's.
 
-    def weights(strip: Strip, scale: Tensor, given: Tensor | None) -> Tensor:
-        own = strip.columns.sizes[strip.columns.rank]
+    None with importance=none.
+    """
+
+    def __init__(self, options: OneSidedDPMOptions) -> None:
+        self._importance = options.importance
+        self._table = None if options.importance_file is None else SampleTable(options.importance_file)
+
+    def __call__(self, strip: Strip, scale: Tensor, given: Tensor | None) -> Tensor | None:
+        if self._importance is Importance.none:
+            if given is not None:
+                raise ConfigError("objective.importance=none: set it to log_q or zeta, or give no importance")
+            return None
+        values_M = self._values(strip, scale, given)
+        return -values_M if self._importance is Importance.log_q else scale * values_M
+
+    def _values(self, strip: Strip, scale: Tensor, given: Tensor | None) -> Tensor:
+        own, name = strip.columns.sizes[strip.columns.rank], self._importance.value
         if len(strip.y_MD) != strip.columns.total:
-            raise ConfigError(f"objective.importance={options.importance.value}: further columns have no weight")
-        if given is not None and given.shape != (own,):
-            raise ConfigError(f"objective.importance: {tuple(given.shape)} values for {own} columns of this rank")
-        if given is not None:
-            values_M = strip.columns.gather(given.to(scale.dtype))
-        elif table is not None:
-            values_M = table.of_columns(strip, scale)
-        else:
+            raise ConfigError(f"objective.importance={name}: further columns have no weight")
+        if given is None and self._table is None:
             raise ConfigError(
-                f"objective.importance={options.importance.value}: give the objective importance=(m,) values of own "
-                "columns, or set objective.importance_file"
+                f"objective.importance={name}: give the objective importance=(m,) values of own columns, or set "
+                "objective.importance_file"
             )
-        return -values_M if options.importance is Importance.log_q else scale * values_M
-
-    return weights
-
-
-def _none(strip: Strip, scale: Tensor, given: Tensor | None) -> None:
-    if given is not None:
-        raise ConfigError("objective.importance=none: set it to log_q or zeta, or give no importance")
+        if given is None:
+            assert self._table is not None
+            return self._table.of_columns(strip, scale)
+        if given.shape != (own,):
+            raise ConfigError(f"objective.importance: {tuple(given.shape)} values for {own} columns of this rank")
+        values_M = strip.columns.gather(given.to(scale.dtype))
+        if not values_M.isfinite().all():
+            raise ValueError(f"importance must be finite, not {float(values_M[~values_M.isfinite()][0])}")
+        return values_M

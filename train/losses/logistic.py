@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from data.errors import ConfigError
 from train.losses.base import Result, TemperatureObjective
 from train.losses.duplicates import SameItem
+from train.losses.functions import product
 from train.losses.gather import Layout
 from train.losses.importance import SampleTable
 from train.losses.options.common import Duplicates
@@ -123,7 +124,7 @@ class LogisticObjective(TemperatureObjective, ABC):
         scale, decisions = self.scale(strip.x_bD), decide(strip, self.options.duplicates)
         formula = self.formula(decisions)
         loss = formula.share(decisions, scale)
-        metrics = {"bias": self.bias, **score_means(strip)}
+        metrics = {"bias": self.bias.detach().clone(), **score_means(strip)}
         if strip.positives.own is not None:
             share = strip.rows.world_size / strip.rows.total
             metrics["data_probability"] = formula.pair_logits(strip, scale).sigmoid().sum() * share
@@ -210,7 +211,7 @@ class BinaryNce(LogisticObjective):
             )
         i = torch.arange(own.start, own.stop, device=strip.x_bD.device)[:, None]
         j_br = (i + torch.arange(1, r + 1, device=i.device)) % total
-        s_br = torch.einsum("bd,brd->br", strip.x_bD.to(scale.dtype), strip.y_MD[j_br].to(scale.dtype))
+        s_br = product(strip.y_MD[j_br].to(scale.dtype), strip.x_bD.to(scale.dtype)[:, :, None])[:, :, 0]
         a_b, a_br = scale * strip.pair_scores() + self.bias, scale * s_br + self.bias
         equal = _keys(strip, self.options.duplicates)
         same_br = _any_equal(equal, i - own.start, j_br) if equal else torch.zeros_like(j_br, dtype=torch.bool)
@@ -223,7 +224,7 @@ class BinaryNce(LogisticObjective):
             "data_probability": of_data * data.sigmoid().sum(),
             "noise_probability": of_noise * noise.sigmoid().sum(),
         }
-        return Result(loss, {"bias": self.bias, **score_means(strip), **probabilities})
+        return Result(loss, {"bias": self.bias.detach().clone(), **score_means(strip), **probabilities})
 
 
 def nce_from_log_u(

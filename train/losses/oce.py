@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -31,16 +31,40 @@ STEEPEST = 30.0  # exponents of KL beyond it are linear: m e^30 is no overflow, 
 Elementwise = Callable[[Tensor], Tensor]
 
 
-def pair_loss(options: RobustOptions) -> Elementwise:
+@dataclass(frozen=True)
+class OfDifference:
     """ℓ of d = s_ij − s_ip, non-decreasing."""
-    c = options.margin
-    losses: dict[PairLoss, Elementwise] = {
-        PairLoss.identity: lambda d: d,
-        PairLoss.hinge: lambda d: F.relu(c + d),
-        PairLoss.squared_hinge: lambda d: F.relu(c + d).square(),
-        PairLoss.logistic: lambda d: -F.logsigmoid(-d),
-    }
-    return losses[options.pair_loss]
+
+    name: PairLoss
+    margin: float
+
+    def __call__(self, d: Tensor) -> Tensor:
+        losses: dict[PairLoss, Elementwise] = {
+            PairLoss.identity: lambda d: d,
+            PairLoss.hinge: lambda d: F.relu(self.margin + d),
+            PairLoss.squared_hinge: lambda d: F.relu(self.margin + d).square(),
+            PairLoss.logistic: lambda d: -F.logsigmoid(-d),
+        }
+        return losses[self.name](d)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repeated(Exclusion):
+    """What `base` leaves out of its rows, for rows of which each is one of those: row_R, ascending."""
+
+    base: Exclusion
+    base_rows: int
+    row_R: Tensor
+
+    def mask(self, rows: slice, columns: slice) -> Tensor | None:
+        i = self.row_R[rows]
+        first, last = int(i[0]), int(i[-1])
+        mask = torch.zeros(len(i), columns.stop - columns.start, dtype=torch.bool, device=i.device)
+        for strip in strips(self.base_rows):
+            if strip.start <= last and first < strip.stop and (of_base := self.base.mask(strip, columns)) is not None:
+                here = (i >= strip.start) & (i < strip.stop)
+                mask[here] = of_base[i[here] - strip.start]
+        return mask
 
 
 @dataclass(frozen=True)
@@ -76,6 +100,15 @@ class Losses:
             mask = self.exclusion.mask(rows, columns) if self.exclusion else None
             yield of_scores(s) if mask is None else of_scores(s).masked_fill(mask, -math.inf)
 
+    def chosen(self, chosen_R: Tensor) -> Losses:
+        """Those of some rows, (R,) bool."""
+        if chosen_R.all():
+            return self
+        row_R = chosen_R.nonzero()[:, 0]
+        exclusion = self.exclusion and Repeated(base=self.exclusion, base_rows=len(self.x_RD), row_R=row_R)
+        of_rows = {name: getattr(self, name)[row_R] for name in ("x_RD", "p_R", "counts_R", "weights_R")}
+        return replace(self, exclusion=exclusion, **of_rows)
+
     def mean(self, values_R: Tensor) -> Tensor:
         """0-d whose mean over ranks is the mean over the rows of all ranks that are not skipped."""
         return self.weights_R.to(values_R.dtype) @ values_R
@@ -110,10 +143,10 @@ class OCE(ABC):
     @abstractmethod
     def solve(self, losses: Losses, tau: Tensor) -> Solution: ...
 
-    def closed_form(self, losses: Losses, tau: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Weighted sum of the rows' OCE, 0-d, differentiable in x, y, p and τ; and metrics of ν and w."""
+    def closed_form(self, losses: Losses, tau: Tensor) -> tuple[Tensor, Solution]:
+        """Weighted sum of the rows' OCE, 0-d, differentiable in x, y, p and τ; and ν."""
         solution = self.solve(losses, tau.detach())
-        return self.at(losses, tau, solution.base_R, solution.offset_R), solution.metrics(losses, tau.detach())
+        return self.at(losses, tau, solution.base_R, solution.offset_R), solution
 
     def at(self, losses: Losses, tau: Tensor, base_R: Tensor, offset_R: Tensor) -> Tensor:
         """The same sum with ν = base + τ offset, and differentiable in them."""
@@ -205,7 +238,7 @@ class CVaR(OCE):
     def solve(self, losses: Losses, tau: Tensor) -> Solution:
         return self._solution(losses, *self._selected(losses))
 
-    def closed_form(self, losses: Losses, tau: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def closed_form(self, losses: Losses, tau: Tensor) -> tuple[Tensor, Solution]:
         level_R, share_R, above_R, at_R = self._selected(losses)
 
         def f(s: Tensor, p: Tensor, level: Tensor, share: Tensor) -> Tensor:
@@ -221,7 +254,7 @@ class CVaR(OCE):
             row_factors_b=losses.weights_R / (self.alpha * losses.m_R),
             rows=(losses.p_R, level_R, share_R),
         )
-        return total, self._solution(losses, level_R, share_R, above_R, at_R).metrics(losses, tau.detach())
+        return total, self._solution(losses, level_R, share_R, above_R, at_R)
 
     @torch.no_grad()
     def _selected(self, losses: Losses) -> list[Tensor]:

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from train.losses.functions import once
 from train.losses.tiles import Exclusion, Gradients, Tiles
 
 Function = Callable[..., Tensor]
@@ -80,7 +80,7 @@ class _PairSum(torch.autograd.Function):
         return total.to(tiles.dtype)
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         dx_bD, dy_MD, *d_inputs = ctx.saved_tensors
         by_place = dict(zip(ctx.wanted, d_inputs, strict=True))

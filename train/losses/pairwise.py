@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from train.losses.bounded import bounded_gradients, bounded_sums, find_bound
+from train.losses.functions import once
 from train.losses.gather import Layout
 from train.losses.general import general_gradients, general_sums
 from train.losses.logits import Logits, Pulls
@@ -75,7 +75,7 @@ class _LogPartition(torch.autograd.Function):
         return rows_b.clone(), columns_M.clone()
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, row_gradient_b: Tensor, column_gradient_M: Tensor
     ) -> tuple[Tensor | None, ...]:

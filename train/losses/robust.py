@@ -11,7 +11,7 @@ An anchor is solved on the rank that has it. Sent: y and its gradient, as ever; 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,12 +22,12 @@ from train.losses.base import Result, TemperatureObjective
 from train.losses.candidates import relations
 from train.losses.gather import Layout
 from train.losses.memory import SampleState
-from train.losses.oce import Losses, build_oce, pair_loss
+from train.losses.oce import Losses, OfDifference, Repeated, build_oce
 from train.losses.options.common import Candidates, Directions, Duplicates, PairOptions
 from train.losses.options.robust import CoceOptions, Nu, PairLoss, PartialAUCOptions, RobustOptions, Setting
 from train.losses.softmax import score_means
 from train.losses.strip import Strip
-from train.losses.tiles import Exclusion, Pairs, strips
+from train.losses.tiles import Pairs
 
 Metrics = dict[str, Tensor]
 CANDIDATES = {
@@ -41,14 +41,17 @@ SIDES = {Directions.x: "x", Directions.y: "y", Directions.sum: "xy", Directions.
 class RobustObjective(TemperatureObjective):
     """The OCE of the losses of some sides: anchors x, anchors y, or both.
 
-    nu: where it learns by SGD, a number for each side; where it is state, memory has one for each sample and side.
+    nu: where it learns by SGD, a number for each side, NaN before the first batch; where it is state, memory has one
+    for each sample and side.
     """
+
+    _nu_began = False  # whether ν became a number in the last call
 
     def __init__(self, options: RobustOptions, sides: str = "x") -> None:
         super().__init__(options)
-        self._oce, self._pair_loss = build_oce(options), pair_loss(options)
+        self._oce, self._pair_loss = build_oce(options), OfDifference(options.pair_loss, options.margin)
         if options.nu is Nu.sgd:
-            self.nu = nn.Parameter(torch.zeros(len(sides)))
+            self.nu = nn.Parameter(torch.full((len(sides),), math.nan))
         if options.nu is Nu.state:
             if options.num_samples is None:
                 raise ConfigError("objective.nu=state keeps a number for every sample: set objective.num_samples")
@@ -60,20 +63,50 @@ class RobustObjective(TemperatureObjective):
         tau = 1 / self.scale(next(iter(losses.values())).p_R)
         if self.options.nu is Nu.state:
             of_sides = self._with_state(losses, tau, sample_ids_b, rows)
+        elif self.options.nu is Nu.sgd:
+            of_sides = self._with_sgd(losses, tau, rows)
         else:
-            of_side = self._with_sgd if self.options.nu is Nu.sgd else self._with_solution
-            of_sides = [of_side(side, problem, tau) for side, problem in enumerate(losses.values())]
+            of_sides = [self._with_solution(of_side, tau) for of_side in losses.values()]
         values, metrics = zip(*of_sides, strict=True)
         means = {name: torch.stack([m[name] for m in metrics]).mean() for name in metrics[0]}
         return torch.stack(values) + (self.options.rho or 0.0) * tau, means
 
-    def _with_solution(self, side: int, losses: Losses, tau: Tensor) -> tuple[Tensor, Metrics]:
-        return self._oce.closed_form(losses, tau)
+    def undo(self) -> None:
+        super().undo()
+        if self._nu_began:
+            self.nu.data.fill_(math.nan)
+            self._nu_began = False
 
-    def _with_sgd(self, side: int, losses: Losses, tau: Tensor) -> tuple[Tensor, Metrics]:
+    def _with_solution(self, losses: Losses, tau: Tensor) -> tuple[Tensor, Metrics]:
+        value, solution = self._oce.closed_form(losses, tau)
+        return value, solution.metrics(losses, tau.detach())
+
+    def _with_sgd(self, losses: dict[str, Losses], tau: Tensor, rows: Layout) -> list[tuple[Tensor, Metrics]]:
         """The same ν for all rows: it learns, by the gradient 1 − mean_r mean_j φ*'(u_rj)."""
-        nu_R = self.nu[side].to(tau.dtype).expand_as(losses.p_R)
-        return self._oce.at(losses, tau, nu_R, torch.zeros_like(nu_R)), {"nu": losses.mean(nu_R)}
+        of_sides = []
+        for nu, of_side in zip(self._learning_nu([*losses.values()], tau.detach(), rows), losses.values(), strict=True):
+            nu_R = nu.to(tau.dtype).expand_as(of_side.p_R)
+            value = self._oce.at(of_side, tau, nu_R, torch.zeros_like(nu_R))
+            of_sides.append((value, {"nu": of_side.mean(nu_R)}))
+        return of_sides
+
+    def _learning_nu(self, losses: list[Losses], tau: Tensor, rows: Layout) -> Tensor:
+        """ν of the sides. It starts at the largest ν_r of the first batch: above its own ν_r the loss of a row grows
+        by the distance at most; below it, with KL, by e^(distance/τ)."""
+        self._nu_began = False
+        if not self.nu.isnan().any():
+            return self.nu
+        largest = []
+        for of_side in losses:
+            nu_R = self._oce.solve(of_side, tau).nu_R(tau)[of_side.weights_R > 0]
+            largest.append(torch.cat([nu_R, nu_R.new_tensor([-math.inf])]).max())
+        found = rows.max_(torch.stack(largest)).to(self.nu)
+        found = torch.where(found == -math.inf, 0.0, found)  # a batch without negatives
+        if not (self.training and torch.is_grad_enabled()):
+            return found
+        self.nu.data.copy_(found)
+        self._nu_began = True
+        return self.nu
 
     def _with_state(
         self, losses: dict[str, Losses], tau: Tensor, sample_ids_b: Tensor | None, rows: Layout
@@ -92,20 +125,20 @@ class RobustObjective(TemperatureObjective):
         return of_sides
 
     def _stepped(self, losses: Losses, tau: Tensor, old_b: Tensor) -> tuple[Tensor, Tensor]:
-        """The value at the old ν, and the new ones; NaN is a ν that is not known."""
-        unknown_b, counts_b = old_b.isnan(), losses.weights_R > 0
-        nu_b = old_b
-        if unknown_b.any():
-            solution = self._oce.solve(losses, tau.detach())
-            nu_b = torch.where(unknown_b, solution.nu_R(tau.detach()), old_b)
+        """The value at the old ν, and the new ones; NaN is a ν that is not known: then it is that of the closed form,
+        which is differentiable where ν is a kink of the sum (CVaR)."""
+        unknown_b, new_b = old_b.isnan(), old_b.clone()
+        first, later = losses.chosen(unknown_b), losses.chosen(~unknown_b)
+        first_value, solution = self._oce.closed_form(first, tau)
+        new_b[unknown_b] = solution.nu_R(tau.detach())
         with torch.enable_grad():
-            nu_b = nu_b.detach().requires_grad_()
-            value = self._oce.at(losses, tau, nu_b, torch.zeros_like(nu_b))
+            nu_b = old_b[~unknown_b].detach().requires_grad_()
+            value = self._oce.at(later, tau, nu_b, torch.zeros_like(nu_b))
             (slope_b,) = torch.autograd.grad(value, nu_b, retain_graph=True)
-        slope_b = slope_b / losses.weights_R.where(counts_b, 1.0)
+        slope_b = slope_b / later.weights_R.where(later.weights_R > 0, 1.0)
         step_b = (self.options.nu_lr * slope_b).clamp(min=-1.0)  # the slope below the minimum is exponential in KL
-        stepped_b = torch.where(unknown_b, nu_b, nu_b - tau.detach() * step_b)
-        return value, torch.where(counts_b, stepped_b, old_b).detach()
+        new_b[~unknown_b] = nu_b.detach() - tau.detach() * step_b
+        return first_value + value, torch.where(losses.weights_R > 0, new_b, old_b)
 
 
 class Coce(RobustObjective):
@@ -189,25 +222,6 @@ class PartialAUC(RobustObjective):
         )
         values, metrics = self.values({"x": losses}, inputs["sample_ids_b"], positives)
         return Result(values.sum(), metrics)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Repeated(Exclusion):
-    """What `base` leaves out of its rows, for rows of which each is one of those: row_R, ascending."""
-
-    base: Exclusion
-    base_rows: int
-    row_R: Tensor
-
-    def mask(self, rows: slice, columns: slice) -> Tensor | None:
-        i = self.row_R[rows]
-        first, last = int(i[0]), int(i[-1])
-        mask = torch.zeros(len(i), columns.stop - columns.start, dtype=torch.bool, device=i.device)
-        for strip in strips(self.base_rows):
-            if strip.start <= last and first < strip.stop and (of_base := self.base.mask(strip, columns)) is not None:
-                here = (i >= strip.start) & (i < strip.stop)
-                mask[here] = of_base[i[here] - strip.start]
-        return mask
 
 
 def transposed(strip: Strip) -> Strip:

@@ -18,7 +18,7 @@ from torch import Tensor
 from train.losses.base import Result, TemperatureObjective
 from train.losses.candidates import Anchors, Relations, beside_positives, others_leave, relations
 from train.losses.gather import Layout
-from train.losses.importance import log_weights
+from train.losses.importance import LogWeights
 from train.losses.options.common import Directions, PairOptions, Positives
 from train.losses.options.softmax import OneSidedDPMOptions, Partition, SimCLROptions, SoftmaxOptions, Views
 from train.losses.pairwise import log_partition
@@ -82,7 +82,7 @@ class OneSidedDPM(SoftmaxObjective):
 
     def __init__(self, options: OneSidedDPMOptions) -> None:
         super().__init__(options)
-        self._source = log_weights(options)
+        self._source = LogWeights(options)
 
     def _weights(self, strip: Strip, more: dict[str, Tensor]) -> Tensor | None:
         return self._source(strip, self.scale(strip.x_bD), more.get("importance"))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from train.losses.base import Objective, Result
+from train.losses.functions import product
 from train.losses.gather import Layout
 from train.losses.options.spectral import Cov, PairSet, PcaPenaltyOptions, SpectralAlternatingOptions, SpectralOptions
 from train.losses.softmax import DIRECTIONS
@@ -83,8 +84,9 @@ class SpectralAlternating(MomentObjective):
             self._before = (self.moments_2DD, self.seen)
 
     def of_pairs(self, x_bD: Tensor, y_bD: Tensor, layout: Layout) -> Result:
+        moves = self.training and torch.is_grad_enabled()
         with torch.no_grad():
-            moments_2DD = self._averaged(layout.sum_(_moments(x_bD, y_bD)) / layout.total)
+            moments_2DD = self._averaged(layout.sum_(_moments(x_bD, y_bD)) / layout.total, moves)
         share = layout.world_size / layout.total
         row = share * against_frozen(x_bD, y_bD.detach(), moments_2DD[1])
         column = share * against_frozen(y_bD, x_bD.detach(), moments_2DD[0])
@@ -96,8 +98,8 @@ class SpectralAlternating(MomentObjective):
         if self.options.lambda_momentum:
             self.moments_2DD, self.seen = self._before
 
-    def _averaged(self, batch_2DD: Tensor) -> Tensor:
-        """The running mean with this batch in it, which is kept while training."""
+    def _averaged(self, batch_2DD: Tensor, moves: bool) -> Tensor:
+        """The running mean with this batch in it, which is kept if it moves."""
         if not self.options.lambda_momentum:
             return batch_2DD
         if batch_2DD.shape != self.moments_2DD.shape:
@@ -105,7 +107,7 @@ class SpectralAlternating(MomentObjective):
         old_share = self.options.lambda_momentum * self.seen.to(batch_2DD.dtype)
         mean_2DD = batch_2DD + old_share * (self.moments_2DD.to(batch_2DD.dtype) - batch_2DD)
         self._before = (self.moments_2DD, self.seen)
-        if self.training:
+        if moves:
             self.moments_2DD, self.seen = mean_2DD.to(self.moments_2DD.dtype), torch.ones_like(self.seen)
         return mean_2DD
 
@@ -126,7 +128,7 @@ class PcaPenalty(MomentObjective):
         if self.options.center:
             views_vbD = views_vbD - layout.sum(views_vbD.sum(1, keepdim=True)) / total
         flat = views_vbD.flatten(0, 1)
-        moment_DD = layout.sum(flat.T @ flat) / (total * len(views_vbD))
+        moment_DD = layout.sum(product(flat.T, flat)) / (total * len(views_vbD))
         distance = (moment_DD - torch.eye(len(moment_DD)).to(moment_DD)).square().sum()
         metrics = {"positive_score": positive, "moment_error": distance.detach().sqrt()}
         return Result(self.options.penalty * distance - positive, metrics)
@@ -134,7 +136,7 @@ class PcaPenalty(MomentObjective):
 
 def against_frozen(phi_bD: Tensor, nu_bD: Tensor, lambda_DD: Tensor) -> Tensor:
     """Σ_i φ_iᵀ Λ φ_i − 2 <φ_i, ν_i>: its gradient in φ_i is 2 (Λ φ_i − ν_i)."""
-    return ((phi_bD @ lambda_DD - 2 * nu_bD) * phi_bD).sum()
+    return ((product(phi_bD, lambda_DD) - 2 * nu_bD) * phi_bD).sum()
 
 
 def moment_errors(moments_2DD: Tensor) -> dict[str, Tensor]:
@@ -152,4 +154,4 @@ def effective_rank(c_DD: Tensor) -> Tensor:
 
 def _moments(x_bD: Tensor, y_bD: Tensor) -> Tensor:
     """XᵀX and YᵀY of these rows: (2, D, D)."""
-    return torch.stack([x_bD.T @ x_bD, y_bD.T @ y_bD])
+    return torch.stack([product(e_bD.T, e_bD) for e_bD in (x_bD, y_bD)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -29,11 +30,45 @@ class Columns:
 
     @staticmethod
     def of(negatives: Tensor | Columns) -> Columns:
-        """(b, k, D) hard negatives, k for every row, as Columns."""
+        """Columns, or (b, k, D) hard negatives, k for every row. Raises ValueError where a type or length is wrong."""
         if isinstance(negatives, Columns):
-            return negatives
+            return negatives._checked()
+        if negatives.ndim != 3:
+            raise ValueError(f"negatives must be (b, k, D), or Columns, not {tuple(negatives.shape)}")
         rows, each = negatives.shape[:2]
         return Columns(negatives.flatten(0, 1), torch.arange(rows, device=negatives.device).repeat_interleave(each))
+
+    def _checked(self) -> Columns:
+        count, device = len(self.embeddings_kD), self.embeddings_kD.device
+        row_k = integers("negatives.row_k", self.row_k, device)
+        keys_k = integers("negatives.keys_k", self.keys_k, device)
+        if self.positive_k is not None and self.positive_k.dtype is not torch.bool:
+            raise ValueError(f"negatives.positive_k must be bool (k,), not {named(self.positive_k.dtype)}")
+        for name, values_k in (("row_k", row_k), ("keys_k", keys_k), ("positive_k", self.positive_k)):
+            if values_k is not None and values_k.shape != (count,):
+                raise ValueError(
+                    f"negatives.{name} must be ({count},), one for each column, not {tuple(values_k.shape)}"
+                )
+        return Columns(self.embeddings_kD, row_k, keys_k, self.positive_k)
+
+
+@overload
+def integers(name: str, values: Tensor, device: torch.device, *, pairs: bool = False) -> Tensor: ...
+@overload
+def integers(name: str, values: Tensor | None, device: torch.device, *, pairs: bool = False) -> Tensor | None: ...
+def integers(name: str, values: Tensor | None, device: torch.device, *, pairs: bool = False) -> Tensor | None:
+    """What a caller gives as whole numbers, of any width, a list or an array, as int64 (n,), or (P, 2) pairs."""
+    if values is None:
+        return None
+    tensor, shape = torch.as_tensor(values, device=device), "(P, 2)" if pairs else "(n,)"
+    fits = tensor.ndim == 1 + pairs and (not pairs or tensor.shape[1] == 2)
+    if not fits or tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype is torch.bool:
+        raise ValueError(f"{name} must be int64 {shape}, not {named(tensor.dtype)} {tuple(tensor.shape)}")
+    return tensor.long()
+
+
+def named(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True)
@@ -91,12 +126,17 @@ def build_strip(
 
     positives: (P, 2) instead of the own columns. known: what is right for a row, by key: excluded from its sums where
     it is not among its positives, to which belongs what has an equal key if equal_is_positive. A collective: every rank
-    calls it, with `negatives` on all ranks or on none. Raises ValueError where shapes do not fit.
+    calls it, with `negatives` on all ranks or on none. Raises ValueError where shapes do not fit, and for a pair whose
+    row or column there is not.
     """
     further = negatives.embeddings_kD if negatives else y_mD[:0]
     more = further[:0] if negatives is None or negatives.positive_k is None else further[negatives.positive_k]
     rows, columns, extra, more_positives = Layout.of(x_bD, y_mD, further, more)
     _check(rows, columns, positives, x_keys, y_keys)
+    for name, pairs_P2 in (("positives", positives), ("excluded", excluded)):
+        if pairs_P2 is not None:
+            _check_places(f"{name}: no row", pairs_P2[:, 0], len(x_bD))
+            _check_places(f"{name}: no column", pairs_P2[:, 1], columns.total + extra.total)
     y_MD = columns.gather(y_mD)
     if extra.total:
         y_MD = torch.cat([y_MD, extra.gather(further)])
@@ -106,6 +146,7 @@ def build_strip(
         own = torch.arange(len(x_bD), device=x_bD.device)
         listed = [positives if positives is not None else torch.stack([own, own + columns.own.start], 1)]
         if negatives and negatives.positive_k is not None:
+            _check_places("negatives.row_k: no row", negatives.row_k, len(x_bD))
             place = torch.arange(len(further), device=x_bD.device) + first
             listed.append(torch.stack([negatives.row_k, place], 1)[negatives.positive_k])
         pairs = Pairs(torch.cat(listed).unique(dim=0))
@@ -117,6 +158,8 @@ def build_strip(
     if known is not None:
         if y_keys is None:
             raise ValueError("known items are found by their keys: give y_keys too")
+        known = Known(*(integers("known", values, x_bD.device) for values in (known.row, known.keys)))
+        _check_places("known: no row", known.row, len(x_bD))
         unlisted = _unlisted(known, keys[-1][1], pairs, len(y_MD))
         if equal_is_positive:
             unlisted = unlisted[~of_equal_keys(unlisted, keys)]
@@ -148,6 +191,15 @@ def of_equal_keys(pairs_P2: Tensor, keys: Sequence[tuple[Tensor, Tensor]]) -> Te
         has_key = j < len(column_keys)
         equal_P[has_key] |= row_keys[i[has_key]] == column_keys[j[has_key]]
     return equal_P
+
+
+def _check_places(what: str, places: Tensor, count: int) -> None:
+    """On a GPU it waits for the answer, as whatever lists pairs does there."""
+    wrong = places[(places < 0) | (places >= count)]
+    if len(wrong):
+        raise ValueError(
+            f"{what} {int(wrong[0])} among {count}, which are numbered from 0 (local rows, global columns)"
+        )
 
 
 def _check(rows: Layout, columns: Layout, positives: Tensor | None, *keys: Tensor | None) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
 from enum import Enum
 
 from omegaconf import MISSING
@@ -62,6 +63,10 @@ class ObjectiveOptions:
 
     def __post_init__(self) -> None:
         broken = [message for message, is_broken in self.broken_rules().items() if is_broken]
+        numbers = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name, value in numbers.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                broken.append(f"objective.{name}={value}: must be a finite number")
         if broken:
             raise ConfigError(broken[0])
 

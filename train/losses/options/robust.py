@@ -45,7 +45,10 @@ class RobustOptions(TemperatureOptions):
     pair_loss: PairLoss = described(PairLoss.identity, "ℓ of the score difference s_ij − s_ip")
     margin: float = described(1.0, "c of the hinges (c + d)₊")
     rho: float | None = described(None, "radius of the divergence ball: adds ρτ")
-    nu: Nu = described(Nu.closed_form, "ν: solved per anchor; one that learns by SGD; or one per sample, as state")
+    nu: Nu = described(
+        Nu.closed_form,
+        "ν: solved per anchor; one that learns by SGD, from the first batch's largest; or one per sample, as state",
+    )
     nu_lr: float = described(0.1, "state: step size of ν, in units of τ; a step is at most τ")
     num_samples: int | None = described(None, "state: number of samples; null: of the training data")
     memory_budget_mb: int = described(4096, "state: MiB per rank kept in memory; a larger one lies in a scratch file")
@@ -67,6 +70,10 @@ class RobustOptions(TemperatureOptions):
                 self.rho is not None and (cvar or not self.rho > 0)
             ),
             f"objective.nu_lr={self.nu_lr}: must be above 0": stateful and not self.nu_lr > 0,
+            f"objective.num_samples={self.num_samples}: must be 1 or more": (
+                self.num_samples is not None and self.num_samples < 1
+            ),
+            f"objective.memory_budget_mb={self.memory_budget_mb}: must be 0 or more": self.memory_budget_mb < 0,
         }
 
 
