@@ -91,6 +91,14 @@ def test_noise_of_the_next_rows(duplicates: str, r: int) -> None:
         close(result.loss, dense.loss)
 
 
+@pytest.mark.parametrize("options", [{}, {"negatives_per_positive": 1}], ids=str)
+def test_metrics_are_those_of_the_step(options: dict[str, Any]) -> None:
+    objective: Any = build_objective("binary_nce", **options)
+    metrics = objective(*embeddings()).metrics
+    objective.bias.data.add_(1.0)
+    assert metrics["bias"] == 0.0
+
+
 def test_noise_of_the_next_rows_is_refused_where_there_is_none() -> None:
     x, y = embeddings()
     for r, given in ((N, {}), (2, {"excluded": torch.tensor([[0, 1]])}), (2, {"negatives": torch.zeros(N, 1, WIDTH)})):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import pickle
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,10 @@ import torch.nn.functional as F
 from helpers_losses import LargestTensor, build, close, embeddings, reference_loss, same_item
 from torch import Tensor
 
+from data.batch import Known
 from data.errors import ConfigError, DataError
-from train.losses import Columns, build_objective, candidates, tiles
+from train.losses import OBJECTIVES, Columns, build_objective, candidates, tiles
+from train.losses.config import CONFIGS
 
 X_KEYS = torch.tensor([1, 2, 3, 4, 4, 5, 6, 7, 8])
 Y_KEYS = torch.tensor([1, 1, 2, 3, 4, 4, 5, 5, 5])
@@ -156,14 +161,142 @@ REFUSED_INPUTS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {"y_keys": Y_KEYS, "negatives": torch.ones(9, 1, 5)},
         r"further columns have none.*keys_k",
     ),
+    (
+        "siglip",
+        {"duplicates": "mask"},
+        {"y_keys": Y_KEYS, "negatives": Columns(torch.ones(2, 5), torch.arange(2), torch.arange(1))},
+        r"negatives.keys_k must be \(2,\), one for each column, not \(1,\)",
+    ),
+    (
+        "clip",
+        {},
+        {"negatives": Columns(torch.ones(1, 5), torch.tensor([9]), positive_k=torch.tensor([True]))},
+        "negatives.row_k: no row 9 among 9",
+    ),
+    ("clip", {}, {"negatives": torch.ones(9, 5)}, r"negatives must be \(b, k, D\), or Columns, not \(9, 5\)"),
+    ("clip", {}, {"negatives": torch.ones(9, 1, 4)}, r"width of y, 5, not \(9, 4\)"),
+    ("clip", {}, {"known": Known(torch.tensor([9]), torch.tensor([1])), "y_keys": Y_KEYS}, "known: no row 9 among 9"),
+    ("sogclr", {"num_samples": 9}, {"sample_ids_b": torch.ones(9)}, r"sample_ids must be int64 \(n,\), not float32"),
+    (
+        "one_sided_dpm",
+        {"importance": "log_q"},
+        {"importance": torch.full((9,), -math.inf)},
+        "importance must be finite, not -inf",
+    ),
 ]
+
+
+PAIRS = r"must be int64 \(P, 2\), not"
+WRONG_PAIRS: dict[str, tuple[Any, str]] = {
+    "a column before the first": ([[0, -1], [1, 1]], "no column -1 among 9"),
+    "a column after the last": ([[0, 9]], "no column 9 among 9"),
+    "a row before the first": ([[-1, 0]], "no row -1 among 9"),
+    "a row after the last": ([[9, 0]], "no row 9 among 9"),
+    "a mask": (torch.eye(9, dtype=torch.bool), rf"{PAIRS} bool \(9, 9\)"),
+    "no whole numbers": (torch.ones(3, 2), rf"{PAIRS} float32 \(3, 2\)"),
+    "three numbers": (torch.ones(4, 3, dtype=torch.int64), rf"{PAIRS} int64 \(4, 3\)"),
+}
+
+
+@pytest.mark.parametrize("kind", ["positives", "excluded"])
+@pytest.mark.parametrize("name", ["clip", "coce", "nce", "binary_nce", "local_nce", "siglip"])
+def test_pairs_that_are_none_are_refused(name: str, kind: str) -> None:
+    for pairs, message in WRONG_PAIRS.values():
+        with pytest.raises(ValueError, match=f"{kind}.*{message}"):
+            build_objective(name)(*embeddings(), **{kind: torch.as_tensor(pairs)})
+
+
+@pytest.mark.parametrize("name", ["clip", "coce", "siglip", "sogclr"])
+def test_whole_numbers_of_any_kind_are_taken(name: str) -> None:
+    options = {"num_samples": 20} if name == "sogclr" else {}
+    given: dict[str, Any] = {"sample_ids_b": np.arange(9), "x_keys": X_KEYS.int(), "y_keys": Y_KEYS.tolist()}
+    if name != "sogclr":
+        given |= {"positives": [[i, i] for i in range(9)], "excluded": np.array([[0, 3], [4, 2]], dtype=np.int32)}
+    usual = {k: torch.as_tensor(v).long() for k, v in given.items()}
+    build_mask = partial(build_objective, name, duplicates="mask", **options)
+    assert build_mask()(*embeddings(), **given).loss == build_mask()(*embeddings(), **usual).loss
+
+
+def test_a_list_of_one_positive_for_each_row_is_single() -> None:
+    x, y = embeddings()
+    listed = torch.stack([torch.arange(9), torch.arange(9).roll(4)], 1)
+    close(build("clip", positives="single")(x, y, positives=listed).loss, build("clip")(x, y.roll(4, 0)).loss, 1e-9)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_second_derivative_is_right_or_refused(name: str) -> None:
+    """The spectral family and sampled binary NCE are plain products, which autograd differentiates again."""
+    for options in ({}, {"negatives_per_positive": 2}) if name == "binary_nce" else ({},):
+        objective, x, y = some_call(name, **options)
+        if name in ("spectral", "pca_penalty") or options:
+            assert torch.autograd.gradgradcheck(lambda x, y, o=objective: o(x, y).loss, (x, y))
+        elif name != "spectral_alternating":
+            with pytest.raises(RuntimeError, match=r"no second derivative.*without create_graph=True"):
+                torch.autograd.grad(objective(x, y, torch.arange(8)).loss, x, create_graph=True)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_inference_mode_gives_the_value_and_leaves_nothing(name: str) -> None:
+    """As a validation before the training does it."""
+    for options in ({}, {"nu": "sgd"}, {"nu": "state", "num_samples": 8}) if name == "coce" else ({},):
+        objective, x, y = some_call(name, **options)
+        with torch.inference_mode():
+            before = objective(x.clone(), y.clone(), torch.arange(8))
+        assert not before.loss.requires_grad
+        after = objective(x, y, torch.arange(8))
+        close(after.loss.detach(), before.loss)
+        after.loss.backward()
+        assert x.grad is not None and x.grad.isfinite().all()
+        again = objective(x, y, torch.arange(8))
+        again.loss.backward()
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_pickling_keeps_an_objective(name: str) -> None:
+    for options in ({}, {"importance": "zeta"}) if name == "one_sided_dpm" else ({},):
+        objective, x, y = some_call(name, **options)
+        given = {"importance": torch.zeros(8)} if options else {}
+        objective(x, y, torch.arange(8), **given)
+        copied = pickle.loads(pickle.dumps(objective))
+        close(copied(x, y, torch.arange(8), **given).loss, objective(x, y, torch.arange(8), **given).loss)
+
+
+def some_call(name: str, **options: Any) -> tuple[Any, Tensor, Tensor]:
+    """An objective in float64 and embeddings of 8 pairs for it."""
+    known = {f.name for f in fields(CONFIGS[name])}
+    needed = {key: value for key, value in {"num_samples": 8, "width": 5}.items() if key in known}
+    shape = {"cpc": (8, 4, 5), "partial_auc": (8, 1)}.get(name, (8, 5))
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(2))
+    return build_objective(name, **{**needed, **options}).double(), x, y
 
 
 @pytest.mark.parametrize(("name", "options", "given", "message"), REFUSED_INPUTS, ids=lambda v: str(v)[:40])
 def test_refused_inputs(name: str, options: dict[str, Any], given: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, ConfigError), match=message) as caught:
-        build(name, **options)(*embeddings(), **given)
+        build_objective(name, **options).double()(*embeddings(), **given)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_embeddings_of_two_types_are_refused() -> None:
+    x, y = embeddings()
+    with pytest.raises(ValueError, match="x is float32 and y float64: convert one of them"):
+        build_objective("clip")(x.float(), y)
+
+
+NOT_FINITE = [
+    ("siglip", "init_bias"),
+    ("coce", "margin"),
+    ("isogclr", "tau_lr"),
+    ("coce", "rho"),
+]
+
+
+@pytest.mark.parametrize(("name", "option"), NOT_FINITE)
+def test_options_that_are_no_numbers_are_refused(name: str, option: str) -> None:
+    for value in (math.nan, math.inf):
+        with pytest.raises(ConfigError, match=rf"objective\.{option}={value}: must be"):
+            build_objective(name, **{option: value, "learnable": False})
 
 
 def test_keys_are_of_pairs() -> None:

@@ -169,6 +169,70 @@ def test_a_nu_that_is_far_off_is_no_overflow(divergence: str) -> None:
         assert dnu.isfinite() and (dnu < 0) == (start < 0)  # back to where ν belongs
 
 
+@pytest.mark.parametrize("divergence", DIVERGENCES)
+def test_sgd_starts_at_the_largest_nu_of_the_first_batch(divergence: str) -> None:
+    """From 0 the first loss was a mean of e^(ℓ/τ): 1e10 here."""
+    x, y = batch()
+    objective = build("coce", divergence=divergence, nu="sgd", temperature=0.01, directions="mean")
+    solved = [build("coce", divergence=divergence, nu="state", num_samples=7, temperature=0.01) for _ in range(2)]
+    best = [o(*sides, torch.arange(7)).loss for o, sides in zip(solved, ((x, y), (y, x)), strict=True)]
+    nu = torch.stack([o.memory.gathered(x.device)["nu_x"] for o in solved])
+    largest = nu.amax(1)
+    with torch.no_grad():
+        unseen = objective(x, y).loss
+    assert objective.nu.isnan().all()
+    first = objective(x, y).loss
+    close(first.detach(), unseen)
+    close(objective.nu.detach(), largest)
+    assert first <= sum(best) / 2 + (largest[:, None] - nu).mean()
+    objective(x.flip(0), y)
+    close(objective.nu.detach(), largest)
+
+
+def test_undo_and_resume_keep_the_start_of_nu() -> None:
+    x, y = batch()
+    objective, resumed = (build("coce", nu="sgd") for _ in range(2))
+    objective(x, y)
+    resumed.load_state_dict(objective.state_dict())
+    objective.undo()
+    assert objective.nu.isnan().all()
+    objective(x.flip(0), y)
+    objective(x, y)
+    objective.undo()
+    assert objective.nu.isfinite().all()
+    before = resumed.nu.detach().clone()
+    resumed(x.flip(0), y)
+    assert torch.equal(resumed.nu.detach(), before)
+
+
+@pytest.mark.parametrize("pair_loss", ["identity", "hinge"])
+@pytest.mark.parametrize("b", [2, 6])
+def test_the_first_visit_of_cvar_has_its_whole_gradient(b: int, pair_loss: str) -> None:
+    """Also where some samples have been visited: those take the sum at their ν."""
+    x, y = batch(b)
+    stateful = build("coce", divergence="cvar", nu="state", num_samples=b, pair_loss=pair_loss)
+    solved = build("coce", divergence="cvar", pair_loss=pair_loss)
+    got, whole = (torch.autograd.grad(loss, x)[0] for loss in (stateful(x, y, torch.arange(b)).loss, solved(x, y).loss))
+    close(got, whole)
+    some = build("coce", divergence="cvar", nu="state", num_samples=9, pair_loss=pair_loss, margin=0.4)
+    some(x[:2], y[:2], torch.tensor([0, 1]))
+    nu = some.memory.gathered(x.device)["nu_x"][:b]
+    loss, tau = some(x, y, torch.arange(b)).loss, torch.tensor(0.5, dtype=torch.float64)
+    kind: dict[str, Any] = dict(divergence="cvar", pair_loss=pair_loss)
+    new = [i for i in range(b) if nu[i].isnan()]
+    candidates, own = others(b)
+    want = 2 / b * reference_coce(x, y, tau, candidates, own[:2] + [[] for _ in new], **kind, nu=nu)
+    if new:
+        want = want + len(new) / b * reference_coce(x, y, tau, candidates, [[], [], *own[2:]], **kind)
+    close(loss, want)
+    close(torch.autograd.grad(loss, x)[0], torch.autograd.grad(want, x)[0])
+
+
+def test_state_of_no_sample_is_refused() -> None:
+    with pytest.raises(ConfigError, match="num_samples=0: must be 1 or more"):
+        build("coce", nu="state", num_samples=0)
+
+
 def test_sgd_reaches_the_closed_form_of_one_anchor() -> None:
     losses, x = some_losses()[:, None], torch.zeros(1, 1, dtype=torch.float64)
     for divergence in ("kl", "chi2"):

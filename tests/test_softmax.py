@@ -301,6 +301,35 @@ def test_finite_differences(name: str, options: dict[str, Any]) -> None:
     assert torch.autograd.gradcheck(loss, (*made.inputs[:2], scale, *made.inputs[2:]), atol=1e-6)
 
 
+def test_an_own_positive_that_is_excluded_is_no_candidate() -> None:
+    """Whether equal keys are masked or kept, here where none is equal to another."""
+    x, y, own = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)), numbers(3, 4), torch.tensor([[0, 0]])
+    options: dict[str, Any] = dict(partition="mean", temperature=1.0)
+    kept, masked, positive = (
+        build("info_nce", **options, duplicates=duplicates)(x.double(), y, x_keys=torch.arange(3), excluded=own).loss
+        for duplicates in ("keep", "mask", "positive")
+    )
+    torch.testing.assert_close(masked, kept)
+    torch.testing.assert_close(positive, kept)
+
+
+@pytest.mark.parametrize("duplicates", ["keep", "mask", "positive"])
+@pytest.mark.parametrize("positives", ["each", "merge"])
+def test_excluded_positives_equal_the_reference(positives: str, duplicates: str) -> None:
+    """Row 0 and column 0 are left with nothing: they are skipped."""
+    excluded = [(0, j) for j in range(B)] + [(i, 0) for i in range(B)] + [(2, 2), (4, 4)]
+    made = Case({**KEYS, "excluded": torch.tensor(excluded)})
+    for candidates, partition in itertools.product(("all", "negatives"), ("sum", "mean")):
+        options: dict[str, Any] = {"candidates": candidates, "partition": partition}
+        options |= {"positives": positives, "duplicates": duplicates}
+        objective = build("clip", temperature=0.3, **options)
+        loss = objective(made.x, made.y, **made.given).loss
+        want = reference_loss(made.x, made.y, objective.logit_scale, made.same, **made.told, **options)
+        close(loss, want, 1e-9, options)
+        for got, expected in zip(*(torch.autograd.grad(v, made.inputs) for v in (loss, want)), strict=True):
+            close(got, expected, 1e-9, options)
+
+
 def test_further_columns_of_which_none_is_positive_leave_own_pairs_single() -> None:
     x, y, more = (torch.randn(4, 3, generator=torch.Generator().manual_seed(s)) for s in range(3))
     columns = Columns(more, torch.arange(4), positive_k=torch.zeros(4, dtype=torch.bool))

@@ -208,6 +208,35 @@ def test_running_second_moment() -> None:
     close(objective.moments_2DD[1], second)
 
 
+def test_running_means_stay_where_nothing_learns() -> None:
+    """In training mode too, as the state of samples does."""
+    objective = build("spectral_alternating", lambda_momentum=0.5, width=D)
+    objective(*embeddings(N, D))
+    before = objective.moments_2DD.clone()
+    with torch.no_grad():
+        objective(*embeddings(N, D, seed=5))
+    assert torch.equal(objective.moments_2DD, before)
+
+
+PRODUCTS: list[tuple[str, dict[str, Any]]] = [
+    *[(name, {}) for name in ("spectral", "spectral_alternating", "pca_penalty")],
+    ("binary_nce", {"negatives_per_positive": 2}),
+    ("cpc", {"width": D}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), PRODUCTS)
+def test_backward_inside_autocast_rounds_nothing(name: str, options: dict[str, Any]) -> None:
+    objective = build_objective(name, **options)
+    gradients = []
+    for autocast in (False, True):
+        x, y = (e.detach().float().view(-1, 2, D) if name == "cpc" else e.detach().float() for e in embeddings(8, D))
+        leaves = (x.requires_grad_(), y.requires_grad_(), *(p for p in objective.parameters() if p.requires_grad))
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            gradients.append(torch.autograd.grad(objective(x, y).loss, leaves, materialize_grads=True))
+    assert all(torch.equal(plain, cast) for plain, cast in zip(*gradients, strict=True))
+
+
 def test_undo_and_resume_bring_the_running_mean_back() -> None:
     objective = build("spectral_alternating", lambda_momentum=0.5, width=D)
     x, y = embeddings()
