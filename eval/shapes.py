@@ -149,7 +149,7 @@ def read_object(folder: Path, name: str, shape: TypeAdapter[Any]) -> tuple[dict[
     """(the object in a JSON file of `folder`, a line for each part that is left out); None where it is none of ours."""
     path = own_file(folder, name)
     if path is None:
-        return None, [f"{name} is no file of this folder"]
+        return None, [f"{name} is not read: it lies outside this folder"]
     try:
         found = read_json(path)
     except (OSError, ValueError) as error:

@@ -19,6 +19,7 @@ from eval.results import result_files
 from eval.shapes import CONFIG, RESULT, STATE, fitting, read_object
 from train.runs.folder import saved_config
 
+METRICS, LOG = "metrics.jsonl", "log.txt"
 GONE_ON = re.compile(rb"going on at step (\d{1,15}) from ")
 
 
@@ -52,8 +53,8 @@ def read_run(path: Path) -> RunFolder:
     config = redacted(saved_config(path))
     shown, wrong = fitting(CONFIG, config)
     unread += [f"config.yaml: {part} is left out: {said}" for part, said in wrong.items()]
-    if (path / "eval").exists() and not inside(path, "eval"):
-        unread.append("eval/ is a link that leads out of this folder: nothing of it is shown")
+    links = [name for name in ("eval", METRICS, LOG) if (path / name).exists() and not inside(path, name)]
+    unread += [f"{name} is not read: it lies outside this folder" for name in links]
     return RunFolder(
         path,
         shown,
@@ -77,7 +78,7 @@ def _object(path: Path, name: str, shape: TypeAdapter[Any], unread: list[str]) -
 def _records(path: Path, unread: list[str]) -> list[dict[str, Any]]:
     """The objects of metrics.jsonl, of which a kill may have torn the last one."""
     found, others = [], 0
-    for line in _lines(path, "metrics.jsonl"):
+    for line in _lines(path, METRICS):
         record = None
         with suppress(ValueError):
             record = parse_json(line)
@@ -91,7 +92,7 @@ def _records(path: Path, unread: list[str]) -> list[dict[str, Any]]:
 
 def _gone_on(path: Path) -> list[int]:
     """Steps at which a later start of the run went on, as log.txt has them."""
-    return sorted({int(found[1]) for line in _lines(path, "log.txt") if (found := GONE_ON.search(line))})
+    return sorted({int(found[1]) for line in _lines(path, LOG) if (found := GONE_ON.search(line))})
 
 
 def _lines(path: Path, name: str) -> Iterator[bytes]:

@@ -13,7 +13,18 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import AliasToken, YAMLError
+from yaml import YAMLError
+from yaml.tokens import (
+    AliasToken,
+    BlockEndToken,
+    BlockMappingStartToken,
+    BlockSequenceStartToken,
+    FlowMappingEndToken,
+    FlowMappingStartToken,
+    FlowSequenceEndToken,
+    FlowSequenceStartToken,
+    Token,
+)
 
 from data.errors import ConfigError, first_line
 from data.foreign import own_file, read_json
@@ -22,7 +33,9 @@ from train.config import TrainConfig
 from train.files import replace
 
 CONFIG = "config.yaml"
-LARGEST = 1 << 20  # bytes of it
+LARGEST, DEEPEST = 1 << 20, 64  # bytes and levels of it
+STARTS = (BlockMappingStartToken, BlockSequenceStartToken, FlowMappingStartToken, FlowSequenceStartToken)
+ENDS = (BlockEndToken, FlowMappingEndToken, FlowSequenceEndToken)
 CONTENT = (CONFIG, "checkpoints", "metrics.jsonl", "ledger.jsonl", "eval", "negatives")  # what one training leaves
 COUNTED = ("metrics.jsonl", "ledger.jsonl", "eval", "negatives")  # of it, what counts steps; and the checkpoints
 
@@ -73,13 +86,12 @@ def saved_config(folder: Path) -> dict[str, Any]:
     """The tree in config.yaml of a run folder, with ${…} as it stands there. Raises ConfigError when it has none."""
     path = folder / CONFIG
     if own_file(folder, CONFIG) is None:
-        raise ConfigError(f"'{folder}' is no run folder: it has no {CONFIG}. Give one, e.g. runs/NAME")
+        raise ConfigError(f"'{folder}' is no run folder: it has no {CONFIG} of its own. Give one, e.g. runs/NAME")
     try:
         if path.stat().st_size > LARGEST:
             raise ValueError(f"more than {LARGEST:,} bytes")
         text = path.read_text(encoding="utf-8")
-        if any(isinstance(token, AliasToken) for token in yaml.scan(text)):
-            raise ValueError("it has aliases (*name), which Dyad never writes and a few of which unfold to gigabytes")
+        _check_tokens(yaml.scan(text))
         tree = OmegaConf.to_container(OmegaConf.create(text), enum_to_str=True)
         OmegaConf.to_yaml(tree)  # whole numbers of 5,000 digits can be read, and not written
     except (OmegaConfBaseException, YAMLError, OSError, ValueError, RecursionError) as error:
@@ -87,6 +99,15 @@ def saved_config(folder: Path) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} is no configuration: it has no keys")
     return {str(key): value for key, value in tree.items()}
+
+
+def _check_tokens(tokens: Iterable[Token]) -> None:
+    """Raises ValueError for YAML of a few kilobytes that would take gigabytes or hours: Dyad writes no such thing."""
+    depth = 0
+    for token in tokens:
+        depth += isinstance(token, STARTS) - isinstance(token, ENDS)
+        if isinstance(token, AliasToken) or depth > DEEPEST:
+            raise ValueError("it has aliases (*name), which unfold" if depth <= DEEPEST else "it is nested too deep")
 
 
 def check_run(config: TrainConfig) -> None:
