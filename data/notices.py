@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from data.foreign import own_file
 from data.sources import local_path, parts
 from data.storage import scheme_of
 
@@ -54,9 +55,8 @@ def _beside(place: str) -> list[Path]:
             if folder == Path.home() or any((folder / name).exists() for name in PROGRAM):
                 return []
             files = [f for f in folder.iterdir() if NAMES.fullmatch(f.name) and f.suffix.lower() in SUFFIXES]
-            # a link could lead anywhere on this disk, and its text into a model that is handed on
-            if plain := [file for file in files if file.is_file() and not file.is_symlink()]:
-                return sorted(plain, key=lambda file: (_rank(file), file.name))
+            if own := [file for file in files if own_file(folder, file.name)]:
+                return sorted(own, key=lambda file: (_rank(file), file.name))
     return []
 
 

@@ -27,6 +27,7 @@ import Stemmer
 from bm25s.stopwords import STOPWORDS_EN
 
 from data.errors import ConfigError, DataError
+from train.files import writable
 
 K1, B = 0.9, 0.4  # Anserini's
 FORMAT = 1
@@ -89,16 +90,17 @@ def open_bm25(texts: Iterable[str], folder: Path, identity: str, k1: float = K1,
 
 
 def _keep(bm25: BM25, kept: Path) -> None:
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=kept.parent, prefix=".bm25-"))
-    try:
-        bm25.index.save(temporary, show_progress=False)
-        os.replace(temporary, kept)
-    except OSError:
-        if not kept.exists():  # else another process was first, with the same index
-            raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with writable(kept.parent):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=kept.parent, prefix=".bm25-"))
+        try:
+            bm25.index.save(temporary, show_progress=False)
+            os.replace(temporary, kept)
+        except OSError:
+            if not kept.exists():  # else another process was first, with the same index
+                raise
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 class _Stems:

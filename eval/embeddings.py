@@ -35,7 +35,7 @@ from eval.memory import trim
 from eval.progress import printed, progress
 from train.distributed.agreement import from_rank_0, rank_0_only
 from train.distributed.world import World
-from train.files import sync, writable, write_json
+from train.files import new_file, sync, writable, write_json
 from train.runs.checkpoint import named_tensors
 from train.runs.run_state import locked
 
@@ -275,7 +275,7 @@ class _Folder:
         (self.folder / VECTORS).unlink(missing_ok=True)
         temporary = self.folder / f".{IDS}.partial"
         items, slab = self.settings["items"], self.settings["window"]
-        with temporary.open("wb") as file:
+        with new_file(temporary) as file:
             for start in range(0, items, slab):
                 file.writelines(_line(name) for name in ids(start, min(start + slab, items)))
         sync(temporary)

@@ -41,7 +41,7 @@ from eval.index import Hits, Index
 from eval.pair_scores import PairScores
 from train.distributed.agreement import agreed, rank_0_only
 from train.distributed.world import World, gather_objects
-from train.files import sync, writable, write_json
+from train.files import new_file, sync, writable, write_json
 
 MINED, SUMMARY = "mined.jsonl", "mined.json"
 FORMAT = 1
@@ -329,7 +329,7 @@ def _opened(temporary: Path) -> BinaryIO:
     with writable(temporary):
         temporary.parent.mkdir(parents=True, exist_ok=True)
         (temporary.parent / SUMMARY).unlink(missing_ok=True)  # of what is about to be replaced
-        return temporary.open("wb")
+        return new_file(temporary)
 
 
 def _summarised(

@@ -7,7 +7,9 @@ reciprocal rank fusion of the model's ranking with BM25's.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +19,7 @@ import numpy as np
 
 from data.config import PassageConfig, QuestionConfig
 from data.corpus import Corpus
+from data.errors import ExitCode, UserError, shown
 from data.passages import Passage, Question, Rendered
 from data.question_passage import Texts, TokenizeTexts, passage_texts
 from eval.bm25 import BM25, build_bm25, open_bm25
@@ -30,7 +33,8 @@ from eval.question_sets import Passages, QuestionSet
 from eval.score_histogram import score_histogram, spread
 from eval.scores import Judge, Values, chance, differences, summarised
 from eval.trec import CUTOFFS, Context, Run, beir_result, ranked, write_dpr, write_qrels, write_run
-from train.distributed.agreement import from_rank_0, rank_0_only
+from train.distributed.agreement import agreed, from_rank_0, rank_0_only
+from train.distributed.contact import LostContact
 from train.files import write_json
 
 SYSTEMS = ("model", "bm25", "untrained")  # whose answers a case shows side by side
@@ -105,7 +109,11 @@ class PassageRetrieval(Evaluator):
         world, model = encode.world, self._search("model", encode)
         found = {"model": model.hits}
         if Baseline.untrained in self.baselines and self.untrained:
-            found["untrained"] = self._search("untrained", self.untrained()).hits
+            before = None
+            with _left_out(Baseline.untrained):
+                before = agreed(world, self.untrained)
+            if before:
+                found["untrained"] = self._search("untrained", before).hits
         runs = rank_0_only(world, lambda: self._runs(found)) or {}
         report = from_rank_0(world, lambda: self._scored(runs, model, examples))
         return replace(report, files=self._files(runs["model"])) if runs else report
@@ -129,11 +137,12 @@ class PassageRetrieval(Evaluator):
         every = range(len(self.data.questions))
         runs = {name: self._run(hits.found(query) for query in every) for name, hits in found.items()}
         if {Baseline.bm25, Baseline.fusion} & set(self.baselines):
-            pairs = self.side.bm25.search([question.text for question in self.data.questions], self._depth)
-            words = self._run(list(zip(places.tolist(), scores.tolist(), strict=True)) for scores, places in pairs)
-            fused = reciprocal_rank_fusion([runs["model"], words], depth=self.options.depth)
-            others = {Baseline.bm25: words, Baseline.fusion: fused}
-            runs |= {baseline.value: run for baseline, run in others.items() if baseline in self.baselines}
+            with _left_out(Baseline.bm25):
+                pairs = self.side.bm25.search([question.text for question in self.data.questions], self._depth)
+                words = self._run(list(zip(places.tolist(), scores.tolist(), strict=True)) for scores, places in pairs)
+                fused = reciprocal_rank_fusion([runs["model"], words], depth=self.options.depth)
+                others = {Baseline.bm25: words, Baseline.fusion: fused}
+                runs |= {baseline.value: run for baseline, run in others.items() if baseline in self.baselines}
         return runs
 
     def _run(self, found: Iterable[Sequence[tuple[int, float]]]) -> Run:
@@ -252,6 +261,18 @@ class PassageRetrieval(Evaluator):
         for name, score in ranked(run[question.id]):
             passage = self.side.passage(name)
             yield Context(name, passage.title, passage.text, score, self._judge.hit(question.id, name))
+
+
+@contextmanager
+def _left_out(baseline: Baseline) -> Iterator[None]:
+    """A baseline that cannot be had is left out with a line: the model's own scores do not need it."""
+    try:
+        yield
+    except UserError as error:
+        if isinstance(error, LostContact) or error.exit_code is ExitCode.REQUEUE:
+            raise
+        if str(error):  # of several ranks, one has the message
+            print(f"left out: the baseline {baseline.value}: {shown(str(error))}", file=sys.stderr)
 
 
 @dataclass(frozen=True)

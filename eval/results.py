@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data.errors import DataError
+from data.foreign import inside
 from data.secrets import without_credentials
 from train.config import Task
 from train.files import writable
@@ -72,27 +72,23 @@ def write(
     return written
 
 
-def print_saved_tables(folder: Path) -> None:
-    """The tables of the results that lie in `folder`."""
-    print_tables(saved_results(folder))
+def print_saved_tables(run: Path) -> None:
+    """The tables of the results that lie in the run folder `run`."""
+    print_tables(saved_results(run))
 
 
-def saved_results(folder: Path) -> list[dict[str, Any]]:
-    """The results that lie in `folder`, by name; files of others are passed over."""
-    return [found for path in result_files(folder) if (found := _own(path)) is not None]
+def saved_results(run: Path) -> list[dict[str, Any]]:
+    """The results that lie in the run folder `run`, by name; files of others are passed over."""
+    from eval.shapes import RESULT, read_object
+
+    found = (read_object(run, name, RESULT)[0] for name in result_files(run))
+    return [result for result in found if result and result["task"] in TABLES]
 
 
-def result_files(folder: Path) -> list[Path]:
-    """The JSON files that are not another tool's, by name."""
-    return [path for path in sorted(folder.glob("*.json")) if not path.stem.endswith(OTHER_TOOLS)]
-
-
-def _own(path: Path) -> dict[str, Any] | None:
-    try:
-        found = json.loads(path.read_bytes())
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) and found.get("task") in TABLES else None
+def result_files(run: Path) -> list[str]:
+    """The JSON files in eval/ of a run folder that are not another tool's, by name."""
+    files = sorted((run / "eval").glob("*.json")) if inside(run, "eval") else []
+    return [f"eval/{file.name}" for file in files if not file.stem.endswith(OTHER_TOOLS)]
 
 
 def print_tables(results: Sequence[Mapping[str, Any]]) -> None:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from data.errors import ConfigError, nearest
 from train.command.compose import typed
 from train.config import TrainConfig
 from train.losses.config import CONFIGS
+from train.runs.folder import saved_config
 
 if TYPE_CHECKING:
     from train.towers.build import Model
@@ -75,13 +75,10 @@ def load_trained(run: Path, checkpoint: Path) -> Trained:
 
 def read_config(run: Path) -> TrainConfig:
     """The configuration the run was trained with; raises ConfigError when its config.yaml is missing or not ours."""
-    path = run / "config.yaml"
-    if not path.is_file():
-        raise ConfigError(f"'{run}' is no run folder: it has no config.yaml")
+    saved = OmegaConf.create(saved_config(run))
     try:
-        saved = OmegaConf.load(path)
         objective = OmegaConf.merge(OmegaConf.structured(CONFIGS[saved.objective.name]), saved.objective)
         return typed(OmegaConf.merge(OmegaConf.structured(TrainConfig), saved, {"objective": objective}))
-    except (OmegaConfBaseException, YAMLError, LookupError, AttributeError, TypeError, ValueError, OSError) as error:
+    except (OmegaConfBaseException, LookupError, AttributeError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise ConfigError(f"{path} is not a configuration of this version: {reason}") from error
+        raise ConfigError(f"{run}/config.yaml is not a configuration of this version: {reason}") from error

@@ -17,6 +17,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -24,7 +25,7 @@ import ir_measures
 import numpy as np
 
 from data.errors import ConfigError, DataError
-from train.files import sync
+from train.files import new_file, sync
 
 Run = dict[str, dict[str, float]]  # query → document → score
 Qrels = dict[str, dict[str, int]]  # query → document → grade
@@ -259,7 +260,7 @@ def _whole(path: Path) -> Iterator[TextIO]:
     """A text file that is at `path` when all of it is written, and not before."""
     temporary = path.with_name(f".{path.name}.partial")
     try:
-        with open(temporary, "w", encoding="utf-8", newline="\n") as file:
+        with TextIOWrapper(new_file(temporary), encoding="utf-8", newline="\n") as file:
             yield file
         sync(temporary)
         os.replace(temporary, path)

@@ -144,7 +144,7 @@ def test_pictures_are_in_the_page_and_answers_are_marked(tmp_path: Path) -> None
 def shown(text: str, spans: list[list[int]]) -> str:
     """How an answer of this text is shown, its marked parts in brackets."""
     answer = {"id": "p", "text": text, "spans": spans, "score": 1.0, "right": True}
-    ((_, view),) = cases([case("best", {"text": "?"}, {"model": [answer]}, rank=1)], Path())
+    ((_, view),) = cases([case("best", {"text": "?"}, {"model": [answer]}, rank=1)], Path(), "val")
     return "".join(f"[{part}]" if marked else part for part, marked in view.systems["this run"][0].item.parts)
 
 
@@ -244,7 +244,7 @@ assert not {"torch", "wandb", "matplotlib.pyplot", "transformers"} & set(sys.mod
     command = [sys.executable, "-W", "error", "-c", code, f"run={run}"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"Written: {run}/report.html\n", "")
-    with pytest.raises(ConfigError, match=r"no run folder.*run=runs/NAME"):
+    with pytest.raises(ConfigError, match=r"no run folder.*e.g. runs/NAME"):
         write_report(tmp_path)
     (tmp_path / "config.yaml").write_text("a: [1")
     with pytest.raises(ConfigError, match=r"config.yaml cannot be read"):

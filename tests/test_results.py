@@ -72,10 +72,11 @@ def test_zero_shot_is_told_whole_in_80_columns(capsys: pytest.CaptureFixture[str
 
 def test_results_are_read_back_and_files_of_others_are_passed_over(tmp_path: Path, capsys) -> None:
     result = retrieval("val", (1,), True)
-    assert write(tmp_path, result) == [tmp_path / "val.json"]
+    folder = tmp_path / "eval"
+    assert write(folder, result) == [folder / "val.json"]
     for name, text in {"a.json": "{", "b.json": "[]", "c.json": '{"task": "other"}', "val.beir.json": "{}"}.items():
-        (tmp_path / name).write_text(text)
-    (tmp_path / "val.pictures").mkdir()
+        (folder / name).write_text(text)
+    (folder / "val.pictures").mkdir()
     assert saved_results(tmp_path) == [result] and saved_results(tmp_path / "none") == []
     print_saved_tables(tmp_path)
     assert "image → text" in capsys.readouterr().out

@@ -55,7 +55,7 @@ def run(config: TrainConfig) -> None:
         from eval.results import print_saved_tables
 
         print(f"already finished: {run_folder(config)}")
-        print_saved_tables(run_folder(config) / "eval")
+        print_saved_tables(run_folder(config))
 
 
 def check_arguments(arguments: list[str]) -> Path | None:

@@ -9,9 +9,10 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from data.config import DataConfig, Mode, NegativeList, Shuffle, described
+from data.config import DataConfig, DrawnPositives, Mode, NegativeList, Shuffle, described
 from data.errors import ConfigError
 from eval.config import EvalConfig
+from train.losses.options.common import Expected, ObjectiveOptions
 
 
 class Task(Enum):
@@ -248,9 +249,18 @@ def validate(config: TrainConfig, world_size: int) -> None:
         **{f"{key}={value}: must be {LEAST[key]} or more": True for key, value in too_small.items()},
         **{f"{key}={value}: must be above 0": True for key, value in not_positive.items()},
     }
-    broken = [message for message, is_broken in {**rules, **_of_streams(config)}.items() if is_broken]
+    rules |= {**_of_streams(config), **_of_objective(config)}
+    broken = [message for message, is_broken in rules.items() if is_broken]
     if broken:
         raise ConfigError("\n".join(broken[:5]))
+
+
+def _of_objective(config: TrainConfig) -> dict[str, bool]:
+    """What the first step would refuse, when there is a run folder already."""
+    several = config.task is Task.question_passage and config.data.passage.positives is DrawnPositives.all
+    further = several or config.data.negatives.per_row > 0
+    expected = Expected(config.global_batch_size, further, several)
+    return config.objective.broken_by(expected) if isinstance(config.objective, ObjectiveOptions) else {}
 
 
 def _of_streams(config: TrainConfig) -> dict[str, bool]:

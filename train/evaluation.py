@@ -58,7 +58,7 @@ class Evaluation:
         """A run that was killed between its last evaluation and here finds the results on disk."""
         logger.flush()
         report = written_report(self._folder, logger.print)
-        logger.conclude(self._results or saved_results(self._folder / "eval"), self._folder, report)
+        logger.conclude(self._results or saved_results(self._folder), self._folder, report)
 
     def print_tables(self) -> None:
         print_tables(self._results)

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from threading import RLock
-from typing import Any
+from typing import Any, BinaryIO
 
 from data.errors import HardwareError
 
@@ -28,7 +28,8 @@ def replace(path: Path, content: bytes) -> None:
     """Put `content` at `path` in one move: a reader, or a crash, finds the old file or the new one."""
     temporary = path.with_name(f".{path.name}.partial")
     try:
-        temporary.write_bytes(content)
+        with new_file(temporary) as file:
+            file.write(content)
         sync(temporary)
         os.replace(temporary, path)
     except OSError as error:
@@ -36,6 +37,12 @@ def replace(path: Path, content: bytes) -> None:
         error.filename = str(path)  # what the user knows
         raise
     sync(path.parent)
+
+
+def new_file(path: Path) -> BinaryIO:
+    """A file to write. What stood there goes first: a link there would lead the writer elsewhere."""
+    path.unlink(missing_ok=True)
+    return path.open("xb")
 
 
 @contextmanager

@@ -13,17 +13,35 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
 
 from data import manifest
-from data.errors import ConfigError
+from data.errors import ConfigError, DataError
 from train.config import TrainConfig
 from train.files import writable
 from train.parts import Parts
 from train.runs import checkpoint
 from train.runs.checkpoint import CheckpointState
 from train.runs.folder import check_run
-from train.runs.run_state import locked
+from train.runs.run_state import claimed
+
+
+class Facts(TypedDict):
+    """What state.json says that a run goes on by."""
+
+    seed: int
+    global_batch_size: Annotated[int, Field(ge=1)]
+    samples_seen: Annotated[int, Field(ge=0)]
+    data_fingerprint: str
+    data: dict[str, Any]
+    evaluation_owed: bool
+    wandb_id: str | None
+    step_state: dict[str, Any]
+    substituted: dict[str, Any]
+
 
 OTHERWISE = "Use the same data and batch, or start another run.name with init_from"
 
@@ -48,12 +66,8 @@ class Start:
 
 def claim(config: TrainConfig, folder: Path, stack: ExitStack) -> Origin:
     """Hold the run folder for as long as `stack` lives, and say where to begin. Rank 0 alone."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"run.dir={config.run.dir}: cannot make {folder}: {error.strerror}") from error
     with writable(folder):
-        stack.enter_context(locked(folder))
+        stack.enter_context(claimed(folder))
         check_run(config)
         checkpoint.tidy(folder)
     mode, resume = config.resume.mode, None
@@ -92,6 +106,11 @@ def _take_weights(found: Path, parts: Parts) -> None:
 def _restored(found: Path, parts: Parts, config: TrainConfig) -> Start:
     """Bring the parts to the state of a checkpoint of this run on this data. Nothing is changed when it is refused."""
     state = checkpoint.load(found)
+    try:
+        TypeAdapter(Facts).validate_python(state.facts, strict=True)
+    except ValidationError as error:
+        (first, *_) = error.errors()
+        raise DataError(f"{found} is no checkpoint of ours: {first['loc'][0]}: {first['msg']}") from error
     if state.facts["seed"] != config.seed:
         raise ConfigError(
             f"{found} was trained with seed={state.facts['seed']}, now {config.seed}: the order of samples would "

@@ -10,7 +10,6 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
-from omegaconf import OmegaConf
 
 from data import errors
 from data.command_line import help_text, parse_options
@@ -93,7 +92,7 @@ def render(run: RunFolder) -> str:
         health=list(figures.of(health_charts(run.records))),
         gone_on=run.gone_on,
         notices=[(public_path(notice.file), notice.text[:NOTICE]) for notice in _notices(run)],
-        config=OmegaConf.to_yaml(OmegaConf.create(dict(run.config)))[:CONFIG],
+        config=run.config_text[:CONFIG],
         headings=KINDS,
     )
 
@@ -165,7 +164,7 @@ def _data_set(
         return shown
     template, left_out = environment.get_template("case.html.j2"), 0
     for _, title, listed in _galleries([result]):
-        for kind, case in cases(listed, run.pictures(shown.name)):
+        for kind, case in cases(listed, run.path, shown.name):
             html = template.render(case=case, glance=False)
             if room.take(html):
                 shown.galleries.setdefault(title, {}).setdefault(kind, []).append(Markup(html))
@@ -194,7 +193,7 @@ def _glance(results: Sequence[Mapping[str, Any]], run: RunFolder, environment: E
     """What this run answers in random cases of the first gallery, as many as stand in a row beside the numbers."""
     template = environment.get_template("case.html.j2")
     for dataset, _, listed in _galleries(results):
-        drawn = [case for kind, case in cases(listed, run.pictures(dataset)) if kind == "random"]
+        drawn = [case for kind, case in cases(listed, run.path, dataset) if kind == "random"]
         if drawn:
             count = 2 if len(results) < 3 else 4
             return [Markup(template.render(case=briefly(case), glance=True)) for case in drawn[:count]]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from train.tracking.headlines import finite, marked
+from train.tracking.headlines import finite, marked, picture
 
 SYSTEMS = {"model": "this run", "bm25": "BM25", "untrained": "before training", "fusion": "fused with BM25"}
 KINDS = {
@@ -16,8 +17,8 @@ KINDS = {
     "best": "Best: where it does well",
     "worst": "Worst: where it fails, and is sure",
 }
-LARGEST = 48_000  # bytes of a picture: thumbnails of 96 pixels have a tenth
 LONGEST = 260  # characters of a text
+Show = Callable[[str | None], Path | None]  # from a file name of a case to the thumbnail
 WORD = 20  # characters of a word that is not cut
 BEFORE = 80  # characters before the first marked part, where a long text is cut
 
@@ -55,12 +56,12 @@ class Case:
     pictured: bool
 
 
-def cases(listed: Sequence[Mapping[str, Any]], pictures: Path) -> Iterator[tuple[str, Case]]:
-    """(kind, case), random ones first. pictures: the folder that file names are of."""
+def cases(listed: Sequence[Mapping[str, Any]], run: Path, dataset: str) -> Iterator[tuple[str, Case]]:
+    """(kind, case) of a data set of a run folder, random ones first."""
     for kind in KINDS:
         for case in listed:
             if case.get("kind") == kind:
-                yield kind, _case(case, pictures)
+                yield kind, _case(case, partial(picture, run, dataset))
 
 
 def briefly(case: Case) -> Case:
@@ -71,14 +72,14 @@ def briefly(case: Case) -> Case:
     )
 
 
-def _case(case: Mapping[str, Any], pictures: Path) -> Case:
+def _case(case: Mapping[str, Any], show: Show) -> Case:
     systems = {
-        SYSTEMS.get(name, str(name)): [_answer(answer, pictures) for answer in answers]
+        SYSTEMS.get(name, str(name)): [_answer(answer, show) for answer in answers]
         for name, answers in (case.get("systems") or {}).items()
     }
     ours = next(iter(systems.values()), [])
-    query = _item(case.get("query") or {}, pictures)
-    right = [_item(item, pictures) for item in case.get("right") or []]
+    query = _item(case.get("query") or {}, show)
+    right = [_item(item, show) for item in case.get("right") or []]
     told = query.picture is not None and query.text in {item.text for item in right}  # it stands beside the picture
     return Case(
         query=query,
@@ -90,23 +91,16 @@ def _case(case: Mapping[str, Any], pictures: Path) -> Case:
     )
 
 
-def _answer(answer: Mapping[str, Any], pictures: Path) -> Answer:
-    return Answer(_item(answer, pictures), finite(answer.get("score")), bool(answer.get("right")))
+def _answer(answer: Mapping[str, Any], show: Show) -> Answer:
+    return Answer(_item(answer, show), finite(answer.get("score")), bool(answer.get("right")))
 
 
-def _item(item: Mapping[str, Any], pictures: Path) -> Item:
-    text, name = str(item.get("text") or ""), str(item.get("id") or "")
-    picture = None if item.get("picture") is None else _picture(pictures, str(item["picture"]))
+def _item(item: Mapping[str, Any], show: Show) -> Item:
+    text, name = item.get("text") or "", item.get("id") or ""
+    path = show(item.get("picture"))
     parts = list(marked(text, item.get("spans") or []))
-    return Item(picture, str(item.get("title") or ""), _cut(parts) or [(name, False)], name)
-
-
-def _picture(folder: Path, name: str) -> str | None:
-    """A file of the folder as a data: address; None where there is none, or one that is no thumbnail."""
-    path = folder / name
-    if path.parent != folder or path.suffix != ".webp" or not path.is_file() or path.stat().st_size > LARGEST:
-        return None
-    return f"data:image/webp;base64,{base64.b64encode(path.read_bytes()).decode()}"
+    address = path and f"data:image/webp;base64,{base64.b64encode(path.read_bytes()).decode()}"
+    return Item(address, item.get("title") or "", _cut(parts) or [(name, False)], name)
 
 
 def _cut(parts: list[tuple[str, bool]]) -> list[tuple[str, bool]]:

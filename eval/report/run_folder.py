@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+from pydantic import TypeAdapter
 
-from data.errors import ConfigError
+from data.foreign import inside, own_file, parse_json
 from data.secrets import redacted
 from eval.report.curves import column
 from eval.results import result_files
-from train.tracking.metrics import read_lines
+from eval.shapes import CONFIG, RESULT, STATE, fitting, read_object
+from train.runs.folder import saved_config
 
-RESULT: Mapping[str, type] = {"dataset": str, "task": str, "metrics": dict}  # what every result has
-GONE_ON = re.compile(r"going on at step (\d+) from ")
+METRICS, LOG = "metrics.jsonl", "log.txt"
+GONE_ON = re.compile(rb"going on at step (\d{1,15}) from ")
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """config: the plain tree of config.yaml, redacted; state: of run_state.json, {} without; records: of metrics.jsonl.
+    """config: the plain tree of config.yaml, redacted, and config_text: the same as YAML; state: of run_state.json, {}
+    without; records: of metrics.jsonl; results: of eval/*.json. They have the shapes of eval/shapes.py.
 
-    results: of eval/*.json; gone_on: steps where a later start went on; unread: what could not be read, a line each.
+    gone_on: steps where a later start went on; unread: what could not be read, a line each.
     """
 
     path: Path
     config: Mapping[str, Any]
+    config_text: str
     state: Mapping[str, Any]
     records: Sequence[Mapping[str, Any]]
     results: Sequence[Mapping[str, Any]]
@@ -44,54 +46,57 @@ class RunFolder:
         logged = column(self.records, "step")
         return max([int(self.state.get("step") or 0), *(int(step) for step in list(logged)[-1:])])
 
-    def pictures(self, dataset: str) -> Path:
-        """The folder of the pictures that the gallery of a data set shows."""
-        return self.path / "eval" / f"{dataset}.pictures"
-
 
 def read_run(path: Path) -> RunFolder:
     """Raises ConfigError when this is no run folder."""
-    if not (path / "config.yaml").is_file():
-        raise ConfigError(f"'{path}' is no run folder: it has no config.yaml. Give one, e.g. run=runs/NAME")
-    try:
-        config = OmegaConf.to_container(OmegaConf.load(path / "config.yaml"))
-    except (OmegaConfBaseException, YAMLError, OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}/config.yaml cannot be read: {str(error).splitlines()[0]}") from error
-    if not isinstance(config, dict):
-        raise ConfigError(f"{path}/config.yaml is no configuration: it has no keys")
     unread: list[str] = []
-    metrics = path / "metrics.jsonl"
-    records = [record for _, record in read_lines(metrics)] if metrics.exists() else []
-    state = _read_json(path / "run_state.json", unread) if (path / "run_state.json").exists() else None
-    results = [found for file in result_files(path / "eval") if (found := _read_json(file, unread, RESULT))]
+    config = redacted(saved_config(path))
+    shown, wrong = fitting(CONFIG, config)
+    unread += [f"config.yaml: {part} is left out: {said}" for part, said in wrong.items()]
+    links = [name for name in ("eval", METRICS, LOG) if (path / name).exists() and not inside(path, name)]
+    unread += [f"{name} is not read: it lies outside this folder" for name in links]
     return RunFolder(
         path,
-        {str(key): value for key, value in redacted(config).items()},
-        state or {},
-        [record for record in records if isinstance(record, dict)],
-        results,
-        _gone_on(path / "log.txt"),
+        shown,
+        OmegaConf.to_yaml(config),
+        _object(path, "run_state.json", STATE, unread) or {},
+        _records(path, unread),
+        [found for name in result_files(path) if (found := _object(path, name, RESULT, unread))],
+        _gone_on(path),
         unread,
     )
 
 
-def _read_json(path: Path, unread: list[str], needed: Mapping[str, type] | None = None) -> dict[str, Any] | None:
-    """The object in a file, or None and a line in `unread`."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        unread.append(f"{path.name} cannot be read: {str(error).splitlines()[0]}")
+def _object(path: Path, name: str, shape: TypeAdapter[Any], unread: list[str]) -> dict[str, Any] | None:
+    if not (path / name).exists():
         return None
-    keys = needed or {}
-    if not isinstance(found, dict) or not all(isinstance(found.get(name), kind) for name, kind in keys.items()):
-        unread.append(f"{path.name} is none of ours: it needs {', '.join(keys) or 'keys'}")
-        return None
+    found, lines = read_object(path, name, shape)
+    unread += lines
     return found
 
 
-def _gone_on(log: Path) -> list[int]:
+def _records(path: Path, unread: list[str]) -> list[dict[str, Any]]:
+    """The objects of metrics.jsonl, of which a kill may have torn the last one."""
+    found, others = [], 0
+    for line in _lines(path, METRICS):
+        record = None
+        with suppress(ValueError):
+            record = parse_json(line)
+        if isinstance(record, dict):
+            found.append(record)
+        else:
+            others += line.endswith(b"\n")
+    unread += [f"metrics.jsonl: {others:,} of its lines cannot be read"] if others else []
+    return found
+
+
+def _gone_on(path: Path) -> list[int]:
     """Steps at which a later start of the run went on, as log.txt has them."""
-    if not log.exists():
-        return []
-    with log.open(encoding="utf-8", errors="replace") as lines:
-        return sorted({int(found[1]) for line in lines if (found := GONE_ON.search(line))})
+    return sorted({int(found[1]) for line in _lines(path, LOG) if (found := GONE_ON.search(line))})
+
+
+def _lines(path: Path, name: str) -> Iterator[bytes]:
+    """Of a file of the folder; none where it has no such file."""
+    if file := own_file(path, name):
+        with file.open("rb") as lines:
+            yield from lines

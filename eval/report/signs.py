@@ -74,13 +74,13 @@ def substituted(e: Evidence) -> Iterator[Finding]:
     counts = e.values("substituted")
     if not counts:
         return
-    count = int(max(counts))
+    count, seen = int(max(counts)), max(column(e.records, "samples_seen").values(), default=0)
     if count == 0:
         yield ok("Every sample could be used", "None had to be replaced by another one.")
     else:
         yield warn(
             "Samples could not be used",
-            f"{count:,} of {e.records[-1]['samples_seen']:,} were replaced; ledger.jsonl says which, and why.",
+            f"{count:,} of {seen:,.0f} were replaced; ledger.jsonl says which, and why.",
             "python -m data check SHARD for the shards that it names",
         )
 

@@ -130,7 +130,7 @@ def _results(trained: Trained) -> list[dict[str, Any]]:
     """What this very step scored, as evaluations left it in the run."""
     from eval.results import saved_results
 
-    return [result for result in saved_results(trained.run / "eval") if result.get("step") == trained.step]
+    return [result for result in saved_results(trained.run) if result.get("step") == trained.step]
 
 
 if __name__ == "__main__":

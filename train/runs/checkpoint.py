@@ -34,6 +34,8 @@ from train.files import remove, sync, write_json
 FORMAT = 2
 MODEL, OPTIMIZER, MEMORY = "model.safetensors", "optimizer.safetensors", "memory.safetensors"
 STATE, MANIFEST = "state.json", "manifest.json"
+# what JSON of another shape causes
+OTHER_SHAPE = (LookupError, ValueError, TypeError, AttributeError, RecursionError, OverflowError)
 WRAPPERS = {"DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}  # class → where the real module is
 
 
@@ -216,7 +218,7 @@ def _of_our_making(folder: Path) -> Iterator[None]:
     """A manifest may fit what never was a checkpoint."""
     try:
         yield
-    except (SafetensorError, LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (SafetensorError, *OTHER_SHAPE) as error:
         raise DataError(f"{folder} is no checkpoint of ours: {str(error)[:200] or type(error).__name__}") from error
 
 
@@ -261,7 +263,7 @@ def _listed(folder: Path) -> dict[str, Any]:
     try:
         content = json.loads(manifest.read_text())
         version, files = int(content["format"]), {name: dict(file) for name, file in content["files"].items()}
-    except (OSError, LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, *OTHER_SHAPE) as error:
         raise DataError(f"{manifest} cannot be read: {error}") from error
     if version != FORMAT:
         age, way_out = ("a newer", "update Dyad") if version > FORMAT else ("an older", "use that one, or begin anew")

@@ -10,14 +10,32 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+from yaml.tokens import (
+    AliasToken,
+    BlockEndToken,
+    BlockMappingStartToken,
+    BlockSequenceStartToken,
+    FlowMappingEndToken,
+    FlowMappingStartToken,
+    FlowSequenceEndToken,
+    FlowSequenceStartToken,
+    Token,
+)
 
-from data.errors import ConfigError
+from data.errors import ConfigError, first_line
+from data.foreign import own_file, read_json
 from data.secrets import without_secrets
 from train.config import TrainConfig
 from train.files import replace
 
 CONFIG = "config.yaml"
+LARGEST, DEEPEST = 1 << 20, 64  # bytes and levels of it
+STARTS = (BlockMappingStartToken, BlockSequenceStartToken, FlowMappingStartToken, FlowSequenceStartToken)
+ENDS = (BlockEndToken, FlowMappingEndToken, FlowSequenceEndToken)
 CONTENT = (CONFIG, "checkpoints", "metrics.jsonl", "ledger.jsonl", "eval", "negatives")  # what one training leaves
 COUNTED = ("metrics.jsonl", "ledger.jsonl", "eval", "negatives")  # of it, what counts steps; and the checkpoints
 
@@ -64,6 +82,34 @@ def what_matters(config: TrainConfig) -> dict[str, Any]:
     return {k: v for k, v in all_keys(config).items() if not k.startswith(FREE)}
 
 
+def saved_config(folder: Path) -> dict[str, Any]:
+    """The tree in config.yaml of a run folder, with ${…} as it stands there. Raises ConfigError when it has none."""
+    path = folder / CONFIG
+    if own_file(folder, CONFIG) is None:
+        raise ConfigError(f"'{folder}' is no run folder: it has no {CONFIG} of its own. Give one, e.g. runs/NAME")
+    try:
+        if path.stat().st_size > LARGEST:
+            raise ValueError(f"more than {LARGEST:,} bytes")
+        text = path.read_text(encoding="utf-8")
+        _check_tokens(yaml.scan(text))
+        tree = OmegaConf.to_container(OmegaConf.create(text), enum_to_str=True)
+        OmegaConf.to_yaml(tree)  # whole numbers of 5,000 digits can be read, and not written
+    except (OmegaConfBaseException, YAMLError, OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} cannot be read: {first_line(error)}") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path} is no configuration: it has no keys")
+    return {str(key): value for key, value in tree.items()}
+
+
+def _check_tokens(tokens: Iterable[Token]) -> None:
+    """Raises ValueError for YAML of a few kilobytes that would take gigabytes or hours: Dyad writes no such thing."""
+    depth = 0
+    for token in tokens:
+        depth += isinstance(token, STARTS) - isinstance(token, ENDS)
+        if isinstance(token, AliasToken) or depth > DEEPEST:
+            raise ValueError("it has aliases (*name), which unfold" if depth <= DEEPEST else "it is nested too deep")
+
+
 def check_run(config: TrainConfig) -> None:
     """Raise ConfigError when the run has a checkpoint of another configuration, by the keys that change the weights.
 
@@ -72,7 +118,7 @@ def check_run(config: TrainConfig) -> None:
     folder, resume = run_folder(config), config.resume
     if resume.mode == "never" or not _has_checkpoint(folder) or not (folder / CONFIG).exists():
         return
-    old, new = _flat(OmegaConf.to_container(OmegaConf.load(folder / CONFIG), enum_to_str=True)), _flat(_plain(config))
+    old, new = _flat(saved_config(folder)), _flat(_plain(config))
     allowed = (*WITH_BATCH * resume.allow_batch_change, *WITH_DATA * resume.allow_more_data)
     fixed = sorted({*old, *new} - {*allowed})
     changed = [k for k in fixed if not k.startswith(FREE) and old.get(k) != new.get(k)]
@@ -112,12 +158,15 @@ def put_aside(folder: Path, names: Iterable[str]) -> None:
 def is_finished(config: TrainConfig) -> bool:
     """Whether this command has nothing left to do. More data or another batch may have made the run longer."""
     folder, resume = run_folder(config), config.resume
+    as_it_was = resume.mode == "auto" and not (resume.allow_batch_change or resume.allow_more_data)
     try:
-        state = json.loads((folder / "run_state.json").read_text())
+        state = read_json(folder / "run_state.json")
     except (OSError, ValueError):
         return False
-    as_it_was = resume.mode == "auto" and not (resume.allow_batch_change or resume.allow_more_data)
-    return as_it_was and state["status"] == "finished" and _has_checkpoint(folder, state["step"])
+    match state:
+        case {"status": "finished", "step": int(step)}:
+            return as_it_was and _has_checkpoint(folder, step)
+    return False
 
 
 def _way_out(changed: Iterable[str]) -> str:

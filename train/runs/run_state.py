@@ -19,6 +19,8 @@ from data.errors import ConfigError, HardwareError
 from data.secrets import without_secrets
 from train.files import writable, write_json
 
+LOCK = ".lock"
+
 
 class RunState:
     """Writes `run_state.json`. Rank 0 only; elsewhere a RunState of None writes nothing."""
@@ -51,6 +53,25 @@ def recorded(run_dir: Path | None, step: int, total_steps: int) -> Iterator[RunS
 
 
 @contextmanager
+def claimed(run_dir: Path) -> Iterator[None]:
+    """`locked`, of a folder that is made if need be. After a refused start it goes again, when nothing is in it."""
+    made = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"run.dir={run_dir.parent}: cannot make {run_dir}: {error.strerror}") from error
+    with locked(run_dir):
+        try:
+            yield
+        finally:
+            if os.listdir(run_dir) == [LOCK]:
+                (run_dir / LOCK).unlink()
+                with suppress(OSError):  # another run is beside it by now
+                    for folder in made:
+                        folder.rmdir()
+
+
+@contextmanager
 def locked(run_dir: Path, other: str = "run.name") -> Iterator[None]:
     """Hold the run folder; the lock dies with this process, however that ends, and forked workers do not inherit it.
 
@@ -58,9 +79,11 @@ def locked(run_dir: Path, other: str = "run.name") -> Iterator[None]:
 
     Raises ConfigError when another live process, on this machine or on another that sees the folder, holds it.
     """
-    with (run_dir / ".lock").open("a+") as file:
+    with (run_dir / LOCK).open("a+") as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(file.fileno()).st_nlink == 0:
+                raise BlockingIOError  # `claimed` by somebody else has removed it since it was opened
         except BlockingIOError as error:
             file.seek(0)
             owner = file.read().strip() or "another process"

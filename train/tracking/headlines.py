@@ -5,11 +5,15 @@ A result is the JSON of `eval/<data set>.json`, of a run of any age: what it lac
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from data.foreign import own_file
+
 Result = Mapping[str, Any]
+MOST = 1e100  # of a number; float32 ends at 3e38, and products of two of these are finite
+LARGEST = 48_000  # bytes of a picture: thumbnails of 96 pixels have a tenth
 PICTURE_TO_TEXT, TEXT_TO_PICTURE = "image_to_text_", "text_to_image_"
 HEADLINES = ("nDCG@10", "acc1", "accuracy@20", "accuracy@5", "accuracy@1")
 # of passages, in the order in which they are read; the first four that there are get shown
@@ -89,6 +93,12 @@ def marked(text: str, spans: Sequence[Sequence[int]]) -> Iterator[tuple[str, boo
         yield text[place:], False
 
 
+def picture(run: Path, dataset: str, name: str | None) -> Path | None:
+    """The thumbnail that a case of a data set names; None when there is none of that name in the run folder."""
+    path = own_file(run, f"eval/{dataset}.pictures/{name}") if name == Path(name or "").name else None
+    return path if path and path.suffix == ".webp" and path.stat().st_size <= LARGEST else None
+
+
 def evaluator(result: Result) -> str:
     """Its name as metrics.jsonl has it."""
     return "val" if result["dataset"] == "val" else f"eval/{result['dataset']}"
@@ -108,9 +118,9 @@ def part(result: Result, name: str) -> Mapping[str, Any]:
 
 
 def finite(value: Any) -> float | None:
-    """The number, or None for what is none."""
+    """The number, or None for what is none, or too large to calculate with."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if number and math.isfinite(value) else None
+    return float(value) if number and abs(value) <= MOST else None
 
 
 def _ends(interval: Sequence[Any] | None) -> tuple[float | None, float | None]:

@@ -6,12 +6,13 @@ Neutral: a tracker makes of it what it can. Reads the results that stand in `eva
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from train.tracking.headlines import Result, answers_by_class, classes, marked, part, score, scores, systems
+from train.tracking.headlines import Result, answers_by_class, classes, marked, part, picture, score, scores, systems
 
 Item = Mapping[str, Any]
 
@@ -46,16 +47,16 @@ def final_numbers(result: Result) -> dict[str, dict[str, float]]:
     }
 
 
-def galleries(result: Result, pictures: Path) -> dict[str, Table]:
-    """Title in letters fit for a key ("text_to_pictures") → one row per query. pictures: folder of the thumbnails."""
+def galleries(result: Result, run: Path) -> dict[str, Table]:
+    """Title in letters fit for a key ("text_to_pictures") → one row per query. run: the folder with the pictures."""
     return {
-        re.sub(r"\W+", "_", title.replace("→", "to")): _gallery(cases, pictures)
+        re.sub(r"\W+", "_", title.replace("→", "to")): _gallery(cases, partial(_cell, run, result["dataset"]))
         for title, cases in result.get("gallery", {}).items()
         if cases
     }
 
 
-def _gallery(cases: Sequence[Mapping[str, Any]], pictures: Path) -> Table:
+def _gallery(cases: Sequence[Mapping[str, Any]], cell: Callable[[Item], Cell]) -> Table:
     """Pictures found stand in columns, best first; texts found stand one below the other, one column per system."""
     metrics = list(dict.fromkeys(metric for case in cases for metric in case["value"]))
     names = list(dict.fromkeys(name for case in cases for name in case["systems"]))
@@ -66,25 +67,25 @@ def _gallery(cases: Sequence[Mapping[str, Any]], pictures: Path) -> Table:
     def cells(answers: Sequence[Item]) -> list[Cell]:
         if not pictured:
             return ["\n".join(f"{rank}. {_words(answer)}" for rank, answer in enumerate(answers, 1))]
-        return [*(_cell(answer, pictures) for answer in answers), *[None] * (longest - len(answers))]
+        return [*(cell(answer) for answer in answers), *[None] * (longest - len(answers))]
 
     def row(case: Mapping[str, Any]) -> list[Cell]:
         right = case["right"]
         return [
             case["kind"],
-            _cell(case["query"], pictures),
+            cell(case["query"]),
             *(case["value"].get(metric) for metric in metrics),
-            _cell(right[0], pictures) if pictured and right else "\n".join(map(_words, right)),
-            *(cell for name in names for cell in cells(case["systems"].get(name, []))),
+            cell(right[0]) if pictured and right else "\n".join(map(_words, right)),
+            *(shown for name in names for shown in cells(case["systems"].get(name, []))),
         ]
 
     columns = [f"{name} {rank}" for name in names for rank in range(1, longest + 1)] if pictured else names
     return Table(["kind", "query", *metrics, "right", *columns], [row(case) for case in cases])
 
 
-def _cell(item: Item, pictures: Path) -> Cell:
-    path = pictures / Path(item.get("picture", "-")).name
-    return Picture(path, _words(item)) if path.is_file() else _words(item)
+def _cell(run: Path, dataset: str, item: Item) -> Cell:
+    path = picture(run, dataset, item.get("picture"))
+    return Picture(path, _words(item)) if path else _words(item)
 
 
 def _words(item: Item) -> str:

@@ -106,13 +106,13 @@ class WandbRun:
             return
         if not (self._run.offline or answers(server(), PROBE)):  # W&B would ask it for 20 s
             raise TimeoutError("its server is silent")
-        self._show(results, run_dir / "eval", report)
+        self._show(results, run_dir, report)
         write_json(self._concluded, self._at[AXIS])
 
-    def _show(self, results: Sequence[Mapping[str, Any]], folder: Path, report: Path | None) -> None:
+    def _show(self, results: Sequence[Mapping[str, Any]], run_dir: Path, report: Path | None) -> None:
         panels: dict[str, Any] = {}
         for result in results:
-            panels |= self._panels(result, folder / f"{result['dataset']}.pictures")
+            panels |= self._panels(result, run_dir)
             self._run.summary.update(final_numbers(result))
         if report is not None:
             panels["report/page"] = self._wandb.Html(str(report), inject=False)
@@ -121,11 +121,11 @@ class WandbRun:
             self._run.log_artifact(artifact)
         self._run.log({**panels, **self._at})
 
-    def _panels(self, result: Mapping[str, Any], pictures: Path) -> dict[str, Any]:
+    def _panels(self, result: Mapping[str, Any], run_dir: Path) -> dict[str, Any]:
         """Key → what W&B shows, of one data set."""
         name, plot = result["dataset"], self._wandb.plot
         panels: dict[str, Any] = {
-            f"gallery/{name}_{title}": self._table(table) for title, table in galleries(result, pictures).items()
+            f"gallery/{name}_{title}": self._table(table) for title, table in galleries(result, run_dir).items()
         }
         drawn = histograms(result)
         for kind, (edges, counts) in drawn.items():

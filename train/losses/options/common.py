@@ -42,7 +42,24 @@ class Directions(Enum):
     y = "y"
 
 
+NO_FURTHER = "takes pairs only. Set data.negatives.per_row=0 and data.passage.positives=one"
+NONE_IN_ONE = "global_batch_size=1 has no negatives. Set it to 2 or more"
 DIRECTIONS = "x→y and y→x: their mean, their sum, or one of them"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The batches of a run: pairs over all processes; further: whether a row has passages beside its pair's; several:
+    whether some of them are right, too."""
+
+    pairs: int
+    further: bool = False
+    several: bool = False
+
+    @property
+    def alone(self) -> bool:
+        """Whether a row has no candidate but its own."""
+        return self.pairs < 2 and not self.further
 
 
 @dataclass
@@ -59,6 +76,10 @@ class ObjectiveOptions:
 
     def broken_rules(self) -> dict[str, bool]:
         """One line per rule, and whether these options break it."""
+        return {}
+
+    def broken_by(self, batch: Expected) -> dict[str, bool]:
+        """The same, for the batches that a run is going to have."""
         return {}
 
     def __post_init__(self) -> None:
@@ -110,4 +131,12 @@ class PairOptions(TemperatureOptions):
             "Set objective.positives to each, exclude or merge, or objective.duplicates=mask": (
                 self.duplicates is Duplicates.positive and self.positives is Positives.single
             ),
+        }
+
+    def broken_by(self, batch: Expected) -> dict[str, bool]:
+        return {
+            **super().broken_by(batch),
+            f"objective.candidates=negatives: {NONE_IN_ONE}": self.candidates is Candidates.negatives and batch.alone,
+            "objective.positives=single with data.passage.positives=all: set objective.positives to each, exclude or "
+            "merge, or data.passage.positives=one": self.positives is Positives.single and batch.several,
         }

@@ -8,7 +8,7 @@ from enum import Enum
 from omegaconf import MISSING
 
 from data.config import described
-from train.losses.options.common import Duplicates, Similarity, TemperatureOptions
+from train.losses.options.common import NO_FURTHER, Duplicates, Expected, Similarity, TemperatureOptions
 
 
 class Noise(Enum):
@@ -72,6 +72,10 @@ class NceOptions(LogisticOptions):
             ),
         }
 
+    def broken_by(self, batch: Expected) -> dict[str, bool]:
+        from_file = self.noise is Noise.file
+        return {**super().broken_by(batch), f"objective.noise=file: {NO_FURTHER}": from_file and batch.further}
+
 
 @dataclass
 class BinaryNceOptions(LogisticOptions):
@@ -85,6 +89,16 @@ class BinaryNceOptions(LogisticOptions):
         return {
             **super().broken_rules(),
             f"objective.negatives_per_positive={r}: must be 1 or more": r is not None and r < 1,
+        }
+
+    def broken_by(self, batch: Expected) -> dict[str, bool]:
+        r = self.negatives_per_positive
+        return {
+            **super().broken_by(batch),
+            f"objective.negatives_per_positive={r}: must be below global_batch_size={batch.pairs}": (
+                r is not None and r >= batch.pairs
+            ),
+            f"objective.negatives_per_positive={r}: {NO_FURTHER}": r is not None and batch.further,
         }
 
 

@@ -6,7 +6,15 @@ from dataclasses import dataclass
 from enum import Enum
 
 from data.config import described
-from train.losses.options.common import DIRECTIONS, Directions, Duplicates, Similarity, TemperatureOptions
+from train.losses.options.common import (
+    DIRECTIONS,
+    NONE_IN_ONE,
+    Directions,
+    Duplicates,
+    Expected,
+    Similarity,
+    TemperatureOptions,
+)
 
 
 class Divergence(Enum):
@@ -88,6 +96,16 @@ class CoceOptions(RobustOptions):
     )
     duplicates: Duplicates = described(Duplicates.keep, "columns with equal keys: negatives, left out, or positives")
     directions: Directions = described(Directions.x, DIRECTIONS)
+
+    def broken_by(self, batch: Expected) -> dict[str, bool]:
+        several = batch.several or self.duplicates is Duplicates.positive
+        one_each = self.pair_loss is PairLoss.identity
+        return {
+            **super().broken_by(batch),
+            f"objective.setting={self.setting.value}: {NONE_IN_ONE}": self.setting is not Setting.semi and batch.alone,
+            "objective.nu=state keeps one ν for a sample, and a row has several positives: set "
+            "objective.nu=closed_form": self.nu is Nu.state and several and not one_each,
+        }
 
 
 @dataclass

@@ -6,7 +6,16 @@ from dataclasses import dataclass
 from enum import Enum
 
 from data.config import described
-from train.losses.options.common import DIRECTIONS, Candidates, Directions, PairOptions, Similarity, TemperatureOptions
+from train.losses.options.common import (
+    DIRECTIONS,
+    NO_FURTHER,
+    Candidates,
+    Directions,
+    Expected,
+    PairOptions,
+    Similarity,
+    TemperatureOptions,
+)
 
 
 class Partition(Enum):
@@ -101,6 +110,16 @@ class OneSidedDPMOptions(SoftmaxOptions):
             f"objective.importance_file={self.importance_file}: needs objective.importance=log_q or zeta": (
                 self.importance_file is not None and self.importance is Importance.none
             ),
+        }
+
+    def broken_by(self, batch: Expected) -> dict[str, bool]:
+        weighted = self.importance is not Importance.none
+        return {
+            **super().broken_by(batch),
+            f"objective.importance={self.importance.value}: give objective.importance_file, an .npy by sample id": (
+                weighted and self.importance_file is None
+            ),
+            f"objective.importance={self.importance.value}: {NO_FURTHER}": weighted and batch.further,
         }
 
 

@@ -1,0 +1,184 @@
+"""The shapes of what a run folder holds, checked where it is read: everything behind that relies on them.
+
+A run of another age lacks parts, or has them as null. A part of another shape is left out, and told.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
+
+from data.errors import first_line
+from data.foreign import own_file, read_json
+
+Count = Annotated[int, Field(ge=0, le=10**15)]
+Counts = list[Annotated[float, Field(ge=0, le=1e15)]]
+Numbers = dict[str, float | None]
+Interval = Annotated[list[float | None], Field(min_length=2, max_length=2)]
+Intervals = dict[str, Interval | None]
+
+
+class Item(TypedDict, total=False):
+    id: str | None
+    text: str | None
+    title: str | None
+    picture: str | None
+    spans: list[Annotated[list[int], Field(min_length=2, max_length=2)]] | None
+    score: float | None
+    right: bool | None
+
+
+class Case(TypedDict, total=False):
+    kind: str
+    query: Item | None
+    value: Numbers | None
+    systems: dict[str, list[Item]] | None
+    right: list[Item] | None
+
+
+class Difference(TypedDict, total=False):
+    value: float | None
+    interval: Interval | None
+
+
+class System(TypedDict, total=False):
+    metrics: Numbers | None
+    intervals: Intervals | None
+    difference: dict[str, Difference | None] | None
+
+
+class OfClass(TypedDict, total=False):
+    num_samples: Count | None
+    accuracy: float | None
+
+
+class Confusion(TypedDict):
+    classes: list[str]
+    counts: list[Counts]
+
+
+class Mistake(TypedDict):
+    true: str
+    predicted: str
+    count: Count
+
+
+class Scores(TypedDict):
+    edges: list[Annotated[float, Field(ge=-1e15, le=1e15)]]
+    right: Counts
+    wrong: Counts
+    best_wrong: Counts
+
+
+def _square(found: Confusion) -> Confusion:
+    size = len(found["classes"])
+    if not size or [len(row) for row in found["counts"]] != [size] * size:
+        raise ValueError("each class needs a row of counts, with a count for each")
+    return found
+
+
+def _drawable(found: Scores) -> Scores:
+    edges, bins = found["edges"], len(found["edges"]) - 1
+    if edges != sorted({*edges}) or {len(found["right"]), len(found["wrong"]), len(found["best_wrong"])} != {bins}:
+        raise ValueError("the edges must rise, with a count between any two")
+    return found
+
+
+class Named(TypedDict):
+    """What every result has."""
+
+    dataset: str
+    task: str
+    metrics: Numbers
+
+
+class Result(Named, total=False):
+    source: str | None
+    step: Count | None
+    truth: str | None
+    chance: Numbers | None
+    intervals: Intervals | None
+    baselines: dict[str, System] | None
+    per_class: dict[str, OfClass] | None
+    confusion: Annotated[Confusion, AfterValidator(_square)] | None
+    confused: list[Mistake] | None
+    scores: Annotated[Scores, AfterValidator(_drawable)] | None
+    gallery: dict[str, list[Case]] | None
+
+
+class State(TypedDict, total=False):
+    status: str | None
+    step: Count | None
+    total_steps: Count
+    time: str | None
+    error: str | None
+
+
+class Tower(TypedDict, total=False):
+    kind: str | None
+    widths: list[Any] | None
+
+
+class Model(TypedDict, total=False):
+    image: Tower | None
+    text: Tower | None
+
+
+class Objective(TypedDict, total=False):
+    name: str
+    learnable: bool | None
+
+
+class Config(TypedDict, total=False):
+    """Of the configuration, what must be of one type to be shown."""
+
+    global_batch_size: Count | None
+    chunk_size: Count | None
+    model: Model | None
+    objective: Objective | None
+    optim: dict[str, Any] | None
+
+
+RESULT, STATE, CONFIG = TypeAdapter(Result), TypeAdapter(State), TypeAdapter(Config)
+
+
+def read_object(folder: Path, name: str, shape: TypeAdapter[Any]) -> tuple[dict[str, Any] | None, list[str]]:
+    """(the object in a JSON file of `folder`, a line for each part that is left out); None where it is none of ours."""
+    path = own_file(folder, name)
+    if path is None:
+        return None, [f"{name} is not read: it lies outside this folder"]
+    try:
+        found = read_json(path)
+    except (OSError, ValueError) as error:
+        return None, [f"{name} cannot be read: {first_line(error)}"]
+    try:
+        found, wrong = fitting(shape, found)
+    except ValueError as error:
+        return None, [f"{name} is none of ours: {error}"]
+    return found, [f"{name}: {part} is left out: {said}" for part, said in wrong.items()]
+
+
+def fitting(shape: TypeAdapter[Any], found: Any) -> tuple[dict[str, Any], dict[str, str]]:
+    """(`found` without the parts that do not fit, what is wrong with each of those).
+
+    Raises ValueError where that leaves none of what `shape` needs.
+    """
+    wrong = _problems(shape, found)
+    left = {part: value for part, value in found.items() if part not in wrong} if isinstance(found, dict) else found
+    for part, said in _problems(shape, left).items():
+        raise ValueError(f"{part} {wrong.get(part, said)}".strip())
+    return left, wrong
+
+
+def _problems(shape: TypeAdapter[Any], found: Any) -> dict[str, str]:
+    """Part → the first thing that is wrong with it; "" → with the whole."""
+    said: dict[str, str] = {}
+    try:
+        shape.validate_python(found, strict=True)
+    except ValidationError as error:
+        for problem in error.errors(include_url=False, include_input=False, include_context=False):
+            said.setdefault(str((*problem["loc"], "")[0]), problem["msg"])
+    return said
