@@ -12,6 +12,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import NoReturn
 
+from data.parents import end_with_parent
 from data.secrets import without_credentials
 
 
@@ -77,9 +78,11 @@ def first_line(error: BaseException) -> str:
 def run(main: Callable[[], None]) -> None:
     """Run a command: a UserError becomes one message on stderr and its exit code, Ctrl-C becomes 130.
 
-    What it writes is for the user and the group: at most 0640 and 0750.
+    What it writes is for the user and the group: at most 0640 and 0750. A trainer ends with torchrun's agent.
     """
     os.umask(os.umask(0o077) | 0o027)
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun sets it; a plain command outlives its shell, as nohup expects
+        end_with_parent()
     try:
         main()
         sys.stdout.flush()

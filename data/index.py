@@ -22,6 +22,7 @@ import numpy as np
 
 from data.errors import DataError
 from data.kept import folders, forget_others, keep
+from data.parents import end_with_parent
 from data.scan import MAX_BYTES, Problem, Sample, Scan, scan_tar
 from data.scan_rows import Rows, RowScan, scan_array, scan_lines, scan_table
 from data.storage import Stat, open_stream, shard_name, stat
@@ -132,7 +133,7 @@ def index_shards(paths: Sequence[str], workers: int | None = None) -> Iterator[S
         yield from (stored.get(path) or _scan(path, stats[path]) for path in paths)
         return
     # spawn: the caller may hold threads (torch, fsspec) that must not be forked
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=end_with_parent) as pool:
         scanned = pool.map(index_shard, stale)
         yield from (stored.get(path) or next(scanned) for path in paths)
 

@@ -32,7 +32,7 @@ from data.errors import HardwareError, UserError
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 LOOK = 0.5  # seconds between two looks for the parent
 LIKELY = {-signal.SIGKILL: "Did memory run out?", -signal.SIGBUS: "Is /dev/shm full?"}
 NONE = -1

@@ -5,6 +5,7 @@
 #   doctor                      python -m train.doctor: is this machine ready?
 #   torchrun                    launch/torchrun.sh: train on all GPUs of this machine, or of several
 set -euo pipefail
+trap 'exit 75' TERM INT HUP USR1 # until the command answers signals itself
 
 case ${1:-} in
     train | eval | data | train.* | eval.*) command=(python -m "$1" "${@:2}") ;;

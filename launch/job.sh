@@ -32,7 +32,7 @@ run(open_once)' "$1"
 dyad_attend() { # waits for a child, and returns its exit code: a trapped signal ends `wait` early, not the child
     local status
     while true; do
-        wait "$1" && status=0 || status=$?
+        wait "$1" 2>/dev/null && status=0 || status=$? # it would tell how the child was killed
         kill -0 "$1" 2>/dev/null || return "$status"
     done
 }

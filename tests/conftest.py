@@ -72,6 +72,12 @@ def _mounts() -> bool:
     return _found("unshare") and not subprocess.run(command, capture_output=True).returncode
 
 
+def _joins_machines() -> bool:
+    command = "ip link add one type veth peer name two && hostname one"
+    spaces = ["unshare", "--map-root-user", "--net", "--uts", "--mount"]
+    return _mounts() and not subprocess.run([*spaces, "sh", "-c", command], capture_output=True).returncode
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="also what takes minutes: many kills, long runs")
 
@@ -86,6 +92,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         "linux": sys.platform == "linux",
         "compiler": _found("g++"),
         "mounts": _mounts(),
+        "machines": _joins_machines(),
         "chromium": Path("/usr/bin/chromium").exists(),
         "soak": bool(config.getoption("soak")),
         "debian": any(i.get_closest_marker("debian") for i in items) and _serves("sword-text-web=426.0-1"),

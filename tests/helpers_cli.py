@@ -113,7 +113,7 @@ def serve() -> None:
 def become(arguments: Sequence[str], out: str, environment: Mapping[str, str]) -> int:
     """The exit code. To take all those modules apart would cost more than most commands, so the process just ends."""
     os.setsid()
-    file = os.open(out, os.O_WRONLY | os.O_CREAT, 0o644)
+    file = os.open(out, os.O_RDWR | os.O_CREAT, 0o644)  # a terminal that may be read becomes the session's own
     for stream in (1, 2):
         os.dup2(file, stream)
     os.environ.update(environment)

@@ -46,6 +46,28 @@ def test_while_the_loop_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("handlers")
+def test_nohup_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    monkeypatch.setattr(signals, "START", Start())
+    signals.START.begin()
+    signal.raise_signal(signal.SIGHUP)
+    with StopRequest() as stop:
+        signal.raise_signal(signal.SIGHUP)
+        assert not stop.requested
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_signal_that_came_before_python_could_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """launch/torchrun.sh blocks signals for a new trainer."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
+    signal.raise_signal(signal.SIGTERM)
+    monkeypatch.setattr(signals, "START", Start())
+    signals.START.begin()
+    with StopRequest() as stop:
+        assert stop.requested
+
+
+@pytest.mark.usefixtures("handlers")
 def test_who_is_not_asked_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signals, "START", Start())
     signals.START.begin()

@@ -1,23 +1,55 @@
-"""Being asked to stop: SIGTERM, SIGINT and SIGUSR1 set a flag, seen between two steps and while encoding."""
+"""Being asked to stop: SIGTERM, SIGINT, SIGUSR1 and SIGHUP set a flag, seen between two steps and while encoding.
+
+SIGHUP, which a closed terminal sends, is left alone when it is ignored from the start: `nohup` does that.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from threading import Event, Thread
 from types import FrameType
+from typing import Any
 
 from data.errors import ExitCode, leave
 
-ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-EARLY = (signal.SIGTERM, signal.SIGUSR1)  # Ctrl-C ends what has not begun
+EARLY = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)  # Ctrl-C ends what has not begun
+ASKING = (*EARLY, signal.SIGINT)
 PATIENCE = 10.0  # seconds that a process which is asked to stop while it starts waits for the others to agree
 
 
 class Stopped(Exception):
     """Something was given up because the run is to stop: on all ranks at the same place, with nothing half done."""
+
+
+Handler = Callable[[int, FrameType | None], None]
+
+
+def _handle(numbers: tuple[signal.Signals, ...], handler: Handler) -> dict[signal.Signals, Any]:
+    """Handle these signals from now on. The handlers that they had before.
+
+    launch/torchrun.sh starts trainers with all of them blocked: what came before this moment comes now.
+    """
+    wanted = [n for n in numbers if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in wanted}
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, wanted)
+    return before
+
+
+def _leave_dead_terminal() -> None:
+    """Output goes nowhere once the terminal is closed: every later write, and Python's own at the end, would fail."""
+    for stream in (1, 2):
+        try:
+            os.write(stream, b"")
+        except OSError as error:
+            if error.errno != errno.EIO:
+                continue
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), stream)
 
 
 class StopRequest:
@@ -30,7 +62,7 @@ class StopRequest:
         self.requested = False
 
     def __enter__(self) -> StopRequest:
-        self._before = {number: signal.signal(number, self._note) for number in ASKING}
+        self._before = _handle(ASKING, self._note)
         if START.end():  # not an assignment: one that came since the line above is noted already
             self.requested = True
         return self
@@ -41,6 +73,7 @@ class StopRequest:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.requested = True
+        _leave_dead_terminal()
 
 
 class Start:
@@ -59,8 +92,7 @@ class Start:
         woken, self._waking = socket.socketpair()
         self._waking.setblocking(False)
         signal.set_wakeup_fd(self._waking.fileno(), warn_on_full_buffer=False)
-        for number in EARLY:  # the thread may hear of one later than the loop takes over
-            signal.signal(number, lambda *_: self._asked.set())
+        _handle(EARLY, lambda *_: self._asked.set())  # the thread may hear of one later than the loop takes over
         Thread(target=self._watch, args=(woken, self._asked, self._over), daemon=True).start()
 
     def stop_requested(self) -> bool:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import ConfigError
+from data.parents import end_with_parent
 from data.recipes.emoji_names import SIZE, Concept, IconSet, match
 from data.recipes.packages import NpmPackage, Package, fetch, write_tar
 
@@ -117,7 +118,7 @@ def write_emoji(out: Path, packages: dict[Package, Path]) -> None:
     sets = {name: read_icons(packages[vendor.package]) for name, vendor in VENDORS.items()}
     drawn = match(concepts, sets)
     split_of = split(concepts, drawn)
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(mp_context=get_context("spawn"), initializer=end_with_parent) as pool:
         for vendor, drawings in drawn.items():
             here = [concept for concept in concepts if concept in drawings]
             pictures = pool.map(render, [sets[vendor].svg(drawings[concept]) for concept in here], chunksize=32)

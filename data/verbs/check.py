@@ -18,6 +18,7 @@ import numpy as np
 
 from data.errors import DataError, shown
 from data.index import ShardIndex, available_cores, index_shards, sha256_of
+from data.parents import end_with_parent
 from data.pictures import read_header
 from data.shards import Shards
 from data.sources import Source, parse_sources
@@ -91,7 +92,7 @@ def _spread(
     if processes < 2:
         yield map
         return
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=end_with_parent) as pool:
         yield pool.map
 
 

@@ -174,6 +174,10 @@ class Launched(Job):
                 found[int(rank[1])] = pid
         return [found[rank] for rank in sorted(found)]
 
+    def agent(self) -> int:
+        """The process id of torchrun's agent."""
+        return int(_read(Path(f"/proc/{self.ranks()[0]}/stat")).rpartition(")")[2].split()[1])
+
     def codes(self) -> list[int] | None:
         code = self.script.poll()
         return None if code is None else [code]
@@ -214,10 +218,10 @@ class Jobs:
         self._started.append(job)
         return job
 
-    def launch(self, world: int, keys: Mapping[str, Any], **environment: str) -> Launched:
-        """By launch/torchrun.sh, as a user does."""
+    def launch(self, world: int, keys: Mapping[str, Any], on: Sequence[str] = (), **environment: str) -> Launched:
+        """By launch/torchrun.sh, as a user does. on: words that run it on another machine."""
         _, *arguments = self._arguments({"run.name": "a", **keys})
-        command = ["bash", str(ROOT / "launch/torchrun.sh"), *arguments]
+        command = [*on, "bash", str(ROOT / "launch/torchrun.sh"), *arguments]
         out = self.folder / f"launched-{len(self._started)}.txt"
         job = Launched(self._run(keys), command, {"NPROC": str(world), **environment}, out)
         self._started.append(job)

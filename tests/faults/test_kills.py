@@ -11,7 +11,8 @@ from signal import SIGKILL
 from typing import Any
 
 import pytest
-from harness import Job, Jobs, digest, every_sample_once_an_epoch, newest_whole
+from harness import Forks, Job, Jobs, digest, every_sample_once_an_epoch, newest_whole
+from helpers_cli import Commands
 from helpers_tiny import QUIET, VAL, logged, losses, state, without_timings
 
 
@@ -32,6 +33,33 @@ def test_a_rank_of_a_launched_job_is_killed(jobs: Jobs) -> None:
     outcome = job.ends(within=60)
     assert outcome.codes == [4] and not outcome.orphans and outcome.seconds < 15, outcome
     assert newest_whole(job.run) >= 5
+
+
+@pytest.mark.parametrize(("killed", "code"), [("agent", 4), ("script", -SIGKILL)])
+def test_torchrun_or_its_script_is_killed(jobs: Jobs, killed: str, code: int) -> None:
+    job = jobs.launch(2, {"steps": 5000, "checkpoint.every": 5, "data.workers": 1})
+    job.reaches(7)
+    os.kill(job.agent() if killed == "agent" else job.script.pid, SIGKILL)
+    outcome = job.ends(within=30)
+    assert outcome.codes == [code] and not outcome.orphans, outcome
+    assert newest_whole(job.run) >= 5
+
+
+def test_the_indexing_of_shards_is_killed(commands: Commands, tmp_path: Path) -> None:
+    """The processes that it spreads the work over end, too."""
+    for name in "ab":
+        with (tmp_path / f"{name}.tar").open("wb") as shard:
+            shard.truncate(8 << 30)  # sparse: zeros to read for many seconds
+    indexing = commands.start("data", "index", str(tmp_path / "a.tar"), str(tmp_path / "b.tar"))
+    job = Forks(tmp_path, [indexing])
+    job.until(lambda: any(reads(pid, tmp_path / "a.tar") for pid in job.processes()), "its processes")
+    job.signal(SIGKILL, rank=0)
+    outcome = job.ends(within=30)
+    assert outcome.codes == [-SIGKILL] and not outcome.orphans, outcome
+
+
+def reads(pid: int, path: Path) -> bool:
+    return any(link.is_symlink() and link.readlink() == path for link in Path(f"/proc/{pid}/fd").iterdir())
 
 
 def kill_again_and_again(jobs: Jobs, worlds: Sequence[int], keys: Mapping[str, Any], kills: int) -> Path:

@@ -1,30 +1,38 @@
 """Asked to stop: at any moment, all ranks or one, once or twice. What was done is saved; the run goes on from it."""
 
 import json
+import os
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from signal import SIGTERM, SIGUSR1, Signals
+from signal import SIGHUP, SIGINT, SIGTERM, SIGUSR1, Signals
+from typing import Any
 
 import pytest
 from harness import Jobs, Launched, checkpoints
-from helpers_tiny import SHARD, records, state
+from helpers_cli import Commands
+from helpers_tiny import SHARD, logged, records, state, wait_for
 from test_kills import is_saving
+
+Tiny = Callable[[dict[str, Any]], list[str]]
+LISTENING, CONNECTED = "0A", "01"
 
 
 def test_asked_while_it_waits_for_the_others(jobs: Jobs) -> None:
     job = jobs.start(2, {}, coming=[0])
-    job.until(lambda: any(map(listens, job.ranks())), "the wait")
+    job.until(lambda: has_socket(job.ranks()[0], LISTENING), "the wait")
     job.signal(SIGTERM)
     outcome = job.ends(within=25)
     assert outcome.codes == [75] and not outcome.orphans, outcome
 
 
-def listens(pid: int) -> bool:
-    """Whether a process has a socket that waits for connections."""
+def has_socket(pid: int, state: str) -> bool:
+    """Whether a process has a TCP socket in this state, as /proc/net/tcp writes it."""
     held = {str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
     tables = [Path(f"/proc/{pid}/net/{name}").read_text() for name in ("tcp", "tcp6")]
     rows = [line.split() for table in tables for line in table.splitlines()]
-    return any(f"socket:[{row[9]}]" in held for row in rows if row[3] == "0A")
+    return any(f"socket:[{row[9]}]" in held for row in rows if row[3] == state)
 
 
 def test_one_rank_is_asked_before_the_first_step(jobs: Jobs) -> None:
@@ -49,6 +57,38 @@ def test_one_rank_is_asked_twice_during_an_evaluation(jobs: Jobs) -> None:
     assert not any("val/image_to_text_R@1" in record for record in records(job.run))
     run = jobs.run(1, keys)
     assert [record["step"] for record in records(run)] == [1, 2, 2, 3, 4, 4]
+
+
+@pytest.mark.parametrize("number", [SIGTERM, SIGINT, SIGUSR1, SIGHUP])
+def test_the_launch_script_is_asked_before_there_is_a_trainer(jobs: Jobs, number: Signals) -> None:
+    job = jobs.launch(2, {})
+    script = Path(f"/proc/{job.script.pid}/fd/255")  # bash reads it by this number
+    job.until(lambda: script.exists() and script.resolve().name == "torchrun.sh", "the script")
+    time.sleep(0.5)
+    os.kill(job.script.pid, number)
+    outcome = job.ends(within=20)
+    assert outcome.codes == [75] and not outcome.orphans and "Traceback" not in outcome.out, outcome
+
+
+def test_its_terminal_is_closed(commands: Commands, tiny: Tiny, tmp_path: Path) -> None:
+    """The terminal sends SIGHUP to all processes that it has started, and takes no output any more."""
+    keyboard, screen = os.openpty()
+    words = tiny({"steps": 5000, "data.workers": 1, "run.name": "a"})
+    leader = commands.ask(start=words, out=os.ttyname(screen), env={})
+    run = tmp_path / "runs" / "a"
+    os.set_blocking(keyboard, False)
+    wait_for(lambda: not unread(keyboard) and logged(run, 5), "no step")
+    os.close(screen)
+    os.close(keyboard)
+    assert commands.ask(wait=leader) == 75
+    assert checkpoints(run) == [state(run)["step"]] and state(run)["status"] == "preempted"
+
+
+def unread(terminal: int) -> bytes:
+    """What was written since the last look."""
+    with suppress(BlockingIOError):
+        return os.read(terminal, 1 << 16)
+    return b""
 
 
 @pytest.mark.soak

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from signal import SIGKILL
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from harness import Jobs, ids_of_steps
 from helpers_cli import ROOT
 from helpers_shards import write_pairs
 from helpers_tiny import QUIET, losses, state
+from test_signals import CONNECTED, has_socket
 
 PAIRS = {"data": "image_text", "data.val": "null"}
 
@@ -23,6 +25,20 @@ def test_a_rank_never_starts(jobs: Jobs) -> None:
     outcome = jobs.start(2, {"dist.timeout": 2}, coming=[0]).ends(within=60)
     assert outcome.codes == [4] and not outcome.orphans
     assert "rank 0 of 2: cannot join the other processes" in outcome.out and "1/2 clients joined" in outcome.out
+
+
+def test_rank_0_ends_before_the_others_have_met_it(jobs: Jobs) -> None:
+    job = jobs.start(2, {}, coming=[1])
+    job.until(lambda: "rank 1 of 2 waits for rank 0: nobody answers at localhost:" in job.said(), "its words")
+    assert "dist.timeout (600 s)" in job.said()
+
+
+def test_rank_0_is_killed_while_another_waits_with_it(jobs: Jobs) -> None:
+    job = jobs.start(3, {}, coming=[0, 1])
+    job.until(lambda: has_socket(job.ranks()[1], CONNECTED), "the connection")
+    job.signal(SIGKILL, rank=0)
+    outcome = job.ends(within=20)
+    assert outcome.codes == [-SIGKILL, 4] and not outcome.orphans, outcome
 
 
 @pytest.mark.soak

@@ -22,6 +22,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from data.errors import ExitCode, HardwareError, UserError, first_line
 from train.distributed.world import World, break_off, init_world, shutdown
+from train.signals import EARLY
 
 MOMENT = 2.0  # seconds in which the others sign; a broken collective breaks for all of them at about the same time
 STEP = 10.0  # seconds in which they do when there is a cause to hear: some may be in the middle of a step
@@ -206,5 +207,5 @@ def _is_loss(error: BaseException) -> bool:
 def _obey_no_more() -> None:
     """torchrun asks all to stop when one has failed: they are about to, and must not call it a preemption."""
     if current_thread() is main_thread():
-        for number in (signal.SIGTERM, signal.SIGUSR1):
+        for number in EARLY:
             signal.signal(number, signal.SIG_IGN)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from threading import Timer
 from typing import TypeVar
 
 import torch
@@ -16,6 +20,7 @@ from data.connections import Connection, connections
 from data.errors import HardwareError, first_line
 
 T = TypeVar("T")
+SILENCE = 10.0  # seconds without an answer of rank 0 until this process says that it waits
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,8 @@ def init_world(timeout: float, cpu: bool = False) -> World:
         )
     before = set(connections())
     try:
-        state = PartialState(cpu=cpu, timeout=timedelta(seconds=timeout))
+        with _awaited_aloud(place, timeout):
+            state = PartialState(cpu=cpu, timeout=timedelta(seconds=timeout))
     except (RuntimeError, ValueError, OSError) as error:
         raise HardwareError(f"{place}: cannot join the other processes: {first_line(error)}") from error
     assert state.device is not None
@@ -61,6 +67,31 @@ def init_world(timeout: float, cpu: bool = False) -> World:
         return world
     store = int(os.environ["MASTER_PORT"])  # where all have met: to be asked when the group is broken
     return replace(world, links=tuple(link for link in set(connections()) - before if store not in link.ports))
+
+
+@contextmanager
+def _awaited_aloud(place: str, timeout: float) -> Iterator[None]:
+    """Say whom this process waits for when rank 0 has not even opened its port after a while: it may have died."""
+
+    def say() -> None:
+        host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+        try:
+            socket.create_connection((host, int(port)), SILENCE).close()
+        except OSError:
+            print(
+                f"{place} waits for rank 0: nobody answers at {host}:{port}. Is it running? This process gives up "
+                f"after dist.timeout ({timeout:g} s)",
+                file=sys.stderr,
+            )
+
+    timer = Timer(SILENCE, say)
+    timer.daemon = True
+    if "MASTER_PORT" in os.environ:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def shutdown(world: World, broken: bool = False) -> None:
