@@ -2,8 +2,8 @@
 
 Checked for towers that are trained, frozen and shared, for equal and unequal local batches, chunked and not, where each
 rank keeps another number of graphs, with further columns of some ranks: the loss, the gradient of every parameter and
-of the temperature, and that all ranks end with the same weights. Also: a run that goes on, a value that is not finite on
-one rank, clipping, running statistics, the small collectives, and what a lost process looks like.
+of the temperature, and that all ranks end with the same weights. Also: a value that is not finite on one rank,
+clipping, running statistics, the small collectives, and what a lost process looks like.
 """
 
 from __future__ import annotations
