@@ -186,7 +186,8 @@ def test_a_line_that_is_no_record_is_left_out_and_said(tmp_path: Path) -> None:
 
 
 def test_a_run_goes_on_with_a_damaged_metrics_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    build_logger(tmp_path, OFF, first_step=0, **SHAPE).log(1, training(1))
+    with build_logger(tmp_path, OFF, first_step=0, **SHAPE) as logger:
+        logger.log(1, training(1))
     with (tmp_path / "metrics.jsonl").open("ab") as file:
         file.write(b'{"step": 2, "train/\xff": 1}\n')
     build_logger(tmp_path, OFF, first_step=1, **SHAPE).close()
