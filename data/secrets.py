@@ -7,12 +7,13 @@ import os
 import re
 from base64 import b64encode
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 HIDDEN = "[redacted]"
-NAMES = re.compile("(api|access|private)_?key|token|secret|password", re.IGNORECASE)  # data.image_key is none
-VARIABLES = re.compile("(key|token|secret|password)$", re.IGNORECASE)
+NAMES = re.compile("(api|access|account|private|storage)_?key|token|secret|password", re.IGNORECASE)  # no image_key
+VARIABLES = re.compile(f"({NAMES.pattern})$", re.IGNORECASE)  # TOKENIZERS_PARALLELISM is none
 SHORTEST = 8  # characters of a secret of the environment: fewer may be part of any word
 USER = re.compile(r"(?<=://)[^/?#\s]*@")
 # Of http alone: elsewhere "?" is part of a glob. Up to a space, a quote, the "::" that joins sources or the "@2" that
@@ -22,8 +23,9 @@ QUERY = re.compile(
 )
 
 
+@cache
 def known_secrets() -> list[str]:
-    """The secrets of the environment and of netrc, and what W&B sends of them; the longest first."""
+    """The secrets of the environment and of netrc, and what W&B sends of them; the longest first. Read once."""
     texts = {text for name, text in os.environ.items() if VARIABLES.search(name)}
     texts |= {password for _, _, password in netrc_hosts().values()}
     secrets = {text for text in texts if len(text) >= SHORTEST}
