@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data.errors import DataError
+from data.errors import DataError, shown
 from data.foreign import inside
 from data.secrets import without_credentials
 from train.config import Task
@@ -68,7 +68,7 @@ def write(
                 write_to(path)
                 written.append(path)
             except DataError as error:
-                print(f"left out: {error}", file=sys.stderr)
+                print(shown(f"left out: {error}"), file=sys.stderr)
     return written
 
 

@@ -43,9 +43,10 @@ dyad_first_node() { # of a list as SLURM writes it: a07 of a[07-09,12],b3
 
 dyad_state() { # "status step time" of a run folder; "none 0 never" where nothing ran yet
     python - "$1" <<'PY'
-import json, pathlib, sys
-file = pathlib.Path(sys.argv[1], "run_state.json")
-state = json.loads(file.read_text()) if file.exists() else {"status": "none", "step": 0, "time": "never"}
+import contextlib, json, pathlib, sys
+state = {"status": "none", "step": 0, "time": "never"}
+with contextlib.suppress(OSError, ValueError, TypeError):  # no run yet, or a damaged file
+    state |= json.loads(pathlib.Path(sys.argv[1], "run_state.json").read_text())
 print(state["status"], state["step"], state["time"])
 PY
 }

@@ -8,6 +8,7 @@ clipping, running statistics, the small collectives, and what a lost process loo
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from datetime import timedelta
 
@@ -73,7 +74,7 @@ def check_gradients(kind: str, sizes: tuple[int, ...], chunk_size: int | None, w
     """Ranks keep different numbers of graphs: rank 1 all of them."""
     keep_graphs = (1, B, 2, None)[world.rank]
     step = train_step(model(kind), B, world=world, chunk_size=chunk_size, keep_graphs=keep_graphs)
-    for index in range(2):  # DDP rebuilds its buckets after the first
+    for index in range(2):
         whole = batch(B, seed=index)
         step.objective.get_parameter("logit_scale").data.fill_(LOGIT_SCALE)
         want = dense_gradients(step.towers, whole)
@@ -104,6 +105,18 @@ def compare(
     norm = torch.stack([g.norm() for g in gradients.values()]).norm()
     assert abs(scalars["grad_norm"] - float(norm)) < 1e-12 * float(norm) + 1e-12, context
     assert equal_everywhere(snapshot(step), world), context
+
+
+def check_going_on(kind: str, chunk_size: int | None, world: World) -> None:
+    """The first step after a resume is the undisturbed one, bit for bit."""
+    undisturbed, resumed = (train_step(model(kind), B, world=world, chunk_size=chunk_size) for _ in range(2))
+    first, second = (own(batch(B, seed), SIZES[world.size][1], world.rank) for seed in range(2))
+    undisturbed(first, 0)
+    for part in ("towers", "objective", "optimizer"):
+        getattr(resumed, part).load_state_dict(deepcopy(getattr(undisturbed, part).state_dict()))
+    assert undisturbed(second, 1) == resumed(second, 1)
+    assert same_bits(gradients_of(undisturbed), gradients_of(resumed)), (kind, chunk_size)
+    assert same_bits(snapshot(undisturbed), snapshot(resumed)), (kind, chunk_size)
 
 
 def check_not_finite(chunk_size: int | None, world: World) -> None:
@@ -200,6 +213,7 @@ def main() -> None:
             for chunk_size in (None, B // world.size // 2):
                 check_gradients(kind, sizes, chunk_size, world)
                 check_further_columns(kind, sizes, chunk_size, world)
+                check_going_on(kind, chunk_size, world)
     check_not_finite(None, world)
     check_clipping(world)
     for keep_graphs in (1, 2, B):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
@@ -111,7 +112,7 @@ def steps(path: Path) -> list[tuple[int, str]]:
 
 class Hub(BaseHTTPRequestHandler):
     """Just enough of W&B's server to begin a run. Then it is silent, or ("drips") answers a byte a second, or it
-    refuses every key from the start."""
+    refuses every key from the start, and says which."""
 
     protocol_version = "HTTP/1.1"
     then = "silent"
@@ -126,7 +127,8 @@ class Hub(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         query = self.rfile.read(int(self.headers.get("content-length", 0))).decode(errors="replace")
         if self.then == "refuses":
-            return self._answer({"errors": [{"message": "user is not logged in"}]}, 401)
+            basic = self.headers["authorization"].removeprefix("Basic ")
+            return self._answer({"errors": [{"message": f"{basic}: {base64.b64decode(basic).decode()}"}]}, 401)
         if self.begun.is_set() and self.then == "silent":
             time.sleep(60)
         run = {"id": "x", "name": "toy", "displayName": "toy", "config": "{}", "historyLineCount": 0}

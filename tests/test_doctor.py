@@ -280,3 +280,10 @@ def test_the_command_examines_this_machine() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert {"gloo", "faiss", "data", "model", "run"} <= {*done.stdout.split()}
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_credentials_stay_out_of_findings(as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    doctor.report([fail("data", "'https://me:canary@host/a.tar?sig=canary' is away")], as_json)
+    out = capsys.readouterr().out
+    assert "https://[redacted]@host/a.tar?[redacted]" in out and "canary" not in out

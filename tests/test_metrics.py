@@ -165,9 +165,32 @@ def test_a_resumed_run_takes_back_what_is_past_its_checkpoint(tmp_path: Path) ->
 def test_an_evaluation_that_is_owed_comes_again(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 2, "train/loss": 1}\n{"step": 2, "val/R@1": 1}\n')
-    assert cut(path, 2) == set()
+    assert cut(path, 2, print) == set()
     assert len(records(tmp_path)) == 2
-    assert cut(path, 2, evaluation_owed=True) == {(2, False)}
+    assert cut(path, 2, print, evaluation_owed=True) == {(2, False)}
     assert records(tmp_path) == [{"step": 2, "train/loss": 1}]
-    assert cut(path, 0) == {(2, True)}
+    assert cut(path, 0, print) == {(2, True)}
     assert path.read_text() == ""
+
+
+NO_RECORDS = [b"\xff\xfe\x80", b"7", b"{}", b"[1]", b'{"step": "2"}', b'{"step": 1e999}', b"1" * 5000, b"[" * 100_000]
+
+
+def test_a_line_that_is_no_record_is_left_out_and_said(tmp_path: Path) -> None:
+    path, told = tmp_path / "metrics.jsonl", list[str]()
+    sound = [json.dumps({"step": step, "train/loss": step}).encode() for step in (1, 2)]
+    path.write_bytes(b"\n".join([sound[0], *NO_RECORDS, sound[1], b'{"step": 3, "tr' + bytes(9)]))
+    cut(path, 2, told.append)
+    assert path.read_bytes() == b"\n".join([*sound, b""])
+    assert told == [f"{path}: damaged, left out: line 2, 3, 4, 5, 6, 7, 8, 9"]
+
+
+def test_a_run_goes_on_with_a_damaged_metrics_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with build_logger(tmp_path, OFF, first_step=0, **SHAPE) as logger:
+        logger.log(1, training(1))
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 2, "train/\xff": 1}\n')
+    build_logger(tmp_path, OFF, first_step=1, **SHAPE).close()
+    line = f"{tmp_path}/metrics.jsonl: damaged, left out: line 2"
+    assert line in (tmp_path / "log.txt").read_text() and line in capsys.readouterr().out
+    assert [r["step"] for r in records(tmp_path)] == [1]

@@ -133,6 +133,8 @@ def test_the_state_of_a_run_folder(tmp_path: Path) -> None:
     assert shell('dyad_state "$1"', str(tmp_path / "none")).stdout == "none 0 never\n"
     (tmp_path / "run_state.json").write_text(json.dumps({"status": "preempted", "step": 7, "time": "12:00"}))
     assert shell('dyad_state "$1"', str(tmp_path)).stdout == "preempted 7 12:00\n"
+    (tmp_path / "run_state.json").write_text('{"status": "preem')
+    assert shell('dyad_state "$1"', str(tmp_path)).stdout == "none 0 never\n"
 
 
 def test_a_signal_does_not_end_the_wait() -> None:

@@ -113,9 +113,11 @@ def test_no_ledger_without_an_entry(tmp_path: Path) -> None:
 def test_the_ledger_is_cut_where_the_run_goes_on(tmp_path: Path) -> None:
     counted(tmp_path, [1], [2], [3])
     with (tmp_path / "ledger.jsonl").open("a") as file:
-        file.write('{"step": 1, "ki')
-    Ledger(tmp_path, 2, print)
+        file.write('{"kind": "spike"}\n{"step": 1, "ki')
+    told: list[str] = []
+    Ledger(tmp_path, 2, told.append)
     assert [line["id"] for line in lines(tmp_path)] == [1, 2]
+    assert told == [f"{tmp_path}/ledger.jsonl: damaged, left out: line 4"]
 
 
 def test_a_row_of_bad_samples_goes_over_the_border_of_batches(tmp_path: Path) -> None:

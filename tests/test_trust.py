@@ -8,6 +8,7 @@ import pickle
 import re
 import subprocess
 import sys
+from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from test_slurm import sbatch, shell
 from torch import nn
 
 from data.errors import ConfigError, DataError, shown
-from data.secrets import redacted, without_credentials
+from data.secrets import known_secrets, redacted, without_credentials
 from data.sources import parse_sources
 from train.command.compose import check_words, compose_config
 from train.config import Task
@@ -288,6 +289,20 @@ def test_secrets_are_blacked_out() -> None:
 def test_credentials_of_urls_are_blacked_out(text: str, shown: str) -> None:
     assert without_credentials(text) == shown
     assert redacted([text]) == [shown]
+
+
+def test_secrets_of_the_environment_are_blacked_out_wherever_they_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password canary-of-netrc")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("WANDB_API_KEY", "canary-of-the-environment")
+    monkeypatch.setenv("HF_TOKEN", "short")
+    basic = b64encode(b"api:canary-of-netrc").decode()
+    known_secrets.cache_clear()
+    said = f"401: canary-of-netrc, canary-of-the-environment, Basic {basic}, a short word"
+    assert without_credentials(said) == "401: [redacted], [redacted], Basic [redacted], a short word"
+    known_secrets.cache_clear()
 
 
 def test_a_terminal_is_not_driven_by_names_in_data() -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from base64 import b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 from helpers_report import HOSTILE, passages, scores
 from helpers_wandb import hub, inspect, sent, start, steps
 from test_metrics import records
+
+from train.tracking.wandb_run import _sent
 
 EVERYTHING = [(1, "train"), (2, "train"), (2, "val"), (3, "train"), (4, "train"), (4, "val"), (5, "train")]
 EVERYTHING += [(6, "train"), (6, "val")]
@@ -165,7 +168,11 @@ def test_a_tracker_that_fails_costs_seconds_and_nothing_else(tmp_path: Path) -> 
         assert "W&B is left out from here: " in told[name]
     (file,) = files(tmp_path / "silent")
     assert steps(file) == EVERYTHING  # for `wandb sync`
-    assert "W&B is left out from here: " in told["refusing"]
+    assert "W&B is left out from here: " in told["refusing"] and "[redacted]" in told["refusing"]
+    secrets = [key.encode(), b64encode(f"api:{key}".encode())]
+    written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert not any(secret in content for secret in secrets for content in written)
+    assert any(b"*" * len(secrets[1]) in content for content in written)  # it was in W&B's own log
     assert "the run has waited 24 s for it. metrics.jsonl has everything, and `wandb sync" in told["frozen"]
 
 
@@ -178,3 +185,9 @@ def test_a_place_where_w_and_b_cannot_write_costs_only_w_and_b(tmp_path: Path) -
     assert run.process.returncode == 0, told
     assert "W&B is left out from here: " in told
     assert [r["step"] for r in records(tmp_path / "blocked")] == [1, 2, 2, 3, 4, 4, 5, 6, 6]
+
+
+def test_a_damaged_note_of_what_was_sent_costs_nothing(tmp_path: Path) -> None:
+    (tmp_path / "sent.json").write_bytes(b"[[1, tr\xff")
+    for _ in range(2):
+        assert _sent(tmp_path / "sent.json", {(1, True)}) == {(1, True)}

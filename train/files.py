@@ -14,6 +14,8 @@ from typing import Any, BinaryIO
 
 from data.errors import HardwareError
 
+NAMED = 8  # damaged lines that a message names
+
 
 def sync(path: Path) -> None:
     """Wait until the disk holds `path`, a file (its bytes) or a folder (its names)."""
@@ -56,6 +58,26 @@ def writable(folder: Path) -> Iterator[None]:
 
 def write_json(path: Path, value: Any) -> None:
     replace(path, (json.dumps(value, indent=1) + "\n").encode())
+
+
+def read_lines(path: Path, say: Callable[[str], None] = lambda line: None) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Each line of metrics.jsonl or ledger.jsonl and its record, an object whose `step` is a whole number.
+
+    Other lines are left out, and `say` hears which. It does not hear of a last line without end, torn by a kill.
+    """
+    damaged: list[int] = []
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            record = None
+            with suppress(ValueError, RecursionError):
+                record = json.loads(line.decode())
+            if isinstance(record, dict) and isinstance(record.get("step"), int):
+                yield line, record
+            elif line.endswith(b"\n"):
+                damaged.append(number)
+    if damaged:
+        shown = ", ".join(map(str, damaged[:NAMED])) + f" and {len(damaged) - NAMED} more" * (len(damaged) > NAMED)
+        say(f"{path}: damaged, left out: line {shown}")
 
 
 def remove(path: Path) -> None:

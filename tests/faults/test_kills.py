@@ -94,8 +94,10 @@ def is_saving(run: Path) -> bool:
     return any((run / "checkpoints").glob(".step_*.partial"))
 
 
-def test_everything_is_killed_three_times(jobs: Jobs, models: Path) -> None:
+@pytest.mark.parametrize(("world", "objective", "kills"), [(3, "clip", 2), (4, "fastclip_v3", 1)])
+def test_everything_is_killed(world: int, objective: str, kills: int, jobs: Jobs, models: Path) -> None:
     keys = {
+        "objective": objective,
         "model.text.kind": "transformers",
         "model.text.name": models / "bert",
         "model.text.context_length": 32,
@@ -106,18 +108,20 @@ def test_everything_is_killed_three_times(jobs: Jobs, models: Path) -> None:
         "eval.every": 20,
         "data.val": VAL,
     }
-    undisturbed = jobs.run(2, {**keys, "run.name": "undisturbed"})
-    killed = kill_again_and_again(jobs, (2,), keys, 3)
+    undisturbed = jobs.run(world, {**keys, "run.name": "undisturbed"})
+    killed = kill_again_and_again(jobs, (world,), keys, kills)
     assert digest(killed) == digest(undisturbed)
     assert without_timings(killed) == without_timings(undisturbed)
     assert len(losses(killed)) == 40
 
 
 @pytest.mark.soak
-def test_everything_is_killed_25_times(jobs: Jobs) -> None:
-    keys = {"steps": 150, "checkpoint.every": 4, "data.workers": 1}
-    undisturbed = jobs.run(2, {**keys, "run.name": "undisturbed"}, observed=True)
-    killed = kill_again_and_again(jobs, (2,), keys, 25)
+@pytest.mark.parametrize("objective", ["clip", "fastclip_v3"])
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_everything_is_killed_25_times(world: int, objective: str, jobs: Jobs) -> None:
+    keys = {"steps": 150, "checkpoint.every": 4, "data.workers": 1, "objective": objective}
+    undisturbed = jobs.run(world, {**keys, "run.name": "undisturbed"}, observed=True)
+    killed = kill_again_and_again(jobs, (world,), keys, 25)
     assert digest(killed) == digest(undisturbed)
     assert without_timings(killed) == without_timings(undisturbed)
     every_sample_once_an_epoch(killed, 150)

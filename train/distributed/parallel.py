@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -23,6 +24,7 @@ def in_parallel(towers: TwoTower, compiled: bool, world: World) -> tuple[nn.Modu
         devices = [world.device] if world.device.type == "cuda" else None
         parallel = DistributedDataParallel(tower, devices, process_group=world.group, gradient_as_bucket_view=True)
         parallel.broadcast_buffers = False  # set here, as the argument changes its name between versions of torch
+        _order_buckets(parallel)
         return parallel
 
     x_tower = wrapped(towers.x_tower)
@@ -44,3 +46,16 @@ def average_in_next_backward(towers: Iterable[nn.Module]) -> None:
     for tower in dict.fromkeys(towers):
         if isinstance(tower, DistributedDataParallel):
             tower.reducer.prepare_for_backward([])
+
+
+def _order_buckets(tower: DistributedDataParallel) -> None:
+    """Buckets of all steps in the order of the parameters, the last first.
+
+    DDP starts with one bucket and divides it anew, by the first backward, in the forward after that. The sum of three
+    or more ranks is rounded by the place in a bucket, so a resumed run would differ in its first step. This backward
+    of zeros comes before any step.
+    """
+    average_in_next_backward([tower])
+    trained = [p for p in tower.parameters() if p.requires_grad]
+    torch.autograd.backward([p.view_as(p) for p in trained], [torch.zeros_like(p) for p in trained])
+    tower.zero_grad()

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from data.secrets import without_secrets
-from train.files import LineFile, replace
-from train.tracking.metrics import read_lines
+from train.files import LineFile, read_lines, replace
 
 LEDGER = "ledger.jsonl"
 
@@ -26,7 +25,7 @@ class Ledger:
         self.path = run_dir and run_dir / LEDGER
         self._say, self._file = say, None
         if self.path and self.path.exists():
-            _cut(self.path, step)
+            _cut(self.path, step, say)
 
     def note(self, step: int, kind: str, **facts: int | float | str | None) -> None:
         if self.path:
@@ -46,7 +45,7 @@ class Ledger:
             self._file.close()
 
 
-def _cut(path: Path, step: int) -> None:
-    """Take back, in one move, the lines past `step`, which will come again, and one torn by a kill."""
-    kept = [line.rstrip() + "\n" for line, record in read_lines(path) if record["step"] <= step]
-    replace(path, "".join(kept).encode())
+def _cut(path: Path, step: int, say: Callable[[str], None]) -> None:
+    """Take back, in one move, the lines past `step`, which will come again, and damaged ones."""
+    kept = [line.rstrip() + b"\n" for line, record in read_lines(path, say) if record["step"] <= step]
+    replace(path, b"".join(kept))

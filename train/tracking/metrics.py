@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from data.errors import shown
 from train.config import TrackingConfig, Wandb
-from train.files import LineFile, sync
+from train.files import LineFile, read_lines, sync
 from train.tracking.progress import Lines, LogFile, Output, Record, build_console, is_training
 from train.tracking.tensorboard import TensorBoard
 from train.tracking.trackers import Guest
@@ -136,30 +136,27 @@ def build_logger(
     wandb_id: from the checkpoint.
     """
     path = run_dir / "metrics.jsonl"
-    taken_back = cut(path, first_step, evaluation_owed)
     lines = Lines(total_steps, steps_per_epoch, global_batch_size)
     console = build_console(lines, first_step)
     outputs = [LogFile(run_dir / "log.txt", console.print), console]
 
-    def note(line: str) -> None:
-        for output in outputs:
-            output.print(line)
-
+    note = Logger(outputs=outputs).print
+    taken_back = cut(path, first_step, note, evaluation_owed)
     metrics = JsonLines(path, note)
     sinks: list[Sink] = [metrics, Spoken(lines, outputs)]
     if config.wandb is not Wandb.disabled:
         wandb_id = wandb_id or new_wandb_id()
         run = partial(WandbRun, config.wandb, run_dir, config.project, wandb_id, run_config, first_step, taken_back)
-        sinks.append(Guest("W&B", run, note, leave))
+        sinks.append(Guest("W&B", run, note, partial(leave, run_dir / "wandb")))
     if config.tensorboard:
         sinks.append(Guest("TensorBoard", partial(TensorBoard, run_dir, first_step), note, lambda: None))
     return Logger(sinks, outputs, metrics, global_batch_size, wandb_id)
 
 
-def cut(path: Path, step: int, evaluation_owed: bool = False) -> set[Place]:
+def cut(path: Path, step: int, say: Callable[[str], None], evaluation_owed: bool = False) -> set[Place]:
     """Take back, in one move, the lines of `metrics.jsonl` past `step`; they will come again. Returns what they were.
 
-    evaluation_owed: the evaluation at `step` itself comes again too. A last line torn by a kill goes as well.
+    evaluation_owed: the evaluation at `step` itself comes again too. Damaged lines go as well, and `say` hears of them.
     """
 
     def stays(record: Record) -> bool:
@@ -170,23 +167,13 @@ def cut(path: Path, step: int, evaluation_owed: bool = False) -> set[Place]:
         return set()
     temporary = path.with_name(f".{path.name}.partial")
     taken_back: set[Place] = set()
-    with temporary.open("w", encoding="utf-8") as kept:
-        for line, record in read_lines(path):
+    with temporary.open("wb") as kept:
+        for line, record in read_lines(path, say):
             if stays(record):
-                kept.write(line.rstrip() + "\n")
+                kept.write(line.rstrip() + b"\n")
             else:
                 taken_back.add(place(record))
     sync(temporary)
     os.replace(temporary, path)
     sync(path.parent)
     return taken_back
-
-
-def read_lines(path: Path) -> Iterator[tuple[str, Record]]:
-    """Each whole line of `metrics.jsonl` and its record."""
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            try:
-                yield line, json.loads(line)
-            except ValueError:
-                continue

@@ -5,7 +5,6 @@ What a tracker may cost a run, in all: PROBE + PATIENCE + LEAVE seconds of waiti
 
 from __future__ import annotations
 
-import netrc
 import os
 import ssl
 import threading
@@ -23,7 +22,7 @@ from typing import Any, Protocol
 from urllib.parse import urlparse
 
 from data.errors import ConfigError, first_line
-from data.secrets import without_credentials
+from data.secrets import netrc_hosts, without_credentials
 from train.config import TrackingConfig, Wandb
 from train.tracking.progress import Record
 
@@ -192,12 +191,9 @@ def _problem_with_wandb() -> str:
 def _has_key() -> bool:
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
-    try:
-        entries = netrc.netrc(os.environ.get("NETRC")).hosts
-    except (OSError, netrc.NetrcParseError):
-        return False
-    host = urlparse(server()).netloc
-    return bool(entries.keys() & (CLOUD if host in CLOUD else {host}))
+    hosts = netrc_hosts().keys()
+    host = urlparse(server()).netloc if hosts else ""
+    return bool(hosts & (CLOUD if host in CLOUD else {host}))
 
 
 def answers(url: str, seconds: float) -> bool:

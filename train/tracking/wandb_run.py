@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from data.secrets import redacted, without_credentials
+from data.secrets import known_secrets, redacted, without_credentials
 from train.config import Wandb
 from train.files import write_json
 from train.tracking.panels import Cell, Picture, Table, confusion, final_numbers, galleries, histograms, per_class
@@ -56,7 +56,8 @@ class WandbRun:
         first_step: int,
         taken_back: set[Place],
     ) -> None:
-        folder = run_dir / "wandb"
+        folder = self._folder = run_dir / "wandb"
+        clean_logs(folder)
         os.environ["WANDB_DATA_DIR"] = str(folder.resolve())  # where tables and the report wait to be sent
         self._wandb = wandb_package()
         self._wandb.setup(self._wandb.Settings(silent=True))
@@ -102,7 +103,7 @@ class WandbRun:
 
     def conclude(self, results: Sequence[Mapping[str, Any]], run_dir: Path, report: Path | None) -> None:
         """The panels of report.html and the page itself, once per last step however often the run ends there."""
-        if self._concluded.exists() and json.loads(self._concluded.read_text()) == self._at[AXIS]:
+        if _read(self._concluded) == self._at[AXIS]:
             return
         if not (self._run.offline or answers(server(), PROBE)):  # W&B would ask it for 20 s
             raise TimeoutError("its server is silent")
@@ -154,10 +155,14 @@ class WandbRun:
 
     def close(self, failed: bool) -> None:
         self._run.finish(exit_code=int(failed))
+        clean_logs(self._folder)
 
 
-def leave() -> None:
-    """Let the process end although W&B does not: it would wait at exit for its service, which is told to stop now."""
+def leave(folder: Path) -> None:
+    """Let the process end although W&B does not: it would wait at exit for its service, which is told to stop now.
+
+    folder: where W&B writes.
+    """
 
     def tear_down() -> None:
         with suppress(Exception):
@@ -166,6 +171,19 @@ def leave() -> None:
     thread = threading.Thread(target=tear_down, daemon=True)
     thread.start()
     thread.join(LEAVE)
+    clean_logs(folder)
+
+
+def clean_logs(folder: Path) -> None:
+    """Black out, in W&B's own logs, secrets that its server has sent back. In place: W&B may still be writing."""
+    for path in folder.glob("*run-*/logs/*.log"):
+        with suppress(OSError):
+            content = clean = b"" if path.is_symlink() else path.read_bytes()  # a link leads out of the run folder
+            for secret in map(str.encode, known_secrets()):
+                clean = clean.replace(secret, b"*" * len(secret))
+            if clean != content:
+                with path.open("r+b") as file:
+                    file.write(clean)
 
 
 def _summary(name: str) -> str | None:
@@ -177,6 +195,13 @@ def _summary(name: str) -> str | None:
 
 def _sent(path: Path, taken_back: set[Place]) -> set[Place]:
     """What all earlier starts have sent of what comes again: kept in a file, since a run may be killed many times."""
-    before = {(step, training) for step, training in json.loads(path.read_text())} if path.exists() else set()
+    before = {(step, training) for step, training in _read(path) or ()}
     write_json(path, sorted(before | taken_back))
     return before | taken_back
+
+
+def _read(path: Path) -> Any:
+    """What write_json wrote; None where there is no such file, or a damaged one."""
+    with suppress(OSError, ValueError):
+        return json.loads(path.read_bytes())
+    return None
