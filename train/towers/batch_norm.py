@@ -92,7 +92,8 @@ def check_batch_norms(towers: nn.Module, choice: BatchNorm, rows: int, chunks: i
     in_text = any(isinstance(m, Pooled) and batch_norms(m) for m in towers.modules())
     key, found = f"model.batch_norm={choice.name}", f"{len(norms)} batch norm{'s' * (len(norms) > 1)}"
     broken = {
-        f"{key}: no tower has a batch norm that could use it. Leave it out": choice in MEANINGS and not norms,
+        f"{key}: no tower has a batch norm that could use it. Leave it out": choice is not BatchNorm["global"]
+        and not norms,
         f"{key}: {found}, of which the text encoder's would count padding. Take model.batch_norm=frozen, or another "
         "encoder": in_text,
         f"{key}: {found} need the global batch in one chunk, and chunk_size makes {chunks}. Leave chunk_size out "
