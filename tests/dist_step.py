@@ -36,7 +36,7 @@ from torch.utils.checkpoint import checkpoint
 
 from data.batch import Batch
 from data.errors import UserError
-from train.config import BatchNorm, OptimConfig
+from train.config import BatchNorm, OptimConfig, Precision
 from train.distributed.contact import LostContact, in_contact
 from train.distributed.world import (
     World,
@@ -171,6 +171,17 @@ def check_batch_norm(kind: str, sizes: tuple[int, ...], recomputed: bool, world:
             torch.testing.assert_close(got, buffer, rtol=1e-12, atol=1e-14)
 
 
+def check_batch_norm_in_bf16(world: World) -> None:
+    made, reference = (towers(normed=True).float() for _ in range(2))
+    set_batch_norms(made, BatchNorm["global"])
+    whole = batch(B, dtype=torch.float32)
+    step = train_step(made, B, world=world, precision=Precision.bf16)
+    loss, _ = dense_gradients(reference, whole)
+    assert step(own(whole, SIZES[world.size][1], world.rank), 0)["loss"] == pytest.approx(float(loss), rel=0.02)
+    for got, buffer in zip(made.buffers(), reference.buffers(), strict=True):
+        torch.testing.assert_close(got, buffer, rtol=0.02, atol=0.002)
+
+
 def check_running_statistics(world: World) -> None:
     """Of statistics per rank: means of what each rank saw; a second pass adds nothing."""
     sizes = SIZES[world.size][0]
@@ -226,6 +237,7 @@ def main() -> None:
     for keep_graphs in (1, 2, B):
         check_sent_once(keep_graphs, world)
     check_running_statistics(world)
+    check_batch_norm_in_bf16(world)
     for sizes in SIZES[world.size]:
         for kind, recomputed in (("two", False), ("two", True), ("shared", False)):
             check_batch_norm(kind, sizes, recomputed, world)

@@ -280,3 +280,13 @@ def test_the_command_examines_this_machine() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert {"gloo", "faiss", "data", "model", "run"} <= {*done.stdout.split()}
+
+
+def test_batch_norms_are_told_and_several_chunks_of_them_fail() -> None:
+    words = ["experiment=emoji_scratch", "model.name=RN50"]
+    (told,) = found("batch norm", lambda: run.batch_norm(of(words)))
+    assert is_told(told, Level.ok, "55 batch norms", "statistics of the global batch")
+    (failed,) = found("batch norm", lambda: run.batch_norm(of([*words, "chunk_size=8"])))
+    assert is_told(failed, Level.fail, "model.batch_norm=per_chunk") and failed.code is ExitCode.CONFIG
+    (none,) = found("batch norm", lambda: run.batch_norm(of(words[:1])))
+    assert is_told(none, Level.ok, "none that trains")

@@ -91,19 +91,18 @@ def check_batch_norms(towers: nn.Module, choice: BatchNorm, rows: int, chunks: i
     norms = [m for m in towers.modules() if isinstance(m, FrozenStatistics)] + batch_norms(towers)
     in_text = any(isinstance(m, Pooled) and batch_norms(m) for m in towers.modules())
     key, found = f"model.batch_norm={choice.name}", f"{len(norms)} batch norm{'s' * (len(norms) > 1)}"
+    is_global, is_own = choice is BatchNorm["global"], choice is BatchNorm.per_chunk
     broken = {
-        f"{key}: no tower has a batch norm that could use it. Leave it out": choice is not BatchNorm["global"]
-        and not norms,
+        f"{key}: no tower has a batch norm that could use it. Leave it out": not (is_global or norms),
         f"{key}: {found}, of which the text encoder's would count padding. Take model.batch_norm=frozen, or another "
         "encoder": in_text,
         f"{key}: {found} need the global batch in one chunk, and chunk_size makes {chunks}. Leave chunk_size out "
         "(chunk_size=null), or set model.batch_norm=per_chunk (statistics of each chunk on each rank: another loss), "
-        "model.batch_norm=frozen (running statistics), or take a model without batch norm": choice
-        is BatchNorm["global"]
+        "model.batch_norm=frozen (running statistics), or take a model without batch norm": is_global
         and bool(norms)
         and chunks > 1,
-        f"{key}: a chunk of one pair has no statistics. Set chunk_size to 3 or more": choice is BatchNorm.per_chunk
-        and rows // chunks < 2,
+        f"{key}: a chunk of one pair has no statistics. Set chunk_size to 3 or more, or a larger "
+        "global_batch_size": is_own and rows // chunks < 2,
     }
     for message in (message for message, is_broken in broken.items() if is_broken):
         raise ConfigError(message)
