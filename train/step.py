@@ -2,8 +2,9 @@
 
 With several chunks the towers run twice: first to have all embeddings for the objective; then, chunk by chunk, to pass
 the gradient of the embeddings on (GradCache, Gao et al. 2021). The objective is computed once, over everything, so the
-gradient is that of the whole batch. The last chunks keep their graphs from the first pass, as many as memory has room
-for, and need no second; a single chunk is therefore a plain step.
+gradient is that of the whole batch. Batch norms couple rows inside a tower: with statistics of the global batch they
+need a single chunk (train/towers/batch_norm.py). The last chunks keep their graphs from the first pass, as many as
+memory has room for, and need no second; a single chunk is therefore a plain step.
 
 Noise (dropout, patch dropout) is keyed by (seed, step, rank, tower, chunk): both passes see the same, and so does a
 resumed run, without any generator state to save.

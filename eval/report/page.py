@@ -197,7 +197,7 @@ def _objective(config: Mapping[str, Any]) -> str:
 def _batch(config: Mapping[str, Any]) -> str:
     chunk, precision = option(config, "chunk_size"), option(config, "precision")
     more = f", {chunk:,} a rank embedded at a time" if isinstance(chunk, int) else ""
-    norm = BATCH_NORMS.get(option(config, "model.batch_norm"), "")
+    norm = BATCH_NORMS.get(str(option(config, "model.batch_norm")), "")
     return f"{option(config, 'global_batch_size', 0):,} pairs over all processes{more}, {precision}{norm}"
 
 
