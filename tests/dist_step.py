@@ -3,7 +3,7 @@
 Checked for towers that are trained, frozen and shared, for equal and unequal local batches, chunked and not, where each
 rank keeps another number of graphs, with further columns of some ranks: the loss, the gradient of every parameter and
 of the temperature, and that all ranks end with the same weights. Also: a value that is not finite on one rank,
-clipping, running statistics, the small collectives, and what a lost process looks like.
+clipping, batch norms, the small collectives, and what a lost process looks like.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from copy import deepcopy
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 
 import pytest
 import torch
@@ -32,10 +33,11 @@ from helpers_step import (
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from data.batch import Batch
 from data.errors import UserError
-from train.config import OptimConfig
+from train.config import BatchNorm, OptimConfig, Precision
 from train.distributed.contact import LostContact, in_contact
 from train.distributed.world import (
     World,
@@ -47,6 +49,7 @@ from train.distributed.world import (
     shutdown,
 )
 from train.step import TrainStep
+from train.towers.batch_norm import set_batch_norms
 from train.towers.tower import TwoTower
 
 B = 8
@@ -163,8 +166,37 @@ def check_sent_once(keep_graphs: int, world: World) -> None:
     assert sum(sent) == sum(p.numel() for p in step.towers.parameters())
 
 
+def check_batch_norm(kind: str, sizes: tuple[int, ...], recomputed: bool, world: World) -> None:
+    """Loss, gradient and running statistics are those of torch's module on the whole batch, with ranks without rows."""
+    made, reference = (towers(normed=True, shared=kind == "shared") for _ in range(2))
+    set_batch_norms(made, BatchNorm["global"])
+    if recomputed:
+        made.x_tower.forward = partial(checkpoint, made.x_tower.forward, use_reentrant=False)
+    step = train_step(made, B, world=world)
+    for index in range(3):
+        whole = batch(B, seed=index)
+        reference.load_state_dict(made.state_dict())
+        step.objective.get_parameter("logit_scale").data.fill_(LOGIT_SCALE)
+        want = dense_gradients(reference, whole)
+        context = ("batch norm", kind, sizes, recomputed)
+        compare(step, own(whole, sizes, world.rank), index, want, context, world)
+        for got, buffer in zip(made.buffers(), reference.buffers(), strict=True):
+            torch.testing.assert_close(got, buffer, rtol=1e-12, atol=1e-14)
+
+
+def check_batch_norm_in_bf16(world: World) -> None:
+    made, reference = (towers(normed=True).float() for _ in range(2))
+    set_batch_norms(made, BatchNorm["global"])
+    whole = batch(B, dtype=torch.float32)
+    step = train_step(made, B, world=world, precision=Precision.bf16)
+    loss, _ = dense_gradients(reference, whole)
+    assert step(own(whole, SIZES[world.size][1], world.rank), 0)["loss"] == pytest.approx(float(loss), rel=0.02)
+    for got, buffer in zip(made.buffers(), reference.buffers(), strict=True):
+        torch.testing.assert_close(got, buffer, rtol=0.02, atol=0.002)
+
+
 def check_running_statistics(world: World) -> None:
-    """Means over ranks of what each saw; a second pass adds nothing."""
+    """Of statistics per rank: means of what each rank saw; a second pass adds nothing."""
     sizes = SIZES[world.size][0]
     step = train_step(towers(noisy=True), B, world=world)
     whole = batch(B)
@@ -219,6 +251,10 @@ def main() -> None:
     for keep_graphs in (1, 2, B):
         check_sent_once(keep_graphs, world)
     check_running_statistics(world)
+    check_batch_norm_in_bf16(world)
+    for sizes in SIZES[world.size]:
+        for kind, recomputed in (("two", False), ("two", True), ("shared", False)):
+            check_batch_norm(kind, sizes, recomputed, world)
     check_collectives(world)
     check_lost_contact(world)
     print(f"rank {world.rank}: all checks hold", flush=True)

@@ -25,21 +25,21 @@ LOGIT_SCALE = math.log(1 / 0.07)  # where the objective starts, in float64
 
 
 class Net(nn.Module):
-    """(b, 6) → (b, 5); with `noisy` also dropout and a batch norm."""
+    """(b, 6) → (b, 5); with `noisy` also dropout and a batch norm, with `normed` a batch norm alone."""
 
-    def __init__(self, noisy: bool = False) -> None:
+    def __init__(self, noisy: bool = False, normed: bool = False) -> None:
         super().__init__()
-        between = [nn.BatchNorm1d(8), nn.Dropout(0.3)] if noisy else []
+        between = [nn.BatchNorm1d(8), nn.Dropout(0.3)] if noisy else [nn.BatchNorm1d(8)] if normed else []
         self.layers = nn.Sequential(nn.Linear(6, 8), *between, nn.Tanh(), nn.Linear(8, 5))
 
     def forward(self, rows: Tensor) -> Tensor:
         return self.layers(rows)
 
 
-def towers(seed: int = 0, noisy: bool = False, shared: bool = False) -> TwoTower:
+def towers(seed: int = 0, noisy: bool = False, shared: bool = False, normed: bool = False) -> TwoTower:
     torch.manual_seed(seed)
-    x_tower = Net(noisy)
-    return TwoTower(x_tower, x_tower if shared else Net(noisy)).double()
+    x_tower = Net(noisy, normed)
+    return TwoTower(x_tower, x_tower if shared else Net(noisy, normed)).double()
 
 
 def batch(count: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Batch:

@@ -287,3 +287,13 @@ def test_credentials_stay_out_of_findings(as_json: bool, capsys: pytest.CaptureF
     doctor.report([fail("data", "'https://me:canary@host/a.tar?sig=canary' is away")], as_json)
     out = capsys.readouterr().out
     assert "https://[redacted]@host/a.tar?[redacted]" in out and "canary" not in out
+
+
+def test_batch_norms_are_told_and_several_chunks_of_them_fail() -> None:
+    words = ["experiment=emoji_scratch", "model.name=RN50"]
+    (told,) = found("batch norm", lambda: run.batch_norm(of(words)))
+    assert is_told(told, Level.ok, "55 batch norms", "statistics of the global batch")
+    (failed,) = found("batch norm", lambda: run.batch_norm(of([*words, "chunk_size=8"])))
+    assert is_told(failed, Level.fail, "model.batch_norm=per_chunk") and failed.code is ExitCode.CONFIG
+    (none,) = found("batch norm", lambda: run.batch_norm(of(words[:1])))
+    assert is_told(none, Level.ok, "none that trains")

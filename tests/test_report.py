@@ -50,6 +50,14 @@ def row(result: Mapping[str, Any], metric: str) -> list[float]:
     ]
 
 
+def test_statistics_of_batch_norms_that_change_the_loss_are_told(tmp_path: Path) -> None:
+    told = {None: 0, "global": 0, "per_chunk": 1, "frozen": 1}
+    for choice, count in told.items():
+        config = {**CONFIG, "model": {**CONFIG["model"], "batch_norm": choice}}
+        page = write_report(write_run(tmp_path / str(choice), config=config)).read_text()
+        assert page.count("; batch norms with") == count, choice
+
+
 def test_every_number_is_that_of_the_files(tmp_path: Path) -> None:
     page = page_of(tmp_path / "run")
     pairs, classes, questions = retrieval(), zero_shot(), passages()

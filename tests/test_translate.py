@@ -6,13 +6,14 @@ import sys
 from functools import cache
 from pathlib import Path
 
+import open_clip
 import pytest
 
 from data.errors import ConfigError
 from data.verbs.options import PackOptions
 from train.command import open_clip_flags as flags
 from train.command.compose import compose_config, groups, keys
-from train.config import Precision, TrainConfig, validate
+from train.config import BatchNorm, Precision, TrainConfig, validate
 from train.doctor.translate import Translation, run, translate
 
 ROOT = Path(__file__).parent.parent
@@ -132,6 +133,16 @@ def test_what_open_clip_has_without_being_told_is_said() -> None:
     assert config.data.augment.crop_scale == [0.9, 1.0] and config.precision is Precision.bf16
     assert "optim.warmup=10000" in translation.notes[-1] and "precision=bf16" in translation.notes[-1]
     assert translated(f"{MAIN} --train-data a.tar --model ViT-B-32")[1].optim.beta2 == 0.98
+
+
+def test_batch_norms_have_the_statistics_that_open_clip_gives_them() -> None:
+    one, four = f"{MAIN} --train-data a.tar --model RN50", f"{TORCHRUN} --train-data a.tar --model RN50"
+    lines = {one: "global", f"{one} --accum-freq 2": "per_chunk", four: "per_chunk", f"{four} --use-bn-sync": "global"}
+    lines |= {f"{four} --use-bn-sync --accum-freq 2": "per_chunk", f"{four} --lock-image": "global"}
+    for line, statistics in lines.items():
+        assert translated(line)[1].model.batch_norm is BatchNorm[statistics], line
+    normed = {name for name in open_clip.list_models() if flags.NORMED.match(name)}
+    assert {"RN50", "RN101-quickgelu", "MobileCLIP-S1"} < normed and not any("ViT" in name for name in normed)
 
 
 def test_values_arrive() -> None:

@@ -7,6 +7,7 @@ cuts off what a chunk does not need).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -35,6 +36,12 @@ class Chunk:
     def sizes(self) -> tuple[int, int]:
         """How many rows count, of x and of y."""
         return self.pairs, self.pairs + self.extra
+
+
+def chunk_count(global_batch_size: int, world_size: int, chunk_size: int | None) -> int:
+    """How many chunks the towers run in: the same number on all ranks."""
+    rows = math.ceil(global_batch_size / world_size)
+    return math.ceil(rows / (chunk_size or rows))
 
 
 def in_chunks(batch: Batch, count: int) -> list[Chunk]:

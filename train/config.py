@@ -43,7 +43,9 @@ class Pooling(Enum):
     last = "last"
 
 
-Schedule = Enum("Schedule", ["cosine", "linear", "const", "const-cooldown"])  # functional: one name has a hyphen
+# Functional, as some names are no Python names
+Schedule = Enum("Schedule", ["cosine", "linear", "const", "const-cooldown"])
+BatchNorm = Enum("BatchNorm", ["global", "per_chunk", "frozen"])
 
 
 class Wandb(Enum):
@@ -98,6 +100,11 @@ class ModelConfig:
     )
     shared: bool = described(True, "question_passage: one encoder for both sides; false: two with the same start")
     grad_checkpointing: bool = described(False, "recompute activations in backward")
+    batch_norm: BatchNorm = described(
+        BatchNorm["global"],
+        "statistics of batch norms in training: of the global batch, exact for any number of ranks, needs one chunk; "
+        "per_chunk: of each chunk on each rank, another loss; frozen: running statistics",
+    )
     memo_mb: int = described(512, "memory for remembered outputs of frozen towers, in MiB; 0: none")
     image: ImageTowerConfig = field(default_factory=ImageTowerConfig)
     text: TextTowerConfig = field(default_factory=TextTowerConfig)
@@ -166,7 +173,11 @@ class TrainConfig:
     steps: int | None = described(None, "optimiser steps; wins over epochs")
     epochs: float | None = described(None, "passes over the data when steps is null")
     global_batch_size: int = described(256, "pairs per optimiser step over all ranks")
-    chunk_size: int | None = described(None, "pairs per rank embedded at a time; null: all. Never changes the gradient")
+    chunk_size: int | None = described(
+        None,
+        "pairs per rank embedded at a time; null: all. The gradient stays that of the whole batch; dropout draws "
+        "anew for each chunk size; for batch norm see model.batch_norm",
+    )
     keep_graphs: int | None = described(
         None, "chunks that need no second forward; null: as many as free memory allows. Never changes the gradient"
     )

@@ -29,7 +29,7 @@ from train.losses import OBJECTIVES
 from train.losses.diagnostics import diagnose, duplicates, saturation
 from train.losses.options.common import Similarity
 from train.origin import Origin, Start, bring_to, claim, identity
-from train.parts import Parts, build_encoder, build_parts
+from train.parts import Parts, batch_norms, build_encoder, build_parts
 from train.refresh import Refresh
 from train.runs import checkpoint
 from train.runs.checkpoint import CheckpointState
@@ -166,6 +166,8 @@ def _first_words(
         yield f"{goal}, going on at step {plan.first_step} from {origin.resume}{seen}{more}"
     else:
         yield f"{goal}, beginning with the weights of {origin.weights}" if origin.weights else goal
+    if said := batch_norms(config, parts.model.towers, world.size):
+        yield said
     if config.task is Task.question_passage and "excluded" not in OBJECTIVES[config.objective.name].takes:
         yield (
             f"objective={config.objective.name} takes pairs only: what is right for another question of the batch as "

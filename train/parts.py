@@ -14,6 +14,7 @@ from data.config import DrawnPositives
 from data.errors import ConfigError
 from data.order import Order
 from eval.encode import Encoder, Evaluator, build_encode
+from train.chunks import chunk_count
 from train.config import Task, TrainConfig
 from train.distributed.agreement import agreed, rank_0_first
 from train.distributed.world import World
@@ -23,6 +24,7 @@ from train.losses.memory import SampleState
 from train.losses.options.common import Similarity
 from train.step import StepOptions, TrainStep
 from train.tasks import Data, build_data, evaluators
+from train.towers.batch_norm import check_batch_norms
 from train.towers.build import Model, build_model
 
 
@@ -45,7 +47,7 @@ class Parts:
 def build_parts(config: TrainConfig, world: World) -> Parts:
     """Model, objective, data and step of a fresh run; equal weights on every rank."""
     torch.manual_seed(config.seed)
-    model = agreed(world, lambda: build_model(config.model, config.task))
+    model = agreed(world, lambda: _model(config, world))
     model.towers.to(world.device)
     data, scored_on = rank_0_first(world, lambda: (build_data(config, model), evaluators(config, model)))
     objective = agreed(world, lambda: _objective(config, data)).to(world.device)
@@ -62,6 +64,18 @@ def build_parts(config: TrainConfig, world: World) -> Parts:
     )
     step = agreed(world, lambda: TrainStep(model.towers, objective, config.optim, options, world))
     return Parts(model, modules, objective.memory, data, scored_on, step, total_steps)
+
+
+def _model(config: TrainConfig, world: World) -> Model:
+    model = build_model(config.model, config.task)
+    batch_norms(config, model.towers, world.size)
+    return model
+
+
+def batch_norms(config: TrainConfig, towers: nn.Module, world_size: int) -> str:
+    """check_batch_norms of a run."""
+    chunks = chunk_count(config.global_batch_size, world_size, config.chunk_size)
+    return check_batch_norms(towers, config.model.batch_norm, config.global_batch_size // world_size, chunks)
 
 
 def _objective(config: TrainConfig, data: Data) -> Objective:

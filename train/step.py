@@ -2,8 +2,9 @@
 
 With several chunks the towers run twice: first to have all embeddings for the objective; then, chunk by chunk, to pass
 the gradient of the embeddings on (GradCache, Gao et al. 2021). The objective is computed once, over everything, so the
-gradient is that of the whole batch. The last chunks keep their graphs from the first pass, as many as memory has room
-for, and need no second; a single chunk is therefore a plain step.
+gradient is that of the whole batch. Batch norms couple rows inside a tower: with statistics of the global batch they
+need a single chunk (train/towers/batch_norm.py). The last chunks keep their graphs from the first pass, as many as
+memory has room for, and need no second; a single chunk is therefore a plain step.
 
 Noise (dropout, patch dropout) is keyed by (seed, step, rank, tower, chunk): both passes see the same, and so does a
 resumed run, without any generator state to save.
@@ -21,11 +22,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from data.batch import Batch, Known
 from data.errors import UserError
-from train.chunks import Chunk, Pair, in_chunks, joined, separated
+from train.chunks import Chunk, Pair, chunk_count, in_chunks, joined, separated
 from train.config import OptimConfig, Precision
 from train.distributed.parallel import average_in_next_backward, in_parallel, without_averages
 from train.distributed.world import World, all_reduce_sum
@@ -33,6 +33,7 @@ from train.graphs import Room
 from train.optim import build_optimizer, learning_rate
 from train.pace import Alone
 from train.spikes import Spikes
+from train.towers.batch_norm import RunningStatistics
 from train.towers.tower import TwoTower
 
 AUTOCAST = {Precision.fp32: None, Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}
@@ -83,8 +84,7 @@ class TrainStep:
         self._skipped, self._skipped_in_a_row = 0, 0
         self._spikes = Spikes(optim.spike)
         self.alone = Alone(world.device)
-        rows = math.ceil(options.global_batch_size / world.size)
-        self._chunks = math.ceil(rows / (options.chunk_size or rows))  # the same number on all ranks
+        self._chunks = chunk_count(options.global_batch_size, world.size, options.chunk_size)
         self._room = Room(options.keep_graphs if self._chunks > 1 else 1, towers, world.device)
 
     def __call__(self, batch: Batch, step: int) -> Mapping[str, float]:
@@ -99,6 +99,7 @@ class TrainStep:
             group["lr"] = lr
         self.optimizer.zero_grad(set_to_none=True)
         before = self._statistics.read()
+        self._statistics.begin(len(batch))
         result = self._gradient(batch, step)
         shared = self._averaged({"loss": result.loss.detach(), **result.metrics, **self._scale()})
         self._scaler.unscale_(self.optimizer)
@@ -173,7 +174,7 @@ class TrainStep:
         if self.world.size == 1:
             return scalars
         gradients = [p.grad for p in self.objective.parameters() if p.grad is not None]
-        shared = [*gradients, *self._statistics.floating]
+        shared = [*gradients, *self._statistics.own]
         flat = torch.cat([t.flatten().to(scalars["loss"].dtype) for t in (*shared, *scalars.values())])
         all_reduce_sum(flat, self.world).div_(self.world.size)
         *means, values = flat.split([*(t.numel() for t in shared), len(scalars)])
@@ -225,22 +226,6 @@ class TrainStep:
         """The objective's scale 1/τ in this step, if it has one."""
         scale = getattr(self.objective, "logit_scale", None)
         return {} if scale is None else {"logit_scale": scale.detach().exp()}
-
-
-class RunningStatistics:
-    """Means and variances that batch norms keep: forward changes them, a second forward or a skipped step must not."""
-
-    def __init__(self, towers: nn.Module) -> None:
-        norms = [module for module in towers.modules() if isinstance(module, _BatchNorm)]
-        self._buffers = [buffer for norm in norms for buffer in norm.buffers()]
-        self.floating = [buffer for buffer in self._buffers if buffer.is_floating_point()]
-
-    def read(self) -> list[Tensor]:
-        return [buffer.clone() for buffer in self._buffers]
-
-    def write(self, values: list[Tensor]) -> None:
-        for buffer, value in zip(self._buffers, values, strict=True):
-            buffer.copy_(value)
 
 
 @contextmanager

@@ -29,6 +29,10 @@ from train.tracking.headlines import (
 
 FIRST = 8  # data sets that have more than their numbers on the page
 TRUTHS = {"keys": "right is what has equal content", "pairs": "right is the own pair"}
+BATCH_NORMS = {
+    "per_chunk": "; batch norms with the statistics of each chunk on each process",
+    "frozen": "; batch norms with their running statistics",
+}
 WORST, CONFUSED = 10, 8  # classes, and pairs of classes, that are listed
 MEANINGS = {
     "R@": "R@K: share of queries with a right answer among the first K.",
@@ -193,7 +197,8 @@ def _objective(config: Mapping[str, Any]) -> str:
 def _batch(config: Mapping[str, Any]) -> str:
     chunk, precision = option(config, "chunk_size"), option(config, "precision")
     more = f", {chunk:,} a rank embedded at a time" if isinstance(chunk, int) else ""
-    return f"{option(config, 'global_batch_size', 0):,} pairs over all processes{more}, {precision}"
+    norm = BATCH_NORMS.get(str(option(config, "model.batch_norm")), "")
+    return f"{option(config, 'global_batch_size', 0):,} pairs over all processes{more}, {precision}{norm}"
 
 
 def _optimiser(config: Mapping[str, Any]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 # The flag's value is the key's value
 KEYS = {
     "model": "model.name",
@@ -69,6 +71,7 @@ RULES = {
     "opt": "AdamW",
     "skip-scheduler": "optim.schedule",
     "report-to": "tracking",
+    "use-bn-sync": "model.batch_norm",
     "resume": "resume, model.pretrained",
 }
 
@@ -107,7 +110,6 @@ ABSENT = {
     "image-layer-decay": "one learning rate for all layers; model.image.unlocked_groups trains only the last",
     "visual-layer-decay": "one learning rate for all layers; model.image.unlocked_groups trains only the last",
     "audio-layer-decay": "there is no audio tower",
-    "use-bn-sync": "batch statistics are of one chunk on one GPU; take a model without batch norm",
     "pretrained-image": "take model.image.kind=timm model.image.name=… model.image.pretrained=… instead",
     "image-mean": "taken from the model's own preprocessing",
     "image-std": "taken from the model's own preprocessing",
@@ -171,6 +173,8 @@ MANY_VALUES = set(
 # What open_clip has without being told, where we have something else
 DEFAULTS = {"model": "RN50", "batch-size": "64", "epochs": "32", "workers": "4", "warmup": "10000"}
 DEFAULTS |= {"precision": "amp_bf16", "val-frequency": "1", "save-frequency": "1", "accum-freq": "1"}
+
+NORMED = re.compile(r"RN\d|MobileCLIP")  # models of open_clip that have batch norms
 
 PRECISIONS = {
     "amp": "fp16",

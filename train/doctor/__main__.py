@@ -83,6 +83,7 @@ def look(words: Sequence[str]) -> Iterator[Finding]:
 
         yield from found("data", lambda: run.data(config))
         yield from found("model", lambda: run.model(config))
+        yield from found("batch norm", lambda: run.batch_norm(config))
         yield from found("wandb", lambda: run.tracking(config))
         yield from found("run", lambda: run.run(config))
     elif not words:

@@ -159,6 +159,27 @@ def model(config: TrainConfig) -> Iterator[Finding]:
         raise ConfigError("model.text.kind=open_clip: questions and passages take model.text.kind=transformers")
 
 
+def batch_norm(config: TrainConfig) -> Iterator[Finding]:
+    """What the picture tower's batch norms do here. Encoders of texts have none; `model` tells what cannot be built."""
+    if config.task is not Task.image_text:
+        return
+    import torch
+
+    from train.parts import batch_norms
+    from train.towers.batch_norm import set_batch_norms
+    from train.towers.image import build_image_tower
+    from train.towers.open_clip_pair import OpenClipPair
+
+    try:
+        with torch.device("meta"):  # no memory, no weights
+            tower, _ = build_image_tower(config.model, OpenClipPair(config.model, load_pretrained=False), False)
+    except ConfigError:
+        return
+    set_batch_norms(tower.train(), config.model.batch_norm)
+    said = batch_norms(config, tower, int(os.environ.get("WORLD_SIZE", "1")))
+    yield ok("batch norm", said or "none that trains in the picture tower")
+
+
 def _transformers(config: ModelConfig) -> Iterator[Finding]:
     name = config.text.name or config.name
     if name is None:

@@ -207,6 +207,15 @@ def _model(job: Job) -> None:
         job.note("resume", "model.pretrained takes its weights; optimiser, step and order begin anew")
 
 
+def _batch_norm(job: Job) -> None:
+    """open_clip's statistics are of one GPU and one pass of --accum-freq; with --use-bn-sync of all GPUs."""
+    several = job.number("accum-freq") > 1 or (job.world > 1 and not job.has("use-bn-sync"))
+    if several and flags.NORMED.match(job.text("model")) and not job.has("lock-image"):
+        job.set("model.batch_norm", "per_chunk", implied=True)
+    if job.has("use-bn-sync"):
+        job.note("use-bn-sync", "model.batch_norm=global unless told: statistics of the global batch, in one chunk")
+
+
 def _optimiser(job: Job) -> None:
     if "vit" not in job.text("model").lower():
         for key, value in {"beta2": "0.999", "eps": "1e-8"}.items():
@@ -273,7 +282,19 @@ def _as_they_are(job: Job) -> None:
             job.set(key, value)
 
 
-RULES = (_data, _captions, _model, _as_they_are, _length, _cadence, _optimiser, _precision, _augmentation, _tracking)
+RULES = (
+    _data,
+    _captions,
+    _model,
+    _batch_norm,
+    _as_they_are,
+    _length,
+    _cadence,
+    _optimiser,
+    _precision,
+    _augmentation,
+    _tracking,
+)
 
 
 def _for_hydra(value: str) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor
 from data.errors import ConfigError, first_line
 from data.transforms import ImageSpec
 from train.config import ModelConfig, Task
+from train.towers.batch_norm import set_batch_norms
 from train.towers.image import build_image_tower
 from train.towers.open_clip_pair import OpenClipPair, open_clip_names
 from train.towers.text import build_encoder, build_text_tower
@@ -71,7 +72,7 @@ def build_image_text(config: ModelConfig, load_pretrained: bool = True) -> Image
             f"the picture tower gives embeddings of width {widths[0]}, the text tower {widths[1]}: set model.embed_dim "
             "to the width of the tower that comes with its own projection, or take both towers from one model"
         )
-    return ImageTextModel(TwoTower(image, text).train(), tokenize, spec, pair.config_of(spec))
+    return ImageTextModel(_two(image, text, config), tokenize, spec, pair.config_of(spec))
 
 
 def build_text_pair(config: ModelConfig, load_pretrained: bool = True) -> TextPairModel:
@@ -79,7 +80,13 @@ def build_text_pair(config: ModelConfig, load_pretrained: bool = True) -> TextPa
     tower, tokenize = build_encoder(config, load_pretrained)
     settle(tower, tokenize(["a"], tokenize.limit), TOKENS_REFUSED)
     other = tower if config.shared else copy.deepcopy(tower)
-    return TextPairModel(TwoTower(tower, other).train(), tokenize)
+    return TextPairModel(_two(tower, other, config), tokenize)
+
+
+def _two(x_tower: Tower, y_tower: Tower, config: ModelConfig) -> TwoTower:
+    towers = TwoTower(x_tower, y_tower).train()
+    set_batch_norms(towers, config.batch_norm)
+    return towers
 
 
 MODELS = {Task.image_text: build_image_text, Task.question_passage: build_text_pair}

@@ -10,6 +10,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from data.errors import ConfigError, first_line, nearest
@@ -121,6 +122,7 @@ class OpenClipPair:
                 known,
                 pretrained if self._load else None,
                 load_weights=self._load,
+                device=torch.get_default_device(),
                 force_custom_text=True,  # the text part as a module of its own
                 force_image_size=self._image_size,
                 force_context_length=self._context,

@@ -1,0 +1,185 @@
+"""Which rows the statistics of a batch norm are of, in training (model.batch_norm). In evaluation: running statistics.
+
+global: of the global batch, so that neither the loss nor the gradient depends on the number of ranks. Every rank sends
+count, mean and squared deviations of its rows, and in backward two sums, per channel.
+per_chunk: of each chunk on each rank, as torch's own modules have it.
+frozen: running statistics as they were loaded; weight and bias of the norm still train.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from data.errors import ConfigError
+from train.config import BatchNorm
+from train.towers.pooled import Pooled
+
+
+class GlobalStatistics(_BatchNorm):
+    """A batch norm over the rows of all ranks. counts: False where the rows of this rank are a placeholder."""
+
+    counts = True
+
+    def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if not (self.training and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+            return super().forward(x)
+        output = _over_ranks(self, x)
+        for name in ("drop", "act"):  # what timm's BatchNormAct2d does then
+            output = getattr(self, name, nn.Identity())(output)
+        return output
+
+
+class FrozenStatistics(_BatchNorm):
+    """A batch norm that is always in eval()."""
+
+    def train(self, mode: bool = True) -> FrozenStatistics:
+        return super().train(False)
+
+
+class RunningStatistics:
+    """Means and variances that batch norms keep: forward changes them, a second forward or a skipped step must not.
+
+    own: those of this rank's rows alone.
+    """
+
+    def __init__(self, towers: nn.Module) -> None:
+        norms = batch_norms(towers)
+        self._buffers = [buffer for norm in norms for buffer in norm.buffers()]
+        self._global = [norm for norm in norms if isinstance(norm, GlobalStatistics)]
+        single = [buffer for norm in norms if norm not in self._global for buffer in norm.buffers()]
+        self.own = [buffer for buffer in single if buffer.is_floating_point()]
+
+    def read(self) -> list[Tensor]:
+        return [buffer.clone() for buffer in self._buffers]
+
+    def write(self, values: list[Tensor]) -> None:
+        for buffer, value in zip(self._buffers, values, strict=True):
+            buffer.copy_(value)
+
+    def begin(self, rows: int) -> None:
+        """A step with so many rows on this rank; the towers run a placeholder where there is none."""
+        for norm in self._global:
+            norm.counts = rows > 0
+
+
+def batch_norms(towers: nn.Module) -> list[_BatchNorm]:
+    """Those of towers in train() that use the statistics of a batch; frozen parts of a tower are in eval()."""
+    return [module for module in towers.modules() if isinstance(module, _BatchNorm) and module.training]
+
+
+def set_batch_norms(towers: nn.Module, choice: BatchNorm) -> None:
+    """Make the batch norms of towers in train() what `choice` says. Names of weights and buffers stay."""
+    for norm in batch_norms(towers) if choice in KINDS else ():
+        assert type(norm).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward) or hasattr(norm, "act"), type(norm)
+        norm.__class__ = _kind(KINDS[choice], type(norm))
+        norm.train()
+
+
+def check_batch_norms(towers: nn.Module, choice: BatchNorm, rows: int, chunks: int) -> str:
+    """What `choice` means for towers in train(), in one line; "" without batch norms.
+
+    rows: the fewest pairs of a rank, chunks: how many they are embedded in. Raises ConfigError for what cannot be done.
+    """
+    norms = [m for m in towers.modules() if isinstance(m, FrozenStatistics)] + batch_norms(towers)
+    in_text = any(isinstance(m, Pooled) and batch_norms(m) for m in towers.modules())
+    key, found = f"model.batch_norm={choice.name}", f"{len(norms)} batch norm{'s' * (len(norms) > 1)}"
+    is_global, is_own = choice is BatchNorm["global"], choice is BatchNorm.per_chunk
+    broken = {
+        f"{key}: no tower has a batch norm that could use it. Leave it out": not (is_global or norms),
+        f"{key}: {found}, of which the text encoder's would count padding. Take model.batch_norm=frozen, or another "
+        "encoder": in_text,
+        f"{key}: {found} need the global batch in one chunk, and chunk_size makes {chunks}. Leave chunk_size out "
+        "(chunk_size=null), or set model.batch_norm=per_chunk (statistics of each chunk on each rank: another loss), "
+        "model.batch_norm=frozen (running statistics), or take a model without batch norm": is_global
+        and bool(norms)
+        and chunks > 1,
+        f"{key}: a chunk of one pair has no statistics. Set chunk_size to 3 or more, or a larger "
+        "global_batch_size": is_own and rows // chunks < 2,
+    }
+    for message in (message for message, is_broken in broken.items() if is_broken):
+        raise ConfigError(message)
+    return f"{found}: {MEANINGS[choice]} ({key})" if norms else ""
+
+
+MEANINGS = {
+    BatchNorm["global"]: "statistics of the global batch, for any number of processes",
+    BatchNorm.per_chunk: "statistics of each chunk on each rank: chunk_size and the number of ranks change the loss",
+    BatchNorm.frozen: "running statistics, as loaded, in training as well",
+}
+KINDS: dict[BatchNorm, type[_BatchNorm]] = {
+    BatchNorm["global"]: GlobalStatistics,
+    BatchNorm.frozen: FrozenStatistics,
+}
+
+
+@cache
+def _kind(kind: type[_BatchNorm], norm: type[_BatchNorm]) -> type[_BatchNorm]:
+    """`norm` that has its statistics as `kind`."""
+    return type(f"{kind.__name__}_{norm.__name__}", (kind, norm), {})
+
+
+@torch.compiler.disable()
+def _over_ranks(norm: GlobalStatistics, x: Tensor) -> Tensor:
+    """`norm` of x, which also brings its running statistics up to date as torch's module does."""
+    count, mean_C, var_C = _statistics(x.detach(), norm.counts)
+    if norm.running_mean is not None and norm.running_var is not None and norm.num_batches_tracked is not None:
+        norm.num_batches_tracked.add_(1)
+        momentum = 1 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
+        unbiased_C = var_C * (count / (count - 1).clamp(min=1))
+        norm.running_mean.lerp_(mean_C.to(norm.running_mean.dtype), momentum)
+        norm.running_var.lerp_(unbiased_C.to(norm.running_var.dtype), momentum)
+    affine = (norm.weight, norm.bias) if norm.affine else (torch.ones_like(mean_C), torch.zeros_like(mean_C))
+    return _Normalised.apply(x, *affine, mean_C, var_C, norm.counts / count, norm.eps)  # pyright: ignore[reportReturnType]
+
+
+def _statistics(x: Tensor, counts: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """How many values a channel has on all ranks, their means (C,) and variances (C,): the same bits on every rank.
+
+    Float32 or better. Each rank's deviations are from its own mean (Chan et al. 1979), so nothing cancels.
+    """
+    dims, channels = [dim for dim in range(x.ndim) if dim != 1], x.shape[1]
+    var_C, mean_C = torch.var_mean(x.to(torch.promote_types(x.dtype, torch.float32)), dims, correction=0)
+    count = torch.full_like(mean_C[:1], x.numel() // channels if counts else 0)
+    own = torch.cat([count, mean_C, count * var_C])
+    every = own.new_empty(dist.get_world_size() * len(own))
+    dist.all_gather_into_tensor(every, own)
+    counts_W1, means_WC, squares_WC = every.view(-1, len(own)).split([1, channels, channels], 1)
+    total = counts_W1.sum()
+    mean_C = (counts_W1 * means_WC).sum(0) / total
+    return total, mean_C, (squares_WC + counts_W1 * (means_WC - mean_C).square()).sum(0) / total
+
+
+class _Normalised(torch.autograd.Function):
+    """weight (x - mean) / sqrt(var + eps) + bias. share: of one value of x in mean and var; 0 if it is in neither."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, share: Tensor, eps: float
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight, mean, var, share)
+        ctx.eps = eps
+        return F.batch_norm(x, mean, var, weight, bias, eps=eps)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """With mean and var fixed; less what flows through them, which are sums over all ranks.
+
+        dx = weight / std (dy - mean(dy) - x̂ mean(dy x̂)): x̂ and the second term are a batch norm of x again.
+        """
+        x, weight, mean, var, share = ctx.saved_tensors
+        fixed = (x, weight, mean, var, None, None, False, ctx.eps, [True, True, True])
+        dx, dweight, dbias = torch.ops.aten.native_batch_norm_backward(gradient, *fixed)
+        sums = torch.cat([dweight, dbias])
+        dist.all_reduce(sums)
+        of_weight, of_bias = (sums.view(2, -1) * weight * (var + ctx.eps).rsqrt() * share).unbind()
+        dx = dx - F.batch_norm(x, mean, var, of_weight, of_bias, eps=ctx.eps)
+        return dx, dweight, dbias, None, None, None, None
