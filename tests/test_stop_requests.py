@@ -46,6 +46,16 @@ def test_while_the_loop_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("handlers")
+def test_while_the_configuration_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "START", Start())
+    signals.START.begin()  # train.__main__.main
+    signal.raise_signal(signal.SIGTERM)
+    signals.START.begin()  # train.__main__.train
+    with StopRequest() as stop:
+        assert stop.requested
+
+
+@pytest.mark.usefixtures("handlers")
 def test_nohup_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     monkeypatch.setattr(signals, "START", Start())

@@ -25,6 +25,9 @@ def main() -> None:
     if {"-h", "--help"} & set(arguments):
         print(help_text())
         return
+    from train.signals import START
+
+    START.begin()
     import hydra
 
     from train.command.compose import CONFIG_DIR, check_words, compose_config, in_full, register

@@ -88,6 +88,9 @@ class Start:
         self._over.set()
 
     def begin(self) -> None:
+        """Again for each run of a sweep; a request that came since the last time stays."""
+        if not self._over.is_set():
+            return
         self._asked, self._over = Event(), Event()
         woken, self._waking = socket.socketpair()
         self._waking.setblocking(False)
