@@ -43,7 +43,7 @@ NOTES = """\
 suite entries of image_text: retrieval:SHARDS  zero_shot:TASK.json  wds:FOLDER (a CLIP_benchmark data set)
 of question_passage: beir:FOLDER[@SPLIT]  dpr:PATH (questions with answers, in a folder with psgs_w100.tsv, or DPR JSON)
 Their files: .json, .trec (run), .qrels, .beir.json, .dpr.json (retriever output). A judged question that finds nothing
-counts as zero; equal scores stand as trec_eval sorts them.
+counts as zero; equal scores stand as trec_eval sorts them. A baseline that cannot be made is left out with a line.
 The .json also has 95 % intervals (bootstrap over queries, of one topic or picture together), how scores of right and
 wrong pairs are spread, what is confused, and examples= cases; .pictures/ has small copies of the pictures they show.
 """

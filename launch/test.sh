@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The whole test suite with line coverage, after ruff and pyright, one process per core (TEST_PROCESSES).
 #   bash launch/test.sh --soak            also what takes minutes: many kills, long runs, four processes
+#   bash launch/test.sh --cluster         a SLURM cluster and the Dockerfile instead: root, Debian 12, 25 GB, half an hour
 #   bash launch/test.sh --soak -k kills   any other arguments go to pytest, which then runs alone
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" demo dev bench build onnx
@@ -10,6 +11,10 @@ export OMP_NUM_THREADS=1 # threads of several processes would wait for each othe
 ruff check --no-cache .
 ruff format --check .
 pyright
+if [ "$*" = --cluster ]; then
+    bash tests/cluster/run.sh
+    exec bash tests/docker/run.sh
+fi
 soak=()
 if [ "$*" = --soak ]; then
     soak=(--soak)

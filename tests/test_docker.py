@@ -122,3 +122,20 @@ def enter(words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120
     )
+
+
+def test_what_no_quick_suite_runs_is_run_by_cluster_and_records_its_pass(tmp_path: Path) -> None:
+    scripts, checkout = ("tests/cluster/run.sh", "tests/docker/run.sh"), tmp_path / "checkout"
+    (checkout / "tests").mkdir(parents=True)
+    shutil.copy(ROOT / "tests/LAST_PASS.md", checkout / "tests")
+    commands = "git init -q && git add . && git -c user.name=a -c user.email=a@b commit -q -m a"
+    commands += f" && source {ROOT}/tests/record.sh && SECONDS=77"
+    for script in scripts:
+        assert f"bash {script}\n" in (ROOT / "launch/test.sh").read_text()
+        assert "\nsource tests/record.sh\n" in (ROOT / script).read_text()
+        commands += f" && record {script} '{script} and all'"
+    subprocess.run(["bash", "-ec", commands], cwd=checkout, check=True)
+    lines = [line for line in (checkout / "tests/LAST_PASS.md").read_text().splitlines() if "/run.sh` |" in line]
+    for script, line in zip(scripts, lines, strict=True):
+        told = rf"\| `{script}` \| \d{{4}}-\d\d-\d\d \| [0-9a-f]{{10}} \| 7\d s \| {script} and all \|"
+        assert re.fullmatch(told, line), line

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 import pickle
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import fields
+from enum import Enum
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +22,11 @@ from torch import Tensor
 
 from data.batch import Known
 from data.errors import ConfigError, DataError
+from train.config import OWN_LOOP
 from train.losses import OBJECTIVES, Columns, build_objective, candidates, tiles
-from train.losses.config import CONFIGS
+from train.losses.config import CONFIGS, configure
+from train.losses.options.common import Expected
+from train.losses.options.robust import PairLoss
 
 X_KEYS = torch.tensor([1, 2, 3, 4, 4, 5, 6, 7, 8])
 Y_KEYS = torch.tensor([1, 1, 2, 3, 4, 4, 5, 5, 5])
@@ -331,3 +338,40 @@ def test_an_importance_file_that_is_none_is_told(tmp_path: Path) -> None:
     np.save(tmp_path / "q.npy", np.zeros(50))
     with pytest.raises(ConfigError, match="give the objective sample_ids"):
         build("one_sided_dpm", importance="log_q", importance_file=str(tmp_path / "q.npy"))(*embeddings())
+
+
+def variants(name: str) -> Iterator[dict[str, Any]]:
+    """Each choice of each option, and some numbers."""
+    yield from [{}, *({"negatives_per_positive": r} for r in (1, 3, 4) if name == "binary_nce")]
+    for option in fields(CONFIGS[name]):
+        if isinstance(option.default, Enum):
+            yield from ({option.name: choice.value} for choice in type(option.default))
+    yield from (
+        {"nu": "state", "duplicates": "positive", "pair_loss": loss.value} for loss in PairLoss if name == "coce"
+    )
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS.keys() - OWN_LOOP))
+def test_what_a_step_of_a_run_would_refuse_is_refused_before_the_run(name: str) -> None:
+    batches = [Expected(4), Expected(1)]
+    if "negatives" in OBJECTIVES[name].takes:
+        batches += [Expected(4, further=True), Expected(4, further=True, several=True), Expected(1, further=True)]
+    for options, batch in product(variants(name), batches):
+        with suppress(ConfigError):
+            configured = configure(name, **options)
+            told = any(configured.broken_by(batch).values())
+            assert told == is_refused(name, options, batch), (options, batch)
+
+
+def is_refused(name: str, options: dict[str, Any], batch: Expected) -> bool:
+    counts = {key: 8 for key in ("num_samples", "samples_per_epoch") if hasattr(CONFIGS[name], key)}
+    x, y, keys = torch.randn(batch.pairs, 4), torch.randn(batch.pairs, 4), torch.arange(batch.pairs)
+    right = torch.tensor([batch.several, False])
+    columns = Columns(torch.randn(2, 4), torch.zeros(2, dtype=torch.long), torch.tensor([90, 91]), right)
+    try:
+        build_objective(name, **counts, **options)(
+            x, y, keys, negatives=columns if batch.further else None, x_keys=keys, y_keys=keys
+        )
+    except ConfigError:
+        return True
+    return False

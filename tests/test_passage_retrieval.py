@@ -293,3 +293,18 @@ def test_chance_is_what_random_orders_score() -> None:
         for name, values in measures(qrels, run, by_chance).items():
             total[name] += sum(values.values()) / 3 / 1500
     assert by_chance == pytest.approx(total, abs=0.02)
+
+
+def test_a_baseline_that_fails_is_left_out_with_a_line(tmp_path: Path, monkeypatch, capsys) -> None:
+    """BM25 of a corpus without words, and an encoder whose weights before training are gone."""
+    run, beir = make_run(tmp_path / "run"), write_beir(tmp_path / "beir")
+    passages = [
+        json.loads(line) | {"title": "", "text": "?!"} for line in (beir / "corpus.jsonl").read_text().splitlines()
+    ]
+    (beir / "corpus.jsonl").write_text("".join(f"{json.dumps(passage)}\n" for passage in passages))
+    (tmp_path / "run/bert/model.safetensors").unlink()
+    run_eval(monkeypatch, f"checkpoint={run}", f"suite=[beir:{beir}]")
+    result, said = read(run / "eval/beir.json"), capsys.readouterr().err
+    assert result["baselines"] == {} and 0 <= result["metrics"]["nDCG@10"] <= 1
+    assert "left out: the baseline bm25: BM25: there is no word in the 30 passages" in said
+    assert "left out: the baseline untrained: " in said and len(said.splitlines()) == 2

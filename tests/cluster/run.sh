@@ -5,12 +5,13 @@
 # also after a failure or Ctrl-C; what was started is stopped. KEEP=1 keeps the folder, to look at the logs.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../../launch/setup.sh" demo
+source tests/record.sh
 export HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1
 work=$(mktemp -d)
 mkdir "$work/tmp"
 export TMPDIR=$work/tmp SLURM_CONF=$work/slurm.conf # from the first moment on: never another cluster
 chmod 755 "$work" # munge's socket is for everybody
-daemons=()
+daemons=() checks=0
 trap finish EXIT
 trap 'exit 130' INT TERM HUP
 
@@ -107,7 +108,7 @@ finish() { # whatever happened: jobs first, then daemons, then what is left afte
     if [ "${#left[@]}" != 0 ]; then echo "FAILED: still running: ${left[*]}" && code=1; fi
     if [ "$code" != 0 ]; then tail -n 15 "$work"/*.log 2>/dev/null || true; fi
     if [ -n "${KEEP:-}" ]; then echo "kept: $work"; else rm -rf "$work"; fi
-    if [ "$code" = 0 ]; then echo "all checks hold, nothing is left"; fi
+    if [ "$code" = 0 ]; then echo "all checks hold, nothing is left" && record tests/cluster/run.sh "$checks checks"; fi
     exit "$code"
 }
 
@@ -122,7 +123,7 @@ until_true() { # until_true SECONDS COMMAND…
 }
 
 check() { # check WHAT COMMAND…
-    if "${@:2}"; then echo "ok ($SECONDS s): $1"; else echo "FAILED: $1: ${*:2}" && return 1; fi
+    if "${@:2}"; then checks=$((checks + 1)) && echo "ok ($SECONDS s): $1"; else echo "FAILED: $1: ${*:2}" && return 1; fi
 }
 
 submit() { # submit NAME ARGUMENT…: a job on both nodes that logs to NAME.log, and its number

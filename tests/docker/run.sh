@@ -7,6 +7,7 @@
 # packages are Debian's of today. Everything else is done as an engine would.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+source tests/record.sh
 apt-get install -y -q --no-install-recommends debootstrap iproute2
 work=$(mktemp -d /var/tmp/dyad-image.XXXXXX) # mounts are made in namespaces of their own, so there is nothing to unmount
 trap 'rm -rf --one-file-system "$work"' EXIT
@@ -23,3 +24,4 @@ debootstrap --variant=minbase --include="$packages" bookworm "$work/base" ${mirr
 for name in python3.11 python3 python; do ln -s /usr/bin/python3.11 "$work/base/usr/local/bin/$name"; done
 printf '127.0.0.1 localhost\n127.0.1.1 %s\n' "$(hostname)" >"$work/base/etc/hosts" # as an engine does
 nice -n 10 python3 -m tests.docker.build "$work/base" "$work" "$@"
+record tests/docker/run.sh "the image built${*:+ with $*}, and every word of its entry point"

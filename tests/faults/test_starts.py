@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -13,9 +16,9 @@ from typing import Any
 
 import pytest
 from harness import Jobs, ids_of_steps
-from helpers_cli import ROOT
+from helpers_cli import ROOT, Commands
 from helpers_shards import write_pairs
-from helpers_tiny import QUIET, losses, state
+from helpers_tiny import QUIET, losses, refused, state
 from test_signals import CONNECTED, has_socket
 
 PAIRS = {"data": "image_text", "data.val": "null"}
@@ -39,6 +42,38 @@ def test_rank_0_is_killed_while_another_waits_with_it(jobs: Jobs) -> None:
     job.signal(SIGKILL, rank=0)
     outcome = job.ends(within=20)
     assert outcome.codes == [-SIGKILL, 4] and not outcome.orphans, outcome
+
+
+def test_a_start_that_is_refused_leaves_nothing(commands: Commands, tiny, tmp_path: Path) -> None:
+    keys, runs = {**QUIET, "steps": 2, "eval.suite": "[]"}, tmp_path / "runs"
+    assert commands.run(*tiny({**keys, "run.name": "a"})).code == 0
+    (sound,) = (runs / "a/checkpoints").iterdir()
+    damaged, other = tmp_path / "damaged/step_00000002", {"model.image.widths": [16, 16]}
+    shutil.copytree(sound, damaged)
+    reseal(damaged, "state.json", b'"samples_seen": 64', b'"samples_seen": 1e999')
+    before = set(tmp_path.rglob("*"))
+    for code, refused_keys in {
+        "2 another model": {**other, "init_from": runs / "a"},
+        "2 a model that is no more": {**other, "resume": sound},
+        "3 samples_seen": {"resume": damaged},
+        "2 negatives_per_positive": {"objective": "binary_nce", "objective.negatives_per_positive": 32},
+        "2 importance_file": {"objective": "one_sided_dpm", "objective.importance": "zeta"},
+        "2 more than": {"global_batch_size": 5000},
+    }.items():
+        ended = commands.run(*tiny({**keys, "run.dir": tmp_path / "new/deeper", **refused_keys}))
+        refused(ended, int(code[0]), *([code[2:]] if "model" not in code else ["of another model"]))
+        assert {path for path in set(tmp_path.rglob("*")) - before if path.suffix != ".txt"} == set(), code
+
+
+def reseal(checkpoint: Path, name: str, old: bytes, new: bytes) -> None:
+    """Change a file, and the manifest with it, as somebody else could."""
+    content = (checkpoint / name).read_bytes()
+    assert old in content
+    (checkpoint / name).write_bytes(content.replace(old, new))
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    changed = (checkpoint / name).read_bytes()
+    manifest["files"][name] = {"bytes": len(changed), "sha256": hashlib.sha256(changed).hexdigest()}
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
 
 
 @pytest.mark.soak

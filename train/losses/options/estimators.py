@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from data.config import described
-from train.losses.options.common import DIRECTIONS, Directions, Duplicates, TemperatureOptions
+from train.losses.options.common import DIRECTIONS, NONE_IN_ONE, Directions, Duplicates, Expected, TemperatureOptions
 
 
 class TemperatureGradient(Enum):
@@ -62,6 +62,9 @@ class EstimatorOptions(TemperatureOptions):
             f"objective.memory_budget_mb={self.memory_budget_mb}: must be 0 or more": self.memory_budget_mb < 0,
             self._why_learnable_is_refused(): self.learnable and bool(self._why_learnable_is_refused()),
         }
+
+    def broken_by(self, batch: Expected) -> dict[str, bool]:
+        return {**super().broken_by(batch), f"objective={self.name}: {NONE_IN_ONE}": batch.alone}
 
     def gamma_at(self, epoch: int) -> float:
         """γ_e = γ_min + (γ − γ_min) (1 + cos(π e/E))/2, γ_min from epoch E on (Wei et al. 2024, sec. 4)."""

@@ -100,9 +100,10 @@ class CoceOptions(RobustOptions):
     def broken_by(self, batch: Expected) -> dict[str, bool]:
         several = batch.several or self.duplicates is Duplicates.positive
         one_each = self.pair_loss is PairLoss.identity
+        alone = batch.alone if self.directions is Directions.x else batch.pairs < 2
         return {
             **super().broken_by(batch),
-            f"objective.setting={self.setting.value}: {NONE_IN_ONE}": self.setting is not Setting.semi and batch.alone,
+            f"objective.setting={self.setting.value}: {NONE_IN_ONE}": self.setting is not Setting.semi and alone,
             "objective.nu=state keeps one ν for a sample, and a row has several positives: set "
             "objective.nu=closed_form": self.nu is Nu.state and several and not one_each,
         }
