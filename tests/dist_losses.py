@@ -219,6 +219,18 @@ def check_paths(sizes: tuple[int, ...]) -> None:
                 close(mean_over_ranks(gradient) * dist.get_world_size(), expected, path, i)
 
 
+def check_small_loss(sizes: tuple[int, ...]) -> None:
+    """Float32 has its digits where an own column is on another strip than the first."""
+    start = sum(sizes[: dist.get_rank()])
+    mine = slice(start, start + sizes[dist.get_rank()])
+    x = F.normalize(numbers(B, 64, seed=1), dim=1).float()
+    y = F.normalize(x + 0.2 * F.normalize(numbers(B, 64, seed=2), dim=1), dim=1).float()
+    a = 20.0 * F.normalize(x.double(), dim=1) @ F.normalize(y.double(), dim=1).T
+    want = (F.cross_entropy(a, torch.arange(B)) + F.cross_entropy(a.T, torch.arange(B))) / 2
+    got = mean_over_ranks(build_objective("clip", temperature=0.05)(x[mine], y[mine]).loss.double())
+    assert want < 1e-3 and (got - want).abs() < 1e-5 * want, (sizes, got, want)
+
+
 SENT = ["symmetric_dpm", "clip", "gcl", "one_sided_dpm", "info_nce", "dpr", "epr", "cross_entropy", "listwise_ce"]
 
 
@@ -259,6 +271,7 @@ def main() -> None:
             for case, want in every:
                 check_objective(case, want, sizes, ORDERS[(world_size + number) % len(ORDERS)])
             check_paths(sizes)
+            check_small_loss(sizes)
         if world_size == 4:
             sent: Counter[str] = Counter()
             for collective in ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce"):

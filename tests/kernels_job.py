@@ -13,7 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from train.losses import kernels
+from train.losses.bounded import _fused
+from train.losses.gather import Layout
 from train.losses.kernels import KernelExclusion
+from train.losses.logits import Logits
+from train.losses.pairwise import log_partition
+from train.losses.tiles import Exclusion, Pairs, Tiles
 
 SCALE, SHIFT = 20.0, 9.0
 SIZES = [(1, 1, 1), (130, 300, 72), (257, 129, 64), (128, 513, 33)]  # rows, columns, width: beside and at block edges
@@ -163,11 +168,24 @@ def check_symmetric_loss(device: str, size: int, width: int, scale: float, dtype
     return errors[0], errors[1]
 
 
+def check_small_loss(device: str, dtype: torch.dtype) -> None:
+    """Own pairs left out and added beside the sum: a small InfoNCE has its digits, on the same rounded embeddings."""
+    x, noise = embeddings(200, 200, 64, device, torch.float32)
+    x, y = x.to(dtype), F.normalize(x + 0.2 * noise.flip(0), dim=1).to(dtype)
+    scale, own = torch.tensor(20.0, device=device), Exclusion(dropped=Pairs.own_columns(200, 0, x.device))
+    assert _fused(Tiles(x, y, own), Logits(scale, None, None, None)) is not None
+    rows, _ = log_partition(x, y, scale, Layout((200,), 0), own)
+    loss = F.softplus(rows - scale * (x.float() * y.float()).sum(1)).mean()
+    want = F.cross_entropy(scale * (x.double() @ y.double().T), torch.arange(200, device=device))
+    assert 1e-5 < float(want) < 1e-2 and abs(float(loss) - float(want)) < 1e-5 * float(want), (loss, want)
+
+
 def check_all(device: str) -> None:
     for dtype in (torch.bfloat16, torch.float16):
         check_sums_and_strips(device, dtype)
         check_symmetric_loss(device, size=300, width=72, scale=100.0, dtype=dtype)
         check_symmetric_loss(device, size=300, width=72, scale=5.0, dtype=dtype)
+        check_small_loss(device, dtype)
     check_short_strips(device)
     check_nothing_to_sum(device)
 

@@ -96,8 +96,7 @@ def _exponentials(tiles: Tiles, logits: Logits, bound: Bound) -> Iterator[tuple[
     """E_ij tile by tile, 0 where left out."""
     for rows, columns, a in tiles.scores(logits.row_scale, bound.shift):
         e = a.exp_()
-        if (mask := tiles.mask(rows, columns)) is not None:
-            e.masked_fill_(mask, 0.0)
+        tiles.leave_out_(rows, columns, 0.0, e)
         yield rows, columns, e
 
 

@@ -71,10 +71,7 @@ def _two_logits(tiles: Tiles, logits: Logits) -> Iterator[tuple[slice, slice, Te
     """
     spaces = [tiles.scratch() for _ in range(1 if logits.alike else 2)]
     for rows, columns, s in tiles.scores():
-        mask = tiles.mask(rows, columns)
         of_rows = logits.of_rows(s, rows, columns, shaped(spaces[0], *s.shape))
         of_columns = of_rows if logits.alike else logits.of_columns(s, rows, columns, shaped(spaces[1], *s.shape))
-        if mask is not None:
-            for a in {id(of_rows): of_rows, id(of_columns): of_columns}.values():
-                a.masked_fill_(mask, -math.inf)
+        tiles.leave_out_(rows, columns, -math.inf, *([of_rows] if logits.alike else [of_rows, of_columns]))
         yield rows, columns, of_rows, of_columns, s

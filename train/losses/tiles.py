@@ -75,6 +75,10 @@ class Exclusion:
     kept: Pairs | None = None
     dropped: Pairs | None = None
 
+    def places(self, rows: slice, columns: slice) -> Tensor | tuple[Tensor, Tensor] | None:
+        """An index of the pairs of the tile that are left out: a mask, or a few places; None when none is."""
+        return self.mask(rows, columns) if self.keys or not self.dropped else self.dropped.within(rows, columns)
+
     def mask(self, rows: slice, columns: slice) -> Tensor | None:
         """Whether each pair of the tile is left out; None when none is."""
         found = [pair for keys in self.keys if (pair := _equal(keys, rows, columns)) is not None]
@@ -83,10 +87,11 @@ class Exclusion:
             return None
         shape = (rows.stop - rows.start, columns.stop - columns.start)
         device = found[0].device if found else dropped[0].device  # pyright: ignore[reportOptionalSubscript]
-        mask = torch.zeros(shape, dtype=torch.bool, device=device)
+        whole = found.pop() if found and found[-1].shape == shape else None
+        mask = torch.zeros(shape, dtype=torch.bool, device=device) if whole is None else whole
         for equal in found:
             mask[:, : equal.shape[1]] |= equal
-        if found and self.kept and (kept := self.kept.within(rows, columns)):
+        if self.kept and (kept := self.kept.within(rows, columns)):
             mask[kept] = False
         if dropped:
             mask[dropped] = True
@@ -119,6 +124,12 @@ class Tiles:
 
     def mask(self, rows: slice, columns: slice) -> Tensor | None:
         return self.exclusion.mask(rows, columns) if self.exclusion else None
+
+    def leave_out_(self, rows: slice, columns: slice, value: float, *scores: Tensor) -> None:
+        """Put `value` in the places of the tile that are left out."""
+        places = self.exclusion and self.exclusion.places(rows, columns)
+        for s in scores if places is not None else ():
+            s[places] = value
 
     def scratch(self) -> Tensor:
         """Memory for one tile, to be `shaped`."""
