@@ -111,7 +111,7 @@ LOST = {
     "image-std": "taken from the model's own preprocessing",
     "image-interpolation": "taken from the model's own preprocessing",
     "force-quick-gelu": "give the model's -quickgelu name instead, e.g. --model ViT-B-32-quickgelu",
-    "force-patch-dropout": "write patch_dropout into a copy of the model's config, and give that: --model my_model.json",
+    "force-patch-dropout": "write patch_dropout into a copy of the model's config: --model my_model.json",
     "distill-model": "there is no distillation",
     "distill-pretrained": "there is no distillation",
 }
