@@ -29,9 +29,11 @@ from data.errors import ConfigError, nearest
 from train.command.synonyms import ADVICE, SYNONYMS
 from train.config import TrainConfig
 from train.losses.config import CONFIGS as OBJECTIVES
+from train.runs.folder import all_keys
 
 OWN = {"model": "model.name", "data": "data.train", "tracking": "tracking.wandb", "optim": "optim.schedule"}
 SHORT = {"resume": "resume.mode"}  # what is typed → the key it stands for
+UNQUOTED = re.compile(r"[\w./:@+-]+|\[[\w.,+-]*\]")  # what Hydra reads as it stands
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "configs"
 
 
@@ -124,6 +126,27 @@ def compose_config(overrides: Sequence[str]) -> TrainConfig:
     Raises ConfigError for an unknown key, group choice or value, with the nearest valid name.
     """
     return typed(_composed(overrides), overrides)
+
+
+def words_for(config: TrainConfig) -> list[str]:
+    """The shortest key=value words that compose to this configuration: its recipe, and what differs from that."""
+    recipe = config.experiment if config.experiment in groups()["experiment"] else None
+    words = [f"experiment={recipe}" if recipe else f"task={config.task.value}"]
+    if compose_config(words).objective.name != config.objective.name:
+        words.append(f"objective={config.objective.name}")
+    there = {**all_keys(compose_config(words)), "experiment": config.experiment}
+    return [*words, *(f"{key}={written(value)}" for key, value in all_keys(config).items() if there.get(key) != value)]
+
+
+def written(value: Any) -> str:
+    """A value as Hydra's grammar takes it for what it is."""
+    if isinstance(value, list):
+        return f"[{','.join(map(written, value))}]"
+    text = str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
+    if UNQUOTED.fullmatch(text):
+        return text
+    escaped = re.sub(r'(\\*)("|$)', lambda found: 2 * found[1] + found[2].replace('"', '\\"'), text)
+    return f'"{escaped}"'  # a backslash means itself, except before a quote
 
 
 def preview(overrides: Sequence[str]) -> str:

@@ -17,10 +17,10 @@ from typing import NoReturn
 
 from data.errors import ConfigError, nearest
 from train.command import open_clip_flags as flags
+from train.command.compose import written
 from train.doctor.open_clip_line import Launch, read_line
 
 NUMBER = re.compile(r"[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?")
-UNQUOTED = re.compile(r"[\w./:@+-]+|\[[\w.,+-]*\]")  # what Hydra reads as it stands
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Translation:
 
     @property
     def arguments(self) -> list[str]:
-        return [f"{key}={_for_hydra(value)}" for key, value in self.words.items()]
+        return [f"{key}={written(value)}" for key, value in self.words.items()]
 
     def __str__(self) -> str:
         command = f"{self.launch.command} {shlex.join(self.arguments)}"
@@ -292,11 +292,6 @@ def _as_they_are(job: Job) -> None:
 
 
 RULES = (_data, _captions, _model, _as_they_are, _length, _cadence, _optimiser, _precision, _augmentation, _tracking)
-
-
-def _for_hydra(value: str) -> str:
-    """A value as Hydra's grammar takes it for what it is."""
-    return value if UNQUOTED.fullmatch(value) else '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def run(words: Sequence[str]) -> Translation:
