@@ -1,6 +1,7 @@
 """Every shipped configuration composes, every key is known, every mistake has one clear answer."""
 
 import itertools
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from train.config import TrainConfig
 
 ROOT = Path(__file__).parent.parent
 CHOICES = [f"{group}={choice}" for group, choices in groups().items() for choice in choices]
+ACTIVE = {"OMP_WAIT_POLICY": "active"}
 NEEDED = {"objective=cpc": ["objective.width=8"]}  # what has no default
 
 
@@ -167,3 +169,15 @@ def test_a_sweep_runs_every_combination_and_refuses_a_shared_folder(tmp_path: Pa
         check_arguments([*words, f"run.dir={tmp_path}", "run.name=one"])
     with pytest.raises(ConfigError, match="several runs, with -m"):
         check_arguments([word for word in words if word != "-m"])
+
+
+@pytest.mark.linux
+@pytest.mark.parametrize(("typed", "rounds"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), (ACTIVE, "30000000000")])
+def test_threads_that_wait_leave_the_cores_soon_unless_it_is_typed(typed: dict[str, str], rounds: str) -> None:
+    """As the OpenMP of torch says itself, loaded by a command."""
+    command = [sys.executable, "-c", "from data.errors import run; run(lambda: __import__('torch'))"]
+    environment = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", *ACTIVE)}
+    ended = subprocess.run(
+        command, cwd=ROOT, env={**environment, **typed, "OMP_DISPLAY_ENV": "verbose"}, capture_output=True, text=True
+    )
+    assert f"GOMP_SPINCOUNT = '{rounds}'" in ended.stderr
