@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -196,7 +197,7 @@ class RowQuestions:
         try:
             record = record_of(self.rows.fields(i), self.config)
         except BadRow as error:
-            file = self.rows.shards.locate(i)[0].path
+            file = shlex.quote(self.rows.shards.locate(i)[0].path)
             raise DataError(
                 f"{self.rows.where(i)}: {error}. "
                 f"Rows like this one are left out by: python -m data pack {file} out=FOLDER to=dpr on_error=skip"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import zlib
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ def open_shards(sources: Sequence[Source], workers: int | None = None) -> Shards
     broken = [index for index in indexes if index.problems]
     if broken:
         first = f"{broken[0].path}: {broken[0].problems[0]}"
-        parents = " ".join(dict.fromkeys(_listed_by(index.path) for index in broken))
+        parents = shlex.join(dict.fromkeys(_listed_by(index.path) for index in broken))
         raise DataError(
             f"{len(broken)} of {len(indexes)} shards are broken. First: {first}\n"
             f"All of them are listed by: python -m data index {parents}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import math
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,7 +136,7 @@ def _either(suffixes: tuple[str, ...]) -> str:
 
 
 def _how_to_unpack(path: str) -> str:
-    return f"compressed files cannot be read by offset: unpack it with: python -m data unpack {path}"
+    return f"compressed files cannot be read by offset: unpack it with: python -m data unpack {shlex.quote(path)}"
 
 
 def _where_it_ends(path: str) -> str:

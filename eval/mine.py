@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from data import errors
 from data.command_line import help_text, parse_options
-from data.config import MiningConfig
+from data.config import MiningConfig, NegativeList
 from data.errors import ConfigError, shown
 from data.secrets import without_secrets
 from eval.config import MineCommand
@@ -115,7 +115,7 @@ def negatives(command: MineCommand, config: TrainConfig, run: Path, checkpoint: 
         summary = mine(replace(source, scores=scores), config.data.negatives.mining, out, world, identity)
         if world.rank == 0:
             print(shown("\n".join([*report(summary), *examples(source, out / MINED, command.examples)])))
-            again = training_command(command, config, run, out / MINED)
+            again = training_command(config, run, out / MINED)
             print(shown(f"\nWritten: {out / MINED}. To train on it:\n  {again}"))
 
 
@@ -165,19 +165,24 @@ def examples(source: Source, mined: Path, count: int) -> Iterator[str]:
                 yield "  no negatives"
 
 
-def training_command(command: MineCommand, config: TrainConfig, run: Path, mined: Path) -> str:
-    """The run's own recipe, from its weights, with what was mined."""
-    words = {
-        "experiment": config.experiment,
-        "init_from": run,
-        "data.train": command.queries,
-        "data.passage.corpus": command.corpus,
-        "data.negatives.lists": "[mined]",
-        "data.negatives.file": mined,
-        "data.negatives.per_row": 1,
-    }
-    given = [shlex.quote(f"{key}={value}") for key, value in words.items() if value is not None]
-    return " ".join(["python -m train", *given, *([] if config.experiment else ["(and the run's own keys)"])])
+def training_command(config: TrainConfig, run: Path, mined: Path) -> str:
+    """The run again, from its weights, with what was mined; where its objective takes no negatives, with info_nce."""
+    from train.command.compose import words_for
+    from train.config import ResumeConfig
+    from train.losses import OBJECTIVES
+    from train.losses.config import CONFIGS
+
+    takes = "negatives" in OBJECTIVES[config.objective.name].takes
+    negatives = replace(config.data.negatives, lists=[NegativeList.mined], file=str(mined), per_row=1)
+    again = replace(
+        config,
+        init_from=str(run),
+        objective=config.objective if takes else CONFIGS["info_nce"](),
+        data=replace(config.data, negatives=negatives),
+        run=replace(config.run, name=None),
+        resume=ResumeConfig(),
+    )
+    return shlex.join(["python", "-m", "train", *words_for(again)])
 
 
 def _short(text: str) -> str:

@@ -1,6 +1,7 @@
 """Every shipped configuration composes, every key is known, every mistake has one clear answer."""
 
 import itertools
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,12 +10,14 @@ import pytest
 from omegaconf import OmegaConf
 
 from data.errors import ConfigError
-from train.command.compose import CONFIG_DIR, compose_config, groups, keys
+from train.__main__ import check_arguments
+from train.command.compose import CONFIG_DIR, compose_config, groups, keys, preview, read_line
 from train.command.usage import COMMON, help_text
 from train.config import TrainConfig
 
 ROOT = Path(__file__).parent.parent
 CHOICES = [f"{group}={choice}" for group, choices in groups().items() for choice in choices]
+ACTIVE = {"OMP_WAIT_POLICY": "active"}
 NEEDED = {"objective=cpc": ["objective.width=8"]}  # what has no default
 
 
@@ -134,8 +137,47 @@ assert "torch" not in sys.modules"""
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, cwd=ROOT)
 
 
-@pytest.mark.parametrize("flags", [["--cfg", "job"], ["--info", "defaults"]], ids=" ".join)
-def test_hydra_flags_work(flags: list[str]) -> None:
-    run = train("experiment=emoji", *flags)
+def test_the_preview_of_several_runs_is_one_document_each() -> None:
+    run = train("experiment=emoji", "-m", "optim.lr=1e-3,2e-3", "--cfg", "job")
     assert run.returncode == 0, run.stderr
-    assert "emoji" in run.stdout
+    shown = [OmegaConf.create(part) for part in run.stdout.split("---\n")]
+    assert [(config.experiment, config.optim.lr) for config in shown] == [("emoji", 1e-3), ("emoji", 2e-3)]
+
+
+def test_the_preview_shows_what_has_no_value_yet() -> None:
+    assert "width: ???" in preview(["objective=cpc"])
+
+
+@pytest.mark.parametrize("flags", [["--cfg", "job"], ["-m", "--cfg", "job"], ["-m"]], ids=" ".join)
+@pytest.mark.parametrize("mistake", ["precision=amp", "stepz=3", "data.captions=5", "eval.cooldown=1", "steps"])
+def test_a_mistake_has_the_same_answer_under_every_flag(mistake: str, flags: list[str]) -> None:
+    said = []
+    for arguments in ([mistake], [mistake, *flags]):
+        with pytest.raises(ConfigError) as caught:
+            check_arguments(["experiment=emoji", *arguments])
+        said.append(str(caught.value))
+    assert said[0] == said[1] and len(said[0].splitlines()) == 1
+
+
+def test_a_sweep_runs_every_combination_and_refuses_a_shared_folder(tmp_path: Path) -> None:
+    words = ["experiment=emoji", "-m", "optim.lr=1e-3,2e-3", "seed=range(0,2)"]
+    assert [run[1:] for run in read_line(words).runs()] == [
+        [f"optim.lr={lr}", f"seed={seed}"] for lr in ("0.001", "0.002") for seed in (0, 1)
+    ]
+    assert check_arguments(words) is None
+    with pytest.raises(ConfigError, match=r"4 runs would share .*one. Leave run.name out"):
+        check_arguments([*words, f"run.dir={tmp_path}", "run.name=one"])
+    with pytest.raises(ConfigError, match="several runs, with -m"):
+        check_arguments([word for word in words if word != "-m"])
+
+
+@pytest.mark.linux
+@pytest.mark.parametrize(("typed", "rounds"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), (ACTIVE, "30000000000")])
+def test_threads_that_wait_leave_the_cores_soon_unless_it_is_typed(typed: dict[str, str], rounds: str) -> None:
+    """As the OpenMP of torch says itself, loaded by a command."""
+    command = [sys.executable, "-c", "from data.errors import run; run(lambda: __import__('torch'))"]
+    environment = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", *ACTIVE)}
+    ended = subprocess.run(
+        command, cwd=ROOT, env={**environment, **typed, "OMP_DISPLAY_ENV": "verbose"}, capture_output=True, text=True
+    )
+    assert f"GOMP_SPINCOUNT = '{rounds}'" in ended.stderr

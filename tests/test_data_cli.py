@@ -170,7 +170,9 @@ def test_pack_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert done.returncode == 0
     lines = done.stdout.splitlines()
     assert lines[0].startswith("3 samples in 2 shards") and lines[1] == "skipped 1 of 4 rows: 1 missing file"
-    assert lines[-1].strip() == f"python -m train 'data.train=\"{tmp_path}/out/{{000000..000001}}.tar\"'"
+    shards = f"{tmp_path}/out/{{000000..000001}}.tar"
+    how = "model.name=ViT-B-32 epochs=10 global_batch_size=3"
+    assert lines[-1].strip() == f"python -m train 'data.train=\"{shards}\"' {how}"
 
 
 def test_build_passes_on_what_it_gets(monkeypatch: pytest.MonkeyPatch) -> None:

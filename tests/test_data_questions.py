@@ -166,7 +166,7 @@ def test_pack_and_unpack_of_questions(tmp_path: Path) -> None:
         "made, since beir needs them: 3 question ids, 3 passage ids",
         "train on them:",
         "  python -m train experiment=mnrl model.text.name=bert-base-uncased "
-        f"'data.train=\"{tmp_path}/out\"' data.question.split=dev",
+        f"'data.train=\"{tmp_path}/out\"' data.question.split=dev global_batch_size=3",
     ]
     refused = command("pack", tmp_path / "flag.jsonl", f"out={tmp_path}/out", "to=bier")
     assert refused.returncode == 2 and "Did you mean 'beir'?" in refused.stderr

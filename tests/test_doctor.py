@@ -205,6 +205,12 @@ def test_few_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def test_more_computing_than_cores() -> None:
+    cores = os.cpu_count() or 1
+    assert is_told(worst(machine.load(cores + 0.5)), Level.warn, f"{cores}.5 processes compute, on {cores} cores")
+    assert is_told(worst(machine.load(cores - 0.5)), Level.ok, "processes compute")
+
+
 def test_more_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "999")
     assert is_told(worst(machine.threads()), Level.warn, "999 processes", "export OMP_NUM_THREADS=1")

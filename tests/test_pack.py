@@ -139,7 +139,11 @@ def test_printed_command_names_these_shards(
     packed_shards = packed(source, out, maxcount=maxcount)
     command = next(line for line in capsys.readouterr().out.splitlines() if "python -m train" in line)
     words = shlex.split(command)
-    assert words[:3] == ["python", "-m", "train"] and len(words) == 4
+    assert words[:3] == ["python", "-m", "train"] and words[4:] == [
+        "model.name=ViT-B-32",
+        "epochs=10",
+        "global_batch_size=6",
+    ]
     override = OverridesParser.create().parse_override(words[3])
     assert override.key_or_group == "data.train"
     (source_of_command,) = parse_sources(str(override.value()))

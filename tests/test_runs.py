@@ -41,6 +41,17 @@ def test_the_loss_of_every_step_is_that_of_one_process(commands, tiny, tmp_path:
     assert len(losses(one)) == 50
 
 
+def test_a_run_of_a_sweep_is_the_run_alone(commands, tiny, tmp_path: Path) -> None:
+    words = tiny({**QUIET, "steps": 2, "run.dir": tmp_path / "swept"})
+    for said in ("-m: seed=1\n", "already finished"):
+        swept = commands.run(*words, "-m", "seed=0,1")
+        assert swept.code == 0 and said in swept.out, swept.out
+    assert commands.run(*tiny({**QUIET, "steps": 2, "seed": 1})).code == 0
+    alone = only_run(tmp_path / "runs")
+    assert len([*(tmp_path / "swept").iterdir()]) == 2
+    assert losses(tmp_path / "swept" / alone.name) == losses(alone)
+
+
 def test_torchrun_stopped_and_gone_on_with(commands, tiny, tmp_path: Path) -> None:
     keys = {**QUIET, "steps": 50, "run.name": "a"}
     launched = launch(tiny(keys)[1:])

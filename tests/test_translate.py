@@ -4,10 +4,12 @@ import shlex
 import subprocess
 import sys
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 
 import open_clip
 import pytest
+from open_clip_train.params import parse_args
 
 from data.errors import ConfigError
 from data.verbs.options import PackOptions
@@ -53,7 +55,6 @@ LINES = {
         --precision amp --workers 6 --model roberta-ViT-B-32 --lock-text --lock-text-unlocked-layers 10
         --name 10_unfrozen --report-to tensorboard""",
     "README, accumulation": f"{TORCHRUN} {CC12M} --accum-freq 4 --model ViT-B-16",
-    "README, distillation": f"{TORCHRUN} {CC12M} --distill-model ViT-L-14 --distill-pretrained openai",
     "README, int8": f"{TORCHRUN} {CC12M} --use-bnb-linear SwitchBackLinearGlobal",
     "README, a sixteenth of an epoch": f"{TORCHRUN} {CC12M} --dataset-resampled --torchcompile",
     "clipa b16 pretrain": f"""{TORCHRUN} {CLIPA} --lr 2.048e-3 --warmup 782 --batch-size 8192 --epochs 6
@@ -72,10 +73,10 @@ LINES = {
         --warmup 3200 --batch-size 8192 --epochs 32 --model ViT-H-14-CL8-Syntax-GAP --force-image-size 84""",
     "clipav2 h14 finetune": f"""{TORCHRUN} {CLIPA} --aug-cfg {COLOURS} --train-num-samples 131072000 --lr 5.12e-5
         --warmup 800 --batch-size 4096 --epochs 4 --model ViT-H-14-CL32-GAP --pretrained /p/84
-        --force-image-size 224 --force-patch-dropout 0.3""",
+        --force-image-size 224""",
     "clipav2 h14 finetune 336": f"""{TORCHRUN} {CLIPA} --aug-cfg {COLOURS} --train-num-samples 131072000 --lr 6.4e-6
         --warmup 1600 --batch-size 2048 --epochs 1 --model ViT-H-14-CL32-GAP --pretrained /p/224
-        --force-image-size 336 --force-patch-dropout 0.4""",
+        --force-image-size 336""",
     "scripts h14 pretrain": f"""TORCH_CUDNN_V8_API_ENABLED=1 {TORCHRUN} {CLIPA} --aug-cfg {COLOURS} --lr 2.048e-3
         --warmup 782 --batch-size 4096 --epochs=7 --model ViT-H-14-CL8-SyntaxMask-GAP --force-image-size 84
         --name 'name' --report-to "wandb" --wandb-project-name "project_name" """,
@@ -130,8 +131,8 @@ def test_what_open_clip_has_without_being_told_is_said() -> None:
     optim = config.optim
     assert (config.model.name, config.global_batch_size, config.epochs) == ("RN50", 64, 32)
     assert (optim.lr, optim.warmup, optim.beta2, optim.eps) == (5e-4, 10000, 0.999, 1e-8)
-    assert config.data.augment.crop_scale == [0.9, 1.0] and config.precision is Precision.bf16
-    assert "optim.warmup=10000" in translation.notes[-1] and "precision=bf16" in translation.notes[-1]
+    assert config.data.augment.crop_scale == [0.9, 1.0] and config.precision is Precision.fp16
+    assert "optim.warmup=10000" in translation.notes[-1] and "precision=fp16" in translation.notes[-1]
     assert translated(f"{MAIN} --train-data a.tar --model ViT-B-32")[1].optim.beta2 == 0.98
 
 
@@ -143,6 +144,30 @@ def test_batch_norms_have_the_statistics_that_open_clip_gives_them() -> None:
         assert translated(line)[1].model.batch_norm is BatchNorm[statistics], line
     normed = {name for name in open_clip.list_models() if flags.NORMED.match(name)}
     assert {"RN50", "RN101-quickgelu", "MobileCLIP-S1"} < normed and not any("ViT" in name for name in normed)
+
+
+@pytest.mark.parametrize("model", ["RN50", "ViT-B-32"])
+def test_the_defaults_are_those_of_the_installed_open_clip(model: str) -> None:
+    theirs = {name.replace("_", "-"): value for name, value in vars(parse_args(["--model", model])).items()}
+    assert {name: str(theirs[name]) for name in flags.DEFAULTS} == flags.DEFAULTS | {"model": model}
+    assert {flag: getattr(PackOptions(), key) for flag, key in flags.OF_TABLES.items()} == {
+        flag: theirs[flag].replace("\t", "\\t") for flag in flags.OF_TABLES
+    }
+    _, config = translated(f"{MAIN} --train-data a.tar --model {model}")
+    for flag, key in flags.KEYS.items():
+        if key.startswith(("optim.", "seed", "data.workers", "model.name")) and theirs[flag] is not None:
+            ours = attrgetter(key)(config)
+            assert getattr(ours, "name", ours) == theirs[flag], flag
+    assert theirs["precision"] == "amp" and theirs["opt"] == "adamw" and not theirs["report-to"]
+
+
+def test_no_schedule_is_no_warm_up() -> None:
+    for more in ("", "--warmup 2000", "--lr-scheduler const-cooldown --epochs-cooldown 3"):
+        translation, config = translated(f"{MAIN} --train-data a.tar --skip-scheduler {more}")
+        assert (config.optim.warmup, config.optim.cooldown, config.optim.schedule.name) == (0, 0, "const")
+        assert "warmup" not in translation.notes[-1]
+    line = f"{MAIN} --train-data a.tar --train-num-samples 6400 --lr-scheduler const-cooldown --epochs-cooldown 3"
+    assert translated(line)[1].optim.cooldown == 300
 
 
 def test_values_arrive() -> None:
@@ -170,7 +195,7 @@ def test_tables_are_packed_first() -> None:
 
 
 def test_a_flag_that_has_no_key_is_one_line() -> None:
-    given = {"distill-model": "X", "remote-sync": "s3://x", "local-loss": "", "image-mean": "1 2 3", "opt": "lion"}
+    given = {"wandb-notes": "X", "remote-sync": "s3://x", "local-loss": "", "horovod": "", "epochs-cooldown": "3"}
     translation, _ = translated(f"{MAIN} --train-data a.tar " + " ".join(f"--{k} {v}" for k, v in given.items()))
     for flag in given:
         assert sum(note.startswith(f"--{flag}") for note in translation.notes) == 1
@@ -195,6 +220,13 @@ REFUSED = {
     f"{MAIN} --model CLAP-HTSAT-tiny --pretrained laion --audio-zeroshot-dataset ashraq/esc50": "audio",
     f"{MAIN} --train-data t.csv --model coca_ViT-L-14 --coca-contrastive-loss-weight 0": "captions",
     "srun python -m open_clip_train.main --train-data a.tar": "gpus=N",
+    f"{MAIN} --train-data a.tar --distill-model ViT-L-14 --distill-pretrained openai": "--distill-model ViT-L-14: not",
+    f"{MAIN} --train-data a.tar --opt lion": "the optimiser is AdamW",
+    f"{MAIN} --train-data a.tar --force-patch-dropout 0.3": "--model my_model.json",
+    f"{MAIN} --train-data a.tar --aug-cfg use_timm=True": "there is no use_timm",
+    f"{MAIN} --train-data a.tar --text-key caption": "--text-key caption",
+    f"{MAIN} --train-data a.tar --force-image-size 224 336": "pictures are squares",
+    f"{MAIN} --train-data a.tar --lr-scheduler const-cooldown --epochs-cooldown 2": "Add --epochs-cooldown",
     "python -m other.main --x": "no open_clip command",
     f"{MAIN} --train-data 'a.tar": "quote is open",
 }
@@ -210,11 +242,20 @@ def test_what_cannot_be_translated_is_refused_with_the_fix(line: str) -> None:
 def test_a_line_without_quotes_and_the_number_of_gpus() -> None:
     words = "srun python -m open_clip_train.main --train-data a.tar --batch-size 8".split()
     assert "global_batch_size=128" in run([*words, "gpus=16"]).arguments
+    assert run([*words, "gpus=32"]).launch.command == "sbatch --nodes=4 --gpus-per-node=8 launch/slurm.sbatch"
+    assert run([*words, "gpus=4"]).launch.command == "sbatch --nodes=1 --gpus-per-node=4 launch/slurm.sbatch"
+    assert run(["srun", "-N", "3", *words[1:], "gpus=12"]).launch.command.startswith(
+        "sbatch --nodes=3 --gpus-per-node=4"
+    )
+    for line in (words, ["srun", "-N", "5", *words[1:]]):
+        with pytest.raises(ConfigError, match="gpus=12: must be as many on each"):
+            run([*line, "gpus=12"])
 
 
 def test_every_flag_has_one_place_and_every_key_exists() -> None:
-    places = [flags.KEYS, flags.SWITCHES, flags.RULES, flags.ALREADY, flags.ABSENT]
+    places = [flags.KEYS, flags.SWITCHES, flags.RULES, flags.ALREADY, flags.ABSENT, flags.LOST]
     assert sum(map(len, places)) == len(flags.ALL) >= 140
+    assert {name.replace("_", "-") for name in vars(parse_args([]))} <= flags.ALL
     known = {key for key, _, _ in keys()} | {*groups()} | {*PackOptions.__dataclass_fields__} | {"AdamW"}
     sections = {key.rpartition(".")[0] for key in known}
     for key in [*flags.KEYS.values(), *flags.SWITCHES.values(), *flags.RULES.values()]:

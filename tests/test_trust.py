@@ -24,7 +24,8 @@ from torch import nn
 from data.errors import ConfigError, DataError, shown
 from data.secrets import known_secrets, redacted, without_credentials
 from data.sources import parse_sources
-from train.command.compose import check_words, compose_config
+from train.__main__ import check_arguments
+from train.command.compose import compose_config
 from train.config import Task
 from train.runs import checkpoint
 from train.towers.build import build_model
@@ -227,6 +228,11 @@ CALL = "{_target_:shutil.copyfile,src:/etc/hostname,dst:canary}"
         ["-m", f"+hydra.callbacks.x={CALL}"],
         ["-m", "hydra.launcher._target_=shutil.copyfile"],
         ["-m", "hydra/launcher=evil"],
+        ["-m", "-p", f"+hydra.callbacks.x={CALL}", f"+hydra.callbacks.x={CALL}"],
+        ["-m", "hydra.sweeper.params={steps:1}"],
+        ["-i", "--experimental-rerun=canary"],
+        ["--info", "--experimental-rerun=canary"],
+        ["-m", "-i"],
         ["hydra.job_logging.version=1"],
         ["hydra/job_logging=default"],
         ["hydra.searchpath=[file:///tmp]"],
@@ -239,16 +245,13 @@ CALL = "{_target_:shutil.copyfile,src:/etc/hostname,dst:canary}"
         [f"+model={CALL}"],
         [f"+objective={CALL}"],
         ["objective._target_=os.system"],
-        ["-m", "data.train=https://me:pass@host/x.tar"],
     ],
     ids=" ".join,
 )
 def test_words_that_would_run_something(words: list[str]) -> None:
-    with pytest.raises(ConfigError, match=re.escape(words[-1].split("=")[0].lstrip("+~"))):
-        if {"-m", "--cfg"} & set(words):
-            check_words(["experiment=emoji", *words])
-        else:
-            compose_config(["experiment=emoji", *words])
+    first = next(word for word in words if word not in ("-m", "--cfg", "job"))
+    with pytest.raises(ConfigError, match=re.escape(first.split("=")[0].lstrip("+~"))):
+        check_arguments(["experiment=emoji", *words])
 
 
 @pytest.mark.parametrize(

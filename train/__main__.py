@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,11 +13,7 @@ from data import errors
 from data.errors import ConfigError
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
     from train.config import TrainConfig
-
-HYDRA_MODES = {"-m", "--multirun", "--cfg", "-c", "--info", "-i", "--hydra-help", "--shell-completion"}
 
 
 def main() -> None:
@@ -28,23 +26,32 @@ def main() -> None:
     from train.signals import START
 
     START.begin()
-    import hydra
+    from train.command.compose import compose_config, preview, read_line
 
-    from train.command.compose import CONFIG_DIR, check_words, compose_config, in_full, register
+    line = read_line(arguments)
+    runs = line.runs()
+    if line.show:
+        print(errors.shown("---\n".join(map(preview, runs))), end="")
+        return
+    configs = [compose_config(words) for words in runs]
+    check_sweep(configs)
+    for words, config in zip(runs, configs, strict=True):
+        if line.sweep and _is_first():
+            print(errors.shown(f"-m: {shlex.join(word for word in words if word not in line.words)}"))
+        run(config)
 
-    sys.argv[1:] = arguments = in_full(arguments)
-    check_words(arguments)
-    register()
-    if not HYDRA_MODES & set(arguments):
-        compose_config(arguments)  # its messages are better than Hydra's
-    hydra.main(config_path=str(CONFIG_DIR), config_name="train", version_base="1.3")(job)()
 
+def check_sweep(configs: Sequence[TrainConfig]) -> None:
+    """Refuse what one of the runs would be refused for, and runs that would share a folder, before the first begins."""
+    from train.runs.folder import run_folder
 
-def job(composed: DictConfig) -> None:
-    """One run, under Hydra. A user's error leaves as an exit code, which Hydra must not wrap."""
-    from train.command.compose import typed
-
-    errors.run(lambda: run(typed(composed)))
+    for config in configs:
+        check(config)
+    folders = [run_folder(config) for config in configs]
+    if shared := next((folder for folder in folders if folders.count(folder) > 1), None):
+        raise ConfigError(
+            f"-m: {folders.count(shared)} runs would share {shared}. Leave run.name out, or vary it as well"
+        )
 
 
 def run(config: TrainConfig) -> None:
@@ -54,24 +61,29 @@ def run(config: TrainConfig) -> None:
     check(config)
     if not is_finished(config):
         return train(config)
-    if os.environ.get("RANK", "0") == "0":
+    if _is_first():
         from eval.results import print_saved_tables
 
         print(f"already finished: {run_folder(config)}")
         print_saved_tables(run_folder(config))
 
 
+def _is_first() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
 def check_arguments(arguments: list[str]) -> Path | None:
-    """The run folder, if any; refuses what `python -m train` would. launch/job.sh asks before it starts many."""
-    from train.command.compose import check_words, compose_config
+    """The run folder, if it is one; refuses what `python -m train` would. launch/job.sh asks before it starts many."""
+    from train.command.compose import compose_config, preview, read_line
     from train.runs.folder import run_folder
 
-    check_words(arguments)
-    if HYDRA_MODES & set(arguments):
+    line = read_line(arguments)
+    if line.show:
+        any(map(preview, line.runs()))
         return None
-    config = compose_config(arguments)
-    check(config)
-    return run_folder(config)
+    configs = [compose_config(words) for words in line.runs()]
+    check_sweep(configs)
+    return None if line.sweep else run_folder(configs[0])
 
 
 def check(config: TrainConfig) -> None:

@@ -25,6 +25,7 @@ from data.verbs.writers import CORPORA, ROWS, CorpusWriter, corpus_writer
 
 BY_ID = (Target.tevatron_ids, Target.beir)  # their rows name passages of a corpus
 NEEDS_IDS = (Target.tevatron, *BY_ID)
+BATCH = 64  # of experiment=mnrl
 MADE = ("question ids", "passage ids")
 Count = Callable[[Row], int]
 
@@ -124,7 +125,7 @@ def convert(source: str, options: PackOptions) -> None:
         files = _index(folder)
     if questions.corpus and target not in CORPORA:
         report.lost["passages that no row names"] = int((~report.named).sum())
-    print("\n".join([*report.lines(out), "train on them:", f"  {_train_command(out, options, files)}"]))
+    print("\n".join([*report.lines(out), "train on them:", f"  {_train_command(out, options, files, report.written)}"]))
 
 
 def _write(questions: Questions, folder: Path, options: PackOptions, report: Report) -> None:
@@ -173,7 +174,7 @@ def _index(folder: Path) -> int:
     return len(files)
 
 
-def _train_command(out: Path, options: PackOptions, files: int) -> str:
+def _train_command(out: Path, options: PackOptions, files: int, written: Counter[str]) -> str:
     train = {
         Target.shards: shard_names(out, files),
         Target.dpr: out / f"{options.split}.json",
@@ -183,7 +184,8 @@ def _train_command(out: Path, options: PackOptions, files: int) -> str:
     if options.to is Target.tevatron_ids:
         paths["data.passage.corpus"] = out / CORPORA[options.to].name
     split = [f"data.question.split={options.split}"] if options.to is Target.beir and options.split != "train" else []
-    return command("python -m train experiment=mnrl model.text.name=bert-base-uncased", paths, *split)
+    batch = [f"global_batch_size={written['questions']}"] if written["questions"] < BATCH else []
+    return command("python -m train experiment=mnrl model.text.name=bert-base-uncased", paths, *split, *batch)
 
 
 # ---- passages ------------------------------------------------------------------------------------------------------

@@ -91,5 +91,6 @@ def _summary(out: Path, indexes: Sequence[ShardIndex], table: Table, tally: Tall
     if tally.skipped:
         lines.append(str(tally))
     captions = [f"data.captions=[{table.caption_key}]"] if table.listed else []
-    train = command("python -m train", {"data.train": shard_names(out, len(indexes))}, *captions)
+    how = ["model.name=ViT-B-32", "epochs=10", f"global_batch_size={min(samples, 256)}"]
+    train = command("python -m train", {"data.train": shard_names(out, len(indexes))}, *captions, *how)
     return "\n".join([*lines, "train on them:", f"  {train}"])

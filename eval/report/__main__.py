@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -77,6 +78,7 @@ def render(run: RunFolder) -> str:
     room = Room(ROOM)
     return environment.get_template("report.html.j2").render(
         name=run.path.resolve().name,
+        place=shlex.quote(public_path(str(run.path))),
         summary=page.summary(run),
         facts=page.facts(run),
         status=status,

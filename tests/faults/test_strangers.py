@@ -183,6 +183,11 @@ def test_words_that_would_run_something(commands: Commands, tiny, tmp_path: Path
     call = f"{{_target_:shutil.copyfile,src:/etc/hostname,dst:{canary}}}"
     refused(commands.run(*tiny(SMALL), f"+hydra.callbacks.x={call}"), 2, "hydra.callbacks.x")
     refused(commands.run(*tiny(SMALL), "-m", f"hydra.sweeper={call}"), 2, "hydra.sweeper")
+    trick = f"+hydra.callbacks.x={call}"  # its first copy passes for the value of Hydra's -p
+    refused(commands.run(*tiny(SMALL), "-m", "-p", trick, trick), 2, "-p")
+    rerun = tmp_path / "config.pickle"
+    rerun.write_bytes(pickle.dumps(Canary(canary)))
+    refused(commands.run(*tiny(SMALL), "-i", f"--experimental-rerun={rerun}"), 2, "-i")
     refused(commands.run(*tiny(SMALL), "tracking.project=${oc.env:HOME}"), 2, "tracking.project")
     assert not (tmp_path / "runs").exists()
 

@@ -1,15 +1,18 @@
 """From the command line to a TrainConfig, or to one clear error. Torch-free: every mistake is answered in a second.
 
-Hydra composes; this file only checks the words before Hydra sees them, since its own messages send people to `+key`.
+This file reads the command line and checks each word; Hydra only composes what is left. Its own command line is never
+used: it has flags that run code, and its messages send people to `+key`.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING as NO_DEFAULT
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +20,21 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from data.errors import ConfigError, nearest
-from data.secrets import without_credentials
 from train.command.synonyms import ADVICE, SYNONYMS
 from train.config import TrainConfig
 from train.losses.config import CONFIGS as OBJECTIVES
+from train.runs.folder import all_keys
 
 OWN = {"model": "model.name", "data": "data.train", "tracking": "tracking.wandb", "optim": "optim.schedule"}
 SHORT = {"resume": "resume.mode"}  # what is typed → the key it stands for
+UNQUOTED = re.compile(r"[\w./:@+-]+|\[[\w.,+-]*\]")  # what Hydra reads as it stands
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "configs"
-HYDRA_FLAGS = """--help -h --hydra-help --cfg -c --resolve --package -p --run -r --multirun -m --info -i
---shell-completion""".split()
-SWEEP_KEYS = ("hydra.sweep.", "hydra.sweeper.", "hydra.launcher.")  # others name code to run
 
 
 def register() -> None:
@@ -63,6 +65,55 @@ def keys(config: Any = None, prefix: str = "") -> Iterator[tuple[str, Any, str]]
             yield f"{prefix}{f.name}", default, f.metadata.get("help", "")
 
 
+@dataclass(frozen=True)
+class Line:
+    """A command line: its key=value words; sweep (-m): one run for each combination; show (--cfg job): no run."""
+
+    words: list[str]
+    sweep: bool
+    show: bool
+
+    def runs(self) -> list[list[str]]:
+        """The words of each run. Raises ConfigError for a word that cannot be swept."""
+        if not self.sweep:
+            return [self.words]
+        return [list(words) for words in itertools.product(*map(_swept, self.words))]
+
+
+def read_line(arguments: Sequence[str]) -> Line:
+    """Flags may stand anywhere. A flag that is none of ours stays among the words, which check_words refuses."""
+    words: list[str] = []
+    sweep = show = False
+    rest = iter(arguments)
+    for word in rest:
+        flag, _, value = word.partition("=")
+        if word in ("-m", "--multirun"):
+            sweep = True
+        elif flag in ("-c", "--cfg"):
+            value = value or next(rest, "")
+            if value != "job":
+                raise ConfigError(
+                    f"'{flag} {value}': there is --cfg job, which prints the configuration and trains nothing"
+                )
+            show = True
+        elif word != "--resolve":  # of --cfg job; it always does
+            words.append(word)
+    return Line(in_full(words), sweep, show)
+
+
+def _swept(word: str) -> list[str]:
+    """key=a,b,c as key=a, key=b, key=c."""
+    if word.startswith("-") or "=" not in word:
+        return [word]
+    override = _parsed(word)
+    if not override.is_sweep_override():
+        return [word]
+    try:
+        return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+    except (HydraException, AssertionError) as error:
+        raise ConfigError(f"'{word}': a sweep is written key=a,b,c or key=range(1,4)") from error
+
+
 def in_full(arguments: Iterable[str]) -> list[str]:
     """Arguments with short names of keys written out."""
     split = (argument.partition("=") for argument in arguments)
@@ -74,15 +125,47 @@ def compose_config(overrides: Sequence[str]) -> TrainConfig:
 
     Raises ConfigError for an unknown key, group choice or value, with the nearest valid name.
     """
+    return typed(_composed(overrides), overrides)
+
+
+def words_for(config: TrainConfig) -> list[str]:
+    """The shortest key=value words that compose to this configuration: its recipe, and what differs from that."""
+    recipe = config.experiment if config.experiment in groups()["experiment"] else None
+    words = [f"experiment={recipe}" if recipe else f"task={config.task.value}"]
+    if compose_config(words).objective.name != config.objective.name:
+        words.append(f"objective={config.objective.name}")
+    there = {**all_keys(compose_config(words)), "experiment": config.experiment}
+    return [*words, *(f"{key}={written(value)}" for key, value in all_keys(config).items() if there.get(key) != value)]
+
+
+def written(value: Any) -> str:
+    """A value as Hydra's grammar takes it for what it is."""
+    if isinstance(value, list):
+        return f"[{','.join(map(written, value))}]"
+    text = str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
+    if UNQUOTED.fullmatch(text):
+        return text
+    escaped = re.sub(r'(\\*)("|$)', lambda found: 2 * found[1] + found[2].replace('"', '\\"'), text)
+    return f'"{escaped}"'  # a backslash means itself, except before a quote
+
+
+def preview(overrides: Sequence[str]) -> str:
+    """What `--cfg job` prints: the configuration as YAML. Raises as compose_config; a needed value may be missing."""
+    config = _composed(overrides)
+    _refuse_resolvers(config)
+    if not OmegaConf.missing_keys(config):
+        typed(config, overrides)
+    with _explained(overrides):
+        return OmegaConf.to_yaml(config, resolve=True)
+
+
+def _composed(overrides: Sequence[str]) -> DictConfig:
     overrides = in_full(overrides)
     check_words(overrides)
     register()
     GlobalHydra.instance().clear()
-    try:
-        with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-            return typed(compose("train", list(overrides)), overrides)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(_first_cause(error, overrides)) from error
+    with _explained(overrides), initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+        return compose("train", list(overrides))
 
 
 def typed(config: Any, overrides: Sequence[str] = ()) -> TrainConfig:
@@ -90,13 +173,20 @@ def typed(config: Any, overrides: Sequence[str] = ()) -> TrainConfig:
 
     overrides: where a message finds a value as it was typed.
     """
-    try:
-        _refuse_resolvers(config)
+    _refuse_resolvers(config)
+    with _explained(overrides):
         result = OmegaConf.to_object(config)
-    except OmegaConfBaseException as error:
-        raise ConfigError(_first_cause(error, overrides)) from error
     assert isinstance(result, TrainConfig)
     return result
+
+
+@contextmanager
+def _explained(overrides: Sequence[str]) -> Iterator[None]:
+    """What Hydra and OmegaConf raise leaves as a ConfigError in our words."""
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(_first_cause(error, in_full(overrides))) from error
 
 
 def _refuse_resolvers(config: Any) -> None:
@@ -117,11 +207,10 @@ def _texts(tree: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def check_words(arguments: Sequence[str]) -> None:
-    """Raise ConfigError for an argument that Hydra would misread or answer badly."""
-    words = [a for a in arguments if not _is_hydra_flag(a, arguments)]
+    """Raise ConfigError for an argument that is no key=value of a known key, or that Hydra would misread."""
     known = {key for key, _, _ in keys()}
     seen: dict[str, str] = {}
-    for word in words:
+    for word in arguments:
         if word.startswith("-"):
             raise ConfigError(_not_a_flag(word, arguments, known))
         if "=" not in word and not word.startswith("~"):
@@ -133,24 +222,19 @@ def check_words(arguments: Sequence[str]) -> None:
             hint = expanded if "/" in value or ".tar" in value else " Say it once"
             raise ConfigError(f"{key} is given twice: {seen[key]} and {value}.{hint}")
         seen[key] = value
-        if {"-m", "--multirun"} & set(arguments) and without_credentials(word) != word:
-            raise ConfigError(f"{key}: a sweep leaves its command line in a file; without -m the credentials stay out")
         _check_override(word, key.lstrip("+~"), value, known)
 
 
 def _check_override(word: str, key: str, value: str, known: Iterable[str]) -> None:
-    try:
-        OverridesParser.create().parse_override(word)
-    except HydraException as error:
-        fixed = f"{word.partition('=')[0]}=" + '"' + value.strip("'\"") + '"'
-        raise ConfigError(f"{key}: cannot read {value!r} unquoted. Write:  {shlex.quote(fixed)}") from error
     choices = groups()
-    if key.split(".")[0].split("/")[0] == "hydra":
-        if not key.startswith(SWEEP_KEYS) or "_target_" in word:
-            raise ConfigError(f"'{word}': of Hydra's keys only {'… '.join(SWEEP_KEYS)}… can be set, and no _target_")
-        return
+    if re.split(r"[./]", key)[0] == "hydra":
+        raise ConfigError(f"'{word}': Hydra's own keys cannot be set. See: python -m train --help")
+    if _parsed(word).is_sweep_override():
+        raise ConfigError(
+            f"{key}={value}: several values are several runs, with -m before them. A list is written [a,b]"
+        )
     if key in choices:
-        if value not in [*choices[key], "null"] and "," not in value:
+        if value not in [*choices[key], "null"]:
             own = f". A name or file of your own: {OWN[key]}={value}" if key in OWN else ""
             hint = nearest(value, choices[key])
             raise ConfigError(f"{key}={value}: no such choice.{hint} Choices: {', '.join(choices[key])}{own}")
@@ -182,11 +266,15 @@ def _closest(word: str, choices: Iterable[str]) -> str:
     return match[1]
 
 
-def _is_hydra_flag(word: str, arguments: Sequence[str]) -> bool:
-    """A flag of Hydra's, or the value that belongs to one (--cfg job)."""
-    position = list(arguments).index(word)
-    takes_value = {"--cfg", "-c", "--package", "-p", "--info", "-i"}
-    return word.split("=")[0] in HYDRA_FLAGS or (position > 0 and arguments[position - 1] in takes_value)
+def _parsed(word: str) -> Override:
+    """Raises ConfigError for what Hydra's grammar cannot read, with quotes that help."""
+    try:
+        return OverridesParser.create().parse_override(word)
+    except HydraException as error:
+        key, _, value = word.partition("=")
+        fixed = f"{key}=" + '"' + value.strip("'\"") + '"'
+        known = key.lstrip("+~")
+        raise ConfigError(f"{known}: cannot read {value!r} unquoted. Write:  {shlex.quote(fixed)}") from error
 
 
 def _not_a_flag(word: str, arguments: Sequence[str], known: Iterable[str]) -> str:

@@ -100,8 +100,8 @@ ALREADY = {
     "text-pooler-own-group": "a tower's projection always trains",
 }
 
-# What open_clip can and this project cannot
-ABSENT = {
+# What changes the training and is not here: such a line is refused
+LOST = {
     "momentum": "the optimiser is AdamW",
     "opt-kwargs": "the optimiser is AdamW",
     "opt-fallback-list": "the optimiser is AdamW",
@@ -109,13 +109,26 @@ ABSENT = {
     "text-layer-decay": "one learning rate for all layers; model.text.unlocked_layers trains only the last",
     "image-layer-decay": "one learning rate for all layers; model.image.unlocked_groups trains only the last",
     "visual-layer-decay": "one learning rate for all layers; model.image.unlocked_groups trains only the last",
-    "audio-layer-decay": "there is no audio tower",
     "pretrained-image": "take model.image.kind=timm model.image.name=… model.image.pretrained=… instead",
     "image-mean": "taken from the model's own preprocessing",
     "image-std": "taken from the model's own preprocessing",
     "image-interpolation": "taken from the model's own preprocessing",
-    "force-quick-gelu": "take the model's -quickgelu name, e.g. model.name=ViT-B-32-quickgelu",
-    "force-patch-dropout": "write patch_dropout into a copy of the model's config: model.name=my_model.json",
+    "force-quick-gelu": "give the model's -quickgelu name instead, e.g. --model ViT-B-32-quickgelu",
+    "force-patch-dropout": "write patch_dropout into a copy of the model's config: --model my_model.json",
+    "distill-model": "there is no distillation",
+    "distill-pretrained": "there is no distillation",
+}
+LOST |= dict.fromkeys(
+    """use-naflex force-naflex-vision naflex-num-train-image-tokens naflex-patch-sizes naflex-patch-size-probs
+    naflex-seq-lens naflex-seq-len-probs naflex-max-tokens-per-batch naflex-max-text-tokens naflex-batch-divisor
+    naflex-loss-scale naflex-pad-multiple""".split(),
+    "pictures are squares of one size (model.image.image_size)",
+)
+
+# What open_clip can and this project cannot, and what is learned stays the same
+ABSENT = {
+    "audio-layer-decay": "there is no audio tower",
+    "use-bn-sync": "batch statistics are of one chunk on one GPU; take a model without batch norm",
     "torchcompile-strategy": "each tower is compiled",
     "torchcompile-backend": "torch's default",
     "torchcompile-mode": "torch's default",
@@ -131,21 +144,16 @@ ABSENT = {
     "remote-sync": "copy the run folder; every file in it is whole or absent",
     "remote-sync-frequency": "copy the run folder; every file in it is whole or absent",
     "remote-sync-protocol": "copy the run folder; every file in it is whole or absent",
-    "distill-model": "there is no distillation",
-    "distill-pretrained": "there is no distillation",
     "use-bnb-linear": "no 8-bit layers; precision=bf16",
     "length-bucketing": "texts of pictures are filled up to one length",
     "bucket-pool": "texts of pictures are filled up to one length",
     "bucket-chunk": "texts of pictures are filled up to one length",
     "bucket-prefetch-pools": "texts of pictures are filled up to one length",
     "text-pad-multiple": "texts of pictures are filled up to one length",
+    "torchscript": "compile=true speeds a tower up, and exports are graphs (python -m train.export)",
+    "trace": "compile=true speeds a tower up, and exports are graphs (python -m train.export)",
+    "horovod": "processes are torchrun's",
 }
-ABSENT |= dict.fromkeys(
-    """use-naflex force-naflex-vision naflex-num-train-image-tokens naflex-patch-sizes naflex-patch-size-probs
-    naflex-seq-lens naflex-seq-len-probs naflex-max-tokens-per-batch naflex-max-text-tokens naflex-batch-divisor
-    naflex-loss-scale naflex-pad-multiple""".split(),
-    "pictures are squares of one size (model.image.image_size)",
-)
 ABSENT |= dict.fromkeys(
     """audio-ext pretrained-audio audio-fill audio-trunc audio-fusion audio-int16-normalize audio-zeroshot-dataset
     audio-zeroshot-split audio-zeroshot-audio-key audio-zeroshot-target-key audio-zeroshot-class-key
@@ -159,6 +167,7 @@ FORMER = {"interpolation": "image-interpolation", "resize-mode": "image-resize-m
 
 # How many words follow a flag: none, all up to the next flag, else one
 NO_VALUE = {*SWITCHES, "skip-scheduler", "save-most-recent", "dataset-resampled", "debug", "copy-codebase", "fsdp"}
+NO_VALUE |= {"torchscript", "trace", "horovod"}
 NO_VALUE |= set(
     """local-loss gather-with-grad lock-image-freeze-bn-stats lock-text-freeze-layer-norm force-custom-text log-local
     no-set-device-rank ddp-static-graph text-pooler-own-group use-bn-sync pretrained-image force-quick-gelu
@@ -172,7 +181,7 @@ MANY_VALUES = set(
 
 # What open_clip has without being told, where we have something else
 DEFAULTS = {"model": "RN50", "batch-size": "64", "epochs": "32", "workers": "4", "warmup": "10000"}
-DEFAULTS |= {"precision": "amp_bf16", "val-frequency": "1", "save-frequency": "1", "accum-freq": "1"}
+DEFAULTS |= {"precision": "amp", "val-frequency": "1", "save-frequency": "1", "accum-freq": "1"}
 
 NORMED = re.compile(r"RN\d|MobileCLIP")  # models of open_clip that have batch norms
 
@@ -186,4 +195,4 @@ PRECISIONS = {
     "pure_fp16": "fp16",
     "fp32": "fp32",
 }
-ALL = {*KEYS, *SWITCHES, *RULES, *ALREADY, *ABSENT}
+ALL = {*KEYS, *SWITCHES, *RULES, *ALREADY, *ABSENT, *LOST}

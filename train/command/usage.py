@@ -33,7 +33,8 @@ resume.mode resume.allow_batch_change resume.allow_more_data init_from""".split(
 
 QUOTING = """\
 Braces: the shell and Hydra both want them quoted, so write   'data.train="shards/{00..99}.tar"'
-Lists:  eval.suite=[retrieval:a.tar,zero_shot:task.json]      Nothing: key=null"""
+Lists:  eval.suite=[retrieval:a.tar,zero_shot:task.json]      Nothing: key=null
+Several runs, one after the other: -m optim.lr=1e-3,2e-3 seed=0,1"""
 
 
 def help_text() -> str:

@@ -72,6 +72,7 @@ def look(words: Sequence[str]) -> Iterator[Finding]:
     yield from found("packages", machine.versions)
     yield from found("devices", lambda: machine.devices(config.precision.value if config else ""))
     yield from found("threads", machine.threads)
+    yield from found("load", lambda: machine.load(os.getloadavg()[0]))
     yield from found("faiss", machine.faiss_kind)
     yield from found("/dev/shm", lambda: machine.shared_memory(*_loaders(config)))
     yield from found("open files", machine.open_files)

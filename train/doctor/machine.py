@@ -167,6 +167,15 @@ def threads() -> Iterator[Finding]:
         yield ok("threads", shown)
 
 
+def load(average: float) -> Iterator[Finding]:
+    """Processes that compute, the mean of the last minute, against the cores."""
+    shown = f"{average:.1f} processes compute, on {os.cpu_count()} cores"
+    if average > (os.cpu_count() or 1):
+        yield warn("load", f"{shown}: a step takes several times as long", "wait for them, or stop them")
+    else:
+        yield ok("load", shown)
+
+
 def _quota() -> float | None:
     """Cores that the container may use, where it is limited."""
     try:

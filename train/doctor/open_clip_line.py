@@ -12,6 +12,7 @@ from data.errors import ConfigError, nearest
 from train.command import open_clip_flags as flags
 
 PROGRAM = re.compile(r"(?:-m\s+)?(?:\S*/)?(?:open_clip_train|training)(?:\.main|/main\.py)\b")
+OF_MACHINE = 8  # GPUs
 VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 NOT_HERE = {"clap": "hears audio", "genlip": "generates text", "genlap": "generates text", "coca": "generates captions"}
 
@@ -116,14 +117,25 @@ def _launch(starter: str, script: str, gpus: int | None) -> Launch:
     header = " ".join(re.findall(r"^#SBATCH\s+(\S.*?)\s*$", script, re.MULTILINE))
     text = f"{header} {starter}" if slurm else starter
     per_node = _option(text, "nproc_per_node", "ntasks_per_node", "gpus_per_node", "gres")
-    nodes = _option(text, "nnodes", "nodes", "N") or 1
+    nodes = _option(text, "nnodes", "nodes", "N")
     scheduler = "slurm" if slurm else "torchrun" if re.search(r"torchrun|torch\.distributed", starter) else "none"
     if gpus is not None:
-        per_node = max(gpus // nodes, 1)
+        nodes, per_node = _shared_out(gpus, nodes)
     if scheduler != "none" and per_node is None:
         raise ConfigError("translate: the line does not say how many GPUs, and --batch-size is per GPU. Add gpus=N")
     address = re.search(r"--(?:rdzv_endpoint|master_addr)[ =]([^\s:]+)", starter.replace("-", "_").replace("__", "--"))
-    return Launch(scheduler, nodes, per_node or 1, address[1].replace("_", "-") if address else "")
+    return Launch(scheduler, nodes or 1, per_node or 1, address[1].replace("_", "-") if address else "")
+
+
+def _shared_out(gpus: int, nodes: int | None) -> tuple[int, int]:
+    """(machines, GPUs of each): where the line says no machines, one of up to OF_MACHINE, or several of OF_MACHINE."""
+    machines = nodes or max(gpus // OF_MACHINE, 1)
+    if gpus < 1 or gpus % machines or (nodes is None and gpus > OF_MACHINE and gpus % OF_MACHINE):
+        raise ConfigError(
+            f"gpus={gpus}: must be as many on each of {nodes or 'several'} machines. Say in the line how many: "
+            "srun --nodes=N, torchrun --nnodes=N"
+        )
+    return machines, gpus // machines
 
 
 def _option(text: str, *names: str) -> int | None:

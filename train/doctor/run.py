@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -78,11 +79,11 @@ def _shard(path: str, total: str, config: TrainConfig) -> Iterator[Finding]:
     where = stat(path)
     index = stored_index(path)
     if index is None and has_index(path):
-        fix = f"nothing to do: it is indexed anew at the start, or now by: python -m data index {path}"
+        fix = f"nothing to do: it is indexed anew at the start, or now by: python -m data index {shlex.quote(path)}"
         yield warn("data", f"{path} has changed since it was indexed", fix)
     if index is not None:
         if index.problems:
-            raise DataError(f"{path}: {index.problems[0]}. All of it: python -m data check {path}")
+            raise DataError(f"{path}: {index.problems[0]}. All of it: python -m data check {shlex.quote(path)}")
         samples = Shards([Source((path,))], [index])
         for position in {0, index.samples - 1} if index.samples else ():
             _look(samples, position, config)
@@ -124,7 +125,7 @@ def _scanned(path: str, config: TrainConfig) -> int:
     with io.BufferedReader(open_stream(path), 1 << 20) as stream:  # type: ignore[arg-type]
         scan = SCANS.get(os.path.splitext(path)[1], SCANS[".tar"])(stream)
     if scan.problems.first:
-        raise DataError(f"{path}: {scan.problems.first[0]}. All of it: python -m data check {path}")
+        raise DataError(f"{path}: {scan.problems.first[0]}. All of it: python -m data check {shlex.quote(path)}")
     read = open_ranges(path)
     if not isinstance(scan, Scan):
         for row in (0, -1) if len(scan.rows) and scan.rows.suffix == "json" else ():

@@ -1,7 +1,8 @@
 """python -m train.doctor translate "<open_clip command line>": the same training here, as a command to paste.
 
-Every flag becomes a key, or one line that says what is different. What open_clip has without being told is said here
-where our default is another. open_clip_flags.py has the facts, open_clip_line.py reads; here is the arithmetic.
+Every flag becomes a key, or one line that says what is different; a flag that changes what is learned and has no key is
+refused. What open_clip has without being told is said here where our default is another. open_clip_flags.py has the
+facts, open_clip_line.py reads; here is the arithmetic.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from data.errors import ConfigError, nearest
 from train.command import open_clip_flags as flags
+from train.command.compose import written
 from train.doctor.open_clip_line import Launch, read_line
 
 NUMBER = re.compile(r"[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?")
-UNQUOTED = re.compile(r"[\w./:@+-]+|\[[\w.,+-]*\]")  # what Hydra reads as it stands
 
 
 @dataclass
@@ -32,7 +34,7 @@ class Translation:
 
     @property
     def arguments(self) -> list[str]:
-        return [f"{key}={_for_hydra(value)}" for key, value in self.words.items()]
+        return [f"{key}={written(value)}" for key, value in self.words.items()]
 
     def __str__(self) -> str:
         command = f"{self.launch.command} {shlex.join(self.arguments)}"
@@ -43,11 +45,15 @@ def translate(line: str, gpus: int | None = None) -> Translation:
     """What `python -m open_clip_train.main …`, alone, under torchrun or in a SLURM script, is here.
 
     gpus: how many in all, where the line does not say it. Raises ConfigError for a flag that open_clip does not know,
-    with the nearest, and for a command that does not train a pair of towers.
+    with the nearest, for one whose training is not here, and for a command that does not train a pair of towers.
     """
     read = read_line(line, gpus)
     given, result = read.given, Translation(read.launch)
     job = Job(given, result)
+    for name in sorted(given.keys() & flags.LOST.keys()):
+        job.refuse(name, flags.LOST[name])
+    if gpus is not None and read.launch.nodes > 1:
+        result.notes.append(f"gpus={gpus}: {read.launch.nodes} machines of {read.launch.per_node}")
     for rule in RULES:
         rule(job)
     for name in sorted(given.keys() & flags.ABSENT.keys()):
@@ -93,8 +99,14 @@ class Job:
             self.implied.append(f"{key}={value}")
 
     def note(self, name: str, text: str) -> None:
+        self._result.notes.append(f"{self._shown(name)}: {text}")
+
+    def refuse(self, name: str, why: str) -> NoReturn:
+        raise ConfigError(f"{self._shown(name)}: not here, and it changes what is learned: {why}. Or leave it out")
+
+    def _shown(self, name: str) -> str:
         shown = f"--{name} {self.text(name)}".strip() if self.has(name) else f"--{name}"
-        self._result.notes.append(f"{shown if len(shown) <= 60 else shown[:57] + '…'}: {text}")
+        return shown if len(shown) <= 60 else f"{shown[:57]}…"
 
     def first(self, command: str) -> None:
         self._result.before.append(command)
@@ -154,7 +166,7 @@ def _captions(job: Job) -> None:
             job.set("data.caption_weights", f"[{','.join(['1', *['0'] * (len(names) - 1)])}]")
             job.note("json-text-key", "no second choice where the first is empty: such a sample is refused here")
     elif job.text("text-key") not in ("", "txt"):
-        job.note("text-key", "captions are in the .txt member or in fields of the .json member: data.captions")
+        job.refuse("text-key", "captions are read from the .txt member, or from fields of the .json member")
 
 
 def _length(job: Job) -> None:
@@ -199,7 +211,7 @@ def _model(job: Job) -> None:
     if len(set(size)) == 1:
         job.set("model.image.image_size", size[0])
     elif size:
-        job.note("force-image-size", "pictures are squares: model.image.image_size=N")
+        job.refuse("force-image-size", "pictures are squares")
     if job.text("resume") == "latest":
         job.note("resume", "the same command again goes on by itself, at the exact sample")
     elif job.has("resume"):
@@ -221,18 +233,24 @@ def _optimiser(job: Job) -> None:
         for key, value in {"beta2": "0.999", "eps": "1e-8"}.items():
             if not job.has(key):
                 job.set(f"optim.{key}", value, implied=True)
-    if not job.has("warmup"):
-        job.set("optim.warmup", flags.DEFAULTS["warmup"], implied=True)
+    if job.text("opt") not in ("", "adamw"):
+        job.refuse("opt", "the optimiser is AdamW")
     if job.has("skip-scheduler"):
         job.set("optim.schedule", "const")
         job.set("optim.warmup", 0)
-        job.note("skip-scheduler", "the learning rate stays; there is no warm-up then")
-    if job.text("opt") not in ("", "adamw"):
-        job.note("opt", "the optimiser is AdamW")
-    if job.has("epochs-cooldown") and job.steps_per_epoch:
+        job.note("skip-scheduler", "the learning rate stays; there is no warm-up then, nor a cooldown")
+        return
+    if not job.has("warmup"):
+        job.set("optim.warmup", flags.DEFAULTS["warmup"], implied=True)
+    if job.text("lr-scheduler") == "const-cooldown":
+        if not (job.has("epochs-cooldown") and job.steps_per_epoch):
+            raise ConfigError(
+                "--lr-scheduler const-cooldown: optim.cooldown counts steps. Add --epochs-cooldown, and "
+                "--train-num-samples of shards, for how many steps an epoch has"
+            )
         job.set("optim.cooldown", job.number("epochs-cooldown") * job.steps_per_epoch)
     elif job.has("epochs-cooldown"):
-        job.note("epochs-cooldown", "optim.cooldown counts steps")
+        job.note("epochs-cooldown", "only --lr-scheduler const-cooldown has a cooldown")
 
 
 def _precision(job: Job) -> None:
@@ -255,7 +273,7 @@ def _augmentation(job: Job) -> None:
         job.set("data.augment.grey", pieces["gray_scale_prob"])
     others = sorted({*pieces} - {"scale", "color_jitter", "color_jitter_prob", "gray_scale_prob"})
     if others:
-        job.note("aug-cfg", f"not here: {', '.join(others)}")
+        job.refuse("aug-cfg", f"there is no {', '.join(others)}")
 
 
 def _tracking(job: Job) -> None:
@@ -295,11 +313,6 @@ RULES = (
     _augmentation,
     _tracking,
 )
-
-
-def _for_hydra(value: str) -> str:
-    """A value as Hydra's grammar takes it for what it is."""
-    return value if UNQUOTED.fullmatch(value) else '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def run(words: Sequence[str]) -> Translation:
