@@ -63,7 +63,7 @@ def read_header(data: bytes, max_pixels: int) -> Header:
 def refuse_many_scans(data: bytes) -> None:
     """Raise DataError for a JPEG whose decoding takes minutes because its scans are told over and over."""
     if data[:3] != JPEG_MAGIC or data.count(b"\xff" + START_OF_SCAN) <= MOST_SCANS:
-        return  # the bytes of a scan's marker can stand in metadata, too, which is why more of them are counted one by one
+        return  # the marker's bytes can stand in metadata, too: where there are many, segments are counted
     scans, place = 0, 2
     for _ in range(MOST_SEGMENTS):
         found = SEGMENT.search(data, place)
