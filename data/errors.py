@@ -99,7 +99,9 @@ def run(main: Callable[[], None]) -> None:
 def shown(text: str) -> str:
     """`text` for a terminal: no credentials of URLs, no control characters and no halves of a pair, which names in data
     may hold."""
-    return re.sub("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", lambda found: repr(found[0])[1:-1], without_credentials(text))
+    return re.sub(
+        "[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", lambda found: repr(found[0])[1:-1], without_credentials(text)
+    )
 
 
 def leave(code: int, everywhere: bool = False) -> NoReturn:

@@ -121,12 +121,15 @@ def _csv(path: Path, options: PackOptions) -> Table:
 
 def _csv_rows(path: Path, separator: str) -> Rows:
     lines = _csv_cells(path, separator)
-    _, columns = next(lines)
+    columns = next(lines)[1]
+    assert not isinstance(columns, BadRow), "refused by _csv"
     for number, (line, cells) in enumerate(lines, start=1):
-        if not isinstance(cells, BadRow):
-            fields = dict(zip(columns, cells, strict=False))  # a missing caption is reported as such
-            cells = BadRow("too many columns") if len(cells) > len(columns) else fields
-        yield f"row {number} (line {line})", cells
+        yield f"row {number} (line {line})", cells if isinstance(cells, BadRow) else _csv_fields(columns, cells)
+
+
+def _csv_fields(columns: list[str], cells: list[str]) -> Fields | BadRow:
+    fields = dict(zip(columns, cells, strict=False))  # a missing caption is reported as such
+    return BadRow("too many columns") if len(cells) > len(columns) else fields
 
 
 def _csv_cells(path: Path, separator: str) -> Iterator[tuple[int, list[str] | BadRow]]:

@@ -90,7 +90,7 @@ def result_files(folder: Path) -> list[Path]:
 def _own(path: Path) -> dict[str, Any] | None:
     try:
         found = json.loads(path.read_bytes())
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) and found.get("task") in TABLES else None
 

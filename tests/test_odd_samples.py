@@ -143,9 +143,20 @@ UNUSABLE: dict[str, tuple[dict[str, bytes], str]] = {
     "not UTF-8": ({"json": b'{"caption": "\xff\xfe"}'}, "its json member is not UTF-8"),
     "half a surrogate pair": ({"json": rb'{"caption": "\ud83d"}'}, "half a surrogate pair"),
     "broken json": ({"json": b'{"caption": '}, "its json member cannot be read"),
+    "nested 500 times": ({"json": b'{"caption": ' + b"[" * 500 + b"]" * 500 + b"}"}, "nested more than 100 times"),
+    "16 MB of lists": (
+        {"json": b'{"caption": "a", "b": [' + b"[]," * 5_500_000 + b"[]]}"},
+        "its json member cannot be read: more than 524,288 commas and opening brackets",
+    ),
     "nested a million times": ({"json": b"[" * 1_000_000}, "its json member cannot be read"),
     "a number of 5,000 digits": ({"json": b'{"caption": ' + b"7" * 5000 + b"}"}, "its json member cannot be read"),
 }
+
+
+def test_a_json_member_of_nothing_but_lists_costs_no_memory() -> None:
+    sample = Sample("a", UNUSABLE["16 MB of lists"][0])
+    grown, (told,) = peak_of(lambda: sample.captions("caption"))
+    assert "more than 524,288" in told and grown < 100, (grown, told)
 
 
 @pytest.mark.parametrize("kind", UNUSABLE)

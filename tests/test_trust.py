@@ -292,6 +292,7 @@ def test_credentials_of_urls_are_blacked_out(text: str, shown: str) -> None:
 
 def test_a_terminal_is_not_driven_by_names_in_data() -> None:
     assert shown("sample '\x1b]0;owned\x07\x9b2J': bad\n\tnext") == "sample '\\x1b]0;owned\\x07\\x9b2J': bad\n\tnext"
+    assert shown("half a pair: \ud800") == r"half a pair: \ud800"
 
 
 def test_credentials_that_were_not_kept_are_asked_for_again() -> None:
