@@ -31,10 +31,13 @@ def index(arguments: list[str], options: IndexOptions) -> None:
 def check(arguments: list[str], options: CheckOptions) -> None:
     from data.verbs.check import check_shards
     from data.verbs.check_questions import check_passages, check_questions
-    from data.verbs.inputs import Kind, kind_of
+    from data.verbs.inputs import Kind, kind_of, refuse_unknown
 
+    kind = kind_of(arguments)
+    if kind is Kind.pictures:
+        refuse_unknown(arguments)
     checks = {Kind.pictures: check_shards, Kind.questions: check_questions, Kind.passages: check_passages}
-    checks[kind_of(arguments)](arguments, options)
+    checks[kind](arguments, options)
 
 
 def pack(arguments: list[str], options: PackOptions) -> None:

@@ -78,8 +78,8 @@ def first_line(error: BaseException) -> str:
 def run(main: Callable[[], None]) -> None:
     """Run a command: a UserError becomes one message on stderr and its exit code, Ctrl-C becomes 130.
 
-    What it writes is for the user and the group: at most 0640 and 0750. A trainer ends with torchrun's agent. A thread of
-    OpenMP that waits for others spins for 1,000 rounds instead of 300,000: beside other processes each of those
+    What it writes is for the user and the group: at most 0640 and 0750. A trainer ends with torchrun's agent. A thread
+    of OpenMP that waits for others spins for 1,000 rounds instead of 300,000: beside other processes each of those
     milliseconds takes a core from the thread that is waited for. The setting is read once, when torch is loaded; what
     the user has set is left.
     """
@@ -105,8 +105,11 @@ def run(main: Callable[[], None]) -> None:
 
 
 def shown(text: str) -> str:
-    """`text` for a terminal: no credentials of URLs, and no control characters, which names in data may hold."""
-    return re.sub("[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: repr(found[0])[1:-1], without_credentials(text))
+    """`text` for a terminal: no credentials of URLs, no control characters and no halves of a pair, which names in data
+    may hold."""
+    return re.sub(
+        "[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", lambda found: repr(found[0])[1:-1], without_credentials(text)
+    )
 
 
 def leave(code: int, everywhere: bool = False) -> NoReturn:

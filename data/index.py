@@ -3,6 +3,7 @@
 `.index/<shard>.json` tells what the shard is (name, size, time stamp, SHA-256, samples, problems) and names the `.npy`
 that holds the table of offsets, CRC32s and keys. The table's name carries its digest and the JSON is written last, by
 rename: whoever reads sees a whole index or none. Each shard has its own, so any selection composes without a scan.
+The JSON is sealed (data/kept.py): another's, or one that was changed, is no index.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from data.errors import DataError
-from data.kept import folders, forget_others, keep
+from data.json_text import parsed
+from data.kept import folders, forget_others, keep, sealed
 from data.parents import end_with_parent
 from data.scan import MAX_BYTES, Problem, Sample, Scan, scan_tar
 from data.scan_rows import Rows, RowScan, scan_array, scan_lines, scan_table
@@ -241,27 +243,23 @@ def _of_rows(rows: Rows) -> _Columns:
 def _load(path: str, found: Stat) -> ShardIndex | None:
     for folder in folders(path):
         try:
-            index = _from_json(path, folder, json.loads((folder / f"{shard_name(path)}.json").read_bytes()))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            continue  # none there, or another format: scan again
+            with (folder / f"{shard_name(path)}.json").open("rb") as file:
+                stored = parsed(file.read(LARGEST))
+            if stored.pop("seal") != sealed(folder, stored) or stored.pop("format") != FORMAT:
+                continue
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue  # none there, or none of ours: scan again
+        index = _from_json(path, folder, stored)
         if (index.size, index.mtime) == found and os.path.exists(index.table_file):
             return index
     return None
 
 
 def _from_json(path: str, folder: Path, stored: dict[str, Any]) -> ShardIndex:
-    if stored.pop("format") != FORMAT:
-        raise ValueError("another format")
     stored["suffixes"] = tuple(stored["suffixes"])
     stored["problems"] = tuple(Problem(**problem) for problem in stored["problems"])
-    stored["table_file"] = str(folder / Path(stored["table_file"]).name)
-    index = ShardIndex(path=path, **stored)
-    counts = (index.size, index.samples, index.members, index.problem_count, *index.ignored.values())
-    names = (index.name, index.mtime, index.sha256, *index.suffixes, *index.ignored)
-    numbers = all(type(n) is int and n >= 0 for n in counts)
-    if not numbers or not all(isinstance(name, str) for name in names) or index.samples > index.size:
-        raise TypeError("no index of ours")
-    return index
+    stored["table_file"] = str(folder / stored["table_file"])
+    return ShardIndex(path=path, **stored)
 
 
 def _store(path: str, found: Stat, scan: Scan | RowScan, sha256: str) -> ShardIndex:
@@ -283,11 +281,15 @@ def _store(path: str, found: Stat, scan: Scan | RowScan, sha256: str) -> ShardIn
         problems=tuple(scan.problems.first),
         table_file=f"{shard_name(path)}.{digest}.npy",
     )
-    described = {"format": FORMAT, **asdict(index)}
+    described = asdict(index)
     del described["path"]
-    folder = keep(
-        path,
-        {index.table_file: written.getbuffer(), f"{index.name}.json": json.dumps(described, indent=1).encode()},
-    )
+    plain = json.loads(json.dumps(described))  # tuples as lists, as they are read again
+
+    def contents(folder: Path) -> dict[str, bytes | memoryview]:
+        facts = {"format": FORMAT, **plain}
+        described = json.dumps({**facts, "seal": sealed(folder, facts)}, indent=1).encode()
+        return {index.table_file: written.getbuffer(), f"{index.name}.json": described}
+
+    folder = keep(path, contents)
     forget_others(folder, index.name, index.table_file)
-    return _from_json(path, folder, json.loads(json.dumps(described)))
+    return _from_json(path, folder, plain)

@@ -1,7 +1,8 @@
 """What is derived from data files and kept: in `.index/` beside them, or in the user's cache.
 
 Files are written by rename, so that whoever reads sees a whole one or none; arrays are mapped into memory, so that no
-process holds what may be gigabytes.
+process holds what may be gigabytes. Each is sealed with the number of its folder on this disk: what came along with
+the data, by download or copy, is not believed but made anew.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -28,10 +30,16 @@ def folders(path: str) -> list[Path]:
     parent = path.rpartition("/")[0] if remote else os.path.dirname(os.path.realpath(path))
     cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     cached = cache / "dyad" / "index" / hashlib.sha256(parent.encode()).hexdigest()[:16]
-    return [cached] if remote else [Path(parent) / ".index", cached]
+    beside = Path(parent) / ".index"
+    return [cached] if remote or beside.is_symlink() else [beside, cached]  # a link could lead anywhere
 
 
-def keep(path: str, contents: dict[str, bytes | memoryview]) -> Path:
+def sealed(folder: Path, facts: object) -> str:
+    """A digest of `facts` as JSON that holds in this folder alone. Raises OSError when there is none."""
+    return hashlib.sha256(json.dumps([folder.stat().st_ino, facts]).encode()).hexdigest()
+
+
+def keep(path: str, contents: Callable[[Path], dict[str, bytes | memoryview]]) -> Path:
     """Write files by name, in order, into the first folder for `path` that takes them; returns it."""
     failures = []
     for folder in folders(path):
@@ -39,7 +47,7 @@ def keep(path: str, contents: dict[str, bytes | memoryview]) -> Path:
             if not folder.is_dir():
                 folder.mkdir(parents=True, exist_ok=True)
                 folder.chmod(0o755)  # as open to others as the data beside it
-            for name, content in contents.items():
+            for name, content in contents(folder).items():
                 _replace(folder / name, content)
             return folder
         except OSError as error:
@@ -93,17 +101,14 @@ def kept(
     It is kept beside the first of `paths`; the array of an earlier state of the same files is dropped.
     """
     files = [*map(shard_name, paths), *(other if scheme_of(other) else os.path.realpath(other) for other in others)]
-    prefix = f"{shard_name(paths[0])}.{kind}-{_digest(files)[:8]}"
-    name = f"{prefix}.{_digest(made_of)[:16]}.npy"
+    prefix = f"{shard_name(paths[0])}.{kind}-{hashlib.sha256(json.dumps(files).encode()).hexdigest()[:8]}"
+    name_in = lambda folder: f"{prefix}.{sealed(folder, list(made_of))[:16]}.npy"  # noqa: E731
     for folder in folders(paths[0]):
-        if os.path.isfile(folder / name):  # False also for a folder that we may not look into
-            return Mapped(folder / name)
+        with suppress(OSError):  # no folder, or one that we may not look into
+            if os.path.isfile(folder / name_in(folder)):
+                return Mapped(folder / name_in(folder))
     content = io.BytesIO()
     np.save(content, make(), allow_pickle=False)
-    folder = keep(paths[0], {name: content.getbuffer()})
-    forget_others(folder, prefix, name)
-    return Mapped(folder / name)
-
-
-def _digest(texts: Sequence[str]) -> str:
-    return hashlib.sha256(json.dumps(list(texts)).encode()).hexdigest()
+    folder = keep(paths[0], lambda folder: {name_in(folder): content.getbuffer()})
+    forget_others(folder, prefix, name_in(folder))
+    return Mapped(folder / name_in(folder))

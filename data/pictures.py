@@ -6,8 +6,10 @@ What becomes of odd pictures, where they are decoded (data/transforms.py):
     16 bits a channel                       the upper 8 bits
     animated (WebP, PNG)                    the first frame
     rotated by EXIF                         as it is stored: the tag is not obeyed
-    1 x 1, or one side very long            brought to size like any other
+    1 x 1                                   brought to size like any other
+    one side more than 16 times the other   its middle, or some of its rows, is brought to size: little memory
     more than max_image_pixels              DataError, told by the header: nothing of it is decoded
+    a JPEG of more than MOST_SCANS scans    DataError: each scan costs as much as a picture
     cut, damaged, empty, another format     DataError; a truncated picture is never filled up with grey
     a member of more than 64 MiB            found by the index, which training refuses
 In training another sample takes the place of one with a DataError here; an evaluation stops at it.
@@ -15,6 +17,7 @@ In training another sample takes the place of one with a DataError here; an eval
 
 from __future__ import annotations
 
+import re
 import warnings
 from io import BytesIO
 from typing import NamedTuple
@@ -22,6 +25,11 @@ from typing import NamedTuple
 from data.errors import DataError
 
 SUFFIX_OF = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp"}
+JPEG_MAGIC = b"\xff\xd8\xff"
+MOST_SCANS = 100  # a progressive JPEG has about ten
+MOST_SEGMENTS = 10_000  # of a JPEG: between its scans
+SEGMENT = re.compile(rb"\xff([\x02-\xcf\xd8-\xfe])")  # the others stand for a byte, or have no length
+START_OF_SCAN, END_OF_IMAGE = b"\xda", b"\xd9"
 
 
 class Header(NamedTuple):
@@ -37,6 +45,7 @@ def read_header(data: bytes, max_pixels: int) -> Header:
     """The header of a JPEG, PNG or WebP picture. Raises DataError for anything else and for more than `max_pixels`."""
     from PIL import Image
 
+    refuse_many_scans(data)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit below is stricter
@@ -49,3 +58,19 @@ def read_header(data: bytes, max_pixels: int) -> Header:
     if header.width * header.height > max_pixels:
         raise DataError(f"{header.width} x {header.height} pixels are more than max_image_pixels={max_pixels}")
     return header
+
+
+def refuse_many_scans(data: bytes) -> None:
+    """Raise DataError for a JPEG whose decoding takes minutes because its scans are told over and over."""
+    if data[:3] != JPEG_MAGIC or data.count(b"\xff" + START_OF_SCAN) <= MOST_SCANS:
+        return  # the marker's bytes can stand in metadata, too: where there are many, segments are counted
+    scans, place = 0, 2
+    for _ in range(MOST_SEGMENTS):
+        found = SEGMENT.search(data, place)
+        if found is None or found[1] == END_OF_IMAGE:
+            return
+        scans += found[1] == START_OF_SCAN
+        if scans > MOST_SCANS:
+            break
+        place = found.end() + int.from_bytes(data[found.end() : found.end() + 2], "big")
+    raise DataError(f"a JPEG of more than {MOST_SCANS} scans or {MOST_SEGMENTS} segments takes too long to decode")

@@ -67,12 +67,16 @@ def record_of(fields: Fields, config: PassageConfig) -> Record:
     """The record of a row; the id of a question without one is ''. Raises BadRow when it is none."""
     found = format_of(fields)
     if found is None:
-        known = "; ".join(f"{f.name}: {f.question}, {f.positives}" for f in FORMATS)
-        raise BadRow("unknown format", f"its fields are {named(fields)}. Known are {known}")
+        raise unknown_format(fields)
     record = found.read(fields, config)
     if not record.positives:
         raise BadRow("no positive", f"{found.positives} is empty")
     return record
+
+
+def unknown_format(fields: Fields) -> BadRow:
+    known = "; ".join(f"{f.name}: {f.question}, {f.positives}" for f in FORMATS)
+    return BadRow("unknown format", f"its fields are {named(fields)}. Known are {known}")
 
 
 def query_of(fields: Fields) -> Question:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 from data.errors import DataError
+from data.index import sha256_of
+from data.json_text import parsed
 from data.scan_rows import cells, header
 from data.shards import Shards, open_shards
 from data.sources import Source
-from data.storage import open_stream
+from data.storage import open_stream, stat
 from data.tables import BadRow
 
 SUFFIXES = (".jsonl", ".json", ".tsv", ".tar")
@@ -60,14 +61,15 @@ class Rows:
                 return _object(members["json"])
             if "tsv" in members:
                 index = self.shards.locate(i)[0]
-                return dict(zip(_header(index.path, index.sha256), _stripped(members["tsv"]), strict=True))
-        except (ValueError, RecursionError) as error:
+                names = _header(index.path, index.sha256, index.size, index.mtime)
+                return dict(zip(names, _stripped(members["tsv"]), strict=True))
+        except ValueError as error:
             raise BadRow("unreadable row", str(error)) from error
         raise BadRow("no json member", f"its members are {', '.join(members)}")
 
 
 def _object(content: bytes) -> dict[str, Any]:
-    value = json.loads(content)
+    value = parsed(content)
     if not isinstance(value, dict):
         raise ValueError(f"a {type(value).__name__}, not an object {{…}}")
     return value
@@ -79,7 +81,9 @@ def _stripped(row: bytes) -> list[str]:
 
 
 @lru_cache(maxsize=1024)
-def _header(path: str, sha256: str) -> list[str]:
-    """`sha256` of the file: another content may have its columns in another order."""
+def _header(path: str, sha256: str, *known: int | str) -> list[str]:
+    """Of the file with this SHA-256, size and time stamp: another content may have its columns in another order."""
+    if stat(path) != known and sha256_of(path) != sha256:
+        raise DataError(f"{path} has changed since it was indexed. Start again to index it anew.")
     with open_stream(path) as stream:
         return header(stream.readline())

@@ -4,6 +4,7 @@ What becomes of odd texts:
     no member or field where data.captions says, null, a number     SampleError
     empty, or nothing but blanks; in a list: also one of several    SampleError
     not UTF-8, half a surrogate pair, json that cannot be read      SampleError
+    json nested deep or of very many values (data/json_text.py)     SampleError
     longer than LONGEST letters                                     its first LONGEST, of which towers read less
     a .txt member of more than 1 MiB, a .json of more than 16       found by the index, which training refuses
     no caption at all where other samples of the shard have one     found by the index, which training refuses
@@ -13,7 +14,6 @@ Odd pictures: data/pictures.py.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +22,7 @@ from typing import Any
 from torch import Tensor
 
 from data.errors import DataError, SampleError, nearest
+from data.json_text import parsed
 from data.shards import Shards
 from data.transforms import decode
 
@@ -73,17 +74,17 @@ class Sample:
 
     def field(self, name: str) -> Any:
         """A field of the json member."""
-        if name not in self._fields:
-            known = f"the json member has {', '.join(self._fields)}" if self._fields else f"members are {self._members}"
-            raise SampleError(f"{self.where} has no field '{name}'; {known}.{nearest(name, self._fields)}")
-        return self._fields[name]
+        if name not in self.fields:
+            known = f"the json member has {', '.join(self.fields)}" if self.fields else f"members are {self._members}"
+            raise SampleError(f"{self.where} has no field '{name}'; {known}.{nearest(name, self.fields)}")
+        return self.fields[name]
 
     def label(self, name: str) -> str:
         """The class: the number in the cls member, or a json field."""
         if name != "cls":
             return str(self.field(name))
         text = self._text("cls").strip()
-        if not text.isdecimal():
+        if not re.fullmatch(r"\d{1,9}", text):
             raise SampleError(f"{self.where}: its cls member is {text!r:.80}, no class number.")
         return str(int(text))
 
@@ -96,12 +97,13 @@ class Sample:
         return [line.strip() for line in self._text("txt").split("\n") if line.strip()]
 
     @cached_property
-    def _fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
+        """The json member; without one, none."""
         if "json" not in self.members:
             return {}
         try:
-            fields = json.loads(self._text("json"))
-        except (ValueError, RecursionError) as error:
+            fields = parsed(self._text("json"))
+        except ValueError as error:
             raise SampleError(f"{self.where}: its json member cannot be read: {error}.") from error
         if not isinstance(fields, dict):
             raise SampleError(f"{self.where}: its json member is a {type(fields).__name__}, not an object with fields.")

@@ -6,6 +6,7 @@ Nothing is extracted, decoded or followed; only regular files with a known suffi
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ ZEROS = bytes(BLOCK)
 REGULAR, SPARSE = b"\x000" + b"7", b"S"
 WITHOUT_PAYLOAD = b"123456"  # links, devices, folders: their size field is not followed by data
 LONG_NAME, LONG_LINK, PAX, PAX_GLOBAL = b"L", b"K", b"x", b"g"
+PAX_RECORD = re.compile(rb"([0-9]{1,7}) ([^=]*)=")  # bytes of the whole record, name; no more digits than can be
 
 
 @dataclass(frozen=True)
@@ -208,15 +210,14 @@ def _decoded(name: bytes, offset: int) -> str:
 
 
 def _pax_records(payload: bytes, offset: int) -> dict[str, bytes]:
-    records = {}
-    while payload:
-        length = payload.partition(b" ")[0]
-        record = payload[: int(length)] if length.isdigit() else b""
-        name, equals, value = record[len(length) + 1 : -1].partition(b"=")
-        if not equals or not record.endswith(b"\n") or len(record) != int(length):
+    records, at = {}, 0
+    while at < len(payload):
+        found = PAX_RECORD.match(payload, at)
+        end = at + int(found[1]) if found else 0
+        if not found or end <= found.end() or payload[end - 1 : end] != b"\n":
             raise _Broken(offset, "damaged PAX header")
-        records[name.decode("utf-8", "replace")] = value
-        payload = payload[len(record) :]
+        records[found[2].decode("utf-8", "replace")] = payload[found.end() : end - 1]
+        at = end
     return records
 
 
@@ -226,7 +227,7 @@ def _apply(pax: dict[str, bytes], header: _Header) -> None:
     if "path" in pax:
         header.name = _decoded(pax["path"], header.offset)
     if "size" in pax and header.kind not in WITHOUT_PAYLOAD:
-        if not pax["size"].isdigit():
+        if not re.fullmatch(rb"[0-9]{1,19}", pax["size"]):
             raise _Broken(header.offset, "damaged PAX header: size")
         header.size = int(pax["size"])
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
+from data.json_text import parsed, refuse_crowded, refuse_deep
 from data.scan import MAX_BYTES, PIECE, Problem, Problems
 
 BLANK = re.compile(r"[ \t\r\n]*")
@@ -74,10 +75,10 @@ def scan_lines(stream: BinaryIO) -> RowScan:
 
 def _wrong_with_line(text: bytes) -> str:
     try:
-        value = json.loads(text.decode("utf-8"))
+        value = parsed(text.decode("utf-8"))
     except UnicodeDecodeError as error:
         return f"is not UTF-8: {error.reason} at byte {error.start}"
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         return f"is not JSON: {error}" if text.strip() else "is empty"
     return _wrong_with_value(value)
 
@@ -132,16 +133,26 @@ class _Text:
         while True:
             try:
                 value, end = DECODER.raw_decode(self.text, self.at)
-                return value, end - self.at
-            except RecursionError as error:
-                raise _Broken(f"is not JSON: {error}") from None
+                return self._within_bounds(value, end)
+            except RecursionError:
+                raise _Broken("is not JSON: nested too deep") from None
             except ValueError as error:
                 # not the error itself: it holds all of the text, and this frame would hold it in turn
                 wrong = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
             if len(self.text) - self.at > MAX_ROW:
                 raise _Broken(f"is not JSON, or longer than {MAX_ROW} bytes: {wrong}")
+            self._within_bounds(None, len(self.text))
             if not self.more():
                 raise _Broken(f"is not JSON: {wrong}")
+
+    def _within_bounds(self, value: Any, end: int) -> tuple[Any, int]:
+        """`value`, which ends there, and its length. Raises _Broken when it is out of the bounds of `json_text`."""
+        try:
+            refuse_crowded(self.text[self.at : end])
+            refuse_deep(value)
+        except ValueError as error:
+            raise _Broken(str(error)) from None
+        return value, end - self.at
 
 
 def scan_array(stream: BinaryIO) -> RowScan:

@@ -14,7 +14,7 @@ from typing import Any
 from data.errors import ConfigError, DataError, SampleError
 from data.index import ShardIndex, Table, fingerprint, index_shard, index_shards
 from data.sources import SUFFIXES, Source
-from data.storage import ReadRange, ask, open_ranges, retried
+from data.storage import ReadRange, Stat, ask, open_ranges, retried
 
 __all__ = ["ShardIndex", "Shards", "index_shard", "open_shards"]
 
@@ -84,18 +84,18 @@ class Shards:
         shard = self._shard_of(sample_id)
         row = sample_id - self._starts[shard]
         table, read_range = self._opened(shard)
-        places = table.places(row)
+        places, index = table.places(row), self.indexes[shard]
         try:
             payloads = _payloads(read_range, places)
             if _crc32(payloads) != table.crc32(row):
-                _refuse_changed(self.indexes[shard])
                 payloads = _payloads(read_range, places)
         except OSError as error:
             raise DataError(f"{self._where(shard, row)}: cannot be read: {error}") from error
         if _crc32(payloads) != table.crc32(row):
+            if _asked(index) != (index.size, index.mtime):
+                raise _changed(index)
             raise SampleError(f"{self._where(shard, row)}: its CRC32 is not as indexed: the shard is damaged.")
-        suffixes = self.indexes[shard].suffixes
-        return {suffixes[number]: payload for (_, _, number), payload in zip(places, payloads, strict=True)}
+        return {index.suffixes[number]: payload for (_, _, number), payload in zip(places, payloads, strict=True)}
 
     def _shard_of(self, sample_id: int) -> int:
         if not 0 <= sample_id < len(self):
@@ -122,21 +122,24 @@ def _listed_by(path: str) -> str:
 
 
 def _open_shard(index: ShardIndex) -> tuple[Table, ReadRange]:
-    _refuse_changed(index)
+    if _asked(index).size != index.size:  # what only its time stamp tells, the CRC32 of each sample tells better
+        raise _changed(index)
     try:
         return index.table(), retried(lambda: open_ranges(index.path))
     except (ConfigError, OSError) as error:
         raise DataError(_gone(index, error)) from error
 
 
-def _refuse_changed(index: ShardIndex) -> None:
-    """Raise DataError when the file is not the one that was indexed."""
+def _asked(index: ShardIndex) -> Stat:
+    """What the file is now."""
     try:
-        unchanged = retried(lambda: ask(index.path)) == (index.size, index.mtime)
+        return retried(lambda: ask(index.path))
     except (ConfigError, OSError) as error:
         raise DataError(_gone(index, error)) from error
-    if not unchanged:
-        raise DataError(f"shard {index.path} has changed since it was indexed. Start again to index it anew.")
+
+
+def _changed(index: ShardIndex) -> DataError:
+    return DataError(f"shard {index.path} has changed since it was indexed. Start again to index it anew.")
 
 
 def _gone(index: ShardIndex, error: Exception) -> str:

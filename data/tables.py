@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from data.errors import ConfigError, DataError, nearest
-from data.scan import PICTURES
+from data.json_text import parsed
+from data.scan import MAX_BYTES, PICTURES
 from data.verbs.options import PackOptions
 
 IMAGE_FIELDS = ("image", "filepath", "image_path", "file_name", "filename", "path")
@@ -66,6 +66,10 @@ class Table:
         stripped = [str(text).strip() for text in texts]
         if not all(stripped):
             raise BadRow("empty caption")
+        try:
+            "".join(stripped).encode()
+        except UnicodeEncodeError:
+            raise BadRow("caption is no Unicode text", f"{caption!r:.80}") from None
         extra = {key: value for key, value in fields.items() if key not in (self.image_key, self.caption_key)}
         return Pair(self.folder / image, stripped if self.listed else _lines(stripped), extra)
 
@@ -106,6 +110,8 @@ def _csv(path: Path, options: PackOptions) -> Table:
     if len(separator) != 1:
         raise ConfigError(f"csv_separator='{options.csv_separator}' is not one character (\\t is a tab).")
     _, columns = next(_csv_cells(path, separator), (0, []))
+    if isinstance(columns, BadRow):
+        raise DataError(f"{path}: its first line cannot be read: {columns}")
     hint = " Is csv_separator right?" if len(columns) < 2 else ""
     image = _chosen(path, "csv_image_key", options.csv_image_key, (), columns, hint)
     caption = _chosen(path, "csv_caption_key", options.csv_caption_key, (), columns, hint)
@@ -115,20 +121,30 @@ def _csv(path: Path, options: PackOptions) -> Table:
 
 def _csv_rows(path: Path, separator: str) -> Rows:
     lines = _csv_cells(path, separator)
-    _, columns = next(lines)
+    columns = next(lines)[1]
+    assert not isinstance(columns, BadRow), "refused by _csv"
     for number, (line, cells) in enumerate(lines, start=1):
-        fields = dict(zip(columns, cells, strict=False))  # a missing caption is reported as such
-        yield f"row {number} (line {line})", BadRow("too many columns") if len(cells) > len(columns) else fields
+        yield f"row {number} (line {line})", cells if isinstance(cells, BadRow) else _csv_fields(columns, cells)
 
 
-def _csv_cells(path: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
+def _csv_fields(columns: list[str], cells: list[str]) -> Fields | BadRow:
+    fields = dict(zip(columns, cells, strict=False))  # a missing caption is reported as such
+    return BadRow("too many columns") if len(cells) > len(columns) else fields
+
+
+def _csv_cells(path: Path, separator: str) -> Iterator[tuple[int, list[str] | BadRow]]:
     """Line number and cells of each row that is not blank. utf-8-sig: spreadsheets write a byte-order mark."""
-    with path.open(newline="", encoding="utf-8-sig") as file:
+    with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
         reader = csv.reader(file, delimiter=separator, strict=True)
-        try:
-            yield from ((reader.line_num, cells) for cells in reader if cells)
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise DataError(f"{path}: after line {reader.line_num} it cannot be read as CSV: {error}") from error
+        while True:
+            try:
+                cells = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                cells = BadRow("no row of a CSV", str(error))
+            if cells:
+                yield reader.line_num, cells
 
 
 # ---- a folder ------------------------------------------------------------------------------------------------------
@@ -140,23 +156,51 @@ def _folder_rows(folder: Path) -> Rows:
     pictures = [file for file in files if file.suffix.lower().removeprefix(".") in PICTURES]
     for picture in pictures:
         name = str(picture.relative_to(folder))
-        yield name, {"image": name, "caption": _text_beside(picture)}
+        try:
+            _refuse_link(picture, folder)
+            fields = {"image": name, "caption": _text_beside(picture, folder)}
+        except BadRow as bad:
+            fields = bad
+        yield name, fields
     stems = {picture.with_suffix("") for picture in pictures}
     for file in files:
         if file.suffix.lower() == ".txt" and file.with_suffix("") not in stems:
             yield str(file.relative_to(folder)), BadRow("no picture beside the text")
 
 
-def _text_beside(picture: Path) -> list[str] | bytes | None:
-    """The captions in the .txt file of a picture, one per line."""
+def _refuse_link(file: Path, folder: Path) -> None:
+    """A link could lead to any file of this disk, and what is packed is given away. Raises BadRow."""
+    if not file.resolve().is_relative_to(folder.resolve()):
+        raise BadRow("link out of the folder", f"{file}; copy what it leads to (cp -L)")
+
+
+def _text_beside(picture: Path, folder: Path) -> list[str] | None:
+    """The captions in the .txt file of a picture, one per line. Raises BadRow."""
     file = picture.with_suffix(".txt")
     if not file.is_file():
         return None
-    data = file.read_bytes()
+    _refuse_link(file, folder)
     try:
-        return [line for line in data.decode("utf-8-sig").splitlines() if line.strip()]
-    except UnicodeDecodeError:
-        return data  # reported as no text
+        text = content(file, MAX_BYTES["txt"]).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadRow("caption is no text", f"{file} is not UTF-8 at byte {error.start}") from None
+    return [line for line in text.splitlines() if line.strip()]
+
+
+def content(path: Path, most: int) -> bytes:
+    """What a file holds. Raises BadRow when it is missing, no file, or of more than `most` bytes."""
+    try:
+        if not path.exists():
+            raise BadRow("missing file", str(path))
+        if not path.is_file():  # a pipe would be waited for
+            raise BadRow("unreadable file", f"{path} is no file")
+        with path.open("rb") as file:
+            data = file.read(most + 1)
+    except (OSError, ValueError) as error:
+        raise BadRow("unreadable file", f"{path} ({error})") from None
+    if len(data) > most:
+        raise BadRow("file too big", f"{path}: more than {most} bytes")
+    return data
 
 
 # ---- Parquet and JSON-lines ----------------------------------------------------------------------------------------
@@ -168,7 +212,7 @@ def _parquet(path: Path, options: PackOptions) -> Table:
 
     try:
         schema = pq.read_schema(path)
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path} is no Parquet file: {error}") from error
     image = _chosen(path, "image_key", options.image_key, IMAGE_FIELDS, schema.names)
     caption = _chosen(path, "caption_key", options.caption_key, CAPTION_FIELDS, schema.names)
@@ -178,12 +222,20 @@ def _parquet(path: Path, options: PackOptions) -> Table:
 
 
 def _parquet_rows(path: Path) -> Rows:
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     number = 0
     with pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(batch_size=1024):
-            for fields in batch.to_pylist():
+        batches = file.iter_batches(batch_size=1024)
+        while True:
+            try:
+                rows = next(batches).to_pylist()
+            except StopIteration:
+                return
+            except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+                raise DataError(f"{path}: after row {number} it cannot be read: {error}") from error
+            for fields in rows:
                 number += 1
                 yield f"row {number}", fields
 
@@ -202,7 +254,7 @@ def _jsonl_rows(path: Path) -> Rows:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
-                fields = json.loads(line)
+                fields = parsed(line)
             except ValueError as error:
                 yield f"line {number}", BadRow("no JSON", str(error))
                 continue

@@ -23,12 +23,13 @@ from torchvision.transforms.v2 import functional as F
 
 from data.config import AugmentConfig
 from data.errors import DataError
+from data.pictures import JPEG_MAGIC, refuse_many_scans
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 FORMATS = ("JPEG", "PNG", "WEBP")
-JPEG_MAGIC = b"\xff\xd8\xff"
+OBLONG = 16  # times the shorter side: of a longer picture only a part is resized
 CROP_ATTEMPTS = 10
 CROP_DRAWS, NOISE_DRAWS = 2 * CROP_ATTEMPTS + 2, 11
 CROP_RATIO = (3 / 4, 4 / 3)
@@ -60,9 +61,10 @@ class ImageSpec:
 def decode(data: bytes, max_pixels: int) -> Tensor:
     """The picture as uint8 (3, H, W). Transparency becomes white, of an animation the first frame is taken.
 
-    Raises DataError with the reason for anything that is no sound JPEG, PNG or WebP or has more than `max_pixels`; the
-    size is read from the header, before anything is decoded.
+    Raises DataError with the reason for anything that is no sound JPEG, PNG or WebP or has more than `max_pixels` or
+    too many scans; all that is read from the header, before anything is decoded.
     """
+    refuse_many_scans(data)
     if data[:3] == JPEG_MAGIC:
         try:
             height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
@@ -121,11 +123,22 @@ class EvaluationTransform:
     spec: ImageSpec
 
     def __call__(self, picture: Tensor) -> Tensor:
-        size = self.spec.size
-        height, width = picture.shape[-2:]
-        if (height, width) == (size, size):
+        size, sides = self.spec.size, picture.shape[-2:]
+        if sides == (size, size):
             return picture
-        return F.center_crop(_resized(picture, self._target(height, width), self.spec), [size, size])
+        if max(sides) > OBLONG * min(sides):
+            picture, sides = self._shortened(picture)
+        return F.center_crop(_resized(picture, self._target(*sides), self.spec), [size, size])
+
+    def _shortened(self, picture: Tensor) -> tuple[Tensor, Sequence[int]]:
+        """The middle of a very long picture, or some of its rows, which takes little memory to resize; and its sides,
+        those of the whole where the whole is shown."""
+        sides = picture.shape[-2:]
+        if self.spec.resize == "shortest":
+            kept = [min(side, OBLONG * min(sides)) for side in sides]
+            return F.center_crop(picture, kept), kept
+        down, right = (max(1, side // (OBLONG * self.spec.size)) for side in sides)
+        return picture[:, ::down, ::right], sides
 
     def _target(self, height: int, width: int) -> list[int]:
         size = self.spec.size

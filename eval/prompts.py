@@ -34,7 +34,7 @@ def read_task(path: Path) -> Task:
         raise ConfigError(
             f"eval.suite: zero_shot:{path}: {error.strerror}.{hint} It must be a JSON task file"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not JSON ({error})") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: must be an object with {', '.join(_KEYS)}")

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from data.errors import ConfigError, DataError, nearest
+from data.scan import MAX_BYTES
 from data.sources import parse_sources
 
 if TYPE_CHECKING:
@@ -205,6 +206,8 @@ def read_answers_table(path: Path) -> Iterator[Question]:
 def parse_answers(text: str, place: str) -> tuple[str, ...]:
     """The strings of a list written in Python, read as a literal: nothing in it is run."""
     try:
+        if len(text) > MAX_BYTES["txt"]:
+            raise ValueError("a parsed letter takes a hundred times the memory")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of '\d' in a regex answer
             answers = ast.literal_eval(text.strip())

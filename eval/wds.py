@@ -8,14 +8,17 @@ dataset_type.txt saying "retrieval"                      retrieval: .txt holds o
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from data.errors import ConfigError, DataError
 from eval.prompts import prompted
 
 PICTURES = "webp;png;jpg;jpeg"
+LARGEST = 4 << 20  # bytes of a file of names
 
 
 @dataclass(frozen=True)
@@ -28,10 +31,14 @@ class WdsFolder:
 
     def class_name(self, label: str) -> str:
         """The class that a .cls member means."""
-        names = list(self.classes)
-        if not label.isdecimal() or int(label) >= len(names):
-            raise DataError(f"wds:{self.path}: label '{label}', but classnames.txt has {len(names)} classes")
+        names = self._names
+        if not re.fullmatch("[0-9]{1,9}", label) or int(label) >= len(names):
+            raise DataError(f"wds:{self.path}: label '{label:.80}', but classnames.txt has {len(names)} classes")
         return names[int(label)]
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return list(self.classes)
 
 
 def read_wds(path: Path) -> WdsFolder:
@@ -57,7 +64,8 @@ def _shards(path: Path) -> list[str]:
 
 def _classes(path: Path) -> dict[str, list[str]]:
     names = _lines(path / "classnames.txt")
-    named = {c if names.count(c) == 1 else f"{c} ({i})": [c] for i, c in enumerate(names)}  # ImageNet has two cranes
+    counts = Counter(names)
+    named = {c if counts[c] == 1 else f"{c} ({i})": [c] for i, c in enumerate(names)}  # ImageNet has two cranes
     templates = path / "zeroshot_classification_templates.txt"
     return prompted(named, _lines(templates), templates)
 
@@ -68,4 +76,11 @@ def _lines(path: Path, needed: bool = True) -> list[str]:
         if needed:
             raise ConfigError(f"{path} is missing")
         return []
-    return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    try:
+        with path.open("rb") as file:
+            content = file.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise ValueError(f"it has more than {LARGEST} bytes")
+        return [line.strip() for line in str(content, "utf-8").splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error

@@ -82,17 +82,16 @@ def test_check_summarises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
         ("1.jpg", picture(2, (30, 60), "JPEG", "L")),
         ("1.json", b'{"caption": "one two"}'),
         ("2.png", picture(1, (10, 20))),
-        ("2.json", b'{"caption": " "}'),
+        ("2.json", b'{"caption": "three"}'),
     ]
-    (tmp_path / "q.jsonl").write_text('{"text": "no picture, five words"}\n')
-    here(monkeypatch, "check", write_tar(tmp_path / "a.tar", members), tmp_path / "q.jsonl")
+    here(monkeypatch, "check", write_tar(tmp_path / "a.tar", members))
     assert [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()] == [
-        ["samples", "4 in 2 shards, 0.0 MB"],
+        ["samples", "3 in 1 shards, 0.0 MB"],
         ["pictures", "png 2, jpg 1; modes RGB 2, L 1"],
         ["width", "min 10, median 10, max 30"],
         ["height", "min 20, median 20, max 60"],
-        ["captions", "5, 1 of them empty; words min 0, median 2, max 4"],
-        ["duplicates", "1 pictures, 1 texts"],
+        ["captions", "4; words min 1, median 1.5, max 2"],
+        ["duplicates", "1 pictures, 2 texts"],
         ["damage", "0"],
     ]
 
@@ -121,6 +120,36 @@ def test_check_finds_damage(
     assert f"bad: {bad}: sample '2': no sound JPEG" in found[3]
     assert len(found) == 4 and f"{broken}: offset" in printed.out
     assert "error: 1 of 4 shards are broken" in printed.err
+
+
+def test_check_says_no_to_what_training_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Never "damage 0", exit 0."""
+    (tmp_path / "x.jsonl").write_text('{"anchor": "a", "positive": "b", "negative": "c"}\n' * 3)
+    assert code_of(monkeypatch, "check", tmp_path / "x.jsonl") == 2
+    error = capsys.readouterr().err
+    assert "its fields are anchor, positive, negative. Known are Tevatron with ids: query_text, " in error
+    (tmp_path / "none.jsonl").touch()
+    write_tar(tmp_path / "none.tar", [])
+    for empty in ("none.jsonl", "none.tar"):
+        with pytest.raises(DataError, match="there is no sample"):
+            here(monkeypatch, "check", tmp_path / empty)
+    odd: list[Member] = [
+        *(("0.png", picture()), ("0.json", b'{"caption": " "}'), ("1.png", picture()), ("1.json", b'{"caption": 3}')),
+        *(
+            ("2.png", picture()),
+            ("2.json", b'{"words": "x"}'),
+            ("3.png", picture()),
+            ("3.cls", b"7"),
+            ("3.json", b"{}"),
+        ),
+    ]
+    with pytest.raises(DataError, match="3 findings of damage in 4 samples"):
+        here(monkeypatch, "check", write_tar(tmp_path / "odd.tar", odd))
+    texts = write_tar(tmp_path / "texts.tar", [("0.txt", b"no picture")])
+    with pytest.raises(DataError, match="1 findings"):
+        here(monkeypatch, "check", texts, write_tar(tmp_path / "none.tar", []))
 
 
 def test_check_of_captions_and_keys(

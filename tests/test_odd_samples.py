@@ -10,6 +10,7 @@ import resource
 import struct
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ from data.pictures import read_header
 from data.sample import LONGEST, Sample
 from data.shards import open_shards
 from data.sources import parse_sources
-from data.transforms import ImageSpec, decode
+from data.transforms import ImageSpec, decode, evaluation_transform
+from eval.thumbnails import thumbnail
 
 SPEC = ImageSpec(8, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 LIMIT = 25_000_000
@@ -71,6 +73,13 @@ ODD_PICTURES: dict[str, tuple[bytes, tuple[int, int, int]]] = {
     "1 x 1": (encoded("PNG", Image.new("RGB", (1, 1), RED)), RED),
     "1 x 4000": (encoded("PNG", Image.new("RGB", (1, 4000), RED)), RED),
 }
+
+
+def repeated_scan(side: int, times: int) -> bytes:
+    """A progressive JPEG whose last scan comes so many times more."""
+    data = encoded("JPEG", Image.new("L", (side, side), 128), progressive=True)
+    at = data.rindex(b"\xff\xda")
+    return data[:at] + data[at:-2] * times + data[-2:]
 
 
 def sixteen_bit_rgb() -> bytes:
@@ -121,6 +130,7 @@ UNUSABLE: dict[str, tuple[dict[str, bytes], str]] = {
     "empty file": ({"png": b""}, "no sound JPEG, PNG or WebP picture"),
     "a web page": ({"png": b"<html>404</html>"}, "no sound JPEG, PNG or WebP picture"),
     "another format": ({"png": encoded("BMP", Image.new("RGB", (4, 4)))}, "no sound JPEG, PNG or WebP picture"),
+    "too many scans": ({"png": repeated_scan(64, 100)}, "a JPEG of more than 100 scans"),
     "too many pixels": ({"png": picture(1, (101, 100))}, "101 x 100 pixels are more than data.max_image_pixels=10000"),
     "no field": ({"json": fields(captoin="x")}, "has no field 'caption'"),
     "null": ({"json": fields(caption=None)}, "'caption' is None, no text"),
@@ -133,9 +143,20 @@ UNUSABLE: dict[str, tuple[dict[str, bytes], str]] = {
     "not UTF-8": ({"json": b'{"caption": "\xff\xfe"}'}, "its json member is not UTF-8"),
     "half a surrogate pair": ({"json": rb'{"caption": "\ud83d"}'}, "half a surrogate pair"),
     "broken json": ({"json": b'{"caption": '}, "its json member cannot be read"),
+    "nested 500 times": ({"json": b'{"caption": ' + b"[" * 500 + b"]" * 500 + b"}"}, "nested more than 100 times"),
+    "16 MB of lists": (
+        {"json": b'{"caption": "a", "b": [' + b"[]," * 5_500_000 + b"[]]}"},
+        "its json member cannot be read: more than 524,288 commas and opening brackets",
+    ),
     "nested a million times": ({"json": b"[" * 1_000_000}, "its json member cannot be read"),
     "a number of 5,000 digits": ({"json": b'{"caption": ' + b"7" * 5000 + b"}"}, "its json member cannot be read"),
 }
+
+
+def test_a_json_member_of_nothing_but_lists_costs_no_memory() -> None:
+    sample = Sample("a", UNUSABLE["16 MB of lists"][0])
+    grown, (told,) = peak_of(lambda: sample.captions("caption"))
+    assert "more than 524,288" in told and grown < 100, (grown, told)
 
 
 @pytest.mark.parametrize("kind", UNUSABLE)
@@ -174,6 +195,15 @@ def test_a_missing_caption_or_picture_is_found_by_the_index(tmp_path: Path) -> N
     ]
 
 
+def test_scans_are_counted_and_bytes_that_look_like_them_are_not() -> None:
+    assert decode(repeated_scan(64, 90), LIMIT).shape == (3, 64, 64)
+    plain = encoded("JPEG", Image.new("RGB", (8, 8)))
+    comment = b"\xff\xfe\xff\xff" + b"\xff\xda" * 32_766 + b"\0"
+    assert decode(plain[:2] + comment + plain[2:], LIMIT).shape == (3, 8, 8)
+    with pytest.raises(DataError, match="scans"):
+        read_header(plain[:2] + comment * 2 + b"\xff\x01" + repeated_scan(8, 200)[2:], LIMIT)
+
+
 # ---- bombs ---------------------------------------------------------------------------------------------------------
 
 
@@ -202,27 +232,49 @@ BOMBS: dict[str, Callable[[], bytes]] = {
 }
 
 
-def _peak_of(path: Path, send: Any) -> None:
+def _peak_of(attempts: list[Callable[[], object]], send: Any) -> None:
     """MiB that this process has grown by, and what it was told."""
-    data, told = path.read_bytes(), []
+    told = []
+    torch.set_num_threads(1)  # after a fork there are no others
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for refuse in (lambda: decode(data, LIMIT), lambda: read_header(data, LIMIT)):
+    resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))  # for the sake of the machine
+    for attempt in attempts:
         try:
-            refuse()
-        except DataError as error:
+            attempt()
+        except (DataError, RuntimeError, AssertionError) as error:
             told.append(str(error))
     send.send(((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024, told))
 
 
-@pytest.mark.parametrize("kind", BOMBS)
-def test_a_bomb_is_refused_by_its_header_and_memory_stays_flat(kind: str, tmp_path: Path) -> None:
-    path = tmp_path / "bomb"
-    path.write_bytes(BOMBS[kind]())
-    assert path.stat().st_size < 300_000
+def peak_of(*attempts: Callable[[], object]) -> tuple[float, list[str]]:
     receive, send = multiprocessing.Pipe(duplex=False)
-    child = multiprocessing.get_context("fork").Process(target=_peak_of, args=(path, send))
+    child = multiprocessing.get_context("fork").Process(target=_peak_of, args=(attempts, send))
     child.start()
-    grown, told = receive.recv()
+    found = receive.recv()
     child.join()
+    return found
+
+
+@pytest.mark.parametrize("resize", ["shortest", "longest", "squash"])
+@pytest.mark.parametrize("size", [(1_000_000, 1), (1, 1_000_000), (1, 25_000_000)])
+def test_a_very_long_picture_is_brought_to_size_and_memory_stays_flat(resize: str, size: tuple[int, int]) -> None:
+    """In evaluation and training, which takes the same way where no part is cropped; and as a thumbnail."""
+    long = torch.full((3, *size), 7, dtype=torch.uint8)
+    evaluate = evaluation_transform(replace(SPEC, size=224, resize=resize))
+
+    def attempt() -> None:
+        thumbnail(long)
+        made = evaluate(long)
+        assert made.shape == (3, 224, 224) and made.max() == 7 and (resize == "longest" or made.min() == 7)
+
+    grown, told = peak_of(attempt)
+    assert not told and grown < 250, (grown, told)
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+def test_a_bomb_is_refused_by_its_header_and_memory_stays_flat(kind: str) -> None:
+    data = BOMBS[kind]()
+    assert len(data) < 300_000
+    grown, told = peak_of(lambda: decode(data, LIMIT), lambda: read_header(data, LIMIT))
     assert len(told) == 2 and all(re.search("more .*than .*max_image_pixels", line) for line in told), told
     assert grown < 30, f"{grown:.0f} MiB"

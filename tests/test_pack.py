@@ -216,7 +216,7 @@ def test_bad_files_of_a_folder(tmp_path: Path, pictures: Path, capsys: pytest.Ca
         ("filepath\ttitle\na.png\n", r"row 1 \(line 2\): no caption"),
         (
             'filepath\ttitle\n1.png\tfine\n2.png\t"open quote\n',
-            "after line 3 it cannot be read as CSV: unexpected end",
+            r"row 2 \(line 3\): no row of a CSV: unexpected end",
         ),
         ("filepath\ttitle\n", r"no sample to write. It has no rows"),
     ],
@@ -229,9 +229,46 @@ def test_damaged_csv(tmp_path: Path, pictures: Path, content: str, message: str)
 
 
 def test_csv_that_is_not_utf8(tmp_path: Path, pictures: Path) -> None:
-    (pictures / "p.csv").write_bytes(b"filepath\ttitle\n" + b"\n" + b"0.png\ty\n" * 3 + b"\xff\n")
-    with pytest.raises(DataError, match="cannot be read as CSV: 'utf-8' codec"):
+    (pictures / "p.csv").write_bytes(b"filepath\ttitle\n" + b"\n" + b"0.png\ty\n" * 3 + b"0.png\t\xff\n")
+    with pytest.raises(DataError, match=r"row 4 \(line 6\): caption is no Unicode text"):
         packed(pictures / "p.csv", tmp_path / "out")
+    (pictures / "p.csv").write_bytes(b'"x"filepath\ttitle\n0.png\ty\n')
+    with pytest.raises(DataError, match="its first line cannot be read: no row of a CSV"):
+        packed(pictures / "p.csv", tmp_path / "out")
+
+
+def test_one_bad_row_costs_no_other(tmp_path: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever is in it: of each kind of file the first and the last row are sound."""
+    os.mkfifo(tmp_path / "pipe.png")
+    deep, paths = "[" * 50_000, ["\0", "x" * 5_000, "\ud800", "pipe.png"]
+    odd = [{"filepath": path, "title": "x"} for path in paths] + [{"filepath": "pictures/0.png", "title": "\ud800"}]
+    good = {"filepath": "pictures/0.png", "title": "x"}
+    lines = [*map(json.dumps, [good, *odd]), f'{{"title": {deep}', f'{{"x": {"9" * 5_000}}}', json.dumps(good)]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
+    rows = ["filepath\ttitle", *("\t".join(row.values()) for row in [good, *odd]), 'a"b\t"c"d', "pictures/0.png\tx"]
+    (tmp_path / "pairs.csv").write_bytes("\n".join(rows).encode(errors="surrogatepass"))
+    for name, bad in (("pairs.jsonl", 7), ("pairs.csv", 6)):
+        shards = packed(tmp_path / name, tmp_path / f"{name}.out", on_error=OnError.skip)
+        assert [shards.key(n) for n in range(len(shards))] == ["000000000", f"{bad + 1:09d}"], name
+        assert f"skipped {bad} of {bad + 2} rows" in capsys.readouterr().out
+
+
+def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path, pictures: Path) -> None:
+    (tmp_path / "secret.txt").write_text("secret")
+    (tmp_path / "secret.png").write_bytes(picture(77))
+    for name in names(pictures):
+        (pictures / name).with_suffix(".txt").write_text(name)
+    (pictures / "0.txt").unlink()
+    (pictures / "0.txt").symlink_to(tmp_path / "secret.txt")
+    (pictures / "1.jpeg").unlink()
+    (pictures / "1.jpeg").symlink_to("../secret.png")
+    (pictures / "2.txt").unlink()
+    (pictures / "2.txt").symlink_to("3.txt")
+    (pictures / "outside").symlink_to(tmp_path)
+    with pytest.raises(DataError, match=r"0\.png: link out of the folder: .*cp -L"):
+        packed(pictures, tmp_path / "out")
+    found = samples(packed(pictures, tmp_path / "out", on_error=OnError.skip))
+    assert [members["txt"] for members in found] == [b"3.png", b"3.png", b"4.jpeg", b"5.webp"]
 
 
 def test_all_rows_bad(tmp_path: Path) -> None:

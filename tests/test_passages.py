@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from data.corpus import Chosen, Corpus, open_corpus
 from data.errors import ConfigError, DataError
 from data.keys import content_key, hashed
 from data.passages import Passage, Question
+from data.rows import _header, open_rows
 
 
 def opened(*paths: Path) -> Corpus:
@@ -148,6 +150,30 @@ def test_the_second_opening_reads_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     os.utime(path, ns=(1, 1))
     assert opened(path).position("d10") == 10
     assert len(list((tmp_path / ".index").glob("*.passages-*.npy"))) == 1, "the array of the earlier state stayed"
+
+
+def test_a_touched_table_is_the_same_one_until_its_columns_are_others(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_text("id\ttext\ttitle\n1\ta\tb\n")
+    touched, changed = open_rows([str(path)]), open_rows([str(path)])
+    os.utime(path, ns=(1, 1))
+    assert touched.fields(0) == {"id": "1", "text": "a", "title": "b"}
+    _header.cache_clear()  # as in another process
+    path.write_text("id\ttitle\ttext\n1\ta\tb\n")
+    with pytest.raises(DataError, match="has changed since it was indexed"):
+        changed.fields(0)
+
+
+def test_a_table_of_ids_that_came_with_the_data_is_not_believed(tmp_path: Path) -> None:
+    """It could give each id the text of another."""
+    (tmp_path / "a").mkdir()
+    opened(write_lines(tmp_path / "a" / "a.jsonl", map(corpus_row, range(10))))
+    (table,) = (tmp_path / "a" / ".index").glob("*.passages-*.npy")
+    np.save(table, np.zeros_like(np.load(table)))
+    with pytest.raises(KeyError):
+        opened(tmp_path / "a" / "a.jsonl").position("d3")  # of our own making: believed
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    assert opened(tmp_path / "b" / "a.jsonl").position("d3") == 3
 
 
 @pytest.mark.parametrize(

@@ -207,6 +207,7 @@ def test_a_list_in_python_is_read_and_never_run() -> None:
         "[f'{1}']",
         "[" * 5000,
         "-" * 9999,
+        "[" + "'a'," * 300_000 + "]",
     ):
         with pytest.raises(DataError, match=r"line 3: .* is no list of answers"):
             parse_answers(text, "file, line 3")

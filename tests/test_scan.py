@@ -6,6 +6,7 @@ import io
 import os
 import random
 import tarfile
+import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -187,8 +188,8 @@ def test_limits_and_refusals(tmp_path: Path) -> None:
 HUGE = b"\x80" + (1 << 40).to_bytes(11, "big")  # GNU's base-256 size
 
 
-def padded(payload: bytes) -> bytes:
-    return payload.ljust(BLOCK, b"\0")
+def padded(content: bytes) -> bytes:
+    return content + bytes(-len(content) % BLOCK)
 
 
 def header(name: bytes, size: bytes, kind: bytes = b"0") -> bytes:
@@ -210,6 +211,11 @@ def header(name: bytes, size: bytes, kind: bytes = b"0") -> bytes:
         (header(b"a.txt", b"0", b"S"), "is sparse"),
         (header(b"x", b"16", b"x") + padded(b"99 path=b.txt\n"), "damaged PAX header"),
         (header(b"x", b"13", b"x") + padded(b"11 size=-1\n") + header(b"a.txt", b"0"), "damaged PAX header: size"),
+        (header(b"x", b"11622", b"x") + padded(b"9" * 5000 + b" path=b.txt\n"), "damaged PAX header"),
+        (
+            header(b"x", b"11624", b"x") + padded(b"5012 size=" + b"1" * 5001 + b"\n") + header(b"a.txt", b"0"),
+            "damaged PAX",
+        ),
         (header(b"x", HUGE, b"L"), "more than the limit"),
         (header(b"a.bin", HUGE) + bytes(BLOCK), "bytes of member 'a.bin' are missing at the end"),
         (header(b"g", b"7", b"g") + padded(b"7 a=bc\n") + header(b"k", b"0", b"K"), "the file ends here"),
@@ -225,6 +231,14 @@ def test_pax_size_is_followed() -> None:
     scan = scan_tar(io.BytesIO(b"".join(blocks)))
     assert not scan.problems.count, scan.problems
     assert scan.samples[0].members == [("txt", 3 * BLOCK, 3)] and scan.samples[0].crc32 == zlib.crc32(b"abc")
+
+
+def test_a_full_pax_header_is_read_in_one_pass() -> None:
+    records = b"6 a=b\n" * ((1 << 20) // 6)
+    blocks = header(b"x", b"%o" % len(records), b"x"), padded(records), header(b"a.txt", b"0"), bytes(2 * BLOCK)
+    begun = time.process_time()
+    assert not scan_tar(io.BytesIO(b"".join(blocks))).problems.count
+    assert time.process_time() - begun < 5, "it took a minute when the rest was copied for each record"
 
 
 def test_every_single_byte_matters(tmp_path: Path) -> None:
@@ -288,6 +302,8 @@ def row_of(size: int) -> bytes:
         (b'"text"', r"offset 0: the file is no array of rows \[\{…\}, …\] and no JSON-lines"),
         (b"", r"offset 0: the file is no array of rows"),
         (b"[" * 100_000, r"offset 1: row 1 \(line 1\) is not JSON"),
+        (b'[{"a": ' + b"[" * 500 + b"]" * 500 + b"}]", r"offset 1: row 1 \(line 1\) nested more than 100 times"),
+        (b'[{"a": [' + b"[]," * 5_000_000 + b"[]]}]", r"offset 1: row 1 \(line 1\) more than 524,288 commas"),
         (b"[" + row_of(MAX_BYTES["json"] + 1) + b"]", r"row 1 \(line 1\) .*longer than 16777216 bytes"),
         (b'["' + b"x" * (MAX_BYTES["json"] + 1), r"row 1 \(line 1\) is not JSON, or longer than 16777216 bytes"),
     ],

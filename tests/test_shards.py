@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import shutil
 import tempfile
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -54,6 +55,22 @@ def test_shard_replaced_cut_or_deleted_after_indexing(tmp_path: Path) -> None:
             shards.read(0)
     with pytest.raises(ConfigError, match="does not exist"):
         opened(path)
+
+
+def test_a_touched_shard_is_the_same_one_until_its_content_is_another(tmp_path: Path) -> None:
+    path = write_pairs(tmp_path / "a.tar", 5)
+    running, fresh = opened(path), opened(path)
+    expected = [running.read(n) for n in range(5)]
+    os.utime(path, ns=(1, 1))
+    assert [shards.read(n) for shards in (running, fresh) for n in range(5)] == expected * 2
+    at = headers_of(path)[4] + BLOCK + 20
+    overwrite(path, at, bytes([path.read_bytes()[at] ^ 4]))
+    os.utime(path, ns=(2, 2))
+    assert running.read(1) == expected[1]
+    for shards in (running, pickle.loads(pickle.dumps(fresh))):
+        with pytest.raises(DataError, match="has changed since it was indexed") as caught:
+            shards.read(2)
+        assert not isinstance(caught.value, SampleError)
 
 
 def test_transient_errors_are_retried_and_others_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,6 +336,22 @@ def test_index_json_is_plain(tmp_path: Path) -> None:
 
 
 # ---- indexes of others ---------------------------------------------------------------------------------------------
+
+
+def test_an_index_that_came_with_the_data_is_not_believed(tmp_path: Path) -> None:
+    """Whoever made it knew size, time stamp and content, but not where it would lie."""
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    theirs.mkdir()
+    opened(write_pairs(theirs / "a.tar", 2))
+    shutil.copytree(theirs, ours)  # with time stamps
+    honest = index_shard(str(write_pairs(tmp_path / "b.tar", 3)))
+    shutil.copy(tmp_path / ".index" / "b.tar.json", ours / ".index" / "a.tar.json")
+    found = index_shard(str(ours / "a.tar"))
+    assert (found.name, found.samples) == ("a.tar", 2) and found.sha256 != honest.sha256
+    described = json.loads(stored(ours / "a.tar").read_text())
+    for fact, value in {"samples": 0, "sha256": "0" * 64, "name": "b.tar"}.items():
+        stored(ours / "a.tar").write_text(json.dumps({**described, fact: value}))
+        assert index_shard(str(ours / "a.tar")) == found
 
 
 def read_all(path: Path) -> list[dict[str, bytes]]:

@@ -206,7 +206,7 @@ def test_a_clip_benchmark_folder_keeps_classes_of_one_name_apart(tmp_path: Path)
     assert folder.classes == {"cat": ["a cat"], "crane (1)": ["a crane"], "crane (2)": ["a crane"]}
     assert [Path(s).relative_to(tmp_path).as_posix() for s in folder.shards] == ["test/0.tar", "test/1.tar"]
     assert folder.class_name("2") == "crane (2)"
-    for label in ("3", "cat", "-1"):
+    for label in ("3", "cat", "-1", "7" * 5000):
         with pytest.raises(DataError, match="3 classes"):
             folder.class_name(label)
 
@@ -236,7 +236,12 @@ def test_a_wrong_clip_benchmark_folder_is_named(files: dict[str, str], message: 
 def test_a_missing_clip_benchmark_folder_or_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no folder"):
         read_wds(tmp_path / "nowhere")
-    (wds_folder(tmp_path, test__nshards="1") / "classnames.txt").unlink()
+    names = wds_folder(tmp_path, test__nshards="1") / "classnames.txt"
+    for content in (b"\xff\n", b"a\n" * (3 << 20)):
+        names.write_bytes(content)
+        with pytest.raises(ConfigError, match=r"classnames\.txt cannot be read"):
+            read_wds(tmp_path)
+    names.unlink()
     with pytest.raises(ConfigError, match=r"classnames\.txt is missing"):
         read_wds(tmp_path)
 

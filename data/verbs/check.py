@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from data.errors import DataError, shown
+from data.errors import DataError, SampleError, shown
 from data.index import ShardIndex, available_cores, index_shards, sha256_of
 from data.parents import end_with_parent
 from data.pictures import read_header
@@ -43,7 +42,6 @@ class Findings:
     widths: array[int] = field(default_factory=lambda: array("l"))
     heights: array[int] = field(default_factory=lambda: array("l"))
     words: array[int] = field(default_factory=lambda: array("l"))
-    empty: int = 0
     pictures: array[int] = field(default_factory=lambda: array("q"))
     texts: array[int] = field(default_factory=lambda: array("q"))
     bad: list[str] = field(default_factory=list)
@@ -74,6 +72,8 @@ def check_shards(values: Sequence[str], options: CheckOptions) -> None:
             found += part
     print(shown("\n".join([*_summary(found, sound), *_listed(found.bad)])))
     report_problems(indexes)
+    if not found.samples:
+        raise DataError("there is no sample.")
     if found.bad:
         raise DataError(f"{len(found.bad):,} findings of damage in {found.samples:,} samples.")
 
@@ -102,13 +102,11 @@ def examine(task: Task) -> Findings:
 
     index, rows, options = task
     shards, found = Shards([Source((index.path,))], [index]), Findings()
-    pictured = any(key in index.suffixes for key in options.image_key.split(";"))
     for row in rows:
         found.samples += 1
         try:
             sample = Sample.read(shards, row)
-            if pictured:
-                _examine_picture(found, sample, options)
+            _examine_picture(found, sample, options)
             _examine_captions(found, sample, options.captions.split(","))
         except DataError as error:
             found.bad.append(str(error))
@@ -127,23 +125,18 @@ def _examine_picture(found: Findings, sample: Sample, options: CheckOptions) -> 
 
 
 def _examine_captions(found: Findings, sample: Sample, places: Sequence[str]) -> None:
-    for text in _captions(sample, places):
-        words = len(text.split())
-        found.words.append(words)
-        found.empty += not words
+    """The captions at the first of `places` that the sample has, or its class. Raises SampleError as training does."""
+    held = {*sample.members, *sample.fields} - {"json"}
+    place = next((place for place in places if place in held), None)
+    if place is None:
+        has = ", ".join(sorted(held))
+        raise SampleError(f"{sample.where} has no caption: captions={','.join(places)}, it has {has:.200}.")
+    if place == "cls":
+        sample.label(place)
+        return
+    for text in sample.captions(place):
+        found.words.append(len(text.split()))
         found.texts.append(_digest(text.encode()))
-
-
-def _captions(sample: Sample, places: Sequence[str]) -> list[str]:
-    """The captions at the first of `places` that the sample has; unlike in training, empty ones are let through."""
-    try:
-        values: dict[str, Any] = json.loads(sample.members["json"]) if "json" in sample.members else {}
-        text = sample.members["txt"].decode("utf-8") if "txt" in sample.members else None
-    except ValueError as error:
-        raise DataError(f"{sample.where}: its caption cannot be read: {error}") from None
-    values |= {} if text is None else {"txt": text.strip().split("\n")}
-    value = next((values[place] for place in places if place in values), [])
-    return [str(text) for text in (value if isinstance(value, list) else [value])]
 
 
 def _digest(data: bytes) -> int:
@@ -159,7 +152,7 @@ def _summary(found: Findings, sound: Sequence[ShardIndex]) -> list[str]:
         f"pictures    {_counts(found.formats)}; modes {_counts(found.modes)}",
         f"width       {_range(found.widths)}",
         f"height      {_range(found.heights)}",
-        f"captions    {len(found.words):,}, {found.empty:,} of them empty; words {_range(found.words)}",
+        f"captions    {len(found.words):,}; words {_range(found.words)}",
         f"duplicates  {_repeated(found.pictures):,} pictures, {_repeated(found.texts):,} texts",
         f"damage      {len(found.bad):,}",
     ]

@@ -5,7 +5,7 @@ Training refuses a source with a bad row; here each is told with its line, and t
 
 from __future__ import annotations
 
-import json
+import csv
 import os
 from array import array
 from collections import Counter
@@ -23,6 +23,7 @@ from data.config import PassageConfig
 from data.corpus import Chosen, Corpus, open_corpus
 from data.errors import ConfigError
 from data.index import ShardIndex, index_shards
+from data.json_text import parsed
 from data.passages import Inline, Passage, Passages
 from data.questions import Row, judgements, qrels_file
 from data.records import (
@@ -35,6 +36,7 @@ from data.records import (
     query_of,
     record_of,
     shown,
+    unknown_format,
 )
 from data.rows import SUFFIXES, Rows
 from data.scan import MAX_BYTES, PICTURES, Problem
@@ -100,11 +102,29 @@ def kind_of(sources: Sequence[str]) -> Kind:
     path = local_path(sources[0])
     if os.path.isfile(os.path.join(path, "queries.jsonl")) or path.endswith(PACKED):
         return Kind.questions  # whose reader says what is missing, or how to unpack it
+    file = _first_file(sources)
+    with suppress(ConfigError, OSError):
+        return KINDS[os.path.splitext(shard_name(file))[1]](file) if file else Kind.pictures
+    return Kind.pictures
+
+
+def _first_file(sources: Sequence[str]) -> str | None:
     for suffixes in (SHARDS, SUFFIXES):  # a folder of shards may have a manifest.json
         with suppress(ConfigError, OSError):
-            file = parse_sources(sources[0], "INPUT", suffixes)[0].shards[0]
-            return KINDS[os.path.splitext(shard_name(file))[1]](file)
-    return Kind.pictures
+            return parse_sources(sources[0], "INPUT", suffixes)[0].shards[0]
+    return None
+
+
+def refuse_unknown(sources: Sequence[str]) -> None:
+    """Raise ConfigError, naming its fields, when the first of some sources has rows that are of no known format."""
+    file, fields = _first_file(sources), None
+    with suppress(OSError):
+        fields = _first_fields(file) if file and shard_name(file).endswith(".jsonl") else None
+    if fields is not None:
+        raise ConfigError(
+            f"{file}: {unknown_format(fields)}; passages: text, and one of {', '.join(PASSAGE_IDS)}."
+            " Pairs of a picture and its caption are checked when they are packed."
+        )
 
 
 def _kind_of_fields(fields: Mapping[str, Any]) -> Kind:
@@ -115,15 +135,19 @@ def _kind_of_fields(fields: Mapping[str, Any]) -> Kind:
 
 
 def _kind_of_lines(file: str) -> Kind:
+    fields = _first_fields(file)
+    return Kind.pictures if fields is None else _kind_of_fields(fields)
+
+
+def _first_fields(file: str) -> dict[str, Any] | None:
+    """The first row of a file of lines that can be read."""
     with BufferedReader(open_stream(file)) as stream:  # type: ignore[arg-type]  # else it is read byte by byte
         for _ in range(LOOKED_AT):
-            try:
-                fields = json.loads(_line(stream))
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(fields, dict):
-                return _kind_of_fields(fields)
-    return Kind.pictures
+            with suppress(ValueError):
+                fields = parsed(_line(stream))
+                if isinstance(fields, dict):
+                    return fields
+    return None
 
 
 def _kind_of_array(file: str) -> Kind:
@@ -136,7 +160,7 @@ def _kind_of_table(file: str) -> Kind:
     with BufferedReader(open_stream(file)) as stream:  # type: ignore[arg-type]
         try:
             return Kind.passages if {"id", "text"} <= set(cells(_line(stream))) else Kind.pictures
-        except ValueError:
+        except (ValueError, csv.Error):
             return Kind.pictures
 
 

@@ -32,7 +32,7 @@ class IndexOptions:
 class CheckOptions:
     workers: int | None = described(None, "pictures: processes that decode; null: one per core")
     captions: str = described(
-        "txt,caption,captions,title,text", "pictures: where captions are, first match: txt or json fields"
+        "txt,caption,captions,title,text,cls", "pictures: where captions are, first match: txt, json fields, cls"
     )
     image_key: str = described(DataConfig.image_key, "pictures: their member names, first match")
     max_image_pixels: int = described(DataConfig.max_image_pixels, "larger pictures are bad samples")

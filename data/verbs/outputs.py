@@ -103,6 +103,7 @@ class Tally:
 
     def leave_out(self, message: str, reason: str) -> None:
         """Count a bad row; with on_error=stop raise DataError."""
+        message = f"{message:.1000}"
         if self.on_error is OnError.stop:
             raise DataError(f"{message}. With on_error=skip such rows are left out and counted.")
         self.skipped[reason] += 1

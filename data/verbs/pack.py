@@ -9,8 +9,8 @@ from pathlib import Path
 from data.errors import ConfigError, DataError
 from data.index import ShardIndex, index_shards
 from data.pictures import read_header
-from data.scan import MAX_BYTES
-from data.tables import BadRow, Pair, Table, open_table
+from data.scan import MAX_BYTES, PICTURES
+from data.tables import BadRow, Pair, Table, content, open_table
 from data.verbs.options import PackOptions, Target
 from data.verbs.outputs import Tally, checked_out, command, new_folder, shard_names, shard_writer
 
@@ -70,19 +70,11 @@ def _json(value: dict) -> bytes:
 
 
 def _picture(path: Path, max_pixels: int) -> tuple[str, bytes]:
+    data = content(path, MAX_BYTES[PICTURES[0]])
     try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise BadRow("missing file", str(path)) from None
-    except OSError as error:
-        raise BadRow("unreadable file", f"{path} ({error.strerror})") from None
-    try:
-        suffix = read_header(data, max_pixels).suffix
+        return read_header(data, max_pixels).suffix, data
     except DataError as error:
         raise BadRow("undecodable picture", f"{path}: {error}") from None
-    if len(data) > MAX_BYTES[suffix]:
-        raise BadRow("picture too big", f"{path}: {len(data)} bytes")
-    return suffix, data
 
 
 def _summary(out: Path, indexes: Sequence[ShardIndex], table: Table, tally: Tally) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
@@ -20,6 +21,7 @@ from helpers_data_cli import code_of
 from helpers_shards import BLOCK, Member, headers_of, overwrite, write_tar
 from helpers_tiny import SHARD, VAL, last_weights, losses, records, state
 from helpers_topics import arguments, write_topics
+from PIL import Image
 
 from data.shards import index_shard
 
@@ -129,6 +131,17 @@ def test_the_first_bad_sample_stops_the_run_when_that_is_asked_for(jobs: Jobs, t
     assert not ledger(job.run) and state(job.run)["status"] == "failed"
 
 
+def test_a_very_long_picture_is_a_picture_like_any_other(jobs: Jobs, tmp_path: Path) -> None:
+    """In training and evaluation, whose shorter side would be brought to size with 224,000,000 pixels beside it."""
+    found = members_of(SHARD)[:64]
+    thin = io.BytesIO()
+    Image.new("1", (1_000_000, 1)).save(thin, "PNG")
+    found[7] = [(n, c if n.endswith("json") else thin.getvalue()) for n, c in found[7]]
+    shard = write_tar(tmp_path / "a.tar", [member for sample in found for member in sample])
+    keys = {"data.train": shard, "data.val": shard, "steps": 2, "data.workers": 1, "model.image.image_size": 224}
+    assert not ledger(jobs.run(1, keys))
+
+
 def test_an_evaluation_stops_at_a_bad_sample(jobs: Jobs, tmp_path: Path) -> None:
     job = jobs.start(2, {"data.val": emoji(tmp_path / "a.tar", [300]), "steps": 2, "data.workers": 1})
     told(job.ends(), 3, "a.tar: sample '", "no sound JPEG")
@@ -188,6 +201,23 @@ def test_a_shard_is_changed_while_it_is_read(jobs: Jobs, tmp_path: Path) -> None
     shard.write_bytes(other.read_bytes())
     told(job.ends(), 3, f"shard {shard} has changed since it was indexed")
     assert not ledger(job.run)
+
+
+def test_shards_are_touched_while_they_are_read(jobs: Jobs, tmp_path: Path) -> None:
+    """As a backup or a copy does. The evaluation opens its shard anew; content decides, and so it does for a change."""
+    shard = emoji(tmp_path / "a.tar")
+    val = write_tar(tmp_path / "val.tar", [member for sample in members_of(VAL)[:40] for member in sample])
+    keys = {"data.train": shard, "data.val": val, "eval.every": 8, "eval.block": 16, "data.workers": 1}
+    job = jobs.start(2, {**keys, "steps": 24})
+    job.reaches(2)
+    for path in (shard, val):
+        os.utime(path)
+    assert job.ends().codes == [0, 0] and len(losses_at(job.run)) == 24
+    job = jobs.start(2, {**keys, "steps": 100_000, "run.name": "b"})
+    job.reaches(2)
+    flip(val, headers_of(val)[4] + BLOCK + 40)
+    os.utime(val)
+    told(job.ends(), 3, f"shard {val} has changed since it was indexed")
 
 
 @pytest.mark.soak
