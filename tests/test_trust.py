@@ -27,7 +27,8 @@ from train.command.compose import check_words, compose_config
 from train.config import Task
 from train.runs import checkpoint
 from train.towers.build import build_model
-from train.towers.text import _load, package_folder
+from train.towers.published import package_folder
+from train.towers.text import _load
 
 # What is never called ------------------------------------------------------------------------------------------------
 

