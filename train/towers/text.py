@@ -160,11 +160,9 @@ def _load(name: str, pretrained: bool) -> tuple[Any, Any]:
 def _check_size(key: str, model: nn.Module) -> None:
     """Raise ConfigError for a model that the machine's memory cannot hold; its tensors have shapes only."""
     numbers = sum(tensor.numel() for tensor in [*model.parameters(), *model.buffers()])
-    memory = psutil.virtual_memory().total
-    if 4 * numbers > memory:
-        raise ConfigError(
-            f"{key}: {numbers:.3g} weights take {4 * numbers / 2**30:.3g} GiB, this machine has {memory / 2**30:.3g} GiB"
-        )
+    needed, memory = 4 * numbers / 2**30, psutil.virtual_memory().total / 2**30
+    if needed > memory:
+        raise ConfigError(f"{key}: {numbers:.3g} weights take {needed:.3g} GiB, this machine has {memory:.3g} GiB")
 
 
 def _lower_case(tokenizer: Any) -> None:
