@@ -79,8 +79,10 @@ def check(config: TrainConfig) -> None:
     from train.config import Task, validate
     from train.runs.folder import check_run
     from train.tracking.trackers import check_tracking
+    from train.unread import refuse_unread
 
     validate(config, int(os.environ.get("WORLD_SIZE", "1")))
+    refuse_unread(config)
     if config.task is Task.question_passage:
         named_files(config.data.train, config.data)
     else:

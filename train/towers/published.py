@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,20 +29,24 @@ def refuse_code() -> None:
     dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
 
 
-def refuse_code_of(key: str, model_cfg: dict[str, Any] | None) -> None:
-    """Raise ConfigError for an open_clip configuration that would have transformers run code.
+def check_open_clip(key: str, model_cfg: Any) -> None:
+    """Raise ConfigError for an open_clip configuration with absurd numbers, or one that would have code run.
 
-    That is code for its tokenizer, or an attention kernel out of the hub that the configuration of its text model asks
-    for.
+    That is code for its tokenizer, or a kernel for attention that the settings of its text model ask for.
     """
-    text = (model_cfg or {}).get("text_cfg", {})
-    if (text.get("tokenizer_kwargs") or {}).get("trust_remote_code"):
+    if not isinstance(model_cfg, dict):
+        return  # open_clip says so
+    check_numbers(key, model_cfg)
+    text = model_cfg.get("text_cfg")
+    text = text if isinstance(text, dict) else {}
+    options = text.get("tokenizer_kwargs")
+    if isinstance(options, dict) and options.get("trust_remote_code"):
         raise ConfigError(f"{key}: its tokenizer_kwargs ask to run code that comes with the model, which is never done")
     if name := text.get("hf_model_name"):
-        wanted = check_settings(key, file_of(name, "config.json", fetch=True)).get("_attn_implementation")
+        wanted = check_settings(key, file_of(str(name), "config.json", fetch=True)).get("_attn_implementation")
         if wanted not in PLAIN_ATTENTION:
             raise ConfigError(
-                f"{key}: {name}/config.json asks for the attention kernel '{wanted}', which is not loaded"
+                f"{key}: {name}/config.json asks for the attention kernel {wanted!r}, which is not loaded"
             )
 
 
@@ -106,12 +111,15 @@ def is_unknown(name: str, file: str) -> bool:
 
 @cache
 def _published(model: str, revision: str | None, file: str, fetch: bool) -> Path | None:
-    """Asked once: without a network every question takes seconds."""
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    """Asked once, and without a network for seconds only: a download would try again and again."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.errors import EntryNotFoundError
 
     try:
         cached = try_to_load_from_cache(model, file, revision=revision)
         if cached is None and fetch:
+            with suppress(EntryNotFoundError):  # the download then keeps in the cache that there is none
+                get_hf_file_metadata(hf_hub_url(model, file, revision=revision), timeout=5)
             cached = hf_hub_download(model, file, revision=revision)
     except Exception:  # no such model, no network: what loads the weights says so
         return None
@@ -155,11 +163,16 @@ def check_settings(key: str, path: Path | None) -> dict[str, Any]:
         raise ConfigError(
             f"{key}: {path} has a quantization_config: quantised weights do not train. Take the full ones"
         )
+    check_numbers(f"{key}: {path}", settings)
+    return settings
+
+
+def check_numbers(where: str, settings: Any) -> None:
+    """Raise ConfigError for numbers that no model has: to build so many layers would never end."""
     for name, value in _numbers(settings):
         most = MOST if any(part in name for part in LOOPS) else 2**31
         if value > most:
-            raise ConfigError(f"{key}: {path}: {name}={value:.4g} is more than {most:.4g}, the most that is taken")
-    return settings
+            raise ConfigError(f"{where}: {name} is {value:.4g}, and at most {most:.4g} is taken")
 
 
 def _numbers(settings: Any, name: str = "") -> list[tuple[str, float]]:

@@ -41,6 +41,7 @@ class Directions(Enum):
     y = "y"
 
 
+SIMILARITY = "score of two embeddings; a SentenceTransformer brings its own"
 DIRECTIONS = "x→y and y→x: their mean, their sum, or one of them"
 
 
@@ -49,7 +50,7 @@ class ObjectiveOptions:
     """What every objective has."""
 
     name: str = MISSING
-    similarity: Similarity = described(Similarity.cosine, "score of two embeddings")
+    similarity: Similarity = described(Similarity.cosine, SIMILARITY)
 
     @property
     def by_sample_id(self) -> bool:
