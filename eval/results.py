@@ -148,8 +148,9 @@ def _retrieval_table(result: Mapping[str, Any]) -> Any:
 def _approximate(result: Mapping[str, Any]) -> str:
     """By which index, where that is not exact."""
     search = result.get("search", {})
-    indexes = {how.get("index") for how in (search, *search.values()) if isinstance(how, dict)} - {None, EXACT}
-    return f" (approximate: index {', '.join(indexes)})" if indexes else ""
+    indexes = {str(how["index"]) for how in (search, *search.values()) if isinstance(how, dict) and "index" in how}
+    indexes -= {EXACT}
+    return f" (approximate: index {', '.join(sorted(indexes))})" if indexes else ""
 
 
 def _zero_shot_table(results: Sequence[Mapping[str, Any]]) -> Any:

@@ -172,7 +172,8 @@ class Retrieval(Evaluator):
         ways = self._ways(encode("x", self.data.images), encode("y", self.data.texts), small)
         depth = max(self.recall_k)
         searched = {name: way.ranking(self.index, depth, encode.world) for name, way in ways.items()}
-        found, how = ({name: parts[i] for name, parts in searched.items()} for i in (0, 1))
+        found = {name: ranking for name, (ranking, _) in searched.items()}
+        how = {name: of_index for name, (_, of_index) in searched.items()}
         metrics: dict[str, float] = {}
         chance: dict[str, float] = {}
         for name, ranking in found.items():

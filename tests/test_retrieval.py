@@ -99,7 +99,8 @@ def test_a_flat_index_gives_the_ranks_of_counting_up_to_its_depth(captions: Keys
         np.testing.assert_array_equal(found.rank, np.where(counted.rank > 7, len(items), counted.rank))
         np.testing.assert_array_equal(found.right, counted.right)
         np.testing.assert_array_equal(found.best, counted.best)
-        np.testing.assert_array_equal(*(r.best_wrong[counted.rank > 1] for r in (found, counted)))
+        ahead = counted.rank > 1
+        np.testing.assert_array_equal(found.best_wrong[ahead], counted.best_wrong[ahead])
         assert how == {"index": "Flat", "recall_against_exact@7": 1.0}
 
 

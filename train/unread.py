@@ -22,7 +22,7 @@ def _pictures(config: TrainConfig) -> bool:
     return config.task is Task.image_text
 
 
-def _is(config: TrainConfig, option: str, *values: str) -> bool:
+def _is(config: TrainConfig, option: str, *values: str | bool) -> bool:
     """Whether the objective has an option of one of these values."""
     value = getattr(config.objective, option, None)
     return getattr(value, "value", value) in values

@@ -26,7 +26,7 @@ from train.config import ImageTower, ModelConfig, Task, TextTower, TrainConfig
 from train.doctor.machine import size
 from train.findings import Finding, fail, ok, warn
 from train.runs.folder import is_finished, run_folder
-from train.towers.published import package_folder
+from train.towers.published import package_folder, read_json
 from train.towers.sentence_folder import compared
 from train.tracking.trackers import wandb_mode
 
@@ -187,16 +187,9 @@ def _complete(
             yield fail("model", f"model.text.name={name} lacks {what}", fix, ExitCode.CONFIG)
         for file in files:
             if file.suffix == ".json":
-                _parsed(file)
+                read_json(file)
     if all(here.values()):
         yield ok("model", f"{name}: {', '.join(wanted)} found")
-
-
-def _parsed(file: Path) -> None:
-    try:
-        json.loads(file.read_bytes())
-    except ValueError as error:
-        raise ConfigError(f"{file} is damaged: {error}. Fetch it again") from error
 
 
 def _published(key: str, name: str, wanted: dict[str, Sequence[str]]) -> Iterator[Finding]:

@@ -91,21 +91,22 @@ def file_of(name: str, file: str, fetch: bool) -> Path | None:
 
     A published one comes from the cache; one that was never asked for is fetched, if allowed.
     """
+    if name.startswith("pkg:"):
+        with suppress(ConfigError):  # not installed: what loads the weights says so
+            return _inside(Path(package_folder(name)), file)
+        return None
     place = place_of(name)
     if os.path.isdir(place):
         return _inside(Path(place), file)
-    if place.startswith(("/", ".")):
-        return None
-    return _published(*split_revision(place), file, fetch)
+    return None if place.startswith(("/", ".")) else _published(*split_revision(place), file, fetch)
 
 
 def is_unknown(name: str, file: str) -> bool:
     """Whether nobody knows here if a published model has this file: the hub's cache does not say."""
     from huggingface_hub import try_to_load_from_cache
 
-    place = place_of(name)
-    model, revision = split_revision(place)
-    local = os.path.isdir(place) or place.startswith(("/", "."))
+    model, revision = split_revision(os.path.expanduser(name))
+    local = os.path.isdir(model) or model.startswith(("/", ".", "pkg:"))
     return not local and try_to_load_from_cache(model, file, revision=revision) is None
 
 

@@ -208,9 +208,9 @@ def _lengths(name: str, encoder: dict[str, Any], fetch: bool) -> dict[str, int]:
     longest = encoder.get("max_seq_length")
     if longest is None:
         tokenizer = file_of(name, "tokenizer_config.json", fetch)
-        said = [_object(tokenizer).get("model_max_length")] if tokenizer else []
+        said: list[Any] = [_object(tokenizer).get("model_max_length")] if tokenizer else []
         said.append(check_settings(name, file_of(name, "config.json", fetch)).get("max_position_embeddings"))
-        longest = min((n for n in said if _is_length(n)), default=None)
+        longest = min([n for n in said if _is_length(n)], default=None)
     wanted = {
         "model.text.context_length": longest,
         "data.question.length": encoder.get("query_length") or longest,
