@@ -16,12 +16,14 @@ from torch import nn
 
 from data.errors import ConfigError
 from eval.__main__ import encoder as evaluation_encoder
+from eval.trained import read_config
 from train.command.compose import compose_config
 from train.config import Pooling, TrainConfig
 from train.distributed.world import World
 from train.export import sentence_transformers as export_sentence_transformers
 from train.export.__main__ import export
 from train.export.library import Source
+from train.runs.folder import open_run
 from train.towers.build import build_text_pair
 from train.towers.sentence_folder import compared, sentence_folder
 
@@ -193,3 +195,12 @@ def test_a_link_out_of_the_folder_is_not_followed(bert: str, tmp_path: Path) -> 
     (folder / "modules.json").symlink_to(tmp_path / "modules.json")
     with pytest.raises(ConfigError, match="leads out of its folder"):
         sentence_folder(str(folder))
+
+
+def test_a_run_keeps_what_the_folder_said(bert: str, tmp_path: Path) -> None:
+    folder = folder_of(bert, tmp_path / "st", parts.Normalize())
+    run = open_run(configured(folder, "objective=dpr", f"run.dir={tmp_path}", "run.name=a"))
+    edit(folder / "1_Pooling/config.json", pooling_mode="mean")
+    kept = read_config(run)
+    assert (kept.model.text.pooling, kept.data.passage.prefix) == (Pooling.cls, "p: ")
+    assert kept.objective.similarity.value == "cosine"

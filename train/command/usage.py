@@ -64,6 +64,7 @@ def help_text() -> str:
             QUOTING,
             "",
             "All keys with their values: python -m train experiment=emoji --cfg job",
+            "  (???: as the text tower's folder says where it is a SentenceTransformer's, else the default)",
             "Exit codes: 0 ok, 2 configuration, 3 damaged data, 4 hardware, 75 preempted (run it again)",
         ]
     )
