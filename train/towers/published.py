@@ -144,10 +144,11 @@ def read_json(path: Path) -> Any:
         if path.stat().st_size > LARGEST:
             raise ValueError(f"larger than {LARGEST >> 20} MiB")
         return json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise ConfigError(f"{path} cannot be read: {first_line(error)}") from error
-    except RecursionError:
-        raise ConfigError(f"{path} cannot be read: it is nested too deep") from None
+    except (ValueError, RecursionError) as error:
+        why = "it is nested too deep" if isinstance(error, RecursionError) else first_line(error)
+        raise ConfigError(f"{path} is damaged: {why}. Fetch it again") from error
 
 
 def check_settings(key: str, path: Path | None) -> dict[str, Any]:
