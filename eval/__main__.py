@@ -37,7 +37,7 @@ EXAMPLES = {
 }
 OF_TASK = {
     "image_text": ("truth", "recall_k"),
-    "question_passage": ("index", "depth", "answers", "embeddings", "embedding_type", "baselines"),
+    "question_passage": ("depth", "answers", "embeddings", "embedding_type", "baselines"),
 }
 NOTES = """\
 suite entries of image_text: retrieval:SHARDS  zero_shot:TASK.json  wds:FOLDER (a CLIP_benchmark data set)
@@ -71,7 +71,7 @@ def main() -> None:
 
 def check(command: EvalCommand, config: TrainConfig, specs: Sequence[str], val: Any) -> None:
     """Raise ConfigError for what cannot work, before anything is loaded."""
-    from eval.suite import check_specs
+    from eval.suite import check_index, check_specs
 
     task = config.task.value
     for other in (t for t in OF_TASK if t != task):
@@ -79,10 +79,7 @@ def check(command: EvalCommand, config: TrainConfig, specs: Sequence[str], val: 
         if foreign:
             raise ConfigError(f"{foreign[0]}= is of task={other}, and this run is task={task}: leave it out")
     check_specs(specs, val, config.task)
-    if task == "question_passage":
-        from eval.index_spec import check_spec
-
-        check_spec(config.eval.index if command.index is None else command.index)
+    check_index(config.eval.index if command.index is None else command.index, config.task)
 
 
 def evaluate(command: EvalCommand, run: Path, checkpoint: Path, specs: Sequence[str], val: Any) -> None:
@@ -153,7 +150,7 @@ def untrained(config: TrainConfig) -> Model:
 
 def with_command(config: TrainConfig, command: EvalCommand) -> TrainConfig:
     """The run's configuration with what the command line says differently."""
-    keys = {"block", "examples", *OF_TASK["image_text"], *OF_TASK["question_passage"]} - {"baselines"}
+    keys = {"block", "examples", "index", *OF_TASK["image_text"], *OF_TASK["question_passage"]} - {"baselines"}
     given = {key: getattr(command, key) for key in keys}
     changed = replace(config.eval, **{key: value for key, value in given.items() if value is not None})
     workers = config.data.workers if command.workers is None else command.workers

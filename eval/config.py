@@ -48,7 +48,7 @@ class EvalConfig:
     truth: Truth = described(Truth.keys, "image_text, right answers: equal content keys, or only the own pair")
     recall_k: list[int] = described([1, 5, 10], "image_text: the K of recall@K")
     index: str = described(
-        "Flat", "question_passage: FAISS index and its options; approximate e.g. 'IVF256,Flat;nprobe=16', 'HNSW32'"
+        "Flat", "Flat: exact; or a FAISS index and its options, approximate: 'IVF256,Flat;nprobe=16', 'HNSW32'"
     )
     depth: int = described(100, "passages found for a question; 1000 adds Recall@1000")
     answers: AnswerMatch = described(
@@ -87,7 +87,7 @@ class EvalCommand:
     baselines: list[Baseline] | None = described(
         None, "rows beside the model: bm25, untrained (before training), fusion (with bm25); null: all; []: none"
     )
-    index: str | None = described(None, "FAISS index for passages and its options, as 'HNSW32'; null: the run's")
+    index: str | None = described(None, "Flat: exact; or a FAISS index and its options, as 'HNSW32'; null: the run's")
     depth: int | None = described(None, "passages found for a question, 100 … 1000; null: the run's")
     answers: AnswerMatch | None = described(None, "how a passage has an answer, string or regex; null: the run's")
     embeddings: str | None = described(None, "folder that keeps the embeddings of passages; null: the run's")

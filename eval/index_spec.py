@@ -19,6 +19,7 @@ from typing import Any
 
 from data.errors import ConfigError
 
+EXACT = "Flat"
 EXAMPLES = '"Flat", "IVF256,Flat;nprobe=16", "IVF256,PQ32;nprobe=16", "HNSW32;efSearch=128"'
 
 

@@ -29,6 +29,7 @@ from eval.embeddings import Embeddings, encode_corpus, identity_of
 from eval.encode import Encoder, Evaluator, Report
 from eval.fusion import reciprocal_rank_fusion
 from eval.index import Hits, Index, recall_against_exact
+from eval.index_spec import EXACT
 from eval.question_sets import Passages, QuestionSet
 from eval.score_histogram import score_histogram, spread
 from eval.scores import Judge, Values, chance, differences, summarised
@@ -127,7 +128,7 @@ class PassageRetrieval(Evaluator):
         queries = encode("x", texts)
         hits = index.search(queries, self._depth)
         how: dict[str, Any] = {"index": self.options.index, "depth": self.options.depth}
-        if self.options.index != "Flat":
+        if self.options.index != EXACT:
             share = recall_against_exact(hits, queries, index.corpus, world=encode.world)
             how[f"recall_against_exact@{hits.positions.shape[1]}"] = share
         return Searched(hits, queries, index, how)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from data.errors import DataError, shown
 from data.foreign import inside
 from data.secrets import without_credentials
+from eval.index_spec import EXACT
 from train.config import Task
 from train.files import writable
 from train.tracking.headlines import PASSAGE_METRICS
@@ -131,19 +132,28 @@ def _retrieval_table(result: Mapping[str, Any]) -> Any:
     """Direction by recall, the first four that there are."""
     ks = [k.removeprefix("image_to_text_R@") for k in result["metrics"] if k.startswith("image_to_text_R@")][:4]
     sizes = [f"{result['metrics'][f'num_{name}']:,.0f} {name}" for name in ("images", "texts")]
-    title = f"{result['dataset']}: {', '.join(sizes)}"
+    title = f"{result['dataset']}: {', '.join(sizes)}{_approximate(result)}"
     table = _table("retrieval", *(f"R@{k}" for k in ks), "median rank", title=title)
     for way in ("image_to_text", "text_to_image"):
-        median = f"{result['metrics'][f'{way}_median_rank']:.0f}"
-        _add_rows(table, way.replace("_to_", " → "), [f"{way}_R@{k}" for k in ks], result, median)
+        median = result["metrics"].get(f"{way}_median_rank")  # an index knows the first ranks only
+        cell = "-" if median is None else f"{median:.0f}"
+        _add_rows(table, way.replace("_to_", " → "), [f"{way}_R@{k}" for k in ks], result, cell)
     return table
+
+
+def _approximate(result: Mapping[str, Any]) -> str:
+    """By which index, where that is not exact."""
+    search = result.get("search", {})
+    indexes = {str(how["index"]) for how in (search, *search.values()) if isinstance(how, dict) and "index" in how}
+    indexes -= {EXACT}
+    return f" (approximate: index {', '.join(sorted(indexes))})" if indexes else ""
 
 
 def _zero_shot_table(results: Sequence[Mapping[str, Any]]) -> Any:
     table = _table("zero-shot", "acc1", "acc5", "mean/class", "samples", "largest class")
     for r in results:
         facts = f"{r['metrics']['num_samples']:,.0f}", f"{r['chance']['majority_class_share']:.3f}"
-        _add_rows(table, r["dataset"], ("acc1", "acc5", "mean_per_class_recall"), r, *facts)
+        _add_rows(table, r["dataset"] + _approximate(r), ("acc1", "acc5", "mean_per_class_recall"), r, *facts)
     return table
 
 
@@ -158,7 +168,7 @@ def _passage_table(result: Mapping[str, Any]) -> Any:
     shown = [name for name in PASSAGE_METRICS if name in result["metrics"]][:4]
     metrics = [name for name in result["metrics"] if name in shown]
     sizes = {name: f"{result['metrics'][f'num_{name}']:,.0f} {name}" for name in ("questions", "passages")}
-    title = f"{result['dataset']}: {sizes['questions']}, {sizes['passages']}"
+    title = f"{result['dataset']}: {sizes['questions']}, {sizes['passages']}{_approximate(result)}"
     table = _table("system", *metrics, "model ahead", title=title)
     for name, system in {"model": result, **result["baselines"]}.items():
         ahead = system.get("difference", {}).get(metrics[0])

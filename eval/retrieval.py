@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,6 +26,9 @@ from eval.bootstrap import interval, limits
 from eval.cases import RIGHT, Answer, Case, Item, best_items, choose
 from eval.config import Truth
 from eval.encode import Encoder, Evaluator, Report
+from eval.found_ranks import found_ranks
+from eval.index_spec import EXACT
+from eval.matches import Labels, Matches, Ranking
 from eval.score_histogram import score_histogram, spread
 from eval.thumbnails import Thumbnails
 from train.distributed.agreement import rank_0_only
@@ -35,43 +38,6 @@ if TYPE_CHECKING:
     from data.image_text import RetrievalSet
 
 STRIP = 2**22  # scores held at a time: 16 MiB
-
-
-@dataclass(frozen=True)
-class Labels:
-    """What items are about: item `index[p]` carries `label[p]`. An item may carry several; `index` ascends."""
-
-    index: np.ndarray
-    label: np.ndarray
-    size: int
-
-    @staticmethod
-    def of(*carried: tuple[np.ndarray, np.ndarray], size: int) -> Labels:
-        """From (index, label) arrays, in any order."""
-        index, label = (np.concatenate(parts) for parts in zip(*carried, strict=True))
-        order = np.argsort(index, kind="stable")
-        return Labels(index[order], label[order], size)
-
-
-class Matches:
-    """Which of m items are right for each of n queries: those that share a label. Pairs are made strip by strip."""
-
-    def __init__(self, queries: Labels, items: Labels) -> None:
-        self.queries = queries
-        self.shape = (queries.size, items.size)
-        order = np.argsort(items.label, kind="stable")
-        self._label, self._item = items.label[order], items.index[order]
-
-    def pairs(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """(query − start, item) of all right pairs of queries [start, stop), each pair once, in order."""
-        begin, end = np.searchsorted(self.queries.index, [start, stop])
-        rows, labels = self.queries.index[begin:end] - start, self.queries.label[begin:end]
-        low, high = np.searchsorted(self._label, labels, "left"), np.searchsorted(self._label, labels, "right")
-        count = high - low
-        within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-        items = self._item[np.repeat(low, count) + within]
-        unique = np.unique(np.repeat(rows, count) * self.shape[1] + items)
-        return unique // self.shape[1], unique % self.shape[1]
 
 
 def match_pairs(
@@ -88,18 +54,6 @@ def match_pairs(
         image_labels = Labels.of((pictures, same_image), (owner, same_text), size=len(pictures))
         text_labels = Labels.of((captions, same_image[owner]), (captions, same_text), size=len(captions))
     return Matches(image_labels, text_labels), Matches(text_labels, image_labels)
-
-
-class Ranking(NamedTuple):
-    """Of each of n queries: its rank, the number of right items, the scores of the best right and the best wrong one.
-
-    int64 and float32; −inf where there is no wrong item.
-    """
-
-    rank: np.ndarray
-    right: np.ndarray
-    best: np.ndarray
-    best_wrong: np.ndarray
 
 
 @torch.inference_mode()
@@ -179,6 +133,12 @@ class Way:
         """Positions of its right items."""
         return self.matches.pairs(query, query + 1)[1]
 
+    def ranking(self, index: str, k: int, world: World) -> tuple[Ranking, dict[str, Any]]:
+        """Its ranks, counted; those up to k where an index other than "Flat" finds them, and how. A collective."""
+        if index == EXACT:
+            return count_ranks(self.queries_nD, self.items_mD, self.matches, world), {}
+        return found_ranks(self.queries_nD, self.items_mD, self.matches, index, k, world)
+
     def histogram(self, found: Ranking) -> dict[str, list[Any]]:
         picks = spread(len(self.queries_nD))
         right = [self.right(query) for query in picks.tolist()]
@@ -205,21 +165,25 @@ class Retrieval(Evaluator):
     data: RetrievalSet
     truth: Truth = Truth.keys
     recall_k: Sequence[int] = (1, 5, 10)
+    index: str = EXACT
 
     def report(self, encode: Encoder, examples: int | None = None) -> Report:
         small = Thumbnails(self.data.images)
         ways = self._ways(encode("x", self.data.images), encode("y", self.data.texts), small)
-        found = {
-            name: count_ranks(way.queries_nD, way.items_mD, way.matches, encode.world) for name, way in ways.items()
-        }
+        depth = max(self.recall_k)
+        searched = {name: way.ranking(self.index, depth, encode.world) for name, way in ways.items()}
+        found = {name: ranking for name, (ranking, _) in searched.items()}
+        how = {name: of_index for name, (_, of_index) in searched.items()}
         metrics: dict[str, float] = {}
         chance: dict[str, float] = {}
         for name, ranking in found.items():
-            metrics |= {f"{name}_{k}": v for k, v in rank_metrics(ranking.rank, self.recall_k).items()}
+            of_way = rank_metrics(ranking.rank, self.recall_k)
+            metrics |= {f"{name}_{k}": v for k, v in of_way.items() if not how[name] or k.startswith("R@")}
             m = ways[name].matches.shape[1]
             chance |= {f"{name}_R@{k}": chance_recall(ranking.right, m, k) for k in self.recall_k}
         metrics |= {"num_images": float(len(self.data.images)), "num_texts": float(len(self.data.texts))}
-        report = Report("zeroshot_retrieval", metrics, chance, {"truth": self.truth.value})
+        search = {"search": how} if any(how.values()) else {}
+        report = Report("zeroshot_retrieval", metrics, chance, {"truth": self.truth.value, **search})
         if examples is None:
             return report
         details = rank_0_only(encode.world, lambda: self._details(ways, found, examples)) or {}

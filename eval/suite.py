@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from data.errors import ConfigError, nearest
 from data.sources import Source, parse_sources
 from eval.config import Baseline, EvalConfig, Truth
+from eval.index_spec import EXACT, check_spec
 from eval.prompts import read_task
 from eval.question_sets import QuestionSet, check_beir, check_dpr, is_beir, open_beir, open_dpr
 from eval.wds import PICTURES, read_wds
@@ -83,6 +84,7 @@ def build_evaluators(
     baselines: what question_passage scores beside the model; untrained: makes its encoder as it was before training.
     Raises ConfigError for an entry that cannot be read, DataError for damaged data.
     """
+    check_index(eval_config.index, task)
     inputs = Inputs(model, data_config, eval_config, baselines, untrained)
     evaluators = [] if val is None else [VAL[task].build(Entry("val", str(val), val), inputs)]
     names = ["val"]
@@ -105,6 +107,12 @@ def check_specs(specs: Sequence[str], val: Any, task: Task) -> None:
         kind.check(place)
 
 
+def check_index(index: str, task: Task) -> None:
+    """Raise ConfigError for an index that cannot be. Pictures are ranked without one where it is exact."""
+    if task is Task.question_passage or index != EXACT:
+        check_spec(index)
+
+
 # Pictures and texts ---------------------------------------------------------------------------------------------------
 
 
@@ -124,8 +132,8 @@ def _retrieval(entry: Entry, shards: Shards, inputs: Inputs) -> Evaluator:
     from eval.retrieval import Retrieval
 
     model = _pictures_and_texts(inputs)
-    data = retrieval_set(shards, model.image, model.tokenize, inputs.data)
-    return Retrieval(entry.name, entry.spec, data, inputs.evaluation.truth, tuple(inputs.evaluation.recall_k))
+    data, options = retrieval_set(shards, model.image, model.tokenize, inputs.data), inputs.evaluation
+    return Retrieval(entry.name, entry.spec, data, options.truth, tuple(options.recall_k), options.index)
 
 
 def _zero_shot(entry: Entry, shards: Shards, inputs: Inputs) -> Evaluator:
@@ -134,7 +142,7 @@ def _zero_shot(entry: Entry, shards: Shards, inputs: Inputs) -> Evaluator:
 
     task = read_task(_path(entry.place))
     data = labelled_set(shards, _pictures_and_texts(inputs).image, inputs.data, task.label)
-    return ZeroShot(entry.name, entry.spec, data, task.classes, inputs.model.tokenize)
+    return ZeroShot(entry.name, entry.spec, data, task.classes, inputs.model.tokenize, inputs.evaluation.index)
 
 
 def _wds(entry: Entry, shards: Shards, inputs: Inputs) -> Evaluator:
@@ -148,7 +156,7 @@ def _wds(entry: Entry, shards: Shards, inputs: Inputs) -> Evaluator:
         return _retrieval(entry, shards, dataclasses.replace(inputs, data=plain, evaluation=own_pairs))
     labelled = labelled_set(shards, _pictures_and_texts(inputs).image, plain, "cls")
     named = dataclasses.replace(labelled, labels=[folder.class_name(label) for label in labelled.labels])
-    return ZeroShot(entry.name, entry.spec, named, folder.classes, inputs.model.tokenize)
+    return ZeroShot(entry.name, entry.spec, named, folder.classes, inputs.model.tokenize, inputs.evaluation.index)
 
 
 def _pictures_and_texts(inputs: Inputs) -> ImageTextModel:
@@ -170,10 +178,8 @@ def _dpr(entry: Entry, inputs: Inputs) -> Evaluator:
 
 
 def _passages(entry: Entry, questions: QuestionSet, inputs: Inputs) -> Evaluator:
-    from eval.index_spec import check_spec
     from eval.passages import PassageRetrieval, PassageSide
 
-    check_spec(inputs.evaluation.index)
     corpus, tokenize, options = questions.corpus, inputs.model.tokenize, inputs.evaluation
     side = PassageSide(corpus, tokenize, inputs.data.passage, options)
     return PassageRetrieval(

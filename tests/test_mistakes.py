@@ -9,8 +9,9 @@ from train.__main__ import check_arguments
 from train.command.compose import compose_config, groups, keys
 from train.command.synonyms import ADVICE, SYNONYMS
 from train.runs.folder import open_run
+from train.unread import WHERE
 
-EMOJI = "experiment=emoji"
+EMOJI, DATA = "experiment=emoji", "data.train=data/samples/emoji/fxemoji-trained.tar"
 
 # kind: what is typed, and what the answer names: the key, the value, the fix
 MISTAKES = {
@@ -48,6 +49,25 @@ MISTAKES = {
         ["beir:data/samples/topics", "'beir' is of task=question_passage"],
     ),
     "objective of no task": ([EMOJI, "objective=cpc", "objective.width=8"], ["objective=cpc", "build_objective"]),
+    "key of another tower": (
+        ["model=tiny_clip", DATA, "steps=1", "model.text.lora_rank=4"],
+        ["lora_rank=4", "kind=transformers"],
+    ),
+    "key of the other task": ([EMOJI, "eval.depth=200"], ["eval.depth=200", "task=question_passage"]),
+    "key of another option": ([EMOJI, "optim.cooldown=3"], ["optim.cooldown=3", "const-cooldown"]),
+    "option of another divergence": (
+        [EMOJI, "objective=coce", "objective.alpha=0.2"],
+        ["objective.alpha=0.2", "objective.divergence=cvar"],
+    ),
+    "labels that are not there": (
+        ["model=tiny_clip", DATA, "steps=1", "objective=coce", "objective.setting=supervised"],
+        ["setting=supervised", "objective.duplicates=positive"],
+    ),
+    "EPR without negatives": (
+        ["experiment=topics", "objective=epr"],
+        ["objective=epr", "data.negatives.per_row=1", "objective=dpr"],
+    ),
+    "index": ([EMOJI, "eval.index=HNWS32"], ["index 'HNWS32'", "HNSW32"]),
     "key without its service": ([EMOJI, "tracking.wandb=online"], ["tracking.wandb=online", "WANDB_API_KEY"]),
 }
 
@@ -73,6 +93,18 @@ def test_a_run_folder_of_another_configuration_names_what_differs(tmp_path: Path
     check_arguments(words)
     with pytest.raises(ConfigError, match=r"seed: 0 there, 1 now(.|\n)*Choose another run.name(.|\n)*resume=never"):
         check_arguments([*words, "seed=1"])
+
+
+def test_every_key_that_is_not_always_read_exists() -> None:
+    known = [key for key, _, _ in keys()]
+    of_rules = [start for _, _, starts in WHERE for start in starts.split()]
+    assert [start for start in of_rules if not any(key.startswith(start) for key in known)] == []
+
+
+def test_a_prefix_can_break_the_line() -> None:
+    """No shell passes a line break on easily, so its two letters are one."""
+    config = compose_config(["experiment=topics", r"data.question.prefix=Query:\n", 'data.passage.prefix="a\\tb"'])
+    assert (config.data.question.prefix, config.data.passage.prefix) == ("Query:\n", "a\tb")
 
 
 def test_what_other_trainers_call_a_key_is_a_key_here() -> None:

@@ -11,8 +11,10 @@ from helpers_eval import LOCAL, unit_rows
 
 from eval import retrieval
 from eval.config import Truth
+from eval.found_ranks import found_ranks
 from eval.index import search
-from eval.retrieval import Labels, Matches, Ranking, chance_recall, count_ranks, match_pairs, rank_metrics
+from eval.matches import Labels, Matches, Ranking
+from eval.retrieval import chance_recall, count_ranks, match_pairs, rank_metrics
 
 Keys = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -82,6 +84,24 @@ def test_counting_equals_faiss(captions: Keys) -> None:
     hit = np.take_along_axis(right, ids, axis=1)
     for k in (1, 5, 10):
         assert (rank <= k).mean() == hit[:, :k].any(axis=1).mean()
+
+
+@pytest.mark.parametrize("truth", Truth)
+def test_a_flat_index_gives_the_ranks_of_counting_up_to_its_depth(captions: Keys, truth: Truth) -> None:
+    """Of small whole numbers many scores are equal."""
+    rng = np.random.default_rng(1)
+    images, texts = (rng.integers(-1, 2, (n, 6)).astype(np.float32) for n in (40, 90))
+    for matches, queries, items in zip(match_pairs(*captions, truth), (images, texts), (texts, images), strict=True):
+        counted, (found, how) = (
+            count_ranks(queries, items, matches, LOCAL),
+            found_ranks(queries, items, matches, "Flat", 7, LOCAL),
+        )
+        np.testing.assert_array_equal(found.rank, np.where(counted.rank > 7, len(items), counted.rank))
+        np.testing.assert_array_equal(found.right, counted.right)
+        np.testing.assert_array_equal(found.best, counted.best)
+        ahead = counted.rank > 1
+        np.testing.assert_array_equal(found.best_wrong[ahead], counted.best_wrong[ahead])
+        assert how == {"index": "Flat", "recall_against_exact@7": 1.0}
 
 
 def test_recall_equals_clip_benchmark_with_several_captions(captions: Keys) -> None:

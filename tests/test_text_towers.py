@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, BertModel
 
 from train.config import Pooling, TextTower, TextTowerConfig
 from train.towers.build import build_image_text
-from train.towers.text import package_folder
+from train.towers.published import package_folder
 from train.towers.tower import Tower
 
 
@@ -44,7 +44,7 @@ def test_transformers_pool_the_states_of_the_text_alone(kind: str, pooling: Pool
         torch.testing.assert_close(tower(tokens), tower.projection(want), rtol=1e-4, atol=1e-5)
 
 
-def test_a_tokenizer_without_padding_fills_up_with_its_end(tmp_path: Path) -> None:
+def test_a_tokenizer_without_padding_fills_up_with_what_is_not_in_the_text(tmp_path: Path) -> None:
     folder = transformers_folder(tmp_path, "gpt2")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.pad_token, tokenizer.eos_token = None, "[SEP]"
@@ -52,8 +52,8 @@ def test_a_tokenizer_without_padding_fills_up_with_its_end(tmp_path: Path) -> No
     model = build_image_text(with_text(transformers_tower(folder, pooling=Pooling.last)))
     tower, tokens = model.towers.y_tower.eval(), model.tokenize(["a red cat"])
     assert isinstance(tower, Tower)
-    own = tokens[0, :4]  # [CLS] a red cat, then the end is padding
-    assert set(tokens[0, 4:].tolist()) == {tokenizer.eos_token_id}
+    own = tokens[0, :5]  # [CLS] a red cat [SEP]
+    assert own[-1] == tokenizer.eos_token_id and len({*tokens[0, 5:].tolist()} - {*own.tolist()}) == 1
     want = tower.get_submodule("trunk.encoder")(input_ids=own[None]).last_hidden_state[:, -1]
     torch.testing.assert_close(tower(tokens), tower.projection(want), rtol=1e-4, atol=1e-5)
 

@@ -26,10 +26,11 @@ from data.secrets import known_secrets, redacted, without_credentials
 from data.sources import parse_sources
 from train.__main__ import check_arguments
 from train.command.compose import compose_config
-from train.config import Task
+from train.config import ModelConfig, Task
 from train.runs import checkpoint
 from train.towers.build import build_model
-from train.towers.text import _load, package_folder
+from train.towers.published import package_folder
+from train.towers.text import _load
 
 # What is never called ------------------------------------------------------------------------------------------------
 
@@ -163,6 +164,56 @@ def test_pickled_weights_in_a_transformers_folder(tmp_path: Path, canary: Path) 
     torch.save({"x": Canary(canary)}, tmp_path / "bert" / "pytorch_model.bin")
     with pytest.raises(ConfigError, match=r"model\.text\.name"):
         _load(str(tmp_path / "bert"), pretrained=True)
+
+
+ABSURD = {
+    "nested tokenizer": ("tokenizer.json", "[" * 200_000, "tokenizer.json|nested|recursion"),
+    "nested settings": ("config.json", '{"a":' * 100_000, "nested too deep"),
+    "no object": ("config.json", "7", "must be a JSON object"),
+    "vocabulary": ("config.json", {"vocab_size": 2**40}, "vocab_size is 1.1e.12"),
+    "width": ("config.json", {"hidden_size": 2**22}, "this machine has"),
+    "layers": ("config.json", {"num_hidden_layers": 10**9}, "num_hidden_layers is 1e.09"),
+    "labels": ("config.json", {"num_labels": 10**9}, "num_labels"),
+    "quantised": ("config.json", {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantization_config"),
+    "adapters": ("adapter_config.json", {"base_model_name_or_path": "someone/else"}, "adapters"),
+}
+
+
+@pytest.mark.parametrize("pretrained", [True, False])
+@pytest.mark.parametrize("case", ABSURD)
+def test_absurd_settings_of_a_transformers_folder_are_one_line(tmp_path: Path, case: str, pretrained: bool) -> None:
+    file, content, said = ABSURD[case]
+    write_bert(tmp_path / "bert")
+    settings = json.loads((tmp_path / "bert" / "config.json").read_text()) if file == "config.json" else {}
+    written = content if isinstance(content, str) else json.dumps({**settings, **content})
+    (tmp_path / "bert" / file).write_text(written)
+    with pytest.raises(ConfigError, match=said) as caught:
+        _load(str(tmp_path / "bert"), pretrained)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("pretrained", [True, False])
+def test_settings_choose_no_kernel(tmp_path: Path, pretrained: bool) -> None:
+    """transformers would look for one in the hub."""
+    write_bert(tmp_path / "bert")
+    settings = json.loads((tmp_path / "bert" / "config.json").read_text())
+    names = ("_attn_implementation", "attn_implementation", "_experts_implementation", "experts_implementation")
+    (tmp_path / "bert" / "config.json").write_text(json.dumps({**settings, **dict.fromkeys(names, "evil/kernel")}))
+    assert _load(str(tmp_path / "bert"), pretrained)[0].config._attn_implementation == "sdpa"
+    text = {"hf_model_name": str(tmp_path / "bert"), "hf_tokenizer_name": str(tmp_path / "bert")}
+    (tmp_path / "pair.json").write_text(json.dumps({"embed_dim": 8, "vision_cfg": {}, "text_cfg": text}))
+    with pytest.raises(ConfigError, match="evil/kernel"):
+        build_model(ModelConfig(name=str(tmp_path / "pair.json")), Task.image_text)
+
+
+@pytest.mark.parametrize(
+    "content", ["[" * 100_000, "7", '{"embed_dim": 8, "vision_cfg": {"layers": 1e9}, "text_cfg": {}}', "{"]
+)
+def test_absurd_open_clip_configs_are_one_line(tmp_path: Path, content: str) -> None:
+    (tmp_path / "pair.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"pair\.json") as caught:
+        build_model(ModelConfig(name=str(tmp_path / "pair.json")), Task.image_text)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_revision_is_one_state_of_a_published_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

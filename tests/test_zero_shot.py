@@ -1,6 +1,7 @@
 """Zero-shot classification against CLIP_benchmark and scikit-learn; task files and CLIP_benchmark folders."""
 
 import json
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from data.errors import ConfigError, DataError
 from data.image_text import LabelledSet
 from eval import zero_shot
 from eval.encode import Report
+from eval.matches import Labels, Matches
 from eval.prompts import prompted, read_task
-from eval.retrieval import Labels, Matches, count_ranks
+from eval.retrieval import count_ranks
 from eval.wds import read_wds
 from eval.zero_shot import ZeroShot, accuracies, confusion, predictions
 
@@ -35,6 +37,15 @@ def evaluator(count: int = 60, classes=CLASSES, **labelled: object) -> ZeroShot:
     labels = [names[i * i % (len(names) - 1)] for i in range(count)]  # the last class has no picture
     data = LabelledSet(**{"images": Rows(pictures(count)), "labels": labels, **labelled})  # type: ignore[arg-type]
     return ZeroShot("eval/animals", "zero_shot:animals.json", data, classes, tokenize)
+
+
+def test_an_index_serves_the_accuracies_and_is_named() -> None:
+    exact = evaluator().report(encoder(3), 0)
+    whole, part = (replace(evaluator(), index=index).report(encoder(3), 0) for index in ("IVF1,Flat", "IVF3,Flat"))
+    assert whole.metrics == exact.metrics and "search" not in exact.details
+    assert whole.details["confusion"] == exact.details["confusion"]
+    assert whole.details["search"] == {"index": "IVF1,Flat", "recall_against_exact@5": 1.0}
+    assert part.details["search"]["recall_against_exact@5"] < 1 and part.metrics["acc5"] < exact.metrics["acc5"]
 
 
 @pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true")

@@ -90,17 +90,21 @@ def check(config: TrainConfig) -> None:
     """Everything that can be refused before anything heavy is imported."""
     from data.questions import named_files
     from data.sources import parse_sources
-    from eval.suite import check_specs
+    from eval.suite import check_index, check_specs
     from train.config import Task, validate
     from train.runs.folder import check_run
     from train.tracking.trackers import check_tracking
+    from train.unread import refuse_unread
 
     validate(config, int(os.environ.get("WORLD_SIZE", "1")))
+    refuse_unread(config)
     if config.task is Task.question_passage:
         named_files(config.data.train, config.data)
     else:
         parse_sources(config.data.train)
     check_specs(config.eval.suite, config.data.val, config.task)
+    if config.eval.suite or config.data.val:
+        check_index(config.eval.index, config.task)
     check_tracking(config.tracking)
     _check_start(config)
     check_run(config)

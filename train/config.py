@@ -12,7 +12,8 @@ from omegaconf import MISSING
 from data.config import DataConfig, DrawnPositives, Mode, NegativeList, Shuffle, described
 from data.errors import ConfigError
 from eval.config import EvalConfig
-from train.losses.options.common import Expected, ObjectiveOptions
+from train.losses.options.common import Duplicates, Expected, ObjectiveOptions
+from train.losses.options.robust import Setting
 
 
 class Task(Enum):
@@ -79,7 +80,9 @@ class TextTowerConfig:
         None, "open_clip model or .json, transformers folder or name, pkg:PACKAGE/FOLDER; null: model.name"
     )
     pretrained: str | None = described(None, "open_clip weights; null: model.pretrained")
-    pooling: Pooling = described(Pooling.mean, "how token states become one embedding (transformers)")
+    pooling: Pooling = described(
+        Pooling.mean, "transformers: how token states become one embedding; a SentenceTransformer brings its own"
+    )
     context_length: int | None = described(None, "longest text in tokens; null: the tower's own")
     from_scratch: bool = described(False, "transformers: take the architecture, not the weights")
     frozen: bool = described(False, "train only the projection")
@@ -245,6 +248,10 @@ def validate(config: TrainConfig, world_size: int) -> None:
         "data.train is missing: give shards, e.g. data.train=shards/train.tar, or experiment=emoji": config.data.train
         is None,
         "steps or epochs is missing: say how long to train, e.g. steps=1000": steps is None and config.epochs is None,
+        f"objective=epr, data.negatives.per_row={negatives.per_row}: EPR is DPR with one hard negative a row. Set "
+        "data.negatives.per_row=1, or take objective=dpr": objective == "epr" and negatives.per_row != 1,
+        "objective.setting=supervised: nothing says which further columns are positive, so it would be setting=self. "
+        "Set objective.duplicates=positive, or data.passage.positives=all": _is_unlabelled(config),
         f"objective={objective}: takes {OWN_LOOP.get(objective)}, which no task has; use it in your own loop: from "
         "train.losses import build_objective": objective in OWN_LOOP,
         f"global_batch_size={size}: needs at least one pair for each of {world_size} processes": size < world_size,
@@ -272,6 +279,14 @@ def _of_objective(config: TrainConfig) -> dict[str, bool]:
     further = several or config.data.negatives.per_row > 0
     expected = Expected(config.global_batch_size, further, several)
     return config.objective.broken_by(expected) if isinstance(config.objective, ObjectiveOptions) else {}
+
+
+def _is_unlabelled(config: TrainConfig) -> bool:
+    """Supervised COCE of a run that has neither lists of positives nor keys of equal items."""
+    objective = config.objective
+    listed = config.task is Task.question_passage and config.data.passage.positives is DrawnPositives.all
+    by_key = getattr(objective, "duplicates", None) is Duplicates.positive
+    return getattr(objective, "setting", None) is Setting.supervised and not (listed or by_key)
 
 
 def _of_streams(config: TrainConfig) -> dict[str, bool]:

@@ -40,6 +40,7 @@ from train.runs.saving import Saves
 from train.runs.substituted import Substituted
 from train.signals import StopRequest
 from train.step import TrainStep
+from train.towers.sentence_folder import compared
 from train.tracking.metrics import Logger, build_logger
 from train.tracking.trackers import decided
 from train.watch import Watch
@@ -168,6 +169,7 @@ def _first_words(
         yield f"{goal}, beginning with the weights of {origin.weights}" if origin.weights else goal
     if said := batch_norms(config, parts.model.towers, world.size):
         yield said
+    yield from compared(config)
     if config.task is Task.question_passage and "excluded" not in OBJECTIVES[config.objective.name].takes:
         yield (
             f"objective={config.objective.name} takes pairs only: what is right for another question of the batch as "

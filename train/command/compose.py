@@ -30,6 +30,7 @@ from train.command.synonyms import ADVICE, SYNONYMS
 from train.config import TrainConfig
 from train.losses.config import CONFIGS as OBJECTIVES
 from train.runs.folder import all_keys
+from train.towers.sentence_folder import fill, schema
 
 OWN = {"model": "model.name", "data": "data.train", "tracking": "tracking.wandb", "optim": "optim.schedule"}
 SHORT = {"resume": "resume.mode"}  # what is typed → the key it stands for
@@ -40,9 +41,9 @@ CONFIG_DIR = Path(__file__).resolve().parents[2] / "configs"
 def register() -> None:
     """Put the schema and the objectives where Hydra looks for them."""
     store = ConfigStore.instance()
-    store.store(name="schema", node=TrainConfig)
+    store.store(name="schema", node=schema(TrainConfig))
     for name, config in OBJECTIVES.items():
-        store.store(group="objective", name=name, node=config)
+        store.store(group="objective", name=name, node=schema(config, "objective."))
 
 
 def groups() -> dict[str, list[str]]:
@@ -153,9 +154,10 @@ def preview(overrides: Sequence[str]) -> str:
     """What `--cfg job` prints: the configuration as YAML. Raises as compose_config; a needed value may be missing."""
     config = _composed(overrides)
     _refuse_resolvers(config)
-    if not OmegaConf.missing_keys(config):
-        typed(config, overrides)
     with _explained(overrides):
+        fill(config)
+        if not OmegaConf.missing_keys(config):
+            typed(config, overrides)
         return OmegaConf.to_yaml(config, resolve=True)
 
 
@@ -171,10 +173,13 @@ def _composed(overrides: Sequence[str]) -> DictConfig:
 def typed(config: Any, overrides: Sequence[str] = ()) -> TrainConfig:
     """The dataclasses of a composed configuration; raises ConfigError when a value does not fit its type.
 
+    Keys that nobody chose get what the text tower's folder says of them, or their defaults.
+
     overrides: where a message finds a value as it was typed.
     """
     _refuse_resolvers(config)
     with _explained(overrides):
+        fill(config)
         result = OmegaConf.to_object(config)
     assert isinstance(result, TrainConfig)
     return result

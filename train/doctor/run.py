@@ -27,7 +27,8 @@ from train.config import ImageTower, ModelConfig, Task, TextTower, TrainConfig
 from train.doctor.machine import size
 from train.findings import Finding, fail, ok, warn
 from train.runs.folder import is_finished, run_folder
-from train.towers.text import package_folder
+from train.towers.published import package_folder, read_json
+from train.towers.sentence_folder import compared
 from train.tracking.trackers import wandb_mode
 
 SCANNED = 256 << 20  # bytes of an unindexed shard that are read whole
@@ -151,6 +152,7 @@ def model(config: TrainConfig) -> Iterator[Finding]:
         yield from _open_clip(towers.image.name or towers.name, towers.image.pretrained or towers.pretrained)
     if towers.text.kind is TextTower.transformers:
         yield from _transformers(towers)
+        yield from (ok("model", line) for line in compared(config))
     elif config.task is Task.image_text:
         named = towers.text.name or towers.name, towers.text.pretrained or towers.pretrained
         if towers.image.kind is not ImageTower.open_clip or named[0] != (towers.image.name or towers.name):
@@ -207,16 +209,9 @@ def _complete(
             yield fail("model", f"model.text.name={name} lacks {what}", fix, ExitCode.CONFIG)
         for file in files:
             if file.suffix == ".json":
-                _parsed(file)
+                read_json(file)
     if all(here.values()):
         yield ok("model", f"{name}: {', '.join(wanted)} found")
-
-
-def _parsed(file: Path) -> None:
-    try:
-        json.loads(file.read_bytes())
-    except ValueError as error:
-        raise ConfigError(f"{file} is damaged: {error}. Fetch it again") from error
 
 
 def _published(key: str, name: str, wanted: dict[str, Sequence[str]]) -> Iterator[Finding]:

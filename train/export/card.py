@@ -21,7 +21,7 @@ from data.sources import parts
 from train.config import Task, TextTower, TrainConfig
 from train.export.library import Library, Source
 from train.runs.folder import what_matters
-from train.towers.text import package_folder
+from train.towers.published import package_folder
 from train.tracking.headlines import Score, scores
 
 ROOT = Path(__file__).parents[2]

@@ -14,6 +14,7 @@ from train.config import Pooling
 from train.export.encoder import inputs_in_words, sides
 from train.export.library import PROBES, Call, Library, Source
 from train.losses.options.common import Similarity
+from train.towers.sentence_folder import SentenceFolder, of_config
 
 try:
     from sentence_transformers import SentenceTransformer
@@ -42,15 +43,18 @@ def write(folder: Path, source: Source) -> None:
     width, projection = transformer.get_embedding_dimension(), question.tower.projection
     modules: list[nn.Module] = [transformer, parts.Pooling(width, POOLINGS[question.pooled.pooling])]
     if isinstance(projection, nn.Linear):
-        dense = parts.Dense(width, projection.out_features, activation_function=nn.Identity())
+        bias = projection.bias is not None
+        dense = parts.Dense(width, projection.out_features, bias=bias, activation_function=nn.Identity())
         dense.linear.load_state_dict(projection.state_dict())
         modules.append(dense)
     if similarity is Similarity.cosine:
         modules.append(parts.Normalize())
+    origin = of_config(source.config) or SentenceFolder("")
     model = SentenceTransformer(
         modules=modules,
         device="cpu",
-        prompts={"query": question.prefix, "document": passage.prefix},
+        prompts={**origin.prompts, "query": question.prefix, "document": passage.prefix},
+        default_prompt_name=origin.default_prompt_name,
         similarity_fn_name=similarity.value,
     )
     model.save_pretrained(str(folder), create_model_card=False)

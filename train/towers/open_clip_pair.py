@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import logging
 from collections.abc import Mapping
 from functools import cache, cached_property
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from data.errors import ConfigError, first_line, nearest
 from data.transforms import ImageSpec
 from train.config import ImageTower, ModelConfig, TextTower
-from train.towers.published import refuse_code, refuse_code_of, snapshot
+from train.towers.published import check_open_clip, read_json, refuse_code, snapshot
 from train.towers.tower import Tower
 
 # Class of a trunk → its attribute that leads into the shared space, and whether it takes None there or wants a module
@@ -77,7 +76,7 @@ class OpenClipPair:
         name = model_name(self.text[0])
         try:
             return open_clip.get_tokenizer(name, context_length=self._context)
-        except (OSError, ValueError) as error:
+        except Exception as error:  # of transformers and tokenizers, for files of strangers
             raise ConfigError(
                 f"model.name={self.text[0]}: its tokenizer: {first_line(error)}. Without a network take a folder that "
                 "has the tokenizer's files"
@@ -117,7 +116,7 @@ class OpenClipPair:
         weights = f" with weights '{pretrained}'" if pretrained and self._load else ""
         logging.disable(logging.ERROR)  # of random weights, which are wanted or come later, and of what is raised too
         try:
-            refuse_code_of(f"model.name={name}", open_clip.get_model_config(known))  # its tokenizer comes later
+            check_open_clip(f"model.name={name}", open_clip.get_model_config(known))  # its tokenizer comes later
             model = open_clip.create_model(
                 known,
                 pretrained if self._load else None,
@@ -175,10 +174,9 @@ def _registered(path: str) -> str:
     import open_clip
 
     file = Path(path).expanduser()
-    try:
-        content = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model.name={path}: cannot be read: {error}") from error
+    content = read_json(file)
+    if not isinstance(content, dict):
+        raise ConfigError(f"model.name={path}: no open_clip config, which is a JSON object")
     if "model_cfg" in content and file.name == "open_clip_config.json":
         return f"local-dir:{file.parent}"
     missing = [key for key in ("embed_dim", "vision_cfg", "text_cfg") if key not in content]

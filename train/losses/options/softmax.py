@@ -9,6 +9,7 @@ from data.config import described
 from train.losses.options.common import (
     DIRECTIONS,
     NO_FURTHER,
+    SIMILARITY,
     Candidates,
     Directions,
     Expected,
@@ -136,7 +137,7 @@ class DprOptions(SoftmaxOptions):
     """DPR: question → passage over in-batch and hard negatives, dot product, τ = 1 (Karpukhin et al. 2020)."""
 
     name: str = "dpr"
-    similarity: Similarity = described(Similarity.dot, "score of two embeddings")
+    similarity: Similarity = described(Similarity.dot, SIMILARITY)
     temperature: float = described(1.0, "τ, or where it starts when it learns")
     learnable: bool = described(False, "whether τ learns (through logit_scale = log 1/τ)")
     directions: Directions = described(Directions.x, DIRECTIONS)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from data.config import described
-from train.losses.options.common import Directions, ObjectiveOptions, Similarity
+from train.losses.options.common import SIMILARITY, Directions, ObjectiveOptions, Similarity
 
 
 class PairSet(Enum):
@@ -23,7 +23,7 @@ class Cov(Enum):
 class SpectralFamilyOptions(ObjectiveOptions):
     """Objectives of second moments."""
 
-    similarity: Similarity = described(Similarity.dot, "score of two embeddings")
+    similarity: Similarity = described(Similarity.dot, SIMILARITY)
 
 
 @dataclass

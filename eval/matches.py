@@ -1,0 +1,57 @@
+"""Which items are right for which queries, and the rank that each query's best right one has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What items are about: item `index[p]` carries `label[p]`. An item may carry several; `index` ascends."""
+
+    index: np.ndarray
+    label: np.ndarray
+    size: int
+
+    @staticmethod
+    def of(*carried: tuple[np.ndarray, np.ndarray], size: int) -> Labels:
+        """From (index, label) arrays, in any order."""
+        index, label = (np.concatenate(parts) for parts in zip(*carried, strict=True))
+        order = np.argsort(index, kind="stable")
+        return Labels(index[order], label[order], size)
+
+
+class Matches:
+    """Which of m items are right for each of n queries: those that share a label. Pairs are made strip by strip."""
+
+    def __init__(self, queries: Labels, items: Labels) -> None:
+        self.queries = queries
+        self.shape = (queries.size, items.size)
+        order = np.argsort(items.label, kind="stable")
+        self._label, self._item = items.label[order], items.index[order]
+
+    def pairs(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """(query − start, item) of all right pairs of queries [start, stop), each pair once, in order."""
+        begin, end = np.searchsorted(self.queries.index, [start, stop])
+        rows, labels = self.queries.index[begin:end] - start, self.queries.label[begin:end]
+        low, high = np.searchsorted(self._label, labels, "left"), np.searchsorted(self._label, labels, "right")
+        count = high - low
+        within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+        items = self._item[np.repeat(low, count) + within]
+        unique = np.unique(np.repeat(rows, count) * self.shape[1] + items)
+        return unique // self.shape[1], unique % self.shape[1]
+
+
+class Ranking(NamedTuple):
+    """Of each of n queries: its rank, the number of right items, the scores of the best right and the best wrong one.
+
+    int64 and float32; −inf where there is no wrong item.
+    """
+
+    rank: np.ndarray
+    right: np.ndarray
+    best: np.ndarray
+    best_wrong: np.ndarray

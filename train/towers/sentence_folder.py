@@ -1,0 +1,253 @@
+"""What the folder of a SentenceTransformer says beside its weights. Torch-free.
+
+Its pooling, lengths, prompts and similarity are the defaults of our keys; what is chosen differently stays chosen. Its
+JSON files come from strangers: names of modules are compared, nothing is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+from data.errors import ConfigError
+from train.config import Pooling, Task, TextTower, TrainConfig
+from train.losses.options.common import Similarity
+from train.towers.published import check_settings, file_of, is_unknown, place_of, read_json
+
+OF_TASK = {
+    Task.image_text: ("model.text.pooling", "model.text.context_length"),
+    Task.question_passage: (
+        "model.text.pooling",
+        *("data.question.length", "data.passage.length", "data.question.prefix", "data.passage.prefix"),
+        "objective.similarity",
+    ),
+}
+OPEN = sorted({key for keys in OF_TASK.values() for key in keys})  # keys whose default a folder may bring
+CHAINS = ("Transformer Pooling", "Transformer Pooling Normalize", "Transformer Pooling Dense")
+CHAINS += ("Transformer Pooling Dense Normalize",)
+POOLINGS = {"cls": Pooling.cls, "mean": Pooling.mean, "lasttoken": Pooling.last}
+MODULES = "modules.json"
+OLD_FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A linear layer behind the pooling."""
+
+    weights: Path
+    bias: bool
+    width: int
+
+
+@dataclass(frozen=True)
+class SentenceFolder:
+    """defaults: dotted key → value; refused: dotted key → why its value has no place here.
+
+    lower_case: texts are, whatever the tokenizer; no_dense: why its Dense module has no place here.
+    """
+
+    name: str
+    defaults: dict[str, Any] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    prompts: dict[str, str] = field(default_factory=dict)
+    default_prompt_name: str | None = None
+    lower_case: bool = False
+    dense: Dense | None = None
+    no_dense: str = ""
+
+
+def sentence_folder(name: str, fetch: bool = False) -> SentenceFolder | None:
+    """None for a model that is no SentenceTransformer. Raises ConfigError for one that cannot be had as it is."""
+    if (path := file_of(name, MODULES, fetch)) is None:
+        return None
+
+    def settings(file: str) -> dict[str, Any]:
+        found = file_of(name, file, fetch)
+        return {} if found is None else _object(found)
+
+    instead = f"To take its encoder alone, name a folder without {path.name}"
+    modules = read_json(path)
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise ConfigError(f"{path} is no list of modules. {instead}")
+    types = [str(module.get("type")) for module in modules]
+    chain = " ".join(kind.rpartition(".")[2] for kind in types)
+    if chain not in CHAINS or not all(kind.startswith("sentence_transformers.") for kind in types):
+        raise ConfigError(f"{path}: its modules are {', '.join(types)}; known are {' or '.join(CHAINS)}. {instead}")
+    folders = dict(zip(chain.split(), (str(module.get("path", "")) for module in modules), strict=True))
+    if folders["Transformer"]:
+        raise ConfigError(f"{path}: the encoder is in the folder {folders['Transformer']}: name it, and type its keys")
+    if any(".." in Path(folder).parts or Path(folder).is_absolute() for folder in folders.values()):
+        raise ConfigError(f"{path}: the path of a module leads out of the folder. {instead}")
+
+    encoder, model = settings("sentence_bert_config.json"), settings("config_sentence_transformers.json")
+    if encoder.get("transformer_task", "feature-extraction") != "feature-extraction" or encoder.get("query_expansion"):
+        raise ConfigError(f"{path.parent}/sentence_bert_config.json: it embeds no single texts. {instead}")
+    defaults: dict[str, Any] = _lengths(name, encoder, fetch)
+    refused: dict[str, str] = {}
+    pooling = settings(f"{folders['Pooling']}/config.json")
+    mode = _mode(pooling)
+    if mode in POOLINGS and pooling.get("include_prompt", True):
+        defaults["model.text.pooling"] = POOLINGS[mode]
+    else:
+        mode = mode if pooling.get("include_prompt", True) else f"{mode} without the prompt's tokens"
+        refused["model.text.pooling"] = f"its pooling is {mode}"
+    prompts = _prompts(path, model)
+    for side, names in (("question", ("query", "question")), ("passage", ("document", "passage", "corpus"))):
+        found = [prompts[name] for name in names if name in prompts]
+        defaults |= {f"data.{side}.prefix": found[0]} if found else {}
+    similarity = "cosine" if "Normalize" in folders else model.get("similarity_fn_name")
+    if similarity in ("cosine", "dot"):
+        defaults["objective.similarity"] = Similarity(similarity)
+    elif similarity:
+        refused["objective.similarity"] = f"its similarity is {similarity}"
+    dense, no_dense = _dense(name, folders.get("Dense"), settings, fetch)
+    default_name = model.get("default_prompt_name")
+    return SentenceFolder(
+        name=name,
+        defaults=defaults,
+        refused=refused,
+        prompts=prompts,
+        default_prompt_name=default_name if default_name in prompts else None,
+        lower_case=encoder.get("do_lower_case") is True,
+        dense=dense,
+        no_dense=no_dense,
+    )
+
+
+def of_config(config: TrainConfig | DictConfig, fetch: bool = False) -> SentenceFolder | None:
+    """That of the text tower, if it comes from one."""
+    text = config.model.text
+    name = text.name or config.model.name
+    return sentence_folder(name, fetch) if name and text.kind is TextTower.transformers else None
+
+
+def fill(config: DictConfig) -> None:
+    """Give the keys that nobody chose (OPEN, still missing) their values: the folder's, else those of the schema.
+
+    Raises ConfigError where the folder's has no place here.
+    """
+    parents = {key: OmegaConf.select(config, key.rpartition(".")[0]) for key in OPEN}
+    open_keys = [key for key, parent in parents.items() if parent and OmegaConf.is_missing(parent, _leaf(key))]
+    found = of_config(config, fetch=True) if open_keys else None
+    for key in open_keys:
+        value = getattr(OmegaConf.get_type(parents[key]), _leaf(key))
+        if found and key in OF_TASK[config.task]:
+            if key in found.refused:
+                raise ConfigError(
+                    f"model.text.name={found.name} is a SentenceTransformer, and {found.refused[key]}, which {key} "
+                    "does not have. Choose a value to train with that one"
+                )
+            value = found.defaults.get(key, value)
+        OmegaConf.update(config, key, value)
+
+
+def schema(config: Any, prefix: str = "") -> DictConfig:
+    """The schema of `config`, a dataclass whose keys begin with `prefix`, with the keys of OPEN missing."""
+    node = OmegaConf.structured(config)
+    for key in OPEN:
+        if key.startswith(prefix) and OmegaConf.select(node, key.removeprefix(prefix).rpartition(".")[0]) is not None:
+            OmegaConf.update(node, key.removeprefix(prefix), MISSING)
+    return node
+
+
+def compared(config: TrainConfig) -> Iterator[str]:
+    """When the text tower is a SentenceTransformer's: what the run has as the folder says, and what not."""
+    found, name = of_config(config), config.model.text.name
+    if found is None:
+        if name and config.model.text.kind is TextTower.transformers and is_unknown(name, MODULES):
+            yield (
+                f"model.text.name={name} is taken as a plain encoder: the hub's cache does not know whether it has a "
+                f"{MODULES}, as SentenceTransformers have. Fetch it once: hf download {name} {MODULES}"
+            )
+        return
+    own = {key: value for key, value in found.defaults.items() if key in OF_TASK[config.task]}
+    here = {key: attrgetter(key)(config) for key in own}
+    same = ", ".join(f"{key}={_shown(own[key])}" for key in sorted(own) if here[key] == own[key])
+    other = ", ".join(f"{key}={_shown(here[key])} ({_shown(own[key])} there)" for key in own if here[key] != own[key])
+    yield f"{found.name} is a SentenceTransformer. As its folder says: {same or 'nothing'}. Chosen otherwise: " + (
+        other or "nothing"
+    )
+    temperature = getattr(config.objective, "temperature", 0.0)
+    if here.get("objective.similarity") is Similarity.cosine and temperature >= 1:
+        yield (
+            f"objective.temperature={temperature:g} suits dot products: cosine similarities between -1 and 1 hardly "
+            "train with it. Set objective.temperature=0.05, or objective.similarity=dot"
+        )
+
+
+def _leaf(key: str) -> str:
+    return key.rpartition(".")[2]
+
+
+def _shown(value: Any) -> str:
+    return repr(value) if isinstance(value, str) else str(getattr(value, "value", value))
+
+
+def _object(path: Path) -> dict[str, Any]:
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: must be a JSON object")
+    return content
+
+
+def _mode(pooling: dict[str, Any]) -> str:
+    """Its name as sentence-transformers 6 has it; before, there was a flag for each; nothing is the mean."""
+    flags = [mode for flag, mode in OLD_FLAGS.items() if pooling.get(flag)]
+    mode = pooling.get("pooling_mode") or flags or "mean"
+    return mode if isinstance(mode, str) else " and ".join(map(str, mode if isinstance(mode, list) else [mode]))
+
+
+def _lengths(name: str, encoder: dict[str, Any], fetch: bool) -> dict[str, int]:
+    """The longest text in tokens, as it is said, or else what tokenizer and positions allow."""
+    longest = encoder.get("max_seq_length")
+    if longest is None:
+        tokenizer = file_of(name, "tokenizer_config.json", fetch)
+        said: list[Any] = [_object(tokenizer).get("model_max_length")] if tokenizer else []
+        said.append(check_settings(name, file_of(name, "config.json", fetch)).get("max_position_embeddings"))
+        longest = min([n for n in said if _is_length(n)], default=None)
+    wanted = {
+        "model.text.context_length": longest,
+        "data.question.length": encoder.get("query_length") or longest,
+        "data.passage.length": encoder.get("document_length") or longest,
+    }
+    for key, value in wanted.items():
+        if value is not None and not _is_length(value):
+            raise ConfigError(f"{place_of(name)}/sentence_bert_config.json: {value!r} is no length for {key}")
+    return {key: value for key, value in wanted.items() if value is not None}
+
+
+def _is_length(value: Any) -> bool:
+    return isinstance(value, int) and 2 <= value < 1 << 20
+
+
+def _prompts(path: Path, model: dict[str, Any]) -> dict[str, str]:
+    prompts = model.get("prompts") or {}
+    if not isinstance(prompts, dict):
+        raise ConfigError(f"{path.parent}/config_sentence_transformers.json: prompts must be texts by name")
+    return {str(name): text for name, text in prompts.items() if isinstance(text, str)}
+
+
+def _dense(name: str, folder: str | None, settings: Any, fetch: bool) -> tuple[Dense | None, str]:
+    """Its Dense module, or why there is no place for it."""
+    if folder is None:
+        return None, ""
+    said = settings(f"{folder}/config.json")
+    activation = str(said.get("activation_function")).rpartition(".")[2]
+    weights, width = file_of(name, f"{folder}/model.safetensors", fetch), said.get("out_features")
+    if activation != "Identity" or said.get("use_residual"):
+        return None, f"its Dense module is no plain linear layer ({activation})"
+    if weights is None or not _is_length(width):
+        return None, f"its Dense module has no {folder}/model.safetensors of a width"
+    return Dense(weights, bool(said.get("bias", True)), int(width)), ""
