@@ -1,9 +1,12 @@
 """A request to stop is never lost, whenever it comes. With whole jobs: tests/faults/test_signals.py."""
 
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
+from helpers_cli import ROOT
 
 from train import signals
 from train.signals import ASKING, Start, StopRequest
@@ -83,3 +86,9 @@ def test_who_is_not_asked_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     signals.START.begin()
     with StopRequest() as stop:
         assert not stop.requested
+
+
+def test_ctrl_c_ends_a_command_that_has_nothing_to_save_with_130() -> None:
+    script = "import signal; from data.errors import run; run(lambda: signal.raise_signal(signal.SIGINT))"
+    ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (130, b"")

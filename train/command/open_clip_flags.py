@@ -128,7 +128,6 @@ LOST |= dict.fromkeys(
 # What open_clip can and this project cannot, and what is learned stays the same
 ABSENT = {
     "audio-layer-decay": "there is no audio tower",
-    "use-bn-sync": "batch statistics are of one chunk on one GPU; take a model without batch norm",
     "torchcompile-strategy": "each tower is compiled",
     "torchcompile-backend": "torch's default",
     "torchcompile-mode": "torch's default",

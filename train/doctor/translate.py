@@ -298,6 +298,9 @@ def _as_they_are(job: Job) -> None:
         if job.has(name):
             key, _, value = word.partition("=")
             job.set(key, value)
+    for lock, unlocked in (("lock-image", "lock-image-unlocked-groups"), ("lock-text", "lock-text-unlocked-layers")):
+        if job.has(lock) and not job.has(unlocked):
+            job.note(lock, f"the projection still trains here, as with --{unlocked} 1; open_clip freezes it as well")
 
 
 RULES = (

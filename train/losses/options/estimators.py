@@ -91,7 +91,7 @@ class SogCLROptions(EstimatorOptions):
 
 @dataclass
 class FastClipV0Options(EstimatorOptions):
-    """FastCLIP-v0: the same, not multiplied by τ, so that τ can learn (Wei et al. 2024)."""
+    """FastCLIP-v0: SogCLR not multiplied by τ, so that τ can learn (Wei et al. 2024)."""
 
     name: str = "fastclip_v0"
     learnable: bool = described(True, "whether τ learns")
