@@ -12,10 +12,16 @@ SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
 def end_with_parent() -> None:
-    """From now on the kernel kills this process when the thread that started it ends. On Linux; elsewhere nothing."""
+    """From now on the kernel kills this process when the thread that started it ends. On Linux; elsewhere nothing.
+
+    A process whose parent has ended already leaves at once, where the parent is known: multiprocessing knows it, and
+    launch/torchrun.sh puts that of a trainer into DYAD_AGENT.
+    """
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-    parent = parent_process()  # None unless multiprocessing started this process
-    if parent is not None and os.getppid() != parent.pid:  # the parent ended before the kernel was told
+    agent = os.environ.pop("DYAD_AGENT", None)  # not for what this process starts
+    starter = parent_process()
+    parent = starter.pid if starter else int(agent or 0)
+    if parent and os.getppid() != parent:
         os._exit(1)

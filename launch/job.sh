@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What torchrun.sh and slurm.sbatch share. Sourced, after setup.sh.
+# What torchrun.sh and slurm.sbatch share. Sourced.
 
 dyad_numbers() { # NAME=VALUE …: whole numbers, before arithmetic, which would run $(…) inside them, or scontrol sees them
     local pair

@@ -65,7 +65,7 @@ train() { # prepares, and becomes torchrun's agent
     if [ "${NNODES:-1}" != 1 ] && [ "${SLURM_NODEID:-}" = 0 ]; then dyad_port "${MASTER_PORT:-29500}"; fi
     threads=$((${SLURM_CPUS_PER_TASK:-$(nproc)} / NPROC))
     : "${OMP_NUM_THREADS:=$((threads > 1 ? threads : 1))}"
-    export OMP_NUM_THREADS
+    export OMP_NUM_THREADS DYAD_AGENT=$BASHPID # see data/parents.py
     kill -0 $$ 2>/dev/null || exit # this script was killed meanwhile
     # A scheduler signals every process of a job. torchrun would die of SIGUSR1, and kills its trainers 30 s after SIGTERM:
     # it never gets either, see stop. Trainers hear signals as soon as they can answer, see train/signals.py.

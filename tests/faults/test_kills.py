@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 
 import pytest
 from harness import Forks, Job, Jobs, digest, every_sample_once_an_epoch, newest_whole
-from helpers_cli import Commands
+from helpers_cli import ROOT, Commands
 from helpers_tiny import QUIET, VAL, logged, losses, state, without_timings
 
 
@@ -56,6 +58,16 @@ def test_the_indexing_of_shards_is_killed(commands: Commands, tmp_path: Path) ->
     job.signal(SIGKILL, rank=0)
     outcome = job.ends(within=30)
     assert outcome.codes == [-SIGKILL] and not outcome.orphans, outcome
+
+
+@pytest.mark.linux
+def test_a_trainer_that_starts_after_torchrun_was_killed_leaves() -> None:
+    script = "from data.errors import run; run(lambda: print('here'))"
+    for agent, output in ((os.getpid(), "here\n"), (1, "")):
+        environment = {**os.environ, "TORCHELASTIC_RUN_ID": "none", "DYAD_AGENT": str(agent)}
+        command = [sys.executable, "-c", script]
+        ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+        assert (ended.returncode, ended.stdout) == (int(not output), output)
 
 
 def reads(pid: int, path: Path) -> bool:

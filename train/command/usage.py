@@ -65,7 +65,7 @@ def help_text() -> str:
             QUOTING,
             "",
             "All keys with their values: python -m train experiment=emoji --cfg job",
-            "Exit codes: 0 ok, 1 a bug, 2 configuration, 3 damaged data, 4 hardware, 75 preempted (run it again), 130 Ctrl-C",
+            "Exit codes: 0 ok, 1 a bug, 2 configuration, 3 damaged data, 4 hardware, 75 preempted: run it again",
         ]
     )
 
