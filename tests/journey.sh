@@ -53,7 +53,7 @@ python -m data pack my_other_pictures out=shards_of_others
 python -m data check shards
 
 say "train for 50 steps"
-python -m train data.train=shards data.val=shards_of_others model=tiny_clip steps=50 global_batch_size=96 optim.lr=1e-3 \
+python -m train data.train=shards data.val=shards_of_others model=tiny_clip_gn steps=50 global_batch_size=96 optim.lr=1e-3 \
     optim.warmup=10 run.name=mine
 
 say "evaluate, report, export"

@@ -95,6 +95,18 @@ def test_a_run_folder_of_another_configuration_names_what_differs(tmp_path: Path
         check_arguments([*words, "seed=1"])
 
 
+def test_a_run_from_before_a_key_was_added_keeps_its_name_and_goes_on(tmp_path: Path) -> None:
+    words = [EMOJI, f"run.dir={tmp_path}", "tracking.wandb=disabled"]
+    run = open_run(compose_config(words))
+    assert run.name == "emoji-ccb9d8f7"  # as it was before model.batch_norm
+    (run / "checkpoints" / "step_00000007").mkdir(parents=True)
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(config.replace("  batch_norm: global\n", ""))
+    assert "batch_norm: global" in config
+    check_arguments(words)
+    check_arguments([*words, "run.name=emoji-ccb9d8f7", "model.batch_norm=per_chunk"])
+
+
 def test_every_key_that_is_not_always_read_exists() -> None:
     known = [key for key, _, _ in keys()]
     of_rules = [start for _, _, starts in WHERE for start in starts.split()]

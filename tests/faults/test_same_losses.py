@@ -15,7 +15,7 @@ EFFICIENTNET = {"image_size": 64, "timm_model_name": "test_efficientnet", "timm_
 TEXT = {"context_length": 24, "vocab_size": 49408, "width": 128, "heads": 4, "layers": 2}
 SCRATCH = {
     "experiment": "emoji_scratch",
-    "model": "tiny_clip",
+    "model": "tiny_clip_gn",
     "model.image.image_size": "null",
     "model.text.name": "null",
     "model.embed_dim": 256,

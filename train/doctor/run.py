@@ -163,7 +163,7 @@ def model(config: TrainConfig) -> Iterator[Finding]:
 
 
 def batch_norm(config: TrainConfig) -> Iterator[Finding]:
-    """What the picture tower's batch norms do here. Encoders of texts have none; `model` tells what cannot be built."""
+    """What the picture tower's batch norms do here. A text encoder's are told when the run starts."""
     if config.task is not Task.image_text:
         return
     import torch

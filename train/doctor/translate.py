@@ -221,11 +221,13 @@ def _model(job: Job) -> None:
 
 def _batch_norm(job: Job) -> None:
     """open_clip's statistics are of one GPU and one pass of --accum-freq; with --use-bn-sync of all GPUs."""
-    several = job.number("accum-freq") > 1 or (job.world > 1 and not job.has("use-bn-sync"))
-    if several and flags.NORMED.match(job.text("model")) and not job.has("lock-image"):
+    chunks = job.number("accum-freq") > 1
+    normed = flags.NORMED.match(job.text("model")) and not job.has("lock-image")
+    if normed and (chunks or (job.world > 1 and not job.has("use-bn-sync"))):
         job.set("model.batch_norm", "per_chunk", implied=True)
     if job.has("use-bn-sync"):
-        job.note("use-bn-sync", "model.batch_norm=global unless told: statistics of the global batch, in one chunk")
+        several = "statistics of several passes cannot be synchronised here: those of each chunk on each GPU"
+        job.note("use-bn-sync", several if normed and chunks else "model.batch_norm=global is the default")
 
 
 def _optimiser(job: Job) -> None:

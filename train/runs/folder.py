@@ -57,6 +57,9 @@ FREE = (
     "model.memo_mb",
 )
 
+# Keys that older runs do not have, with the value that leaves the default name of a run as it was
+ADDED = {"model.batch_norm": "global"}
+
 # Keys that may change with another batch, or with more data: what counts steps, and how long the run is
 WITH_BATCH = (
     *("global_batch_size", "steps", "epochs", "optim.warmup", "optim.cooldown"),
@@ -67,7 +70,8 @@ WITH_DATA = ("data.train", "data.passage.corpus", "steps", "epochs")
 
 def run_folder(config: TrainConfig) -> Path:
     """`<run.dir>/<run.name>`; the name defaults to `<experiment>-<8 hex of what matters to the maths>`."""
-    matter = json.dumps(what_matters(config), sort_keys=True)
+    keys = {key: value for key, value in what_matters(config).items() if ADDED.get(key, ...) != value}
+    matter = json.dumps(keys, sort_keys=True)
     digest = hashlib.sha256(matter.encode()).hexdigest()[:8]
     return Path(config.run.dir) / (config.run.name or f"{config.experiment or config.task.value}-{digest}")
 
@@ -113,14 +117,16 @@ def _check_tokens(tokens: Iterable[Token]) -> None:
 def check_run(config: TrainConfig) -> None:
     """Raise ConfigError when the run has a checkpoint of another configuration, by the keys that change the weights.
 
-    What `resume` allows may change; whether the data then fit shows when they are opened.
+    What `resume` allows may change; whether the data then fit shows when they are opened. A run that began before a key
+    was added takes any value of it.
     """
     folder, resume = run_folder(config), config.resume
     if resume.mode == "never" or not _has_checkpoint(folder) or not (folder / CONFIG).exists():
         return
     old, new = _flat(saved_config(folder)), _flat(_plain(config))
     allowed = (*WITH_BATCH * resume.allow_batch_change, *WITH_DATA * resume.allow_more_data)
-    fixed = sorted({*old, *new} - {*allowed})
+    unknown = {key for key in ADDED if key not in old}
+    fixed = sorted({*old, *new} - {*allowed} - unknown)
     changed = [k for k in fixed if not k.startswith(FREE) and old.get(k) != new.get(k)]
     if changed:
         shown = "\n".join(f"  {k}: {old.get(k)} there, {new.get(k)} now" for k in changed[:3])
