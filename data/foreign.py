@@ -15,8 +15,12 @@ def inside(folder: Path, name: str | Path) -> bool:
     A link in a stranger's folder could lead anywhere on this disk, and what lies there into a page, a tracker or a
     model that is handed on.
     """
+    inner = Path(name)
+    plain = not inner.is_absolute() and ".." not in inner.parts
     try:
-        return (folder / name).resolve(strict=True).is_relative_to(folder.resolve())
+        if plain and not any((folder / part).is_symlink() for part in (inner, *inner.parents) if part.name):
+            return (folder / inner).exists()
+        return (folder / inner).resolve(strict=True).is_relative_to(folder.resolve())
     except (OSError, RuntimeError, ValueError):  # nothing there, links in a circle, a NUL in the name
         return False
 

@@ -174,6 +174,8 @@ def training_command(config: TrainConfig, run: Path, mined: Path) -> str:
 
     takes = "negatives" in OBJECTIVES[config.objective.name].takes
     negatives = replace(config.data.negatives, lists=[NegativeList.mined], file=str(mined), per_row=1)
+    if not negatives.refresh_every:
+        negatives = replace(negatives, mining=MiningConfig())
     again = replace(
         config,
         init_from=str(run),
