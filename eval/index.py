@@ -226,9 +226,10 @@ def _learnt(faiss: ModuleType, spec: Spec, corpus: np.ndarray) -> tuple[np.ndarr
         with spec.errors():
             index.train(rows)
     except ConfigError as error:
-        if TOO_FEW not in str(error):
+        _, few, counts = str(error).partition(TOO_FEW)
+        if not few:
             raise
-        return None, str(error)
+        return None, few + counts.partition(". ")[0]
     forget_pages(corpus)
     return faiss.serialize_index(index), ""
 
