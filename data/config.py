@@ -90,20 +90,16 @@ class QuestionConfig:
 
     split: str = described("train", "of a BEIR folder: qrels/<split>.tsv says which questions, and what is right")
     prefix: str = described(
-        "", "before every question, e.g. 'query: '; \\n a line break, \\t a tab; a SentenceTransformer brings its own"
+        "",
+        "before every question, e.g. 'query: '; typed, \\n is a line break, \\t a tab, \\\\ a backslash; a "
+        "SentenceTransformer brings its own",
     )
     length: int = described(32, "longest question in tokens; a SentenceTransformer brings its own")
 
     def __post_init__(self) -> None:
         check_split(self.split, "data.question.split")
-        self.prefix = unescaped(self.prefix)
         if self.length < 2:
             raise ConfigError(f"data.question.length={self.length}: must be 2 or more")
-
-
-def unescaped(text: str) -> str:
-    """A line break and a tab as a command line can write them."""
-    return text.replace(r"\n", "\n").replace(r"\t", "\t")
 
 
 def check_split(split: str, key: str) -> None:
@@ -120,7 +116,9 @@ class PassageConfig:
         None, "passages by id, for files that name ids: .jsonl or .tsv; null: the passages are in the rows"
     )
     prefix: str = described(
-        "", "before every passage, e.g. 'passage: '; \\n a line break, \\t a tab; a SentenceTransformer brings its own"
+        "",
+        "before every passage, e.g. 'passage: '; typed, \\n is a line break, \\t a tab, \\\\ a backslash; a "
+        "SentenceTransformer brings its own",
     )
     length: int = described(128, "longest passage in tokens; a SentenceTransformer brings its own")
     title: Title = described(Title.join, "a passage's title: before its text, as the first of a pair, or left out")
@@ -131,7 +129,6 @@ class PassageConfig:
     neg_pool: int = described(5, "rows with scored candidates: the worst n are hard negatives")
 
     def __post_init__(self) -> None:
-        self.prefix = unescaped(self.prefix)
         for name in ("length", "pos_pool", "neg_pool"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"data.passage.{name}={getattr(self, name)}: must be 1 or more")

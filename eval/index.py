@@ -29,7 +29,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from eval.index_spec import Spec, has_gpu, load_faiss
+from data.errors import ConfigError
+from eval.index_spec import EXACT, Spec, has_gpu, load_faiss
 from eval.memory import forget_pages
 from train.distributed.agreement import from_rank_0
 from train.distributed.world import World
@@ -38,6 +39,7 @@ MEMORY, EXACT_ON_CPU = 2**30, 2**26  # bytes of a shard
 BLOCK = 1024  # queries
 SAMPLE = 65_536  # corpus rows that an index is trained on; more when it has many lists
 PER_LIST = 64
+TOO_FEW = "Number of training points"  # how FAISS begins to say that there are fewer than lists or codes
 SLAB = 2**24  # bytes of a corpus that are turned into float32 at a time
 STRIP, STRIP_GPU = 2**20, 2**28  # scores held at a time
 ALONE = World()
@@ -89,6 +91,8 @@ class Index:
     until another shard needs the room. world: all ranks then search together, with the same queries; ALONE: this
     process for itself. With several threads the graph of an HNSW index differs a little from run to run.
 
+    A corpus that is too small for its index to learn from is searched exactly. how: which index it is, and why.
+
     Raises ConfigError for a bad spec and without FAISS; ValueError when vectors are not finite float32 or float16 of
     one width.
     """
@@ -98,9 +102,13 @@ class Index:
     ) -> None:
         _check("corpus", corpus_mD)
         faiss, parsed = load_faiss(), Spec.parsed(spec)
-        exact = parsed.factory == "Flat" and not parsed.options
         self.corpus, self.world = corpus_mD, world
-        self._shard = _Exact(faiss) if exact else _Approximate(faiss, parsed, corpus_mD, world)
+        self.how, learnt = {"index": spec}, None
+        if parsed.factory != EXACT or parsed.options:
+            learnt, reason = from_rank_0(world, lambda: _learnt(faiss, parsed, corpus_mD))
+            if learnt is None:
+                self.how = {"index": EXACT, "instead_of": spec, "because": reason}
+        self._shard = _Exact(faiss) if learnt is None else _Approximate(faiss, parsed, learnt)
         self._rows = max(1, (memory or self._shard.memory) // self._shard.bytes_per_row(corpus_mD.shape[1]))
 
     def search(self, queries_nD: np.ndarray, k: int) -> Hits:
@@ -169,11 +177,9 @@ class _Approximate:
 
     memory = MEMORY
 
-    def __init__(self, faiss: ModuleType, spec: Spec, corpus: np.ndarray, world: World) -> None:
+    def __init__(self, faiss: ModuleType, spec: Spec, learnt: np.ndarray) -> None:
         self.faiss, self.spec = faiss, spec
-        with spec.errors():
-            trained = from_rank_0(world, lambda: self._trained(corpus))
-            self.empty = faiss.deserialize_index(trained)
+        self.empty = faiss.deserialize_index(learnt)
         self.resources = faiss.StandardGpuResources() if has_gpu(faiss) else None
         self._kept: tuple[int, Any] = (-1, None)
 
@@ -196,16 +202,6 @@ class _Approximate:
         scores[missing], positions[missing] = -np.inf, len(corpus) - start
         return _in_order(scores, positions)
 
-    def _trained(self, corpus: np.ndarray) -> np.ndarray:
-        index = self.spec.built(self.faiss, corpus.shape[1])
-        lists = self.faiss.try_extract_index_ivf(index)
-        count = min(len(corpus), max(SAMPLE, PER_LIST * (lists.nlist if lists else 0)))
-        rows = np.unique(np.linspace(0, len(corpus) - 1, count).astype(np.int64))
-        with self.spec.errors(f" (the corpus has {len(corpus)} rows)"):
-            index.train(_finite("corpus", corpus[rows]))
-        forget_pages(corpus)
-        return self.faiss.serialize_index(index)
-
     def _filled(self, corpus: np.ndarray, start: int, stop: int) -> Any:
         index = self.faiss.clone_index(self.empty)
         space = self.faiss.ParameterSpace()
@@ -218,6 +214,24 @@ class _Approximate:
         for _, rows in _slabs(corpus, start, stop):
             index.add(rows)
         return index
+
+
+def _learnt(faiss: ModuleType, spec: Spec, corpus: np.ndarray) -> tuple[np.ndarray | None, str]:
+    """(an empty index that has learnt from the corpus, ""); (None, FAISS's words) where that has too few rows."""
+    index = spec.built(faiss, corpus.shape[1])
+    lists = faiss.try_extract_index_ivf(index)
+    count = min(len(corpus), max(SAMPLE, PER_LIST * (lists.nlist if lists else 0)))
+    rows = _finite("corpus", corpus[np.unique(np.linspace(0, len(corpus) - 1, count).astype(np.int64))])
+    try:
+        with spec.errors():
+            index.train(rows)
+    except ConfigError as error:
+        _, few, counts = str(error).partition(TOO_FEW)
+        if not few:
+            raise
+        return None, few + counts.partition(". ")[0]
+    forget_pages(corpus)
+    return faiss.serialize_index(index), ""
 
 
 # ---- rows of a corpus ----------------------------------------------------------------------------------------------

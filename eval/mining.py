@@ -86,7 +86,7 @@ def mine(source: Source, config: MiningConfig, out: Path, world: World, identity
             for lines, part in gather_objects(agreed(world, partial(_mined, source, config, own)), world):
                 rank_0_only(world, partial(write, lines))
                 counts.update(part)
-    return _summarised(out, counts, config, world, identity)
+    return _summarised(out, counts, {"settings": asdict(config), "search": index.how}, world, identity)
 
 
 def embedded(
@@ -333,10 +333,10 @@ def _opened(temporary: Path) -> BinaryIO:
 
 
 def _summarised(
-    out: Path, counts: Counter[str], config: MiningConfig, world: World, identity: dict[str, Any]
+    out: Path, counts: Counter[str], how: dict[str, Any], world: World, identity: dict[str, Any]
 ) -> dict[str, Any]:
     totals = {name: counts.pop(name, 0) for name in ("questions", "without", "negatives", "found")}
-    summary = {"format": FORMAT, **totals, "left_out": dict(sorted(counts.items())), "settings": asdict(config)}
+    summary = {"format": FORMAT, **totals, "left_out": dict(sorted(counts.items())), **how}
 
     def write_whole() -> None:
         with writable(out / SUMMARY):

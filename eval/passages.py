@@ -127,8 +127,8 @@ class PassageRetrieval(Evaluator):
         texts = Texts(AskedTexts(self.data.questions, self.question), self.tokenize, self.question.length)
         queries = encode("x", texts)
         hits = index.search(queries, self._depth)
-        how: dict[str, Any] = {"index": self.options.index, "depth": self.options.depth}
-        if self.options.index != EXACT:
+        how: dict[str, Any] = {**index.how, "depth": self.options.depth}
+        if how["index"] != EXACT:
             share = recall_against_exact(hits, queries, index.corpus, world=encode.world)
             how[f"recall_against_exact@{hits.positions.shape[1]}"] = share
         return Searched(hits, queries, index, how)

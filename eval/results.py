@@ -13,7 +13,7 @@ from data.secrets import without_credentials
 from eval.index_spec import EXACT
 from train.config import Task
 from train.files import writable
-from train.tracking.headlines import PASSAGE_METRICS
+from train.tracking.headlines import PASSAGE_METRICS, Result, Score, lead, part, score, systems
 
 if TYPE_CHECKING:
     from eval.encode import Evaluator, Report
@@ -79,11 +79,13 @@ def print_saved_tables(run: Path) -> None:
 
 
 def saved_results(run: Path) -> list[dict[str, Any]]:
-    """The results that lie in the run folder `run`, by name; files of others are passed over."""
+    """The results in the run folder `run`, by name; a file or a part of another shape is left out with a line."""
     from eval.shapes import RESULT, read_object
 
-    found = (read_object(run, name, RESULT)[0] for name in result_files(run))
-    return [result for result in found if result and result["task"] in TABLES]
+    found = [read_object(run, name, RESULT) for name in result_files(run)]
+    for line in (line for _, lines in found for line in lines):
+        print(shown(line), file=sys.stderr)
+    return [result for result, _ in found if result and result["task"] in TABLES]
 
 
 def result_files(run: Path) -> list[str]:
@@ -92,11 +94,11 @@ def result_files(run: Path) -> list[str]:
     return [f"eval/{file.name}" for file in files if not file.stem.endswith(OTHER_TOOLS)]
 
 
-def print_tables(results: Sequence[Mapping[str, Any]]) -> None:
+def print_tables(results: Sequence[Result]) -> None:
     """Retrieval by data set and direction, zero-shot by data set, retrieval of passages by system; 80 columns."""
     from rich.console import Console
 
-    console = Console(width=None if Console().is_terminal else 80)
+    console = Console(width=None if Console().is_terminal else 80, markup=False, emoji=False)
     for task, table in TABLES.items():
         found = [r for r in results if r["task"] == task]
         if found:
@@ -113,77 +115,86 @@ def _table(*columns: str, title: str | None = None) -> Any:
     return table
 
 
-def _add_rows(table: Any, name: str, metrics: Sequence[str], result: Mapping[str, Any], *more: str) -> None:
+def _add_rows(table: Any, name: str, metrics: Sequence[str], result: Result, *more: str) -> None:
     """A row of values; below it their intervals and what chance would score, where these are known."""
-    table.add_row(name, *(f"{result['metrics'][m]:.3f}" if m in result["metrics"] else "-" for m in metrics), *more)
-    intervals, chance = result.get("intervals", {}), result["chance"]
-    if any(intervals.get(m) for m in metrics):
-        table.add_row("  95 %", *(" ".join(f"{v:.3f}" for v in intervals.get(m) or ()) for m in metrics))
-    table.add_row("  chance", *(f"{chance[m]:.3f}" if m in chance else "" for m in metrics))
+    found = [score(result, m) for m in metrics]
+    table.add_row(name, *(_told(s.value) for s in found), *more)
+    if any(s.low is not None for s in found):
+        table.add_row("  95 %", *(_interval(s) for s in found))
+    table.add_row("  chance", *(_told(s.chance, unknown="") for s in found))
 
 
-def _retrieval_tables(results: Sequence[Mapping[str, Any]]) -> Any:
-    from rich.console import Group
-
-    return Group(*(_retrieval_table(r) for r in results))
+def _told(value: float | None, form: str = ".3f", unknown: str = "-") -> str:
+    return unknown if value is None else f"{value:{form}}"
 
 
-def _retrieval_table(result: Mapping[str, Any]) -> Any:
-    """Direction by recall, the first four that there are."""
-    ks = [k.removeprefix("image_to_text_R@") for k in result["metrics"] if k.startswith("image_to_text_R@")][:4]
-    sizes = [f"{result['metrics'][f'num_{name}']:,.0f} {name}" for name in ("images", "texts")]
-    title = f"{result['dataset']}: {', '.join(sizes)}{_approximate(result)}"
-    table = _table("retrieval", *(f"R@{k}" for k in ks), "median rank", title=title)
-    for way in ("image_to_text", "text_to_image"):
-        median = result["metrics"].get(f"{way}_median_rank")  # an index knows the first ranks only
-        cell = "-" if median is None else f"{median:.0f}"
-        _add_rows(table, way.replace("_to_", " → "), [f"{way}_R@{k}" for k in ks], result, cell)
-    return table
+def _interval(found: Score, form: str = ".3f") -> str:
+    return " ".join(_told(end, form, "") for end in (found.low, found.high)).strip()
 
 
-def _approximate(result: Mapping[str, Any]) -> str:
+def _title(result: Result, *counted: str) -> str:
+    sizes = [f"{_told(score(result, f'num_{name}').value, ',.0f')} {name}" for name in counted]
+    return f"{result['dataset']}: {', '.join(sizes)}{_approximate(result)}"
+
+
+def _approximate(result: Result) -> str:
     """By which index, where that is not exact."""
-    search = result.get("search", {})
+    search = part(result, "search")
     indexes = {str(how["index"]) for how in (search, *search.values()) if isinstance(how, dict) and "index" in how}
     indexes -= {EXACT}
     return f" (approximate: index {', '.join(sorted(indexes))})" if indexes else ""
 
 
-def _zero_shot_table(results: Sequence[Mapping[str, Any]]) -> Any:
+def _retrieval_tables(results: Sequence[Result]) -> Any:
+    from rich.console import Group
+
+    return Group(*(_retrieval_table(r) for r in results))
+
+
+def _retrieval_table(result: Result) -> Any:
+    """Direction by recall, the first four that there are."""
+    ks = [k.removeprefix("image_to_text_R@") for k in result["metrics"] if k.startswith("image_to_text_R@")][:4]
+    table = _table("retrieval", *(f"R@{k}" for k in ks), "median rank", title=_title(result, "images", "texts"))
+    for way in ("image_to_text", "text_to_image"):
+        median = score(result, f"{way}_median_rank").value  # an index knows the first ranks only
+        _add_rows(table, way.replace("_to_", " → "), [f"{way}_R@{k}" for k in ks], result, _told(median, ".0f"))
+    return table
+
+
+def _zero_shot_table(results: Sequence[Result]) -> Any:
     table = _table("zero-shot", "acc1", "acc5", "mean/class", "samples", "largest class")
     for r in results:
-        facts = f"{r['metrics']['num_samples']:,.0f}", f"{r['chance']['majority_class_share']:.3f}"
+        facts = _told(score(r, "num_samples").value, ",.0f"), _told(score(r, "majority_class_share").chance)
         _add_rows(table, r["dataset"] + _approximate(r), ("acc1", "acc5", "mean_per_class_recall"), r, *facts)
     return table
 
 
-def _passage_tables(results: Sequence[Mapping[str, Any]]) -> Any:
+def _passage_tables(results: Sequence[Result]) -> Any:
     from rich.console import Group
 
     return Group(*(_passage_table(r) for r in results))
 
 
-def _passage_table(result: Mapping[str, Any]) -> Any:
+def _passage_table(result: Result) -> Any:
     """System by metric, each with its 95 % interval below, and by how much of the first metric the model is ahead."""
     shown = [name for name in PASSAGE_METRICS if name in result["metrics"]][:4]
     metrics = [name for name in result["metrics"] if name in shown]
-    sizes = {name: f"{result['metrics'][f'num_{name}']:,.0f} {name}" for name in ("questions", "passages")}
-    title = f"{result['dataset']}: {sizes['questions']}, {sizes['passages']}{_approximate(result)}"
-    table = _table("system", *metrics, "model ahead", title=title)
-    for name, system in {"model": result, **result["baselines"]}.items():
-        ahead = system.get("difference", {}).get(metrics[0])
-        cells = [_with_interval(f"{system['metrics'][m]:.3f}", system["intervals"][m], "") for m in metrics]
-        table.add_row(name, *cells, _with_interval(f"{ahead['value']:+.3f}", ahead["interval"], "+") if ahead else "")
-    if result["chance"]:
-        table.add_row("chance", *(f"{result['chance'][m]:.3f}" if m in result["chance"] else "" for m in metrics), "")
+    table = _table("system", *metrics, "model ahead", title=_title(result, "questions", "passages"))
+    for name, system in systems(result).items():
+        ahead = [lead(system, m) for m in metrics[:1] if system is not result]
+        cells = [_with_interval(score(system, m)) for m in metrics]
+        table.add_row(name, *cells, *(_with_interval(found, "+.3f", "") for found in ahead))
+    chance = [score(result, m).chance for m in metrics]
+    if any(value is not None for value in chance):
+        table.add_row("chance", *(_told(value, unknown="") for value in chance))
     return table
 
 
-def _with_interval(value: str, interval: Sequence[float] | None, sign: str) -> str:
-    return value if interval is None else f"{value}\n{interval[0]:{sign}.3f} {interval[1]:{sign}.3f}"
+def _with_interval(found: Score, form: str = ".3f", unknown: str = "-") -> str:
+    return f"{_told(found.value, form, unknown)}\n{_interval(found, form)}".strip()
 
 
-TABLES: dict[str, Callable[[Sequence[Mapping[str, Any]]], Any]] = {
+TABLES: dict[str, Callable[[Sequence[Result]], Any]] = {
     "zeroshot_retrieval": _retrieval_tables,
     "zeroshot_classification": _zero_shot_table,
     "passage_retrieval": _passage_tables,

@@ -27,6 +27,7 @@ from eval.cases import RIGHT, Answer, Case, Item, best_items, choose
 from eval.config import Truth
 from eval.encode import Encoder, Evaluator, Report
 from eval.found_ranks import found_ranks
+from eval.index import Index
 from eval.index_spec import EXACT
 from eval.matches import Labels, Matches, Ranking
 from eval.score_histogram import score_histogram, spread
@@ -134,10 +135,11 @@ class Way:
         return self.matches.pairs(query, query + 1)[1]
 
     def ranking(self, index: str, k: int, world: World) -> tuple[Ranking, dict[str, Any]]:
-        """Its ranks, counted; those up to k where an index other than "Flat" finds them, and how. A collective."""
-        if index == EXACT:
-            return count_ranks(self.queries_nD, self.items_mD, self.matches, world), {}
-        return found_ranks(self.queries_nD, self.items_mD, self.matches, index, k, world)
+        """Its ranks, counted; those up to k where an approximate index finds them; and how. A collective."""
+        ready = None if index == EXACT else Index(self.items_mD, index, world=world)
+        if ready and ready.how["index"] != EXACT:
+            return found_ranks(self.queries_nD, ready, self.matches, k)
+        return count_ranks(self.queries_nD, self.items_mD, self.matches, world), ready.how if ready else {}
 
     def histogram(self, found: Ranking) -> dict[str, list[Any]]:
         picks = spread(len(self.queries_nD))
@@ -178,7 +180,8 @@ class Retrieval(Evaluator):
         chance: dict[str, float] = {}
         for name, ranking in found.items():
             of_way = rank_metrics(ranking.rank, self.recall_k)
-            metrics |= {f"{name}_{k}": v for k, v in of_way.items() if not how[name] or k.startswith("R@")}
+            exact = how[name].get("index", EXACT) == EXACT
+            metrics |= {f"{name}_{k}": v for k, v in of_way.items() if exact or k.startswith("R@")}
             m = ways[name].matches.shape[1]
             chance |= {f"{name}_R@{k}": chance_recall(ranking.right, m, k) for k in self.recall_k}
         metrics |= {"num_images": float(len(self.data.images)), "num_texts": float(len(self.data.texts))}

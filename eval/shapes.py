@@ -99,6 +99,7 @@ class Result(Named, total=False):
     source: str | None
     step: Count | None
     truth: str | None
+    search: dict[str, Any] | None
     chance: Numbers | None
     intervals: Intervals | None
     baselines: dict[str, System] | None

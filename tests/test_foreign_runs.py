@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import shutil
+import tracemalloc
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +15,7 @@ from helpers_report import passages, records, retrieval, seen, write_run, zero_s
 
 from data.errors import ConfigError, DataError
 from eval.report.__main__ import write_report
+from eval.report.run_folder import read_run
 from eval.results import saved_results
 from eval.trained import read_config
 from train.runs.checkpoint import FORMAT, step_of
@@ -120,6 +122,22 @@ def test_what_is_of_another_shape_is_a_line_on_the_page(tmp_path: Path, part: st
     run = write_run(tmp_path / "run", lines=records()[:1], results=[])
     (run / name).write_bytes(content.encode(errors="surrogateescape"))
     assert line in seen(write_report(run)).text
+
+
+def test_endless_lines_of_metrics_and_log_need_little_memory(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", lines=records()[:1], results=[])
+    with (run / "metrics.jsonl").open("ab") as file:
+        file.write(b"0" * (3 << 20) + b'{"step": 5}\n{"step": 7}\n')
+    for name in ("metrics.jsonl", "log.txt"):
+        with (run / name).open("ab") as file:
+            file.truncate(300 << 20)
+    tracemalloc.start()
+    found = read_run(run)
+    assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    tracemalloc.stop()
+    assert [record["step"] for record in found.records[1:]] == [7]
+    told = [f"{name}: only its first 67,108,864 bytes are read" for name in ("metrics.jsonl", "log.txt")]
+    assert found.unread == [told[0], "metrics.jsonl: 2 of its lines cannot be read", told[1]]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Search: the k best of a stable sort, in shards and blocks of any size; indexes; clear words for wrong input."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -233,9 +234,13 @@ def test_good_specs_pass() -> None:
         check_spec(spec)
 
 
-def test_a_corpus_too_small_for_its_index_is_told() -> None:
-    with pytest.raises(ConfigError, match=r"Number of training points \(100\).*clusters \(256\).*corpus has 100 rows"):
-        search(unit_rows(2, 8, 0), unit_rows(100, 8, 1), 1, "IVF256,Flat")
+@pytest.mark.parametrize("spec", ["IVF256,Flat;nprobe=16", "IVF16,PQ4", "PCA4,IVF16,PQ2"])
+def test_a_corpus_too_small_for_its_index_is_searched_exactly_and_that_is_told(spec: str) -> None:
+    queries, corpus = unit_rows(2, 8, 0), unit_rows(100, 8, 1)
+    index = Index(corpus, spec)
+    same(index.search(queries, 3), search(queries, corpus, 3))
+    assert (index.how["index"], index.how["instead_of"]) == ("Flat", spec)
+    assert re.fullmatch(r"Number of training points \(100\) .* clusters \(\d+\)", index.how["because"])
 
 
 def test_a_missing_faiss_names_the_extras(monkeypatch) -> None:

@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from data.errors import ConfigError
 from train.__main__ import check_arguments
-from train.command.compose import compose_config, groups, keys
+from train.command.compose import compose_config, groups, keys, typed
 from train.command.synonyms import ADVICE, SYNONYMS
 from train.runs.folder import open_run
 from train.unread import WHERE
@@ -117,6 +118,19 @@ def test_a_prefix_can_break_the_line() -> None:
     """No shell passes a line break on easily, so its two letters are one."""
     config = compose_config(["experiment=topics", r"data.question.prefix=Query:\n", 'data.passage.prefix="a\\tb"'])
     assert (config.data.question.prefix, config.data.passage.prefix) == ("Query:\n", "a\tb")
+
+
+@pytest.mark.parametrize("value", [r'"solve \\nabla: "', r"'solve \\nabla: '", r"solve\ \\nabla:\ "])
+def test_two_backslashes_of_a_prefix_are_one_and_no_line_break(value: str) -> None:
+    config = compose_config(["experiment=topics", f"data.question.prefix={value}"])
+    assert config.data.question.prefix == r"solve \nabla: "
+
+
+def test_a_prefix_from_a_file_is_read_as_it_stands() -> None:
+    """Runs of other ages have these letters in config.yaml."""
+    saved = OmegaConf.structured(compose_config(["experiment=topics"]))
+    saved.data.passage.prefix = r"\nabla \\t"
+    assert typed(saved).data.passage.prefix == r"\nabla \\t"
 
 
 def test_what_other_trainers_call_a_key_is_a_key_here() -> None:

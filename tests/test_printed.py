@@ -147,6 +147,8 @@ def test_the_words_for_a_configuration_compose_to_it() -> None:
     for words in (
         ["experiment=emoji", "objective=siglip", "data.captions=[a,b]", "optim.lr=3e-4", "model.text.frozen=false"],
         ["task=question_passage", ask, 'data.train="a b/{0..9}.tar"', "steps=3"],
+        ["experiment=topics", r'data.passage.prefix="\na\t\\nabla \\\\n \\\b \x"'],
+        ["experiment=topics", 'data.passage.prefix="a\\\n"'],
         ["experiment=topics_mined", "init_from=x", "data.negatives.file=y", "model.embed_dim=null"],
     ):
         config = compose_config(words)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers_report import passages
 
 from data.errors import DataError
 from eval.results import print_saved_tables, print_tables, saved_results, write
@@ -80,6 +81,18 @@ def test_results_are_read_back_and_files_of_others_are_passed_over(tmp_path: Pat
     assert saved_results(tmp_path) == [result] and saved_results(tmp_path / "none") == []
     print_saved_tables(tmp_path)
     assert "image → text" in capsys.readouterr().out
+
+
+def test_saved_results_of_another_shape_are_told_as_far_as_they_go(tmp_path: Path, capsys) -> None:
+    (tmp_path / "eval").mkdir()
+    for result in (retrieval("[/a]", (1,), True), zero_shot("z", False), passages()):
+        for name in result.keys() - {"dataset", "task"} | {"search", "difference"}:
+            inner = [dict.fromkeys(result[name])] if isinstance(result.get(name), dict) else []
+            for value in [{}, *inner] if name == "metrics" else [None, 7, {}, *inner]:
+                (tmp_path / "eval/val.json").write_text(json.dumps({**result, name: value}))
+                print_saved_tables(tmp_path)
+    told = capsys.readouterr()
+    assert "search is left out" in told.err and "[/a]: 31,783 images" in told.out
 
 
 def test_what_cannot_be_written_beside_is_left_out_with_a_line(tmp_path: Path, capsys) -> None:

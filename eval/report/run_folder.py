@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from pydantic import TypeAdapter
 
-from data.foreign import inside, own_file, parse_json
+from data.foreign import LARGEST, inside, own_file, parse_json
 from data.secrets import redacted
 from eval.report.curves import column
 from eval.results import result_files
@@ -20,6 +20,7 @@ from eval.shapes import CONFIG, RESULT, STATE, fitting, read_object
 from train.runs.folder import saved_config
 
 METRICS, LOG = "metrics.jsonl", "log.txt"
+LONGEST = 1 << 20  # bytes of a line
 GONE_ON = re.compile(rb"going on at step (\d{1,15}) from ")
 
 
@@ -62,7 +63,7 @@ def read_run(path: Path) -> RunFolder:
         _object(path, "run_state.json", STATE, unread) or {},
         _records(path, unread),
         [found for name in result_files(path) if (found := _object(path, name, RESULT, unread))],
-        _gone_on(path),
+        _gone_on(path, unread),
         unread,
     )
 
@@ -78,7 +79,7 @@ def _object(path: Path, name: str, shape: TypeAdapter[Any], unread: list[str]) -
 def _records(path: Path, unread: list[str]) -> list[dict[str, Any]]:
     """The objects of metrics.jsonl, of which a kill may have torn the last one."""
     found, others = [], 0
-    for line in _lines(path, METRICS):
+    for line in _lines(path, METRICS, unread):
         record = None
         with suppress(ValueError):
             record = parse_json(line)
@@ -90,13 +91,20 @@ def _records(path: Path, unread: list[str]) -> list[dict[str, Any]]:
     return found
 
 
-def _gone_on(path: Path) -> list[int]:
+def _gone_on(path: Path, unread: list[str]) -> list[int]:
     """Steps at which a later start of the run went on, as log.txt has them."""
-    return sorted({int(found[1]) for line in _lines(path, LOG) if (found := GONE_ON.search(line))})
+    return sorted({int(found[1]) for line in _lines(path, LOG, unread) if (found := GONE_ON.search(line))})
 
 
-def _lines(path: Path, name: str) -> Iterator[bytes]:
-    """Of a file of the folder; none where it has no such file."""
+def _lines(path: Path, name: str, unread: list[str]) -> Iterator[bytes]:
+    """Of a file of the folder, an empty one for each that is too long; none where it has no such file."""
     if file := own_file(path, name):
         with file.open("rb") as lines:
-            yield from lines
+            begins = True
+            while lines.tell() < LARGEST and (line := lines.readline(LONGEST)):
+                ends = line.endswith(b"\n")
+                if begins:
+                    yield line if ends or len(line) < LONGEST else b"\n"
+                begins = ends
+            if lines.read(1):
+                unread.append(f"{name}: only its first {LARGEST:,} bytes are read")

@@ -34,6 +34,8 @@ from train.towers.sentence_folder import fill, schema
 
 OWN = {"model": "model.name", "data": "data.train", "tracking": "tracking.wandb", "optim": "optim.schedule"}
 SHORT = {"resume": "resume.mode"}  # what is typed → the key it stands for
+BREAKS = ("data.question.prefix", "data.passage.prefix")  # no shell passes a line break on easily
+ESCAPES = {r"\n": "\n", r"\t": "\t", "\\\\": "\\"}  # as they are typed for BREAKS
 UNQUOTED = re.compile(r"[\w./:@+-]+|\[[\w.,+-]*\]")  # what Hydra reads as it stands
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "configs"
 
@@ -136,7 +138,9 @@ def words_for(config: TrainConfig) -> list[str]:
     if compose_config(words).objective.name != config.objective.name:
         words.append(f"objective={config.objective.name}")
     there = {**all_keys(compose_config(words)), "experiment": config.experiment}
-    return [*words, *(f"{key}={written(value)}" for key, value in all_keys(config).items() if there.get(key) != value)]
+    changed = {key: value for key, value in all_keys(config).items() if there.get(key) != value}
+    changed |= {key: _escaped(changed[key]) for key in BREAKS if key in changed}
+    return [*words, *(f"{key}={written(value)}" for key, value in changed.items())]
 
 
 def written(value: Any) -> str:
@@ -146,8 +150,27 @@ def written(value: Any) -> str:
     text = str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
     if UNQUOTED.fullmatch(text):
         return text
-    escaped = re.sub(r'(\\*)("|$)', lambda found: 2 * found[1] + found[2].replace('"', '\\"'), text)
+    escaped = re.sub(r'(\\*)("|\Z)', lambda found: 2 * found[1] + found[2].replace('"', '\\"'), text)
     return f'"{escaped}"'  # a backslash means itself, except before a quote
+
+
+def _escaped(text: str) -> str:
+    """What _unescaped makes `text` of. A backslash before other letters means itself."""
+    doubled = re.sub(r"\\(?=[\\nt\n\t])", r"\\\\", text)
+    return doubled.replace("\n", r"\n").replace("\t", r"\t")
+
+
+def _unescaped(word: str) -> str:
+    """The word for Hydra, where what was typed for a key of BREAKS has ESCAPES."""
+    key, _, value = word.partition("=")
+    if key not in BREAKS:
+        return word
+    quoted = value.startswith(("'", '"'))  # else Hydra takes two backslashes for one
+    typed_out = _parsed(word if quoted else word.replace("\\\\", "\\" * 4)).value()
+    if not isinstance(typed_out, str):
+        return word
+    text = re.sub(r"\\[nt\\]", lambda found: ESCAPES[found[0]], typed_out)
+    return word if text == typed_out else f"{key}={written(text)}"
 
 
 def preview(overrides: Sequence[str]) -> str:
@@ -167,7 +190,7 @@ def _composed(overrides: Sequence[str]) -> DictConfig:
     register()
     GlobalHydra.instance().clear()
     with _explained(overrides), initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-        return compose("train", list(overrides))
+        return compose("train", [_unescaped(word) for word in overrides])
 
 
 def typed(config: Any, overrides: Sequence[str] = ()) -> TrainConfig:
