@@ -95,8 +95,8 @@ def test_a_run_that_was_asked_between_two_leaves_when_no_agreement_comes() -> No
 @pytest.mark.parametrize("busy", [f"{DEAF}\n{READY}\n{BUFFERED}", f"{READY}\n{ASKED}\nprint('a line')"])
 def test_a_start_leaves_a_terminal_that_is_closed(busy: str) -> None:
     keyboard, screen = os.openpty()
-    with subprocess.Popen([sys.executable, "-c", f"{BEGIN}{busy}\n{WAIT}"], stdout=screen, cwd=ROOT) as started:
-        assert os.read(keyboard, 5) == b"ready"
+    with subprocess.Popen([sys.executable, "-Ec", f"{BEGIN}{busy}\n{WAIT}"], stdout=screen, cwd=ROOT) as started:
+        assert os.read(keyboard, 16) == b"ready\r\n"
         os.close(screen)
         os.close(keyboard)
         started.send_signal(signal.SIGHUP)
