@@ -85,7 +85,8 @@ def set_batch_norms(towers: nn.Module, choice: BatchNorm) -> None:
 def check_batch_norms(towers: nn.Module, choice: BatchNorm, rows: int, chunks: int, ranks: int = 1) -> str:
     """What `choice` means for towers in train(), in one line; "" without batch norms.
 
-    rows: the fewest pairs of a rank, chunks: how many they are embedded in. Raises ConfigError for what cannot be done.
+    rows: the fewest pairs of one of the ranks, chunks: how many they are embedded in. Raises ConfigError
+    for what cannot be done.
     """
     norms = [m for m in towers.modules() if isinstance(m, FrozenStatistics)] + batch_norms(towers)
     in_text = any(isinstance(m, Pooled) and batch_norms(m) for m in towers.modules())
