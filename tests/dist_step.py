@@ -184,6 +184,14 @@ def check_batch_norm(kind: str, sizes: tuple[int, ...], recomputed: bool, world:
             torch.testing.assert_close(got, buffer, rtol=1e-12, atol=1e-14)
 
 
+def check_no_second_derivative_of_batch_norm(world: World) -> None:
+    made = towers(normed=True).x_tower
+    set_batch_norms(made, BatchNorm["global"])
+    x = batch(B).x.requires_grad_()
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(made(x).sum(), x, create_graph=True)
+
+
 def check_batch_norm_in_bf16(world: World) -> None:
     made, reference = (towers(normed=True).float() for _ in range(2))
     set_batch_norms(made, BatchNorm["global"])
@@ -252,6 +260,7 @@ def main() -> None:
         check_sent_once(keep_graphs, world)
     check_running_statistics(world)
     check_batch_norm_in_bf16(world)
+    check_no_second_derivative_of_batch_norm(world)
     for sizes in SIZES[world.size]:
         for kind, recomputed in (("two", False), ("two", True), ("shared", False)):
             check_batch_norm(kind, sizes, recomputed, world)

@@ -171,6 +171,11 @@ def test_a_sweep_runs_every_combination_and_refuses_a_shared_folder(tmp_path: Pa
         check_arguments([word for word in words if word != "-m"])
 
 
+def test_the_preview_of_a_sweep_is_refused_when_one_of_its_runs_is() -> None:
+    with pytest.raises(ConfigError, match="seed"):
+        check_arguments(["experiment=emoji", "-m", "seed=1,x", "--cfg", "job"])
+
+
 @pytest.mark.linux
 @pytest.mark.parametrize(("typed", "rounds"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), (ACTIVE, "30000000000")])
 def test_threads_that_wait_leave_the_cores_soon_unless_it_is_typed(typed: dict[str, str], rounds: str) -> None:

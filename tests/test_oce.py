@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers_robust import at_nu, oce, reference_coce
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from data.errors import ConfigError
 from train.losses import build_objective
@@ -203,6 +204,51 @@ def test_undo_and_resume_keep_the_start_of_nu() -> None:
     before = resumed.nu.detach().clone()
     resumed(x.flip(0), y)
     assert torch.equal(resumed.nu.detach(), before)
+
+
+def test_the_start_of_nu_is_of_the_batch_after_a_load_too() -> None:
+    objective, unseen = (build("coce", nu="sgd") for _ in range(2))
+    x, y = batch()
+    objective(x, y)
+    objective.load_state_dict(unseen.state_dict())
+    objective(x.flip(0), y)
+    unseen(x.flip(0), y)
+    assert torch.equal(objective.nu, unseen.nu) and objective.nu.isfinite().all()
+
+
+class Asked(TorchDispatchMode):
+    """How often numbers of a tensor decide what is computed: each time the CPU waits for the device."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        by_mask = func.overloadpacket in (torch.ops.aten.index, torch.ops.aten.index_put_) and any(
+            i is not None and i.dtype is torch.bool for i in args[1]
+        )
+        self.count += by_mask or func.overloadpacket in (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("nu", ["sgd", "closed_form"])
+def test_a_step_with_a_known_nu_does_not_wait_for_the_device(nu: str) -> None:
+    x, y = batch()
+    objective = build("coce", nu=nu)
+    objective(x, y)
+    with Asked() as asked:
+        objective(x, y).loss.backward()
+    assert asked.count == 0
+
+
+def test_a_further_side_of_known_samples_waits_for_the_device_once() -> None:
+    x, y = batch()
+    counts, ids = [], torch.arange(7)
+    for directions in ("x", "mean"):
+        objective = build("coce", nu="state", num_samples=7, directions=directions)
+        objective(x, y, ids)
+        with Asked() as asked:
+            objective(x, y, ids).loss.backward()
+        counts.append(asked.count)
+    assert counts[1] - counts[0] == 1
 
 
 @pytest.mark.parametrize("pair_loss", ["identity", "hinge"])

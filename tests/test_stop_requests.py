@@ -1,5 +1,6 @@
 """A request to stop is never lost, whenever it comes. With whole jobs: tests/faults/test_signals.py."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -56,6 +57,50 @@ def test_while_the_configuration_is_read(monkeypatch: pytest.MonkeyPatch) -> Non
     signals.START.begin()  # train.__main__.train
     with StopRequest() as stop:
         assert stop.requested
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("at_the_end", [True, False], ids=["in the last step of a run", "after it"])
+def test_between_two_runs_of_a_sweep(monkeypatch: pytest.MonkeyPatch, at_the_end: bool) -> None:
+    monkeypatch.setattr(signals, "START", Start())
+    signals.START.begin()
+    with StopRequest():
+        if at_the_end:
+            signal.raise_signal(signal.SIGTERM)
+    if not at_the_end:
+        signal.raise_signal(signal.SIGTERM)
+    signals.START.begin()
+    assert signals.START.stop_requested()
+    with StopRequest() as stop:
+        assert stop.requested
+
+
+BEGIN = """import signal, sys, time
+from train import signals
+signals.PATIENCE = 0.2
+signals.START.begin()
+"""
+WAIT = "time.sleep(60)"
+DEAF = "signal.pthread_sigmask(signal.SIG_BLOCK, signals.EARLY)"  # so the other thread hears of it, and it alone
+BUFFERED = "sys.stdout.write('no line')"
+ASKED = "while not signals.START.stop_requested(): time.sleep(0.01)"
+READY = "print('ready', flush=True)"
+
+
+def test_a_run_that_was_asked_between_two_leaves_when_no_agreement_comes() -> None:
+    first = "with signals.StopRequest(): pass\nsignal.raise_signal(signal.SIGHUP)\nsignals.START.begin()\n"
+    assert subprocess.run([sys.executable, "-c", BEGIN + first + WAIT], cwd=ROOT, timeout=30).returncode == 75
+
+
+@pytest.mark.parametrize("busy", [f"{DEAF}\n{READY}\n{BUFFERED}", f"{READY}\n{ASKED}\nprint('a line')"])
+def test_a_start_leaves_a_terminal_that_is_closed(busy: str) -> None:
+    keyboard, screen = os.openpty()
+    with subprocess.Popen([sys.executable, "-Ec", f"{BEGIN}{busy}\n{WAIT}"], stdout=screen, cwd=ROOT) as started:
+        assert os.read(keyboard, 16) == b"ready\r\n"
+        os.close(screen)
+        os.close(keyboard)
+        started.send_signal(signal.SIGHUP)
+        assert started.wait(30) == 75
 
 
 @pytest.mark.usefixtures("handlers")

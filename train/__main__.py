@@ -79,7 +79,8 @@ def check_arguments(arguments: list[str]) -> Path | None:
 
     line = read_line(arguments)
     if line.show:
-        any(map(preview, line.runs()))
+        for words in line.runs():
+            preview(words)
         return None
     configs = [compose_config(words) for words in line.runs()]
     check_sweep(configs)

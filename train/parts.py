@@ -75,7 +75,8 @@ def _model(config: TrainConfig, world: World) -> Model:
 def batch_norms(config: TrainConfig, towers: nn.Module, world_size: int) -> str:
     """check_batch_norms of a run."""
     chunks = chunk_count(config.global_batch_size, world_size, config.chunk_size)
-    return check_batch_norms(towers, config.model.batch_norm, config.global_batch_size // world_size, chunks)
+    rows = config.global_batch_size // world_size
+    return check_batch_norms(towers, config.model.batch_norm, rows, chunks, world_size)
 
 
 def _objective(config: TrainConfig, data: Data) -> Objective:

@@ -70,6 +70,8 @@ class StopRequest:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        if self.requested:
+            START.ask()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.requested = True
@@ -77,29 +79,35 @@ class StopRequest:
 
 
 class Start:
-    """What stands for StopRequest until the loop is there: nothing is to be saved yet.
+    """What stands for StopRequest until the loop is there: nothing is to be saved yet. A request stays for good.
 
     All ranks leave together at their next agreement; a rank leaves alone when none comes in time, because it reads a
     large index or waits for another rank. Nothing of Python runs on its main thread then: signals wake another one.
     """
 
     def __init__(self) -> None:
-        self._asked, self._over = Event(), Event()
+        self._asked, self._over = False, Event()
         self._over.set()
 
     def begin(self) -> None:
-        """Again for each run of a sweep; a request that came since the last time stays."""
+        """Again for each run of a sweep; one that was asked to stop before it begins waits for the others at once."""
         if not self._over.is_set():
             return
-        self._asked, self._over = Event(), Event()
+        self._over = Event()
         woken, self._waking = socket.socketpair()
         self._waking.setblocking(False)
         signal.set_wakeup_fd(self._waking.fileno(), warn_on_full_buffer=False)
-        _handle(EARLY, lambda *_: self._asked.set())  # the thread may hear of one later than the loop takes over
-        Thread(target=self._watch, args=(woken, self._asked, self._over), daemon=True).start()
+        _handle(EARLY, self.ask)
+        if self._asked:
+            self._waking.send(bytes(EARLY[:1]))
+        Thread(target=self._watch, args=(woken, self._over), daemon=True).start()
+
+    def ask(self, *_: object) -> None:
+        self._asked = True
+        _leave_dead_terminal()
 
     def stop_requested(self) -> bool:
-        return self._asked.is_set() and not self._over.is_set()
+        return self._asked and not self._over.is_set()
 
     def end(self) -> bool:
         """The loop takes over; whether the run was asked to stop."""
@@ -108,20 +116,20 @@ class Start:
         signal.set_wakeup_fd(-1)
         self._waking.close()
         self._over.set()
-        return self._asked.is_set()
+        return self._asked
 
     @staticmethod
-    def _watch(woken: socket.socket, asked: Event, over: Event) -> None:
+    def _watch(woken: socket.socket, over: Event) -> None:
         with woken:
-            while number := woken.recv(1):
-                if number[0] in EARLY:
-                    asked.set()
-                    break
+            while (number := woken.recv(1)) and number[0] not in EARLY:
+                pass
         if number and not over.wait(PATIENCE):
             try:
                 leave(ExitCode.REQUEUE)
             except SystemExit:
+                _leave_dead_terminal()
                 sys.stdout.flush()
+            finally:
                 os._exit(ExitCode.REQUEUE)
 
 

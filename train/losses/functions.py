@@ -17,7 +17,7 @@ def once(backward: Callable[..., Any]) -> Callable[..., Any]:
     def checked(ctx: Any, *gradients: Tensor) -> Any:
         if torch.is_grad_enabled():  # in a backward: exactly with create_graph=True
             raise RuntimeError(
-                "this objective has no second derivative: its gradient is formed in one pass, without a graph. Call "
+                "this function has no second derivative: its gradient is formed in one pass, without a graph. Call "
                 "backward or autograd.grad without create_graph=True"
             )
         return backward(ctx, *gradients)

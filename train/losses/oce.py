@@ -100,11 +100,10 @@ class Losses:
             mask = self.exclusion.mask(rows, columns) if self.exclusion else None
             yield of_scores(s) if mask is None else of_scores(s).masked_fill(mask, -math.inf)
 
-    def chosen(self, chosen_R: Tensor) -> Losses:
-        """Those of some rows, (R,) bool."""
-        if chosen_R.all():
+    def chosen(self, row_R: Tensor) -> Losses:
+        """Those of some rows, ascending."""
+        if len(row_R) == len(self.p_R):
             return self
-        row_R = chosen_R.nonzero()[:, 0]
         exclusion = self.exclusion and Repeated(base=self.exclusion, base_rows=len(self.x_RD), row_R=row_R)
         of_rows = {name: getattr(self, name)[row_R] for name in ("x_RD", "p_R", "counts_R", "weights_R")}
         return replace(self, exclusion=exclusion, **of_rows)

@@ -46,12 +46,14 @@ class RobustObjective(TemperatureObjective):
     """
 
     _nu_began = False  # whether ν became a number in the last call
+    _nu_is_known = False  # whether ν is a number, so that no call needs to ask the device
 
     def __init__(self, options: RobustOptions, sides: str = "x") -> None:
         super().__init__(options)
         self._oce, self._pair_loss = build_oce(options), OfDifference(options.pair_loss, options.margin)
         if options.nu is Nu.sgd:
             self.nu = nn.Parameter(torch.full((len(sides),), math.nan))
+            self.register_load_state_dict_post_hook(_forget_nu)
         if options.nu is Nu.state:
             if options.num_samples is None:
                 raise ConfigError("objective.nu=state keeps a number for every sample: set objective.num_samples")
@@ -75,7 +77,7 @@ class RobustObjective(TemperatureObjective):
         super().undo()
         if self._nu_began:
             self.nu.data.fill_(math.nan)
-            self._nu_began = False
+            self._nu_began = self._nu_is_known = False
 
     def _with_solution(self, losses: Losses, tau: Tensor) -> tuple[Tensor, Metrics]:
         value, solution = self._oce.closed_form(losses, tau)
@@ -94,7 +96,8 @@ class RobustObjective(TemperatureObjective):
         """ν of the sides. It starts at the largest ν_r of the first batch: above its own ν_r the loss of a row grows
         by the distance at most; below it, with KL, by e^(distance/τ)."""
         self._nu_began = False
-        if not self.nu.isnan().any():
+        self._nu_is_known = self._nu_is_known or not self.nu.isnan().any()
+        if self._nu_is_known:
             return self.nu
         largest = []
         for of_side in losses:
@@ -105,7 +108,7 @@ class RobustObjective(TemperatureObjective):
         if not (self.training and torch.is_grad_enabled()):
             return found
         self.nu.data.copy_(found)
-        self._nu_began = True
+        self._nu_began = self._nu_is_known = True
         return self.nu
 
     def _with_state(
@@ -128,17 +131,23 @@ class RobustObjective(TemperatureObjective):
         """The value at the old ν, and the new ones; NaN is a ν that is not known: then it is that of the closed form,
         which is differentiable where ν is a kink of the sum (CVaR)."""
         unknown_b, new_b = old_b.isnan(), old_b.clone()
-        first, later = losses.chosen(unknown_b), losses.chosen(~unknown_b)
+        unknown = int(unknown_b.sum())  # the one number that the device is asked for
+        later_b, first_b = unknown_b.int().argsort(stable=True).split([len(old_b) - unknown, unknown])
+        first, later = losses.chosen(first_b), losses.chosen(later_b)
         first_value, solution = self._oce.closed_form(first, tau)
-        new_b[unknown_b] = solution.nu_R(tau.detach())
+        new_b[first_b] = solution.nu_R(tau.detach())
         with torch.enable_grad():
-            nu_b = old_b[~unknown_b].detach().requires_grad_()
+            nu_b = old_b[later_b].detach().requires_grad_()
             value = self._oce.at(later, tau, nu_b, torch.zeros_like(nu_b))
             (slope_b,) = torch.autograd.grad(value, nu_b, retain_graph=True)
         slope_b = slope_b / later.weights_R.where(later.weights_R > 0, 1.0)
         step_b = (self.options.nu_lr * slope_b).clamp(min=-1.0)  # the slope below the minimum is exponential in KL
-        new_b[~unknown_b] = nu_b.detach() - tau.detach() * step_b
+        new_b[later_b] = nu_b.detach() - tau.detach() * step_b
         return first_value + value, torch.where(losses.weights_R > 0, new_b, old_b)
+
+
+def _forget_nu(objective: RobustObjective, _: object) -> None:
+    objective._nu_began = objective._nu_is_known = False
 
 
 class Coce(RobustObjective):

@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from data.errors import ConfigError
 from train.config import BatchNorm
+from train.losses.functions import once
 from train.towers.pooled import Pooled
 
 
@@ -78,20 +78,21 @@ def batch_norms(towers: nn.Module) -> list[_BatchNorm]:
 def set_batch_norms(towers: nn.Module, choice: BatchNorm) -> None:
     """Make the batch norms of towers in train() what `choice` says. Names of weights and buffers stay."""
     for norm in batch_norms(towers) if choice in KINDS else ():
-        assert type(norm).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward) or hasattr(norm, "act"), type(norm)
         norm.__class__ = _kind(KINDS[choice], type(norm))
         norm.train()
 
 
-def check_batch_norms(towers: nn.Module, choice: BatchNorm, rows: int, chunks: int) -> str:
+def check_batch_norms(towers: nn.Module, choice: BatchNorm, rows: int, chunks: int, ranks: int = 1) -> str:
     """What `choice` means for towers in train(), in one line; "" without batch norms.
 
-    rows: the fewest pairs of a rank, chunks: how many they are embedded in. Raises ConfigError for what cannot be done.
+    rows: the fewest pairs of one of the ranks, chunks: how many they are embedded in. Raises ConfigError
+    for what cannot be done.
     """
     norms = [m for m in towers.modules() if isinstance(m, FrozenStatistics)] + batch_norms(towers)
     in_text = any(isinstance(m, Pooled) and batch_norms(m) for m in towers.modules())
     key, found = f"model.batch_norm={choice.name}", f"{len(norms)} batch norm{'s' * (len(norms) > 1)}"
     is_global, is_own = choice is BatchNorm["global"], choice is BatchNorm.per_chunk
+    foreign = [kind for norm in norms if ranks > 1 and (kind := _foreign(norm))]
     broken = {
         f"{key}: no tower has a batch norm that could use it. Leave it out": not (is_global or norms),
         f"{key}: {found}, of which the text encoder's would count padding. Take model.batch_norm=frozen, or another "
@@ -101,6 +102,9 @@ def check_batch_norms(towers: nn.Module, choice: BatchNorm, rows: int, chunks: i
         "model.batch_norm=frozen (running statistics), or take a model without batch norm": is_global
         and bool(norms)
         and chunks > 1,
+        f"{key}: {' '.join(foreign[:1])} has a forward of its own, which the statistics of {ranks} processes would "
+        "replace. Set model.batch_norm=per_chunk (statistics of each chunk on each rank: another loss), or take one "
+        "process": bool(foreign),
         f"{key}: a chunk of one pair has no statistics. Set chunk_size to 3 or more, or a larger "
         "global_batch_size": is_own and rows // chunks < 2,
     }
@@ -118,6 +122,14 @@ KINDS: dict[BatchNorm, type[_BatchNorm]] = {
     BatchNorm["global"]: GlobalStatistics,
     BatchNorm.frozen: FrozenStatistics,
 }
+
+
+def _foreign(norm: _BatchNorm) -> str:
+    """The type that GlobalStatistics took the place of, if its forward is neither torch's nor timm's; else ""."""
+    if not isinstance(norm, GlobalStatistics) or hasattr(norm, "act"):
+        return ""
+    before = type(norm).__bases__[1]
+    return "" if before.forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward) else before.__name__
 
 
 @cache
@@ -169,7 +181,7 @@ class _Normalised(torch.autograd.Function):
         return F.batch_norm(x, mean, var, weight, bias, eps=eps)
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """With mean and var fixed; less what flows through them, which are sums over all ranks.
 
