@@ -28,7 +28,7 @@ from train.export.library import Source
 from train.runs.folder import open_run
 from train.towers.build import build_text_pair
 from train.towers.sentence_folder import BEHIND_PADDING, compared, sentence_folder
-from train.towers.text import positions_of
+from train.towers.text import TextTokenizer, positions_of
 
 QUESTIONS, PASSAGES = ["who", "what is a Cat"], ["a cat is an animal", "b " * 50, "X"]
 OWN, POOLING = "sentence_transformers.models.Transformer", "sentence_transformers.models.Pooling"
@@ -208,6 +208,7 @@ def test_a_run_from_before_folders_were_read_keeps_its_tokens_and_weights(bert: 
     OmegaConf.save(saved, run / "config.yaml")
     model = build_text_pair(read_config(run).model)
     assert isinstance(model.towers.y_tower.projection, nn.Identity)
+    assert isinstance(model.tokenize, TextTokenizer)
     assert "Lowercase" not in str(model.tokenize.tokenizer.backend_tokenizer.normalizer)
 
 

@@ -248,7 +248,7 @@ def _positions(name: str, fetch: bool) -> int | None:
     said = check_settings(name, file_of(name, "config.json", fetch))
     total, padding = said.get("max_position_embeddings"), said.get("pad_token_id", 1)
     behind = padding + 1 if said.get("model_type") in BEHIND_PADDING and isinstance(padding, int) else 0
-    return total - behind if _is_length(total) and _is_length(total - behind) else None
+    return total - behind if isinstance(total, int) and _is_length(total - behind) else None
 
 
 def _is_length(value: Any) -> bool:
