@@ -168,7 +168,7 @@ def test_what_we_do_not_have_must_be_chosen(bert: str, file: str, tmp_path: Path
 
 
 POSITIONS = {"vocab_size": 40, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-POSITIONS |= {"intermediate_size": 8, "max_position_embeddings": 20, "attention_window": 4}
+POSITIONS |= {"intermediate_size": 8, "max_position_embeddings": 20, "attention_window": 4, "entity_vocab_size": 4}
 
 
 @pytest.mark.parametrize("kind", ["bert", *BEHIND_PADDING])
