@@ -151,10 +151,14 @@ def test_online_without_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 
 def test_where_a_run_stands(tmp_path: Path) -> None:
-    config = of(["experiment=emoji", f"run.dir={tmp_path}", "run.name=a"])
-    assert is_told(worst(run.run(config)), Level.ok, "is new; 1200 steps")
+    words = ["experiment=emoji", f"run.dir={tmp_path}", "run.name=a"]
+    config = of(words)
+    assert is_told(worst(run.run(words, config)), Level.ok, "is new; 1200 steps")
     (tmp_path / "a" / "checkpoints" / "step_00000400").mkdir(parents=True)
-    assert is_told(worst(run.run(config)), Level.ok, "goes on from step_00000400")
+    assert is_told(worst(run.run(words, config)), Level.ok, "goes on from step_00000400")
+    unread = [*words, "eval.depth=200"]
+    refused = worst(found("run", lambda: run.run(unread, of(unread))))
+    assert is_told(refused, Level.fail, "eval.depth=200", "Leave it out")
 
 
 # The machine ----------------------------------------------------------------------------------------------------------

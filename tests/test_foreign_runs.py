@@ -78,7 +78,7 @@ def test_links_that_stay_in_the_folder_and_a_link_to_it_are_followed(tmp_path: P
     (disk / "eval").rename(disk / "older")
     (disk / "eval").symlink_to("older")
     (tmp_path / "run").symlink_to("disk")
-    assert seen(write_report(tmp_path / "run")).text == whole.replace(str(disk), str(tmp_path / "run"))
+    assert seen(write_report(tmp_path / "run")).text == whole.replace("/disk'", "/run'")
 
 
 def test_a_page_is_not_written_through_a_link(tmp_path: Path) -> None:

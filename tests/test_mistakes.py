@@ -108,6 +108,27 @@ def test_a_run_from_before_a_key_was_added_keeps_its_name_and_goes_on(tmp_path: 
     check_arguments([*words, "run.name=emoji-ccb9d8f7", "model.batch_norm=per_chunk"])
 
 
+READ = {
+    "a switch off": ["experiment=dpr_nq", "data.train=data/samples/topics", "data.negatives.per_row=0"],
+    "no refreshes": ["experiment=topics_ance", "data.negatives.refresh_every=0", "data.negatives.per_row=0"],
+    "a key of one run of a sweep": [
+        *(EMOJI, "objective=coce", "-m"),
+        *("objective.divergence=kl,cvar", "objective.alpha=0.2"),
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_what_nobody_typed_or_some_run_reads_is_not_refused(kind: str, tmp_path: Path) -> None:
+    check_arguments([*READ[kind], f"run.dir={tmp_path}", "tracking.wandb=disabled"])
+
+
+def test_a_sweep_in_which_no_run_reads_a_key_is_refused() -> None:
+    words = [EMOJI, "-m", "objective=coce", "objective.divergence=kl,chi2", "objective.alpha=0.2"]
+    with pytest.raises(ConfigError, match=r"objective\.alpha=0\.2.*divergence=cvar"):
+        check_arguments([*words, "tracking.wandb=disabled"])
+
+
 def test_every_key_that_is_not_always_read_exists() -> None:
     known = [key for key, _, _ in keys()]
     of_rules = [start for _, _, starts in WHERE for start in starts.split()]

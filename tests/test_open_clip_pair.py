@@ -41,3 +41,13 @@ def test_what_is_raised_is_not_logged_too(caplog: pytest.LogCaptureFixture) -> N
     assert not caplog.records
     logging.getLogger("open_clip").warning("heard again")
     assert [record.message for record in caplog.records] == ["heard again"]
+
+
+@pytest.mark.parametrize("content", ["{,}", "[" * 100_000, None])
+def test_a_config_file_that_cannot_be_read_is_named_with_its_key(content: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "own.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match=r"model\.name=.*own\.json cannot be read: .*") as caught:
+        build_image_text(ModelConfig(name=str(path)))
+    assert "Fetch" not in str(caught.value) and "\n" not in str(caught.value)

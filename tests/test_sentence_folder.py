@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 from helpers_export import near
+from omegaconf import OmegaConf
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules as parts
 from torch import nn
+from transformers import AutoConfig, AutoModel
 
 from data.errors import ConfigError
 from eval.__main__ import encoder as evaluation_encoder
@@ -25,7 +27,8 @@ from train.export.__main__ import export
 from train.export.library import Source
 from train.runs.folder import open_run
 from train.towers.build import build_text_pair
-from train.towers.sentence_folder import compared, sentence_folder
+from train.towers.sentence_folder import BEHIND_PADDING, compared, sentence_folder
+from train.towers.text import TextTokenizer, positions_of
 
 QUESTIONS, PASSAGES = ["who", "what is a Cat"], ["a cat is an animal", "b " * 50, "X"]
 OWN, POOLING = "sentence_transformers.models.Transformer", "sentence_transformers.models.Pooling"
@@ -162,6 +165,51 @@ def test_what_we_do_not_have_must_be_chosen(bert: str, file: str, tmp_path: Path
     with pytest.raises(ConfigError, match=said):
         configured(folder)
     configured(folder, "objective=dpr", choice)
+
+
+POSITIONS = {"vocab_size": 40, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+POSITIONS |= {"intermediate_size": 8, "max_position_embeddings": 20, "attention_window": 4, "entity_vocab_size": 4}
+
+
+@pytest.mark.parametrize("kind", ["bert", *BEHIND_PADDING])
+def test_the_default_length_is_one_that_the_encoder_takes(kind: str, tmp_path: Path) -> None:
+    settings = AutoConfig.for_model(kind, **POSITIONS)
+    settings.save_pretrained(tmp_path)
+    (tmp_path / "modules.json").write_text(json.dumps([*of_types(OWN), *of_types(POOLING, path="1_Pooling")]))
+    assert positions_of(AutoModel.from_config(settings)) == (20 if kind == "bert" else 18)
+    for said in ({}, {"max_seq_length": 20}):
+        edit(tmp_path / "sentence_bert_config.json", **said)
+        assert configured(tmp_path).data.passage.length == (20 if kind == "bert" else 18)
+
+
+def test_a_folder_that_is_not_understood_is_an_encoder_once_its_keys_are_typed(bert: str, tmp_path: Path) -> None:
+    folder = folder_of(bert, tmp_path / "st", parts.Normalize())
+    modules = json.loads((folder / "modules.json").read_text())
+    (folder / "modules.json").write_text(json.dumps([*modules, *of_types("sentence_transformers.models.Dropout")]))
+    words = ["objective=dpr", "objective.similarity=dot", "model.text.pooling=cls", "data.passage.prefix=''"]
+    with pytest.raises(ConfigError, match=r"Dropout.* Or choose data\.passage\.length, data\.question"):
+        configured(folder, *words)
+    lengths = ("data.question.length=9", "data.passage.length=9", "data.question.prefix=''")
+    source, x, _ = embedded(configured(folder, *words, *lengths))
+    assert x.shape == (2, 32) and "only its encoder is taken" in next(iter(compared(source.config)))
+    export(export_sentence_transformers.LIBRARY, source, tmp_path / "out")
+
+
+def test_a_run_from_before_folders_were_read_keeps_its_tokens_and_weights(bert: str, tmp_path: Path) -> None:
+    folder = folder_of(bert, tmp_path / "st", parts.Dense(32, 8, activation_function=nn.Tanh()))
+    edit(folder / "sentence_bert_config.json", do_lower_case=True)
+    config = configured(folder, "objective=dpr", "model.embed_dim=null")
+    assert (config.model.text.lower_case, config.model.text.dense) == (True, True)
+    with pytest.raises(ConfigError, match=r"no plain linear layer.*model\.text\.dense=false"):
+        build_text_pair(config.model)
+    run = open_run(configured(folder, "objective=dpr", "model.embed_dim=null", f"run.dir={tmp_path}", "run.name=a"))
+    saved = OmegaConf.load(run / "config.yaml")
+    del saved.model.text.lower_case, saved.model.text.dense
+    OmegaConf.save(saved, run / "config.yaml")
+    model = build_text_pair(read_config(run).model)
+    assert isinstance(model.towers.y_tower.projection, nn.Identity)
+    assert isinstance(model.tokenize, TextTokenizer)
+    assert "Lowercase" not in str(model.tokenize.tokenizer.backend_tokenizer.normalizer)
 
 
 def of_types(*types: str, path: str = "") -> list[dict[str, str]]:

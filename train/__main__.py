@@ -34,19 +34,22 @@ def main() -> None:
         print(errors.shown("---\n".join(map(preview, runs))), end="")
         return
     configs = [compose_config(words) for words in runs]
-    check_sweep(configs)
+    check_sweep(line.words, configs)
     for words, config in zip(runs, configs, strict=True):
         if line.sweep and _is_first():
             print(errors.shown(f"-m: {shlex.join(word for word in words if word not in line.words)}"))
         run(config)
 
 
-def check_sweep(configs: Sequence[TrainConfig]) -> None:
-    """Refuse what one of the runs would be refused for, and runs that would share a folder, before the first begins."""
+def check_sweep(words: Sequence[str], configs: Sequence[TrainConfig]) -> None:
+    """Refuse, before the first of the runs begins, what one of them would be refused for, words that none would read,
+    and runs that would share a folder."""
     from train.runs.folder import run_folder
+    from train.unread import refuse_unread
 
     for config in configs:
         check(config)
+    refuse_unread(words, configs)
     folders = [run_folder(config) for config in configs]
     if shared := next((folder for folder in folders if folders.count(folder) > 1), None):
         raise ConfigError(
@@ -83,7 +86,7 @@ def check_arguments(arguments: list[str]) -> Path | None:
             preview(words)
         return None
     configs = [compose_config(words) for words in line.runs()]
-    check_sweep(configs)
+    check_sweep(line.words, configs)
     return None if line.sweep else run_folder(configs[0])
 
 
@@ -95,10 +98,8 @@ def check(config: TrainConfig) -> None:
     from train.config import Task, validate
     from train.runs.folder import check_run
     from train.tracking.trackers import check_tracking
-    from train.unread import refuse_unread
 
     validate(config, int(os.environ.get("WORLD_SIZE", "1")))
-    refuse_unread(config)
     if config.task is Task.question_passage:
         named_files(config.data.train, config.data)
     else:

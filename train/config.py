@@ -83,6 +83,10 @@ class TextTowerConfig:
     pooling: Pooling = described(
         Pooling.mean, "transformers: how token states become one embedding; a SentenceTransformer brings its own"
     )
+    lower_case: bool = described(False, "transformers: lower texts first; a SentenceTransformer brings its own")
+    dense: bool = described(
+        False, "transformers, model.embed_dim=null: the Dense module of a SentenceTransformer, which brings its own"
+    )
     context_length: int | None = described(None, "longest text in tokens; null: the tower's own")
     from_scratch: bool = described(False, "transformers: take the architecture, not the weights")
     frozen: bool = described(False, "train only the projection")

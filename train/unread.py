@@ -1,14 +1,14 @@
 """Keys that a run would not read: what somebody chose and nothing would do is refused. Torch-free.
 
-A key is chosen when its value is not the default; `WHERE` says what must hold for a key, or all that begin so, to be
-read. Keys that are not listed are read by every run.
+A key is chosen when it is typed and its value is not the default; what a recipe sets is not. `WHERE` says what must
+hold for a key, or all that begin so, to be read. Keys that are not listed are read by every run.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import is_dataclass
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from data.config import Mode
 from data.errors import ConfigError
@@ -50,8 +50,9 @@ WHERE: list[Where] = [
     (
         "model.text.kind=transformers",
         lambda c: c.model.text.kind is TextTower.transformers,
-        "model.text.pooling model.text.from_scratch model.text.lora_",
+        "model.text.pooling model.text.lower_case model.text.dense model.text.from_scratch model.text.lora_",
     ),
+    ("model.embed_dim=null", lambda c: c.model.embed_dim is None, "model.text.dense"),
     ("model.text.kind=open_clip", lambda c: _open_clip(c)[1], "model.text.pretrained"),
     ("model.image.kind=open_clip or model.text.kind=open_clip", lambda c: any(_open_clip(c)), "model.pretrained"),
     (
@@ -106,18 +107,27 @@ WHERE: list[Where] = [
 ]
 
 
-def refuse_unread(config: TrainConfig) -> None:
-    """Raise ConfigError for keys that were chosen and that this run would not read."""
-    if not is_dataclass(config.objective):
-        return
-    defaults = all_keys(TrainConfig(objective=type(config.objective)()))  # type: ignore[operator]
-    chosen = {key: value for key, value in all_keys(config).items() if value != defaults.get(key)}
+def refuse_unread(words: Iterable[str], configs: Sequence[TrainConfig]) -> None:
+    """Raise ConfigError for keys that these words chose and that none of their runs would read."""
+    typed = [word.partition("=")[0] for word in words]
+    chosen = {key: value for config in configs for key, value in _chosen(config).items() if _is_of(key, typed)}
     broken = [
         f"{key}={value if isinstance(value, str) else json.dumps(value)}: this run does not read it, only one with "
         f"{where}. Leave it out, or set that"
         for key, value in chosen.items()
         for where, holds, keys in WHERE
-        if key.startswith(tuple(keys.split())) and not holds(config)
+        if key.startswith(tuple(keys.split())) and not any(map(holds, configs))
     ]
     if broken:
         raise ConfigError("\n".join(broken[:5]))
+
+
+def _chosen(config: TrainConfig) -> dict[str, Any]:
+    """Keys whose value is not the default."""
+    defaults = all_keys(TrainConfig(objective=type(config.objective)()))  # type: ignore[operator]
+    return {key: value for key, value in all_keys(config).items() if value != defaults.get(key)}
+
+
+def _is_of(key: str, typed: Sequence[str]) -> bool:
+    """Whether one of the typed names is this key or its section; a name without a dot chose from a group."""
+    return any(key == name or ("." in name and key.startswith(f"{name}.")) for name in typed)

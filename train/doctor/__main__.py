@@ -86,7 +86,7 @@ def look(words: Sequence[str]) -> Iterator[Finding]:
         yield from found("model", lambda: run.model(config))
         yield from found("batch norm", lambda: run.batch_norm(config))
         yield from found("wandb", lambda: run.tracking(config))
-        yield from found("run", lambda: run.run(config))
+        yield from found("run", lambda: run.run(words, config))
     elif not words:
         yield ok("run", "not looked at: python -m train.doctor experiment=emoji looks at its data and model too")
     for check, started in groups:

@@ -37,11 +37,11 @@ QUERIES = "queries.jsonl"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
-def run(config: TrainConfig) -> Iterator[Finding]:
+def run(words: Sequence[str], config: TrainConfig) -> Iterator[Finding]:
     """What `python -m train` checks before it loads anything, and where the run stands."""
-    from train.__main__ import check
+    from train.__main__ import check_sweep
 
-    check(config)
+    check_sweep(words, [config])
     folder = run_folder(config)
     checkpoints = sorted((folder / "checkpoints").glob("step_*"))
     begins = f"goes on from {checkpoints[-1].name}" if checkpoints else "is new"

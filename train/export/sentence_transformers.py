@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -49,7 +50,9 @@ def write(folder: Path, source: Source) -> None:
         modules.append(dense)
     if similarity is Similarity.cosine:
         modules.append(parts.Normalize())
-    origin = of_config(source.config) or SentenceFolder("")
+    origin = SentenceFolder("")
+    with suppress(ConfigError):  # a folder that is not understood has no prompts
+        origin = of_config(source.config) or origin
     model = SentenceTransformer(
         modules=modules,
         device="cpu",

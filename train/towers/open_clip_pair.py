@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from data.errors import ConfigError, first_line, nearest
+from data.foreign import read_json
 from data.transforms import ImageSpec
 from train.config import ImageTower, ModelConfig, TextTower
-from train.towers.published import check_open_clip, read_json, refuse_code, snapshot
+from train.towers.published import check_open_clip, refuse_code, snapshot
 from train.towers.tower import Tower
 
 # Class of a trunk → its attribute that leads into the shared space, and whether it takes None there or wants a module
@@ -174,7 +175,10 @@ def _registered(path: str) -> str:
     import open_clip
 
     file = Path(path).expanduser()
-    content = read_json(file)
+    try:
+        content = read_json(file)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.name={path} cannot be read: {first_line(error)}. Give an open_clip config") from error
     if not isinstance(content, dict):
         raise ConfigError(f"model.name={path}: no open_clip config, which is a JSON object")
     if "model_cfg" in content and file.name == "open_clip_config.json":

@@ -19,9 +19,11 @@ from train.config import Pooling, Task, TextTower, TrainConfig
 from train.losses.options.common import Similarity
 from train.towers.published import check_settings, file_of, is_unknown, place_of, read_json
 
+LAYERS = ("model.text.lower_case", "model.text.dense")  # a folder that is not understood has none
 OF_TASK = {
-    Task.image_text: ("model.text.pooling", "model.text.context_length"),
+    Task.image_text: (*LAYERS, "model.text.pooling", "model.text.context_length"),
     Task.question_passage: (
+        *LAYERS,
         "model.text.pooling",
         *("data.question.length", "data.passage.length", "data.question.prefix", "data.passage.prefix"),
         "objective.similarity",
@@ -32,6 +34,9 @@ CHAINS = ("Transformer Pooling", "Transformer Pooling Normalize", "Transformer P
 CHAINS += ("Transformer Pooling Dense Normalize",)
 POOLINGS = {"cls": Pooling.cls, "mean": Pooling.mean, "lasttoken": Pooling.last}
 MODULES = "modules.json"
+# Types of encoders whose positions begin behind the one of padding
+BEHIND_PADDING = ("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet")
+BEHIND_PADDING += ("data2vec-text", "longformer", "luke", "xmod")
 OLD_FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -55,7 +60,7 @@ class Dense:
 class SentenceFolder:
     """defaults: dotted key → value; refused: dotted key → why its value has no place here.
 
-    lower_case: texts are, whatever the tokenizer; no_dense: why its Dense module has no place here.
+    no_dense: why there is no Dense module to take.
     """
 
     name: str
@@ -63,9 +68,8 @@ class SentenceFolder:
     refused: dict[str, str] = field(default_factory=dict)
     prompts: dict[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
-    lower_case: bool = False
     dense: Dense | None = None
-    no_dense: str = ""
+    no_dense: str = "it has no Dense module"
 
 
 def sentence_folder(name: str, fetch: bool = False) -> SentenceFolder | None:
@@ -95,6 +99,8 @@ def sentence_folder(name: str, fetch: bool = False) -> SentenceFolder | None:
     if encoder.get("transformer_task", "feature-extraction") != "feature-extraction" or encoder.get("query_expansion"):
         raise ConfigError(f"{path.parent}/sentence_bert_config.json: it embeds no single texts. {instead}")
     defaults: dict[str, Any] = _lengths(name, encoder, fetch)
+    defaults |= {"model.text.lower_case": True} if encoder.get("do_lower_case") is True else {}
+    defaults |= {"model.text.dense": True} if "Dense" in folders else {}
     refused: dict[str, str] = {}
     pooling = settings(f"{folders['Pooling']}/config.json")
     mode = _mode(pooling)
@@ -120,7 +126,6 @@ def sentence_folder(name: str, fetch: bool = False) -> SentenceFolder | None:
         refused=refused,
         prompts=prompts,
         default_prompt_name=default_name if default_name in prompts else None,
-        lower_case=encoder.get("do_lower_case") is True,
         dense=dense,
         no_dense=no_dense,
     )
@@ -136,14 +141,20 @@ def of_config(config: TrainConfig | DictConfig, fetch: bool = False) -> Sentence
 def fill(config: DictConfig) -> None:
     """Give the keys that nobody chose (OPEN, still missing) their values: the folder's, else those of the schema.
 
-    Raises ConfigError where the folder's has no place here.
+    Raises ConfigError where the folder's has no place here, or is not understood.
     """
     parents = {key: OmegaConf.select(config, key.rpartition(".")[0]) for key in OPEN}
     open_keys = [key for key, parent in parents.items() if parent and OmegaConf.is_missing(parent, _leaf(key))]
-    found = of_config(config, fetch=True) if open_keys else None
+    try:
+        found = of_config(config, fetch=True) if open_keys else None
+    except ConfigError as error:
+        if missing := [key for key in open_keys if key in OF_TASK[config.task] and key not in LAYERS]:
+            raise ConfigError(f"{error}. Or choose {', '.join(missing)} yourself") from error
+        found = None
     for key in open_keys:
         value = getattr(OmegaConf.get_type(parents[key]), _leaf(key))
-        if found and key in OF_TASK[config.task]:
+        replaced = key == "model.text.dense" and config.model.embed_dim is not None
+        if found and key in OF_TASK[config.task] and not replaced:
             if key in found.refused:
                 raise ConfigError(
                     f"model.text.name={found.name} is a SentenceTransformer, and {found.refused[key]}, which {key} "
@@ -164,7 +175,12 @@ def schema(config: Any, prefix: str = "") -> DictConfig:
 
 def compared(config: TrainConfig) -> Iterator[str]:
     """When the text tower is a SentenceTransformer's: what the run has as the folder says, and what not."""
-    found, name = of_config(config), config.model.text.name
+    name = config.model.text.name
+    try:
+        found = of_config(config)
+    except ConfigError as error:
+        yield f"model.text.name={name}: only its encoder is taken. {error}"
+        return
     if found is None:
         if name and config.model.text.kind is TextTower.transformers and is_unknown(name, MODULES):
             yield (
@@ -210,13 +226,12 @@ def _mode(pooling: dict[str, Any]) -> str:
 
 
 def _lengths(name: str, encoder: dict[str, Any], fetch: bool) -> dict[str, int]:
-    """The longest text in tokens, as it is said, or else what tokenizer and positions allow."""
-    longest = encoder.get("max_seq_length")
+    """The longest text in tokens, as it is said, or else what the tokenizer allows; at most what positions allow."""
+    longest, positions = encoder.get("max_seq_length"), _positions(name, fetch)
     if longest is None:
         tokenizer = file_of(name, "tokenizer_config.json", fetch)
-        said: list[Any] = [_object(tokenizer).get("model_max_length")] if tokenizer else []
-        said.append(check_settings(name, file_of(name, "config.json", fetch)).get("max_position_embeddings"))
-        longest = min([n for n in said if _is_length(n)], default=None)
+        said = _object(tokenizer).get("model_max_length") if tokenizer else None
+        longest = said if _is_length(said) else positions
     wanted = {
         "model.text.context_length": longest,
         "data.question.length": encoder.get("query_length") or longest,
@@ -225,7 +240,15 @@ def _lengths(name: str, encoder: dict[str, Any], fetch: bool) -> dict[str, int]:
     for key, value in wanted.items():
         if value is not None and not _is_length(value):
             raise ConfigError(f"{place_of(name)}/sentence_bert_config.json: {value!r} is no length for {key}")
-    return {key: value for key, value in wanted.items() if value is not None}
+    return {key: min(value, positions or value) for key, value in wanted.items() if value is not None}
+
+
+def _positions(name: str, fetch: bool) -> int | None:
+    """The longest text that the encoder's positions allow, as far as its config.json says."""
+    said = check_settings(name, file_of(name, "config.json", fetch))
+    total, padding = said.get("max_position_embeddings"), said.get("pad_token_id", 1)
+    behind = padding + 1 if said.get("model_type") in BEHIND_PADDING and isinstance(padding, int) else 0
+    return total - behind if isinstance(total, int) and _is_length(total - behind) else None
 
 
 def _is_length(value: Any) -> bool:
@@ -242,7 +265,7 @@ def _prompts(path: Path, model: dict[str, Any]) -> dict[str, str]:
 def _dense(name: str, folder: str | None, settings: Any, fetch: bool) -> tuple[Dense | None, str]:
     """Its Dense module, or why there is no place for it."""
     if folder is None:
-        return None, ""
+        return None, SentenceFolder.no_dense
     said = settings(f"{folder}/config.json")
     activation = str(said.get("activation_function")).rpartition(".")[2]
     weights, width = file_of(name, f"{folder}/model.safetensors", fetch), said.get("out_features")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -86,7 +85,7 @@ def _open_clip(config: ModelConfig, pair: OpenClipPair, load_pretrained: bool) -
 
 def _transformers(config: ModelConfig, pair: OpenClipPair, load_pretrained: bool) -> tuple[Tower, Tokenize]:
     tower, own = _transformers_tower(config, load_pretrained)
-    return tower, Tokenizer(own.tokenizer, own.limit)
+    return tower, Tokenizer(own.tokenizer, config.text.context_length or min(own.limit, own.tokenizer.model_max_length))
 
 
 def _transformers_tower(config: ModelConfig, load_pretrained: bool) -> tuple[Tower, TextTokenizer]:
@@ -99,9 +98,8 @@ def _transformers_tower(config: ModelConfig, load_pretrained: bool) -> tuple[Tow
             "as they are. Take one of the two"
         )
     pretrained = load_pretrained and not text.from_scratch
-    folder = sentence_folder(name) or SentenceFolder(name)
     encoder, tokenizer = _load(name, pretrained)
-    if folder.lower_case:
+    if text.lower_case:
         _lower_case(tokenizer)
     pad = _padding(tokenizer)
     if config.grad_checkpointing:
@@ -112,9 +110,12 @@ def _transformers_tower(config: ModelConfig, load_pretrained: bool) -> tuple[Tow
     if text.lora_rank:
         add_adapters(encoder, text)
     width, shared_width = encoder.config.hidden_size, config.embed_dim
-    own = _own_projection(folder, width, pretrained) if shared_width is None else nn.Linear(width, shared_width)
+    if shared_width is not None:
+        own = nn.Linear(width, shared_width)
+    else:
+        own = _dense(name, width, pretrained) if text.dense else nn.Identity()
     tower = Tower(Pooled(encoder, text.pooling, pad), own, memo_bytes=config.memo_mb << 20, pad=pad)
-    return tower, TextTokenizer(tokenizer, _context_length(config, encoder, tokenizer, folder))
+    return tower, TextTokenizer(tokenizer, _limit(config, encoder, tokenizer))
 
 
 BUILDERS = {TextTower.open_clip: _open_clip, TextTower.transformers: _transformers}
@@ -188,13 +189,15 @@ def _padding(tokenizer: Any) -> int:
     return cast(int, tokenizer.pad_token_id)
 
 
-def _own_projection(folder: SentenceFolder, width: int, pretrained: bool) -> nn.Module:
-    """The Dense module of a SentenceTransformer, or nothing."""
+def _dense(name: str, width: int, pretrained: bool) -> nn.Module:
+    """The Dense module of a SentenceTransformer."""
+    folder = sentence_folder(name) or SentenceFolder(name)
     dense = folder.dense
-    if folder.no_dense:
-        raise ConfigError(f"model.text.name={folder.name}: {folder.no_dense}. Set model.embed_dim for a new projection")
     if dense is None:
-        return nn.Identity()
+        raise ConfigError(
+            f"model.text.name={name}: {folder.no_dense}. Set model.embed_dim for a new projection, or "
+            "model.text.dense=false for none"
+        )
     projection = nn.Linear(width, dense.width, bias=dense.bias)
     if pretrained:
         try:
@@ -205,18 +208,17 @@ def _own_projection(folder: SentenceFolder, width: int, pretrained: bool) -> nn.
     return projection
 
 
-def _context_length(config: ModelConfig, encoder: Any, tokenizer: Any, folder: SentenceFolder) -> int:
-    """L: what the configuration says, or the longest that both the tokenizer and the positions allow."""
-    positions = _positions(encoder)
-    own = math.inf if folder.defaults else tokenizer.model_max_length  # a SentenceTransformer's is a default only
-    limit = min(own, positions or math.inf)
-    wanted = config.text.context_length or (int(limit) if limit < 1 << 20 else LONGEST)
+def _limit(config: ModelConfig, encoder: Any, tokenizer: Any) -> int:
+    """What the configuration says, or the longest that the positions allow, or without any the tokenizer."""
+    positions = positions_of(encoder)
+    own = next((n for n in (positions, tokenizer.model_max_length) if n and n < 1 << 20), LONGEST)
+    wanted = config.text.context_length or own
     if positions is not None and wanted > positions:
         raise ConfigError(f"model.text.context_length={wanted}: this model has {positions} positions")
     return wanted
 
 
-def _positions(encoder: Any) -> int | None:
+def positions_of(encoder: Any) -> int | None:
     """The longest text that its position embeddings allow. Those of RoBERTa begin behind the one of padding."""
     tables = [module for name, module in encoder.named_modules() if name.endswith("position_embeddings")]
     behind = [table.padding_idx + 1 for table in tables if getattr(table, "padding_idx", None) is not None]
