@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ def refuse_crowded(text: str, most: int = MOST) -> None:
     """Raise ValueError for JSON of more than `most` commas and opening brackets outside texts; nothing is parsed."""
     if len(text) <= most or (count := _separators(text)) <= most:
         return
-    if count - sum(_separators(found[0]) for found in TEXT.finditer(text)) > most:
+    texts = islice(TEXT.finditer(text), 2 * most + 2)  # valid JSON of more has too many separators between them
+    if count - sum(_separators(found[0]) for found in texts) > most:
         raise ValueError(f"more than {most:,} commas and opening brackets")
 
 

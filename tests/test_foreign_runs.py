@@ -103,6 +103,11 @@ OTHERS: dict[str, tuple[str, str, str]] = {
     "infinite step": with_part(retrieval(), step=float("inf")),
     "list": ("eval/val.json", "[]", "val.json is none of ours"),
     "nested result": ("eval/val.json", "[" * 100_000, "val.json cannot be read: nested more than 100 times"),
+    "crowded result": (
+        "eval/val.json",
+        "[" + "1," * (1 << 19) + "1]",
+        "val.json cannot be read: more than 524,288 commas",
+    ),
     "total steps": ("run_state.json", '{"total_steps": "many"}', "total_steps is left out"),
     "nested state": ("run_state.json", '{"a":' * 100_000, "run_state.json cannot be read: nested more than 100 times"),
     "records": ("metrics.jsonl", f"\udcff{{}}\n[1]\n7\n{'[' * 100_000}\n", "metrics.jsonl: 4 of its lines"),
