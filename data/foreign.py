@@ -1,12 +1,8 @@
-"""Files that may be somebody else's: only those of the folder itself, and JSON of any depth and size. Torch-free."""
+"""Files that may be somebody else's: only those of the folder itself. Torch-free."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
-
-LARGEST = 1 << 26  # bytes of a JSON file; Python needs up to 30 times as many to hold it
 
 
 def inside(folder: Path, name: str | Path) -> bool:
@@ -28,18 +24,3 @@ def inside(folder: Path, name: str | Path) -> bool:
 def own_file(folder: Path, name: str | Path) -> Path | None:
     """The path of the regular file `name` that lies in `folder`, if there is one."""
     return folder / name if inside(folder, name) and (folder / name).is_file() else None
-
-
-def read_json(path: Path) -> Any:
-    """Raises OSError, or ValueError for a file that is no JSON or too much of it."""
-    if path.stat().st_size > LARGEST:
-        raise ValueError(f"more than {LARGEST:,} bytes")
-    return parse_json(path.read_bytes())
-
-
-def parse_json(content: bytes) -> Any:
-    """Raises ValueError for whatever is no JSON, or is nested too deep for Python."""
-    try:
-        return json.loads(content)
-    except RecursionError as error:
-        raise ValueError("nested too deep") from error

@@ -3,7 +3,7 @@
 `.index/<shard>.json` tells what the shard is (name, size, time stamp, SHA-256, samples, problems) and names the `.npy`
 that holds the table of offsets, CRC32s and keys. The table's name carries its digest and the JSON is written last, by
 rename: whoever reads sees a whole index or none. Each shard has its own, so any selection composes without a scan.
-The JSON is sealed (data/kept.py): another's, or one that was changed, is no index.
+The JSON is sealed (data/kept.py): one of another user in another folder, or one that was changed, is no index.
 """
 
 from __future__ import annotations
@@ -14,16 +14,14 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from data.errors import DataError
-from data.json_text import parsed
-from data.kept import folders, forget_others, keep, sealed
+from data.kept import believed, folders, keep
 from data.parents import end_with_parent
 from data.scan import MAX_BYTES, Problem, Sample, Scan, scan_tar
 from data.scan_rows import Rows, RowScan, scan_array, scan_lines, scan_table
@@ -241,32 +239,17 @@ def _of_rows(rows: Rows) -> _Columns:
 
 
 def _load(path: str, found: Stat) -> ShardIndex | None:
-    for folder in folders(path):
-        try:
-            with (folder / f"{shard_name(path)}.json").open("rb") as file:
-                stored = parsed(file.read(LARGEST))
-            if stored.pop("seal") != sealed(folder, stored) or stored.pop("format") != FORMAT:
-                continue
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue  # none there, or none of ours: scan again
-        index = _from_json(path, folder, stored)
-        if (index.size, index.mtime) == found and os.path.exists(index.table_file):
-            return index
+    for array, facts in believed(path, shard_name(path)):
+        if facts.pop("format", None) == FORMAT and (facts["size"], facts["mtime"]) == found:
+            facts["suffixes"] = tuple(facts["suffixes"])
+            facts["problems"] = tuple(Problem(**problem) for problem in facts["problems"])
+            del facts["table_sha256"]
+            return ShardIndex(path=path, **{**facts, "table_file": str(array)})
     return None
-
-
-def _from_json(path: str, folder: Path, stored: dict[str, Any]) -> ShardIndex:
-    stored["suffixes"] = tuple(stored["suffixes"])
-    stored["problems"] = tuple(Problem(**problem) for problem in stored["problems"])
-    stored["table_file"] = str(folder / stored["table_file"])
-    return ShardIndex(path=path, **stored)
 
 
 def _store(path: str, found: Stat, scan: Scan | RowScan, sha256: str) -> ShardIndex:
     columns = _of_rows(scan.rows) if isinstance(scan, RowScan) else _of_samples(scan.samples)
-    written = io.BytesIO()
-    np.save(written, columns.packed(), allow_pickle=False)
-    digest = hashlib.sha256(written.getbuffer()).hexdigest()[:16]
     index = ShardIndex(
         path=path,
         name=shard_name(path),
@@ -279,17 +262,8 @@ def _store(path: str, found: Stat, scan: Scan | RowScan, sha256: str) -> ShardIn
         ignored={} if isinstance(scan, RowScan) else dict(sorted(scan.ignored.items())),
         problem_count=scan.problems.count,
         problems=tuple(scan.problems.first),
-        table_file=f"{shard_name(path)}.{digest}.npy",
+        table_file="",
     )
-    described = asdict(index)
-    del described["path"]
-    plain = json.loads(json.dumps(described))  # tuples as lists, as they are read again
-
-    def contents(folder: Path) -> dict[str, bytes | memoryview]:
-        facts = {"format": FORMAT, **plain}
-        described = json.dumps({**facts, "seal": sealed(folder, facts)}, indent=1).encode()
-        return {index.table_file: written.getbuffer(), f"{index.name}.json": described}
-
-    folder = keep(path, contents)
-    forget_others(folder, index.name, index.table_file)
-    return _from_json(path, folder, plain)
+    facts = {"format": FORMAT, **asdict(index)}
+    del facts["path"], facts["table_file"]
+    return replace(index, table_file=str(keep(path, index.name, facts, columns.packed())))

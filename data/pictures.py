@@ -19,7 +19,9 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Iterator
 from io import BytesIO
+from itertools import islice
 from typing import NamedTuple
 
 from data.errors import DataError
@@ -30,6 +32,7 @@ MOST_SCANS = 100  # a progressive JPEG has about ten
 MOST_SEGMENTS = 10_000  # of a JPEG: between its scans
 SEGMENT = re.compile(rb"\xff([\x02-\xcf\xd8-\xfe])")  # the others stand for a byte, or have no length
 START_OF_SCAN, END_OF_IMAGE = b"\xda", b"\xd9"
+SEQUENTIAL_FRAMES = (b"\xc0", b"\xc1", b"\xc9")
 
 
 class Header(NamedTuple):
@@ -62,15 +65,31 @@ def read_header(data: bytes, max_pixels: int) -> Header:
 
 def refuse_many_scans(data: bytes) -> None:
     """Raise DataError for a JPEG whose decoding takes minutes because its scans are told over and over."""
-    if data[:3] != JPEG_MAGIC or data.count(b"\xff" + START_OF_SCAN) <= MOST_SCANS:
+    if data[:3] != JPEG_MAGIC or _is_one_scan(data) or data.count(b"\xff" + START_OF_SCAN) <= MOST_SCANS:
         return  # the marker's bytes can stand in metadata, too: where there are many, segments are counted
-    scans, place = 0, 2
-    for _ in range(MOST_SEGMENTS):
-        found = SEGMENT.search(data, place)
-        if found is None or found[1] == END_OF_IMAGE:
-            return
-        scans += found[1] == START_OF_SCAN
-        if scans > MOST_SCANS:
-            break
+    scans = 0
+    for number, (marker, _) in enumerate(_segments(data)):
+        scans += marker == START_OF_SCAN
+        if scans > MOST_SCANS or number >= MOST_SEGMENTS:
+            raise DataError(
+                f"a JPEG of more than {MOST_SCANS} scans or {MOST_SEGMENTS} segments takes too long to decode"
+            )
+
+
+def _is_one_scan(data: bytes) -> bool:
+    """Whether decoders read the first scan alone: the frame is sequential, and that scan has all of its components."""
+    components = None
+    for marker, at in islice(_segments(data), MOST_SEGMENTS):
+        if marker in SEQUENTIAL_FRAMES:
+            components = data[at + 7 : at + 8]
+        elif marker == START_OF_SCAN:
+            return data[at + 2 : at + 3] == components
+    return False
+
+
+def _segments(data: bytes) -> Iterator[tuple[bytes, int]]:
+    """(marker, where its length stands) of each segment of a JPEG."""
+    place = 2
+    while (found := SEGMENT.search(data, place)) and found[1] != END_OF_IMAGE:
+        yield found[1], found.end()
         place = found.end() + int.from_bytes(data[found.end() : found.end() + 2], "big")
-    raise DataError(f"a JPEG of more than {MOST_SCANS} scans or {MOST_SEGMENTS} segments takes too long to decode")

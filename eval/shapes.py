@@ -12,7 +12,8 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
 
 from data.errors import first_line
-from data.foreign import own_file, read_json
+from data.foreign import own_file
+from data.json_text import read_json
 
 Count = Annotated[int, Field(ge=0, le=10**15)]
 Counts = list[Annotated[float, Field(ge=0, le=1e15)]]

@@ -24,7 +24,8 @@ from torch import Tensor
 from data.config import DataConfig
 from data.errors import DataError, SampleError
 from data.image_text import ImageText, retrieval_set
-from data.pictures import read_header
+from data.json_text import MOST, parsed
+from data.pictures import read_header, refuse_many_scans
 from data.sample import LONGEST, Sample
 from data.shards import open_shards
 from data.sources import parse_sources
@@ -202,6 +203,28 @@ def test_scans_are_counted_and_bytes_that_look_like_them_are_not() -> None:
     assert decode(plain[:2] + comment + plain[2:], LIMIT).shape == (3, 8, 8)
     with pytest.raises(DataError, match="scans"):
         read_header(plain[:2] + comment * 2 + b"\xff\x01" + repeated_scan(8, 200)[2:], LIMIT)
+
+
+def test_a_sequential_jpeg_is_not_searched_for_scans() -> None:
+    plain = encoded("JPEG", Image.new("RGB", (256, 256)))
+    at = plain.index(b"\xff\xda")
+    told = plain[:at] + plain[at:-2] * 2000 + plain[-2:]
+    refuse_many_scans(told)  # the first scan has everything: decoders refuse the second
+    with pytest.raises(DataError, match="no sound JPEG"):
+        decode(told, LIMIT)
+    one_component = plain[at : at + 4] + b"\1" + plain[at + 5 : -2]
+    with pytest.raises(DataError, match="scans"):
+        refuse_many_scans(plain[:at] + one_component * 200)
+
+
+def test_separators_in_texts_cost_nothing() -> None:
+    text = 'a", ' + "," * 2 * MOST
+    assert Sample("a", {"json": fields(caption="x", scanned=text)}).captions("caption") == ["x"]
+    for crowded in ('["a,b",' + r'"\\",' * MOST + "1]", '["' + "," * MOST + '",' + "1," * (MOST + 1) + "1]"):
+        with pytest.raises(ValueError, match="more than 524,288 commas"):
+            parsed(crowded)
+    with pytest.raises(ValueError, match="Unterminated string"):
+        parsed('["' + r"\"," * MOST)  # each of these quotes could begin a text
 
 
 # ---- bombs ---------------------------------------------------------------------------------------------------------

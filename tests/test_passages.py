@@ -164,7 +164,9 @@ def test_a_touched_table_is_the_same_one_until_its_columns_are_others(tmp_path: 
         changed.fields(0)
 
 
-def test_a_table_of_ids_that_came_with_the_data_is_not_believed(tmp_path: Path) -> None:
+def test_a_table_of_ids_that_came_with_the_data_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It could give each id the text of another."""
     (tmp_path / "a").mkdir()
     opened(write_lines(tmp_path / "a" / "a.jsonl", map(corpus_row, range(10))))
@@ -174,6 +176,12 @@ def test_a_table_of_ids_that_came_with_the_data_is_not_believed(tmp_path: Path) 
         opened(tmp_path / "a" / "a.jsonl").position("d3")  # of our own making: believed
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     assert opened(tmp_path / "b" / "a.jsonl").position("d3") == 3
+    shutil.copytree(tmp_path / "b", tmp_path / "c")
+    monkeypatch.setattr("data.corpus._table", lambda rows: pytest.fail("a copy of our own was read again"))
+    assert opened(tmp_path / "c" / "a.jsonl").position("d3") == 3
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another user"))
+    with pytest.raises(pytest.fail.Exception):
+        opened(tmp_path / "c" / "a.jsonl")
 
 
 @pytest.mark.parametrize(

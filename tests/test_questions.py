@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -290,6 +291,15 @@ def test_an_id_that_is_not_in_the_corpus(tmp_path: Path, corpus: Path, positive:
     path = write_lines(tmp_path / "a.jsonl", [with_ids(["d1"], []), with_ids(positive, negative)])
     with pytest.raises(DataError, match=r"a\.jsonl: line 2: id '(d9|9)' is not in the corpus .*corpus\.jsonl"):
         opened(path, corpus)
+
+
+def test_a_copy_of_judged_questions_and_their_corpus_is_not_checked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    questions = opened(write_beir(tmp_path / "a"))
+    shutil.copytree(tmp_path / "a", tmp_path / "elsewhere" / "a")
+    monkeypatch.setattr("data.kept.keep", lambda *_: pytest.fail("made again"))
+    assert plain(opened(tmp_path / "elsewhere" / "a").row(3)) == plain(questions.row(3))
 
 
 def test_rows_are_checked_again_for_another_corpus(tmp_path: Path, corpus: Path) -> None:

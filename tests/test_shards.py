@@ -18,7 +18,7 @@ import pytest
 from helpers_shards import BLOCK, headers_of, opened, overwrite, write_pairs
 
 from data.errors import ConfigError, DataError, SampleError
-from data.index import BYTES_PER_PROCESS, index_shards
+from data.index import BYTES_PER_PROCESS, index_shards, stored_index
 from data.order import Order
 from data.shards import Shards, index_shard, open_shards
 from data.sources import parse_sources
@@ -301,7 +301,14 @@ def _index_many(folder: str, results) -> None:
             path.unlink(missing_ok=True)
 
 
-def test_processes_that_index_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
+def as_user(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+
+
+def test_processes_that_index_at_once_do_not_disturb_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_user(monkeypatch, tmp_path / "cache")
     expected = [(f"{n}.tar", n + 1, "000000") for n in range(4)]
     for n in range(4):
         write_pairs(tmp_path / f"{n}.tar", n + 1)
@@ -314,6 +321,8 @@ def test_processes_that_index_at_once_do_not_disturb_each_other(tmp_path: Path) 
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0] * 4
+    (key,) = (tmp_path / "cache" / "dyad").iterdir()  # the one of all of them
+    assert key.stat().st_size == 32 and key.stat().st_mode & 0o777 == 0o600
 
 
 def test_parallel_scan_equals_the_serial_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,6 +361,50 @@ def test_an_index_that_came_with_the_data_is_not_believed(tmp_path: Path) -> Non
     for fact, value in {"samples": 0, "sha256": "0" * 64, "name": "b.tar"}.items():
         stored(ours / "a.tar").write_text(json.dumps({**described, fact: value}))
         assert index_shard(str(ours / "a.tar")) == found
+
+
+def test_a_copy_of_ones_own_index_is_believed_and_that_of_another_user_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").mkdir()
+    as_user(monkeypatch, tmp_path / "me")
+    index = index_shard(str(write_pairs(tmp_path / "data" / "a.tar", 3)))
+    shutil.copytree(tmp_path / "data", tmp_path / "copy")
+    as_user(monkeypatch, tmp_path / "another")
+    assert stored_index(index.path) == index, "whoever made it in this folder"
+    assert stored_index(str(tmp_path / "copy" / "a.tar")) is None
+    as_user(monkeypatch, tmp_path / "me")
+    found = stored_index(str(tmp_path / "copy" / "a.tar"))
+    assert found and found.sha256 == index.sha256
+    Path(found.table_file).write_bytes(b"of somebody to whom it was given")
+    assert stored_index(found.path) is None and stored_index(index.path) == index
+
+
+def test_nodes_that_number_folders_differently_agree_on_one_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy stands for the folder as a second node sees it; neither user has a key."""
+    (tmp_path / "node1").mkdir()
+    (tmp_path / "no").touch()
+    as_user(monkeypatch, tmp_path / "no")
+    monkeypatch.setattr("data.kept.folders", lambda path: [Path(path).parent / ".index"])
+    first = index_shard(str(write_pairs(tmp_path / "node1" / "a.tar", 3)))
+    shutil.copytree(tmp_path / "node1", tmp_path / "node2")
+    second = str(tmp_path / "node2" / "a.tar")
+    (table,) = (tmp_path / "node2" / ".index").glob("*.npy")
+    before = table.stat()
+    assert stored_index(second) is None and index_shard(second).samples == 3
+    assert table.stat().st_ino == before.st_ino, "its array is in use"
+    shutil.copy(stored(Path(second)), stored(Path(first.path)))
+    assert stored_index(first.path) == first and stored_index(second)
+
+
+def test_a_stranger_cannot_send_a_seal_for_every_folder(tmp_path: Path) -> None:
+    index = index_shard(str(write_pairs(tmp_path / "a.tar", 3)))
+    described = json.loads(stored(Path(index.path)).read_text())
+    seals = ["0" * 64] * 8 + described["seals"]
+    stored(Path(index.path)).write_text(json.dumps({**described, "seals": seals}))
+    assert stored_index(index.path) is None
 
 
 def read_all(path: Path) -> list[dict[str, bytes]]:

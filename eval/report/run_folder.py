@@ -12,7 +12,8 @@ from typing import Any
 from omegaconf import OmegaConf
 from pydantic import TypeAdapter
 
-from data.foreign import LARGEST, inside, own_file, parse_json
+from data.foreign import LARGEST, inside, own_file
+from data.json_text import parsed
 from data.secrets import redacted
 from eval.report.curves import column
 from eval.results import result_files
@@ -82,7 +83,7 @@ def _records(path: Path, unread: list[str]) -> list[dict[str, Any]]:
     for line in _lines(path, METRICS, unread):
         record = None
         with suppress(ValueError):
-            record = parse_json(line)
+            record = parsed(line)
         if isinstance(record, dict):
             found.append(record)
         else:

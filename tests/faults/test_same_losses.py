@@ -17,6 +17,7 @@ SCRATCH = {
     "experiment": "emoji_scratch",
     "model": "tiny_clip_gn",
     "model.image.image_size": "null",
+    "model.image.widths": [32, 64, 128, 192],  # the default: the model has no use for it
     "model.text.name": "null",
     "model.embed_dim": 256,
     "data.workers": 1,

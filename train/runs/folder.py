@@ -27,7 +27,8 @@ from yaml.tokens import (
 )
 
 from data.errors import ConfigError, first_line
-from data.foreign import own_file, read_json
+from data.foreign import own_file
+from data.json_text import read_json
 from data.secrets import without_secrets
 from train.config import TrainConfig
 from train.files import replace

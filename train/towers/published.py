@@ -6,17 +6,18 @@ NAME@REVISION is one state of a published model: a commit never changes. Torch-f
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from data import json_text
 from data.errors import ConfigError, first_line
 
 READ = ["*.json", "*.txt", "*.model", "*.safetensors"]
 LARGEST = 128 << 20  # bytes of a tokenizer's file or of any other settings
+MOST_VALUES = 1 << 23  # of such a file: a tokenizer has hundreds of thousands of words and merges
 MOST = 10_000  # layers, experts and the like
 LOOPS = ("layer", "depth", "block", "stage", "expert", "label")  # parts of the names of such counts
 PLAIN_ATTENTION = (None, "eager", "sdpa")
@@ -141,14 +142,11 @@ def _inside(folder: Path, file: str) -> Path | None:
 def read_json(path: Path) -> Any:
     """Raises ConfigError, naming the file, for what cannot be read, is too large or nested too deep."""
     try:
-        if path.stat().st_size > LARGEST:
-            raise ValueError(f"larger than {LARGEST >> 20} MiB")
-        return json.loads(path.read_bytes())
+        return json_text.read_json(path, LARGEST, MOST_VALUES)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {first_line(error)}") from error
-    except (ValueError, RecursionError) as error:
-        why = "it is nested too deep" if isinstance(error, RecursionError) else first_line(error)
-        raise ConfigError(f"{path} is damaged: {why}. Fetch it again") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is damaged: {first_line(error)}. Fetch it again") from error
 
 
 def check_settings(key: str, path: Path | None) -> dict[str, Any]:
