@@ -6,8 +6,6 @@ import hashlib
 import json
 import pickle
 import re
-import subprocess
-import sys
 from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
@@ -376,36 +374,3 @@ def test_a_terminal_is_not_driven_by_names_in_data() -> None:
 def test_credentials_that_were_not_kept_are_asked_for_again() -> None:
     with pytest.raises(ConfigError, match="Give it again"):
         parse_sources(without_credentials("https://me:pass@host/a.tar?sig=x"))
-
-
-# Pictures ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_huge_picture_costs_no_memory(tmp_path: Path) -> None:
-    """13,000 × 13,000 pixels in 100 kB; decoded they are half a gigabyte."""
-    code = """
-import resource, struct, sys, zlib
-from data.errors import DataError
-from data.pictures import read_header
-from data.transforms import decode
-def chunk(kind, content):
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-side = 13_000
-packer, rows = zlib.compressobj(1), []
-for _ in range(side // 100):
-    rows.append(packer.compress(bytes(100 * (1 + 3 * side))))
-head = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0))
-data = b"\\x89PNG\\r\\n\\x1a\\n" + head + chunk(b"IDAT", b"".join([*rows, packer.flush()])) + chunk(b"IEND", b"")
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-for read in (decode, read_header):
-    try:
-        read(data, 25_000_000)
-    except DataError as error:
-        print(error)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, "kB more")
-"""
-
-    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    *said, grown = ended.stdout.splitlines()
-    assert len(said) == 2 and all(line.startswith("13000 x 13000 pixels are more than") for line in said)
-    assert int(grown.split()[0]) < 50_000

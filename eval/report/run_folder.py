@@ -12,8 +12,8 @@ from typing import Any
 from omegaconf import OmegaConf
 from pydantic import TypeAdapter
 
-from data.foreign import LARGEST, inside, own_file
-from data.json_text import parsed
+from data.foreign import inside, own_file
+from data.json_text import LARGEST, parsed
 from data.secrets import redacted
 from eval.report.curves import column
 from eval.results import result_files

@@ -59,7 +59,7 @@ FREE = (
 )
 
 # Keys that older runs do not have, with the value that leaves the default name of a run as it was
-ADDED = {"model.batch_norm": "global"}
+ADDED = {"model.batch_norm": "global", "model.text.lower_case": False, "model.text.dense": False}
 
 # Keys that may change with another batch, or with more data: what counts steps, and how long the run is
 WITH_BATCH = (

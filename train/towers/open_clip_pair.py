@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from data.errors import ConfigError, first_line, nearest
-from data.foreign import read_json
+from data.json_text import read_json
 from data.transforms import ImageSpec
 from train.config import ImageTower, ModelConfig, TextTower
 from train.towers.published import check_open_clip, refuse_code, snapshot
