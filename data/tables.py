@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,15 +133,28 @@ def _csv_fields(columns: list[str], cells: list[str]) -> Fields | BadRow:
 
 
 def _csv_cells(path: Path, separator: str) -> Iterator[tuple[int, list[str] | BadRow]]:
-    """Line number and cells of each row that is not blank. utf-8-sig: spreadsheets write a byte-order mark."""
+    """Line number and cells of each row that is not blank. utf-8-sig: spreadsheets write a byte-order mark.
+
+    Raises DataError for a broken row that may go on in the next line, which is then no row of its own.
+    """
+    row: list[str] = []  # its lines so far
+
+    def lines(file: Iterable[str]) -> Iterator[str]:
+        for line in file:
+            row.append(line)
+            yield line
+
     with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
-        reader = csv.reader(file, delimiter=separator, strict=True)
+        reader = csv.reader(lines(file), delimiter=separator, strict=True)
         while True:
+            row.clear()
             try:
                 cells = next(reader)
             except StopIteration:
                 return
             except csv.Error as error:
+                if "".join(row).count('"') % 2:
+                    raise DataError(f"{path}: line {reader.line_num}: {error}; mend the quotes of this row") from error
                 cells = BadRow("no row of a CSV", str(error))
             if cells:
                 yield reader.line_num, cells

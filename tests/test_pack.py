@@ -216,7 +216,11 @@ def test_bad_files_of_a_folder(tmp_path: Path, pictures: Path, capsys: pytest.Ca
         ("filepath\ttitle\na.png\n", r"row 1 \(line 2\): no caption"),
         (
             'filepath\ttitle\n1.png\tfine\n2.png\t"open quote\n',
-            r"row 2 \(line 3\): no row of a CSV: unexpected end",
+            r"p.csv: line 3: unexpected end of data; mend the quotes of this row",
+        ),
+        (  # the second line is part of a caption, and no pair
+            'filepath\ttitle\n1.png\t"he said "no" and\n1.png\tthe rest"\n',
+            r"p.csv: line 2: .* mend the quotes of this row",
         ),
         ("filepath\ttitle\n", r"no sample to write. It has no rows"),
     ],
@@ -245,7 +249,7 @@ def test_one_bad_row_costs_no_other(tmp_path: Path, pictures: Path, capsys: pyte
     good = {"filepath": "pictures/0.png", "title": "x"}
     lines = [*map(json.dumps, [good, *odd]), f'{{"title": {deep}', f'{{"x": {"9" * 5_000}}}', json.dumps(good)]
     (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
-    rows = ["filepath\ttitle", *("\t".join(row.values()) for row in [good, *odd]), 'a"b\t"c"d', "pictures/0.png\tx"]
+    rows = ["filepath\ttitle", *("\t".join(row.values()) for row in [good, *odd]), 'ab\t"c"d', "pictures/0.png\tx"]
     (tmp_path / "pairs.csv").write_bytes("\n".join(rows).encode(errors="surrogatepass"))
     for name, bad in (("pairs.jsonl", 7), ("pairs.csv", 6)):
         shards = packed(tmp_path / name, tmp_path / f"{name}.out", on_error=OnError.skip)
