@@ -79,7 +79,7 @@ def run(main: Callable[[], None]) -> None:
     """Run a command: a UserError becomes one message on stderr and its exit code, Ctrl-C becomes 130.
 
     What it writes is for the user and the group: at most 0640 and 0750. A trainer ends with torchrun's agent. A thread
-    of OpenMP that waits for others spins for 1,000 rounds instead of 300,000: beside other processes each of those
+    of OpenMP that waits for others spins for 30,000 rounds instead of 300,000: beside other processes each of those
     milliseconds takes a core from the thread that is waited for. The setting is read once, when torch is loaded; what
     the user has set is left.
     """
@@ -87,7 +87,7 @@ def run(main: Callable[[], None]) -> None:
     if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun sets it; a plain command outlives its shell, as nohup expects
         end_with_parent()
     if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+        os.environ.setdefault("GOMP_SPINCOUNT", "30000")
     try:
         main()
         sys.stdout.flush()
