@@ -4,6 +4,7 @@ memory, and what is nested deep breaks whatever walks through it. Torch-free."""
 from __future__ import annotations
 
 import json
+import os
 import re
 from itertools import islice
 from pathlib import Path
@@ -19,9 +20,9 @@ TEXT = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # never goes back
 def read_json(path: Path, largest: int = LARGEST, most: int = MOST) -> Any:
     """The value in a file of at most `largest` bytes; raises OSError, or ValueError as `parsed`."""
     with path.open("rb") as file:
-        content = file.read(largest + 1)
-    if len(content) > largest:
-        raise ValueError(f"more than {largest:,} bytes")
+        if (size := os.fstat(file.fileno()).st_size) > largest:
+            raise ValueError(f"more than {largest:,} bytes")
+        content = file.read(size)  # memory for so many bytes is taken at once
     return parsed(content, most)
 
 
