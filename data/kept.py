@@ -78,7 +78,8 @@ def keep(path: str, name: str, facts: dict[str, Any], content: np.ndarray) -> Pa
                 folder.mkdir(parents=True, exist_ok=True)
                 folder.chmod(0o755)  # as open to others as the data beside it
             array = folder / facts["table_file"]
-            if not array.is_file() or _digest(array) != sha256:  # other processes may have mapped it
+            same = array.is_file() and array.stat().st_size == written.tell() and _digest(array) == sha256
+            if not same:  # else other processes may have mapped it
                 _replace(array, written.getbuffer())
             described = {**facts, "seals": _seals(folder, name, facts)}
             _replace(folder / f"{name}.json", json.dumps(described, indent=1).encode())

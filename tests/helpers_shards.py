@@ -65,3 +65,8 @@ def overwrite(path: Path, offset: int, content: bytes) -> None:
     with path.open("r+b") as file:
         file.seek(offset)
         file.write(content)
+
+
+def stored(path: Path) -> Path:
+    """The facts of a shard's index."""
+    return path.parent / ".index" / f"{path.name}.json"

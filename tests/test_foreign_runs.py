@@ -19,6 +19,7 @@ from eval.report.run_folder import read_run
 from eval.results import saved_results
 from eval.trained import read_config
 from train.runs.checkpoint import FORMAT, step_of
+from train.towers.published import read_json
 from train.tracking.panels import Picture, galleries
 
 SECRET = b"PRIVATE KEY"
@@ -173,3 +174,12 @@ def test_a_state_whose_numbers_are_none_is_damaged(tmp_path: Path, number: str) 
     (tmp_path / "manifest.json").write_text(json.dumps({"format": FORMAT, "files": {"state.json": sealed}}))
     with pytest.raises(DataError, match="no checkpoint of ours"):
         step_of(tmp_path)
+
+
+def test_settings_may_be_as_large_as_a_tokenizer_and_no_larger(tmp_path: Path) -> None:
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps({"model": {"merges": [["a", "b"]] * 500_000}}))
+    assert len(read_json(file)["model"]["merges"]) == 500_000
+    file.write_text("[" + "1," * 8_388_608 + "1]")
+    with pytest.raises(ConfigError, match=r"tokenizer\.json is damaged: more than 8,388,608 commas"):
+        read_json(file)
