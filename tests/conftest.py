@@ -49,6 +49,13 @@ def canary(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture(autouse=True)
+def seeded() -> None:
+    """A test that draws without a generator of its own draws the same numbers each time."""
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
 def own_mask() -> Iterator[None]:
     """A command that runs inside a test (data.errors.run) hides its files from others; the next test's are its own."""
     mask = os.umask(0o022)
