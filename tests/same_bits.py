@@ -3,9 +3,9 @@
     python -m tests.same_bits record FILE    before the change: trains, evaluates, mines and writes digests to FILE
     python -m tests.same_bits compare FILE   after it: does the same and lists what differs; exit 1 if anything does
 
-Forty steps of each experiment with one and with two processes, at one thread each: every number of metrics.jsonl but the
-times, every tensor of the last checkpoint, every number of an evaluation, every line of mined negatives. Both runs must
-be made on one machine: other processors round differently. About ten minutes on two cores.
+Forty steps of each experiment with one and with two processes, at one thread each: every number of metrics.jsonl but
+the times, every tensor of the last checkpoint, every number of an evaluation, every line of mined negatives. Both runs
+must be made on one machine: other processors round differently. About ten minutes on two cores.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def recorded() -> dict[str, dict[str, str]]:
                 if name == "topics":
                     run("eval.mine", f"run={ours}", f"out={ours}/mined", processes=processes)
                 if name == "emoji":
-                    run("eval", f"run={ours}", processes=processes)
+                    run("eval", f"checkpoint={ours}", processes=processes)
                 found[ours.name] = digest(ours)
     return found
 
