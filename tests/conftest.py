@@ -5,6 +5,7 @@ So are the long ones, marked soak, unless asked for: pytest --soak.
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from helpers_tiny import make_models, tiny_arguments
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has it ignored by all that is started here
 
 
 @pytest.fixture(scope="session")
