@@ -220,7 +220,7 @@ def test_what_is_no_corpus(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"corpus=.*no 'b.jsonl' in .*Did you mean 'a.jsonl'"):
         open_corpus(str(tmp_path / "b.jsonl"), "corpus")
     (tmp_path / "c.jsonl.gz").touch()
-    with pytest.raises(ConfigError, match=r"unpack it with: python -m data unpack .*c\.jsonl\.gz$"):
+    with pytest.raises(ConfigError, match=r"unpack it with: gunzip -k .*c\.jsonl\.gz$"):
         open_corpus(str(tmp_path / "c.jsonl.gz"), "corpus")
 
 

@@ -364,12 +364,12 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     (folder / "queries.jsonl").rename(folder / "queries.jsonl.zst")
     with pytest.raises(ConfigError, match=r"data\.train=.*no 'queries\.jsonl' in .*Did you mean 'queries\.jsonl\.zst'"):
         opened(folder)
-    with pytest.raises(ConfigError, match=r"data\.train=.*unpack it with: python -m data unpack .*a\.json\.gz"):
+    with pytest.raises(ConfigError, match=r"data\.train=.*unpack it with: gunzip -k .*a\.json\.gz"):
         (tmp_path / "a.json.gz").touch()
         opened(tmp_path / "a.json.gz")
     (tmp_path / "packed").mkdir()
     (tmp_path / "packed" / "a.jsonl.zst").touch()
-    with pytest.raises(ConfigError, match=r"there is no .jsonl, .json, .tsv or .tar file\..*unpack .*a\.jsonl\.zst"):
+    with pytest.raises(ConfigError, match=r"there is no .jsonl, .json, .tsv or .tar file\..*zstd -d .*a\.jsonl\.zst"):
         opened(tmp_path / "packed")
     lines = write_lines(tmp_path / "a.jsonl", [FLAG])
     with pytest.raises(ConfigError, match=r"a\.jsonl appears twice"):

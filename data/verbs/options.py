@@ -73,16 +73,3 @@ class PackOptions:
 
     def __post_init__(self) -> None:
         check_split(self.split, "split")
-
-
-@dataclass
-class UnpackOptions:
-    out: str | None = described(None, "the file to write; null: FILE without .gz or .zst")
-    max_ratio: float = described(100.0, "refuse what grows beyond this many times the size of FILE")
-    max_size: float | None = described(None, "refuse what holds more bytes than this; null: the ratio alone decides")
-
-
-@dataclass
-class BuildOptions:
-    out: str | None = described(None, "folder to write; null: data/samples/NAME")
-    check: bool = described(False, "write nothing, only compare a fresh build with the folder")
