@@ -129,10 +129,15 @@ def overridden(config: T, command: Any) -> T:
     return replace(cast(Any, config), **{name: value for name, value in given.items() if value is not None})
 
 
+def config_option(config: type, name: str) -> Any:
+    """A field of a command that has the default and the meaning of the key `name` of a section of the configuration."""
+    (known,) = (option for option in _fields(config) if option.name == name)
+    return field(default=known.default, metadata=known.metadata)
+
+
 def run_option(config: type, name: str) -> Any:
-    """A field of a command for the key `name` of a section of the run's configuration; None keeps the run's value."""
-    (option,) = (option for option in _fields(config) if option.name == name)
-    return field(default=None, metadata={"help": f"{option.metadata['help']}; null: the run's"})
+    """The same for a command that reads a run. The default is None, which keeps the run's value."""
+    return field(default=None, metadata={"help": f"{config_option(config, name).metadata['help']}; null: the run's"})
 
 
 # Help ---------------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from data.errors import ConfigError, DataError
 from data.index import sha256_of
 from data.shards import index_shard, open_shards
 from data.sources import parse_sources
-from data.verbs.check import Findings, _spread, examine
+from data.verbs.check import PictureFindings, _spread, examine
 from data.verbs.options import CheckOptions, OnError
 
 # ---- index ---------------------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def test_check_of_captions_and_keys(
 
 def test_findings_of_parts_add_up_to_those_of_the_whole(tmp_path: Path) -> None:
     index = index_shard(str(write_pairs(tmp_path / "a.tar", 30)))
-    parts = Findings()
+    parts = PictureFindings()
     for rows in (range(7), range(7, 8), range(8, 30)):
         parts += examine((index, rows, CheckOptions()))
     assert parts == examine((index, range(30), CheckOptions())) and parts.samples == 30
