@@ -25,7 +25,7 @@ from data.verbs.listing import report_problems, with_progress
 from data.verbs.options import CheckOptions
 
 if TYPE_CHECKING:
-    from data.sample import Sample
+    from data.sample import ShardSample
 
 BLOCK = 512  # samples per task
 TASKS_PER_PROCESS = 16  # fewer are done before a process has imported what it needs
@@ -98,14 +98,14 @@ def _spread(
 
 def examine(task: Task) -> Findings:
     """Read and decode some samples of one shard."""
-    from data.sample import Sample
+    from data.sample import ShardSample
 
     index, rows, options = task
     shards, found = Shards([Source((index.path,))], [index]), Findings()
     for row in rows:
         found.samples += 1
         try:
-            sample = Sample.read(shards, row)
+            sample = ShardSample.read(shards, row)
             _examine_picture(found, sample, options)
             _examine_captions(found, sample, options.captions.split(","))
         except DataError as error:
@@ -113,7 +113,7 @@ def examine(task: Task) -> Findings:
     return found
 
 
-def _examine_picture(found: Findings, sample: Sample, options: CheckOptions) -> None:
+def _examine_picture(found: Findings, sample: ShardSample, options: CheckOptions) -> None:
     sample.decoded(options.image_key, options.max_image_pixels)
     encoded = sample.picture(options.image_key)
     header = read_header(encoded, options.max_image_pixels)
@@ -124,7 +124,7 @@ def _examine_picture(found: Findings, sample: Sample, options: CheckOptions) -> 
     found.pictures.append(_digest(encoded))
 
 
-def _examine_captions(found: Findings, sample: Sample, places: Sequence[str]) -> None:
+def _examine_captions(found: Findings, sample: ShardSample, places: Sequence[str]) -> None:
     """The captions at the first of `places` that the sample has, or its class. Raises SampleError as training does."""
     held = {*sample.members, *sample.fields} - {"json"}
     place = next((place for place in places if place in held), None)

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from data.errors import DataError, shown
+from data.errors import BadRow, DataError, shown
 from data.keys import content_key
-from data.passages import Inline, Passage
-from data.questions import LISTS, Row
-from data.tables import BadRow
+from data.passages import InlinePassages, Passage
+from data.questions import LISTS, QuestionRow
 from data.verbs.inputs import open_input, open_passages, unread_fields
 from data.verbs.options import CheckOptions
 
@@ -73,13 +72,13 @@ class Findings:
     answers: int = 0
     bad: Bad = field(default_factory=Bad)
 
-    def add(self, row: Row, where: str) -> None:
+    def add(self, row: QuestionRow, where: str) -> None:
         for name, count in self.counts.items():
             passages = getattr(row, name)
             count.append(len(passages))
-            for passage in passages if isinstance(passages, Inline) else ():
+            for passage in passages if isinstance(passages, InlinePassages) else ():
                 self.inline.add(passage)
-        if isinstance(row.positives, Inline):
+        if isinstance(row.positives, InlinePassages):
             self.right.extend(row.positives.keys)
         self.questions.append(row.question.key)
         self.answers += len(row.question.answers)
@@ -88,7 +87,7 @@ class Findings:
             self.bad.add(f"{where}: {what}")
 
 
-def _contradictions(row: Row) -> Iterator[str]:
+def _contradictions(row: QuestionRow) -> Iterator[str]:
     """Passages that the row calls right and wrong."""
     right = {key: i for i, key in reversed(list(enumerate(row.positives.keys)))}
     for name in LISTS[1:]:
