@@ -19,7 +19,7 @@ from eval.config import MineCommand
 
 if TYPE_CHECKING:
     from data.corpus import Corpus
-    from data.questions import Questions
+    from data.questions import QuestionRows
     from eval.mining import Source
     from train.config import TrainConfig
 
@@ -113,7 +113,7 @@ def negatives(command: MineCommand, config: TrainConfig, run: Path, checkpoint: 
             print(shown(f"\nWritten: {out / MINED}. To train on it:\n  {again}"))
 
 
-def opened(config: TrainConfig) -> tuple[Questions, Corpus]:
+def opened(config: TrainConfig) -> tuple[QuestionRows, Corpus]:
     """Raises ConfigError when the questions come without a corpus to search."""
     from data.questions import open_questions
 

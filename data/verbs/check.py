@@ -26,7 +26,7 @@ from data.verbs.listing import BadLines, count_repeated, report_problems, with_p
 from data.verbs.options import CheckOptions
 
 if TYPE_CHECKING:
-    from data.sample import Sample
+    from data.sample import ShardSample
 
 BLOCK = 512  # samples per task
 TASKS_PER_PROCESS = 16  # a process that gets fewer spends more time on its imports
@@ -102,14 +102,14 @@ def _spread(
 
 def examine(task: Task) -> PictureFindings:
     """Read and decode some samples of one shard."""
-    from data.sample import Sample
+    from data.sample import ShardSample
 
     index, rows, options = task
     shards, found = Shards([Source((index.path,))], [index]), PictureFindings()
     for row in rows:
         found.samples += 1
         try:
-            sample = Sample.read(shards, row)
+            sample = ShardSample.read(shards, row)
             sample.decoded(options.image_key, options.max_image_pixels)
             encoded = sample.picture(options.image_key)
             header = read_header(encoded, options.max_image_pixels)
@@ -126,7 +126,7 @@ def examine(task: Task) -> PictureFindings:
     return found
 
 
-def _captions(sample: Sample, names: Sequence[str]) -> Sequence[str]:
+def _captions(sample: ShardSample, names: Sequence[str]) -> Sequence[str]:
     """The captions in the first of `names` that the sample has; none for the class number `cls`, which is checked.
 
     Raises SampleError as training does.

@@ -1,4 +1,4 @@
-"""`python -m data check` for questions and passages: counts what is there, lists the rows that training would refuse."""
+"""`python -m data check` for questions and passages: counts them and lists rows that training would refuse."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from functools import partial
 
 import numpy as np
 
-from data.errors import DataError, shown
+from data.errors import BadRow, DataError, shown
 from data.keys import content_key
-from data.passages import Inline, Passage
-from data.questions import LISTS, Row
-from data.tables import BadRow
+from data.passages import InlinePassages, Passage
+from data.questions import LISTS, QuestionRow
 from data.verbs.inputs import open_input, open_passages, unread_fields
 from data.verbs.listing import BadLines, count_repeated
 from data.verbs.options import CheckOptions
@@ -59,20 +58,20 @@ class QuestionFindings:
     answered: int = 0
     answers: int = 0
 
-    def add(self, row: Row) -> None:
+    def add(self, row: QuestionRow) -> None:
         for name, lengths in self.lengths.items():
             passages = getattr(row, name)
             lengths.append(len(passages))
-            for passage in passages if isinstance(passages, Inline) else ():
+            for passage in passages if isinstance(passages, InlinePassages) else ():
                 self.inline.add(passage)
-        if isinstance(row.positives, Inline):
+        if isinstance(row.positives, InlinePassages):
             self.positives.extend(row.positives.keys)
         self.questions.append(row.question.key)
         self.answers += len(row.question.answers)
         self.answered += bool(row.question.answers)
 
 
-def _contradictions(row: Row) -> Iterator[str]:
+def _contradictions(row: QuestionRow) -> Iterator[str]:
     """Messages about passages that the row lists as positive and as negative."""
     positives = {key: i for i, key in reversed(list(enumerate(row.positives.keys)))}
     for name in LISTS[1:]:
