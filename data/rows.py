@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from data.errors import DataError
+from data.errors import BadRow, DataError
 from data.index import sha256_of
 from data.json_text import parsed
 from data.scan_rows import cells, header
 from data.shards import Shards, open_shards
 from data.sources import Source
 from data.storage import open_stream, stat
-from data.tables import BadRow
 
 SUFFIXES = (".jsonl", ".json", ".tsv", ".tar")
 PLACES = {".jsonl": "line", ".tsv": "line", ".json": "row"}
