@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from data.errors import ConfigError, DataError
-from data.kept import kept
-from data.keys import Int64s, hashed
+from data.kept import cached_array
+from data.keys import Int64s, hash_ids
 from data.passages import Passage, Passages
 from data.records import named, passage_of
 from data.rows import SUFFIXES, Rows, open_rows
@@ -48,7 +48,7 @@ class Corpus:
 
     def __init__(self, rows: Rows) -> None:
         self.rows, self.fingerprint = rows, rows.fingerprint
-        self._mapped = kept(rows.files, "passages", [], [FORMAT, rows.fingerprint], lambda: _table(rows))
+        self._mapped = cached_array(rows.files, "passages", [], [FORMAT, rows.fingerprint], lambda: _table(rows))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -82,12 +82,12 @@ class Corpus:
 
     @property
     def id_hashes(self) -> Int64s:
-        """(2, n): `keys.hashed` of the ids, mapped."""
+        """(2, n): `keys.hash_ids` of the ids, mapped."""
         return self._mapped.array[: CHECK + 1]
 
     def positions(self, ids: Sequence[str]) -> Int64s:
         """(k,) positions of passages by id, −1 where there is none. Nothing is read: ids are known by 128 bits."""
-        table, wanted = self._mapped.array, hashed(ids)
+        table, wanted = self._mapped.array, hash_ids(ids)
         found = np.full(len(ids), -1, np.int64)
         place = np.searchsorted(table[HASH], wanted[0], sorter=table[ORDER])
         left = np.flatnonzero(place < len(self))
@@ -140,7 +140,7 @@ def _table(rows: Rows) -> Int64s:
             passage = _read(rows, i)
             ids.append(str(passage.id))
             table[KEY, i], table[LENGTH, i] = passage.key, len(passage.title.encode()) + len(passage.text.encode())
-        table[: CHECK + 1, start : block.stop] = hashed(ids)
+        table[: CHECK + 1, start : block.stop] = hash_ids(ids)
     table[ORDER] = np.lexsort((table[CHECK], table[HASH]))
     _refuse_twice(rows, table)
     return table

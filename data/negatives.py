@@ -12,9 +12,9 @@ import numpy as np
 
 from data.corpus import Corpus
 from data.errors import ConfigError, DataError
-from data.kept import Mapped, kept
-from data.keys import Int64s, hashed
-from data.manifest import entries
+from data.kept import MemmapArray, cached_array
+from data.keys import Int64s, hash_ids
+from data.manifest import file_entries
 from data.questions import Questions
 from data.records import named
 from data.rows import Rows, open_rows
@@ -29,9 +29,9 @@ class Mined:
     files: the file's name and content.
     """
 
-    def __init__(self, corpus: Corpus, mapped: Mapped, count: int, rows: Rows) -> None:
+    def __init__(self, corpus: Corpus, mapped: MemmapArray, count: int, rows: Rows) -> None:
         self.corpus, self._mapped, self._count = corpus, mapped, count
-        self.fingerprint, self.files = rows.fingerprint, entries(rows.shards.indexes)
+        self.fingerprint, self.files = rows.fingerprint, file_entries(rows.shards.indexes)
 
     @staticmethod
     def open(path: str, questions: Questions, corpus: Corpus | None = None) -> Mined:
@@ -48,7 +48,7 @@ class Mined:
             raise ConfigError(f"data.negatives.file={path}: write one file, without a weight.")
         rows = open_rows(source.shards)
         state = [FORMAT, rows.fingerprint, questions.fingerprint, corpus.fingerprint]
-        mapped = kept(rows.files, "mined", corpus.rows.files, state, lambda: _by_row(rows, questions, corpus))
+        mapped = cached_array(rows.files, "mined", corpus.rows.files, state, lambda: _by_row(rows, questions, corpus))
         return Mined(corpus, mapped, len(questions), rows)
 
     def positions(self, i: int) -> Int64s:
@@ -70,7 +70,7 @@ def _by_row(rows: Rows, questions: Questions, corpus: Corpus) -> Int64s:
             raise DataError(f"{rows.where(i)}: id '{missing}' is not in the corpus {corpus.rows.files[0]}")
         ids.append(name)
         lists.append(positions)
-    line = _line_of_each(rows, hashed(ids), questions.id_hashes)
+    line = _line_of_each(rows, hash_ids(ids), questions.id_hashes)
     if len(rows) and (line < 0).all():
         raise ConfigError(f"{rows.files[0]}: none of its questions is among the training rows: it was mined of others.")
     chosen = [lists[j] if j >= 0 else np.empty(0, np.int64) for j in line.tolist()]

@@ -20,14 +20,14 @@ import numpy as np
 from data.config import DataConfig, PassageConfig
 from data.corpus import Chosen, Corpus, corpus_files, open_corpus
 from data.errors import ConfigError, DataError, nearest
-from data.index import sha256_of
-from data.kept import kept
-from data.keys import Int64s, hashed, key_name
-from data.manifest import Entry, entries
+from data.kept import cached_array
+from data.keys import Int64s, hash_ids, key_name
+from data.manifest import FileEntry, file_entries
 from data.passages import Inline, Passage, Passages, Question
 from data.records import Record, query_of, record_of
 from data.rows import SUFFIXES, Rows, open_rows
-from data.sources import local_path, parse_sources, parts, refuse_twice
+from data.sources import local_path, parse_sources, refuse_twice, split_sources
+from data.storage import sha256_of
 from data.tables import BadRow
 
 FORMAT = "1"
@@ -55,7 +55,7 @@ class Part(Protocol):
     hash of the question's id in two halves, bytes of its text."""
 
     fingerprint: str
-    files: list[Entry]
+    files: list[FileEntry]
 
     @property
     def corpus(self) -> Corpus | None: ...
@@ -72,7 +72,7 @@ def named_files(value: str | Sequence[str], config: DataConfig, key: str = "data
     if config.passage.corpus:
         corpus_files(config.passage.corpus, "data.passage.corpus")
     named: list[str] = []
-    for path, _ in parts(value, key):
+    for path, _ in split_sources(value, key):
         named += [qrels_file(path, config.question.split, _asked(path, key))] if is_beir(path) else _files(path, key)
     refuse_twice(named, key)
     return named
@@ -86,7 +86,7 @@ def open_questions(value: str | Sequence[str], config: DataConfig, key: str = "d
     """
     named_files(value, config, key)
     shared = open_corpus(config.passage.corpus, "data.passage.corpus") if config.passage.corpus else None
-    sources = parts(value, key)
+    sources = split_sources(value, key)
     opened = [_part(path, config, shared, key) for path, _ in sources]
     return Questions(opened, [weight for _, weight in sources], shared)
 
@@ -145,7 +145,7 @@ class Questions:
 
     @property
     def id_hashes(self) -> Int64s:
-        """(2, n): `keys.hashed` of the questions' ids."""
+        """(2, n): `keys.hash_ids` of the questions' ids."""
         return np.concatenate([part.columns[: CHECK + 1] for part in self.parts], axis=1)
 
     def _place(self, i: int) -> tuple[Part, int]:
@@ -171,9 +171,9 @@ class RowQuestions:
         self.rows, self.config, self.corpus = rows, config, corpus
         state = [FORMAT, rows.fingerprint, corpus.fingerprint if corpus else ""]
         self.fingerprint = _digest(state)
-        self.files = entries(rows.shards.indexes)
+        self.files = file_entries(rows.shards.indexes)
         others = corpus.rows.files if corpus else []
-        self._mapped = kept(rows.files, "questions", others, [COLUMNS, *state], self._checked)
+        self._mapped = cached_array(rows.files, "questions", others, [COLUMNS, *state], self._checked)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -227,7 +227,7 @@ class RowQuestions:
                 question = self.row(i).question
                 ids.append(question.id)
                 columns[LENGTH, i] = len(question.text.encode())
-            columns[: CHECK + 1, start : block.stop] = hashed(ids)
+            columns[: CHECK + 1, start : block.stop] = hash_ids(ids)
         return columns
 
 
@@ -252,10 +252,10 @@ class BeirQuestions:
         state = [FORMAT, self.queries.fingerprint, self.corpus.fingerprint, sha256_of(qrels)]
         self.fingerprint = _digest(state)
         files = [*self.queries.rows.files, *self.corpus.rows.files]
-        self._mapped = kept([qrels], "judged", files, state, lambda: self._checked(qrels))
+        self._mapped = cached_array([qrels], "judged", files, state, lambda: self._checked(qrels))
         self._count = int(self._mapped.array[0])
         name = os.path.join(os.path.basename(os.path.normpath(folder)), "qrels", f"{split}.tsv")
-        self.files = [Entry(name, os.path.getsize(qrels), self._count, self.fingerprint)]
+        self.files = [FileEntry(name, os.path.getsize(qrels), self._count, self.fingerprint)]
 
     def __len__(self) -> int:
         return self._count

@@ -28,11 +28,10 @@ from data.config import DataConfig
 from data.errors import ConfigError, DataError, SampleError
 from data.image_text import Pair, PairMaker
 from data.order import Order
-from data.pull import pulled
+from data.pull import open_sequential
 from data.sample import Sample
-from data.scan import Problem, Problems, Scan, stream_tar
-from data.scan import Sample as Found
-from data.sources import Source
+from data.scan import Problem, Problems, Scan, ScannedSample, stream_tar
+from data.sources import ShardSource
 from data.storage import shard_name
 from data.substitutes import cases
 from data.workers import at, served
@@ -101,7 +100,7 @@ class Stream:
     """
 
     def __init__(
-        self, sources: Sequence[Source], maker: PairMaker, config: DataConfig, *, seed: int, global_batch_size: int
+        self, sources: Sequence[ShardSource], maker: PairMaker, config: DataConfig, *, seed: int, global_batch_size: int
     ) -> None:
         self.shards = [shard for source in sources for shard in source.shards]
         self.maker, self.id_key, self.buffer = maker, config.id_key, config.buffer
@@ -278,11 +277,11 @@ def first_of(shard: str) -> Sample:
     raise DataError(_lost(shard, scan.problems).reason if scan.problems.count else f"{shard}: there is no sample in it")
 
 
-def _walk(shard: str, scan: Scan) -> Iterator[tuple[Found, dict[str, bytes]]]:
+def _walk(shard: str, scan: Scan) -> Iterator[tuple[ScannedSample, dict[str, bytes]]]:
     """Samples with their members by suffix; what is wrong with the shard or its storage goes into `scan`."""
     last = None
     try:
-        with pulled(shard) as content:
+        with open_sequential(shard) as content:
             for last, members in stream_tar(content, scan):
                 yield last, members
     except OSError as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import ConfigError, DataError, nearest
-from data.json_text import parsed
+from data.json_text import parse_json
 from data.scan import MAX_BYTES, PICTURES
 from data.verbs.options import PackOptions
 
@@ -267,7 +267,7 @@ def _jsonl_rows(path: Path) -> Rows:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
-                fields = parsed(line)
+                fields = parse_json(line)
             except ValueError as error:
                 yield f"line {number}", BadRow("no JSON", str(error))
                 continue

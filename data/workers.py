@@ -27,7 +27,7 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from data.connections import connections
+from data.connections import open_connections
 from data.errors import HardwareError, UserError
 
 T = TypeVar("T")
@@ -250,8 +250,8 @@ def at(item: int) -> None:
 def _begin(notes: Any, worker: int) -> None:
     global _note
     _on_duty.clear()
-    for inherited in list(connections()):  # they would stay open when our parent closes them, or dies
-        inherited.let_go()
+    for inherited in list(open_connections()):  # they would stay open when our parent closes them, or dies
+        inherited.close_here()
     signal.pthread_sigmask(signal.SIG_BLOCK, FROM_OUTSIDE)
     threading.Thread(target=_wait_for_parent, daemon=True).start()
     _note = partial(notes.__setitem__, worker)

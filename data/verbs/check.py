@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from data.errors import DataError, SampleError, shown
-from data.index import ShardIndex, available_cores, index_shards, sha256_of
+from data.errors import DataError, SampleError, printable
+from data.index import ShardIndex, available_cores, index_shards
 from data.parents import end_with_parent
 from data.pictures import read_header
 from data.shards import Shards
-from data.sources import Source, parse_sources
+from data.sources import ShardSource, parse_sources
+from data.storage import sha256_of
 from data.verbs.listing import report_problems, with_progress
 from data.verbs.options import CheckOptions
 
@@ -70,7 +71,7 @@ def check_shards(values: Sequence[str], options: CheckOptions) -> None:
             found.bad += [] if digest == index.sha256 else [f"{index.path}: its SHA-256 is not as indexed"]
         for part in with_progress(spread(examine, tasks), len(tasks), "decoding"):
             found += part
-    print(shown("\n".join([*_summary(found, sound), *_listed(found.bad)])))
+    print(printable("\n".join([*_summary(found, sound), *_listed(found.bad)])))
     report_problems(indexes)
     if not found.samples:
         raise DataError("there is no sample.")
@@ -101,7 +102,7 @@ def examine(task: Task) -> Findings:
     from data.sample import Sample
 
     index, rows, options = task
-    shards, found = Shards([Source((index.path,))], [index]), Findings()
+    shards, found = Shards([ShardSource((index.path,))], [index]), Findings()
     for row in rows:
         found.samples += 1
         try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from data.errors import DataError, shown
+from data.errors import DataError, printable
 from data.keys import content_key
 from data.passages import Inline, Passage
 from data.questions import LISTS, Row
@@ -175,7 +175,7 @@ def _repeated(keys: array[int]) -> int:
 def _finish(bad: Bad, rows: int) -> None:
     """List what is bad; DataError when there is anything, or nothing at all."""
     for line in bad.lines:
-        print(shown(f"bad: {line}"))
+        print(printable(f"bad: {line}"))
     if bad.count > SHOWN:
         print(f"… and {bad.count - SHOWN:,} more")
     if bad.count:

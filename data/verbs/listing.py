@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from data.errors import ConfigError, DataError, shown
+from data.errors import ConfigError, DataError, printable
 from data.index import FORMAT, ShardIndex, fingerprint, index_shards
 from data.secrets import without_secrets
-from data.sources import Source
+from data.sources import ShardSource
 from data.verbs.options import IndexOptions
 
 T = TypeVar("T")
@@ -20,12 +20,12 @@ T = TypeVar("T")
 MAX_ROWS = 40  # with more shards only broken ones get a row
 
 
-def list_shards(sources: Sequence[Source], options: IndexOptions) -> None:
+def list_shards(sources: Sequence[ShardSource], options: IndexOptions) -> None:
     """Index everything, print what there is; raises DataError when anything is broken."""
     paths = [shard for source in sources for shard in source.shards]
     indexes = list(with_progress(index_shards(paths, options.workers), len(paths), "indexing"))
     listed = indexes if len(indexes) <= MAX_ROWS else [index for index in indexes if index.problems]
-    print(shown("\n".join([*_table(listed), _total(indexes)])))
+    print(printable("\n".join([*_table(listed), _total(indexes)])))
     if options.out:
         _write_manifest(Path(options.out), sources, indexes)
     report_problems(indexes)
@@ -36,9 +36,9 @@ def report_problems(indexes: Sequence[ShardIndex]) -> None:
     broken = [index for index in indexes if index.problems]
     for index in broken:
         for problem in index.problems:
-            print(shown(f"{index.path}: {problem}"))
+            print(printable(f"{index.path}: {problem}"))
         if index.problem_count > len(index.problems):
-            print(shown(f"{index.path}: … and {index.problem_count - len(index.problems)} more"))
+            print(printable(f"{index.path}: … and {index.problem_count - len(index.problems)} more"))
     if broken:
         count = sum(index.problem_count for index in broken)
         raise DataError(f"{len(broken)} of {len(indexes)} shards are broken, {count} problems. Training refuses them.")
@@ -81,7 +81,7 @@ def _total(indexes: Sequence[ShardIndex]) -> str:
     return "\n".join(lines)
 
 
-def _write_manifest(path: Path, sources: Sequence[Source], indexes: Sequence[ShardIndex]) -> None:
+def _write_manifest(path: Path, sources: Sequence[ShardSource], indexes: Sequence[ShardIndex]) -> None:
     rest = iter(indexes)
     first_id, described = 0, []
     for source in sources:
