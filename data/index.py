@@ -33,10 +33,10 @@ LARGEST = max(MAX_BYTES.values())
 STATS_AT_ONCE = 16  # a remote one takes a round trip
 BYTES_PER_PROCESS = 64 << 20  # a smaller scan ends before a process has started
 SCANS: dict[str, Callable[[BinaryIO], Scan | RowScan]] = {
-    ".tar": scan_tar,
     ".jsonl": scan_lines,
     ".json": scan_array,
     ".tsv": scan_table,
+    ".tar": scan_tar,
 }
 
 # One row per sample: `member` and `key` are the starts of its members and key. A last row holds the ends of the ranges.
@@ -55,9 +55,6 @@ class OffsetTable:
     rows: np.ndarray
     members: np.ndarray
     keys: np.ndarray
-
-    def crc32(self, row: int) -> int:
-        return int(self.rows[row]["crc32"])
 
     def member_ranges(self, row: int) -> list[tuple[int, int, int]]:
         """(offset, size, number of the suffix) of each member, in file order. DataError when they are impossible."""

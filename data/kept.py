@@ -84,8 +84,10 @@ def write_cached(path: str, name: str, facts: dict[str, Any], content: np.ndarra
             same = array.is_file() and array.stat().st_size == written.tell() and sha256_of(array) == sha256
             if not same:  # an equal file stays: other processes may have mapped it
                 _write(array, written.getbuffer())
-            described = {**facts, "seals": _seals(folder, name, facts)}
-            _write(folder / f"{name}.json", json.dumps(described, indent=1).encode())
+            ours = [seal for seal in (_folders_seal(folder, facts), _users_seal(facts)) if seal]
+            stored, others = _read(folder / f"{name}.json")
+            seals = [*ours, *(seal for seal in others if stored == facts and seal not in ours)][:MOST_SEALS]
+            _write(folder / f"{name}.json", json.dumps({**facts, "seals": seals}, indent=1).encode())
         except OSError as error:
             failures.append(f"{folder}: {error.strerror or error}")
             continue
@@ -103,13 +105,6 @@ def _read(path: Path) -> tuple[dict[str, Any], list[str]]:
         return facts, [seal for seal in facts.pop("seals")[:MOST_SEALS] if isinstance(seal, str)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}, []
-
-
-def _seals(folder: Path, name: str, facts: dict[str, Any]) -> list[str]:
-    """The seals of this folder and user, then those that are there already for the same facts."""
-    ours = [seal for seal in (_folders_seal(folder, facts), _users_seal(facts)) if seal]
-    there, theirs = _read(folder / f"{name}.json")
-    return [*ours, *(seal for seal in theirs if there == facts and seal not in ours)][:MOST_SEALS]
 
 
 def _folders_seal(folder: Path, facts: dict[str, Any]) -> str:

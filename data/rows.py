@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from data.errors import DataError
+from data.index import SCANS
 from data.json_text import parse_json
 from data.scan_rows import cells, header
 from data.shards import Shards, open_shards
@@ -15,7 +16,7 @@ from data.sources import ShardSource
 from data.storage import open_stream, sha256_of, stat
 from data.tables import BadRow
 
-SUFFIXES = (".jsonl", ".json", ".tsv", ".tar")
+SUFFIXES = tuple(SCANS)
 UNITS = {".jsonl": "line", ".tsv": "line", ".json": "row"}
 
 

@@ -111,7 +111,7 @@ def scan_tar(stream: BinaryIO) -> Scan:
             _add_member(scan, header, stream)
     except _BrokenTar as broken:
         scan.problems.add(broken.problem)
-    for problem in _repeated_keys(scan.samples) + _half_samples(scan.samples):
+    for problem in _sample_problems(scan.samples):
         scan.problems.add(problem)
     if scan.ignored and not scan.samples and not scan.problems.count:
         scan.problems.add(Problem(0, f"none of its members ends in {', '.join(MAX_BYTES)}"))
@@ -302,21 +302,15 @@ def _add_member(scan: Scan, header: _Header, stream: BinaryIO) -> bytes | None:
     return payload
 
 
-def _repeated_keys(samples: list[ScannedSample]) -> list[Problem]:
+def _sample_problems(samples: list[ScannedSample]) -> Iterator[Problem]:
+    """Repeated keys, then samples that lack a picture or caption if any has one, or a suffix that half of them have."""
     first: dict[str, int] = {}
-    return [
-        Problem(sample.offset, f"key '{sample.key}' again, first at offset {offset}")
-        for sample in samples
-        if (offset := first.setdefault(sample.key, sample.offset)) != sample.offset
-    ]
-
-
-def _half_samples(samples: list[ScannedSample]) -> list[Problem]:
-    """Samples that lack a picture or caption when any sample has one, or a suffix that at least half of them have."""
+    for sample in samples:
+        if (offset := first.setdefault(sample.key, sample.offset)) != sample.offset:
+            yield Problem(sample.offset, f"key '{sample.key}' again, first at offset {offset}")
     counts = Counter(kind for sample in samples for kind in sample.kinds())
     usual = {kind for kind, count in counts.items() if 2 * count >= len(samples) or kind in ("picture", "caption")}
-    return [
-        Problem(sample.offset, f"half a sample: '{sample.key}' has no {' and no '.join(sorted(missing))}")
-        for sample in samples
-        if (missing := usual - sample.kinds())
-    ]
+    for sample in samples:
+        if missing := usual - sample.kinds():
+            lacking = " and no ".join(sorted(missing))
+            yield Problem(sample.offset, f"half a sample: '{sample.key}' has no {lacking}")

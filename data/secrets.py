@@ -60,8 +60,10 @@ def without_secrets(tree: Any) -> Any:
 def redacted(tree: Any) -> Any:
     """As `without_secrets`, and without texts under names like api_key or password. For data sent to other machines."""
     if isinstance(tree, Mapping):
-        secret = {name for name, value in tree.items() if isinstance(value, str) and NAMES.search(str(name))}
-        return {name: HIDDEN if name in secret else redacted(value) for name, value in tree.items()}
+        return {
+            name: HIDDEN if isinstance(value, str) and NAMES.search(str(name)) else redacted(value)
+            for name, value in tree.items()
+        }
     return [redacted(value) for value in tree] if isinstance(tree, list | tuple) else without_secrets(tree)
 
 

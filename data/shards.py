@@ -7,7 +7,7 @@ import shlex
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
@@ -66,16 +66,16 @@ class Shards:
 
     def locate(self, sample_id: int) -> tuple[ShardIndex, int]:
         """The shard of a sample and its row there."""
-        shard = self._shard_of(sample_id)
-        return self.indexes[shard], sample_id - self._starts[shard]
+        shard, row = self._position(sample_id)
+        return self.indexes[shard], row
 
     def origin(self, sample_id: int) -> tuple[str, str]:
         """The path of a sample's shard, and its key."""
         return self.locate(sample_id)[0].path, self.key(sample_id)
 
     def key(self, sample_id: int) -> str:
-        shard = self._shard_of(sample_id)
-        return self._opened(shard)[0].key(sample_id - self._starts[shard])
+        shard, row = self._position(sample_id)
+        return self._opened(shard)[0].key(row)
 
     def read(self, sample_id: int) -> dict[str, bytes]:
         """Members of a sample by suffix (lower case, without the first dot).
@@ -83,8 +83,7 @@ class Shards:
         Raises SampleError, naming shard, key and offset, when the bytes differ from the indexed ones in two reads;
         DataError when the shard has changed or cannot be read.
         """
-        shard = self._shard_of(sample_id)
-        row = sample_id - self._starts[shard]
+        shard, row = self._position(sample_id)
         table, read_range = self._opened(shard)
         ranges, index = table.member_ranges(row), self.indexes[shard]
         for _ in range(2):  # a storage error may be gone at the second read
@@ -92,17 +91,19 @@ class Shards:
                 payloads = _payloads(read_range, ranges)
             except OSError as error:
                 raise DataError(f"{self._where(shard, row)}: cannot be read: {error}") from error
-            if _crc32(payloads) == table.crc32(row):
+            if reduce(lambda crc, content: zlib.crc32(content, crc), payloads, 0) == table.rows[row]["crc32"]:
                 suffixes = (index.suffixes[number] for _, _, number in ranges)
                 return dict(zip(suffixes, payloads, strict=True))
         if _stat_now(index) != (index.size, index.mtime):
             raise _changed(index)
         raise SampleError(f"{self._where(shard, row)}: its CRC32 is not as indexed: the shard is damaged.")
 
-    def _shard_of(self, sample_id: int) -> int:
+    def _position(self, sample_id: int) -> tuple[int, int]:
+        """The number of the sample's shard, and its row there."""
         if not 0 <= sample_id < len(self):
             raise IndexError(f"sample id {sample_id} is not in [0, {len(self)})")
-        return bisect_right(self._starts, sample_id) - 1
+        shard = bisect_right(self._starts, sample_id) - 1
+        return shard, sample_id - self._starts[shard]
 
     def _where(self, shard: int, row: int) -> str:
         table = self._opened(shard)[0]
@@ -152,10 +153,3 @@ def _payloads(read_range: ReadRange, ranges: list[tuple[int, int, int]]) -> list
         return [read_range(offset, offset + size) for offset, size, _ in ranges]
     span = read_range(start, end)
     return [span[offset - start : offset - start + size] for offset, size, _ in ranges]
-
-
-def _crc32(payloads: list[bytes]) -> int:
-    crc = 0
-    for payload in payloads:
-        crc = zlib.crc32(payload, crc)
-    return crc
