@@ -17,6 +17,8 @@ from data.secrets import without_credentials
 
 
 class ExitCode(IntEnum):
+    """Exit codes of all commands."""
+
     OK = 0
     BUG = 1
     CONFIG = 2

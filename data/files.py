@@ -81,6 +81,7 @@ def writable(folder: Path) -> Iterator[None]:
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Write a value as indented JSON by `whole_file`."""
     write_bytes(path, (json.dumps(value, indent=1) + "\n").encode())
 
 

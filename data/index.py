@@ -65,6 +65,7 @@ class OffsetTable:
         return found
 
     def key(self, row: int) -> str:
+        """The key of a sample."""
         found = self.keys[int(self.rows[row]["key"]) : int(self.rows[row + 1]["key"])]
         return found.tobytes().decode("utf-8", "replace")
 
@@ -97,6 +98,7 @@ class ShardIndex:
             raise self.damaged(error) from error
 
     def damaged(self, how: object) -> DataError:
+        """The error for a damaged index."""
         return DataError(f"{self.table_file}: the index of {self.path} is damaged ({how}); delete it.")
 
 
@@ -137,6 +139,7 @@ def index_shards(paths: Sequence[str], workers: int | None = None) -> Iterator[S
 
 
 def available_cores() -> int:
+    """Number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

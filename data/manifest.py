@@ -46,6 +46,7 @@ class Changes:
 
 
 def file_entries(indexes: Iterable[ShardIndex]) -> list[FileEntry]:
+    """The entries of indexed files; the digest of each is its SHA-256."""
     return [FileEntry(index.name, index.size, index.samples, index.sha256) for index in indexes]
 
 

@@ -93,6 +93,7 @@ class _Header:
     size: int
 
     def exceeds(self, limit: int) -> str:
+        """The error message for a member larger than `limit` bytes."""
         return f"member '{self.name}' has {self.size} bytes, more than the limit of {limit}"
 
 

@@ -74,6 +74,7 @@ class Shards:
         return self.locate(sample_id)[0].path, self.key(sample_id)
 
     def key(self, sample_id: int) -> str:
+        """The key of a sample."""
         shard, row = self._position(sample_id)
         return self._opened(shard)[0].key(row)
 

@@ -9,6 +9,8 @@ from data.errors import ExitCode
 
 
 class Level(StrEnum):
+    """Severity of a finding, from none to a failure."""
+
     ok = "ok"
     warn = "warn"
     fail = "fail"
