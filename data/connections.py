@@ -1,4 +1,4 @@
-"""The network connections of this process: libraries hold them without a way to end them, and forks inherit them."""
+"""TCP connections of this process that its libraries opened and do not close. Forked processes inherit them."""
 
 from __future__ import annotations
 
@@ -12,46 +12,46 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Connection:
-    """A TCP socket: its descriptor, the inode that tells it from a later one of that number, and its ports."""
+    """A TCP socket. inode: identifies the socket should its descriptor be reused; ports: local and remote."""
 
     descriptor: int
     inode: int
     ports: frozenset[int] = field(compare=False)
 
-    def cut(self) -> None:
-        """End it for both sides at once, whoever else holds it. One that listens stays."""
+    def shut_down(self) -> None:
+        """Shut the connection down for both sides, also in processes that share it. A listening socket stays open."""
         with suppress(OSError):  # closed, or not connected
             if os.fstat(self.descriptor).st_ino == self.inode:
-                with closing(_copy(self.descriptor)) as own:
-                    own.getpeername()
-                    own.shutdown(socket.SHUT_RDWR)
+                with closing(_copy(self.descriptor)) as copy:
+                    copy.getpeername()  # raises for a listening socket
+                    copy.shutdown(socket.SHUT_RDWR)
 
-    def let_go(self) -> None:
-        """Here, not for others who hold it. The number stays taken, so that what still uses it fails."""
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        os.dup2(nowhere, self.descriptor)
-        os.close(nowhere)
+    def close_here(self) -> None:
+        """Close it in this process only. The descriptor then refers to /dev/null, so that later use fails."""
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, self.descriptor)
+        os.close(null)
 
 
-def connections() -> Iterator[Connection]:
-    """Those that are open in this process, listening ones too."""
+def open_connections() -> Iterator[Connection]:
+    """The open TCP sockets of this process, also listening ones."""
     for descriptor in [int(name) for name in os.listdir("/dev/fd")]:
-        with suppress(OSError):  # the list's own is closed
+        with suppress(OSError):  # listdir's own descriptor is closed by now
             facts = os.fstat(descriptor)
             if stat.S_ISSOCK(facts.st_mode):
-                with closing(_copy(descriptor)) as own:
-                    if own.family in (socket.AF_INET, socket.AF_INET6) and own.type == socket.SOCK_STREAM:
-                        yield Connection(descriptor, facts.st_ino, frozenset(_ports(own)))
+                with closing(_copy(descriptor)) as copy:
+                    if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM:
+                        yield Connection(descriptor, facts.st_ino, frozenset(_ports(copy)))
 
 
 def _copy(descriptor: int) -> socket.socket:
     blocking = os.get_blocking(descriptor)
     copy = socket.socket(fileno=os.dup(descriptor))
-    os.set_blocking(descriptor, blocking)  # Python has changed it for all who hold it when it has a default timeout
+    os.set_blocking(descriptor, blocking)  # a default timeout makes Python change this flag, which the copies share
     return copy
 
 
-def _ports(own: socket.socket) -> Iterator[int]:
-    for name in (own.getsockname, own.getpeername):
+def _ports(copy: socket.socket) -> Iterator[int]:
+    for name in (copy.getsockname, copy.getpeername):
         with suppress(OSError):  # not connected
             yield name()[1]

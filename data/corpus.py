@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from data.cached_array import cached_array
 from data.errors import BadRow, ConfigError, DataError
-from data.kept import kept
-from data.keys import Int64s, hashed
+from data.keys import Int64s, hash_ids
 from data.passages import Passage, PassageList
 from data.records import named, passage_of
 from data.rows import SUFFIXES, Rows, open_rows
@@ -50,7 +50,7 @@ class Corpus:
 
     def __init__(self, rows: Rows) -> None:
         self.rows, self.fingerprint = rows, rows.fingerprint
-        self._mapped = kept(rows.files, "passages", [], [FORMAT, rows.fingerprint], lambda: _table(rows))
+        self._mapped = cached_array(rows.files, "passages", [], [FORMAT, rows.fingerprint], lambda: _table(rows))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -81,13 +81,13 @@ class Corpus:
 
     @property
     def id_hashes(self) -> Int64s:
-        """(2, n): `keys.hashed` of the ids, mapped."""
+        """(2, n): `keys.hash_ids` of the ids, mapped."""
         return self._mapped.array[: CHECK + 1]
 
     def positions(self, ids: Sequence[str]) -> Int64s:
         """(k,) positions of the passages with these ids, −1 where there is none. Nothing is read: 128 bits of hash
         identify an id."""
-        return find_hashes(self.id_hashes, self._mapped.array[ORDER], hashed(ids))
+        return find_hashes(self.id_hashes, self._mapped.array[ORDER], hash_ids(ids))
 
 
 @dataclass(frozen=True)

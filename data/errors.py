@@ -1,4 +1,4 @@
-"""What every command shares: the exit codes, the errors a user can cause, and "did you mean"."""
+"""Exit codes, the errors that a user can cause, and the frame of every command."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from data.secrets import without_credentials
 
 
 class ExitCode(IntEnum):
+    """Exit codes of all commands."""
+
     OK = 0
     BUG = 1
     CONFIG = 2
@@ -26,19 +28,19 @@ class ExitCode(IntEnum):
 
 
 class UserError(Exception):
-    """Something the user can mend. The message is the whole output: the file, key or value, the choices, the fix.
+    """An error that the user can fix. Its message is all that is printed: the file, key or value, the choices, the fix.
 
-    Without a message nothing is printed, nor if it is told: by another process. everywhere: every process of the run
-    stops with it.
+    An empty message is not printed. printed_elsewhere: another process prints the message. everywhere: all processes of
+    the run stop with this error.
     """
 
     exit_code = ExitCode.CONFIG
     everywhere = False
-    told = False
+    printed_elsewhere = False
 
 
 class ConfigError(UserError):
-    """A key, value or combination that cannot work; also a path that matches nothing."""
+    """An invalid key, value or combination, or a path that matches nothing."""
 
 
 class DataError(UserError):
@@ -48,7 +50,7 @@ class DataError(UserError):
 
 
 class SampleError(DataError):
-    """One sample that cannot be used; the rest of its shard can."""
+    """One sample that cannot be used; the other samples of its shard can."""
 
 
 class BadRow(Exception):
@@ -60,36 +62,35 @@ class BadRow(Exception):
 
 
 class HardwareError(UserError):
-    """A device, process group or other machine fault; the message names the rank."""
+    """A fault of a device, a process group or another part of a machine; the message names the rank."""
 
     exit_code = ExitCode.HARDWARE
 
 
 class Preempted(UserError):
-    """Stopped on request with everything saved: the same command goes on. Raised without a message, by all ranks."""
+    """The run was stopped on request and is saved; the same command resumes it. All ranks raise it, no message."""
 
     exit_code = ExitCode.REQUEUE
     everywhere = True
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """ " Did you mean 'x'?" when a choice is close to `word`, else "". Starts with a space: append it to a sentence."""
+    """ " Did you mean 'x'?" if a choice is close to `word`, else "". It starts with a space, to follow a sentence."""
     close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
     return f" Did you mean '{close[0]}'?" if close else ""
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of a library says, to go on after it: its first line without the full stop, else its name."""
+    """The first line of an error's message without the full stop, or else the name of its type."""
     return (str(error).splitlines() or [""])[0].rstrip(".") or type(error).__name__
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run a command: a UserError becomes one message on stderr and its exit code, Ctrl-C becomes 130.
+    """Run a command and exit. A UserError becomes one message on stderr and its exit code, Ctrl-C becomes code 130.
 
-    What it writes is for the user and the group: at most 0640 and 0750. A trainer ends with torchrun's agent. A thread
-    of OpenMP that waits for others spins for 30,000 rounds instead of 300,000: beside other processes each of those
-    milliseconds takes a core from the thread that is waited for. The setting is read once, when torch is loaded; what
-    the user has set is left.
+    Files get at most mode 0640 and folders 0750. A trainer ends together with torchrun's agent. A waiting OpenMP thread
+    spins for 30,000 rounds instead of 300,000, because on a shared core the spinning delays the thread that it waits
+    for. torch reads this variable once, when it is loaded; a value that the user has set stays.
     """
     os.umask(os.umask(0o077) | 0o027)
     if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun sets it; a plain command outlives its shell, as nohup expects
@@ -100,34 +101,36 @@ def run(main: Callable[[], None]) -> None:
         main()
         sys.stdout.flush()
     except UserError as error:
-        if str(error) and not error.told:
-            print(f"error: {shown(str(error))}", file=sys.stderr)
-        leave(int(error.exit_code), error.everywhere)
+        if str(error) and not error.printed_elsewhere:
+            print(f"error: {printable(str(error))}", file=sys.stderr)
+        exit_with(int(error.exit_code), error.everywhere)
     except KeyboardInterrupt:
-        leave(130)
-    except BrokenPipeError:  # the reader of our output has seen enough: … --help | head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the interpreter can still flush
+        exit_with(130)
+    except BrokenPipeError:  # the reader of the output has closed it: … --help | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes stdout at exit
     except Exception:
-        print(shown(traceback.format_exc()), file=sys.stderr, end="")
-        leave(ExitCode.BUG)
+        print(printable(traceback.format_exc()), file=sys.stderr, end="")
+        exit_with(ExitCode.BUG)
 
 
-def shown(text: str) -> str:
-    """`text` for a terminal: no credentials of URLs, no control characters and no halves of a pair, which names in data
-    may hold."""
+def printable(text: str) -> str:
+    """`text` for a terminal: without credentials, and with control characters and lone surrogates escaped.
+
+    Names in untrusted data may hold such characters.
+    """
     return re.sub(
         "[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", lambda found: repr(found[0])[1:-1], without_credentials(text)
     )
 
 
-def leave(code: int, everywhere: bool = False) -> NoReturn:
-    """End this process. torchrun turns every code into 1, with a traceback: launch/torchrun.sh names a file for it.
+def exit_with(code: int, everywhere: bool = False) -> NoReturn:
+    """End this process. torchrun turns every code into 1, so a file that launch/torchrun.sh names gets the code.
 
-    The least code of several processes stays, since losing contact (4) follows from what went wrong elsewhere.
+    The file keeps the least code of all processes: the loss of a peer (4) is a consequence of an error on another rank.
     """
     if name := os.environ.get("DYAD_EXIT_CODE"):
-        note = Path(name)
-        others = note.read_text() if note.exists() else ""
-        note.write_text(str(min(code, int(others or code))))
+        file = Path(name)
+        others = file.read_text() if file.exists() else ""
+        file.write_text(str(min(code, int(others or code))))
         code = 0 if everywhere else code
     sys.exit(code)

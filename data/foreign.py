@@ -1,4 +1,4 @@
-"""Files that may be somebody else's: only those of the folder itself. Torch-free."""
+"""Paths inside a folder that another user may have made. Torch-free."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 
 def inside(folder: Path, name: str | Path) -> bool:
-    """Whether `name` is there and lies in `folder`, whatever links lead to it. `folder` itself may be a link.
+    """Whether `folder / name` exists and lies in `folder` after symbolic links are resolved. `folder` may be a link.
 
-    A link in a stranger's folder could lead anywhere on this disk, and what lies there into a page, a tracker or a
-    model that is handed on.
+    A link in another user's folder could lead to a private file, whose content would then go into a report, a tracker
+    or an exported model.
     """
     inner = Path(name)
     plain = not inner.is_absolute() and ".." not in inner.parts
@@ -17,10 +17,10 @@ def inside(folder: Path, name: str | Path) -> bool:
         if plain and not any((folder / part).is_symlink() for part in (inner, *inner.parents) if part.name):
             return (folder / inner).exists()
         return (folder / inner).resolve(strict=True).is_relative_to(folder.resolve())
-    except (OSError, RuntimeError, ValueError):  # nothing there, links in a circle, a NUL in the name
+    except (OSError, RuntimeError, ValueError):  # it does not exist, links form a circle, or the name holds a NUL
         return False
 
 
-def own_file(folder: Path, name: str | Path) -> Path | None:
-    """The path of the regular file `name` that lies in `folder`, if there is one."""
+def file_inside(folder: Path, name: str | Path) -> Path | None:
+    """`folder / name` if it is a regular file that lies `inside` the folder."""
     return folder / name if inside(folder, name) and (folder / name).is_file() else None

@@ -1,9 +1,9 @@
-"""The index of a shard: made by one scan, kept beside the shard, read without unpickling anything.
+"""The index of a shard: made by one scan, stored beside the shard, read without unpickling.
 
-`.index/<shard>.json` tells what the shard is (name, size, time stamp, SHA-256, samples, problems) and names the `.npy`
-that holds the table of offsets, CRC32s and keys. The table's name carries its digest and the JSON is written last, by
-rename: whoever reads sees a whole index or none. Each shard has its own, so any selection composes without a scan.
-The JSON is sealed (data/kept.py): one of another user in another folder, or one that was changed, is no index.
+`.index/<shard>.json` describes the shard (name, size, time stamp, SHA-256, samples, problems) and names the `.npy` file
+with the table of offsets, CRC32s and keys. The name of the table holds its digest, and the JSON is written last, by
+rename, so that a reader finds a whole index or none. Each shard has an index of its own, so any selection of shards can
+be opened without a scan. The JSON carries seals (data/kept.py); an index without a valid seal is made anew.
 """
 
 from __future__ import annotations
@@ -14,40 +14,41 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from data.errors import DataError
-from data.kept import believed, folders, keep
+from data.kept import cache_folders, read_cached, write_cached
 from data.parents import end_with_parent
-from data.scan import MAX_BYTES, Problem, Sample, Scan, scan_tar
-from data.scan_rows import Rows, RowScan, scan_array, scan_lines, scan_table
+from data.scan import MAX_BYTES, Problem, Scan, ScannedSample, scan_tar
+from data.scan_rows import RowScan, scan_array, scan_lines, scan_table
 from data.storage import Stat, open_stream, shard_name, stat
 
 FORMAT = 1
 LARGEST = max(MAX_BYTES.values())
 STATS_AT_ONCE = 16  # a remote one takes a round trip
-BYTES_PER_PROCESS = 64 << 20  # below this a scan is over before a process has started
+BYTES_PER_PROCESS = 64 << 20  # a smaller scan ends before a process has started
 SCANS: dict[str, Callable[[BinaryIO], Scan | RowScan]] = {
-    ".tar": scan_tar,
     ".jsonl": scan_lines,
     ".json": scan_array,
     ".tsv": scan_table,
+    ".tar": scan_tar,
 }
 
-# One row per sample and a last one that only closes the ranges: `member` and `key` are where its members and key begin.
+# One row per sample: `member` and `key` are the starts of its members and key. A last row holds the ends of the ranges.
 ROW = np.dtype([("crc32", "<u4"), ("member", "<u4"), ("key", "<u4")])
 MEMBER = np.dtype([("offset", "<i8"), ("size", "<u4"), ("suffix", "<u2")])
 
 
 @dataclass(frozen=True)
-class Table:
-    """Where every sample of a shard lies: rows (samples + 1,) of ROW, members of MEMBER, keys as one run of UTF-8.
+class OffsetTable:
+    """Offsets of all samples of a shard: rows (samples + 1,) of ROW, members of MEMBER, keys as concatenated UTF-8.
 
-    Nothing is checked before it is used, so that a shard opens at once; somebody else may have made the index.
+    A row is checked only when it is read, so that opening a shard takes no time. Another user may have made the index.
     """
 
     index: ShardIndex
@@ -55,11 +56,8 @@ class Table:
     members: np.ndarray
     keys: np.ndarray
 
-    def crc32(self, row: int) -> int:
-        return int(self.rows[row]["crc32"])
-
-    def places(self, row: int) -> list[tuple[int, int, int]]:
-        """(offset, size, number of the suffix) of each member, in file order. DataError when they cannot be."""
+    def member_ranges(self, row: int) -> list[tuple[int, int, int]]:
+        """(offset, size, number of the suffix) of each member, in file order. DataError when they are impossible."""
         found = self.members[int(self.rows[row]["member"]) : int(self.rows[row + 1]["member"])].tolist()
         ends, suffixes = self.index.size, len(self.index.suffixes)
         if not found or not all(0 <= o <= ends - size and size <= LARGEST and n < suffixes for o, size, n in found):
@@ -67,13 +65,14 @@ class Table:
         return found
 
     def key(self, row: int) -> str:
+        """The key of a sample."""
         found = self.keys[int(self.rows[row]["key"]) : int(self.rows[row + 1]["key"])]
         return found.tobytes().decode("utf-8", "replace")
 
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """What we know of a shard. `mtime`: time stamp in ns, or the entity tag of a remote one; `table_file`: a path."""
+    """Facts about a shard. mtime: time stamp in ns, or the entity tag of a remote file; table_file: a path."""
 
     path: str
     name: str
@@ -88,37 +87,38 @@ class ShardIndex:
     problems: tuple[Problem, ...]
     table_file: str
 
-    def table(self) -> Table:
-        """The offsets, mapped into memory; DataError when the index was damaged or taken away."""
+    def table(self) -> OffsetTable:
+        """The table, mapped into memory. Raises DataError when its file is damaged or missing."""
         try:
             raw = np.asarray(np.load(self.table_file, mmap_mode="r", allow_pickle=False))
             end = (self.samples + 1) * ROW.itemsize
             rows, members, keys = np.split(raw, [end, end + self.members * MEMBER.itemsize])
-            return Table(self, rows.view(ROW), members.view(MEMBER), keys)
+            return OffsetTable(self, rows.view(ROW), members.view(MEMBER), keys)
         except (OSError, ValueError) as error:
             raise self.damaged(error) from error
 
     def damaged(self, how: object) -> DataError:
+        """The error for a damaged index."""
         return DataError(f"{self.table_file}: the index of {self.path} is damaged ({how}); delete it.")
 
 
 def index_shard(path: str) -> ShardIndex:
-    """The index of one shard: the stored one when size and time stamp still fit, else a new scan, stored.
+    """The index of one shard: the stored one if size and time stamp are unchanged, else that of a new scan.
 
-    Raises ConfigError when there is no such shard; what is wrong inside is in `.problems`.
+    Raises ConfigError when the shard does not exist. Errors inside the shard are in `.problems`.
     """
     found = stat(path)
     return _load(path, found) or _scan(path, found)
 
 
 def stored_index(path: str) -> ShardIndex | None:
-    """The index of one shard when there is one that still fits; nothing is scanned. Raises as `data.storage.stat`."""
+    """The stored index of one shard, or None if there is none of its present state. Raises as `data.storage.stat`."""
     return _load(path, stat(path))
 
 
 def has_index(path: str) -> bool:
-    """Whether the shard was ever indexed, in whatever state it was."""
-    return any((folder / f"{shard_name(path)}.json").is_file() for folder in folders(path))
+    """Whether there is an index of the shard, of its present state or an earlier one."""
+    return any((folder / f"{shard_name(path)}.json").is_file() for folder in cache_folders(path))
 
 
 def index_shards(paths: Sequence[str], workers: int | None = None) -> Iterator[ShardIndex]:
@@ -132,27 +132,28 @@ def index_shards(paths: Sequence[str], workers: int | None = None) -> Iterator[S
     if processes < 2:
         yield from (stored.get(path) or _scan(path, stats[path]) for path in paths)
         return
-    # spawn: the caller may hold threads (torch, fsspec) that must not be forked
+    # spawn: the caller may have threads (torch, fsspec), and a fork would copy their locks
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=end_with_parent) as pool:
         scanned = pool.map(index_shard, stale)
         yield from (stored.get(path) or next(scanned) for path in paths)
 
 
 def available_cores() -> int:
+    """Number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def fingerprint(indexes: Iterable[ShardIndex]) -> str:
-    """SHA-256 of names, sizes, contents and sample counts in order: the same wherever the shards lie."""
-    known = [[index.name, index.size, index.sha256, index.samples] for index in indexes]
-    return hashlib.sha256(json.dumps(known).encode()).hexdigest()
+    """SHA-256 over names, sizes, contents and sample counts in order. It does not depend on the folders."""
+    facts = [[index.name, index.size, index.sha256, index.samples] for index in indexes]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 # ---- scanning ------------------------------------------------------------------------------------------------------
 
 
 class _Hashing(io.RawIOBase):
-    """A stream that keeps the SHA-256 of all that was read through it."""
+    """A stream that computes the SHA-256 of all bytes read through it."""
 
     def __init__(self, raw: BinaryIO) -> None:
         self.raw, self.sha256 = raw, hashlib.sha256()
@@ -166,29 +167,19 @@ class _Hashing(io.RawIOBase):
         return count
 
 
-def sha256_of(path: str) -> str:
-    with open_stream(path) as raw:
-        return _drain(_Hashing(raw))
-
-
-def _drain(hashing: _Hashing) -> str:
-    buffer = bytearray(1 << 20)
-    while hashing.readinto(buffer):
-        pass
-    return hashing.sha256.hexdigest()
-
-
 def _scan(path: str, found: Stat) -> ShardIndex:
     with open_stream(path) as raw:
         hashing = _Hashing(raw)
-        scan = SCANS.get(os.path.splitext(shard_name(path))[1], scan_tar)(io.BufferedReader(hashing, 1 << 20))
-        sha256 = _drain(hashing)
-    return _store(path, found, scan, sha256)
+        stream = io.BufferedReader(hashing, 1 << 20)
+        scan = SCANS.get(os.path.splitext(shard_name(path))[1], scan_tar)(stream)
+        while stream.read(1 << 20):  # a scan may stop early; the digest is that of the whole file
+            pass
+    return _store(path, found, scan, hashing.sha256.hexdigest())
 
 
 @dataclass(frozen=True)
 class _Columns:
-    """What a table is made of: CRC32, number of members and bytes of the key of each sample; their members and keys."""
+    """Parts of an OffsetTable: CRC32, number of members and length of the key per sample; all members and keys."""
 
     crc32: np.ndarray
     counts: np.ndarray
@@ -205,7 +196,7 @@ class _Columns:
         return np.frombuffer(b"".join((rows.data, self.members.data, self.keys)), np.uint8)
 
 
-def _of_samples(samples: list[Sample]) -> _Columns:
+def _of_samples(samples: list[ScannedSample]) -> _Columns:
     suffixes = tuple(sorted({suffix for sample in samples for suffix, _, _ in sample.members}))
     number = {suffix: i for i, suffix in enumerate(suffixes)}
     keys = [sample.key.encode("utf-8") for sample in samples]
@@ -219,19 +210,18 @@ def _of_samples(samples: list[Sample]) -> _Columns:
     )
 
 
-def _of_rows(rows: Rows) -> _Columns:
-    """No object for any row: there may be tens of millions."""
-    members = np.zeros(len(rows), MEMBER)
-    members["offset"], members["size"] = rows.offset, rows.size
-    keys = np.asarray(rows.key).astype("S12")
-    sizes = np.strings.str_len(keys)
+def _of_rows(scan: RowScan) -> _Columns:
+    """Computed without an object per row: there may be tens of millions."""
+    members = np.zeros(len(scan.key), MEMBER)
+    members["offset"], members["size"] = scan.offset, scan.size
+    keys = np.asarray(scan.key).astype("S12")
     return _Columns(
-        crc32=np.asarray(rows.crc32),
-        counts=np.ones(len(rows), np.uint32),
-        key_sizes=sizes,
+        crc32=np.asarray(scan.crc32),
+        counts=np.ones(len(scan.key), np.uint32),
+        key_sizes=np.strings.str_len(keys),
         members=members,
         keys=keys.tobytes().replace(b"\0", b""),
-        suffixes=(rows.suffix,),
+        suffixes=(scan.suffix,),
     )
 
 
@@ -239,31 +229,32 @@ def _of_rows(rows: Rows) -> _Columns:
 
 
 def _load(path: str, found: Stat) -> ShardIndex | None:
-    for array, facts in believed(path, shard_name(path)):
-        if facts.pop("format", None) == FORMAT and (facts["size"], facts["mtime"]) == found:
-            facts["suffixes"] = tuple(facts["suffixes"])
-            facts["problems"] = tuple(Problem(**problem) for problem in facts["problems"])
-            del facts["table_sha256"]
-            return ShardIndex(path=path, **{**facts, "table_file": str(array)})
+    for table, facts in read_cached(path, shard_name(path)):
+        if facts.get("format") == FORMAT and (facts["size"], facts["mtime"]) == found:
+            return _of_facts(path, facts, table)
     return None
 
 
 def _store(path: str, found: Stat, scan: Scan | RowScan, sha256: str) -> ShardIndex:
-    columns = _of_rows(scan.rows) if isinstance(scan, RowScan) else _of_samples(scan.samples)
-    index = ShardIndex(
-        path=path,
-        name=shard_name(path),
-        size=found.size,
-        mtime=found.mtime,
-        sha256=sha256,
-        samples=len(columns.crc32),
-        members=len(columns.members),
-        suffixes=columns.suffixes,
-        ignored={} if isinstance(scan, RowScan) else dict(sorted(scan.ignored.items())),
-        problem_count=scan.problems.count,
-        problems=tuple(scan.problems.first),
-        table_file="",
-    )
-    facts = {"format": FORMAT, **asdict(index)}
-    del facts["path"], facts["table_file"]
-    return replace(index, table_file=str(keep(path, index.name, facts, columns.packed())))
+    columns = _of_rows(scan) if isinstance(scan, RowScan) else _of_samples(scan.samples)
+    facts = {
+        "format": FORMAT,
+        "name": shard_name(path),
+        "size": found.size,
+        "mtime": found.mtime,
+        "sha256": sha256,
+        "samples": len(columns.crc32),
+        "members": len(columns.members),
+        "suffixes": columns.suffixes,
+        "ignored": {} if isinstance(scan, RowScan) else dict(sorted(scan.ignored.items())),
+        "problem_count": scan.problems.count,
+        "problems": [asdict(problem) for problem in scan.problems.first],
+    }
+    return _of_facts(path, facts, write_cached(path, shard_name(path), facts, columns.packed()))
+
+
+def _of_facts(path: str, facts: dict[str, Any], table: Path) -> ShardIndex:
+    problems = tuple(Problem(**problem) for problem in facts["problems"])
+    values = facts | {"suffixes": tuple(facts["suffixes"]), "problems": problems}
+    values |= {"path": path, "table_file": str(table)}
+    return ShardIndex(**{field.name: values[field.name] for field in fields(ShardIndex)})

@@ -1,5 +1,7 @@
-"""JSON that a stranger may have written, parsed within bounds: some megabytes of brackets can take a hundred times the
-memory, and what is nested deep breaks whatever walks through it. Torch-free."""
+"""JSON of untrusted origin, parsed within limits on size, number of values and depth. Torch-free.
+
+A few megabytes of brackets can take a hundred times the memory, and deep nesting breaks recursive code.
+"""
 
 from __future__ import annotations
 
@@ -14,35 +16,35 @@ MOST = 1 << 19  # commas and opening brackets outside texts
 DEEPEST = 100  # lists and objects inside each other
 LARGEST = 1 << 26  # bytes of a file
 SEPARATORS = ",[{"
-TEXT = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # never goes back, so that it takes linear time
+TEXT = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # possessive, so that matching takes linear time
 
 
 def read_json(path: Path, largest: int = LARGEST, most: int = MOST) -> Any:
-    """The value in a file of at most `largest` bytes; raises OSError, or ValueError as `parsed`."""
+    """The value in a file of at most `largest` bytes. Raises OSError, or ValueError as `parse_json`."""
     with path.open("rb") as file:
         if (size := os.fstat(file.fileno()).st_size) > largest:
             raise ValueError(f"more than {largest:,} bytes")
-        content = file.read(size)  # memory for so many bytes is taken at once
-    return parsed(content, most)
+        content = file.read(size)  # read(largest) would allocate so many bytes
+    return parse_json(content, most)
 
 
-def parsed(content: str | bytes, most: int = MOST) -> Any:
-    """The value; ValueError with the reason when it is no JSON, or out of bounds."""
+def parse_json(content: str | bytes, most: int = MOST) -> Any:
+    """The value of JSON text. Raises ValueError when it is not JSON or exceeds `most` separators or DEEPEST levels."""
     text = content if isinstance(content, str) else str(content, "utf-8-sig")
-    refuse_crowded(text, most)
+    check_value_count(text, most)
     try:
         value = json.loads(text)
     except RecursionError:
         raise ValueError(f"nested more than {DEEPEST} times") from None
-    refuse_deep(value)
+    check_depth(value)
     return value
 
 
-def refuse_crowded(text: str, most: int = MOST) -> None:
-    """Raise ValueError for JSON of more than `most` commas and opening brackets outside texts; nothing is parsed."""
+def check_value_count(text: str, most: int = MOST) -> None:
+    """Raise ValueError for JSON with more than `most` commas and opening brackets outside texts, without parsing it."""
     if len(text) <= most or (count := _separators(text)) <= most:
         return
-    texts = islice(TEXT.finditer(text), 2 * most + 2)  # valid JSON of more has too many separators between them
+    texts = islice(TEXT.finditer(text), 2 * most + 2)  # valid JSON of more texts has too many separators between them
     if count - sum(_separators(found[0]) for found in texts) > most:
         raise ValueError(f"more than {most:,} commas and opening brackets")
 
@@ -51,7 +53,7 @@ def _separators(text: str) -> int:
     return sum(map(text.count, SEPARATORS))
 
 
-def refuse_deep(value: Any) -> None:
+def check_depth(value: Any) -> None:
     """Raise ValueError for a value that is nested more than DEEPEST times."""
     level = [value]
     for _ in range(DEEPEST + 1):

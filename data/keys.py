@@ -1,4 +1,4 @@
-"""Numbers that stand for things: content keys of items, 128-bit hashes of the ids that a file gives."""
+"""Content keys of items and hashes of ids."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ Int64s = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
 def content_key(data: bytes) -> int:
-    """64-bit content id: equal bytes are the same item. int64, BLAKE2b."""
+    """64-bit content key as an int64, by BLAKE2b. Items with equal bytes have equal keys."""
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
 
 
 def key_name(key: int) -> str:
-    """The id of what a file gives none: 16 hexadecimal digits of its content key."""
+    """The id of an item without an id of its own: its content key as 16 hexadecimal digits."""
     return f"{key & (1 << 64) - 1:016x}"
 
 
-def hashed(ids: Iterable[str]) -> Int64s:
-    """(2, n) int64: BLAKE2b of each id. Row 0 is what tables are sorted by, row 1 tells ids that share it apart."""
+def hash_ids(ids: Iterable[str]) -> Int64s:
+    """(2, n) int64: the 128-bit BLAKE2b of each id. Tables are sorted by row 0; row 1 resolves collisions in row 0."""
     digests = b"".join(hashlib.blake2b(name.encode(), digest_size=16).digest() for name in ids)
     return np.frombuffer(digests, "<i8").reshape(-1, 2).T

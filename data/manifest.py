@@ -1,8 +1,8 @@
-"""Which files training data are made of: enough, in a checkpoint, to say later what became of them.
+"""Which files the training data consist of, in a form that a checkpoint stores and a resumed run compares.
 
-Sample ids count through the files in their order. So files added behind the others leave every id as it was, and any
-other change moves ids or changes what they mean. Of many files a checkpoint keeps one summary for each run of some:
-a few KB, however many there are.
+Sample ids count through the files in their order. Files added at the end therefore leave all ids unchanged; any other
+change gives some id another sample. A checkpoint stores one summary for each block of consecutive files and at most
+BLOCKS blocks, so that it takes a few KB for any number of files.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ BLOCKS = 32  # summaries of one list, at most
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A file, or what counts as one: `digest` of all that its samples depend on."""
+class FileEntry:
+    """A file, or a stream or folder that counts as one. digest: of everything that its samples depend on."""
 
     name: str
     size: int
@@ -29,51 +29,55 @@ class Entry:
     digest: str
 
 
-Manifest = Mapping[str, Sequence[Entry]]  # the key that names them → files in the order of ids
+Manifest = Mapping[str, Sequence[FileEntry]]  # configuration key → its files in the order of ids
 Summary = dict[str, list[dict[str, Any]]]  # JSON
 
 
 @dataclass(frozen=True)
 class Changes:
-    """different: for each key whose old files are not all where they were, what is there now, in words; added: the
-    keys with files behind the old ones, and how many samples these have."""
+    """How the files of two manifests differ, by configuration key.
+
+    different: keys whose old files changed, moved or are gone, with a description; added: keys with new files after
+    the old ones, with the number of their samples.
+    """
 
     different: dict[str, str]
     added: dict[str, int]
 
 
-def entries(indexes: Iterable[ShardIndex]) -> list[Entry]:
-    return [Entry(index.name, index.size, index.samples, index.sha256) for index in indexes]
+def file_entries(indexes: Iterable[ShardIndex]) -> list[FileEntry]:
+    """The entries of indexed files; the digest of each is its SHA-256."""
+    return [FileEntry(index.name, index.size, index.samples, index.sha256) for index in indexes]
 
 
 def summary(manifest: Manifest) -> Summary:
-    return {key: [_block(block) for block in _blocks(files)] for key, files in manifest.items()}
+    """The form that a checkpoint stores."""
+    size = {key: max(1, -(-len(files) // BLOCKS)) for key, files in manifest.items()}
+    return {
+        key: [_block(files[start : start + size[key]]) for start in range(0, len(files), size[key])]
+        for key, files in manifest.items()
+    }
 
 
 def changes(before: Summary, now: Manifest) -> Changes:
-    """What became of the files of a summary."""
+    """Compare the files of a stored summary with those of a manifest."""
     different: dict[str, str] = {}
     added: dict[str, int] = {}
     for key in sorted({*before, *now}):
-        files, first = list(now.get(key, ())), 0
+        files, start = list(now.get(key, ())), 0
         for old in before.get(key, []):
-            here = files[first : first + old["files"]]
-            if _block(here) != old:
-                different[key] = f"{_said(old, first)} there, {_said(_block(here), first, old)} now"
+            block = _block(files[start : start + old["files"]])
+            if block != old:
+                different[key] = f"{_described(old, start)} there, {_described(block, start, old)} now"
                 break
-            first += old["files"]
+            start += old["files"]
         else:
-            if first < len(files):
-                added[key] = sum(entry.samples for entry in files[first:])
+            if start < len(files):
+                added[key] = sum(entry.samples for entry in files[start:])
     return Changes(different, added)
 
 
-def _blocks(files: Sequence[Entry]) -> list[Sequence[Entry]]:
-    size = max(1, -(-len(files) // BLOCKS))
-    return [files[start : start + size] for start in range(0, len(files), size)]
-
-
-def _block(files: Sequence[Entry]) -> dict[str, Any]:
+def _block(files: Sequence[FileEntry]) -> dict[str, Any]:
     content = json.dumps([astuple(entry) for entry in files])
     return {
         "name": files[0].name if files else "",
@@ -84,12 +88,11 @@ def _block(files: Sequence[Entry]) -> dict[str, Any]:
     }
 
 
-def _said(block: Mapping[str, Any], first: int, old: Mapping[str, Any] | None = None) -> str:
-    """A block in words; where the `old` one reads the same, that its content differs."""
+def _described(block: Mapping[str, Any], start: int, old: Mapping[str, Any] | None = None) -> str:
+    """A block in words; `, of other content` if it differs from the `old` one only in its digest."""
     if not block["files"]:
         return "nothing"
-    last = first + block["files"]
-    which = block["name"] if block["files"] == 1 else f"files {first + 1} to {last}, from {block['name']} on,"
-    facts = ("name", "files", "samples", "bytes")
-    alike = old is not None and all(block[fact] == old[fact] for fact in facts)
-    return f"{which} with {block['samples']:,} samples in {block['bytes']:,} bytes" + ", of other content" * alike
+    last = start + block["files"]
+    which = block["name"] if block["files"] == 1 else f"files {start + 1} to {last}, from {block['name']} on,"
+    same = old is not None and {**old, "digest": ""} == {**block, "digest": ""}
+    return f"{which} with {block['samples']:,} samples in {block['bytes']:,} bytes" + ", of other content" * same

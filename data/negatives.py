@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from data.cached_array import MemmapArray, cached_array
 from data.config import NegativeList, NegativesConfig
 from data.corpus import Corpus, CorpusPassages, find_hashes, first_repeated, sorting_order
 from data.errors import ConfigError, DataError
-from data.kept import Mapped, kept
-from data.keys import Int64s, hashed
-from data.manifest import entries
+from data.keys import Int64s
+from data.manifest import file_entries
 from data.passages import InlinePassages, Passage
 from data.questions import QuestionRow, QuestionRows
 from data.records import named
@@ -72,9 +72,9 @@ class MinedNegatives:
     files: name and content of the file, for the manifest of a run.
     """
 
-    def __init__(self, corpus: Corpus, mapped: Mapped, count: int, rows: Rows) -> None:
+    def __init__(self, corpus: Corpus, mapped: MemmapArray, count: int, rows: Rows) -> None:
         self.corpus, self._mapped, self._count = corpus, mapped, count
-        self.fingerprint, self.files = rows.fingerprint, entries(rows.shards.indexes)
+        self.fingerprint, self.files = rows.fingerprint, file_entries(rows.shards.indexes)
 
     @staticmethod
     def open(path: str, questions: QuestionRows, corpus: Corpus | None = None) -> MinedNegatives:
@@ -91,7 +91,7 @@ class MinedNegatives:
             raise ConfigError(f"data.negatives.file={path}: write one file, without a weight.")
         rows = open_rows(source.shards)
         state = [FORMAT, rows.fingerprint, questions.fingerprint, corpus.fingerprint]
-        mapped = kept(rows.files, "mined", corpus.rows.files, state, lambda: _by_row(rows, questions, corpus))
+        mapped = cached_array(rows.files, "mined", corpus.rows.files, state, lambda: _by_row(rows, questions, corpus))
         return MinedNegatives(corpus, mapped, len(questions), rows)
 
     def positions(self, i: int) -> Int64s:

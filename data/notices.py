@@ -1,31 +1,32 @@
-"""Whose work the data are: the NOTICE, LICENSE and README files that lie beside them. Torch-free.
+"""Licence texts of data: the NOTICE, LICENSE and README files beside them. Torch-free.
 
-Whoever shows a model's results, or hands the model on, shows these with it.
+Reports and exported models quote them.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.foreign import own_file
-from data.sources import local_path, parts
+from data.foreign import file_inside
+from data.sources import local_path, split_sources
 from data.storage import scheme_of
 
 NAMES = re.compile(r"(NOTICE|LICEN[CS]E|COPYING|README)[^/]*", re.IGNORECASE)
 SUFFIXES = ("", ".md", ".txt", ".rst")
-PROGRAM = ("pyproject.toml", "setup.py")  # what speaks beside these speaks of the program, not of the data
+PROGRAM = ("pyproject.toml", "setup.py")  # a LICENSE beside one of these is that of a program, not of the data
+SUITE_KIND = re.compile(r"(?!pipe:)\w+:(?!:|//)")  # "beir:" of the entry "beir:FOLDER" of eval.suite; no URL
 LEVELS = 2  # folders above the one that holds the data
 LARGEST = 1 << 16  # bytes of one file
 
 
 @dataclass(frozen=True)
 class Notice:
-    """source: the value that led here; file: its path; text: what it says, at most LARGEST bytes of it."""
+    """source: the value that names the data; file: path of the notice; text: at most LARGEST bytes of it."""
 
     source: str
     file: str
@@ -33,42 +34,37 @@ class Notice:
 
 
 def notices(values: Sequence[str | Path]) -> list[Notice]:
-    """What lies beside the data that `values` name, each file once; [] when nothing does.
+    """The notices beside the data that `values` name, each file once.
 
-    values: written as data.train or as entries of eval.suite; what is not on this disk is passed over. Of each the
-    nearest folder counts that has such a file: the data's own, or at most LEVELS above.
+    values: as in data.train or eval.suite. Only local paths are looked at. For each path the nearest folder that has
+    such a file counts: the folder of the data, or at most LEVELS above it.
     """
     found: dict[str, Notice] = {}
     for value in map(str, values):
-        for place, _ in parts(re.sub(r"^(beir|dpr|wds|retrieval|zero_shot):", "", value), "data"):
-            for file in _beside(place):
+        for path, _ in split_sources(value[kind.end() :] if (kind := SUITE_KIND.match(value)) else value, "data"):
+            for file in _notice_files(path):
                 found.setdefault(os.path.realpath(file), Notice(value, str(file), _text(file)))
     return list(found.values())
 
 
-def _beside(place: str) -> list[Path]:
-    """The files of the nearest folder that has any, in the order of NAMES."""
-    if scheme_of(place):
+def _notice_files(path: str) -> list[Path]:
+    """The notices of the nearest folder that has any: NOTICE first, then LICENSE, COPYING, README."""
+    if scheme_of(path):
         return []
-    with suppress(OSError):  # a folder that may not be listed says nothing
-        for folder in _folders(Path(local_path(place)).absolute()):
+    data = Path(local_path(path)).absolute()
+    with suppress(OSError):  # a folder that cannot be listed
+        if not data.exists():  # it may end in the name of a split, as in FOLDER@SPLIT
+            data = Path(str(data).rpartition("@")[0] or data)
+        first = data if data.is_dir() else data.parent
+        for folder in (first, *first.parents[:LEVELS]):
+            if not folder.is_dir():  # of a path with braces
+                continue
             if folder == Path.home() or any((folder / name).exists() for name in PROGRAM):
                 return []
             files = [f for f in folder.iterdir() if NAMES.fullmatch(f.name) and f.suffix.lower() in SUFFIXES]
-            if own := [file for file in files if own_file(folder, file.name)]:
-                return sorted(own, key=lambda file: (_rank(file), file.name))
+            if regular := [file for file in files if file_inside(folder, file.name)]:
+                return sorted(regular, key=lambda file: ("NLCR".index(file.name[0].upper()), file.name))
     return []
-
-
-def _folders(path: Path) -> Iterator[Path]:
-    """The folder of the data and those above it. What follows an @ may be a split; a part with braces is no folder."""
-    whole = path if path.exists() else Path(str(path).rpartition("@")[0] or path)
-    first = whole if whole.is_dir() else whole.parent
-    return (folder for folder in (first, *first.parents[:LEVELS]) if folder.is_dir())
-
-
-def _rank(file: Path) -> int:
-    return "NLCR".index(file.name[0].upper())
 
 
 def _text(file: Path) -> str:

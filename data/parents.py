@@ -1,4 +1,4 @@
-"""A process that ends with the one that started it, even when that one is killed by kill -9."""
+"""Makes a process end together with its parent, even when the parent is killed by SIGKILL."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
 def end_with_parent() -> None:
-    """From now on the kernel kills this process when the thread that started it ends. On Linux; elsewhere nothing.
+    """Let the kernel kill this process when the thread that started it ends. Does nothing on systems other than Linux.
 
-    A process whose parent has ended already leaves at once, where the parent is known: multiprocessing knows it, and
-    launch/torchrun.sh puts that of a trainer into DYAD_AGENT.
+    If the parent has ended already, this process exits. The parent's id comes from multiprocessing, or for a trainer
+    from the variable DYAD_AGENT, which launch/torchrun.sh sets.
     """
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-    agent = os.environ.pop("DYAD_AGENT", None)  # not for what this process starts
+    agent = os.environ.pop("DYAD_AGENT", None)  # child processes must not inherit it
     starter = parent_process()
     parent = starter.pid if starter else int(agent or 0)
     if parent and os.getppid() != parent:

@@ -1,4 +1,4 @@
-"""A shard's bytes in one go, from the first to the last: what serves them need not know ranges, size or time stamp."""
+"""Sequential reading of a shard, from the first byte to the last. The server needs no ranges, size or time stamp."""
 
 from __future__ import annotations
 
@@ -8,95 +8,81 @@ from typing import Any, BinaryIO
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
-from data.storage import drivers_errors, open_stream, retried, scheme_of
+from data.storage import as_os_errors, open_stream, scheme_of, with_retries
 
 TIMEOUT = 60.0  # seconds in which a server must send something
 PIECE = 1 << 20
 GONE = (404, 410)
 
 
-def pulled(path: str) -> BinaryIO:
-    """The whole shard, to be closed. A read raises OSError when the shard is not there or stops coming for good."""
-    return io.BufferedReader(_Pull(path), PIECE)
+def open_sequential(path: str) -> BinaryIO:
+    """The whole shard as a stream; close it. A read raises OSError when the shard does not exist or retries fail."""
+    return io.BufferedReader(_SequentialReader(path), PIECE)
 
 
-class _Pull(io.RawIOBase):
-    """Opened with the first read; a connection that breaks is opened anew, and what was read already is passed over."""
+class _SequentialReader(io.RawIOBase):
+    """Opens with the first read. A broken connection is opened again, and the bytes read before are skipped."""
 
     def __init__(self, path: str) -> None:
         self._path, self._offset = path, 0
-        self._source: BinaryIO | None = None
+        self._source: BinaryIO | HTTPResponse | None = None
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        piece = retried(lambda: self._read(len(buffer)))
+        piece = with_retries(lambda: self._read(len(buffer)))
         buffer[: len(piece)] = piece
         self._offset += len(piece)
         return len(piece)
 
     def close(self) -> None:
-        self._let_go()
+        self._disconnect()
         super().close()
 
     def _read(self, size: int) -> bytes:
         try:
-            with drivers_errors():
-                self._source = self._source or _opened(self._path, self._offset)
-                return self._source.read(size)
+            with as_os_errors():
+                return _next_bytes(self._source or self._open(), size)
         except OSError:
-            self._let_go()
+            self._disconnect()
             raise
 
-    def _let_go(self) -> None:
+    def _open(self) -> BinaryIO | HTTPResponse:
+        """Open the shard at the current offset."""
+        if scheme_of(self._path) not in ("http", "https"):
+            self._source = open_stream(self._path)
+            self._source.seek(self._offset)
+            return self._source
+        self._source = _request(self._path)
+        left = self._offset
+        while left and (skipped := _next_bytes(self._source, min(left, PIECE))):
+            left -= len(skipped)
+        return self._source
+
+    def _disconnect(self) -> None:
         if self._source is not None:
             self._source.close()
         self._source = None
 
 
-def _opened(path: str, offset: int) -> BinaryIO:
-    if scheme_of(path) not in ("http", "https"):
-        source = open_stream(path)
-        source.seek(offset)
-        return source
-    answer = io.BufferedReader(_Answer(_asked(path)), PIECE)
-    while offset and (passed := answer.read(min(offset, PIECE))):
-        offset -= len(passed)
-    return answer
-
-
-def _asked(url: str) -> HTTPResponse:
+def _request(url: str) -> HTTPResponse:
     try:
         return urlopen(url, timeout=TIMEOUT)
     except HTTPError as error:
-        error.close()  # it is the connection as well
+        error.close()  # the error holds the connection
         reason = f"the server says {error.code} {error.reason}"
         raise FileNotFoundError(reason) if error.code in GONE else OSError(reason) from error
     except URLError as error:
         raise ConnectionError(str(error.reason)) from error
 
 
-class _Answer(io.RawIOBase):
-    """urllib takes an answer that ends too early for a whole one; here it is an OSError."""
-
-    def __init__(self, answer: HTTPResponse) -> None:
-        self._answer, self._left = answer, answer.length  # None: the server does not tell
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        try:
-            count = self._answer.readinto(buffer)
-        except HTTPException as error:
-            raise ConnectionError(f"the answer broke off: {type(error).__name__}") from error
-        if self._left is not None:
-            self._left -= count
-            if not count and self._left:
-                raise ConnectionError(f"the answer broke off {self._left} bytes before its end")
-        return count
-
-    def close(self) -> None:
-        self._answer.close()
-        super().close()
+def _next_bytes(source: BinaryIO | HTTPResponse, size: int) -> bytes:
+    """At most `size` bytes, b"" at the end. Raises ConnectionError for a response that ends too early."""
+    try:
+        piece = source.read(size)
+    except HTTPException as error:
+        raise ConnectionError(f"the answer broke off: {type(error).__name__}") from error
+    if not piece and isinstance(source, HTTPResponse) and source.length:  # http.client reports no error here
+        raise ConnectionError(f"the answer broke off {source.length} bytes before its end")
+    return piece

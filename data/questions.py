@@ -23,14 +23,14 @@ import numpy as np
 from data.config import DataConfig, PassageConfig
 from data.corpus import CHECK, Corpus, CorpusPassages, corpus_files, hashed_in_blocks, open_corpus
 from data.errors import BadRow, ConfigError, DataError, nearest
-from data.index import sha256_of
-from data.kept import kept
+from data.kept import cached_array
 from data.keys import Int64s, key_name
-from data.manifest import Entry, entries
+from data.manifest import FileEntry, file_entries
 from data.passages import InlinePassages, Passage, PassageList, Question
 from data.records import Record, query_of, record_of
 from data.rows import SUFFIXES, Rows, open_rows
-from data.sources import local_path, parse_sources, parts, refuse_twice
+from data.sources import local_path, parse_sources, refuse_twice, split_sources
+from data.storage import sha256_of
 
 FORMAT = "1"
 COLUMNS = "2"  # format of the columns of rows; the ids do not enter the fingerprint
@@ -55,7 +55,7 @@ def named_files(value: str | Sequence[str], config: DataConfig, key: str = "data
     if config.passage.corpus:
         corpus_files(config.passage.corpus, "data.passage.corpus")
     named: list[str] = []
-    for path, _ in parts(value, key):
+    for path, _ in split_sources(value, key):
         named += [_qrels_of(path, config.question.split, key)] if is_beir(path) else _files(path, key)
     refuse_twice(named, key)
     return named
@@ -70,12 +70,12 @@ def open_questions(value: str | Sequence[str], config: DataConfig, key: str = "d
     named_files(value, config, key)
     shared = open_corpus(config.passage.corpus, "data.passage.corpus") if config.passage.corpus else None
     sources: list[QuestionSource] = []
-    for path, _ in parts(value, key):
+    for path, _ in split_sources(value, key):
         if is_beir(path):
             sources.append(BeirQuestions(local_path(path), config.question.split, shared, key))
         else:
             sources.append(RowQuestions(open_rows(_files(path, key)), config.passage, shared))
-    return QuestionRows(sources, [weight for _, weight in parts(value, key)], shared)
+    return QuestionRows(sources, [weight for _, weight in split_sources(value, key)], shared)
 
 
 def _files(path: str, key: str) -> list[str]:
@@ -124,7 +124,7 @@ class QuestionRows:
 
     @property
     def id_hashes(self) -> Int64s:
-        """(2, len): `keys.hashed` of the questions' ids."""
+        """(2, len): `keys.hash_ids` of the questions' ids."""
         return np.concatenate([source.columns[: CHECK + 1] for source in self.sources], axis=1)
 
     def _locate(self, i: int) -> tuple[QuestionSource, int]:
@@ -152,9 +152,9 @@ class RowQuestions:
         self.rows, self.config, self.corpus = rows, config, corpus
         state = [FORMAT, rows.fingerprint, corpus.fingerprint if corpus else ""]
         self.fingerprint = _digest(state)
-        self.files = entries(rows.shards.indexes)
+        self.files = file_entries(rows.shards.indexes)
         others = corpus.rows.files if corpus else []
-        self._mapped = kept(rows.files, "questions", others, [COLUMNS, *state], self._columns)
+        self._mapped = cached_array(rows.files, "questions", others, [COLUMNS, *state], self._columns)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -233,10 +233,10 @@ class BeirQuestions:
         state = [FORMAT, self.queries.fingerprint, self.corpus.fingerprint, sha256_of(qrels)]
         self.fingerprint = _digest(state)
         files = [*self.queries.rows.files, *self.corpus.rows.files]
-        self._mapped = kept([qrels], "judged", files, state, lambda: self._judged(qrels))
+        self._mapped = cached_array([qrels], "judged", files, state, lambda: self._judged(qrels))
         self._count = int(self._mapped.array[0])
         name = os.path.join(os.path.basename(os.path.normpath(folder)), "qrels", f"{split}.tsv")
-        self.files = [Entry(name, os.path.getsize(qrels), self._count, self.fingerprint)]
+        self.files = [FileEntry(name, os.path.getsize(qrels), self._count, self.fingerprint)]
 
     def __len__(self) -> int:
         return self._count

@@ -22,7 +22,7 @@ from typing import Any
 from torch import Tensor
 
 from data.errors import DataError, SampleError, nearest
-from data.json_text import parsed
+from data.json_text import parse_json
 from data.shards import Shards
 from data.transforms import decode
 
@@ -104,7 +104,7 @@ class ShardSample:
         if "json" not in self.members:
             return {}
         try:
-            fields = parsed(self._text("json"))
+            fields = parse_json(self._text("json"))
         except ValueError as error:
             raise SampleError(f"{self.where}: its json member cannot be read: {error}.") from error
         if not isinstance(fields, dict):

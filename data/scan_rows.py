@@ -1,7 +1,7 @@
-"""One strict walk over a file of rows: JSON-lines, a JSON array of objects, or a table of tab-separated values.
+"""Strict scan of a file of rows: JSON-lines, a JSON array of objects, or a table of tab-separated values.
 
-Each row becomes a sample with one member, its own bytes. A file may have tens of millions of rows, so what is known of
-them is kept in columns of numbers, and no more of the file than its longest row.
+Each row becomes a sample with one member: the bytes of the row. A file may have tens of millions of rows, so a scan
+holds columns of numbers, not an object for each row, and only a part of the file at a time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
-from data.json_text import parsed, refuse_crowded, refuse_deep
+from data.json_text import check_depth, check_value_count, parse_json
 from data.scan import MAX_BYTES, PIECE, Problem, Problems
 
 BLANK = re.compile(r"[ \t\r\n]*")
@@ -27,17 +27,15 @@ csv.field_size_limit(MAX_ROW)  # csv's own limit of 128 KiB is less than a row m
 
 
 @dataclass
-class Rows:
-    """Samples of one member each, as columns. key: number of the line where it begins, or of the row in an array."""
+class RowScan:
+    """Samples of one member each, as columns. key: the number of the row's first line, or of the row in an array."""
 
     suffix: str
     key: array[int] = field(default_factory=lambda: array("q"))
     offset: array[int] = field(default_factory=lambda: array("q"))
     size: array[int] = field(default_factory=lambda: array("I"))
     crc32: array[int] = field(default_factory=lambda: array("I"))
-
-    def __len__(self) -> int:
-        return len(self.key)
+    problems: Problems = field(default_factory=Problems)
 
     def add(self, key: int, offset: int, content: bytes) -> None:
         self.key.append(key)
@@ -46,81 +44,73 @@ class Rows:
         self.crc32.append(zlib.crc32(content))
 
 
-@dataclass
-class RowScan:
-    """As `scan.Scan`, of a file of rows."""
-
-    rows: Rows
-    problems: Problems = field(default_factory=Problems)
-
-
 def scan_lines(stream: BinaryIO) -> RowScan:
-    """JSON-lines: each line is a sample with one member 'json'; its key is the line number, from 1."""
-    scan = RowScan(rows := Rows("json"))
+    """Scan JSON-lines: each line is a sample with one member 'json'. Its key is the line number, from 1."""
+    scan = RowScan("json")
     offset = number = 0
     while line := stream.readline(MAX_ROW + 2):
         number += 1
         text = line.rstrip(b"\r\n")
         if len(text) > MAX_ROW:
             scan.problems.add(Problem(offset, f"line {number} is longer than {MAX_ROW} bytes"))
-        elif wrong := _wrong_with_line(text):
-            scan.problems.add(Problem(offset, f"line {number} {wrong}"))
+        elif error := _line_error(text):
+            scan.problems.add(Problem(offset, f"line {number} {error}"))
         else:
-            rows.add(number, offset, text)
+            scan.add(number, offset, text)
         offset += len(line)
         while len(text) > MAX_ROW and not line.endswith(b"\n") and (line := stream.readline(PIECE)):
             offset += len(line)
     return scan
 
 
-def _wrong_with_line(text: bytes) -> str:
+def _line_error(text: bytes) -> str:
     try:
-        value = parsed(text.decode("utf-8"))
+        value = parse_json(text.decode("utf-8"))
     except UnicodeDecodeError as error:
         return f"is not UTF-8: {error.reason} at byte {error.start}"
     except ValueError as error:
         return f"is not JSON: {error}" if text.strip() else "is empty"
-    return _wrong_with_value(value)
+    return _type_error(value)
 
 
-def _wrong_with_value(value: Any) -> str:
+def _type_error(value: Any) -> str:
     return "" if isinstance(value, dict) else f"is a {type(value).__name__}, not an object {{…}}"
 
 
 # ---- JSON arrays ---------------------------------------------------------------------------------------------------
 
 
-class _Broken(Exception):
-    """The walk cannot go on."""
+class _BrokenArray(Exception):
+    """The scan cannot continue."""
 
 
-class _Text:
-    """The part of a stream that is being looked at, decoded; knows the byte offset and the line of its position."""
+class _ArrayText:
+    """A window of decoded text on a stream, with a position `at` and its byte offset and line in the stream."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self.stream, self.decoder = stream, codecs.getincrementaldecoder("utf-8")()
         self.text, self.at, self.offset, self.line = "", 0, 0, 1
 
     def more(self) -> bool:
-        """Read on, as much as is left already: a long row is then tried a few times only. False at the end."""
+        """Double the text that is left, so that a long row is parsed only a few times. False at the end."""
         piece = self.stream.read(max(PIECE, len(self.text) - self.at))
         self.text, self.at = self.text[self.at :], 0
         try:
             self.text += self.decoder.decode(piece, final=not piece)
         except UnicodeDecodeError as error:
             before = self.text.count("\n") + error.object[: error.start].count(b"\n")
-            raise _Broken(f"line {self.line + before} is not UTF-8: {error.reason}") from None
+            raise _BrokenArray(f"line {self.line + before} is not UTF-8: {error.reason}") from None
         return bool(piece)
 
     def next(self) -> str:
-        """The next character that is not blank, '' at the end; blanks before it are passed over."""
+        """Skip blanks and return the next character without taking it; '' at the end."""
         while True:
             self.take(BLANK.match(self.text, self.at).end() - self.at)  # type: ignore[union-attr]
             if self.at < len(self.text) or not self.more():
                 return self.text[self.at : self.at + 1]
 
     def take(self, count: int) -> bytes:
-        """Go on behind `count` characters; their bytes."""
+        """Move past `count` characters and return their bytes."""
         part = self.text[self.at : self.at + count]
         content = part.encode()
         self.at += count
@@ -129,45 +119,43 @@ class _Text:
         return content
 
     def value(self) -> tuple[Any, int]:
-        """The JSON value that begins here, and its length in characters."""
+        """The JSON value at the position, and its length in characters."""
         while True:
+            value, end, invalid = None, len(self.text), None
             try:
                 value, end = DECODER.raw_decode(self.text, self.at)
-                return self._within_bounds(value, end)
             except RecursionError:
-                raise _Broken("is not JSON: nested too deep") from None
+                raise _BrokenArray("is not JSON: nested too deep") from None
             except ValueError as error:
-                # not the error itself: it holds all of the text, and this frame would hold it in turn
-                wrong = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-            if len(self.text) - self.at > MAX_ROW:
-                raise _Broken(f"is not JSON, or longer than {MAX_ROW} bytes: {wrong}")
-            self._within_bounds(None, len(self.text))
+                # not the error itself: it references all of the text, and this frame would reference the error
+                invalid = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+            if invalid is not None and len(self.text) - self.at > MAX_ROW:
+                raise _BrokenArray(f"is not JSON, or longer than {MAX_ROW} bytes: {invalid}")
+            try:
+                check_value_count(self.text[self.at : end])
+                check_depth(value)
+            except ValueError as error:
+                raise _BrokenArray(str(error)) from None
+            if invalid is None:
+                return value, end - self.at
             if not self.more():
-                raise _Broken(f"is not JSON: {wrong}")
-
-    def _within_bounds(self, value: Any, end: int) -> tuple[Any, int]:
-        """`value`, which ends there, and its length. Raises _Broken when it is out of the bounds of `json_text`."""
-        try:
-            refuse_crowded(self.text[self.at : end])
-            refuse_deep(value)
-        except ValueError as error:
-            raise _Broken(str(error)) from None
-        return value, end - self.at
+                raise _BrokenArray(f"is not JSON: {invalid}")
 
 
 def scan_array(stream: BinaryIO) -> RowScan:
-    """One JSON array of objects: each is a sample with one member 'json'; its key is its number, from 1.
+    """Scan one JSON array of objects: each is a sample with one member 'json'. Its key is its number, from 1.
 
-    A file that starts with an object instead is read as JSON-lines, whatever its name.
+    stream: buffered. A file that starts with an object is read as JSON-lines, whatever its name.
     """
-    if _first_character(stream) == b"{":
+    peeked: bytes = stream.peek(1)  # type: ignore[attr-defined]
+    if peeked.lstrip()[:1] == b"{":
         return scan_lines(stream)
-    scan = RowScan(rows := Rows("json"))
-    text, number = _Text(stream), 0
+    scan = RowScan("json")
+    text, number = _ArrayText(stream), 0
     try:
         for number, offset, content in _elements(text):
-            rows.add(number, offset, content)
-    except _Broken as broken:
+            scan.add(number, offset, content)
+    except _BrokenArray as broken:
         where = f"row {number + 1} (line {text.line})" if number or text.offset else "the file"
         message = str(broken)
         message = message if message.startswith("line") else f"{where} {message}"
@@ -175,48 +163,42 @@ def scan_array(stream: BinaryIO) -> RowScan:
     return scan
 
 
-def _first_character(stream: BinaryIO) -> bytes:
-    """b'{' or another; nothing is consumed: `stream` is buffered."""
-    peeked: bytes = stream.peek(1)  # type: ignore[attr-defined]
-    return peeked.lstrip()[:1]
-
-
-def _elements(text: _Text) -> Iterator[tuple[int, int, bytes]]:
+def _elements(text: _ArrayText) -> Iterator[tuple[int, int, bytes]]:
     """(number, offset, bytes) of each object."""
     if text.next() != "[":
-        raise _Broken("is no array of rows [{…}, …] and no JSON-lines")
+        raise _BrokenArray("is no array of rows [{…}, …] and no JSON-lines")
     text.take(1)
     number = 0
     while text.next() != "]":
         if number:
             if text.next() != ",":
-                raise _Broken("is not JSON: a ',' or ']' is missing before it")
+                raise _BrokenArray("is not JSON: a ',' or ']' is missing before it")
             text.take(1)
             text.next()
         value, length = text.value()
-        if wrong := _wrong_with_value(value):
-            raise _Broken(wrong)
+        if error := _type_error(value):
+            raise _BrokenArray(error)
         number += 1
         offset = text.offset
         content = text.take(length)
         if len(content) > MAX_ROW:
-            raise _Broken(f"is longer than {MAX_ROW} bytes")
+            raise _BrokenArray(f"is longer than {MAX_ROW} bytes")
         yield number, offset, content
     text.take(1)
     if text.next():
-        raise _Broken("is not expected: the array is closed before it")
+        raise _BrokenArray("is not expected: the array is closed before it")
 
 
 # ---- tables --------------------------------------------------------------------------------------------------------
 
 
 def cells(row: bytes) -> list[str]:
-    """The cells of one row of a table: tabs between, quoted as csv does. ValueError or csv.Error when it is none."""
+    """The cells of one row of a table, separated by tabs and quoted as in CSV. Raises ValueError or csv.Error."""
     return next(csv.reader([row.decode("utf-8")], delimiter="\t", strict=True), [])
 
 
 def header(row: bytes) -> list[str]:
-    """The names in the first line; ValueError, with the reason, when passages cannot be read by them."""
+    """The column names in the first line. Raises ValueError when a column of passages is missing."""
     names = cells(row.rstrip(b"\r\n").removeprefix(codecs.BOM_UTF8))
     missing = [name for name in TABLE_FIELDS if name not in names]
     if missing:
@@ -225,11 +207,11 @@ def header(row: bytes) -> list[str]:
 
 
 def scan_table(stream: BinaryIO) -> RowScan:
-    """A table of passages with a first line of names (psgs_w100.tsv): each row is a sample with one member 'tsv'.
+    """Scan a table of passages with column names in its first line, such as psgs_w100.tsv.
 
-    Its key is the number of the line where it begins; a quoted cell may go over several lines.
+    Each row is a sample with one member 'tsv'. Its key is the number of its first line; a quoted cell may have several.
     """
-    scan = RowScan(rows := Rows("tsv"))
+    scan = RowScan("tsv")
     first = stream.readline(MAX_ROW)
     try:
         width = len(header(first))
@@ -239,18 +221,17 @@ def scan_table(stream: BinaryIO) -> RowScan:
     lines, offset, number = _Lines(stream), len(first), 2
     reader = csv.reader(lines, delimiter="\t", strict=True)
     while not lines.ended:
-        wrong = ""
         try:
             found = len(next(reader, []))
             wrong = "" if found == width else f"has {found} columns, the first line has {width}"
         except (ValueError, csv.Error) as error:
             wrong = _reason(error)
-        row, count = lines.taken()
+        row, count = lines.pop_row()
         if wrong and row:
             lost = f"; {count} lines are lost by it" if count > 1 else ""
             scan.problems.add(Problem(offset, f"line {number} {wrong}{lost}"))
         elif row:
-            rows.add(number, offset, row.rstrip(b"\r\n"))
+            scan.add(number, offset, row.rstrip(b"\r\n"))
         offset, number = offset + len(row), number + count
     return scan
 
@@ -262,7 +243,7 @@ def _reason(error: Exception) -> str:
 
 
 class _Lines:
-    """Decoded lines for csv's reader, which asks for another while a quoted cell is open; keeps the row's bytes."""
+    """Decoded lines for csv's reader, which reads several for a row with an open quote; collects the row's bytes."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self.stream, self.row, self.count, self.ended = stream, [], 0, False
@@ -281,7 +262,7 @@ class _Lines:
             raise ValueError(f"is longer than {MAX_ROW} bytes; is a quote not closed?")
         return line.decode("utf-8")
 
-    def taken(self) -> tuple[bytes, int]:
+    def pop_row(self) -> tuple[bytes, int]:
         """Bytes and number of lines since the last call."""
         row, lines = b"".join(self.row), len(self.row)
         self.row, self.count = [], 0

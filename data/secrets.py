@@ -1,4 +1,4 @@
-"""What no file and no line shows: credentials in URLs, secrets of the environment, texts under names like password."""
+"""Redaction of credentials in files and output: in URLs, in the environment, under names such as `password`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 HIDDEN = "[redacted]"
-NAMES = re.compile("(api|access|account|private|storage)_?key|token|secret|password", re.IGNORECASE)  # no image_key
-VARIABLES = re.compile(f"({NAMES.pattern})$", re.IGNORECASE)  # TOKENIZERS_PARALLELISM is none
-SHORTEST = 8  # characters of a secret of the environment: fewer may be part of any word
+NAMES = re.compile("(api|access|account|private|storage)_?key|token|secret|password", re.IGNORECASE)  # not image_key
+VARIABLES = re.compile(f"({NAMES.pattern})$", re.IGNORECASE)  # not TOKENIZERS_PARALLELISM
+SHORTEST = 8  # characters of a secret; a shorter text may be part of any word
 USER = re.compile(r"(?<=://)[^/?#\s]*@")
-# Of http alone: elsewhere "?" is part of a glob. Up to a space, a quote, the "::" that joins sources or the "@2" that
-# weighs one, since a signature may hold any other character.
+# The query of an http URL; elsewhere "?" is part of a glob. It ends at a space, a quote, the "::" between sources or a
+# weight such as "@2", because a signature may hold any other character.
 QUERY = re.compile(
     r"""(\bhttps?://[^\s?]*)\?(?:(?!::)[^\s"'])*?(?=(?:@\d+(?:\.\d+)?)?(?:::|[:.,;]?(?:["'\s]|$)))""", re.I
 )
@@ -25,7 +25,7 @@ QUERY = re.compile(
 
 @cache
 def known_secrets() -> list[str]:
-    """The secrets of the environment and of netrc, and what W&B sends of them; the longest first. Read once."""
+    """The secrets of the environment and of netrc, and their base64 form in W&B's requests; the longest first."""
     texts = {text for name, text in os.environ.items() if VARIABLES.search(name)}
     texts |= {password for _, _, password in netrc_hosts().values()}
     secrets = {text for text in texts if len(text) >= SHORTEST}
@@ -34,7 +34,7 @@ def known_secrets() -> list[str]:
 
 
 def netrc_hosts() -> Mapping[str, tuple[str, str, str]]:
-    """Host → (login, account, password), out of $NETRC or ~/.netrc."""
+    """Host → (login, account, password), from the file $NETRC or ~/.netrc."""
     try:
         return netrc.netrc(os.environ.get("NETRC") or os.path.expanduser("~/.netrc")).hosts
     except (OSError, ValueError, netrc.NetrcParseError):
@@ -42,14 +42,14 @@ def netrc_hosts() -> Mapping[str, tuple[str, str, str]]:
 
 
 def without_credentials(text: str) -> str:
-    """`text` without known secrets and without user, password and query (where signatures stand) of the URLs in it."""
+    """`text` without known secrets, and without users, passwords and queries (which hold signatures) in its URLs."""
     for secret in known_secrets():
         text = text.replace(secret, HIDDEN)
     return QUERY.sub(rf"\1?{HIDDEN}", USER.sub(f"{HIDDEN}@", text))
 
 
 def without_secrets(tree: Any) -> Any:
-    """A copy of a tree of JSON without the credentials in its texts, keys of mappings aside."""
+    """A copy of a JSON value with `without_credentials` applied to its texts, but not to the keys of mappings."""
     if isinstance(tree, Mapping):
         return {name: without_secrets(value) for name, value in tree.items()}
     if isinstance(tree, str):
@@ -58,18 +58,20 @@ def without_secrets(tree: Any) -> Any:
 
 
 def redacted(tree: Any) -> Any:
-    """`without_secrets`, and without the texts under names like api_key, token, password: for what leaves here."""
+    """As `without_secrets`, and without texts under names like api_key or password. For data sent to other machines."""
     if isinstance(tree, Mapping):
-        secret = {name for name, value in tree.items() if isinstance(value, str) and NAMES.search(str(name))}
-        return {name: HIDDEN if name in secret else redacted(value) for name, value in tree.items()}
+        return {
+            name: HIDDEN if isinstance(value, str) and NAMES.search(str(name)) else redacted(value)
+            for name, value in tree.items()
+        }
     return [redacted(value) for value in tree] if isinstance(tree, list | tuple) else without_secrets(tree)
 
 
 def public_path(path: str) -> str:
-    """A path as seen from here, of one elsewhere the last two parts: whose disk it is on is nobody's business."""
+    """A path for publication: relative to the working folder; of one outside it the last two parts."""
     if "://" in path:
         return without_credentials(path)
-    whole = Path(path).expanduser()
-    if whole.is_relative_to(Path.cwd()):
-        return str(whole.relative_to(Path.cwd()))
-    return "/".join(["…", *whole.parts[-2:]]) if whole.is_absolute() else path
+    full = Path(path).expanduser()
+    if full.is_relative_to(Path.cwd()):
+        return str(full.relative_to(Path.cwd()))
+    return "/".join(["…", *full.parts[-2:]]) if full.is_absolute() else path

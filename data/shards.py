@@ -1,4 +1,4 @@
-"""All samples of some sources under dense ids, read by offset and checked against their CRC32 every time."""
+"""All samples of some sources under dense ids, read by offset. Each read is checked against the sample's CRC32."""
 
 from __future__ import annotations
 
@@ -6,32 +6,34 @@ import os
 import shlex
 import zlib
 from bisect import bisect_right
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, reduce
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from data.errors import ConfigError, DataError, SampleError
-from data.index import ShardIndex, Table, fingerprint, index_shard, index_shards
-from data.sources import SUFFIXES, Source
-from data.storage import ReadRange, Stat, ask, open_ranges, retried
+from data.index import OffsetTable, ShardIndex, fingerprint, index_shard, index_shards
+from data.sources import SUFFIXES, ShardSource
+from data.storage import ReadRange, Stat, open_ranges, read_stat, with_retries
 
 __all__ = ["ShardIndex", "Shards", "index_shard", "open_shards"]
 
+T = TypeVar("T")
+
 OPEN_SHARDS = 256  # per process, two file descriptors each at most
-GAP = 64 << 10  # bytes between members that are read along rather than asked for apart
+GAP = 64 << 10  # bytes between members; with more of them the members are read one by one
 
 
-def open_shards(sources: Sequence[Source], workers: int | None = None) -> Shards:
-    """Index what is not indexed yet (over `workers` processes; None: all cores) and open the whole.
+def open_shards(sources: Sequence[ShardSource], workers: int | None = None) -> Shards:
+    """Index the shards without an index in `workers` processes (None: one per core), and open all.
 
-    Raises ConfigError for a shard that is not there, DataError when anything in any shard is broken.
+    Raises ConfigError for a shard that does not exist, DataError when any shard has a problem.
     """
     indexes = list(index_shards([shard for source in sources for shard in source.shards], workers))
     broken = [index for index in indexes if index.problems]
     if broken:
         first = f"{broken[0].path}: {broken[0].problems[0]}"
-        parents = shlex.join(dict.fromkeys(_listed_by(index.path) for index in broken))
+        parents = shlex.join(dict.fromkeys(_index_argument(index.path) for index in broken))
         raise DataError(
             f"{len(broken)} of {len(indexes)} shards are broken. First: {first}\n"
             f"All of them are listed by: python -m data index {parents}"
@@ -40,9 +42,9 @@ def open_shards(sources: Sequence[Source], workers: int | None = None) -> Shards
 
 
 class Shards:
-    """Samples 0 … len - 1 by source, shard and position. Can be pickled; every process opens files of its own."""
+    """Samples 0 … len - 1, ordered by source, shard and position. Can be pickled; each process opens its own files."""
 
-    def __init__(self, sources: Sequence[Source], indexes: Sequence[ShardIndex]) -> None:
+    def __init__(self, sources: Sequence[ShardSource], indexes: Sequence[ShardIndex]) -> None:
         assert sum(len(source.shards) for source in sources) == len(indexes)
         self.indexes = list(indexes)
         self.weights = [source.weight for source in sources]
@@ -64,50 +66,52 @@ class Shards:
 
     def locate(self, sample_id: int) -> tuple[ShardIndex, int]:
         """The shard of a sample and its row there."""
-        shard = self._shard_of(sample_id)
-        return self.indexes[shard], sample_id - self._starts[shard]
+        shard, row = self._position(sample_id)
+        return self.indexes[shard], row
 
     def origin(self, sample_id: int) -> tuple[str, str]:
-        """Path of its shard and key."""
+        """The path of a sample's shard, and its key."""
         return self.locate(sample_id)[0].path, self.key(sample_id)
 
     def key(self, sample_id: int) -> str:
-        shard = self._shard_of(sample_id)
-        return self._opened(shard)[0].key(sample_id - self._starts[shard])
+        """The key of a sample."""
+        shard, row = self._position(sample_id)
+        return self._opened(shard)[0].key(row)
 
     def read(self, sample_id: int) -> dict[str, bytes]:
         """Members of a sample by suffix (lower case, without the first dot).
 
-        Raises SampleError, naming shard, key and offset, when the bytes are not those that were indexed, also at a
-        second reading; DataError when the shard as a whole is another one now or cannot be read.
+        Raises SampleError, naming shard, key and offset, when the bytes differ from the indexed ones in two reads;
+        DataError when the shard has changed or cannot be read.
         """
-        shard = self._shard_of(sample_id)
-        row = sample_id - self._starts[shard]
+        shard, row = self._position(sample_id)
         table, read_range = self._opened(shard)
-        places, index = table.places(row), self.indexes[shard]
-        try:
-            payloads = _payloads(read_range, places)
-            if _crc32(payloads) != table.crc32(row):
-                payloads = _payloads(read_range, places)
-        except OSError as error:
-            raise DataError(f"{self._where(shard, row)}: cannot be read: {error}") from error
-        if _crc32(payloads) != table.crc32(row):
-            if _asked(index) != (index.size, index.mtime):
-                raise _changed(index)
-            raise SampleError(f"{self._where(shard, row)}: its CRC32 is not as indexed: the shard is damaged.")
-        return {index.suffixes[number]: payload for (_, _, number), payload in zip(places, payloads, strict=True)}
+        ranges, index = table.member_ranges(row), self.indexes[shard]
+        for _ in range(2):  # a storage error may be gone at the second read
+            try:
+                payloads = _payloads(read_range, ranges)
+            except OSError as error:
+                raise DataError(f"{self._where(shard, row)}: cannot be read: {error}") from error
+            if reduce(lambda crc, content: zlib.crc32(content, crc), payloads, 0) == table.rows[row]["crc32"]:
+                suffixes = (index.suffixes[number] for _, _, number in ranges)
+                return dict(zip(suffixes, payloads, strict=True))
+        if _stat_now(index) != (index.size, index.mtime):
+            raise _changed(index)
+        raise SampleError(f"{self._where(shard, row)}: its CRC32 is not as indexed: the shard is damaged.")
 
-    def _shard_of(self, sample_id: int) -> int:
+    def _position(self, sample_id: int) -> tuple[int, int]:
+        """The number of the sample's shard, and its row there."""
         if not 0 <= sample_id < len(self):
             raise IndexError(f"sample id {sample_id} is not in [0, {len(self)})")
-        return bisect_right(self._starts, sample_id) - 1
+        shard = bisect_right(self._starts, sample_id) - 1
+        return shard, sample_id - self._starts[shard]
 
     def _where(self, shard: int, row: int) -> str:
         table = self._opened(shard)[0]
-        return f"{self.indexes[shard].path}: sample '{table.key(row)}' at offset {table.places(row)[0][0]}"
+        return f"{self.indexes[shard].path}: sample '{table.key(row)}' at offset {table.member_ranges(row)[0][0]}"
 
-    def _opened(self, shard: int) -> tuple[Table, ReadRange]:
-        if self._process != os.getpid():  # forked: a file or connection of the parent is not ours
+    def _opened(self, shard: int) -> tuple[OffsetTable, ReadRange]:
+        if self._process != os.getpid():  # after a fork: the parent's files and connections must not be used
             self._forget_files()
         return self._open(shard)
 
@@ -116,47 +120,37 @@ class Shards:
         self._open = lru_cache(maxsize=OPEN_SHARDS)(lambda shard: _open_shard(self.indexes[shard]))
 
 
-def _listed_by(path: str) -> str:
-    """What `data index` must be told to list a file: its folder, where that means files of this kind."""
+def _index_argument(path: str) -> str:
+    """The argument of `data index` for a file: its folder, if the command looks for files of this suffix in folders."""
     return os.path.dirname(path) or "." if path.endswith(SUFFIXES) else path
 
 
-def _open_shard(index: ShardIndex) -> tuple[Table, ReadRange]:
-    if _asked(index).size != index.size:  # what only its time stamp tells, the CRC32 of each sample tells better
+def _open_shard(index: ShardIndex) -> tuple[OffsetTable, ReadRange]:
+    if _stat_now(index).size != index.size:  # the time stamp is not compared: the CRC32 of each sample says more
         raise _changed(index)
-    try:
-        return index.table(), retried(lambda: open_ranges(index.path))
-    except (ConfigError, OSError) as error:
-        raise DataError(_gone(index, error)) from error
+    return index.table(), _try_open(index, lambda: open_ranges(index.path))
 
 
-def _asked(index: ShardIndex) -> Stat:
-    """What the file is now."""
+def _stat_now(index: ShardIndex) -> Stat:
+    return _try_open(index, lambda: read_stat(index.path))
+
+
+def _try_open(index: ShardIndex, action: Callable[[], T]) -> T:
     try:
-        return retried(lambda: ask(index.path))
+        return with_retries(action)
     except (ConfigError, OSError) as error:
-        raise DataError(_gone(index, error)) from error
+        reason = f"shard {index.path} was there when it was indexed and cannot be opened now: {error}"
+        raise DataError(reason) from error
 
 
 def _changed(index: ShardIndex) -> DataError:
     return DataError(f"shard {index.path} has changed since it was indexed. Start again to index it anew.")
 
 
-def _gone(index: ShardIndex, error: Exception) -> str:
-    return f"shard {index.path} was there when it was indexed and cannot be opened now: {error}"
-
-
-def _payloads(read_range: ReadRange, places: list[tuple[int, int, int]]) -> list[bytes]:
-    """The members' bytes: in one read when they lie together, as they nearly always do."""
-    start, end = places[0][0], places[-1][0] + places[-1][1]
-    if end - start > sum(size for _, size, _ in places) + GAP:
-        return [read_range(offset, offset + size) for offset, size, _ in places]
+def _payloads(read_range: ReadRange, ranges: list[tuple[int, int, int]]) -> list[bytes]:
+    """The members' bytes, by one read when they lie together, as they nearly always do."""
+    start, end = ranges[0][0], ranges[-1][0] + ranges[-1][1]
+    if end - start > sum(size for _, size, _ in ranges) + GAP:
+        return [read_range(offset, offset + size) for offset, size, _ in ranges]
     span = read_range(start, end)
-    return [span[offset - start : offset - start + size] for offset, size, _ in places]
-
-
-def _crc32(payloads: list[bytes]) -> int:
-    crc = 0
-    for payload in payloads:
-        crc = zlib.crc32(payload, crc)
-    return crc
+    return [span[offset - start : offset - start + size] for offset, size, _ in ranges]

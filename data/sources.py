@@ -1,4 +1,4 @@
-"""What a user writes in data.train or data.val, as lists of shards: paths, globs, brace lists, URLs, weights."""
+"""Parses values such as data.train into lists of shards: paths, folders, globs, brace lists, URLs, with weights."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import glob
 import math
 import os
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from data.errors import ConfigError, nearest
 from data.secrets import HIDDEN
-from data.storage import SCHEMES, listed, scheme_of, shard_name
+from data.storage import SCHEMES, list_remote, scheme_of, shard_name
 
 SUFFIXES = (".tar", ".jsonl")
 PACKED = (".gz", ".zst", ".tgz")
@@ -21,7 +22,7 @@ FORMS = "a path, a folder, a glob, 'd/{000..099}.tar', several joined by '::', e
 
 
 @dataclass(frozen=True)
-class Source:
+class ShardSource:
     """Shards that share a weight: how often each of their samples appears per epoch."""
 
     shards: tuple[str, ...]
@@ -30,28 +31,30 @@ class Source:
 
 def parse_sources(
     value: str | Sequence[str], key: str = "data.train", suffixes: Sequence[str] = SUFFIXES
-) -> list[Source]:
+) -> list[ShardSource]:
     """The sources that `value` names, in its order; shards of a folder or glob are sorted by name.
 
-    Raises ConfigError, naming `key` and the part at fault, when something matches nothing, is no shard (a file with one
-    of `suffixes`), appears twice, has a scheme we do not read or a weight that is no positive number.
+    key: the configuration key, for messages. Raises ConfigError when a part matches nothing, does not end in one of
+    `suffixes`, appears twice, has an unknown URL scheme or a weight that is not a positive number.
     """
-    sources = [Source(tuple(_shards(path, key, tuple(suffixes))), weight) for path, weight in parts(value, key)]
+    sources = [
+        ShardSource(tuple(_shards(path, key, tuple(suffixes))), weight) for path, weight in split_sources(value, key)
+    ]
     refuse_twice([shard for source in sources for shard in source.shards], key)
     return sources
 
 
-def parts(value: str | Sequence[str], key: str) -> list[tuple[str, float]]:
-    """What `value` joins: paths as they are written, with their weights. Raises ConfigError as `parse_sources`."""
+def split_sources(value: str | Sequence[str], key: str) -> list[tuple[str, float]]:
+    """(path or URL as written, weight) of each part of `value`. Raises ConfigError as `parse_sources`."""
     texts = [value] if isinstance(value, str) else value
-    known = isinstance(texts, Sequence) and all(isinstance(text, str) for text in texts)
-    written = [part.strip() for text in texts for part in text.split("::")] if known else []
+    is_text = isinstance(texts, Sequence) and all(isinstance(text, str) for text in texts)
+    written = [part.strip() for text in texts for part in text.split("::")] if is_text else []
     if not written or not all(written):
         raise ConfigError(f"{key}={value!r} names no shards. Write {FORMS}, or a list of these.")
-    return [_weighted(part, key) for part in written]
+    return [_split_weight(part, key) for part in written]
 
 
-def _weighted(part: str, key: str) -> tuple[str, float]:
+def _split_weight(part: str, key: str) -> tuple[str, float]:
     path, at, number = part.rpartition("@")
     try:
         weight = float(number)
@@ -65,7 +68,7 @@ def _weighted(part: str, key: str) -> tuple[str, float]:
 
 
 def local_path(path: str) -> str:
-    """A path as the system takes it; URLs as they are."""
+    """A local path without `file://` and `~`; other URLs stay as they are."""
     return os.path.expanduser(path.removeprefix("file://"))
 
 
@@ -74,17 +77,14 @@ def _shards(path: str, key: str, suffixes: tuple[str, ...]) -> Iterator[str]:
     if os.path.exists(path):
         yield from _local(path, key, suffixes)
         return
-    for expanded in _expand_braces(path, key):
-        yield from (_remote if scheme_of(expanded) else _local)(expanded, key, suffixes)
-
-
-def _expand_braces(path: str, key: str) -> Iterator[str]:
     from braceexpand import braceexpand
 
     try:
-        return braceexpand(path)
+        expanded = braceexpand(path)
     except ValueError:
         raise ConfigError(f"{key}={path}: a brace is not closed; write lists like 'd/{{000..099}}.tar'.") from None
+    for one in expanded:
+        yield from (_remote if scheme_of(one) else _local)(one, key, suffixes)
 
 
 def _local(path: str, key: str, suffixes: tuple[str, ...]) -> list[str]:
@@ -94,7 +94,7 @@ def _local(path: str, key: str, suffixes: tuple[str, ...]) -> list[str]:
         return [_shard(path, key, suffixes)]
     found = sorted(file for file in glob.glob(path, recursive=True) if file.endswith(suffixes))
     if not found:
-        raise ConfigError(f"{key}={path} matches nothing{_where_it_ends(path)}")
+        raise ConfigError(f"{key}={path} matches nothing{_missing_part(path)}")
     return found
 
 
@@ -105,11 +105,11 @@ def _remote(url: str, key: str, suffixes: tuple[str, ...]) -> list[str]:
     if scheme not in SCHEMES:
         raise ConfigError(f"{key}={url}: '{scheme}:' is not read. Use a local path or {', '.join(SCHEMES)}.")
     if shard_name(url).endswith(suffixes) and not (scheme in LISTED_SCHEMES and glob.has_magic(url)):
-        return [url]  # whether it exists shows when it is indexed: many are asked at once there
+        return [url]  # indexing checks that it exists, for many shards at the same time
     if scheme not in LISTED_SCHEMES:
         return [_shard(url, key, suffixes)]
     try:
-        return _of_folder(listed(url), url, key, suffixes)
+        return _of_folder(list_remote(url), url, key, suffixes)
     except OSError as error:
         raise ConfigError(f"{key}={url} cannot be listed: {error}") from error
 
@@ -140,8 +140,8 @@ def _how_to_unpack(path: str) -> str:
     return f"compressed files cannot be read by offset: unpack it with: {program} {shlex.quote(path)}"
 
 
-def _where_it_ends(path: str) -> str:
-    """': no emojy in data/samples. Did you mean 'emoji'?': the first part of the path that is not there."""
+def _missing_part(path: str) -> str:
+    """The first part of the path that does not exist: ": no 'emojy' in data/samples. Did you mean 'emoji'?"."""
     folder = Path(path).anchor or "."
     for part in Path(path).relative_to(Path(path).anchor).parts:
         if not os.path.isdir(folder):
@@ -155,9 +155,7 @@ def _where_it_ends(path: str) -> str:
 
 
 def refuse_twice(shards: Sequence[str], key: str) -> None:
-    """ConfigError when a file is named more than once: its samples would be two."""
-    seen: set[str] = set()
-    for shard in shards:
-        if shard in seen:
+    """Raise ConfigError when a file is named twice: each of its samples would have two ids."""
+    for shard, count in Counter(shards).items():
+        if count > 1:
             raise ConfigError(f"{key}: {shard} appears twice. To see it more often, give it a weight: '{shard}@2'.")
-        seen.add(shard)

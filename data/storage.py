@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 import os
 import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -26,7 +28,7 @@ ReadRange = Callable[[int, int], bytes]
 
 
 class Stat(NamedTuple):
-    """What tells that a file is still the one we know: bytes, and its time stamp or entity tag."""
+    """Size in bytes and time stamp or entity tag. A file with an equal Stat is taken as unchanged."""
 
     size: int
     mtime: str
@@ -55,17 +57,17 @@ def filesystem(url: str) -> tuple[AbstractFileSystem, str]:
         raise ConfigError(f"reading {scheme}:// needs a package: pip install {PACKAGES[scheme]}") from None
 
 
-def listed(url: str) -> list[str]:
-    """The URLs that a remote glob matches, or that a remote folder holds, sorted. OSError when it cannot be asked."""
+def list_remote(url: str) -> list[str]:
+    """The URLs that a remote glob matches or a remote folder holds, sorted. Raises OSError when storage fails."""
     fs, path = filesystem(url)
-    with drivers_errors():
+    with as_os_errors():
         names: Any = fs.glob(path) if glob.has_magic(url) else fs.ls(path, detail=False) if fs.isdir(path) else []
         return sorted(str(fs.unstrip_protocol(name)) for name in names)
 
 
 @contextmanager
-def drivers_errors() -> Iterator[None]:
-    """Errors of a driver's own types (HTTP status, credentials) as OSError."""
+def as_os_errors() -> Iterator[None]:
+    """Turn errors of a storage driver's own types (HTTP status, credentials) into OSError."""
     try:
         yield
     except (OSError, UserError):
@@ -75,28 +77,22 @@ def drivers_errors() -> Iterator[None]:
 
 
 def stat(path: str) -> Stat:
-    """Size and stamp of a shard; ConfigError when there is none, DataError when it cannot be asked."""
+    """Size and stamp of a shard; ConfigError when it does not exist, DataError when storage fails."""
     try:
-        return ask(path)
+        return read_stat(path)
     except FileNotFoundError:
         raise ConfigError(f"shard {path} does not exist.") from None
     except OSError as error:
         raise DataError(f"shard {path} cannot be read: {error}") from error
 
 
-def ask(path: str) -> Stat:
-    """As `stat`; raises OSError."""
-    return _remote_stat(path) if scheme_of(path) else _local_stat(path)
-
-
-def _local_stat(path: str) -> Stat:
-    found = os.stat(path)
-    return Stat(found.st_size, str(found.st_mtime_ns))
-
-
-def _remote_stat(path: str) -> Stat:
+def read_stat(path: str) -> Stat:
+    """As `stat`; raises OSError, or DataError for a server that does not give the size."""
+    if not scheme_of(path):
+        found = os.stat(path)
+        return Stat(found.st_size, str(found.st_mtime_ns))
     fs, inner = filesystem(path)
-    with drivers_errors():
+    with as_os_errors():
         info: dict[str, Any] = fs.info(inner)
     if not isinstance(info.get("size"), int):
         raise DataError(f"shard {path}: the server does not tell its size, so it cannot be read by offset.")
@@ -111,6 +107,12 @@ def open_stream(path: str) -> BinaryIO:
     return cast(BinaryIO, fs.open(inner, "rb", block_size=8 << 20))
 
 
+def sha256_of(path: str | Path) -> str:
+    """SHA-256 of a file, local or remote, in hexadecimal."""
+    with open_stream(str(path)) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
+
+
 def open_ranges(path: str) -> ReadRange:
     """A function (start, end) -> bytes of the shard; shorter where the file ends. OSError after three retries."""
     if not scheme_of(path):
@@ -118,29 +120,29 @@ def open_ranges(path: str) -> ReadRange:
     fs, inner = filesystem(path)
 
     def fetch(start: int, end: int) -> bytes:
-        with drivers_errors():
+        with as_os_errors():
             return cast(bytes, fs.cat_file(inner, start=start, end=end))
 
-    return lambda start, end: retried(lambda: fetch(start, end))
+    return lambda start, end: with_retries(lambda: fetch(start, end))
 
 
 class _LocalRanges:
-    """pread, not mmap: a file that is cut or fails while mapped kills the process (SIGBUS); here it is an error."""
+    """Reads by pread, not mmap: when a mapped file is cut or its disk fails, SIGBUS kills the process."""
 
     def __init__(self, path: str) -> None:
-        self.descriptor = -1
+        self.descriptor = -1  # __del__ runs also when os.open fails
         self.descriptor = os.open(path, os.O_RDONLY)
 
     def __call__(self, start: int, end: int) -> bytes:
-        return retried(lambda: os.pread(self.descriptor, end - start, start))
+        return with_retries(lambda: os.pread(self.descriptor, end - start, start))
 
     def __del__(self) -> None:
         if self.descriptor >= 0:
             os.close(self.descriptor)
 
 
-def retried(read: Callable[[], T]) -> T:
-    """read(), once more after each of RETRY_SECONDS while storage fails; not for what is not there."""
+def with_retries(read: Callable[[], T]) -> T:
+    """read(); after an OSError it is tried again after each of RETRY_SECONDS. FileNotFoundError is raised at once."""
     for pause in RETRY_SECONDS:
         try:
             return read()

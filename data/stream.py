@@ -28,11 +28,10 @@ from data.config import DataConfig
 from data.errors import ConfigError, DataError, SampleError
 from data.image_text import PairMaker, TrainingPair
 from data.order import Order
-from data.pull import pulled
+from data.pull import open_sequential
 from data.sample import ShardSample
-from data.scan import Problem, Problems, Scan, stream_tar
-from data.scan import Sample as Found
-from data.sources import Source
+from data.scan import Problem, Problems, Scan, ScannedSample, stream_tar
+from data.sources import ShardSource
 from data.storage import shard_name
 from data.substitutes import examples, too_many_in_a_row
 from data.workers import begin_item, prefetched
@@ -99,7 +98,7 @@ class Stream:
     """Training pairs of a stream, by step. Can be pickled until it is read from."""
 
     def __init__(
-        self, sources: Sequence[Source], maker: PairMaker, config: DataConfig, *, seed: int, global_batch_size: int
+        self, sources: Sequence[ShardSource], maker: PairMaker, config: DataConfig, *, seed: int, global_batch_size: int
     ) -> None:
         """Raises SampleError when none of the first samples can be used as configured, ConfigError for a weight so
         small that a source would never be read."""
@@ -285,11 +284,11 @@ def first_of(shard: str) -> ShardSample:
     raise DataError(_lost_part(shard, scan.problems).reason)
 
 
-def _walk(shard: str, scan: Scan) -> Iterator[tuple[Found, dict[str, bytes]]]:
+def _walk(shard: str, scan: Scan) -> Iterator[tuple[ScannedSample, dict[str, bytes]]]:
     """Samples with their members by suffix. Damage of the shard and failures of its storage are added to `scan`."""
     last = None
     try:
-        with pulled(shard) as content:
+        with open_sequential(shard) as content:
             for last, members in stream_tar(content, scan):
                 yield last, members
     except OSError as error:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from data.errors import BadRow, ConfigError, DataError, nearest
-from data.json_text import parsed
+from data.json_text import parse_json
 from data.scan import MAX_BYTES, PICTURES
 
 IMAGE_FIELDS = ("image", "filepath", "image_path", "file_name", "filename", "path")
@@ -269,7 +269,7 @@ def _jsonl_rows(path: Path) -> TableRows:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
-                fields = parsed(line)
+                fields = parse_json(line)
             except ValueError as error:
                 yield f"line {number}", BadRow("no JSON", str(error))
                 continue

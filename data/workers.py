@@ -27,7 +27,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from data.connections import connections
+from data.connections import open_connections
 from data.errors import HardwareError, UserError
 
 T = TypeVar("T")
@@ -242,8 +242,8 @@ def begin_item(item: int) -> None:
 def _start_worker(current_items: Any, worker: int) -> None:
     global _record_item
     _running.clear()
-    for inherited in list(connections()):  # otherwise they stay open when the parent closes them or dies
-        inherited.let_go()
+    for inherited in list(open_connections()):  # otherwise they stay open when the parent closes them or dies
+        inherited.close_here()
     signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     _record_item = partial(current_items.__setitem__, worker)

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import shutil
-import tempfile
+import secrets
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -27,7 +25,7 @@ import Stemmer
 from bm25s.stopwords import STOPWORDS_EN
 
 from data.errors import ConfigError, DataError
-from train.files import writable
+from data.files import whole_folder, writable
 
 K1, B = 0.9, 0.4  # Anserini's
 FORMAT = 1
@@ -91,16 +89,12 @@ def open_bm25(texts: Iterable[str], folder: Path, identity: str, k1: float = K1,
 
 def _keep(bm25: BM25, kept: Path) -> None:
     with writable(kept.parent):
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=kept.parent, prefix=".bm25-"))
         try:
-            bm25.index.save(temporary, show_progress=False)
-            os.replace(temporary, kept)
+            with whole_folder(kept, kept.with_name(f".bm25-{secrets.token_hex(4)}")) as temporary:
+                bm25.index.save(temporary, show_progress=False)
         except OSError:
             if not kept.exists():  # else another process was first, with the same index
                 raise
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
 
 
 class _Stems:

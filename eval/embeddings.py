@@ -30,12 +30,12 @@ import torch
 from torch import Tensor, nn
 
 from data.errors import ConfigError, DataError
+from data.files import sync, whole_file, writable, write_json
 from eval.encode import Encoder, check_finite
 from eval.memory import trim
 from eval.progress import printed, progress
 from train.distributed.agreement import from_rank_0, rank_0_only
 from train.distributed.world import World
-from train.files import new_file, sync, writable, write_json
 from train.runs.checkpoint import named_tensors
 from train.runs.run_state import locked
 
@@ -273,14 +273,10 @@ class _Folder:
         """state.json comes first: it says whose the others are."""
         self._save(windows=0)
         (self.folder / VECTORS).unlink(missing_ok=True)
-        temporary = self.folder / f".{IDS}.partial"
         items, slab = self.settings["items"], self.settings["window"]
-        with new_file(temporary) as file:
+        with whole_file(self.folder / IDS) as file:
             for start in range(0, items, slab):
                 file.writelines(_line(name) for name in ids(start, min(start + slab, items)))
-        sync(temporary)
-        os.replace(temporary, self.folder / IDS)
-        sync(self.folder)
 
     def _write(self, start: int, vectors: np.ndarray) -> None:
         stored = _stored(vectors, self.settings["dtype"])

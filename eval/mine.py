@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from data import errors
 from data.command_line import help_text, overridden, parse_options
 from data.config import MiningConfig, NegativeList
-from data.errors import ConfigError, shown
+from data.errors import ConfigError, printable
 from data.secrets import without_secrets
 from eval.config import MineCommand
 
@@ -108,9 +108,9 @@ def negatives(command: MineCommand, config: TrainConfig, run: Path, checkpoint: 
         }
         summary = mine(replace(source, scores=scores), config.data.negatives.mining, out, world, identity)
         if world.rank == 0:
-            print(shown("\n".join([*report(summary), *examples(source, out / MINED, command.examples)])))
+            print(printable("\n".join([*report(summary), *examples(source, out / MINED, command.examples)])))
             again = training_command(config, run, out / MINED)
-            print(shown(f"\nWritten: {out / MINED}. To train on it:\n  {again}"))
+            print(printable(f"\nWritten: {out / MINED}. To train on it:\n  {again}"))
 
 
 def opened(config: TrainConfig) -> tuple[QuestionRows, Corpus]:

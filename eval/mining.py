@@ -17,12 +17,10 @@ b questions at a time, n in all, m passages, D width, k ranks looked at.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,8 +30,10 @@ import numpy as np
 
 from data.config import DataConfig, MiningConfig
 from data.corpus import Corpus
+from data.files import whole_file, writable, write_json
 from data.question_passage import TokenizeTexts, passage_texts, question_texts
 from data.questions import QuestionRows
+from data.storage import sha256_of
 from eval.answers import prepared
 from eval.embeddings import encode_corpus, identity_of
 from eval.encode import Encoder
@@ -41,7 +41,6 @@ from eval.index import Hits, Index
 from eval.pair_scores import PairScores
 from train.distributed.agreement import agreed, rank_0_only
 from train.distributed.world import World, gather_objects
-from train.files import new_file, sync, writable, write_json
 
 MINED, SUMMARY = "mined.jsonl", "mined.json"
 FORMAT = 1
@@ -300,36 +299,27 @@ def _first_with(keys_m: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 @contextmanager
 def _written(path: Path, world: World) -> Iterator[Callable[[bytes], None]]:
     """For rank 0: a function that appends to what is at `path` afterwards, whole, or not at all if the block raises."""
-    temporary = path.with_name(f".{path.name}.partial")
-    file = rank_0_only(world, lambda: _opened(temporary))
+    with ExitStack() as stack:
 
-    def write(lines: bytes) -> None:
-        assert file is not None
-        with writable(path):
-            file.write(lines)
+        def begin() -> BinaryIO:
+            with writable(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                (path.parent / SUMMARY).unlink(missing_ok=True)  # it describes the file that is about to be replaced
+                return stack.enter_context(whole_file(path))
 
-    def close() -> None:
-        assert file is not None
-        with writable(path):
-            file.close()
-            sync(temporary)
-            os.replace(temporary, path)
-            sync(path.parent)
+        file = rank_0_only(world, begin)
 
-    try:
+        def write(lines: bytes) -> None:
+            assert file is not None
+            with writable(path):
+                file.write(lines)
+
+        def end() -> None:
+            with writable(path):
+                stack.close()
+
         yield write
-        rank_0_only(world, close)
-    finally:
-        if file is not None:
-            file.close()
-            temporary.unlink(missing_ok=True)
-
-
-def _opened(temporary: Path) -> BinaryIO:
-    with writable(temporary):
-        temporary.parent.mkdir(parents=True, exist_ok=True)
-        (temporary.parent / SUMMARY).unlink(missing_ok=True)  # of what is about to be replaced
-        return new_file(temporary)
+        rank_0_only(world, end)
 
 
 def _summarised(
@@ -340,13 +330,7 @@ def _summarised(
 
     def write_whole() -> None:
         with writable(out / SUMMARY):
-            write_json(out / SUMMARY, {**summary, "identity": identity, "sha256": digest(out / MINED)})
+            write_json(out / SUMMARY, {**summary, "identity": identity, "sha256": sha256_of(out / MINED)})
 
     rank_0_only(world, write_whole)
     return {**summary, "identity": identity}
-
-
-def digest(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -19,7 +19,8 @@ import numpy as np
 
 from data.config import PassageConfig, QuestionConfig
 from data.corpus import Corpus
-from data.errors import ExitCode, UserError, shown
+from data.errors import ExitCode, UserError, printable
+from data.files import write_json
 from data.passages import Passage, Question
 from data.question_passage import TextInputs, TokenizeTexts, passage_texts
 from eval.bm25 import BM25, build_bm25, open_bm25
@@ -36,7 +37,6 @@ from eval.scores import Judge, Values, chance, differences, summarised
 from eval.trec import CUTOFFS, Context, Run, beir_result, ranked, write_dpr, write_qrels, write_run
 from train.distributed.agreement import agreed, from_rank_0, rank_0_only
 from train.distributed.contact import LostContact
-from train.files import write_json
 
 SYSTEMS = ("model", "bm25", "untrained")  # whose answers a case shows side by side
 
@@ -274,4 +274,4 @@ def _left_out(baseline: Baseline) -> Iterator[None]:
         if isinstance(error, LostContact) or error.exit_code is ExitCode.REQUEUE:
             raise
         if str(error):  # of several ranks, one has the message
-            print(f"left out: the baseline {baseline.value}: {shown(str(error))}", file=sys.stderr)
+            print(f"left out: the baseline {baseline.value}: {printable(str(error))}", file=sys.stderr)

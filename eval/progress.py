@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-from data.errors import shown
+from data.errors import printable
 from train.tracking.progress import on_terminal
 
 EVERY = 30.0  # seconds between two lines
@@ -46,4 +46,4 @@ def progress(
 
 
 def printed(line: str) -> None:
-    print(shown(line), flush=True)
+    print(printable(line), flush=True)

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data.errors import DataError, shown
+from data.errors import DataError, printable
+from data.files import writable
 from data.foreign import inside
 from data.secrets import without_credentials
 from eval.index_spec import EXACT
 from train.config import Task
-from train.files import writable
 from train.tracking.headlines import PASSAGE_METRICS, Result, Score, lead, part, score, systems
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def write(
     A file whose format cannot hold the data, as a TREC run cannot hold an id with a space, is left out with a line.
     Raises HardwareError when nothing can be written there.
     """
-    from train.files import write_json
+    from data.files import write_json
 
     written = [folder / f"{content['dataset']}.json"]
     with writable(folder):
@@ -69,7 +69,7 @@ def write(
                 write_to(path)
                 written.append(path)
             except DataError as error:
-                print(shown(f"left out: {error}"), file=sys.stderr)
+                print(printable(f"left out: {error}"), file=sys.stderr)
     return written
 
 
@@ -84,7 +84,7 @@ def saved_results(run: Path) -> list[dict[str, Any]]:
 
     found = [read_object(run, name, RESULT) for name in result_files(run)]
     for line in (line for _, lines in found for line in lines):
-        print(shown(line), file=sys.stderr)
+        print(printable(line), file=sys.stderr)
     return [result for result, _ in found if result and result["task"] in TABLES]
 
 

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
 
 from data.errors import first_line
-from data.foreign import own_file
+from data.foreign import file_inside
 from data.json_text import read_json
 
 Count = Annotated[int, Field(ge=0, le=10**15)]
@@ -149,7 +149,7 @@ RESULT, STATE, CONFIG = TypeAdapter(Result), TypeAdapter(State), TypeAdapter(Con
 
 def read_object(folder: Path, name: str, shape: TypeAdapter[Any]) -> tuple[dict[str, Any] | None, list[str]]:
     """(the object in a JSON file of `folder`, a line for each part that is left out); None where it is none of ours."""
-    path = own_file(folder, name)
+    path = file_inside(folder, name)
     if path is None:
         return None, [f"{name} is not read: it lies outside this folder"]
     try:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data.errors import ConfigError, nearest
-from data.sources import Source, parse_sources
+from data.sources import ShardSource, parse_sources
 from eval.config import Baseline, EvalConfig, Truth
 from eval.index_spec import EXACT, check_spec
 from eval.prompts import read_task
@@ -116,7 +116,7 @@ def check_index(index: str, task: Task) -> None:
 # Pictures and texts ---------------------------------------------------------------------------------------------------
 
 
-def _images(sources: Callable[[Any], list[Source]], build: Callable[[Entry, Shards, Inputs], Evaluator]) -> Kind:
+def _images(sources: Callable[[Any], list[ShardSource]], build: Callable[[Entry, Shards, Inputs], Evaluator]) -> Kind:
     """A kind whose places mean shards."""
 
     def open_and_build(entry: Entry, inputs: Inputs) -> Evaluator:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from PIL import Image
 
-from train.files import remove, sync
+from data.files import remove, sync, whole_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,23 +36,15 @@ class Thumbnails:
 
         Raises DataError for a picture that cannot be read.
         """
-        new, old = (folder.with_name(f".{folder.name}.{end}") for end in ("partial", "old"))
-        for left in (new, old):  # by a process that was killed
-            remove(left)
-        try:
-            new.mkdir()
+        if not self._asked:
+            return remove(folder)
+        with whole_folder(folder) as new:
             for i in sorted(self._asked):
                 path = new / self.name(i)
                 path.write_bytes(thumbnail(self._pictures.decoded(i)))
                 sync(path)
-            if folder.exists():
-                os.rename(folder, old)
-            if self._asked:
-                os.rename(new, folder)
-            sync(folder.parent)
-        finally:
-            for left in (new, old):
-                remove(left)
+            remove(folder)
+        sync(folder.parent)
 
 
 def thumbnail(picture: Tensor) -> bytes:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from data.errors import ConfigError, nearest, shown
+from data.errors import ConfigError, nearest, printable
 from train.command.compose import typed
 from train.config import TrainConfig
 from train.losses.config import CONFIGS
@@ -37,7 +37,7 @@ class Trained:
 def note(line: str) -> None:
     """Say it once, whatever the number of ranks."""
     if os.environ.get("RANK", "0") == "0":
-        print(shown(line), file=sys.stderr)
+        print(printable(line), file=sys.stderr)
 
 
 def find_run(path: str, note: Callable[[str], None] = note) -> tuple[Path, Path]:

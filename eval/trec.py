@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ import ir_measures
 import numpy as np
 
 from data.errors import ConfigError, DataError
-from train.files import new_file, sync
+from data.files import whole_file
 
 Run = dict[str, dict[str, float]]  # query → document → score
 Qrels = dict[str, dict[str, int]]  # query → document → grade
@@ -257,13 +256,6 @@ def _column(name: str, path: Path) -> str:
 
 @contextmanager
 def _whole(path: Path) -> Iterator[TextIO]:
-    """A text file that is at `path` when all of it is written, and not before."""
-    temporary = path.with_name(f".{path.name}.partial")
-    try:
-        with TextIOWrapper(new_file(temporary), encoding="utf-8", newline="\n") as file:
-            yield file
-        sync(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync(path.parent)
+    """As `whole_file`, for UTF-8 text."""
+    with whole_file(path) as file, TextIOWrapper(file, encoding="utf-8", newline="\n") as text:
+        yield text

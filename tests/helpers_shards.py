@@ -10,7 +10,7 @@ from pathlib import Path
 from PIL import Image
 
 from data.shards import Shards, index_shard, open_shards
-from data.sources import Source
+from data.sources import ShardSource
 
 BLOCK = 512
 
@@ -49,7 +49,7 @@ def write_pairs(path: Path, count: int, first: int = 0) -> Path:
 
 
 def opened(*paths: Path | str) -> Shards:
-    return open_shards([Source(tuple(str(path) for path in paths))])
+    return open_shards([ShardSource(tuple(str(path) for path in paths))])
 
 
 def problems(path: Path) -> list[str]:

@@ -15,9 +15,9 @@ from helpers_shards import Member, pairs, picture, write_pairs, write_tar
 from data.__main__ import VERBS
 from data.command_line import parse_verb
 from data.errors import ConfigError, DataError
-from data.index import sha256_of
 from data.shards import index_shard, open_shards
 from data.sources import parse_sources
+from data.storage import sha256_of
 from data.verbs.check import PictureFindings, _spread, examine
 from data.verbs.options import CheckOptions, OnError
 

@@ -59,7 +59,7 @@ def test_nodes_that_number_folders_differently_agree_on_one_index(
     (tmp_path / "node1").mkdir()
     (tmp_path / "no").touch()
     as_user(monkeypatch, tmp_path / "no")
-    monkeypatch.setattr("data.kept.folders", lambda path: [Path(path).parent / ".index"])
+    monkeypatch.setattr("data.kept.cache_folders", lambda path: [Path(path).parent / ".index"])
     first = index_shard(str(write_pairs(tmp_path / "node1" / "a.tar", 3)))
     shutil.copytree(tmp_path / "node1", tmp_path / "node2")
     second = str(tmp_path / "node2" / "a.tar")

@@ -27,7 +27,7 @@ from torch import Tensor
 from data.config import DataConfig
 from data.errors import DataError, SampleError
 from data.image_text import ImageText, retrieval_set
-from data.json_text import MOST, parsed
+from data.json_text import MOST, parse_json
 from data.pictures import read_header, refuse_many_scans
 from data.sample import MAX_LETTERS, ShardSample
 from data.shards import open_shards
@@ -228,9 +228,9 @@ def test_separators_in_texts_cost_nothing() -> None:
     assert ShardSample("a", {"json": fields(caption="x", scanned=text)}).captions("caption") == ["x"]
     for crowded in ('["a,b",' + r'"\\",' * MOST + "1]", '["' + "," * MOST + '",' + "1," * (MOST + 1) + "1]"):
         with pytest.raises(ValueError, match="more than 524,288 commas"):
-            parsed(crowded)
+            parse_json(crowded)
     with pytest.raises(ValueError, match="Unterminated string"):
-        parsed('["' + r"\"," * MOST)  # each of these quotes could begin a text
+        parse_json('["' + r"\"," * MOST)  # each of these quotes could begin a text
 
 
 # ---- bombs ---------------------------------------------------------------------------------------------------------

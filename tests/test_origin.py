@@ -12,14 +12,14 @@ import data.order
 from data.batch import Batch
 from data.config import DataConfig
 from data.loader import build_loader
-from data.manifest import BLOCKS, Changes, Entry, Manifest, changes, summary
+from data.manifest import BLOCKS, Changes, FileEntry, Manifest, changes, summary
 from data.order import Order
 from data.questions import open_questions
 from train.losses.memory import SampleState
 
 
-def files(count: int, samples: int = 10) -> list[Entry]:
-    return [Entry(f"{number:05d}.tar", 1000 + number, samples, f"{number:064x}") for number in range(count)]
+def files(count: int, samples: int = 10) -> list[FileEntry]:
+    return [FileEntry(f"{number:05d}.tar", 1000 + number, samples, f"{number:064x}") for number in range(count)]
 
 
 @pytest.mark.parametrize("count", [1, BLOCKS, BLOCKS + 1, 10_000])
@@ -35,10 +35,10 @@ def test_the_same_files_and_more_behind_them(count: int) -> None:
 def test_any_other_change_is_named(count: int, place: int) -> None:
     before, now = summary({"data.train": files(count)}), files(count)
     for change in (
-        [*now[:place], Entry("x.tar", 1, 2, "0"), *now[place:][1:]],  # another file
-        [*now[:place], Entry(now[place].name, now[place].size, 10, "0"), *now[place:][1:]],  # another content
+        [*now[:place], FileEntry("x.tar", 1, 2, "0"), *now[place:][1:]],  # another file
+        [*now[:place], FileEntry(now[place].name, now[place].size, 10, "0"), *now[place:][1:]],  # another content
         [*now[:place], *now[place:][1:]],  # one less
-        [Entry("x.tar", 1, 2, "0"), *now],  # one before
+        [FileEntry("x.tar", 1, 2, "0"), *now],  # one before
     ):
         found = changes(before, {"data.train": change})
         assert list(found.different) == ["data.train"] and not found.added
@@ -47,12 +47,12 @@ def test_any_other_change_is_named(count: int, place: int) -> None:
 def test_the_words_say_which_file_and_what_of_it() -> None:
     before, (first, second) = summary({"data.train": files(2)}), files(2)
 
-    def said(*now: Entry) -> str:
+    def said(*now: FileEntry) -> str:
         return changes(before, {"data.train": now}).different["data.train"]
 
     there = "00001.tar with 10 samples in 1,001 bytes there, "
-    assert said(first, Entry("b.tar", 7, 1234, "b")) == there + "b.tar with 1,234 samples in 7 bytes now"
-    other = Entry(second.name, second.size, second.samples, "b")
+    assert said(first, FileEntry("b.tar", 7, 1234, "b")) == there + "b.tar with 1,234 samples in 7 bytes now"
+    other = FileEntry(second.name, second.size, second.samples, "b")
     assert said(first, other) == there + "00001.tar with 10 samples in 1,001 bytes, of other content now"
     assert said(first) == there + "nothing now"
     many = changes(summary({"a": files(64)}), {"a": files(7)}).different["a"]

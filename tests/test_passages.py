@@ -18,7 +18,7 @@ from helpers_shards import overwrite, write_tar
 from data.config import PassageConfig, Title
 from data.corpus import Corpus, CorpusPassages, open_corpus
 from data.errors import ConfigError, DataError
-from data.keys import content_key, hashed
+from data.keys import content_key, hash_ids
 from data.passages import Passage, Question
 from data.rows import _header, open_rows
 
@@ -73,11 +73,11 @@ def test_ids_that_share_half_a_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Real ones share none; here all passages do, so that every comparison needs the second half."""
 
     def half(ids: list[str]) -> np.ndarray:
-        found = hashed(ids).copy()
+        found = hash_ids(ids).copy()
         found[0] %= 2
         return found
 
-    monkeypatch.setattr("data.corpus.hashed", half)
+    monkeypatch.setattr("data.corpus.hash_ids", half)
     corpus = opened(write_lines(tmp_path / "a.jsonl", map(corpus_row, range(40))))
     assert corpus.positions([f"d{i}" for i in range(50)]).tolist() == [*range(40), *[-1] * 10]
 
@@ -100,7 +100,11 @@ def test_names_of_fields_and_whole_numbers_as_ids(tmp_path: Path) -> None:
         {"psg_id": "9", "text": "", "title": "only a title"},
     ]
     corpus = opened(write_lines(tmp_path / "a.jsonl", rows))
-    assert [corpus[i] for i in range(3)] == [Passage("a", "", "7"), Passage("b", "", "8"), Passage("", "only a title", "9")]
+    assert [corpus[i] for i in range(3)] == [
+        Passage("a", "", "7"),
+        Passage("b", "", "8"),
+        Passage("", "only a title", "9"),
+    ]
 
 
 def test_a_table_as_dpr_writes_it(tmp_path: Path) -> None:

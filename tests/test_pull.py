@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from data.pull import pulled
+from data.pull import open_sequential
 
 CONTENT = random.Random(0).randbytes(3_000_000)
 
@@ -82,27 +82,30 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 )
 def test_all_of_it_comes(server: Server, ills: list[str]) -> None:
     server.ills = list(ills)
-    with pulled(server.url()) as shard:
+    with open_sequential(server.url()) as shard:
         assert shard.read(1000) + shard.read() == CONTENT
     assert not server.ills and {asked.split()[1] for asked in server.asked} == {"None"}
 
 
 def test_what_never_comes_is_an_error(server: Server) -> None:
     server.ills = ["503"] * 9
-    with pulled(server.url()) as shard, pytest.raises(OSError, match="the server says 503 Service Unavailable"):
+    with (
+        open_sequential(server.url()) as shard,
+        pytest.raises(OSError, match="the server says 503 Service Unavailable"),
+    ):
         shard.read(1)
     assert len(server.asked) == 4
     server.ills = ["broken off"] * 9
-    with pulled(server.url()) as shard, pytest.raises(OSError, match="broke off 1500000 bytes before its end"):
+    with open_sequential(server.url()) as shard, pytest.raises(OSError, match="broke off 1500000 bytes before its end"):
         shard.read()
 
 
 def test_what_is_not_there_is_asked_for_once(server: Server) -> None:
     server.ills = ["404"]
-    with pulled(server.url()) as shard, pytest.raises(FileNotFoundError, match="404 Not Found"):
+    with open_sequential(server.url()) as shard, pytest.raises(FileNotFoundError, match="404 Not Found"):
         shard.read(1)
     assert len(server.asked) == 1
-    with pulled("http://127.0.0.1:1/a.tar") as shard, pytest.raises(OSError, match="refused"):
+    with open_sequential("http://127.0.0.1:1/a.tar") as shard, pytest.raises(OSError, match="refused"):
         shard.read(1)
 
 
@@ -113,7 +116,7 @@ def test_files_and_other_storage(tmp_path: Path) -> None:
     with fsspec.open("memory://stream/a.tar", "wb") as file:
         file.write(CONTENT)  # type: ignore[attr-defined]
     for path in (str(tmp_path / "a.tar"), "memory://stream/a.tar"):
-        with pulled(path) as shard:
+        with open_sequential(path) as shard:
             assert shard.read() == CONTENT
-    with pulled(str(tmp_path / "b.tar")) as shard, pytest.raises(FileNotFoundError):
+    with open_sequential(str(tmp_path / "b.tar")) as shard, pytest.raises(FileNotFoundError):
         shard.read(1)

@@ -17,7 +17,7 @@ from helpers_shards import overwrite, write_tar
 
 from data.config import DataConfig, PassageConfig, QuestionConfig
 from data.errors import ConfigError, DataError
-from data.keys import content_key, hashed, key_name
+from data.keys import content_key, hash_ids, key_name
 from data.passages import Passage, Question
 from data.questions import MAX_LINE, QuestionRow, QuestionRows, named_files, open_questions
 
@@ -90,7 +90,7 @@ def test_questions_without_id_in_files_of_one_name(tmp_path: Path) -> None:
     files = [write_lines(tmp_path / name / "train.jsonl", [dpr_row(i), dpr_row(5)]) for i, name in enumerate("ab")]
     questions = opened("::".join(map(str, files)))
     assert [questions.question(i).id for i in range(4)] == [name_of(f"what's {i}") for i in (0, 5, 1, 5)]
-    assert np.array_equal(questions.id_hashes, hashed(questions.question(i).id for i in range(4)))
+    assert np.array_equal(questions.id_hashes, hash_ids(questions.question(i).id for i in range(4)))
 
 
 def test_answers_ids_and_missing_lists(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_beir_folder(tmp_path: Path) -> None:
     )
     assert questions.row(5).positives.keys == [Passage("text 16").key, Passage("text 17", "title 17").key]
     assert questions.lengths.tolist() == [6] * 6 and questions.corpus is not None
-    assert np.array_equal(questions.id_hashes, hashed(f"q{i}" for i in range(6)))
+    assert np.array_equal(questions.id_hashes, hash_ids(f"q{i}" for i in range(6)))
 
 
 def test_a_split_without_header_and_with_repetitions(tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ def test_a_copy_of_judged_questions_and_their_corpus_is_not_checked_again(
 ) -> None:
     questions = opened(write_beir(tmp_path / "a"))
     shutil.copytree(tmp_path / "a", tmp_path / "elsewhere" / "a")
-    monkeypatch.setattr("data.kept.keep", lambda *_: pytest.fail("made again"))
+    monkeypatch.setattr("data.kept.write_cached", lambda *_: pytest.fail("made again"))
     assert plain(opened(tmp_path / "elsewhere" / "a").row(3)) == plain(questions.row(3))
 
 

@@ -12,7 +12,7 @@ import pytest
 from test_checkpoint import MEMORY, Run, folder, same
 
 from data.errors import HardwareError
-from train.files import LineFile
+from data.files import LineFile
 from train.runs import checkpoint
 from train.runs.checkpoint import CheckpointState, capture, load
 from train.runs.saving import Saves

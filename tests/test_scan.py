@@ -20,7 +20,7 @@ from data.errors import DataError
 from data.scan import MAX_BYTES, scan_tar, split_name
 from data.scan_rows import scan_lines
 from data.shards import Shards, index_shard
-from data.sources import Source
+from data.sources import ShardSource
 
 # ---- whole shards --------------------------------------------------------------------------------------------------
 
@@ -273,7 +273,7 @@ def test_a_line_that_is_too_long_costs_no_other(tmp_path: Path) -> None:
     path.write_bytes(b'{"a": 1}\n' + b"x" * (MAX_BYTES["json"] + 3_000_000) + b'\n{"b": 2}\n')
     index = index_shard(str(path))
     assert [problem.message for problem in index.problems] == ["line 2 is longer than 16777216 bytes"]
-    shards = Shards([Source((str(path),))], [index])
+    shards = Shards([ShardSource((str(path),))], [index])
     assert shards.read(1) == {"json": b'{"b": 2}'} and shards.key(1) == "3"
 
 

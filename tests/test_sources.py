@@ -8,7 +8,7 @@ import fsspec
 import pytest
 
 from data.errors import ConfigError
-from data.sources import Source, parse_sources
+from data.sources import ShardSource, parse_sources
 
 
 @pytest.fixture
@@ -21,12 +21,12 @@ def folder(tmp_path: Path) -> Path:
 
 def test_file_folder_glob_and_braces(folder: Path) -> None:
     a, b, c = (str(folder / name) for name in ("a.tar", "b.tar", "c.jsonl"))
-    assert parse_sources(a) == [Source((a,), 1.0)]
-    assert parse_sources(f"file://{a}") == [Source((a,))]
-    assert parse_sources(str(folder)) == [Source((a, b, c))]
-    assert parse_sources(f"{folder}/*.tar") == [Source((a, b))]
-    assert parse_sources(f"{folder}/**/[ab].tar") == [Source((a, b))]
-    assert parse_sources(f"{folder}/{{b,a}}.tar") == [Source((b, a))]
+    assert parse_sources(a) == [ShardSource((a,), 1.0)]
+    assert parse_sources(f"file://{a}") == [ShardSource((a,))]
+    assert parse_sources(str(folder)) == [ShardSource((a, b, c))]
+    assert parse_sources(f"{folder}/*.tar") == [ShardSource((a, b))]
+    assert parse_sources(f"{folder}/**/[ab].tar") == [ShardSource((a, b))]
+    assert parse_sources(f"{folder}/{{b,a}}.tar") == [ShardSource((b, a))]
 
 
 def test_brace_ranges_keep_their_zeros(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_brace_ranges_keep_their_zeros(tmp_path: Path) -> None:
 
 def test_weights_joined_and_listed(folder: Path) -> None:
     a, b, c = (str(folder / name) for name in ("a.tar", "b.tar", "c.jsonl"))
-    expected = [Source((a,), 2.0), Source((b,), 0.5), Source((c,), 1.0)]
+    expected = [ShardSource((a,), 2.0), ShardSource((b,), 0.5), ShardSource((c,), 1.0)]
     assert parse_sources(f"{a}@2::{b}@0.5::{c}") == expected
     assert parse_sources([f"{a}@2", f"{b}@0.5::{c}"]) == expected
 
@@ -47,12 +47,12 @@ def test_names_with_at_signs_and_braces_are_names(tmp_path: Path) -> None:
     odd = [tmp_path / "x@home.tar", tmp_path / "{1}.tar", tmp_path / "[z].tar"]
     for path in odd:
         path.touch()
-        assert parse_sources(str(path)) == [Source((str(path),))]
+        assert parse_sources(str(path)) == [ShardSource((str(path),))]
 
 
 def test_home_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(folder))
-    assert parse_sources("~/a.tar") == [Source((str(folder / "a.tar"),))]
+    assert parse_sources("~/a.tar") == [ShardSource((str(folder / "a.tar"),))]
 
 
 def test_remote_files_globs_and_folders() -> None:
@@ -60,10 +60,10 @@ def test_remote_files_globs_and_folders() -> None:
     for name in ("a.tar", "b.tar", "other.bin"):
         fs.pipe_file(f"/sources/{name}", b"")
     both = ("memory:///sources/a.tar", "memory:///sources/b.tar")
-    assert parse_sources("memory://sources/*.tar") == [Source(both)]
-    assert parse_sources("memory://sources@3") == [Source(both, 3.0)]
+    assert parse_sources("memory://sources/*.tar") == [ShardSource(both)]
+    assert parse_sources("memory://sources@3") == [ShardSource(both, 3.0)]
     assert parse_sources("https://host/x/{0..1}.tar?key=v") == [
-        Source(("https://host/x/0.tar?key=v", "https://host/x/1.tar?key=v"))
+        ShardSource(("https://host/x/0.tar?key=v", "https://host/x/1.tar?key=v"))
     ]
     with pytest.raises(ConfigError, match=r"memory://nowhere matches nothing"):
         parse_sources("memory://nowhere")

@@ -68,7 +68,6 @@ def test_the_folder_is_replaced_whole(tmp_path: Path) -> None:
     thumbnails(2).write(folder)
     assert names(tmp_path) == ["val.pictures", "val.pictures/2.webp"]
     (tmp_path / ".val.pictures.partial").mkdir()  # of one that was killed
-    (tmp_path / ".val.pictures.old").mkdir()
     thumbnails(4, 5).write(folder)
     assert names(folder) == ["4.webp", "5.webp"] and names(tmp_path)[0] == "val.pictures"
     thumbnails().write(folder)

@@ -19,7 +19,7 @@ from test_imports import FILES, SOURCES
 from test_slurm import sbatch, shell
 from torch import nn
 
-from data.errors import ConfigError, DataError, shown
+from data.errors import ConfigError, DataError, printable
 from data.secrets import known_secrets, redacted, without_credentials
 from data.sources import parse_sources
 from train.__main__ import check_arguments
@@ -358,8 +358,10 @@ def test_secrets_of_the_environment_are_blacked_out_wherever_they_come_back(
 
 
 def test_a_terminal_is_not_driven_by_names_in_data() -> None:
-    assert shown("sample '\x1b]0;owned\x07\x9b2J': bad\n\tnext") == "sample '\\x1b]0;owned\\x07\\x9b2J': bad\n\tnext"
-    assert shown("half a pair: \ud800") == r"half a pair: \ud800"
+    assert (
+        printable("sample '\x1b]0;owned\x07\x9b2J': bad\n\tnext") == "sample '\\x1b]0;owned\\x07\\x9b2J': bad\n\tnext"
+    )
+    assert printable("half a pair: \ud800") == r"half a pair: \ud800"
 
 
 def test_credentials_that_were_not_kept_are_asked_for_again() -> None:

@@ -31,13 +31,13 @@ def main() -> None:
     line = read_line(arguments)
     runs = line.runs()
     if line.show:
-        print(errors.shown("---\n".join(map(preview, runs))), end="")
+        print(errors.printable("---\n".join(map(preview, runs))), end="")
         return
     configs = [compose_config(words) for words in runs]
     check_sweep(line.words, configs)
     for words, config in zip(runs, configs, strict=True):
         if line.sweep and _is_first():
-            print(errors.shown(f"-m: {shlex.join(word for word in words if word not in line.words)}"))
+            print(errors.printable(f"-m: {shlex.join(word for word in words if word not in line.words)}"))
         run(config)
 
 

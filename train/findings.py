@@ -1,4 +1,4 @@
-"""What was looked at and what was found: ok, or a warning or a failure with the fix. Imports nothing heavy."""
+"""Findings of health checks, for `doctor` and the report: ok, a warning or a failure, with a fix. Torch-free."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from data.errors import ExitCode
 
 
 class Level(StrEnum):
+    """Severity of a finding, from none to a failure."""
+
     ok = "ok"
     warn = "warn"
     fail = "fail"
@@ -16,7 +18,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """topic: what was looked at; fix: what to type or set; code: with which a command leaves when this is a failure."""
+    """topic: what was checked; fix: what to type or set; code: exit code of a command with this failure."""
 
     level: Level
     topic: str

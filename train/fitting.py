@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 from data.batch import Batch
 from data.config import Mode
+from data.files import writable
 from data.loader import BatchSource, build_loader
 from data.order import Order
 from data.question_passage import QuestionPassage
@@ -23,7 +24,6 @@ from train.distributed.contact import in_contact
 from train.distributed.digest import code_digest, refuse_different_starts
 from train.distributed.world import World, any_rank, gather_objects
 from train.evaluation import Evaluation
-from train.files import writable
 from train.loop import Plan, fit
 from train.losses import OBJECTIVES
 from train.losses.diagnostics import diagnose, duplicates, saturation

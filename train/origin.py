@@ -20,8 +20,8 @@ from typing_extensions import TypedDict  # pydantic takes typing's from Python 3
 
 from data import manifest
 from data.errors import ConfigError, DataError
+from data.files import writable
 from train.config import TrainConfig
-from train.files import writable
 from train.parts import Parts
 from train.runs import checkpoint
 from train.runs.checkpoint import CheckpointState

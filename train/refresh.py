@@ -24,13 +24,14 @@ from time import perf_counter
 from data.batch import Batch
 from data.corpus import Corpus
 from data.errors import DataError
+from data.files import remove, writable
 from data.negatives import MinedNegatives
 from data.question_passage import QuestionPassage
+from data.storage import sha256_of
 from eval.encode import Encoder
-from eval.mining import MINED, SUMMARY, digest, embedded, mine
+from eval.mining import MINED, SUMMARY, embedded, mine
 from train.distributed.agreement import rank_0_first, rank_0_only
 from train.distributed.world import World
-from train.files import remove, writable
 from train.runs import checkpoint
 
 FOLDER, EMBEDDINGS = "negatives", "embeddings"
@@ -136,7 +137,7 @@ def _problem(folder: Path) -> str:
     """What is wrong with a mined file, "" when nothing is."""
     try:
         expected = json.loads((folder / SUMMARY).read_bytes())["sha256"]
-        return "" if digest(folder / MINED) == expected else f"has changed since it was mined ({SUMMARY}: SHA-256)"
+        return "" if sha256_of(folder / MINED) == expected else f"has changed since it was mined ({SUMMARY}: SHA-256)"
     except FileNotFoundError as error:
         return "is missing" if Path(error.filename).name == MINED else f"has lost its {SUMMARY}"
     except (OSError, ValueError, KeyError, TypeError) as error:

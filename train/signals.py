@@ -15,7 +15,7 @@ from threading import Event, Thread
 from types import FrameType
 from typing import Any
 
-from data.errors import ExitCode, leave
+from data.errors import ExitCode, exit_with
 
 EARLY = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)  # Ctrl-C ends what has not begun
 ASKING = (*EARLY, signal.SIGINT)
@@ -125,7 +125,7 @@ class Start:
                 pass
         if number and not over.wait(PATIENCE):
             try:
-                leave(ExitCode.REQUEUE)
+                exit_with(ExitCode.REQUEUE)
             except SystemExit:
                 _leave_dead_terminal()
                 sys.stdout.flush()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from data.config import Mode, Title
 from data.image_text import ImageText, PairMaker
 from data.loader import BatchSource
-from data.manifest import Entry, Manifest, entries
+from data.manifest import FileEntry, Manifest, file_entries
 from data.negatives import MinedNegatives
 from data.order import Order
 from data.question_passage import QuestionPassage
@@ -63,7 +63,7 @@ def _image_text(config: TrainConfig, model: Model) -> Data:
         return _stream(config, model)
     shards = open_shards(parse_sources(config.data.train))
     dataset = ImageText(shards, model.image, model.tokenize, config.data, config.seed)
-    manifest = {"data.train": entries(shards.indexes)}
+    manifest = {"data.train": file_entries(shards.indexes)}
     return Data(dataset, _order(config, shards.sizes, shards.weights), shards.fingerprint, manifest)
 
 
@@ -72,7 +72,7 @@ def _stream(config: TrainConfig, model: ImageTextModel) -> Data:
     maker = PairMaker(model.image, model.tokenize, config.data, config.seed)
     sources = parse_sources(config.data.train, suffixes=(".tar",))
     stream = Stream(sources, maker, config.data, seed=config.seed, global_batch_size=config.global_batch_size)
-    whole = Entry(f"a stream of {len(stream.shards)} shards", 0, 0, stream.fingerprint)
+    whole = FileEntry(f"a stream of {len(stream.shards)} shards", 0, 0, stream.fingerprint)
     return Data(stream, OneEpoch(config.steps), stream.fingerprint, {"data.train": [whole]})
 
 
@@ -86,7 +86,7 @@ def _question_passage(config: TrainConfig, model: Model) -> Data:
     fingerprint = hashlib.sha256(both.encode()).hexdigest()
     manifest = {"data.train": questions.files}
     if config.data.passage.corpus and questions.corpus:
-        manifest["data.passage.corpus"] = entries(questions.corpus.rows.shards.indexes)
+        manifest["data.passage.corpus"] = file_entries(questions.corpus.rows.shards.indexes)
     if mined:
         manifest["data.negatives.file"] = mined.files
     return Data(dataset, _order(config, questions.sizes, questions.weights), fingerprint, manifest)

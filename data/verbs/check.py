@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from data.errors import DataError, SampleError, shown
-from data.index import ShardIndex, available_cores, index_shards, sha256_of
+from data.errors import DataError, SampleError, printable
+from data.index import ShardIndex, available_cores, index_shards
 from data.parents import end_with_parent
 from data.pictures import read_header
 from data.shards import Shards
-from data.sources import Source, parse_sources
+from data.sources import ShardSource, parse_sources
+from data.storage import sha256_of
 from data.verbs.listing import BadLines, count_repeated, report_problems, with_progress
 from data.verbs.options import CheckOptions
 
@@ -79,7 +80,7 @@ def check_shards(values: Sequence[str], options: CheckOptions) -> None:
                 found.bad.add(f"{index.path}: its SHA-256 is not as indexed")
         for part in with_progress(spread(examine, tasks), len(tasks), "decoding"):
             found += part
-    print(shown("\n".join(_summary(found, sound))))
+    print(printable("\n".join(_summary(found, sound))))
     report_problems(indexes)
     if not found.samples:
         raise DataError("there is no sample.")
@@ -105,7 +106,7 @@ def examine(task: Task) -> PictureFindings:
     from data.sample import ShardSample
 
     index, rows, options = task
-    shards, found = Shards([Source((index.path,))], [index]), PictureFindings()
+    shards, found = Shards([ShardSource((index.path,))], [index]), PictureFindings()
     for row in rows:
         found.samples += 1
         try:

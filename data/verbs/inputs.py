@@ -23,7 +23,7 @@ from data.config import PassageConfig
 from data.corpus import Corpus, CorpusPassages, open_corpus
 from data.errors import BadRow, ConfigError
 from data.index import ShardIndex, index_shards
-from data.json_text import parsed
+from data.json_text import parse_json
 from data.passages import InlinePassages, Passage, PassageList
 from data.questions import QuestionRow, judgements, qrels_file
 from data.records import (
@@ -42,7 +42,7 @@ from data.rows import SUFFIXES, Rows
 from data.scan import MAX_BYTES, PICTURES, Problem
 from data.scan_rows import cells
 from data.shards import Shards
-from data.sources import PACKED, Source, local_path, parse_sources, parts
+from data.sources import PACKED, ShardSource, local_path, parse_sources, split_sources
 from data.sources import SUFFIXES as SHARDS
 from data.storage import open_stream, shard_name
 from data.verbs.options import CheckOptions, PackOptions
@@ -143,7 +143,7 @@ def _first_fields(file: str) -> dict[str, Any] | None:
     with BufferedReader(open_stream(file)) as stream:  # type: ignore[arg-type]  # else it is read byte by byte
         for _ in range(LOOKED_AT):
             with suppress(ValueError):
-                fields = parsed(_line(stream))
+                fields = parse_json(_line(stream))
                 if isinstance(fields, dict):
                     return fields
     return None
@@ -187,7 +187,7 @@ KINDS: dict[str, Callable[[str], Kind]] = {
 
 def open_input(source: str | Sequence[str], options: PackOptions | CheckOptions, key: str) -> Questions:
     """The questions that `source` names, written like data.train. Raises ConfigError for what cannot work."""
-    named = parts(source, key)
+    named = split_sources(source, key)
     if any(weight != 1 for _, weight in named):
         raise ConfigError(f"{key}={source}: weights are for training; leave them out here.")
     folders = [path for path, _ in named if os.path.isfile(os.path.join(local_path(path), "queries.jsonl"))]
@@ -199,7 +199,7 @@ def open_input(source: str | Sequence[str], options: PackOptions | CheckOptions,
 
 def _open(files: Sequence[str]) -> Rows:
     """The rows that can be read; `_unreadable` tells of the others."""
-    return Rows(Shards([Source(tuple(files))], list(index_shards(files))))
+    return Rows(Shards([ShardSource(tuple(files))], list(index_shards(files))))
 
 
 def _unreadable(indexes: Sequence[ShardIndex]) -> Iterator[tuple[str, BadRow]]:
@@ -221,7 +221,7 @@ def _rows(
         yield from _unreadable(rows.shards.indexes)
         for i in range(len(rows)):
             try:
-                fields = rows.parsed(i)
+                fields = rows.parse(i)
                 record = record_of(fields, config)
                 lists = (record.positives, record.negatives, record.hard_negatives)
                 row = QuestionRow(record.question, *(_resolved(passages, corpus, rows.where(i)) for passages in lists))
@@ -343,7 +343,7 @@ def open_passages(
     yield from _unreadable(rows.shards.indexes)
     for i in range(len(rows)):
         try:
-            fields = rows.parsed(i)
+            fields = rows.parse(i)
             passage = passage_of(fields)
         except BadRow as error:
             yield rows.where(i), error

@@ -14,10 +14,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from data.errors import ConfigError, DataError, shown
+from data.errors import ConfigError, DataError, printable
 from data.index import FORMAT, ShardIndex, fingerprint, index_shards
 from data.secrets import without_secrets
-from data.sources import Source
+from data.sources import ShardSource
 from data.verbs.options import IndexOptions
 
 T = TypeVar("T")
@@ -27,12 +27,12 @@ SHOWN = 20  # bad lines that are printed
 IN_MANIFEST = ("path", "name", "size", "mtime", "sha256", "samples", "problem_count")  # of each shard
 
 
-def list_shards(sources: Sequence[Source], options: IndexOptions) -> None:
+def list_shards(sources: Sequence[ShardSource], options: IndexOptions) -> None:
     """Index all shards, print a table of them, write the manifest. Raises DataError when a shard is broken."""
     paths = [shard for source in sources for shard in source.shards]
     indexes = list(with_progress(index_shards(paths, options.workers), len(paths), "indexing"))
     listed = indexes if len(indexes) <= MAX_ROWS else [index for index in indexes if index.problems]
-    print(shown("\n".join([*_table(listed), *_total(indexes)])))
+    print(printable("\n".join([*_table(listed), *_total(indexes)])))
     if options.out:
         _write_manifest(Path(options.out), sources, indexes)
     report_problems(indexes)
@@ -43,9 +43,9 @@ def report_problems(indexes: Sequence[ShardIndex]) -> None:
     broken = [index for index in indexes if index.problems]
     for index in broken:
         for problem in index.problems:
-            print(shown(f"{index.path}: {problem}"))
+            print(printable(f"{index.path}: {problem}"))
         if index.problem_count > len(index.problems):
-            print(shown(f"{index.path}: … and {index.problem_count - len(index.problems)} more"))
+            print(printable(f"{index.path}: … and {index.problem_count - len(index.problems)} more"))
     if broken:
         count = sum(index.problem_count for index in broken)
         raise DataError(f"{len(broken)} of {len(indexes)} shards are broken, {count} problems. Training refuses them.")
@@ -110,7 +110,7 @@ def _total(indexes: Sequence[ShardIndex]) -> list[str]:
     ]
 
 
-def _write_manifest(path: Path, sources: Sequence[Source], indexes: Sequence[ShardIndex]) -> None:
+def _write_manifest(path: Path, sources: Sequence[ShardSource], indexes: Sequence[ShardIndex]) -> None:
     rest, first_id, described = iter(indexes), 0, []
     for source in sources:
         shards = []

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from data.errors import ConfigError, DataError, shown
+from data.errors import ConfigError, DataError, printable
+from data.files import whole_file, whole_folder
 from data.verbs.options import OnError, PackOptions
 
 SHOWN = 5  # bad rows that are printed in full
@@ -28,32 +28,21 @@ def refuse_existing(out: Path, what: str = "folder") -> None:
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
     """A folder beside `out` that becomes `out` when the block succeeds and vanishes when it does not."""
-    folder = _beside(out)
     try:
-        folder.mkdir(parents=True)
-        yield folder
-        os.replace(folder, out)
+        with whole_folder(out, _beside(out)) as folder:
+            yield folder
     except OSError as error:
         raise ConfigError(f"out={out} cannot be written: {error}") from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
 def new_file(out: Path) -> Iterator[BinaryIO]:
     """A file beside `out` that becomes `out` when the block succeeds and vanishes when it does not."""
-    partial = _beside(out)
     try:
-        with partial.open("xb") as file:
+        with whole_file(out, _beside(out)) as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, out)
     except OSError as error:
         raise ConfigError(f"out={out} cannot be written: {error}") from error
-    finally:
-        with suppress(OSError):
-            partial.unlink()
 
 
 def _beside(out: Path) -> Path:
@@ -108,7 +97,7 @@ class Tally:
             raise DataError(f"{message}. With on_error=skip such rows are left out and counted.")
         self.skipped[reason] += 1
         if self.skipped.total() <= SHOWN:
-            print(shown(f"skipped {message}"), file=sys.stderr)
+            print(printable(f"skipped {message}"), file=sys.stderr)
 
     def refuse_nothing(self, source: str) -> None:
         """Raises DataError when there is no good row."""

@@ -15,6 +15,7 @@ from markupsafe import Markup
 from data import errors
 from data.command_line import help_text, parse_options
 from data.errors import ConfigError
+from data.files import writable, write_bytes
 from data.notices import Notice, notices
 from data.secrets import public_path
 from eval.config import ReportCommand
@@ -23,7 +24,6 @@ from eval.report.curves import Chart, evaluation_charts, health_charts, number, 
 from eval.report.gallery import KINDS, briefly, cases
 from eval.report.run_folder import RunFolder, read_run
 from eval.report.signs import signs
-from train.files import replace, writable
 from train.tracking.headlines import classes, finite
 
 PURPOSE = """\
@@ -58,7 +58,7 @@ def write_report(run: Path, out: Path | None = None) -> Path:
     content = render(read_run(run)).encode("utf-8", "replace")
     path = run / NAME if out is None else out
     with writable(path):
-        replace(path, content)
+        write_bytes(path, content)
     return path
 
 

@@ -12,8 +12,8 @@ from typing import Any
 from omegaconf import OmegaConf
 from pydantic import TypeAdapter
 
-from data.foreign import inside, own_file
-from data.json_text import LARGEST, parsed
+from data.foreign import file_inside, inside
+from data.json_text import LARGEST, parse_json
 from data.secrets import redacted
 from eval.report.curves import column
 from eval.results import result_files
@@ -83,7 +83,7 @@ def _records(path: Path, unread: list[str]) -> list[dict[str, Any]]:
     for line in _lines(path, METRICS, unread):
         record = None
         with suppress(ValueError):
-            record = parsed(line)
+            record = parse_json(line)
         if isinstance(record, dict):
             found.append(record)
         else:
@@ -99,7 +99,7 @@ def _gone_on(path: Path, unread: list[str]) -> list[int]:
 
 def _lines(path: Path, name: str, unread: list[str]) -> Iterator[bytes]:
     """Of a file of the folder, an empty one for each that is too long; none where it has no such file."""
-    if file := own_file(path, name):
+    if file := file_inside(path, name):
         with file.open("rb") as lines:
             begins = True
             while lines.tell() < LARGEST and (line := lines.readline(LONGEST)):

@@ -27,7 +27,7 @@ from data.index import MEMBER, ROW, ShardIndex
 from data.loader import build_loader
 from data.order import Order
 from data.shards import Shards
-from data.sources import Source
+from data.sources import ShardSource
 from data.storage import stat
 
 SHARDS, SAMPLES, BATCH, ROUNDS = 100, 100_000, 4096, 3
@@ -62,7 +62,7 @@ def write_shards(folder: Path) -> None:
 
 def opened(folder: Path) -> Shards:
     paths = [str(folder / f"{number:02d}.jsonl") for number in range(SHARDS)]
-    return Shards([Source(tuple(paths))], [described(path) for path in paths])
+    return Shards([ShardSource(tuple(paths))], [described(path) for path in paths])
 
 
 def described(path: str) -> ShardIndex:

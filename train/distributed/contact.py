@@ -165,7 +165,7 @@ def _loss(world: World, place: str, reason: str, meeting: Meeting) -> LostContac
         )
     else:
         error = LostContact(f"all {world.size} ranks are there, but cannot reach each other at {place} ({reason})")
-    error.told = world.rank != min(meeting.signed)
+    error.printed_elsewhere = world.rank != min(meeting.signed)
     return error
 
 
@@ -177,7 +177,7 @@ def ranks(which: list[int]) -> str:
 
 def _told_by_another(cause: Cause) -> LostContact:
     error = LostContact(f"rank {cause.rank}: {cause.text}")
-    error.told = True
+    error.printed_elsewhere = True
     error.exit_code = ExitCode(cause.code)
     error.everywhere = cause.code == ExitCode.REQUEUE
     return error

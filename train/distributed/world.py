@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from data.connections import Connection, connections
+from data.connections import Connection, open_connections
 from data.errors import HardwareError, first_line
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ def init_world(timeout: float, cpu: bool = False) -> World:
             f"{place}: {processes} processes on a machine with {gpus} GPU(s). Start one for each GPU, or hide them: "
             "CUDA_VISIBLE_DEVICES="
         )
-    before = set(connections())
+    before = set(open_connections())
     try:
         with _awaited_aloud(place, timeout):
             state = PartialState(cpu=cpu, timeout=timedelta(seconds=timeout))
@@ -66,7 +66,7 @@ def init_world(timeout: float, cpu: bool = False) -> World:
     if world.size == 1:
         return world
     store = int(os.environ["MASTER_PORT"])  # where all have met: to be asked when the group is broken
-    return replace(world, links=tuple(link for link in set(connections()) - before if store not in link.ports))
+    return replace(world, links=tuple(link for link in set(open_connections()) - before if store not in link.ports))
 
 
 @contextmanager
@@ -109,7 +109,7 @@ def shutdown(world: World, broken: bool = False) -> None:
 def break_off(world: World) -> None:
     """Close the connections of the group: who waits for this process in a collective learns that it does not come."""
     for link in world.links:  # gloo has no way to do it: its abort() ends only what this process waits for
-        link.cut()
+        link.shut_down()
     if dist.group.WORLD is not None:
         with suppress(RuntimeError):  # broken already
             dist.group.WORLD.abort()

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from data import errors
-from data.errors import ConfigError, ExitCode, UserError, shown
+from data.errors import ConfigError, ExitCode, UserError, printable
 from data.secrets import without_secrets
 from train.config import Task, TrainConfig
 from train.doctor import group, machine
@@ -51,7 +51,7 @@ def report(looked: Iterable[Finding], as_json: bool) -> int:
     for finding in _different(looked):
         findings.append(finding)
         if not as_json:
-            print(shown(str(finding)), flush=True)
+            print(printable(str(finding)), flush=True)
     told = [without_secrets(asdict(finding)) for finding in findings]
     print(json.dumps(told, indent=1) if as_json else _summary(findings))
     return min((finding.code for finding in findings if finding.level is Level.fail), default=ExitCode.OK)

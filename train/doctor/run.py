@@ -19,7 +19,7 @@ from data.rows import Rows
 from data.sample import ShardSample
 from data.scan import Scan
 from data.shards import Shards
-from data.sources import Source, parse_sources
+from data.sources import ShardSource, parse_sources
 from data.storage import open_ranges, open_stream, scheme_of, stat
 from data.stream import first_of
 from train.config import ImageTower, ModelConfig, Task, TextTower, TrainConfig
@@ -84,7 +84,7 @@ def _shard(path: str, total: str, config: TrainConfig) -> Iterator[Finding]:
     if index is not None:
         if index.problems:
             raise DataError(f"{path}: {index.problems[0]}. All of it: python -m data check {shlex.quote(path)}")
-        samples = Shards([Source((path,))], [index])
+        samples = Shards([ShardSource((path,))], [index])
         for position in {0, index.samples - 1} if index.samples else ():
             _look(samples, position, config)
         yield ok("data", f"{path}: {index.samples} samples, indexed, first and last read ({total} in all)")
@@ -128,10 +128,10 @@ def _scanned(path: str, config: TrainConfig) -> int:
         raise DataError(f"{path}: {scan.problems.first[0]}. All of it: python -m data check {shlex.quote(path)}")
     read = open_ranges(path)
     if not isinstance(scan, Scan):
-        for row in (0, -1) if len(scan.rows) and scan.rows.suffix == "json" else ():
-            content = read(scan.rows.offset[row], scan.rows.offset[row] + scan.rows.size[row])
-            _question(json.loads(content), f"{path}: {scan.rows.key[row]}", config.data)
-        return len(scan.rows)
+        for row in (0, -1) if len(scan.key) and scan.suffix == "json" else ():
+            content = read(scan.offset[row], scan.offset[row] + scan.size[row])
+            _question(json.loads(content), f"{path}: {scan.key[row]}", config.data)
+        return len(scan.key)
     for sample in scan.samples[:1] + scan.samples[-1:]:
         members = {suffix: read(offset, offset + length) for suffix, offset, length in sample.members}
         if config.task is Task.image_text:

@@ -5,8 +5,6 @@ Nothing is called done before that library has loaded the folder and given the s
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 from dataclasses import dataclass
 from enum import Enum
@@ -20,6 +18,7 @@ from data import errors
 from data.command_line import help_text, parse_options
 from data.config import described
 from data.errors import ConfigError
+from data.files import remove, whole_folder
 
 if TYPE_CHECKING:
     from eval.trained import Trained
@@ -90,20 +89,15 @@ def export(library: Library, source: Source, out: Path) -> float:
     from train.export.library import difference
 
     out = out.absolute()
-    temporary = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(temporary, ignore_errors=True)
     try:
-        temporary.mkdir(parents=True)
-        library.write(temporary, source)
-        _refuse_other_files(out, {*_files(temporary), CARD})
-        distance = difference(library, temporary, source)
-        (temporary / CARD).write_text(card(library, source, distance), encoding="utf-8")
-        shutil.rmtree(out, ignore_errors=True)
-        os.rename(temporary, out)
+        with whole_folder(out) as temporary:
+            library.write(temporary, source)
+            _refuse_other_files(out, {*_files(temporary), CARD})
+            distance = difference(library, temporary, source)
+            (temporary / CARD).write_text(card(library, source, distance), encoding="utf-8")
+            remove(out)
     except OSError as error:
         raise ConfigError(f"out={out} cannot be written: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return distance
 
 

@@ -17,7 +17,7 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from data.notices import Notice, notices
 from data.secrets import public_path
-from data.sources import parts
+from data.sources import split_sources
 from train.config import Task, TextTower, TrainConfig
 from train.export.library import Library, Source
 from train.runs.folder import what_matters
@@ -161,12 +161,12 @@ def _shown(value: Any) -> Any:
 
 
 def _data(config: TrainConfig) -> str:
-    return ", ".join(code(public_path(path)) for path, _ in parts(config.data.train, "data.train"))
+    return ", ".join(code(public_path(path)) for path, _ in split_sources(config.data.train, "data.train"))
 
 
 def _origins(config: TrainConfig) -> Iterator[str]:
     """Where it comes from, data and weights, as `notices` takes it."""
-    yield from (path for path, _ in parts(config.data.train, "data.train"))
+    yield from (path for path, _ in split_sources(config.data.train, "data.train"))
     if config.data.passage.corpus:
         yield config.data.passage.corpus
     model, text = config.model, config.model.text

@@ -11,7 +11,6 @@ Each folder stands alone: damage to one never touches another. Nothing is pickle
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -29,7 +28,8 @@ from torch import Tensor, empty_like, nn, no_grad
 from torch.optim import Optimizer
 
 from data.errors import ConfigError, DataError, HardwareError
-from train.files import remove, sync, write_json
+from data.files import remove, sync, write_json
+from data.storage import sha256_of
 
 FORMAT = 2
 MODEL, OPTIMIZER, MEMORY = "model.safetensors", "optimizer.safetensors", "memory.safetensors"
@@ -233,7 +233,7 @@ def verify(folder: Path, only: tuple[str, ...] = (MODEL, OPTIMIZER, MEMORY, STAT
             raise DataError(f"{path} is missing")
         if path.stat().st_size != expected.get("bytes"):
             raise DataError(f"{path} has {path.stat().st_size} bytes, not {expected.get('bytes')}")
-        if _digest(path) != expected.get("sha256"):
+        if sha256_of(path) != expected.get("sha256"):
             raise DataError(f"{path} has changed since it was written (SHA-256 differs)")
 
 
@@ -301,7 +301,7 @@ def _write(folder: Path, state: CheckpointState) -> None:
 
 
 def _sealed(path: Path) -> dict[str, Any]:
-    digest = _digest(path)
+    digest = sha256_of(path)
     sync(path)
     return {"bytes": path.stat().st_size, "sha256": digest}
 
@@ -329,11 +329,6 @@ def _checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
 
 def _beside(folder: Path, role: str) -> Path:
     return folder.with_name(f".{folder.name}.{role}")
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _reason(error: Exception, state: CheckpointState, folder: Path) -> str:

@@ -27,11 +27,11 @@ from yaml.tokens import (
 )
 
 from data.errors import ConfigError, first_line
-from data.foreign import own_file
+from data.files import write_bytes
+from data.foreign import file_inside
 from data.json_text import read_json
 from data.secrets import without_secrets
 from train.config import TrainConfig
-from train.files import replace
 
 CONFIG = "config.yaml"
 LARGEST, DEEPEST = 1 << 20, 64  # bytes and levels of it
@@ -90,7 +90,7 @@ def what_matters(config: TrainConfig) -> dict[str, Any]:
 def saved_config(folder: Path) -> dict[str, Any]:
     """The tree in config.yaml of a run folder, with ${…} as it stands there. Raises ConfigError when it has none."""
     path = folder / CONFIG
-    if own_file(folder, CONFIG) is None:
+    if file_inside(folder, CONFIG) is None:
         raise ConfigError(f"'{folder}' is no run folder: it has no {CONFIG} of its own. Give one, e.g. runs/NAME")
     try:
         if path.stat().st_size > LARGEST:
@@ -149,7 +149,7 @@ def open_run(config: TrainConfig) -> Path:
     if config.resume.mode == "never" and _has_checkpoint(folder):
         put_aside(folder, CONTENT)
     folder.mkdir(parents=True, exist_ok=True)
-    replace(folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(_plain(config))).encode())
+    write_bytes(folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(_plain(config))).encode())
     return folder
 
 

@@ -12,8 +12,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from data.files import LineFile, read_lines, write_bytes
 from data.secrets import without_secrets
-from train.files import LineFile, read_lines, replace
 
 LEDGER = "ledger.jsonl"
 
@@ -48,4 +48,4 @@ class Ledger:
 def _cut(path: Path, step: int, say: Callable[[str], None]) -> None:
     """Take back, in one move, the lines past `step`, which will come again, and damaged ones."""
     kept = [line.rstrip() + b"\n" for line, record in read_lines(path, say) if record["step"] <= step]
-    replace(path, b"".join(kept))
+    write_bytes(path, b"".join(kept))

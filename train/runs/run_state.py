@@ -16,8 +16,8 @@ from datetime import datetime
 from pathlib import Path
 
 from data.errors import ConfigError, HardwareError
+from data.files import writable, write_json
 from data.secrets import without_secrets
-from train.files import writable, write_json
 
 LOCK = ".lock"
 

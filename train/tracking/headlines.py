@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data.foreign import own_file
+from data.foreign import file_inside
 
 Result = Mapping[str, Any]
 MOST = 1e100  # of a number; float32 ends at 3e38, and products of two of these are finite
@@ -95,7 +95,7 @@ def marked(text: str, spans: Sequence[Sequence[int]]) -> Iterator[tuple[str, boo
 
 def picture(run: Path, dataset: str, name: str | None) -> Path | None:
     """The thumbnail that a case of a data set names; None when there is none of that name in the run folder."""
-    path = own_file(run, f"eval/{dataset}.pictures/{name}") if name == Path(name or "").name else None
+    path = file_inside(run, f"eval/{dataset}.pictures/{name}") if name == Path(name or "").name else None
     return path if path and path.suffix == ".webp" and path.stat().st_size <= LARGEST else None
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from data.errors import shown
+from data.errors import printable
+from data.files import LineFile, read_lines, whole_file
 from train.config import TrackingConfig, Wandb
-from train.files import LineFile, read_lines, sync
 from train.tracking.progress import Lines, LogFile, Output, Record, build_console, is_training
 from train.tracking.tensorboard import TensorBoard
 from train.tracking.trackers import Guest
@@ -60,7 +59,7 @@ class Logger:
 
     def print(self, line: str) -> None:
         for output in self._outputs:
-            output.print(shown(line))
+            output.print(printable(line))
 
     def flush(self) -> None:
         """Wait until the disk holds every record logged so far. Raises OSError when it does not take them."""
@@ -165,15 +164,11 @@ def cut(path: Path, step: int, say: Callable[[str], None], evaluation_owed: bool
 
     if not path.exists():
         return set()
-    temporary = path.with_name(f".{path.name}.partial")
     taken_back: set[Place] = set()
-    with temporary.open("wb") as kept:
+    with whole_file(path) as kept:
         for line, record in read_lines(path, say):
             if stays(record):
                 kept.write(line.rstrip() + b"\n")
             else:
                 taken_back.add(place(record))
-    sync(temporary)
-    os.replace(temporary, path)
-    sync(path.parent)
     return taken_back

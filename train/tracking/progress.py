@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Protocol
 
-from train.files import LineFile
+from data.files import LineFile
 
 Record = Mapping[str, float]
 

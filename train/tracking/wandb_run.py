@@ -17,9 +17,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from data.files import write_json
 from data.secrets import known_secrets, redacted, without_credentials
 from train.config import Wandb
-from train.files import write_json
 from train.tracking.panels import Cell, Picture, Table, confusion, final_numbers, galleries, histograms, per_class
 from train.tracking.progress import Record, is_training
 from train.tracking.trackers import LEAVE, PROBE, answers, server, wandb_package
