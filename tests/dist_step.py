@@ -38,7 +38,7 @@ from torch.utils.checkpoint import checkpoint
 from data.batch import Batch
 from data.errors import UserError
 from train.config import BatchNorm, OptimConfig, Precision
-from train.distributed.contact import LostContact, in_contact
+from train.distributed.contact import PeerFailure, report_failures
 from train.distributed.world import (
     World,
     all_reduce_sum,
@@ -225,12 +225,12 @@ def check_collectives(world: World) -> None:
 
 def check_lost_contact(world: World) -> None:
     """All but the last rank wait for it; the first of them names it, and no other says a word. Then all have parted."""
-    with pytest.raises(UserError, match="of all"), in_contact(world):
+    with pytest.raises(UserError, match="of all"), report_failures(world):
         raise of_all()
     group = dist.new_group(timeout=timedelta(seconds=1))
     last = world.size - 1
     if world.rank < last:
-        with pytest.raises(LostContact) as caught, in_contact(world, lambda: "the test"):
+        with pytest.raises(PeerFailure) as caught, report_failures(world, lambda: "the test"):
             barrier(replace(world, group=group))
         assert str(caught.value).startswith(f"rank {last} of {world.size} did not come to the test: "), caught.value
         assert caught.value.told == (world.rank > 0)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from data.errors import ExitCode, HardwareError
-from train.distributed.contact import in_contact
+from train.distributed.contact import report_failures
 from train.distributed.world import (
     World,
     all_reduce_sum,
@@ -89,5 +89,5 @@ def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_other_errors_pass_unchanged() -> None:
-    with pytest.raises(RuntimeError, match=r"^a bug$"), in_contact(World()):
+    with pytest.raises(RuntimeError, match=r"^a bug$"), report_failures(World()):
         raise RuntimeError("a bug")

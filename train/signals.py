@@ -17,9 +17,9 @@ from typing import Any
 
 from data.errors import ExitCode, leave
 
-EARLY = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)  # Ctrl-C ends what has not begun
-ASKING = (*EARLY, signal.SIGINT)
-PATIENCE = 10.0  # seconds that a process which is asked to stop while it starts waits for the others to agree
+STARTUP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)  # Ctrl-C ends what has not begun
+STOP_SIGNALS = (*STARTUP_SIGNALS, signal.SIGINT)
+GRACE_SECONDS = 10.0  # seconds that a process which is asked to stop while it starts waits for the others to agree
 
 
 class Stopped(Exception):
@@ -62,8 +62,8 @@ class StopRequest:
         self.requested = False
 
     def __enter__(self) -> StopRequest:
-        self._before = _handle(ASKING, self._note)
-        if START.end():  # not an assignment: one that came since the line above is noted already
+        self._before = _handle(STOP_SIGNALS, self._note)
+        if STARTUP.end():  # not an assignment: one that came since the line above is noted already
             self.requested = True
         return self
 
@@ -71,14 +71,14 @@ class StopRequest:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         if self.requested:
-            START.ask()
+            STARTUP.ask()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.requested = True
         _leave_dead_terminal()
 
 
-class Start:
+class StartupStop:
     """What stands for StopRequest until the loop is there: nothing is to be saved yet. A request stays for good.
 
     All ranks leave together at their next agreement; a rank leaves alone when none comes in time, because it reads a
@@ -97,9 +97,9 @@ class Start:
         woken, self._waking = socket.socketpair()
         self._waking.setblocking(False)
         signal.set_wakeup_fd(self._waking.fileno(), warn_on_full_buffer=False)
-        _handle(EARLY, self.ask)
+        _handle(STARTUP_SIGNALS, self.ask)
         if self._asked:
-            self._waking.send(bytes(EARLY[:1]))
+            self._waking.send(bytes(STARTUP_SIGNALS[:1]))
         Thread(target=self._watch, args=(woken, self._over), daemon=True).start()
 
     def ask(self, *_: object) -> None:
@@ -121,9 +121,9 @@ class Start:
     @staticmethod
     def _watch(woken: socket.socket, over: Event) -> None:
         with woken:
-            while (number := woken.recv(1)) and number[0] not in EARLY:
+            while (number := woken.recv(1)) and number[0] not in STARTUP_SIGNALS:
                 pass
-        if number and not over.wait(PATIENCE):
+        if number and not over.wait(GRACE_SECONDS):
             try:
                 leave(ExitCode.REQUEUE)
             except SystemExit:
@@ -133,4 +133,4 @@ class Start:
                 os._exit(ExitCode.REQUEUE)
 
 
-START = Start()
+STARTUP = StartupStop()

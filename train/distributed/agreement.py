@@ -9,12 +9,12 @@ import torch
 
 from data.errors import ExitCode, Preempted, UserError
 from train.distributed.world import World, all_reduce_sum, broadcast_object
-from train.signals import START
+from train.signals import STARTUP
 
 T = TypeVar("T")
 
 
-def agreed(world: World, work: Callable[[], T]) -> T:
+def raise_on_all(world: World, work: Callable[[], T]) -> T:
     """work() of this rank. Call on every rank; what `work` does together must be the same everywhere.
 
     A UserError on any rank ends it on all, with that exit code; the first rank that has one brings the message. So does
@@ -25,7 +25,7 @@ def agreed(world: World, work: Callable[[], T]) -> T:
         result = work()
     except UserError as raised:
         error = raised
-    if error is None and START.stop_requested():
+    if error is None and STARTUP.stop_requested():
         error = Preempted()
     codes_W = torch.zeros(world.size, dtype=torch.int64, device=world.device)
     codes_W[world.rank] = 0 if error is None else int(error.exit_code)
@@ -46,11 +46,11 @@ def from_rank_0(world: World, work: Callable[[], T]) -> T:
 
 def rank_0_only(world: World, work: Callable[[], T]) -> T | None:
     """work() on rank 0 while the others wait; None there."""
-    return agreed(world, work if world.rank == 0 else lambda: None)
+    return raise_on_all(world, work if world.rank == 0 else lambda: None)
 
 
 def rank_0_first(world: World, work: Callable[[], T]) -> T:
     """work() of this rank; the others begin when rank 0 is through, and find the files that it made."""
     first = rank_0_only(world, work)
-    rest = agreed(world, work if world.rank > 0 else lambda: None)
+    rest = raise_on_all(world, work if world.rank > 0 else lambda: None)
     return first if world.rank == 0 else rest  # type: ignore[return-value]  # each rank has worked once

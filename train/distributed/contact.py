@@ -21,24 +21,24 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from data.errors import ExitCode, HardwareError, UserError, first_line
-from train.distributed.world import World, break_off, init_world, shutdown
-from train.signals import EARLY
+from train.distributed.world import World, abort_group, init_world, shutdown
+from train.signals import STARTUP_SIGNALS
 
 MOMENT = 2.0  # seconds in which the others sign; a broken collective breaks for all of them at about the same time
 STEP = 10.0  # seconds in which they do when there is a cause to hear: some may be in the middle of a step
 LOST = ("gloo", "pair closure", "onnection closed", "onnection reset")  # in messages that have no type of their own
 
 
-class LostContact(HardwareError):
+class PeerFailure(HardwareError):
     """Other processes did not come to a collective; told: one of them, or another that came, says why."""
 
 
 @contextmanager
-def together(timeout: float) -> Iterator[World]:
+def process_group(timeout: float) -> Iterator[World]:
     """The processes of this job, from their meeting to their parting. timeout: seconds a collective may wait."""
     world = init_world(timeout)
     try:
-        with in_contact(world):
+        with report_failures(world):
             yield world
     except BaseException as error:
         shutdown(world, broken=not _is_of_all(error))
@@ -47,8 +47,8 @@ def together(timeout: float) -> Iterator[World]:
 
 
 @contextmanager
-def in_contact(world: World, place: Callable[[], str] = lambda: "a collective") -> Iterator[None]:
-    """Inside, a collective that fails or waits longer than the timeout raises LostContact.
+def report_failures(world: World, place: Callable[[], str] = lambda: "a collective") -> Iterator[None]:
+    """Inside, a collective that fails or waits longer than the timeout raises PeerFailure.
 
     It names the ranks that did not come to `place()`. What else goes wrong on one rank alone ends the others, too, with
     the same exit code and without a word. Blocks may be nested: the innermost speaks.
@@ -56,7 +56,7 @@ def in_contact(world: World, place: Callable[[], str] = lambda: "a collective") 
     try:
         yield
     except BaseException as error:
-        if world.size == 1 or isinstance(error, LostContact | KeyboardInterrupt) or _is_of_all(error):
+        if world.size == 1 or isinstance(error, PeerFailure | KeyboardInterrupt) or _is_of_all(error):
             raise
         _obey_no_more()
         if _is_loss(error):
@@ -116,7 +116,7 @@ def _meeting(world: World, cause: Cause | None = None) -> Meeting:
     thread.start()
     if cause:
         told.wait(MOMENT)  # before the others hear of it, and ask why
-    break_off(world)
+    abort_group(world)
     while thread.is_alive() and is_time(more=1):
         thread.join(0.1)
     return meeting
@@ -149,7 +149,7 @@ def _store() -> Store:
     return PrefixStore(f"dyad/contact/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
-def _loss(world: World, place: str, reason: str, meeting: Meeting) -> LostContact:
+def _loss(world: World, place: str, reason: str, meeting: Meeting) -> PeerFailure:
     """What a rank says to a broken collective; all know it, the first of those that came tells it."""
     if meeting.cause:
         return _told_by_another(meeting.cause)
@@ -157,14 +157,14 @@ def _loss(world: World, place: str, reason: str, meeting: Meeting) -> LostContac
     if not meeting.signed:
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         who = f"rank 0 of {world.size}, or its machine, is gone: rank {world.rank} is alone at {place}"
-        return LostContact(f"{who}, and nobody answers at {where} ({reason})")
+        return PeerFailure(f"{who}, and nobody answers at {where} ({reason})")
     if absent:
-        error = LostContact(
+        error = PeerFailure(
             f"{ranks(absent)} of {world.size} did not come to {place}: stopped, killed, or busy for longer than "
             f"dist.timeout ({reason})"
         )
     else:
-        error = LostContact(f"all {world.size} ranks are there, but cannot reach each other at {place} ({reason})")
+        error = PeerFailure(f"all {world.size} ranks are there, but cannot reach each other at {place} ({reason})")
     error.told = world.rank != min(meeting.signed)
     return error
 
@@ -175,8 +175,8 @@ def ranks(which: list[int]) -> str:
     return f"rank {shown[0]}" if len(shown) == 1 else f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
 
 
-def _told_by_another(cause: Cause) -> LostContact:
-    error = LostContact(f"rank {cause.rank}: {cause.text}")
+def _told_by_another(cause: Cause) -> PeerFailure:
+    error = PeerFailure(f"rank {cause.rank}: {cause.text}")
     error.told = True
     error.exit_code = ExitCode(cause.code)
     error.everywhere = cause.code == ExitCode.REQUEUE
@@ -207,5 +207,5 @@ def _is_loss(error: BaseException) -> bool:
 def _obey_no_more() -> None:
     """torchrun asks all to stop when one has failed: they are about to, and must not call it a preemption."""
     if current_thread() is main_thread():
-        for number in EARLY:
+        for number in STARTUP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)

@@ -18,7 +18,7 @@ from train.distributed.world import World, all_reduce_sum, gather_objects
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def refuse_different_starts(world: World, facts: Mapping[str, object]) -> None:
+def check_same_config(world: World, facts: Mapping[str, object]) -> None:
     """Raise ConfigError on all ranks, told by rank 0, unless `facts`, name → value, are the same everywhere.
 
     A collective.
@@ -29,7 +29,7 @@ def refuse_different_starts(world: World, facts: Mapping[str, object]) -> None:
     if not differing:
         return
     name, values = next(iter(differing.items()))
-    odd = odd_ones(values)
+    odd = minority_ranks(values)
     rest = next(rank for rank in range(world.size) if values[rank] != values[odd[0]])
     more = f", and {len(differing) - 1} more" if len(differing) > 1 else ""
     raise _everywhere(
@@ -41,7 +41,7 @@ def refuse_different_starts(world: World, facts: Mapping[str, object]) -> None:
     )
 
 
-def refuse_different_weights(world: World, named: Mapping[str, Tensor], step: int) -> None:
+def check_same_weights(world: World, named: Mapping[str, Tensor], step: int) -> None:
     """Raise HardwareError on all ranks, told by rank 0, unless `named` has the same bits everywhere.
 
     A collective, of one number per rank while they agree.
@@ -53,7 +53,7 @@ def refuse_different_weights(world: World, named: Mapping[str, Tensor], step: in
     if len(set(all_reduce_sum(digests_W, world).tolist())) == 1:
         return
     sums, hosts = zip(*gather_objects((tuple(sums_n.tolist()), socket.gethostname()), world), strict=True)
-    odd = odd_ones(sums)
+    odd = minority_ranks(sums)
     first = next(name for name, values in zip(named, zip(*sums, strict=True), strict=True) if len(set(values)) > 1)
     which = f"{ranks(odd)} of {world.size} ({', '.join(sorted({hosts[rank] for rank in odd}))})"
     what = f"after step {step} the weights of {which} differ from those of the others"
@@ -81,7 +81,7 @@ def _bit_sum(tensor: Tensor) -> Tensor:
     return flat[:by_eight].view(torch.int64).sum() + flat[by_eight:].sum(dtype=torch.int64)
 
 
-def odd_ones(values: Sequence[Hashable]) -> list[int]:
+def minority_ranks(values: Sequence[Hashable]) -> list[int]:
     """The ranks whose value is not that of more than half of all; all ranks when no value is."""
     value, count = Counter(values).most_common(1)[0]
     return [rank for rank, other in enumerate(values) if other != value or 2 * count <= len(values)]

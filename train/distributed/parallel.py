@@ -13,7 +13,7 @@ from train.distributed.world import World
 from train.towers.tower import TwoTower
 
 
-def in_parallel(towers: TwoTower, compiled: bool, world: World) -> tuple[nn.Module, nn.Module]:
+def wrap_towers(towers: TwoTower, compiled: bool, world: World) -> tuple[nn.Module, nn.Module]:
     """The towers, each on its own, so that gradients are averaged over ranks; one module for both sides stays one."""
 
     def wrapped(tower: nn.Module) -> nn.Module:
@@ -32,8 +32,8 @@ def in_parallel(towers: TwoTower, compiled: bool, world: World) -> tuple[nn.Modu
 
 
 @contextmanager
-def without_averages(towers: Iterable[nn.Module]) -> Iterator[None]:
-    """Gradients stay this rank's own, but in a backward after `average_in_next_backward`."""
+def no_gradient_sync(towers: Iterable[nn.Module]) -> Iterator[None]:
+    """Gradients stay this rank's own, but in a backward after `sync_in_next_backward`."""
     with ExitStack() as stack:
         for tower in towers:
             if isinstance(tower, DistributedDataParallel):
@@ -41,7 +41,7 @@ def without_averages(towers: Iterable[nn.Module]) -> Iterator[None]:
         yield
 
 
-def average_in_next_backward(towers: Iterable[nn.Module]) -> None:
+def sync_in_next_backward(towers: Iterable[nn.Module]) -> None:
     """DDP expects its backward right after a forward, and is told so there; here others may lie between."""
     for tower in dict.fromkeys(towers):
         if isinstance(tower, DistributedDataParallel):
@@ -55,7 +55,7 @@ def _order_buckets(tower: DistributedDataParallel) -> None:
     or more ranks is rounded by the place in a bucket, so a resumed run would differ in its first step. This backward
     of zeros comes before any step.
     """
-    average_in_next_backward([tower])
+    sync_in_next_backward([tower])
     trained = [p for p in tower.parameters() if p.requires_grad]
     torch.autograd.backward([p.view_as(p) for p in trained], [torch.zeros_like(p) for p in trained])
     tower.zero_grad()

@@ -100,13 +100,13 @@ def shutdown(world: World, broken: bool = False) -> None:
 
     if dist.is_available() and dist.is_initialized():
         if broken:
-            break_off(world)
+            abort_group(world)
         with suppress(RuntimeError):  # a broken group cannot be left in order
             dist.destroy_process_group()
     PartialState._reset_state()
 
 
-def break_off(world: World) -> None:
+def abort_group(world: World) -> None:
     """Close the connections of the group: who waits for this process in a collective learns that it does not come."""
     for link in world.links:  # gloo has no way to do it: its abort() ends only what this process waits for
         link.cut()

@@ -23,14 +23,14 @@ from data.errors import ConfigError
 
 if TYPE_CHECKING:
     from eval.trained import Trained
-    from train.export.library import Library, Source
-    from train.towers.build import Model
+    from train.export.library import ExportSource, Library
+    from train.towers.build import TwoTowerModel
 
 
 CARD = "README.md"
 
 
-class Format(Enum):
+class ExportFormat(Enum):
     open_clip = "open_clip"
     sentence_transformers = "sentence_transformers"
     dpr = "dpr"
@@ -42,7 +42,7 @@ class ExportCommand:
     """`python -m train.export`: which run, for which library."""
 
     run: str = described(MISSING, "a run folder (its newest checkpoint) or one checkpoint folder")
-    format: Format | None = described(
+    format: ExportFormat | None = described(
         None, "what is to load it; null: open_clip or sentence_transformers, or onnx for pictures in other towers"
     )
     out: str | None = described(None, "folder to write; null: export/<format> in the run")
@@ -66,21 +66,21 @@ def main() -> None:
     command = parse_options(ExportCommand, sys.argv[1:], "python -m train.export")
 
     from eval.trained import find_run, load_trained
-    from train.export.library import Source
+    from train.export.library import ExportSource
 
     trained = load_trained(*find_run(command.run))
     chosen = command.format or _own(trained.model)
     library: Library = import_module(f"train.export.{chosen.value}").LIBRARY
     out = Path(command.out).expanduser() if command.out else trained.run / "export" / chosen.value
     name = trained.run.resolve().name
-    source = Source(name, trained.config, trained.model, trained.logit_scale, trained.step, _results(trained))
+    source = ExportSource(name, trained.config, trained.model, trained.logit_scale, trained.step, _results(trained))
     difference = export(library, source, out)
     print(f"{out}: step {trained.step}. {library.name} loaded it in a process of its own, without a network,")
     print(f"and gave the same embeddings (to {difference:.1g}). Read its model card, {CARD}, before you hand it on.\n")
     print(library.snippet(out, source))
 
 
-def export(library: Library, source: Source, out: Path) -> float:
+def export(library: Library, source: ExportSource, out: Path) -> float:
     """Write `out`; the largest difference between the embeddings of the model and of what the library loads from there.
 
     Raises ConfigError when the library cannot have such a model or cannot load it, or when `out` holds files that are
@@ -107,13 +107,13 @@ def export(library: Library, source: Source, out: Path) -> float:
     return distance
 
 
-def _own(model: Model) -> Format:
+def _own(model: TwoTowerModel) -> ExportFormat:
     """The format that a model is at home in."""
     from train.towers.build import ImageTextModel
 
     if not isinstance(model, ImageTextModel):
-        return Format.sentence_transformers
-    return Format.onnx if model.open_clip_config is None else Format.open_clip
+        return ExportFormat.sentence_transformers
+    return ExportFormat.onnx if model.open_clip_config is None else ExportFormat.open_clip
 
 
 def _files(folder: Path) -> set[str]:

@@ -19,7 +19,7 @@ from data.notices import Notice, notices
 from data.secrets import public_path
 from data.sources import parts
 from train.config import Task, TextTower, TrainConfig
-from train.export.library import Library, Source
+from train.export.library import ExportSource, Library
 from train.runs.folder import what_matters
 from train.towers.published import package_folder
 from train.tracking.headlines import Score, scores
@@ -82,7 +82,7 @@ it began with allow, and puts it in the place of `unknown` at the top of this fi
 """
 
 
-def card(library: Library, source: Source, difference: float) -> str:
+def card(library: Library, source: ExportSource, difference: float) -> str:
     """The whole file. difference: what `exported.difference` found; source.results: evaluations of this very step."""
     config, trained_on = source.config, _data(source.config)
     theirs = "\n\n".join(map(_quoted, notices(list(_origins(config)))))
@@ -104,7 +104,7 @@ def card(library: Library, source: Source, difference: float) -> str:
     )
 
 
-def _front(library: Library, source: Source) -> str:
+def _front(library: Library, source: ExportSource) -> str:
     """The hub's metadata, as its own library writes it."""
     measured = [
         EvalResult(
@@ -121,7 +121,7 @@ def _front(library: Library, source: Source) -> str:
     return ModelCardData(license="unknown", **library.front, **index).to_yaml()
 
 
-def _scores(source: Source) -> str:
+def _scores(source: ExportSource) -> str:
     rows = [_row(result["dataset"], *named) for result in source.results for named in scores(result).items()]
     if not rows:
         return "Nothing was measured at this step: `python -m eval checkpoint=RUN` does it, then export again."
@@ -136,7 +136,7 @@ def _row(dataset: str, metric: str, found: Score) -> str:
     return f"| {escaped(dataset)} | {metric} | {found.value:.3f} | {between} | {chance} |"
 
 
-def _settings(source: Source) -> Iterator[tuple[str, str]]:
+def _settings(source: ExportSource) -> Iterator[tuple[str, str]]:
     """What changes the weights, by the part of the configuration it stands in; what is off is left out."""
     config, told = source.config, cast(dict[str, list[str]], {})
     idle = {"model.text.lora_": not config.model.text.lora_rank, "data.negatives.": not config.data.negatives.per_row}

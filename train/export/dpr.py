@@ -15,13 +15,13 @@ from transformers import BertModel
 
 from data.errors import ConfigError
 from train.config import Pooling
-from train.export.encoder import POOLING_LINES, Side, inputs_in_words, sides
-from train.export.library import PROBES, Call, Library, Source
+from train.export.encoder import POOLING_LINES, TextSide, inputs_in_words, sides
+from train.export.library import PROBES, Call, ExportSource, Library
 
 FOLDERS = {"question_encoder": "DPRQuestionEncoder", "ctx_encoder": "DPRContextEncoder"}  # x, y; and DPR's classes
 
 
-def write(folder: Path, source: Source) -> None:
+def write(folder: Path, source: ExportSource) -> None:
     for name, side in zip(FOLDERS, sides(source, "dpr"), strict=True):
         if not isinstance(side.tower.projection, nn.Identity):
             raise ConfigError(
@@ -33,7 +33,7 @@ def write(folder: Path, source: Source) -> None:
             _add_names(folder / name / "model.safetensors", f"{name}.bert_model.")
 
 
-def calls(source: Source) -> Iterator[Call]:
+def calls(source: ExportSource) -> Iterator[Call]:
     """Questions and passages, also ones that are cut, by every class that loads them."""
     for folder, side in zip(FOLDERS, sides(source, "dpr"), strict=True):
         plain = [*PROBES, side.too_long]
@@ -43,7 +43,7 @@ def calls(source: Source) -> Iterator[Call]:
         yield Call(side.embed(texts, pairs), texts, pairs, hints=hints)
 
 
-def snippet(folder: Path, source: Source) -> str:
+def snippet(folder: Path, source: ExportSource) -> str:
     question, _ = sides(source, "dpr")
     own = """
 The folders also load as transformers.DPRQuestionEncoder and transformers.DPRContextEncoder, whose pooler_output is the
@@ -65,7 +65,7 @@ embedding. Each class reports the other's names of the weights as unexpected.
 {inputs_in_words(source.config)} Prefixes are for you to add."""
 
 
-def _is_dpr(side: Side) -> bool:
+def _is_dpr(side: TextSide) -> bool:
     return isinstance(side.pooled.encoder, BertModel) and side.pooled.pooling is Pooling.cls
 
 

@@ -15,7 +15,7 @@ from transformers import MODEL_MAPPING
 from data.config import Title
 from data.errors import ConfigError
 from train.config import Pooling, Task, TrainConfig
-from train.export.library import PROBES, Source
+from train.export.library import PROBES, ExportSource
 from train.towers.adapters import merged
 from train.towers.build import TextPairModel
 from train.towers.pooled import Pooled
@@ -26,7 +26,7 @@ INPUTS = ["input_ids", "attention_mask"]  # no token types: the encoder was trai
 
 
 @dataclass(frozen=True)
-class Side:
+class TextSide:
     """One side of a model: questions or passages. length: of the longest in tokens; paired: title and text are two."""
 
     tower: Tower
@@ -58,18 +58,18 @@ class Side:
         tokenizer.save_pretrained(folder)
 
 
-def both_sides(model: TextPairModel, config: TrainConfig) -> tuple[Side, Side]:
+def both_sides(model: TextPairModel, config: TrainConfig) -> tuple[TextSide, TextSide]:
     """Questions and passages."""
     tokenize = cast(TextTokenizer, model.tokenize)
     x_tower, y_tower = cast(Tower, model.towers.x_tower), cast(Tower, model.towers.y_tower)
     question, passage = config.data.question, config.data.passage
     return (
-        Side(x_tower, tokenize, question.prefix, question.length),
-        Side(y_tower, tokenize, passage.prefix, passage.length, passage.title is Title.pair),
+        TextSide(x_tower, tokenize, question.prefix, question.length),
+        TextSide(y_tower, tokenize, passage.prefix, passage.length, passage.title is Title.pair),
     )
 
 
-def sides(source: Source, name: str) -> tuple[Side, Side]:
+def sides(source: ExportSource, name: str) -> tuple[TextSide, TextSide]:
     """Questions and passages. ConfigError for another model, or an encoder that cannot be loaded alone."""
     model, config = source.model, source.config
     if not isinstance(model, TextPairModel):

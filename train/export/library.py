@@ -19,14 +19,14 @@ from torch import Tensor
 from data.errors import ConfigError, HardwareError
 from train.config import TrainConfig
 from train.export import reload
-from train.towers.build import Model
+from train.towers.build import TwoTowerModel
 
 TOLERANCE = 1e-5  # of a row's length: another order of summation, not another model
 PROBES = ["a red circle", "Grüße aus Köln", "wheel of dharma, religion, Buddhist"]
 
 
 @dataclass(frozen=True)
-class Source:
+class ExportSource:
     """A trained model. name: of its run; logit_scale: log 1/τ as it was learnt, None to keep the library's own.
 
     step: it was trained for, None when nobody knows; results: JSON of the evaluations at that step.
@@ -34,7 +34,7 @@ class Source:
 
     name: str
     config: TrainConfig
-    model: Model
+    model: TwoTowerModel
     logit_scale: float | None = None
     step: int | None = None
     results: Sequence[Mapping[str, Any]] = ()
@@ -66,9 +66,9 @@ class Library:
     name: str
     front: Mapping[str, Any]
     kind: str
-    write: Callable[[Path, Source], None]
-    calls: Callable[[Source], Iterable[Call]]
-    snippet: Callable[[Path, Source], str]
+    write: Callable[[Path, ExportSource], None]
+    calls: Callable[[ExportSource], Iterable[Call]]
+    snippet: Callable[[Path, ExportSource], str]
 
 
 def probe_pictures(size: int) -> Tensor:
@@ -76,7 +76,7 @@ def probe_pictures(size: int) -> Tensor:
     return torch.randint(0, 256, (3, 3, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
-def difference(library: Library, folder: Path, source: Source) -> float:
+def difference(library: Library, folder: Path, source: ExportSource) -> float:
     """The largest one between the model's embeddings and those of what the library loads from `folder`, by itself.
 
     As a share of a row's length. ConfigError when the library cannot load it, AssertionError when it is another model.

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from data.errors import ConfigError
 from data.transforms import ImageSpec
-from train.export.encoder import Side, both_sides, inputs_in_words
-from train.export.library import PROBES, Call, Library, Source, probe_pictures
+from train.export.encoder import TextSide, both_sides, inputs_in_words
+from train.export.library import PROBES, Call, ExportSource, Library, probe_pictures
 from train.export.to_tokenizers import to_tokenizers
 from train.losses.options.common import Similarity
 from train.towers.adapters import merged
@@ -48,7 +48,7 @@ PIXELS, TOKENS = "pixels", "input_ids"
 
 
 @dataclass(frozen=True)
-class Part:
+class TowerGraph:
     """One tower and its graph. example: two rows of its inputs; free: the names of the axes whose length is open.
 
     texts: of which texts become tokens, None for pictures.
@@ -59,7 +59,7 @@ class Part:
     tower: Tower
     example: Tensor
     free: Mapping[int, Any]
-    texts: Side | None = None
+    texts: TextSide | None = None
 
 
 class Graph(nn.Module):
@@ -75,12 +75,12 @@ class Graph(nn.Module):
         self.prepare, self.trunk, self.projection, self.unit = tower.prepare, trunk, tower.projection, unit
 
     def forward(self, inputs: Tensor) -> Tensor:
-        run = self.trunk.together if isinstance(self.trunk, Pooled) else self.trunk
+        run = self.trunk.encode_group if isinstance(self.trunk, Pooled) else self.trunk
         embeddings = self.projection(run(self.prepare(inputs)))
         return F.normalize(embeddings, dim=-1) if self.unit else embeddings
 
 
-def write(folder: Path, source: Source) -> None:
+def write(folder: Path, source: ExportSource) -> None:
     tokenizer = to_tokenizers(source.model)
     tokenizer.save(str(folder / TOKENIZER))
     _refuse_other_tokens(tokenizer, source)
@@ -89,7 +89,7 @@ def write(folder: Path, source: Source) -> None:
     (folder / CONFIG).write_text(json.dumps(_settings(source), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _write_graph(file: Path, part: Part, unit: bool) -> None:
+def _write_graph(file: Path, part: TowerGraph, unit: bool) -> None:
     logging.getLogger("onnxscript").setLevel(logging.ERROR)  # of constants that it does not fold
     with torch.no_grad():
         program = torch.onnx.export(
@@ -108,7 +108,7 @@ def _write_graph(file: Path, part: Part, unit: bool) -> None:
     program.save(file, external_data=size > ONE_FILE)
 
 
-def calls(source: Source) -> Iterator[Call]:
+def calls(source: ExportSource) -> Iterator[Call]:
     """Several numbers of rows, lengths and paddings, texts that are cut, and none."""
     for part in _parts(source):
         if part.texts is None:
@@ -124,42 +124,42 @@ def calls(source: Source) -> Iterator[Call]:
             yield Call(ours, given, pairs, hints={"graph": part.file, "length": part.texts.length})
 
 
-def _parts(source: Source) -> list[Part]:
+def _parts(source: ExportSource) -> list[TowerGraph]:
     model, batch = source.model, torch.export.Dim("batch")
     if isinstance(model, TextPairModel):
         sides = dict(zip(("question", "passage"), both_sides(model, source.config), strict=True))
         shared = sides["question"].tower is sides["passage"].tower
         free = {0: batch, 1: torch.export.Dim("length", max=cast(TextTokenizer, model.tokenize).limit)}
         return [
-            Part(name, f"{'encoder' if shared else name}.onnx", side.tower, _short(side), free, side)
+            TowerGraph(name, f"{'encoder' if shared else name}.onnx", side.tower, _short(side), free, side)
             for name, side in sides.items()
         ]
     assert isinstance(model, ImageTextModel)
     x_tower, y_tower = cast(Tower, model.towers.x_tower), cast(Tower, model.towers.y_tower)
     context = model.tokenize(["a"]).shape[1]
-    side = Side(y_tower, lambda texts, length, pairs=None: model.tokenize(texts), "", context)
+    side = TextSide(y_tower, lambda texts, length, pairs=None: model.tokenize(texts), "", context)
     length = {1: torch.export.Dim("length", max=context)} if isinstance(y_tower.trunk, Pooled) else {}
     example = _short(side) if length else model.tokenize(PROBES[:2])
     return [
-        Part("image", "image.onnx", x_tower, probe_pictures(model.image.size)[:2], {0: batch}),
-        Part("text", "text.onnx", y_tower, example, {0: batch, **length}, side),
+        TowerGraph("image", "image.onnx", x_tower, probe_pictures(model.image.size)[:2], {0: batch}),
+        TowerGraph("text", "text.onnx", y_tower, example, {0: batch, **length}, side),
     ]
 
 
-def _short(side: Side) -> Tensor:
+def _short(side: TextSide) -> Tensor:
     """Two rows of fewer tokens than there may be."""
     return side.tokenize(PROBES[:2], side.length)[:, :8]
 
 
-def _is_unit(source: Source) -> bool:
+def _is_unit(source: ExportSource) -> bool:
     return source.config.objective.similarity is Similarity.cosine
 
 
-def _as_scored(embeddings: Tensor, source: Source) -> Tensor:
+def _as_scored(embeddings: Tensor, source: ExportSource) -> Tensor:
     return F.normalize(embeddings, dim=-1) if _is_unit(source) else embeddings
 
 
-def _refuse_other_tokens(tokenizer: Tokenizer, source: Source) -> None:
+def _refuse_other_tokens(tokenizer: Tokenizer, source: ExportSource) -> None:
     for side in (part.texts for part in _parts(source) if part.texts):
         texts = [*PROBES, side.too_long]
         tokenizer.enable_truncation(side.length)
@@ -171,7 +171,7 @@ def _refuse_other_tokens(tokenizer: Tokenizer, source: Source) -> None:
             )
 
 
-def _settings(source: Source) -> dict[str, Any]:
+def _settings(source: ExportSource) -> dict[str, Any]:
     """config.json: everything between a text or a picture and a score."""
     scale = source.logit_scale
     parts: dict[str, Any] = {}
@@ -193,7 +193,7 @@ def _settings(source: Source) -> dict[str, Any]:
     }
 
 
-def snippet(folder: Path, source: Source) -> str:
+def snippet(folder: Path, source: ExportSource) -> str:
     parts = {part.name: part for part in _parts(source)}
     texts = {name: part.texts for name, part in parts.items() if part.texts}
     embed = f"""\
@@ -220,7 +220,7 @@ def snippet(folder: Path, source: Source) -> str:
     return f"{embed}\n{''.join(lines)}{image}    scores = {x}s @ {y}s.T\n\n{words}{told}"
 
 
-def _example(name: str, side: Side) -> str:
+def _example(name: str, side: TextSide) -> str:
     text = json.dumps(f"{side.prefix}a {name}", ensure_ascii=False)
     return f'({json.dumps(f"{side.prefix}its title", ensure_ascii=False)}, "a {name}")' if side.paired else text
 

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from data.errors import ConfigError
 from data.transforms import ImageSpec
-from train.export.library import PROBES, Call, Library, Source, probe_pictures
+from train.export.library import PROBES, Call, ExportSource, Library, probe_pictures
 from train.towers.build import ImageTextModel, open_clip_state_dict
 
 WEIGHTS, CHECKPOINT, CONFIG = "open_clip_model.safetensors", "open_clip_pytorch_model.pt", "open_clip_config.json"
 OWN_SCALE = math.log(1 / 0.07)  # where open_clip starts
 
 
-def write(folder: Path, source: Source) -> None:
+def write(folder: Path, source: ExportSource) -> None:
     model, scale = _checked(source), source.logit_scale
     tensors: dict[str, Tensor] = {k: v.detach().cpu().contiguous() for k, v in open_clip_state_dict(model).items()}
     tensors["logit_scale"] = torch.tensor(OWN_SCALE if scale is None else scale)
@@ -35,7 +35,7 @@ def write(folder: Path, source: Source) -> None:
         model.tokenize.tokenizer.save_pretrained(folder)  # type: ignore[attr-defined]
 
 
-def calls(source: Source) -> list[Call]:
+def calls(source: ExportSource) -> list[Call]:
     model = _checked(source)
     towers, pictures = model.towers.eval(), probe_pictures(model.image.size)
     with torch.no_grad():
@@ -45,7 +45,7 @@ def calls(source: Source) -> list[Call]:
         ]
 
 
-def snippet(folder: Path, source: Source) -> str:
+def snippet(folder: Path, source: ExportSource) -> str:
     image = _checked(source).image
     place, name, weights = map(_literal, (f"local-dir:{folder}", source.name, str(folder / CHECKPOINT)))
     return f"""\
@@ -68,7 +68,7 @@ def _literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _checked(source: Source) -> ImageTextModel:
+def _checked(source: ExportSource) -> ImageTextModel:
     model = source.model
     if not isinstance(model, ImageTextModel) or model.open_clip_config is None:
         raise ConfigError(

@@ -13,9 +13,9 @@ from torch import nn
 from data.errors import ConfigError
 from train.config import Pooling
 from train.export.encoder import inputs_in_words, sides
-from train.export.library import PROBES, Call, Library, Source
+from train.export.library import PROBES, Call, ExportSource, Library
 from train.losses.options.common import Similarity
-from train.towers.sentence_folder import SentenceFolder, of_config
+from train.towers.sentence_folder import SentenceFolder, folder_of_config
 
 try:
     from sentence_transformers import SentenceTransformer
@@ -30,7 +30,7 @@ except ImportError as error:
 POOLINGS: dict[Pooling, PoolingMode] = {Pooling.cls: "cls", Pooling.mean: "mean", Pooling.last: "lasttoken"}
 
 
-def write(folder: Path, source: Source) -> None:
+def write(folder: Path, source: ExportSource) -> None:
     question, passage = sides(source, "sentence_transformers")
     if question.tower is not passage.tower:
         raise ConfigError(
@@ -52,7 +52,7 @@ def write(folder: Path, source: Source) -> None:
         modules.append(parts.Normalize())
     origin = SentenceFolder("")
     with suppress(ConfigError):  # a folder that is not understood has no prompts
-        origin = of_config(source.config) or origin
+        origin = folder_of_config(source.config) or origin
     model = SentenceTransformer(
         modules=modules,
         device="cpu",
@@ -63,7 +63,7 @@ def write(folder: Path, source: Source) -> None:
     model.save_pretrained(str(folder), create_model_card=False)
 
 
-def calls(source: Source) -> Iterator[Call]:
+def calls(source: ExportSource) -> Iterator[Call]:
     """Questions and passages, also ones that are cut."""
     unit = source.config.objective.similarity is Similarity.cosine
     for side, prompt in zip(sides(source, "sentence_transformers"), ("query", "document"), strict=True):
@@ -73,7 +73,7 @@ def calls(source: Source) -> Iterator[Call]:
             yield Call(F.normalize(ours, dim=-1) if unit else ours, texts, pairs, hints={"prompt": prompt})
 
 
-def snippet(folder: Path, source: Source) -> str:
+def snippet(folder: Path, source: ExportSource) -> str:
     _, side = sides(source, "sentence_transformers")
     passage = '("its title", "a passage")' if side.paired else '"a passage"'
     return f"""\

@@ -7,7 +7,7 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from data.errors import ConfigError
-from train.towers.build import Model
+from train.towers.build import TwoTowerModel
 from train.towers.pooled import Pooled
 from train.towers.tower import Tower
 
@@ -29,7 +29,7 @@ CLEANING: dict[str, list[Any]] = {
 WORDS = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"""  # open_clip's
 
 
-def to_tokenizers(model: Model) -> Tokenizer:
+def to_tokenizers(model: TwoTowerModel) -> Tokenizer:
     """Cuts nothing yet; fills rows up to the longest, or to the context of a tower that takes one length only.
 
     Raises ConfigError for a tokenizer that has no such form.

@@ -24,7 +24,7 @@ TOKENS_REFUSED = "model.text: this tower cannot take its tokenizer's tokens"
 
 
 @dataclass(frozen=True)
-class Model:
+class TwoTowerModel:
     """towers; tokenize: texts → int64 (n, L), what their texts become."""
 
     towers: TwoTower
@@ -32,7 +32,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class ImageTextModel(Model):
+class ImageTextModel(TwoTowerModel):
     """x: pictures, y: texts. image: what the picture tower takes; tokenize: n texts → int64 (n, L).
 
     open_clip_config: {"model_cfg", "preprocess_cfg"} when both towers are one open_clip model, else None.
@@ -43,11 +43,11 @@ class ImageTextModel(Model):
 
 
 @dataclass(frozen=True)
-class TextPairModel(Model):
+class TextPairModel(TwoTowerModel):
     """x: questions, y: passages; tokenize: a TextTokenizer, (texts, length, pairs=None) → (n, L)."""
 
 
-def build_model(config: ModelConfig, task: Task, load_pretrained: bool = True) -> Model:
+def build_model(config: ModelConfig, task: Task, load_pretrained: bool = True) -> TwoTowerModel:
     """The towers of a configuration. load_pretrained=False: architectures only; weights come from a checkpoint.
 
     Initial weights come from torch's global generator. Raises ConfigError for an unknown model, weights that are not

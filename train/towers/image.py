@@ -35,7 +35,7 @@ class Pixels(nn.Module):
 def build_image_tower(config: ModelConfig, pair: OpenClipPair, load_pretrained: bool) -> tuple[Tower, ImageSpec]:
     """The picture tower of a configuration and the pictures it takes."""
     trunk, projection, spec = BUILDERS[config.image.kind](config, pair, load_pretrained)
-    return Tower(trunk, projection, prepare=Pixels(spec), memo_bytes=config.memo_mb << 20), spec
+    return Tower(trunk, projection, prepare=Pixels(spec), cache_bytes=config.frozen_cache_mb << 20), spec
 
 
 def _open_clip(config: ModelConfig, pair: OpenClipPair, load_pretrained: bool) -> Built:

@@ -16,11 +16,11 @@ BLOCK = {"cpu": 16, "cuda": 256}  # rows computed together
 STEP = 8  # tokens
 
 
-class Memo:
+class FrozenCache:
     """Keeps outputs by the bytes of each input row.
 
     capacity: bytes of outputs to keep; when they are full, new ones are computed every time. pad: the token that fills
-    up rows on the right; each row is then cut by `cut_length` and computed with others of its length.
+    up rows on the right; each row is then cut by `padded_length` and computed with others of its length.
     """
 
     def __init__(self, capacity: int, pad: int | None = None) -> None:
@@ -56,7 +56,7 @@ class Memo:
         limit = inputs.shape[1]
         if self.pad is None:
             return [limit] * len(inputs)
-        return [cut_length(n, limit) for n in own_lengths(inputs, self.pad)]
+        return [padded_length(n, limit) for n in token_counts(inputs, self.pad)]
 
     def _computed(self, compute: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
         """Up to a block of rows, always in the same shape: what is missing is the first row again.
@@ -79,13 +79,13 @@ class Memo:
             self._free -= size
 
 
-def own_lengths(tokens: Tensor, pad: int) -> list[int]:
+def token_counts(tokens: Tensor, pad: int) -> list[int]:
     """Tokens of each row without what fills it up on the right; at least 1."""
     places = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
     return ((tokens != pad) * places).amax(1).clamp(min=1).tolist()
 
 
-def cut_length(longest: int, limit: int) -> int:
+def padded_length(longest: int, limit: int) -> int:
     """To how many tokens rows with at most `longest` are cut: a multiple of 8, so that there are few shapes."""
     return min(-(-longest // STEP) * STEP, limit)
 

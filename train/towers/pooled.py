@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from train.config import Pooling
-from train.towers.memo import cut_length, own_lengths
+from train.towers.memo import padded_length, token_counts
 
 # Texts come in hundreds of shapes. For each, oneDNN and torch's layer above it keep a compiled product of megabytes:
 # 1,024 of them unless told otherwise, gigabytes after 100,000 texts. The layers of an encoder share theirs, so 16 are
@@ -20,7 +20,7 @@ for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
     os.environ.setdefault(cache, "16")
 
 # Rows that run together at least: fewer save padding, and lose what a larger product saves
-TOGETHER = {"cpu": 16, "cuda": 64}
+MIN_GROUP = {"cpu": 16, "cuda": 64}
 
 
 def _mean(states_bLH: Tensor, mask_bL: Tensor) -> Tensor:
@@ -55,16 +55,16 @@ class Pooled(nn.Module):
         return f"pooling={self.pooling.value}, pad={self.pad}"
 
     def forward(self, tokens: Tensor) -> Tensor:
-        lengths = [cut_length(n, tokens.shape[1]) for n in own_lengths(tokens, self.pad)]
-        groups = alike(lengths, TOGETHER[tokens.device.type])
+        lengths = [padded_length(n, tokens.shape[1]) for n in token_counts(tokens, self.pad)]
+        groups = group_by_length(lengths, MIN_GROUP[tokens.device.type])
         if len(groups) == 1:
-            return self.together(tokens[:, : max(lengths, default=1)])
+            return self.encode_group(tokens[:, : max(lengths, default=1)])
         order = torch.tensor([row for group in groups for row in group], device=tokens.device)
         parts = tokens[order].split([len(group) for group in groups])
-        pooled = [self.together(part[:, : lengths[group[0]]]) for part, group in zip(parts, groups, strict=True)]
+        pooled = [self.encode_group(part[:, : lengths[group[0]]]) for part, group in zip(parts, groups, strict=True)]
         return torch.cat(pooled)[order.argsort()]
 
-    def together(self, tokens: Tensor) -> Tensor:
+    def encode_group(self, tokens: Tensor) -> Tensor:
         mask_bL = tokens != self.pad
         mask_bL[:, 0] = True  # attention to nothing at all is NaN
         states_bLH = self.encoder(input_ids=tokens, attention_mask=mask_bL.long()).last_hidden_state
@@ -75,7 +75,7 @@ class Pooled(nn.Module):
         self.encoder.compile(*args, **kwargs)
 
 
-def alike(lengths: Sequence[int], least: int) -> list[list[int]]:
+def group_by_length(lengths: Sequence[int], least: int) -> list[list[int]]:
     """All rows in groups, the longest first; a group is as long as its first row.
 
     A group ends before a shorter row, once it has `least` rows; a last group that gets fewer joins the one before.

@@ -63,7 +63,7 @@ def package_folder(name: str) -> str:
     return str(Path(next(iter(found.submodule_search_locations))) / folder)
 
 
-def place_of(name: str) -> str:
+def location_of(name: str) -> str:
     """The folder that a name means, or a published name as it is."""
     return package_folder(name) if name.startswith("pkg:") else os.path.expanduser(name)
 
@@ -96,7 +96,7 @@ def file_of(name: str, file: str, fetch: bool) -> Path | None:
         with suppress(ConfigError):  # not installed: what loads the weights says so
             return _inside(Path(package_folder(name)), file)
         return None
-    place = place_of(name)
+    place = location_of(name)
     if os.path.isdir(place):
         return _inside(Path(place), file)
     return None if place.startswith(("/", ".")) else _published(*split_revision(place), file, fetch)

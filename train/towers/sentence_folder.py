@@ -17,7 +17,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from data.errors import ConfigError
 from train.config import Pooling, Task, TextTower, TrainConfig
 from train.losses.options.common import Similarity
-from train.towers.published import check_settings, file_of, is_unknown, place_of, read_json
+from train.towers.published import check_settings, file_of, is_unknown, location_of, read_json
 
 LAYERS = ("model.text.lower_case", "model.text.dense")  # a folder that is not understood has none
 OF_TASK = {
@@ -131,14 +131,14 @@ def sentence_folder(name: str, fetch: bool = False) -> SentenceFolder | None:
     )
 
 
-def of_config(config: TrainConfig | DictConfig, fetch: bool = False) -> SentenceFolder | None:
+def folder_of_config(config: TrainConfig | DictConfig, fetch: bool = False) -> SentenceFolder | None:
     """That of the text tower, if it comes from one."""
     text = config.model.text
     name = text.name or config.model.name
     return sentence_folder(name, fetch) if name and text.kind is TextTower.transformers else None
 
 
-def fill(config: DictConfig) -> None:
+def fill_defaults(config: DictConfig) -> None:
     """Give the keys that nobody chose (OPEN, still missing) their values: the folder's, else those of the schema.
 
     Raises ConfigError where the folder's has no place here, or is not understood.
@@ -146,7 +146,7 @@ def fill(config: DictConfig) -> None:
     parents = {key: OmegaConf.select(config, key.rpartition(".")[0]) for key in OPEN}
     open_keys = [key for key, parent in parents.items() if parent and OmegaConf.is_missing(parent, _leaf(key))]
     try:
-        found = of_config(config, fetch=True) if open_keys else None
+        found = folder_of_config(config, fetch=True) if open_keys else None
     except ConfigError as error:
         if missing := [key for key in open_keys if key in OF_TASK[config.task] and key not in LAYERS]:
             raise ConfigError(f"{error}. Or choose {', '.join(missing)} yourself") from error
@@ -164,7 +164,7 @@ def fill(config: DictConfig) -> None:
         OmegaConf.update(config, key, value)
 
 
-def schema(config: Any, prefix: str = "") -> DictConfig:
+def open_schema(config: Any, prefix: str = "") -> DictConfig:
     """The schema of `config`, a dataclass whose keys begin with `prefix`, with the keys of OPEN missing."""
     node = OmegaConf.structured(config)
     for key in OPEN:
@@ -173,11 +173,11 @@ def schema(config: Any, prefix: str = "") -> DictConfig:
     return node
 
 
-def compared(config: TrainConfig) -> Iterator[str]:
+def describe_choices(config: TrainConfig) -> Iterator[str]:
     """When the text tower is a SentenceTransformer's: what the run has as the folder says, and what not."""
     name = config.model.text.name
     try:
-        found = of_config(config)
+        found = folder_of_config(config)
     except ConfigError as error:
         yield f"model.text.name={name}: only its encoder is taken. {error}"
         return
@@ -239,7 +239,7 @@ def _lengths(name: str, encoder: dict[str, Any], fetch: bool) -> dict[str, int]:
     }
     for key, value in wanted.items():
         if value is not None and not _is_length(value):
-            raise ConfigError(f"{place_of(name)}/sentence_bert_config.json: {value!r} is no length for {key}")
+            raise ConfigError(f"{location_of(name)}/sentence_bert_config.json: {value!r} is no length for {key}")
     return {key: min(value, positions or value) for key, value in wanted.items() if value is not None}
 
 

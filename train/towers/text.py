@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from data.errors import ConfigError, first_line
 from train.config import ModelConfig, TextTower
 from train.towers.adapters import add_adapters
-from train.towers.memo import cut_length
+from train.towers.memo import padded_length
 from train.towers.open_clip_pair import OpenClipPair
 from train.towers.pooled import Pooled
-from train.towers.published import check_settings, file_of, place_of, refuse_code, split_revision
+from train.towers.published import check_settings, file_of, location_of, refuse_code, split_revision
 from train.towers.sentence_folder import SentenceFolder, sentence_folder
 from train.towers.tower import Tower, freeze
 
@@ -59,7 +59,7 @@ class TextTokenizer:
             )
         shaped = {"padding": "longest", "truncation": True, "max_length": length, "return_tensors": "pt"}
         tokens = self.tokenizer(texts, pairs, **shaped).input_ids
-        missing = cut_length(tokens.shape[1], length) - tokens.shape[1]
+        missing = padded_length(tokens.shape[1], length) - tokens.shape[1]
         return nn.functional.pad(tokens, (0, missing), value=self.tokenizer.pad_token_id)
 
 
@@ -80,7 +80,7 @@ def build_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[Tower, Te
 
 def _open_clip(config: ModelConfig, pair: OpenClipPair, load_pretrained: bool) -> tuple[Tower, Tokenize]:
     trunk, projection = pair.text_parts(config)
-    return Tower(trunk, projection, memo_bytes=config.memo_mb << 20), pair.tokenizer
+    return Tower(trunk, projection, cache_bytes=config.frozen_cache_mb << 20), pair.tokenizer
 
 
 def _transformers(config: ModelConfig, pair: OpenClipPair, load_pretrained: bool) -> tuple[Tower, Tokenize]:
@@ -114,7 +114,7 @@ def _transformers_tower(config: ModelConfig, load_pretrained: bool) -> tuple[Tow
         own = nn.Linear(width, shared_width)
     else:
         own = _dense(name, width, pretrained) if text.dense else nn.Identity()
-    tower = Tower(Pooled(encoder, text.pooling, pad), own, memo_bytes=config.memo_mb << 20, pad=pad)
+    tower = Tower(Pooled(encoder, text.pooling, pad), own, cache_bytes=config.frozen_cache_mb << 20, pad=pad)
     return tower, TextTokenizer(tokenizer, _limit(config, encoder, tokenizer))
 
 
@@ -128,7 +128,7 @@ def _load(name: str, pretrained: bool) -> tuple[Any, Any]:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    place, revision = split_revision(place_of(name))
+    place, revision = split_revision(location_of(name))
     key = f"model.text.name={name}"
     if place.startswith(("/", ".")) and not os.path.isdir(place):
         raise ConfigError(f"{key}: there is no folder {place}")

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from train.towers.memo import Memo
+from train.towers.memo import FrozenCache
 
 
 class Tower(nn.Module):
     """Inputs (b, …) → prepare → trunk → projection → (b, D), not normalised.
 
-    A trunk of which nothing trains runs once per different input, without graph (Memo); it and every other frozen part
-    are always in eval(). memo_bytes, pad: see Memo.
+    A frozen trunk runs once per different input, without graph (FrozenCache). It and every other frozen module stay in
+    eval(). cache_bytes, pad: see FrozenCache.
     """
 
     def __init__(
@@ -24,19 +24,19 @@ class Tower(nn.Module):
         projection: nn.Module,
         *,
         prepare: nn.Module | None = None,
-        memo_bytes: int = 0,
+        cache_bytes: int = 0,
         pad: int | None = None,
     ) -> None:
         super().__init__()
         self.prepare, self.trunk, self.projection = prepare or nn.Identity(), trunk, projection
-        self._memo = Memo(memo_bytes, pad) if _is_frozen(trunk) else None
+        self._frozen_cache = FrozenCache(cache_bytes, pad) if _is_frozen(trunk) else None
 
     def forward(self, inputs: Tensor) -> Tensor:
-        if self._memo is None:
+        if self._frozen_cache is None:
             return self.projection(self.features(inputs))
         weights = [*self.trunk.parameters(), *self.trunk.buffers()]
         depends_on = (precision_of(inputs.device), *((t.data_ptr(), t._version) for t in weights))
-        return self.projection(self._memo(self.features, inputs, depends_on))
+        return self.projection(self._frozen_cache(self.features, inputs, depends_on))
 
     def features(self, inputs: Tensor) -> Tensor:
         """What the projection takes, computed anew."""
