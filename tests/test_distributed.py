@@ -12,7 +12,6 @@ from train.distributed.world import (
     World,
     all_reduce_sum,
     any_rank,
-    barrier,
     broadcast_object,
     init_world,
     shutdown,
@@ -40,7 +39,6 @@ def test_alone_without_a_launcher() -> None:
     assert broadcast_object([1], world) == [1]
     assert torch.equal(all_reduce_sum(torch.ones(2), world), torch.ones(2))
     assert any_rank(True, world) and not any_rank(False, world)
-    barrier(world)
 
 
 def test_a_run_can_follow_a_run_in_one_process() -> None:
