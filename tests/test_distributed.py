@@ -1,4 +1,4 @@
-"""Process state alone and when the others do not come; with others: tests/dist_step.py, run by test_step.py."""
+"""The process group of one process, and of two when the other does not join. More ranks: tests/dist_step.py."""
 
 import socket
 from collections.abc import Iterator

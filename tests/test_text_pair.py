@@ -153,7 +153,7 @@ def test_a_frozen_text_has_the_same_bits_however_it_is_filled_up(bert: str) -> N
     narrow, rows = model.tokenize(TEXTS[:3], 64), model.tokenize(TEXTS, 64)
     first = tower(narrow)
     assert narrow.shape[1] < rows.shape[1] and torch.equal(tower(rows)[:3], first)
-    assert tower._frozen_cache is not None and len(tower._frozen_cache._known) == len(set(TEXTS))
+    assert tower._frozen_cache is not None and len(tower._frozen_cache._cached) == len(set(TEXTS))
     tower._frozen_cache = type(tower._frozen_cache)(1 << 20, tower._frozen_cache.pad)
     assert torch.equal(tower(rows)[:3], first)
 

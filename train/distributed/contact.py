@@ -78,9 +78,8 @@ def report_failures(world: World, stage: Callable[[], str] = lambda: "a collecti
         ):
             raise _peer_failure(world, stage(), first_line(error), _exchange_reports(world)) from None
         reports = _exchange_reports(world, _cause_of(error, world.rank))
-        if (
-            reports.cause and reports.cause.rank != world.rank
-        ):  # another rank failed first: this error may follow from it
+        # Another rank failed first, and the error of this rank may follow from that.
+        if reports.cause and reports.cause.rank != world.rank:
             raise _printed_by_another(reports.cause) from None
         raise
 

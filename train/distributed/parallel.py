@@ -26,7 +26,7 @@ def wrap_towers(towers: TwoTower, compiled: bool, world: World) -> tuple[nn.Modu
             return tower
         devices = [world.device] if world.device.type == "cuda" else None
         parallel = DistributedDataParallel(tower, devices, process_group=world.group, gradient_as_bucket_view=True)
-        # The step synchronises buffers itself. An attribute, as the argument has other names in other versions of torch.
+        # The step synchronises buffers itself. An attribute, as versions of torch disagree on the name of the argument.
         parallel.broadcast_buffers = False
         _rebuild_buckets(parallel)
         return parallel

@@ -46,7 +46,7 @@ def init_world(timeout: float, cpu: bool = False) -> World:
     from accelerate import PartialState
 
     cpu = cpu or not torch.cuda.is_available()
-    # 2: after a collective of NCCL has timed out the next one raises; by default NCCL ends the process, without a report
+    # 2: the collective after one that timed out raises; by default NCCL ends the process, and nothing is reported
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
     rank_and_world = f"rank {os.environ.get('RANK', '0')} of {os.environ.get('WORLD_SIZE', '1')}"
     processes, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
@@ -76,7 +76,7 @@ def init_world(timeout: float, cpu: bool = False) -> World:
 
 
 def _print_if_unreachable(rank_and_world: str, timeout: float) -> None:
-    """Print that this process waits, if the port of rank 0 is still closed: rank 0 may have died before it opened it."""
+    """Print that this process waits, if the port of rank 0 is still closed: rank 0 may have died at its start."""
     host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     try:
         socket.create_connection((host, int(port)), SILENCE).close()

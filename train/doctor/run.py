@@ -171,11 +171,11 @@ def batch_norm(config: TrainConfig) -> Iterator[Finding]:
     from train.parts import batch_norms
     from train.towers.batch_norm import set_batch_norms
     from train.towers.image import build_image_tower
-    from train.towers.open_clip_pair import OpenClipPair
+    from train.towers.open_clip_pair import BuildContext
 
     try:
         with torch.device("meta"):  # no memory, no weights
-            tower, _ = build_image_tower(config.model, OpenClipPair(config.model, load_pretrained=False), False)
+            tower, _ = build_image_tower(BuildContext(config.model, load_pretrained=False))
     except ConfigError:
         return
     set_batch_norms(tower.train(), config.model.batch_norm)
