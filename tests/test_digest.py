@@ -1,4 +1,4 @@
-"""Digests of weights and of what a rank was started with, in one process; with others: tests/faults/test_detection."""
+"""Digests of weights and code in one process. Several ranks: tests/faults/test_detection.py."""
 
 from pathlib import Path
 

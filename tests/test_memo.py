@@ -1,4 +1,4 @@
-"""What is remembered has the bits of what is computed, in any company."""
+"""The cache of frozen towers: cached outputs have the bits of computed ones, whatever rows they are computed with."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""A request to stop is never lost, whenever it comes. With whole jobs: tests/faults/test_signals.py."""
+"""No stop request is lost, at any moment of a run. Whole jobs: tests/faults/test_signals.py."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""README.md of an export: what a hub reads of a model, and what a stranger has to know before using it."""
+"""The model card, README.md of an export: metadata for the hub, training, scores, data, licences and limits."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ from train.tracking.headlines import scores
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("dyad", "torch", "transformers", "open_clip_torch", "sentence-transformers", "onnx", "onnxruntime")
-HUB_TASKS = {
+HUB_TASKS = {  # task of a result → task_type of the hub
     "zeroshot_retrieval": "image-text-retrieval",
     "zeroshot_classification": "zero-shot-image-classification",
     "passage_retrieval": "information-retrieval",
 }
+# Keys that another task reads
 UNUSED = {
     Task.image_text: ("data.question.", "data.passage.", "data.negatives.", "model.shared"),
     Task.question_passage: ("data.augment.", "data.image_key", "data.caption", "data.max_image_pixels", "model.image."),
@@ -75,15 +76,15 @@ def card(library: Library, source: ExportSource, difference: float) -> str:
 
 
 def _settings(source: ExportSource) -> Iterator[tuple[str, str]]:
-    """What changes the weights, by the part of the configuration it stands in; what is off is left out."""
-    config, told = source.config, cast(dict[str, list[str]], {})
+    """Rows of the table "How it was trained": keys that change the weights, by section, without those that are off."""
+    config, sections = source.config, cast(dict[str, list[str]], {})
     idle = {"model.text.lora_": not config.model.text.lora_rank, "data.negatives.": not config.data.negatives.per_row}
     unused = (*UNUSED[config.task], *(key for key, is_idle in idle.items() if is_idle))
     for key, value in what_matters(config).items():
         if value and not key.startswith(unused):
             part = key.partition(".")[0] if "." in key else "training"
-            told.setdefault(part, []).append(f"{key.removeprefix(f'{part}.')}={_shown(value)}")
-    for part, values in told.items():
+            sections.setdefault(part, []).append(f"{key.removeprefix(f'{part}.')}={_shown(value)}")
+    for part, values in sections.items():
         yield "optim (AdamW)" if part == "optim" else part, code(", ".join(values))
     if source.logit_scale is not None:
         yield "temperature at the end", f"{math.exp(-source.logit_scale):.4g}"
@@ -93,13 +94,14 @@ def _settings(source: ExportSource) -> Iterator[tuple[str, str]]:
 
 
 def _shown(value: Any) -> Any:
+    """A value of the configuration without passwords and without folders above the last one of a path."""
     if isinstance(value, list):
         return [_shown(item) for item in value]
     return "::".join(map(public_path, value.split("::"))) if isinstance(value, str) else value
 
 
 def _origins(config: TrainConfig) -> Iterator[str]:
-    """Where it comes from, data and weights, as `notices` takes it."""
+    """The paths of the training data and of the initial weights, where notices of their licences may lie."""
     yield from (path for path, _ in parts(config.data.train, "data.train"))
     if config.data.passage.corpus:
         yield config.data.passage.corpus
@@ -108,35 +110,35 @@ def _origins(config: TrainConfig) -> Iterator[str]:
     if encoder and encoder.startswith("pkg:"):
         encoder = package_folder(encoder)
     for weights in (encoder, model.pretrained, model.image.pretrained, text.pretrained):
-        if weights and Path(weights).expanduser().exists():  # else a published name
+        if weights and Path(weights).expanduser().exists():  # otherwise a published name
             yield weights
 
 
 def _quoted(notice: Notice) -> dict[str, str]:
-    """A notice for the template. The fence keeps its text from being read as Markdown of the card."""
+    """A notice for the template. The fence keeps its text from being rendered as Markdown."""
     name = html.escape(_one_line(public_path(notice.file)))
     return {"name": name, "fence": _fence(notice.text, 3), "text": notice.text}
 
 
 def code(value: object) -> str:
-    """Inline code that holds any text, also in a table."""
+    """`value` as inline code of Markdown, whatever it holds; fit for a table cell."""
     text = _one_line(str(value)).replace("|", r"\|")
     fence, pad = _fence(text, 1), " " if text.startswith("`") or text.endswith("`") else ""
     return f"{fence}{pad}{text}{pad}{fence}"
 
 
 def _fence(text: str, least: int) -> str:
-    """More backticks than stand together anywhere in `text`."""
+    """A fence of `least` or more backticks that is longer than any run of backticks in `text`."""
     return "`" * max(least, *(len(run) + 1 for run in re.findall("`+", text)), least)
 
 
 def escaped(text: str) -> str:
-    """One line that Markdown and HTML show as it is."""
+    """`text` as one line that Markdown and HTML show literally."""
     return re.sub(r"([\\`*_{}\[\]<>()#+!|~&])", r"\\\1", _one_line(text))
 
 
 def _one_line(text: str) -> str:
-    """One line, so that nothing in it can end the metadata or begin a title."""
+    """`text` as one line, so that it cannot end the metadata block or begin a heading."""
     return " ".join(text.split())
 
 

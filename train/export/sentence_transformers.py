@@ -1,4 +1,4 @@
-"""format=sentence_transformers: one folder that SentenceTransformer loads, with the prompts "query" and "document"."""
+"""format=sentence_transformers: one folder for SentenceTransformer, with the prompts "query" and "document"."""
 
 from __future__ import annotations
 

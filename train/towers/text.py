@@ -93,7 +93,9 @@ def build_text_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[Towe
         renamed = getattr(encoder, "activation_checkpointing_enable", None)  # in transformers 5.x
         (renamed or encoder.gradient_checkpointing_enable)({"use_reentrant": False})
     if text.frozen:
-        freeze(encoder, _layers(encoder), text.unlocked_layers)
+        lists = [module for module in encoder.modules() if isinstance(module, nn.ModuleList)]
+        layers = list(max(lists, key=len)) if lists else [encoder]  # the longest list of modules
+        freeze(encoder, layers, text.unlocked_layers)
     if text.lora_rank:
         add_adapters(encoder, text)
     width, shared_width = encoder.config.hidden_size, config.embed_dim
@@ -114,24 +116,24 @@ def _load(name: str, pretrained: bool) -> tuple[Any, Any]:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    place, revision = split_revision(location_of(name))
+    location, revision = split_revision(location_of(name))
     key = f"model.text.name={name}"
-    if place.startswith(("/", ".")) and not os.path.isdir(place):
-        raise ConfigError(f"{key}: there is no folder {place}")
+    if location.startswith(("/", ".")) and not os.path.isdir(location):
+        raise ConfigError(f"{key}: there is no folder {location}")
     check_settings(key, file_of(name, "config.json", fetch=True))
     if file_of(name, "adapter_config.json", fetch=False):
         raise ConfigError(f"{key}: holds adapters beside another model. Merge them into it (peft: merge_and_unload)")
     refuse_code()
     own, single = {"trust_remote_code": False}, {"dtype": torch.float32}  # not the dtype of the file, e.g. bf16
     try:
-        tokenizer = AutoTokenizer.from_pretrained(place, revision=revision, **own)
-        settings = AutoConfig.from_pretrained(place, revision=revision, **own)
+        tokenizer = AutoTokenizer.from_pretrained(location, revision=revision, **own)
+        settings = AutoConfig.from_pretrained(location, revision=revision, **own)
         settings._attn_implementation = settings._experts_implementation = None  # torch's own
         with torch.device("meta"):
             _check_size(key, AutoModel.from_config(settings, **own))
         if pretrained:
             options = {"revision": revision, "config": settings, "use_safetensors": True}
-            model = AutoModel.from_pretrained(place, **options, **own, **single)
+            model = AutoModel.from_pretrained(location, **options, **own, **single)
         else:
             model = AutoModel.from_config(settings, **own, **single)
     except ConfigError:
@@ -210,9 +212,3 @@ def positions_of(encoder: Any) -> int | None:
     behind = [table.padding_idx + 1 for table in tables if getattr(table, "padding_idx", None) is not None]
     total = getattr(encoder.config, "max_position_embeddings", None)
     return total and total - max(behind, default=0)
-
-
-def _layers(encoder: nn.Module) -> list[nn.Module]:
-    """The encoder's layers: its longest list of modules."""
-    lists = [module for module in encoder.modules() if isinstance(module, nn.ModuleList)]
-    return list(max(lists, key=len)) if lists else [encoder]
