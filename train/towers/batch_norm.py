@@ -66,7 +66,7 @@ class RunningStatistics:
             buffer.copy_(value)
 
     def begin(self, rows: int) -> None:
-        """Begin a step with `rows` rows on this rank. Without rows the towers run a placeholder, which does not count."""
+        """Begin a step with `rows` rows on this rank. Without any, the towers run a placeholder that does not count."""
         for norm in self._global:
             norm.counts = rows > 0
 
