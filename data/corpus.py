@@ -145,7 +145,7 @@ def hashed_in_blocks(count: int, read_id: Callable[[int], str]) -> Int64s:
     table = np.empty((2, count), np.int64)
     for start in range(0, count, BLOCK):
         stop = min(start + BLOCK, count)
-        table[:, start:stop] = hashed(map(read_id, range(start, stop)))
+        table[:, start:stop] = hash_ids(map(read_id, range(start, stop)))
     return table
 
 

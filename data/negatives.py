@@ -120,7 +120,7 @@ def _by_row(rows: Rows, questions: QuestionRows, corpus: Corpus) -> Int64s:
             raise DataError(f"{rows.where(i)}: id '{missing}' is not in the corpus {corpus.rows.files[0]}")
         ids.append(name)
         lists.append(positions)
-    hashes = hashed(ids)
+    hashes = hash_ids(ids)
     order = sorting_order(hashes)
     if repeated := first_repeated(hashes, order):
         first, second = repeated

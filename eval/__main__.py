@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from eval.encode import Encoder
     from train.config import TrainConfig
     from train.distributed.world import World
-    from train.towers.build import Model
+    from train.towers.build import TwoTowerModel
 
 PURPOSE = """\
 Evaluate a trained model: retrieval of pictures, texts and passages, zero-shot classification. One JSON per data set,
@@ -88,13 +88,13 @@ def evaluate(command: EvalCommand, run: Path, checkpoint: Path, specs: Sequence[
     from eval.suite import build_evaluators
     from eval.trained import load_trained
     from train.distributed.agreement import rank_0_first, rank_0_only
-    from train.distributed.contact import together
+    from train.distributed.contact import process_group
     from train.evaluation import written_report
 
     trained = load_trained(run, checkpoint)
     own = trained.config
     config = replace(own, eval=overridden(own.eval, command), data=overridden(own.data, command))
-    with together(config.dist.timeout) as world:
+    with process_group(config.dist.timeout) as world:
         encode = encoder(config, trained.model, world)
         evaluators = rank_0_first(  # it indexes new shards, the others find them indexed
             world,
@@ -123,7 +123,7 @@ def evaluate(command: EvalCommand, run: Path, checkpoint: Path, specs: Sequence[
                 written_report(run, print)
 
 
-def encoder(config: TrainConfig, model: Model, world: World) -> Encoder:
+def encoder(config: TrainConfig, model: TwoTowerModel, world: World) -> Encoder:
     from eval.encode import build_encode
 
     towers = model.towers.to(world.device)
@@ -139,7 +139,7 @@ def encoder(config: TrainConfig, model: Model, world: World) -> Encoder:
     )
 
 
-def untrained(config: TrainConfig) -> Model:
+def untrained(config: TrainConfig) -> TwoTowerModel:
     """The model of the run's model.* and seed before any training, also before that of a run it took init_from."""
     import torch
 

@@ -39,7 +39,7 @@ from eval.embeddings import encode_corpus, identity_of
 from eval.encode import Encoder
 from eval.index import Hits, Index
 from eval.pair_scores import PairScores
-from train.distributed.agreement import agreed, rank_0_only
+from train.distributed.agreement import raise_on_all, rank_0_only
 from train.distributed.world import World, gather_objects
 
 MINED, SUMMARY = "mined.jsonl", "mined.json"
@@ -73,7 +73,7 @@ def mine(source: Source, config: MiningConfig, out: Path, world: World, identity
     data, HardwareError when the files cannot be written.
     """
     groups = Groups(source.questions.id_hashes[0])
-    index = agreed(world, lambda: Index(source.passages_mD, config.index, world=world))
+    index = raise_on_all(world, lambda: Index(source.passages_mD, config.index, world=world))
     counts: Counter[str] = Counter()
     with _written(out / MINED, world) as write:
         for start in range(0, len(groups), BLOCK):
@@ -82,7 +82,7 @@ def mine(source: Source, config: MiningConfig, out: Path, world: World, identity
             hits = index.search(queries_bD, config.last_rank)
             first, last = (rank * len(block) // world.size for rank in (world.rank, world.rank + 1))
             own = Block(block[first:last], queries_bD[first:last], Hits(*(part[first:last] for part in hits)))
-            for lines, part in gather_objects(agreed(world, partial(_mined, source, config, own)), world):
+            for lines, part in gather_objects(raise_on_all(world, partial(_mined, source, config, own)), world):
                 rank_0_only(world, partial(write, lines))
                 counts.update(part)
     return _summarised(out, counts, {"settings": asdict(config), "search": index.how}, world, identity)

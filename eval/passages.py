@@ -35,8 +35,8 @@ from eval.question_sets import Passages, QuestionSet
 from eval.score_histogram import score_histogram, spread
 from eval.scores import Judge, Values, chance, differences, summarised
 from eval.trec import CUTOFFS, Context, Run, beir_result, ranked, write_dpr, write_qrels, write_run
-from train.distributed.agreement import agreed, from_rank_0, rank_0_only
-from train.distributed.contact import LostContact
+from train.distributed.agreement import from_rank_0, raise_on_all, rank_0_only
+from train.distributed.contact import PeerFailure
 
 SYSTEMS = ("model", "bm25", "untrained")  # whose answers a case shows side by side
 
@@ -112,7 +112,7 @@ class PassageRetrieval(Evaluator):
         if Baseline.untrained in self.baselines and self.untrained:
             before = None
             with _left_out(Baseline.untrained):
-                before = agreed(world, self.untrained)
+                before = raise_on_all(world, self.untrained)
             if before:
                 found["untrained"] = self._search("untrained", before).hits
         runs = rank_0_only(world, lambda: self._runs(found)) or {}
@@ -271,7 +271,7 @@ def _left_out(baseline: Baseline) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        if isinstance(error, LostContact) or error.exit_code is ExitCode.REQUEUE:
+        if isinstance(error, PeerFailure) or error.exit_code is ExitCode.REQUEUE:
             raise
         if str(error):  # of several ranks, one has the message
             print(f"left out: the baseline {baseline.value}: {printable(str(error))}", file=sys.stderr)

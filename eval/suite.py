@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from data.shards import Shards
     from eval.encode import Encoder, Evaluator
     from eval.passages import PassageSide
-    from train.towers.build import ImageTextModel, Model
+    from train.towers.build import ImageTextModel, TwoTowerModel
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Inputs:
     baselines, untrained: see PassageRetrieval; sides: of the corpora that are open already.
     """
 
-    model: Model
+    model: TwoTowerModel
     data: DataConfig
     evaluation: EvalConfig
     baselines: Sequence[Baseline]
@@ -73,7 +73,7 @@ def build_evaluators(
     val: Any,
     *,
     task: Task,
-    model: Model,
+    model: TwoTowerModel,
     data_config: DataConfig,
     eval_config: EvalConfig,
     baselines: Sequence[Baseline] = (),

@@ -19,7 +19,7 @@ from train.losses.config import CONFIGS
 from train.runs.folder import saved_config
 
 if TYPE_CHECKING:
-    from train.towers.build import Model
+    from train.towers.build import TwoTowerModel
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Trained:
     checkpoint: Path
     step: int
     config: TrainConfig
-    model: Model
+    model: TwoTowerModel
     logit_scale: float | None
 
 

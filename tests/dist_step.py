@@ -38,12 +38,11 @@ from torch.utils.checkpoint import checkpoint
 from data.batch import Batch
 from data.errors import UserError
 from train.config import BatchNorm, OptimConfig, Precision
-from train.distributed.contact import LostContact, in_contact
+from train.distributed.contact import PeerFailure, report_failures
 from train.distributed.world import (
     World,
     all_reduce_sum,
     any_rank,
-    barrier,
     broadcast_object,
     init_world,
     shutdown,
@@ -220,23 +219,22 @@ def check_collectives(world: World) -> None:
     assert broadcast_object({"rank": world.rank}, world) == {"rank": 0}
     assert any_rank(world.rank == 1, world) and not any_rank(False, world)
     assert float(all_reduce_sum(torch.tensor(float(world.rank)), world)) == sum(range(world.size))
-    barrier(world)
 
 
 def check_lost_contact(world: World) -> None:
     """All but the last rank wait for it; the first of them names it, and no other says a word. Then all have parted."""
-    with pytest.raises(UserError, match="of all"), in_contact(world):
+    with pytest.raises(UserError, match="of all"), report_failures(world):
         raise of_all()
     group = dist.new_group(timeout=timedelta(seconds=1))
     last = world.size - 1
     if world.rank < last:
-        with pytest.raises(LostContact) as caught, in_contact(world, lambda: "the test"):
-            barrier(replace(world, group=group))
+        with pytest.raises(PeerFailure) as caught, report_failures(world, lambda: "the test"):
+            all_reduce_sum(torch.zeros(1), replace(world, group=group))
         assert str(caught.value).startswith(f"rank {last} of {world.size} did not come to the test: "), caught.value
         assert caught.value.printed_elsewhere == (world.rank > 0)
     if world.size > 1:
         with pytest.raises(RuntimeError, match="onnection"):
-            barrier(world)
+            all_reduce_sum(torch.zeros(1), world)
 
 
 def of_all() -> UserError:

@@ -62,9 +62,9 @@ def check(shared: bool, further: bool, sizes: tuple[int, ...], chunk_size: int |
             whole.extra = None
         scale = step.objective.get_parameter("logit_scale").data
         scale.fill_(0.5 if further else LOGIT_SCALE)  # as in the references
-        pooled.TOGETHER["cpu"] = 1000
+        pooled.MIN_GROUP["cpu"] = 1000
         want = (dense_gradients_over_all_columns if further else dense_gradients)(step.towers, whole)
-        pooled.TOGETHER["cpu"] = 1
+        pooled.MIN_GROUP["cpu"] = 1
         compare(step, own(whole, sizes, world.rank), index, want, (shared, further, sizes, chunk_size), world)
 
 

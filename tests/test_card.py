@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard
 from data.config import DataConfig
 from train.config import Task, TrainConfig
 from train.export.card import card, code, commit, escaped
-from train.export.library import Library, Source
+from train.export.library import ExportSource, Library
 from train.losses.config import CONFIGS
 
 FRONT = {"library_name": "open_clip", "pipeline_tag": "feature-extraction", "tags": ["clip"]}
@@ -35,7 +35,7 @@ def written(
     **config: Any,
 ) -> str:
     given = {"task": Task.question_passage, "objective": CONFIGS["clip"](), "global_batch_size": 128, **config}
-    source = Source(name, TrainConfig(data=DataConfig(train=train), **given), cast(Any, None), 2.0, 50, results)
+    source = ExportSource(name, TrainConfig(data=DataConfig(train=train), **given), cast(Any, None), 2.0, 50, results)
     return card(LIBRARY, source, 2e-7)
 
 

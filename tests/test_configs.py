@@ -68,6 +68,8 @@ MISTAKES = {
     "+seed=1": "without '+'",
     "data.augment.zoom=3": "zoom",
     "model.image.kind=cn": "cnn",
+    "model.memo_mb=0": "'model.frozen_cache_mb'",
+    "dist.name=fsdp": "ddp",
 }
 
 

@@ -1,4 +1,4 @@
-"""Digests of weights and of what a rank was started with, in one process; with others: tests/faults/test_detection."""
+"""Digests of weights and code in one process. Several ranks: tests/faults/test_detection.py."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from train.distributed import digest
-from train.distributed.digest import bit_sums, code_digest, odd_ones
+from train.distributed.digest import bit_sums, code_digest, minority_ranks
 
 
 def some(dtype: torch.dtype, *shape: int) -> Tensor:
@@ -42,7 +42,7 @@ def test_any_layout_and_place_in_memory() -> None:
     [("aaa", []), ("aab", [2]), ("baa", [0]), ("ab", [0, 1]), ("aabb", [0, 1, 2, 3]), ("abc", [0, 1, 2]), ("a", [])],
 )
 def test_the_majority_is_right(values: str, odd: list[int]) -> None:
-    assert odd_ones(values) == odd
+    assert minority_ranks(values) == odd
 
 
 def test_code_is_told_apart_by_name_and_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

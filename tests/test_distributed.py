@@ -1,4 +1,4 @@
-"""Process state alone and when the others do not come; with others: tests/dist_step.py, run by test_step.py."""
+"""The process group of one process, and of two when the other does not join. More ranks: tests/dist_step.py."""
 
 import socket
 from collections.abc import Iterator
@@ -7,12 +7,11 @@ import pytest
 import torch
 
 from data.errors import ExitCode, HardwareError
-from train.distributed.contact import in_contact
+from train.distributed.contact import report_failures
 from train.distributed.world import (
     World,
     all_reduce_sum,
     any_rank,
-    barrier,
     broadcast_object,
     init_world,
     shutdown,
@@ -40,7 +39,6 @@ def test_alone_without_a_launcher() -> None:
     assert broadcast_object([1], world) == [1]
     assert torch.equal(all_reduce_sum(torch.ones(2), world), torch.ones(2))
     assert any_rank(True, world) and not any_rank(False, world)
-    barrier(world)
 
 
 def test_a_run_can_follow_a_run_in_one_process() -> None:
@@ -89,5 +87,5 @@ def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_other_errors_pass_unchanged() -> None:
-    with pytest.raises(RuntimeError, match=r"^a bug$"), in_contact(World()):
+    with pytest.raises(RuntimeError, match=r"^a bug$"), report_failures(World()):
         raise RuntimeError("a bug")

@@ -23,10 +23,10 @@ from eval.trained import Trained, find_run, load_trained
 from train.config import ImageTower, ModelConfig, TrainConfig
 from train.export import reload
 from train.export.__main__ import export, main
-from train.export.library import Source, in_a_clean_process
+from train.export.library import ExportSource, in_a_clean_process
 from train.export.open_clip import CHECKPOINT, CONFIG, LIBRARY, WEIGHTS
 from train.losses.config import CONFIGS
-from train.towers.build import Model, build_image_text
+from train.towers.build import TwoTowerModel, build_image_text
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +62,9 @@ def _near(monkeypatch: pytest.MonkeyPatch) -> None:
     near(monkeypatch)  # what the fixtures above export is loaded in a process of its own
 
 
-def export_open_clip(model: Model, scale: float | None, out: Path, name: str = "tiny") -> float:
+def export_open_clip(model: TwoTowerModel, scale: float | None, out: Path, name: str = "tiny") -> float:
     config = TrainConfig(data=DataConfig(train="x.tar"), objective=CONFIGS["clip"]())
-    return export(LIBRARY, Source(name, config, model, scale), out)
+    return export(LIBRARY, ExportSource(name, config, model, scale), out)
 
 
 def test_open_clip_loads_the_folder_with_equal_embeddings(exported: Path, trained: Trained) -> None:

@@ -20,7 +20,7 @@ from train.config import ModelConfig, Pooling, Task, TextTower, TextTowerConfig,
 from train.export import dpr as export_dpr
 from train.export import sentence_transformers as export_sentence_transformers
 from train.export.__main__ import export
-from train.export.library import Source
+from train.export.library import ExportSource
 from train.losses.config import CONFIGS
 from train.losses.options.common import Similarity
 from train.towers.build import build_text_pair
@@ -55,7 +55,7 @@ def source(
     pooling: Pooling = Pooling.cls,
     lora_rank: int = 0,
     **model: Any,
-) -> Source:
+) -> ExportSource:
     """A model whose two sides and adapters differ from their start."""
     text = TextTowerConfig(kind=TextTower.transformers, name=name, pooling=pooling, lora_rank=lora_rank)
     config = TrainConfig(
@@ -73,10 +73,10 @@ def source(
     for parameter in built.towers.parameters():
         if parameter.requires_grad:
             nn.init.normal_(parameter, std=0.1)
-    return Source("tiny", config, built)
+    return ExportSource("tiny", config, built)
 
 
-def ours(of: Source, side: str) -> Tensor:
+def ours(of: ExportSource, side: str) -> Tensor:
     data, towers = of.config.data, of.model.towers.eval()
     with torch.no_grad():
         if side == "x":

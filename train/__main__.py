@@ -23,9 +23,9 @@ def main() -> None:
     if {"-h", "--help"} & set(arguments):
         print(help_text())
         return
-    from train.signals import START
+    from train.signals import STARTUP
 
-    START.begin()
+    STARTUP.begin()
     from train.command.compose import compose_config, preview, read_line
 
     line = read_line(arguments)
@@ -128,13 +128,13 @@ def _check_start(config: TrainConfig) -> None:
 
 def train(config: TrainConfig) -> None:
     """Build the parts of a run, fit, and leave with the exit code of how it ended. Every rank runs this."""
-    from train.signals import START
+    from train.signals import STARTUP
 
-    START.begin()
-    from train.distributed.contact import together
+    STARTUP.begin()
+    from train.distributed.contact import process_group
     from train.fitting import run_on
 
-    with together(config.dist.timeout) as world:
+    with process_group(config.dist.timeout) as world:
         status = run_on(world, config)
     if status == "preempted":
         raise errors.Preempted

@@ -49,6 +49,10 @@ Schedule = Enum("Schedule", ["cosine", "linear", "const", "const-cooldown"])
 BatchNorm = Enum("BatchNorm", ["global", "per_chunk", "frozen"])
 
 
+class Parallel(Enum):
+    ddp = "ddp"  # fsdp2 comes here: nothing reads the value while there is one choice
+
+
 class Wandb(Enum):
     auto = "auto"
     online = "online"
@@ -112,7 +116,7 @@ class ModelConfig:
         "statistics of batch norms in training: of the global batch, exact for any number of ranks, needs one chunk; "
         "per_chunk: of each chunk on each rank, another loss; frozen: running statistics",
     )
-    memo_mb: int = described(512, "memory for remembered outputs of frozen towers, in MiB; 0: none")
+    frozen_cache_mb: int = described(512, "cache of the outputs of frozen towers, in MiB of memory; 0: none")
     image: ImageTowerConfig = field(default_factory=ImageTowerConfig)
     text: TextTowerConfig = field(default_factory=TextTowerConfig)
 
@@ -140,7 +144,7 @@ class OptimConfig:
 
 @dataclass
 class DistConfig:
-    name: str = "ddp"
+    name: Parallel = Parallel.ddp
     timeout: float = described(600.0, "seconds a collective may wait before the run stops")
     slow_rank: float = described(0.7, "warn of a rank whose pace is below this share of the others'; 0: never")
     digest_every: int = described(500, "steps between comparisons of all ranks' weights, also at checkpoints; 0: never")
@@ -214,7 +218,7 @@ LEAST = {
     "data.workers": 0,
     "data.buffer": 1,
     "model.embed_dim": 1,
-    "model.memo_mb": 0,
+    "model.frozen_cache_mb": 0,
     "model.image.image_size": 1,
     "model.image.unlocked_groups": 0,
     "model.text.context_length": 1,

@@ -19,9 +19,9 @@ from data.question_passage import QuestionPassage
 from data.stream import Stream
 from eval.encode import Encoder
 from train.config import Task, TrackingConfig, TrainConfig, validate
-from train.distributed.agreement import agreed, from_rank_0, rank_0_only
-from train.distributed.contact import in_contact
-from train.distributed.digest import code_digest, refuse_different_starts
+from train.distributed.agreement import from_rank_0, raise_on_all, rank_0_only
+from train.distributed.contact import report_failures
+from train.distributed.digest import check_same_config, code_digest
 from train.distributed.world import World, any_rank, gather_objects
 from train.evaluation import Evaluation
 from train.loop import Plan, fit
@@ -40,7 +40,7 @@ from train.runs.saving import Saves
 from train.runs.substituted import Substituted
 from train.signals import StopRequest
 from train.step import TrainStep
-from train.towers.sentence_folder import compared
+from train.towers.sentence_folder import describe_choices
 from train.tracking.metrics import Logger, build_logger
 from train.tracking.trackers import decided
 from train.watch import Watch
@@ -51,15 +51,15 @@ def run_on(world: World, config: TrainConfig) -> str:
 
     Nothing is written before all parts are built: a mistake that shows only then leaves no run folder.
     """
-    refuse_different_starts(world, {**_of_all_ranks(config), "torch": torch.__version__, "code": code_digest()})
+    check_same_config(world, {**_of_all_ranks(config), "torch": torch.__version__, "code": code_digest()})
     validate(config, world.size)
     folder = run_folder(config)
     tracking = from_rank_0(world, lambda: decided(config.tracking, folder, print))
     parts = build_parts(config, world)
-    refuse_different_starts(world, {"data": parts.data.fingerprint})
+    check_same_config(world, {"data": parts.data.fingerprint})
     with ExitStack() as stack:
         found = from_rank_0(world, lambda: claim(config, folder, stack))
-        start = agreed(world, lambda: bring_to(found, parts, config))
+        start = raise_on_all(world, lambda: bring_to(found, parts, config))
         plan = _plan(config, parts, start.state, world)
         logger = rank_0_only(world, lambda: _logger(config, tracking, folder, parts, plan, start)) or Logger()
         stack.enter_context(logger)
@@ -85,7 +85,7 @@ def run_on(world: World, config: TrainConfig) -> str:
         if start.state:
             substituted.load_state_dict(start.state.facts["substituted"])
         saves = stack.enter_context(_saves(config, folder, plan, logger, ledger))
-        stack.enter_context(in_contact(world, lambda: parts.step.place))
+        stack.enter_context(report_failures(world, lambda: parts.step.place))
         watch = Watch(parts.step, parts.modules, config.dist, world, logger.print, ledger.note)
         watch.compare(plan.first_step)
         save = _saver(config, parts, saves, watch, substituted, logger, world)
@@ -114,7 +114,7 @@ def run_on(world: World, config: TrainConfig) -> str:
 
 def _of_all_ranks(config: TrainConfig) -> dict[str, Any]:
     """What must be the same on every rank: all keys but those that say how much a machine can."""
-    free = ("model.memo_mb",) if config.data.mode is Mode.stream else ("data.workers", "model.memo_mb")
+    free = ("model.frozen_cache_mb",) if config.data.mode is Mode.stream else ("data.workers", "model.frozen_cache_mb")
     return {key: value for key, value in all_keys(config).items() if key not in free}
 
 
@@ -169,7 +169,7 @@ def _first_words(
         yield f"{goal}, beginning with the weights of {origin.weights}" if origin.weights else goal
     if said := batch_norms(config, parts.model.towers, world.size):
         yield said
-    yield from compared(config)
+    yield from describe_choices(config)
     if config.task is Task.question_passage and "excluded" not in OBJECTIVES[config.objective.name].takes:
         yield (
             f"objective={config.objective.name} takes pairs only: what is right for another question of the batch as "

@@ -16,7 +16,7 @@ from data.order import Order
 from eval.encode import Encoder, Evaluator, build_encode
 from train.chunks import chunk_count
 from train.config import Task, TrainConfig
-from train.distributed.agreement import agreed, rank_0_first
+from train.distributed.agreement import raise_on_all, rank_0_first
 from train.distributed.world import World
 from train.losses import OBJECTIVES, build_objective
 from train.losses.base import Objective
@@ -25,7 +25,7 @@ from train.losses.options.common import Similarity
 from train.step import StepOptions, TrainStep
 from train.tasks import Data, build_data, evaluators
 from train.towers.batch_norm import check_batch_norms
-from train.towers.build import Model, build_model
+from train.towers.build import TwoTowerModel, build_model
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Parts:
     modules: everything with weights, by the name it has in a checkpoint; memory: the objective's per-sample state.
     """
 
-    model: Model
+    model: TwoTowerModel
     modules: dict[str, nn.Module]
     memory: SampleState | None
     data: Data
@@ -47,10 +47,10 @@ class Parts:
 def build_parts(config: TrainConfig, world: World) -> Parts:
     """Model, objective, data and step of a fresh run; equal weights on every rank."""
     torch.manual_seed(config.seed)
-    model = agreed(world, lambda: _model(config, world))
+    model = raise_on_all(world, lambda: _model(config, world))
     model.towers.to(world.device)
     data, scored_on = rank_0_first(world, lambda: (build_data(config, model), evaluators(config, model)))
-    objective = agreed(world, lambda: _objective(config, data)).to(world.device)
+    objective = raise_on_all(world, lambda: _objective(config, data)).to(world.device)
     modules = {"towers": model.towers, "objective": objective}
     total_steps = config.steps or math.ceil((config.epochs or 0) * data.order.steps_per_epoch)
     options = StepOptions(
@@ -62,11 +62,11 @@ def build_parts(config: TrainConfig, world: World) -> Parts:
         config.precision,
         config.compile,
     )
-    step = agreed(world, lambda: TrainStep(model.towers, objective, config.optim, options, world))
+    step = raise_on_all(world, lambda: TrainStep(model.towers, objective, config.optim, options, world))
     return Parts(model, modules, objective.memory, data, scored_on, step, total_steps)
 
 
-def _model(config: TrainConfig, world: World) -> Model:
+def _model(config: TrainConfig, world: World) -> TwoTowerModel:
     model = build_model(config.model, config.task)
     batch_norms(config, model.towers, world.size)
     return model
@@ -102,7 +102,7 @@ def _objective_options(config: TrainConfig, data: Data) -> dict[str, Any]:
 
 
 def build_encoder(
-    config: TrainConfig, model: Model, world: World, should_stop: Callable[[], bool] = lambda: False
+    config: TrainConfig, model: TwoTowerModel, world: World, should_stop: Callable[[], bool] = lambda: False
 ) -> Encoder:
     return build_encode(
         model.towers.x_tower,

@@ -27,7 +27,7 @@ from data.batch import Batch, KnownPositives
 from data.errors import UserError
 from train.chunks import Chunk, Pair, chunk_count, in_chunks, joined, separated
 from train.config import OptimConfig, Precision
-from train.distributed.parallel import average_in_next_backward, in_parallel, without_averages
+from train.distributed.parallel import no_gradient_sync, sync_in_next_backward, wrap_towers
 from train.distributed.world import World, all_reduce_sum
 from train.graphs import Room
 from train.optim import build_optimizer, learning_rate
@@ -77,7 +77,7 @@ class TrainStep:
         self.optimizer = build_optimizer(named, optim)
         self._optim, self._options = optim, options
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        self._parallel = in_parallel(towers, options.compile, world)
+        self._parallel = wrap_towers(towers, options.compile, world)
         self._statistics = RunningStatistics(towers)
         self._dtype = AUTOCAST[options.precision]
         self._scaler = torch.amp.GradScaler(world.device.type, enabled=options.precision is Precision.fp16)
@@ -128,7 +128,7 @@ class TrainStep:
     def _gradient(self, batch: Batch, step: int) -> Any:
         """Fill .grad of all parameters, of the towers averaged over ranks; returns the objective's result."""
         chunks = in_chunks(batch, self._chunks)
-        with without_averages(self._parallel):
+        with no_gradient_sync(self._parallel):
             graphs = self._room.graphs()
             # All with graph, if only to drop it: some kernels are chosen by whether there is one
             pairs = [_detached(graphs.add(partial(self._embed, chunk, step), chunk.inputs)) for chunk in chunks]
@@ -147,7 +147,7 @@ class TrainStep:
             for chunk in reversed(chunks):  # as one backward through all of them would go: the same sums, bit for bit
                 embeddings = graphs.pop() if graphs else self._embed(chunk, step)
                 if chunk.index == 0:
-                    average_in_next_backward(self._parallel)
+                    sync_in_next_backward(self._parallel)
                 _backward(embeddings, gradients[chunk.index])
                 del embeddings
         self._statistics.write(statistics)

@@ -26,7 +26,7 @@ from train.towers.build import ImageTextModel, TextPairModel
 if TYPE_CHECKING:
     from eval.encode import Evaluator
     from train.config import TrainConfig
-    from train.towers.build import Model
+    from train.towers.build import TwoTowerModel
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class Data:
     manifest: Manifest
 
 
-def build_data(config: TrainConfig, model: Model) -> Data:
+def build_data(config: TrainConfig, model: TwoTowerModel) -> Data:
     """The training data of the task. Raises ConfigError and DataError for what cannot be used."""
     return DATA[config.task](config, model)
 
 
-def evaluators(config: TrainConfig, model: Model) -> Sequence[Evaluator]:
+def evaluators(config: TrainConfig, model: TwoTowerModel) -> Sequence[Evaluator]:
     """What a run is scored on while it trains."""
     return build_evaluators(
         config.eval.suite,
@@ -57,7 +57,7 @@ def evaluators(config: TrainConfig, model: Model) -> Sequence[Evaluator]:
     )
 
 
-def _image_text(config: TrainConfig, model: Model) -> Data:
+def _image_text(config: TrainConfig, model: TwoTowerModel) -> Data:
     assert isinstance(model, ImageTextModel)
     if config.data.mode is Mode.stream:
         return _stream(config, model)
@@ -76,7 +76,7 @@ def _stream(config: TrainConfig, model: ImageTextModel) -> Data:
     return Data(stream, OneEpoch(config.steps), stream.fingerprint, {"data.train": [whole]})
 
 
-def _question_passage(config: TrainConfig, model: Model) -> Data:
+def _question_passage(config: TrainConfig, model: TwoTowerModel) -> Data:
     assert isinstance(model, TextPairModel)
     _check_late_options(config, model)
     questions = open_questions(config.data.train, config.data)
@@ -111,7 +111,7 @@ def _order(config: TrainConfig, sizes: Sequence[int], weights: Sequence[float]) 
     )
 
 
-DATA: dict[Task, Callable[[TrainConfig, Model], Data]] = {
+DATA: dict[Task, Callable[[TrainConfig, TwoTowerModel], Data]] = {
     Task.image_text: _image_text,
     Task.question_passage: _question_passage,
 }

@@ -10,7 +10,7 @@ from torch import nn
 
 from data.batch import Batch
 from train.config import DistConfig
-from train.distributed.digest import refuse_different_weights
+from train.distributed.digest import check_same_weights
 from train.distributed.world import World, gather_objects
 from train.pace import Pace
 from train.runs.checkpoint import named_tensors
@@ -63,7 +63,7 @@ class Watch:
     def compare(self, step: int) -> None:
         """Raises HardwareError unless all ranks have the same weights after `step` steps."""
         if self._digest_every and self._world.size > 1 and step != self._compared_at:
-            refuse_different_weights(self._world, named_tensors(self._modules), step)
+            check_same_weights(self._world, named_tensors(self._modules), step)
             self._compared_at = step
 
     def _note_not_taken(self, batch: Batch, step: int) -> None:

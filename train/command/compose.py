@@ -30,7 +30,7 @@ from train.command.synonyms import ADVICE, SYNONYMS
 from train.config import TrainConfig
 from train.losses.config import CONFIGS as OBJECTIVES
 from train.runs.folder import all_keys
-from train.towers.sentence_folder import fill, schema
+from train.towers.sentence_folder import fill_defaults, open_schema
 
 OWN = {"model": "model.name", "data": "data.train", "tracking": "tracking.wandb", "optim": "optim.schedule"}
 SHORT = {"resume": "resume.mode"}  # what is typed → the key it stands for
@@ -43,9 +43,9 @@ CONFIG_DIR = Path(__file__).resolve().parents[2] / "configs"
 def register() -> None:
     """Put the schema and the objectives where Hydra looks for them."""
     store = ConfigStore.instance()
-    store.store(name="schema", node=schema(TrainConfig))
+    store.store(name="schema", node=open_schema(TrainConfig))
     for name, config in OBJECTIVES.items():
-        store.store(group="objective", name=name, node=schema(config, "objective."))
+        store.store(group="objective", name=name, node=open_schema(config, "objective."))
 
 
 def groups() -> dict[str, list[str]]:
@@ -178,7 +178,7 @@ def preview(overrides: Sequence[str]) -> str:
     config = _composed(overrides)
     _refuse_resolvers(config)
     with _explained(overrides):
-        fill(config)
+        fill_defaults(config)
         if not OmegaConf.missing_keys(config):
             typed(config, overrides)
         return OmegaConf.to_yaml(config, resolve=True)
@@ -202,7 +202,7 @@ def typed(config: Any, overrides: Sequence[str] = ()) -> TrainConfig:
     """
     _refuse_resolvers(config)
     with _explained(overrides):
-        fill(config)
+        fill_defaults(config)
         result = OmegaConf.to_object(config)
     assert isinstance(result, TrainConfig)
     return result

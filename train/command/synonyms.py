@@ -38,6 +38,7 @@ SYNONYMS = {
     "max_grad_norm": "optim.clip_norm",
     "max_seq_length": "data.passage.length",
     "max_steps": "steps",
+    "memo_mb": "model.frozen_cache_mb",
     "micro_batch_size": "chunk_size",
     "mini_batch_size": "chunk_size",
     "mixed_precision": "precision",

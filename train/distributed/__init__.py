@@ -1,1 +1,1 @@
-"""The processes of a run: how they meet, agree, average gradients, stay alike, and lose each other."""
+"""The ranks of a run: process groups, collectives, gradient averaging, checks that ranks are equal, failure reports."""

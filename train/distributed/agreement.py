@@ -1,4 +1,4 @@
-"""What a user caused stops every process at the same place, and is told once."""
+"""Work that may fail on one rank only: every rank stops at the same point, and one rank prints the error."""
 
 from __future__ import annotations
 
@@ -9,30 +9,32 @@ import torch
 
 from data.errors import ExitCode, Preempted, UserError
 from train.distributed.world import World, all_reduce_sum, broadcast_object
-from train.signals import START
+from train.signals import STARTUP
 
 T = TypeVar("T")
 
 
-def agreed(world: World, work: Callable[[], T]) -> T:
-    """work() of this rank. Call on every rank; what `work` does together must be the same everywhere.
+def raise_on_all(world: World, work: Callable[[], T]) -> T:
+    """Return work() of this rank, or raise on all ranks when it raised a UserError on any of them. A collective.
 
-    A UserError on any rank ends it on all, with that exit code; the first rank that has one brings the message. So does
-    a request to stop any of them before there is anything to save.
+    Collectives inside `work` must be the same on every rank. All ranks raise with the exit code of the lowest rank that
+    failed; only that rank's error has a message. A stop request that a rank received before training began counts as
+    its error (Preempted).
     """
     result, error = None, None
     try:
         result = work()
     except UserError as raised:
         error = raised
-    if error is None and START.stop_requested():
+    if error is None and STARTUP.stop_requested():
         error = Preempted()
+    # One element per rank, summed over ranks: afterwards every rank has the exit codes of all.
     codes_W = torch.zeros(world.size, dtype=torch.int64, device=world.device)
     codes_W[world.rank] = 0 if error is None else int(error.exit_code)
     failed = all_reduce_sum(codes_W, world).nonzero()[:, 0].tolist()
     if failed:
         if error is None or world.rank != failed[0]:
-            error = UserError()
+            error = UserError()  # without a message: the lowest failed rank prints its own
             error.exit_code = ExitCode(int(codes_W[failed[0]]))
         error.everywhere = True
         raise error
@@ -40,17 +42,17 @@ def agreed(world: World, work: Callable[[], T]) -> T:
 
 
 def from_rank_0(world: World, work: Callable[[], T]) -> T:
-    """work() of rank 0, small and picklable, on every rank."""
+    """Run `work` on rank 0 and return its result, which must be small and picklable, on every rank. A collective."""
     return broadcast_object(rank_0_only(world, work), world)  # type: ignore[return-value]  # rank 0 has it
 
 
 def rank_0_only(world: World, work: Callable[[], T]) -> T | None:
-    """work() on rank 0 while the others wait; None there."""
-    return agreed(world, work if world.rank == 0 else lambda: None)
+    """Run `work` on rank 0 while the others wait; the others get None. A collective."""
+    return raise_on_all(world, work if world.rank == 0 else lambda: None)
 
 
 def rank_0_first(world: World, work: Callable[[], T]) -> T:
-    """work() of this rank; the others begin when rank 0 is through, and find the files that it made."""
-    first = rank_0_only(world, work)
-    rest = agreed(world, work if world.rank > 0 else lambda: None)
-    return first if world.rank == 0 else rest  # type: ignore[return-value]  # each rank has worked once
+    """Run `work` on rank 0, then on all other ranks, which find the files that rank 0 has written. A collective."""
+    of_rank_0 = rank_0_only(world, work)
+    of_others = raise_on_all(world, work if world.rank > 0 else lambda: None)
+    return of_rank_0 if world.rank == 0 else of_others  # type: ignore[return-value]  # each rank has worked once

@@ -1,4 +1,4 @@
-"""Are all ranks alike? At the start: what they were started with. Now and then: their weights, to the last bit."""
+"""Checks that all ranks are equal: their configuration at the start, their weights, bit by bit, during training."""
 
 from __future__ import annotations
 
@@ -12,54 +12,56 @@ import torch
 from torch import Tensor
 
 from data.errors import ConfigError, HardwareError, UserError
-from train.distributed.contact import ranks
+from train.distributed.contact import list_ranks
 from train.distributed.world import World, all_reduce_sum, gather_objects
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def refuse_different_starts(world: World, facts: Mapping[str, object]) -> None:
-    """Raise ConfigError on all ranks, told by rank 0, unless `facts`, name → value, are the same everywhere.
+def check_same_config(world: World, facts: Mapping[str, object]) -> None:
+    """Raise ConfigError on all ranks unless `facts` (name → value) are equal on all. A collective; rank 0 prints.
 
-    A collective.
+    The values are compared as text. They include the configuration, the versions and the digest of the code.
     """
-    of_ranks = gather_objects({name: str(value) for name, value in facts.items()}, world)
-    names = {name: None for of_rank in of_ranks for name in of_rank}
-    differing = {name: values for name in names if len(set(values := [f.get(name, "none") for f in of_ranks])) > 1}
+    facts_W = gather_objects({name: str(value) for name, value in facts.items()}, world)
+    names = {name: None for facts_of_rank in facts_W for name in facts_of_rank}  # in order, without repeats
+    differing = {name: values for name in names if len(set(values := [f.get(name, "none") for f in facts_W])) > 1}
     if not differing:
         return
     name, values = next(iter(differing.items()))
-    odd = odd_ones(values)
-    rest = next(rank for rank in range(world.size) if values[rank] != values[odd[0]])
+    minority = minority_ranks(values)
+    other = next(rank for rank in range(world.size) if values[rank] != values[minority[0]])
     more = f", and {len(differing) - 1} more" if len(differing) > 1 else ""
-    raise _everywhere(
+    raise _on_all_ranks(
         world,
         ConfigError(
-            f"{ranks(odd)} of {world.size} started with {name}={values[odd[0]][:60]}, rank {rest} with "
-            f"{values[rest][:60]}{more}: give all ranks the same command, code and data"
+            f"{list_ranks(minority)} of {world.size} started with {name}={values[minority[0]][:60]}, rank {other} with "
+            f"{values[other][:60]}{more}: give all ranks the same command, code and data"
         ),
     )
 
 
-def refuse_different_weights(world: World, named: Mapping[str, Tensor], step: int) -> None:
-    """Raise HardwareError on all ranks, told by rank 0, unless `named` has the same bits everywhere.
+def check_same_weights(world: World, named: Mapping[str, Tensor], step: int) -> None:
+    """Raise HardwareError on all ranks unless the tensors `named` have the same bits on all. Rank 0 prints.
 
-    A collective, of one number per rank while they agree.
+    A collective. It sends one int64 per rank while the ranks agree, and one per tensor when they do not.
     """
     sums_n = bit_sums(list(named.values()))
-    places_n = 2 * torch.arange(len(sums_n), device=sums_n.device) + 1
+    # Odd weights 1, 3, 5, … are invertible modulo 2⁶⁴, so that a difference in one tensor always changes the digest.
+    # They are different, so that tensors that were exchanged change it too.
+    weights_n = 2 * torch.arange(len(sums_n), device=sums_n.device) + 1
     digests_W = torch.zeros(world.size, dtype=torch.int64, device=sums_n.device)
-    digests_W[world.rank] = (sums_n * places_n).sum()
+    digests_W[world.rank] = (sums_n * weights_n).sum()
     if len(set(all_reduce_sum(digests_W, world).tolist())) == 1:
         return
     sums, hosts = zip(*gather_objects((tuple(sums_n.tolist()), socket.gethostname()), world), strict=True)
-    odd = odd_ones(sums)
+    minority = minority_ranks(sums)
     first = next(name for name, values in zip(named, zip(*sums, strict=True), strict=True) if len(set(values)) > 1)
-    which = f"{ranks(odd)} of {world.size} ({', '.join(sorted({hosts[rank] for rank in odd}))})"
-    what = f"after step {step} the weights of {which} differ from those of the others"
-    if len(odd) == world.size:
-        what = f"after step {step} {which} have different weights, and no majority tells which are right"
-    raise _everywhere(
+    who = f"{list_ranks(minority)} of {world.size} ({', '.join(sorted({hosts[rank] for rank in minority}))})"
+    what = f"after step {step} the weights of {who} differ from those of the others"
+    if len(minority) == world.size:
+        what = f"after step {step} {who} have different weights, and no majority tells which are right"
+    raise _on_all_ranks(
         world,
         HardwareError(
             f"{what}, first in {first}. Checkpoints are compared before they are written: the same command goes on "
@@ -69,26 +71,29 @@ def refuse_different_weights(world: World, named: Mapping[str, Tensor], step: in
 
 
 def bit_sums(tensors: Sequence[Tensor]) -> Tensor:
-    """(n,) int64: of each tensor the bytes, by eight as whole numbers, summed modulo 2⁶⁴: exact in any order."""
+    """For each of n tensors the sum of its bytes, read as 8-byte integers, modulo 2⁶⁴: (n,) int64.
+
+    Integer sums are exact, so that the order of summation on the device does not matter.
+    """
     return torch.stack([_bit_sum(tensor) for tensor in tensors])
 
 
 def _bit_sum(tensor: Tensor) -> Tensor:
     flat = tensor.detach().reshape(-1).view(torch.uint8)
-    if flat.storage_offset() % 8:
+    if flat.storage_offset() % 8:  # view(int64) needs an aligned start
         flat = flat.clone()
-    by_eight = len(flat) // 8 * 8
-    return flat[:by_eight].view(torch.int64).sum() + flat[by_eight:].sum(dtype=torch.int64)
+    whole = len(flat) // 8 * 8
+    return flat[:whole].view(torch.int64).sum() + flat[whole:].sum(dtype=torch.int64)
 
 
-def odd_ones(values: Sequence[Hashable]) -> list[int]:
-    """The ranks whose value is not that of more than half of all; all ranks when no value is."""
+def minority_ranks(values: Sequence[Hashable]) -> list[int]:
+    """The ranks whose value differs from that of the majority (more than half); all ranks without a majority."""
     value, count = Counter(values).most_common(1)[0]
     return [rank for rank, other in enumerate(values) if other != value or 2 * count <= len(values)]
 
 
 def code_digest() -> str:
-    """SHA-256 of our own Python files with their names: 16 hex digits."""
+    """SHA-256 of the Python files of this project with their names: the first 16 hex digits."""
     digest = hashlib.sha256()
     for path in sorted(p for package in ("data", "eval", "train") for p in (ROOT / package).rglob("*.py")):
         content = path.read_bytes()
@@ -96,7 +101,8 @@ def code_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def _everywhere(world: World, error: UserError) -> UserError:
+def _on_all_ranks(world: World, error: UserError) -> UserError:
+    """`error` marked as raised by every rank; only rank 0 keeps the message and prints it."""
     if world.rank > 0:
         error.args = ()
     error.everywhere = True

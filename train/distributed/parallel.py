@@ -1,4 +1,4 @@
-"""The towers on all ranks: gradients are averaged in one backward of a step, however many it has."""
+"""Data parallelism of the towers: gradients are averaged over ranks once per step, in the last backward of a tower."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from train.distributed.world import World
 from train.towers.tower import TwoTower
 
 
-def in_parallel(towers: TwoTower, compiled: bool, world: World) -> tuple[nn.Module, nn.Module]:
-    """The towers, each on its own, so that gradients are averaged over ranks; one module for both sides stays one."""
+def wrap_towers(towers: TwoTower, compiled: bool, world: World) -> tuple[nn.Module, nn.Module]:
+    """The x and y tower, each wrapped in DistributedDataParallel on its own. A shared tower is wrapped once.
+
+    Towers with nothing to train, and those of a single process, are returned as they are. compiled: torch.compile them.
+    """
 
     def wrapped(tower: nn.Module) -> nn.Module:
         if compiled:
@@ -23,8 +26,9 @@ def in_parallel(towers: TwoTower, compiled: bool, world: World) -> tuple[nn.Modu
             return tower
         devices = [world.device] if world.device.type == "cuda" else None
         parallel = DistributedDataParallel(tower, devices, process_group=world.group, gradient_as_bucket_view=True)
-        parallel.broadcast_buffers = False  # set here, as the argument changes its name between versions of torch
-        _order_buckets(parallel)
+        # The step synchronises buffers itself. An attribute, as versions of torch disagree on the name of the argument.
+        parallel.broadcast_buffers = False
+        _rebuild_buckets(parallel)
         return parallel
 
     x_tower = wrapped(towers.x_tower)
@@ -32,8 +36,8 @@ def in_parallel(towers: TwoTower, compiled: bool, world: World) -> tuple[nn.Modu
 
 
 @contextmanager
-def without_averages(towers: Iterable[nn.Module]) -> Iterator[None]:
-    """Gradients stay this rank's own, but in a backward after `average_in_next_backward`."""
+def no_gradient_sync(towers: Iterable[nn.Module]) -> Iterator[None]:
+    """Inside, a backward leaves the gradients of this rank as they are, unless `sync_in_next_backward` came before."""
     with ExitStack() as stack:
         for tower in towers:
             if isinstance(tower, DistributedDataParallel):
@@ -41,21 +45,25 @@ def without_averages(towers: Iterable[nn.Module]) -> Iterator[None]:
         yield
 
 
-def average_in_next_backward(towers: Iterable[nn.Module]) -> None:
-    """DDP expects its backward right after a forward, and is told so there; here others may lie between."""
-    for tower in dict.fromkeys(towers):
+def sync_in_next_backward(towers: Iterable[nn.Module]) -> None:
+    """Average gradients over ranks in the next backward.
+
+    DDP arms its reducer in forward, for the backward that follows. Here forwards of other chunks may lie between the
+    two, so the reducer is armed explicitly.
+    """
+    for tower in dict.fromkeys(towers):  # a shared tower once
         if isinstance(tower, DistributedDataParallel):
             tower.reducer.prepare_for_backward([])
 
 
-def _order_buckets(tower: DistributedDataParallel) -> None:
-    """Buckets of all steps in the order of the parameters, the last first.
+def _rebuild_buckets(tower: DistributedDataParallel) -> None:
+    """Make DDP choose its final gradient buckets now, by a backward of zeros, before any step.
 
-    DDP starts with one bucket and divides it anew, by the first backward, in the forward after that. The sum of three
-    or more ranks is rounded by the place in a bucket, so a resumed run would differ in its first step. This backward
-    of zeros comes before any step.
+    DDP begins with one bucket. After the first backward it regroups the parameters in reverse order. The position in a
+    bucket decides how the sum of three or more ranks is rounded, so without this the first step of a resumed run would
+    differ in the last bits from the same step of an undisturbed run.
     """
-    average_in_next_backward([tower])
+    sync_in_next_backward([tower])
     trained = [p for p in tower.parameters() if p.requires_grad]
     torch.autograd.backward([p.view_as(p) for p in trained], [torch.zeros_like(p) for p in trained])
     tower.zero_grad()

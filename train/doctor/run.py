@@ -27,7 +27,7 @@ from train.doctor.machine import size
 from train.findings import Finding, fail, ok, warn
 from train.runs.folder import is_finished, run_folder
 from train.towers.published import package_folder, read_json
-from train.towers.sentence_folder import compared
+from train.towers.sentence_folder import describe_choices
 from train.tracking.trackers import wandb_mode
 
 SCANNED = 256 << 20  # bytes of an unindexed shard that are read whole
@@ -151,7 +151,7 @@ def model(config: TrainConfig) -> Iterator[Finding]:
         yield from _open_clip(towers.image.name or towers.name, towers.image.pretrained or towers.pretrained)
     if towers.text.kind is TextTower.transformers:
         yield from _transformers(towers)
-        yield from (ok("model", line) for line in compared(config))
+        yield from (ok("model", line) for line in describe_choices(config))
     elif config.task is Task.image_text:
         named = towers.text.name or towers.name, towers.text.pretrained or towers.pretrained
         if towers.image.kind is not ImageTower.open_clip or named[0] != (towers.image.name or towers.name):
@@ -170,11 +170,11 @@ def batch_norm(config: TrainConfig) -> Iterator[Finding]:
     from train.parts import batch_norms
     from train.towers.batch_norm import set_batch_norms
     from train.towers.image import build_image_tower
-    from train.towers.open_clip_pair import OpenClipPair
+    from train.towers.open_clip_pair import BuildContext
 
     try:
         with torch.device("meta"):  # no memory, no weights
-            tower, _ = build_image_tower(config.model, OpenClipPair(config.model, load_pretrained=False), False)
+            tower, _ = build_image_tower(BuildContext(config.model, load_pretrained=False))
     except ConfigError:
         return
     set_batch_norms(tower.train(), config.model.batch_norm)

@@ -1,1 +1,1 @@
-"""python -m train.export: a trained model as a folder that another library loads."""
+"""Export of a trained model for open_clip, sentence-transformers, transformers and onnxruntime, with a model card."""

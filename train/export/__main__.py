@@ -1,6 +1,6 @@
-"""python -m train.export run=runs/x [format=…]: a trained model as a folder that another library loads.
+"""python -m train.export run=runs/x [format=…]: write a trained model as a folder that another library loads.
 
-Nothing is called done before that library has loaded the folder and given the same embeddings as the run itself.
+The export succeeds only after that library has loaded the folder and given the same embeddings as the run.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from omegaconf import MISSING
 
@@ -21,15 +21,14 @@ from data.errors import ConfigError
 from data.files import remove, whole_folder
 
 if TYPE_CHECKING:
-    from eval.trained import Trained
-    from train.export.library import Library, Source
-    from train.towers.build import Model
+    from train.export.library import ExportSource, Library
+    from train.towers.build import TwoTowerModel
 
 
 CARD = "README.md"
 
 
-class Format(Enum):
+class ExportFormat(Enum):
     open_clip = "open_clip"
     sentence_transformers = "sentence_transformers"
     dpr = "dpr"
@@ -41,7 +40,7 @@ class ExportCommand:
     """`python -m train.export`: which run, for which library."""
 
     run: str = described(MISSING, "a run folder (its newest checkpoint) or one checkpoint folder")
-    format: Format | None = described(
+    format: ExportFormat | None = described(
         None, "what is to load it; null: open_clip or sentence_transformers, or onnx for pictures in other towers"
     )
     out: str | None = described(None, "folder to write; null: export/<format> in the run")
@@ -64,26 +63,28 @@ def main() -> None:
         return
     command = parse_options(ExportCommand, sys.argv[1:], "python -m train.export")
 
+    from eval.results import saved_results
     from eval.trained import find_run, load_trained
-    from train.export.library import Source
+    from train.export.library import ExportSource
 
     trained = load_trained(*find_run(command.run))
-    chosen = command.format or _own(trained.model)
+    chosen = command.format or _default_format(trained.model)
     library: Library = import_module(f"train.export.{chosen.value}").LIBRARY
     out = Path(command.out).expanduser() if command.out else trained.run / "export" / chosen.value
     name = trained.run.resolve().name
-    source = Source(name, trained.config, trained.model, trained.logit_scale, trained.step, _results(trained))
+    results = [result for result in saved_results(trained.run) if result.get("step") == trained.step]
+    source = ExportSource(name, trained.config, trained.model, trained.logit_scale, trained.step, results)
     difference = export(library, source, out)
     print(f"{out}: step {trained.step}. {library.name} loaded it in a process of its own, without a network,")
     print(f"and gave the same embeddings (to {difference:.1g}). Read its model card, {CARD}, before you hand it on.\n")
     print(library.snippet(out, source))
 
 
-def export(library: Library, source: Source, out: Path) -> float:
-    """Write `out`; the largest difference between the embeddings of the model and of what the library loads from there.
+def export(library: Library, source: ExportSource, out: Path) -> float:
+    """Write the folder `out` and return the largest difference of embeddings, as `library.difference`.
 
-    Raises ConfigError when the library cannot have such a model or cannot load it, or when `out` holds files that are
-    not of an export.
+    Raises ConfigError when the format cannot hold the model, the library cannot load it, or `out` holds other files
+    than an export; AssertionError when the embeddings differ. `out` then stays as it was.
     """
     from train.export.card import card
     from train.export.library import difference
@@ -92,7 +93,9 @@ def export(library: Library, source: Source, out: Path) -> float:
     try:
         with whole_folder(out) as temporary:
             library.write(temporary, source)
-            _refuse_other_files(out, {*_files(temporary), CARD})
+            existing = _files(out) if out.is_dir() else {out.name} if out.exists() else set()
+            if foreign := existing - _files(temporary) - {CARD}:
+                raise ConfigError(f"out={out} exists and holds '{min(foreign)}': choose another folder, or remove it")
             distance = difference(library, temporary, source)
             (temporary / CARD).write_text(card(library, source, distance), encoding="utf-8")
             remove(out)
@@ -101,30 +104,16 @@ def export(library: Library, source: Source, out: Path) -> float:
     return distance
 
 
-def _own(model: Model) -> Format:
-    """The format that a model is at home in."""
+def _default_format(model: TwoTowerModel) -> ExportFormat:
     from train.towers.build import ImageTextModel
 
     if not isinstance(model, ImageTextModel):
-        return Format.sentence_transformers
-    return Format.onnx if model.open_clip_config is None else Format.open_clip
+        return ExportFormat.sentence_transformers
+    return ExportFormat.onnx if model.open_clip_config is None else ExportFormat.open_clip
 
 
 def _files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()}
-
-
-def _refuse_other_files(out: Path, ours: set[str]) -> None:
-    strangers = _files(out) - ours if out.is_dir() else {out.name} if out.exists() else set()
-    if strangers:
-        raise ConfigError(f"out={out} exists and holds '{min(strangers)}': choose another folder, or remove it")
-
-
-def _results(trained: Trained) -> list[dict[str, Any]]:
-    """What this very step scored, as evaluations left it in the run."""
-    from eval.results import saved_results
-
-    return [result for result in saved_results(trained.run) if result.get("step") == trained.step]
 
 
 if __name__ == "__main__":

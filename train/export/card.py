@@ -1,4 +1,4 @@
-"""README.md of an export: what a hub reads of a model, and what a stranger has to know before using it."""
+"""The model card, README.md of an export: metadata for the hub, training, scores, data, licences and limits."""
 
 from __future__ import annotations
 
@@ -9,143 +9,82 @@ import platform
 import re
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, cast
 
-from huggingface_hub import EvalResult, ModelCardData
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from data.notices import Notice, notices
 from data.secrets import public_path
 from data.sources import split_sources
 from train.config import Task, TextTower, TrainConfig
-from train.export.library import Library, Source
+from train.export.library import ExportSource, Library
 from train.runs.folder import what_matters
 from train.towers.published import package_folder
-from train.tracking.headlines import Score, scores
+from train.tracking.headlines import scores
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("dyad", "torch", "transformers", "open_clip_torch", "sentence-transformers", "onnx", "onnxruntime")
-HUB_TASKS = {
+HUB_TASKS = {  # task of a result → task_type of the hub
     "zeroshot_retrieval": "image-text-retrieval",
     "zeroshot_classification": "zero-shot-image-classification",
     "passage_retrieval": "information-retrieval",
 }
+# Keys that another task reads
 UNUSED = {
     Task.image_text: ("data.question.", "data.passage.", "data.negatives.", "model.shared"),
     Task.question_passage: ("data.augment.", "data.image_key", "data.caption", "data.max_image_pixels", "model.image."),
 }
-SCORES_SAY = {
-    Task.image_text: "which of the given texts or pictures fits best, not whether any fits. Zero-shot results depend\n"
-    "  on the prompts.",
-    Task.question_passage: "which of the given passages fits best, not whether it is true or answers at all.\n"
-    "  Longer texts are cut.",
-}
-TEMPLATE = """\
----
-{front}
----
-# {title}
-
-{kind} trained by Dyad on {data}: {steps}, objective {objective}.
-
-## How to load it
-
-{snippet}
-
-Checked when it was written: {library} loaded this folder in a process of its own without a network, and its embeddings
-were those of the run, to {difference:.1g} of their length.
-
-## What it scored
-
-{scores}
-
-## How it was trained
-
-| | |
-|---|---|
-{settings}
-
-## Data and licence
-
-Trained on {data}. No licence was chosen for the model: whoever publishes it chooses one that the data and the weights
-it began with allow, and puts it in the place of `unknown` at the top of this file.
-
-{notices}
-
-## Limits
-
-- What is wrong or one-sided in the data is in the model. Nobody has checked it for harm, bias or private facts.
-- A score says {scores_say}
-- The figures hold for the data sets named, some of which may be close to the training data. Measure it on your own
-  data before you rely on it.
-"""
+TEMPLATE = Path(__file__).with_name("templates") / "card.md.j2"
 
 
-def card(library: Library, source: Source, difference: float) -> str:
-    """The whole file. difference: what `exported.difference` found; source.results: evaluations of this very step."""
-    config, trained_on = source.config, _data(source.config)
-    theirs = "\n\n".join(map(_quoted, notices(list(_origins(config)))))
-    steps = "" if source.step is None else f"{source.step:,} steps of "
-    return TEMPLATE.format(
-        front=_front(library, source),
+def card(library: Library, source: ExportSource, difference: float) -> str:
+    """The model card. difference: the result of `library.difference`, as a share of the length of an embedding."""
+    config = source.config
+    measured = [(result, metric, score) for result in source.results for metric, score in scores(result).items()]
+    evaluations = [
+        EvalResult(
+            task_type=HUB_TASKS[result["task"]],
+            dataset_type=re.sub(r"[^\w.-]+", "_", result["dataset"]),
+            dataset_name=_one_line(result["dataset"]),
+            metric_type=metric,
+            metric_value=score.value,
+        )
+        for result, metric, score in measured
+    ]
+    index = {"model_name": _one_line(source.name), "eval_results": evaluations} if evaluations else {}
+    written = ModelCard.from_template(
+        ModelCardData(license="unknown", **library.front, **index),
+        template_path=str(TEMPLATE),
         title=escaped(source.name),
         kind=library.kind,
-        data=trained_on,
-        steps=f"{steps}{config.global_batch_size:,} pairs",
+        data=", ".join(code(public_path(path)) for path, _ in parts(config.data.train, "data.train")),
+        steps="" if source.step is None else f"{source.step:,} steps of ",
+        pairs=f"{config.global_batch_size:,}",
         objective=code(config.objective.name),
         snippet=library.snippet(Path("THIS_FOLDER"), source),
         library=library.name,
         difference=difference,
-        scores=_scores(source),
-        settings="\n".join(f"| {name} | {value} |" for name, value in _settings(source)),
-        notices=theirs or "Nothing beside the data says whose they are.",
-        scores_say=SCORES_SAY[config.task],
+        scores=[(escaped(result["dataset"]), metric, score) for result, metric, score in measured],
+        settings=list(_settings(source)),
+        notices=[_quoted(notice) for notice in notices(list(_origins(config)))],
+        task=config.task.value,
     )
+    return f"{written}\n"
 
 
-def _front(library: Library, source: Source) -> str:
-    """The hub's metadata, as its own library writes it."""
-    measured = [
-        EvalResult(
-            task_type=HUB_TASKS[result["task"]],
-            dataset_type=re.sub(r"[^\w.-]+", "_", result["dataset"]),
-            dataset_name=_line(result["dataset"]),
-            metric_type=metric,
-            metric_value=found.value,
-        )
-        for result in source.results
-        for metric, found in scores(result).items()
-    ]
-    index = {"model_name": _line(source.name), "eval_results": measured} if measured else {}
-    return ModelCardData(license="unknown", **library.front, **index).to_yaml()
-
-
-def _scores(source: Source) -> str:
-    rows = [_row(result["dataset"], *named) for result in source.results for named in scores(result).items()]
-    if not rows:
-        return "Nothing was measured at this step: `python -m eval checkpoint=RUN` does it, then export again."
-    head = "| data set | metric | value | 95 % interval | chance |\n|---|---|---|---|---|"
-    told = "Interval: bootstrap over the queries, or over their topics. Chance: what a random order gets."
-    return "\n".join([head, *rows, "", told])
-
-
-def _row(dataset: str, metric: str, found: Score) -> str:
-    between = "" if found.low is None else f"{found.low:.3f} – {found.high:.3f}"
-    chance = "" if found.chance is None else f"{found.chance:.2g}"
-    return f"| {escaped(dataset)} | {metric} | {found.value:.3f} | {between} | {chance} |"
-
-
-def _settings(source: Source) -> Iterator[tuple[str, str]]:
-    """What changes the weights, by the part of the configuration it stands in; what is off is left out."""
-    config, told = source.config, cast(dict[str, list[str]], {})
+def _settings(source: ExportSource) -> Iterator[tuple[str, str]]:
+    """Rows of the table "How it was trained": keys that change the weights, by section, without those that are off."""
+    config, sections = source.config, cast(dict[str, list[str]], {})
     idle = {"model.text.lora_": not config.model.text.lora_rank, "data.negatives.": not config.data.negatives.per_row}
     unused = (*UNUSED[config.task], *(key for key, is_idle in idle.items() if is_idle))
     for key, value in what_matters(config).items():
         if value and not key.startswith(unused):
             part = key.partition(".")[0] if "." in key else "training"
-            told.setdefault(part, []).append(f"{key.removeprefix(f'{part}.')}={_shown(value)}")
-    for part, values in told.items():
+            sections.setdefault(part, []).append(f"{key.removeprefix(f'{part}.')}={_shown(value)}")
+    for part, values in sections.items():
         yield "optim (AdamW)" if part == "optim" else part, code(", ".join(values))
     if source.logit_scale is not None:
         yield "temperature at the end", f"{math.exp(-source.logit_scale):.4g}"
@@ -155,17 +94,14 @@ def _settings(source: Source) -> Iterator[tuple[str, str]]:
 
 
 def _shown(value: Any) -> Any:
+    """A value of the configuration without passwords and without folders above the last one of a path."""
     if isinstance(value, list):
         return [_shown(item) for item in value]
     return "::".join(map(public_path, value.split("::"))) if isinstance(value, str) else value
 
 
-def _data(config: TrainConfig) -> str:
-    return ", ".join(code(public_path(path)) for path, _ in split_sources(config.data.train, "data.train"))
-
-
 def _origins(config: TrainConfig) -> Iterator[str]:
-    """Where it comes from, data and weights, as `notices` takes it."""
+    """The paths of the training data and of the initial weights, where notices of their licences may lie."""
     yield from (path for path, _ in split_sources(config.data.train, "data.train"))
     if config.data.passage.corpus:
         yield config.data.passage.corpus
@@ -174,62 +110,54 @@ def _origins(config: TrainConfig) -> Iterator[str]:
     if encoder and encoder.startswith("pkg:"):
         encoder = package_folder(encoder)
     for weights in (encoder, model.pretrained, model.image.pretrained, text.pretrained):
-        if weights and Path(weights).expanduser().exists():  # else a published name
+        if weights and Path(weights).expanduser().exists():  # otherwise a published name
             yield weights
 
 
-def _quoted(notice: Notice) -> str:
-    """Their text to the letter: nothing in it is read as part of the card."""
-    fence, name = _fence(notice.text, 3), html.escape(_line(public_path(notice.file)))
-    return f"<details><summary>{name}</summary>\n\n{fence}text\n{notice.text}\n{fence}\n\n</details>"
+def _quoted(notice: Notice) -> dict[str, str]:
+    """A notice for the template. The fence keeps its text from being rendered as Markdown."""
+    name = html.escape(_one_line(public_path(notice.file)))
+    return {"name": name, "fence": _fence(notice.text, 3), "text": notice.text}
 
 
 def code(value: object) -> str:
-    """Inline code that holds any text, also in a table."""
-    text = _line(str(value)).replace("|", r"\|")
+    """`value` as inline code of Markdown, whatever it holds; fit for a table cell."""
+    text = _one_line(str(value)).replace("|", r"\|")
     fence, pad = _fence(text, 1), " " if text.startswith("`") or text.endswith("`") else ""
     return f"{fence}{pad}{text}{pad}{fence}"
 
 
 def _fence(text: str, least: int) -> str:
-    """More backticks than stand together anywhere in `text`."""
+    """A fence of `least` or more backticks that is longer than any run of backticks in `text`."""
     return "`" * max(least, *(len(run) + 1 for run in re.findall("`+", text)), least)
 
 
 def escaped(text: str) -> str:
-    """One line that Markdown and HTML show as it is."""
-    return re.sub(r"([\\`*_{}\[\]<>()#+!|~&])", r"\\\1", _line(text))
+    """`text` as one line that Markdown and HTML show literally."""
+    return re.sub(r"([\\`*_{}\[\]<>()#+!|~&])", r"\\\1", _one_line(text))
 
 
-def _line(text: str) -> str:
-    """One line, so that nothing in it can end the metadata or begin a title."""
+def _one_line(text: str) -> str:
+    """`text` as one line, so that it cannot end the metadata block or begin a heading."""
     return " ".join(text.split())
 
 
 def commit(root: Path = ROOT) -> str:
-    """Of the checkout at `root`, with a word when its files were changed since; "unknown" when it is none."""
-    found = _git(root, "rev-parse", "--show-toplevel", "HEAD").splitlines()
-    if len(found) != 2 or Path(found[0]) != root.resolve():  # in a repository of somebody else
+    """The commit of the checkout at `root`, and whether files were changed since; "unknown" if it is no checkout."""
+    if not (root / ".git").exists():  # git would take a repository around it
         return "unknown"
-    return f"{found[1]}{' with changes' if _git(root, 'status', '--porcelain', '--untracked-files=no') else ''}"
-
-
-def _git(root: Path, *words: str) -> str:
-    """What git says, nothing when it fails or is not there."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # of a hook, say
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # set in hooks
+    command = ["git", "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty= with changes"]
     try:
-        done = subprocess.run(["git", *words], cwd=root, env=own, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
+        return "unknown"
+    return done.stdout.strip() or "unknown"
 
 
 def _versions() -> str:
-    return ", ".join([f"Python {platform.python_version()}", *filter(None, map(_version, PACKAGES))])
-
-
-def _version(package: str) -> str:
-    try:
-        return f"{package} {version(package)}"
-    except PackageNotFoundError:
-        return ""
+    found = [f"Python {platform.python_version()}"]
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found.append(f"{package} {version(package)}")
+    return ", ".join(found)

@@ -1,7 +1,7 @@
 """format=dpr: question_encoder/ and ctx_encoder/, each loaded by transformers' AutoModel.
 
-A BERT that is pooled by its first token is what DPR's own classes are: its weights are there under their names too, so
-that DPRQuestionEncoder and DPRContextEncoder load the same folders.
+A BERT with cls pooling is the architecture of DPR's own classes (Karpukhin et al. 2020). Its weights are also written
+under DPR's names, so that DPRQuestionEncoder and DPRContextEncoder load the same folders.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from transformers import BertModel
 
 from data.errors import ConfigError
 from train.config import Pooling
-from train.export.encoder import POOLING_LINES, Side, inputs_in_words, sides
-from train.export.library import PROBES, Call, Library, Source
+from train.export.encoder import TextSide, encoder_sides
+from train.export.library import PROBES, Call, ExportSource, Library, render
 
 FOLDERS = {"question_encoder": "DPRQuestionEncoder", "ctx_encoder": "DPRContextEncoder"}  # x, y; and DPR's classes
 
 
-def write(folder: Path, source: Source) -> None:
-    for name, side in zip(FOLDERS, sides(source, "dpr"), strict=True):
+def write(folder: Path, source: ExportSource) -> None:
+    for name, side in zip(FOLDERS, encoder_sides(source, "dpr"), strict=True):
         if not isinstance(side.tower.projection, nn.Identity):
             raise ConfigError(
                 "format=dpr: transformers' AutoModel has no place for the projection of model.embed_dim="
@@ -30,50 +30,29 @@ def write(folder: Path, source: Source) -> None:
             )
         side.save(folder / name, side.length)
         if _is_dpr(side):
-            _add_names(folder / name / "model.safetensors", f"{name}.bert_model.")
+            # Every weight once more, under DPR's name. DPR's BERT has no pooler.
+            file = folder / name / "model.safetensors"
+            weights = load_file(file)
+            prefix = f"{name}.bert_model."
+            again = {prefix + key: tensor.clone() for key, tensor in weights.items() if not key.startswith("pooler.")}
+            save_file({**weights, **again}, file, metadata={"format": "pt"})
 
 
-def calls(source: Source) -> Iterator[Call]:
-    """Questions and passages, also ones that are cut, by every class that loads them."""
-    for folder, side in zip(FOLDERS, sides(source, "dpr"), strict=True):
-        plain = [*PROBES, side.too_long]
-        texts, pairs = [side.prefix + text for text in plain], plain if side.paired else None
+def calls(source: ExportSource) -> Iterator[Call]:
+    """Questions and passages, some of them too long, for AutoModel and for DPR's own class."""
+    for folder, side in zip(FOLDERS, encoder_sides(source, "dpr"), strict=True):
         own_class = FOLDERS[folder] if _is_dpr(side) else None
-        hints = {"folder": folder, "pooling": side.pooled.pooling.value, "own_class": own_class}
-        yield Call(side.embed(texts, pairs), texts, pairs, hints=hints)
+        texts = [*PROBES, side.too_long]
+        yield side.call(texts, folder=folder, pooling=side.pooled.pooling.value, own_class=own_class)
 
 
-def snippet(folder: Path, source: Source) -> str:
-    question, _ = sides(source, "dpr")
-    own = """
-The folders also load as transformers.DPRQuestionEncoder and transformers.DPRContextEncoder, whose pooler_output is the
-embedding. Each class reports the other's names of the weights as unexpected.
-"""
-    return f"""\
-    import torch
-    from transformers import AutoModel, AutoTokenizer
-
-    def embed(folder, texts):
-        tokenizer, encoder = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder)
-        inputs = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
-        states, mask = encoder(**inputs).last_hidden_state, inputs.attention_mask[:, :, None]
-        return {POOLING_LINES[question.pooled.pooling]}
-
-    questions = embed("{folder / "question_encoder"}", ["a question"])
-    passages = embed("{folder / "ctx_encoder"}", ["a passage"])
-{own if _is_dpr(question) else ""}
-{inputs_in_words(source.config)} Prefixes are for you to add."""
+def snippet(folder: Path, source: ExportSource) -> str:
+    question, _ = encoder_sides(source, "dpr")
+    return render("dpr.md.j2", folder, source, pooling=question.pooled.pooling.value, is_dpr=_is_dpr(question))
 
 
-def _is_dpr(side: Side) -> bool:
+def _is_dpr(side: TextSide) -> bool:
     return isinstance(side.pooled.encoder, BertModel) and side.pooled.pooling is Pooling.cls
-
-
-def _add_names(file: Path, prefix: str) -> None:
-    """Every weight once more, under the name that starts with `prefix`; DPR's BERT has no pooler."""
-    weights = load_file(file)
-    again = {prefix + name: weight.clone() for name, weight in weights.items() if not name.startswith("pooler.")}
-    save_file({**weights, **again}, file, metadata={"format": "pt"})
 
 
 FRONT = {"library_name": "transformers", "pipeline_tag": "feature-extraction", "tags": ["dpr"]}

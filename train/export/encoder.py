@@ -1,4 +1,4 @@
-"""What the formats of text encoders share: an encoder and its tokenizer as a folder of transformers."""
+"""What the formats of text encoders share: one side of a model, its check, and its transformers folder."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import MODEL_MAPPING
 
 from data.config import Title
 from data.errors import ConfigError
-from train.config import Pooling, Task, TrainConfig
-from train.export.library import PROBES, Source
+from train.config import Task, TrainConfig
+from train.export.library import PROBES, Call, ExportSource
 from train.towers.adapters import merged
 from train.towers.build import TextPairModel
 from train.towers.pooled import Pooled
@@ -26,8 +27,11 @@ INPUTS = ["input_ids", "attention_mask"]  # no token types: the encoder was trai
 
 
 @dataclass(frozen=True)
-class Side:
-    """One side of a model: questions or passages. length: of the longest in tokens; paired: title and text are two."""
+class TextSide:
+    """The text side, question side or passage side of a model.
+
+    length: most tokens of a text. paired: a text is a pair of title and text.
+    """
 
     tower: Tower
     tokenize: Callable[..., Tensor]
@@ -41,16 +45,18 @@ class Side:
 
     @property
     def too_long(self) -> str:
-        """A text of more tokens than are taken: the probes have eleven words."""
+        """A text of more than `length` tokens: PROBES have eleven words."""
         return " ".join(PROBES * (self.length // 11 + 1))
 
     @torch.no_grad()
-    def embed(self, texts: list[str], pairs: list[str] | None = None) -> Tensor:
-        """As the run embeds them."""
-        return self.tower.eval()(self.tokenize(texts, self.length, pairs))
+    def call(self, texts: list[str], *, unit: bool = False, adds_prefix: bool = False, **hints: Any) -> Call:
+        """A check of `texts`. unit: embeddings have length 1. adds_prefix: the library puts the prefix before texts."""
+        prefixed, pairs = [self.prefix + text for text in texts], texts if self.paired else None
+        ours = self.tower.eval()(self.tokenize(prefixed, self.length, pairs))
+        return Call(F.normalize(ours, dim=-1) if unit else ours, texts if adds_prefix else prefixed, pairs, hints=hints)
 
     def save(self, folder: Path, length: int) -> None:
-        """config.json, model.safetensors with the adapters merged in, and the tokenizer's files."""
+        """Write config.json, model.safetensors with the adapters merged in, and the tokenizer's files."""
         tokenizer: Any = copy.deepcopy(cast(TextTokenizer, self.tokenize).tokenizer)
         tokenizer.model_max_length = length
         tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = INPUTS
@@ -58,51 +64,30 @@ class Side:
         tokenizer.save_pretrained(folder)
 
 
-def both_sides(model: TextPairModel, config: TrainConfig) -> tuple[Side, Side]:
-    """Questions and passages."""
-    tokenize = cast(TextTokenizer, model.tokenize)
+def text_sides(model: TextPairModel, config: TrainConfig) -> tuple[TextSide, TextSide]:
+    """The question side and the passage side."""
     x_tower, y_tower = cast(Tower, model.towers.x_tower), cast(Tower, model.towers.y_tower)
     question, passage = config.data.question, config.data.passage
     return (
-        Side(x_tower, tokenize, question.prefix, question.length),
-        Side(y_tower, tokenize, passage.prefix, passage.length, passage.title is Title.pair),
+        TextSide(x_tower, model.tokenize, question.prefix, question.length),
+        TextSide(y_tower, model.tokenize, passage.prefix, passage.length, passage.title is Title.pair),
     )
 
 
-def sides(source: Source, name: str) -> tuple[Side, Side]:
-    """Questions and passages. ConfigError for another model, or an encoder that cannot be loaded alone."""
-    model, config = source.model, source.config
-    if not isinstance(model, TextPairModel):
+def encoder_sides(source: ExportSource, name: str) -> tuple[TextSide, TextSide]:
+    """The question side and the passage side, for a format that loads encoders by AutoModel.
+
+    Raises ConfigError for a model of another task, or an encoder that is only a part of a model.
+    """
+    if not isinstance(source.model, TextPairModel):
         raise ConfigError(
-            f"format={name} is of task={Task.question_passage.value}; this run's is {config.task.value}. "
+            f"format={name} is of task={Task.question_passage.value}; this run's is {source.config.task.value}. "
             "Take format=onnx or open_clip"
         )
-    question, passage = both_sides(model, config)
+    question, passage = text_sides(source.model, source.config)
     encoder = cast(Any, question.pooled.encoder)
     if type(encoder) is not MODEL_MAPPING.get(type(encoder.config), None):
         raise ConfigError(
             f"format={name}: {type(encoder).__name__} is a part of a model, which nothing loads alone. Take format=onnx"
         )
     return question, passage
-
-
-POOLING_LINES: dict[Pooling, str] = {
-    Pooling.cls: "states[:, 0]",
-    Pooling.mean: "(states * mask).sum(1) / mask.sum(1)",
-    Pooling.last: "states[range(len(texts)), inputs.attention_mask.sum(1) - 1]",
-}
-
-
-def inputs_in_words(config: TrainConfig) -> str:
-    """What the card says of texts and scores."""
-    question, passage = config.data.question, config.data.passage
-    titles = {
-        Title.join: "title, a blank, text",
-        Title.pair: "title and text as a pair",
-        Title.drop: "text, without its title",
-    }
-    return (
-        f"A question is `{question.prefix!r}` + its text, at most {question.length} tokens; a passage is "
-        f"`{passage.prefix!r}` + {titles[passage.title]}, at most {passage.length} tokens. "
-        f"Scores are {config.objective.similarity.value}."
-    )

@@ -1,4 +1,4 @@
-"""What the formats of an export share: what is exported, and how a library's embeddings are compared with our own."""
+"""What all export formats share: the exported model, and the check that a library loads it with equal embeddings."""
 
 from __future__ import annotations
 
@@ -13,28 +13,34 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from data.errors import ConfigError, HardwareError
 from train.config import TrainConfig
 from train.export import reload
-from train.towers.build import Model
+from train.towers.build import TwoTowerModel
 
-TOLERANCE = 1e-5  # of a row's length: another order of summation, not another model
+TOLERANCE = 1e-5  # share of a row's length that another order of summation may change
+TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).with_name("templates")), undefined=StrictUndefined, trim_blocks=True
+)
+TEMPLATES.filters |= {"literal": lambda text: json.dumps(text, ensure_ascii=False), "repr": repr}
 PROBES = ["a red circle", "Grüße aus Köln", "wheel of dharma, religion, Buddhist"]
 
 
 @dataclass(frozen=True)
-class Source:
-    """A trained model. name: of its run; logit_scale: log 1/τ as it was learnt, None to keep the library's own.
+class ExportSource:
+    """A trained model and what its card says of it. name: of the run.
 
-    step: it was trained for, None when nobody knows; results: JSON of the evaluations at that step.
+    logit_scale: log 1/τ at the end of training, None for the library's own. step: optimiser steps of the model, None if
+    unknown. results: the JSON reports of evaluations at that step.
     """
 
     name: str
     config: TrainConfig
-    model: Model
+    model: TwoTowerModel
     logit_scale: float | None = None
     step: int | None = None
     results: Sequence[Mapping[str, Any]] = ()
@@ -42,9 +48,9 @@ class Source:
 
 @dataclass(frozen=True)
 class Call:
-    """Texts (n; of pairs the second halves too) or pictures, uint8 (n, 3, S, S), that a library is to embed.
+    """n texts (or pairs of `texts` and `pairs`), or pictures, uint8 (n, 3, S, S), that a library is to embed.
 
-    ours: what must come out, (n, D); hints: what the library's part of reload.py asks for.
+    ours: the embeddings (n, D) that must come out. hints: further arguments of the library's function in reload.py.
     """
 
     ours: Tensor
@@ -56,55 +62,71 @@ class Call:
 
 @dataclass(frozen=True)
 class Library:
-    """One format. name: of the library that loads it, a key of reload.LIBRARIES; kind: what the card calls the model;
-    front: the hub's words for it (library_name, pipeline_tag, tags).
+    """One export format. name: the library that loads it, a key of reload.LIBRARIES.
 
-    write: fills a folder, ConfigError when it has no place for such a model; calls: what the library is asked, to see
-    that it has the same model; snippet: how to load it.
+    front: metadata for the hub (library_name, pipeline_tag, tags). kind: what the card calls the model. write: fills a
+    folder; raises ConfigError for a model that the format cannot hold. calls: inputs that check the written folder.
+    snippet: how to load the folder, in Markdown.
     """
 
     name: str
     front: Mapping[str, Any]
     kind: str
-    write: Callable[[Path, Source], None]
-    calls: Callable[[Source], Iterable[Call]]
-    snippet: Callable[[Path, Source], str]
+    write: Callable[[Path, ExportSource], None]
+    calls: Callable[[ExportSource], Iterable[Call]]
+    snippet: Callable[[Path, ExportSource], str]
+
+
+def render(template: str, folder: Path, source: ExportSource, **values: Any) -> str:
+    """The snippet in templates/: how to load the export in `folder`. literal and repr make Python strings of texts."""
+    return TEMPLATES.get_template(template).render(folder=str(folder), config=source.config, **values)
 
 
 def probe_pictures(size: int) -> Tensor:
-    """Noise, uint8 (3, 3, S, S)."""
+    """Noise, uint8 (3, 3, size, size); the same in each call."""
     return torch.randint(0, 256, (3, 3, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
-def difference(library: Library, folder: Path, source: Source) -> float:
-    """The largest one between the model's embeddings and those of what the library loads from `folder`, by itself.
+def difference(library: Library, folder: Path, source: ExportSource) -> float:
+    """The largest difference between the model's embeddings and those of the library that loads `folder`.
 
-    As a share of a row's length. ConfigError when the library cannot load it, AssertionError when it is another model.
+    As a share of the length of an embedding. Raises ConfigError when the library cannot load the folder, AssertionError
+    above TOLERANCE: then the library has another model.
     """
     calls = list(library.calls(source))
-    with TemporaryDirectory() as place:
-        job = Path(place)
+    with TemporaryDirectory() as temporary:
+        job = Path(temporary)
         asked = [{"texts": list(call.texts), "pairs": call.pairs and list(call.pairs), **call.hints} for call in calls]
         (job / reload.CALLS).write_text(json.dumps(asked))
         given = {str(i): call.pictures for i, call in enumerate(calls) if call.pictures is not None}
         save_file(given, job / reload.GIVEN)
         in_a_clean_process(library.name, folder, job)
         theirs = load_file(job / reload.THEIRS)
-    answered = {name.partition("/")[0] for name in theirs}
-    assert answered == {str(i) for i in range(len(calls))}, answered
-    return max(_distance(library.name, calls[int(name.partition("/")[0])].ours, rows) for name, rows in theirs.items())
+    largest, answered = 0.0, set()
+    for name, rows in theirs.items():
+        number = int(name.partition("/")[0])
+        ours = calls[number].ours
+        length = ours.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(ours.dtype).tiny)
+        distance = float(((ours - rows) / length).abs().max())
+        assert distance <= TOLERANCE, f"{library.name} gives other embeddings than the run, by up to {distance}"
+        largest = max(largest, distance)
+        answered.add(number)
+    assert answered == set(range(len(calls))), answered
+    return largest
 
 
 def in_a_clean_process(library: str, folder: Path, job: Path) -> None:
-    """reload.py with nothing but the folder: no network, empty caches of models, none of our code."""
-    empty = str(job)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
-    places = {"HF_HOME": empty, "TORCH_HOME": empty, "XDG_CACHE_HOME": empty}
-    alone = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    """Run reload.py without network, with empty model caches and without any module of this project.
+
+    job: its working folder, with the files that reload.py names. Raises ConfigError when the library cannot load
+    `folder`, HardwareError when the process is killed.
+    """
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
+    caches = dict.fromkeys(("HF_HOME", "TORCH_HOME", "XDG_CACHE_HOME"), str(job))
+    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-P", reload.__file__, library, str(folder), str(job)]
-    done = subprocess.run(
-        command, env={**kept, **places, **alone}, cwd=job, stdin=subprocess.DEVNULL, capture_output=True, text=True
-    )
+    environment = {**inherited, **caches, **offline}
+    done = subprocess.run(command, env=environment, cwd=job, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode < 0:
         raise HardwareError(
             f"the process in which {library} loads the export was killed (signal {-done.returncode}): is there memory "
@@ -113,10 +135,3 @@ def in_a_clean_process(library: str, folder: Path, job: Path) -> None:
     if done.returncode:
         said = done.stderr.strip().splitlines() or ["it said nothing"]
         raise ConfigError(f"{library} cannot load what was written, in a process without a network: {said[-1]}")
-
-
-def _distance(library: str, ours: Tensor, theirs: Tensor) -> float:
-    length = ours.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(ours.dtype).tiny)
-    distance = float(((ours - theirs) / length).abs().max())
-    assert distance <= TOLERANCE, f"{library} gives other embeddings than the run, by up to {distance}"
-    return distance

@@ -1,4 +1,4 @@
-"""format=open_clip: a folder that open_clip loads, by its name or by a model name and a .pt file."""
+"""format=open_clip: a folder that open_clip loads, as local-dir:FOLDER or by a model name and a .pt file."""
 
 from __future__ import annotations
 
@@ -12,31 +12,36 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from data.errors import ConfigError
-from data.transforms import ImageSpec
-from train.export.library import PROBES, Call, Library, Source, probe_pictures
+from train.export.library import PROBES, Call, ExportSource, Library, probe_pictures, render
 from train.towers.build import ImageTextModel, open_clip_state_dict
 
 WEIGHTS, CHECKPOINT, CONFIG = "open_clip_model.safetensors", "open_clip_pytorch_model.pt", "open_clip_config.json"
-OWN_SCALE = math.log(1 / 0.07)  # where open_clip starts
+OWN_SCALE = math.log(1 / 0.07)  # open_clip's initial logit_scale
 
 
-def write(folder: Path, source: Source) -> None:
-    model, scale = _checked(source), source.logit_scale
+def write(folder: Path, source: ExportSource) -> None:
+    model, config = _checked(source)
+    image, scale = model.image, source.logit_scale
     tensors: dict[str, Tensor] = {k: v.detach().cpu().contiguous() for k, v in open_clip_state_dict(model).items()}
     tensors["logit_scale"] = torch.tensor(OWN_SCALE if scale is None else scale)
     save_file(tensors, folder / WEIGHTS)
     torch.save({"state_dict": tensors}, folder / CHECKPOINT)
-    assert model.open_clip_config is not None
-    config = model.open_clip_config["model_cfg"]
-    whole = {"model_cfg": config, "preprocess_cfg": _preprocess(model.image)}
+    preprocess = {
+        "size": image.size,
+        "mean": list(image.mean),
+        "std": list(image.std),
+        "interpolation": image.interpolation,
+        "resize_mode": image.resize,
+    }
+    whole = {"model_cfg": config, "preprocess_cfg": preprocess}
     (folder / CONFIG).write_text(json.dumps(whole, indent=2) + "\n")
     (folder / f"{source.name}.json").write_text(json.dumps(config, indent=2) + "\n")
-    if config["text_cfg"].get("hf_tokenizer_name"):  # open_clip then looks for its files in the folder
+    if config["text_cfg"].get("hf_tokenizer_name"):  # open_clip looks for its files in the folder
         model.tokenize.tokenizer.save_pretrained(folder)  # type: ignore[attr-defined]
 
 
-def calls(source: Source) -> list[Call]:
-    model = _checked(source)
+def calls(source: ExportSource) -> list[Call]:
+    model, _ = _checked(source)
     towers, pictures = model.towers.eval(), probe_pictures(model.image.size)
     with torch.no_grad():
         return [
@@ -45,47 +50,20 @@ def calls(source: Source) -> list[Call]:
         ]
 
 
-def snippet(folder: Path, source: Source) -> str:
-    image = _checked(source).image
-    place, name, weights = map(_literal, (f"local-dir:{folder}", source.name, str(folder / CHECKPOINT)))
-    return f"""\
-    import open_clip
-    model, _, preprocess = open_clip.create_model_and_transforms({place})
-    tokenizer = open_clip.get_tokenizer({place})
-
-By a model name and the .pt file, which does not know how pictures are prepared:
-
-    open_clip.add_model_config({_literal(str(folder))})
-    model, _, preprocess = open_clip.create_model_and_transforms(
-        {name}, pretrained={weights},
-        image_mean={list(image.mean)}, image_std={list(image.std)},
-        image_interpolation="{image.interpolation}", image_resize_mode="{image.resize}",
-    )"""
+def snippet(folder: Path, source: ExportSource) -> str:
+    image = _checked(source)[0].image
+    return render("open_clip.md.j2", folder, source, name=source.name, checkpoint=CHECKPOINT, image=image)
 
 
-def _literal(text: str) -> str:
-    """As Python writes it, whatever a name holds."""
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _checked(source: Source) -> ImageTextModel:
+def _checked(source: ExportSource) -> tuple[ImageTextModel, dict[str, Any]]:
+    """The model and its model_cfg. Raises ConfigError unless both towers are one open_clip model."""
     model = source.model
     if not isinstance(model, ImageTextModel) or model.open_clip_config is None:
         raise ConfigError(
             "format=open_clip: only a model whose two towers are one open_clip model can be exported: "
             "model.name=… with model.image.kind=open_clip and model.text.kind=open_clip. Take format=onnx"
         )
-    return model
-
-
-def _preprocess(image: ImageSpec) -> dict[str, Any]:
-    return {
-        "size": image.size,
-        "mean": list(image.mean),
-        "std": list(image.std),
-        "interpolation": image.interpolation,
-        "resize_mode": image.resize,
-    }
+    return model, model.open_clip_config
 
 
 FRONT = {"library_name": "open_clip", "pipeline_tag": "zero-shot-image-classification", "tags": ["clip"]}

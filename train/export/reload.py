@@ -1,9 +1,9 @@
-"""python -P reload.py LIBRARY FOLDER JOB: what a library makes of an export, in a process that has nothing else.
+"""python -P reload.py LIBRARY FOLDER JOB: load an export with a library and embed inputs, in a process of its own.
 
-Nothing of ours is imported here, there is no network, and the caches are those that the caller sets. JOB holds
-calls.json, a list of {"texts", "pairs", hints of the format} or {"pictures": true, …}, and given.safetensors with the
-pictures of call i as "i", uint8 (n, 3, S, S). theirs.safetensors is left there: embeddings (n, D) as "i", or as "i/…"
-where more than one way leads to them.
+It imports no module of this project and has no network; the caller sets the caches. Input, in the folder JOB:
+calls.json, a list of {"texts", "pairs", hints of the format}, and given.safetensors, with the pictures of call i as
+"i", uint8 (n, 3, S, S). Output: theirs.safetensors with the embeddings (n, D) of call i as "i", or as "i/CLASS" where
+a second class loads the same folder.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-Answers = Iterator[tuple[str, np.ndarray]]  # "i" or "i/…", embeddings
+Answers = Iterator[tuple[str, np.ndarray]]  # (name in theirs.safetensors, embeddings)
 CALLS, GIVEN, THEIRS = "calls.json", "given.safetensors", "theirs.safetensors"
-OURS = {"train", "data", "eval"}
+OURS = {"train", "data", "eval"}  # packages of this project
 NEW_NETWORK = 0x40000000  # CLONE_NEWNET of sched.h
 
 
@@ -33,14 +33,14 @@ def main(library: str, folder: str, job: Path) -> None:
 
 
 def leave_the_network() -> None:
-    """A network of its own, with nobody in it, where the system allows; and no address is ever connected to."""
+    """Move to an empty network namespace where the system allows it, and refuse connections by an audit hook."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).unshare(NEW_NETWORK)  # for root; else it fails and the hook is left
+        ctypes.CDLL(None).unshare(NEW_NETWORK)  # works for root; otherwise only the hook refuses
     sys.addaudithook(_refuse)
 
 
 def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
-    """Raise for what would reach another machine: names, and addresses that are not of a file."""
+    """Raise for events that reach another machine: name look-ups, and addresses other than paths of Unix sockets."""
     if event == "socket.getaddrinfo" or (event == "socket.connect" and isinstance(arguments[1], tuple)):
         raise ConnectionRefusedError(f"it asks the network ({event})")
 
@@ -50,7 +50,7 @@ def _open_clip(folder: str, calls: list[dict[str, Any]]) -> Answers:
     import torch
     from PIL import Image
 
-    library: Any = open_clip  # its own annotations are too wide to be checked
+    library: Any = open_clip  # its annotations are too wide for the type checker
     model, _, preprocess = library.create_model_and_transforms(f"local-dir:{folder}")
     tokenize = library.get_tokenizer(f"local-dir:{folder}")
     model.eval()
@@ -74,20 +74,20 @@ def _sentence_transformers(folder: str, calls: list[dict[str, Any]]) -> Answers:
 
 
 def _transformers(folder: str, calls: list[dict[str, Any]]) -> Answers:
-    """Texts one by one, without padding, pooled by hand; and all together by DPR's own class where there is one."""
+    """Each text alone, without padding, pooled here; and all texts in one batch by DPR's own class, if it is named."""
     import torch
     import transformers
 
-    transformers.logging.set_verbosity_error()  # of the weights that a class leaves out
+    transformers.logging.set_verbosity_error()  # it warns of the weights that a class does not use
     pool: dict[str, Callable[[Any], Any]] = {
         "cls": lambda states: states[0],
         "mean": lambda states: states.mean(0),
         "last": lambda states: states[-1],
     }
     for i, call in enumerate(calls):
-        place = Path(folder) / call["folder"]
-        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(place, local_files_only=True)
-        encoder = transformers.AutoModel.from_pretrained(place, local_files_only=True).eval()
+        part = Path(folder) / call["folder"]
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(part, local_files_only=True)
+        encoder = transformers.AutoModel.from_pretrained(part, local_files_only=True).eval()
         texts, pairs = call["texts"], call["pairs"] or [None] * len(call["texts"])
         with torch.no_grad():
             rows = []
@@ -96,7 +96,7 @@ def _transformers(folder: str, calls: list[dict[str, Any]]) -> Answers:
                 rows.append(pool[call["pooling"]](encoder(**inputs).last_hidden_state[0]))
             yield str(i), torch.stack(rows).numpy()
             if call["own_class"]:
-                whole = getattr(transformers, call["own_class"]).from_pretrained(place, local_files_only=True).eval()
+                whole = getattr(transformers, call["own_class"]).from_pretrained(part, local_files_only=True).eval()
                 inputs = tokenizer(texts, call["pairs"], padding=True, truncation=True, return_tensors="pt")
                 yield f"{i}/{call['own_class']}", whole(**inputs).pooler_output.numpy()
 

@@ -1,4 +1,4 @@
-"""format=sentence_transformers: one folder that SentenceTransformer loads, with the prompts "query" and "document"."""
+"""format=sentence_transformers: one folder for SentenceTransformer, with the prompts "query" and "document"."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import torch.nn.functional as F
 from torch import nn
 
 from data.errors import ConfigError
 from train.config import Pooling
-from train.export.encoder import inputs_in_words, sides
-from train.export.library import PROBES, Call, Library, Source
+from train.export.encoder import encoder_sides
+from train.export.library import PROBES, Call, ExportSource, Library, render
 from train.losses.options.common import Similarity
-from train.towers.sentence_folder import SentenceFolder, of_config
+from train.towers.sentence_folder import SentenceFolder, folder_of_config
 
 try:
     from sentence_transformers import SentenceTransformer
@@ -30,8 +29,8 @@ except ImportError as error:
 POOLINGS: dict[Pooling, PoolingMode] = {Pooling.cls: "cls", Pooling.mean: "mean", Pooling.last: "lasttoken"}
 
 
-def write(folder: Path, source: Source) -> None:
-    question, passage = sides(source, "sentence_transformers")
+def write(folder: Path, source: ExportSource) -> None:
+    question, passage = encoder_sides(source, "sentence_transformers")
     if question.tower is not passage.tower:
         raise ConfigError(
             "format=sentence_transformers: one encoder for both sides; this run has two (model.shared=false): take "
@@ -50,38 +49,30 @@ def write(folder: Path, source: Source) -> None:
         modules.append(dense)
     if similarity is Similarity.cosine:
         modules.append(parts.Normalize())
-    origin = SentenceFolder("")
-    with suppress(ConfigError):  # a folder that is not understood has no prompts
-        origin = of_config(source.config) or origin
+    start = SentenceFolder("")
+    with suppress(ConfigError):  # a folder that cannot be read has no prompts
+        start = folder_of_config(source.config) or start
     model = SentenceTransformer(
         modules=modules,
         device="cpu",
-        prompts={**origin.prompts, "query": question.prefix, "document": passage.prefix},
-        default_prompt_name=origin.default_prompt_name,
+        prompts={**start.prompts, "query": question.prefix, "document": passage.prefix},
+        default_prompt_name=start.default_prompt_name,
         similarity_fn_name=similarity.value,
     )
     model.save_pretrained(str(folder), create_model_card=False)
 
 
-def calls(source: Source) -> Iterator[Call]:
-    """Questions and passages, also ones that are cut."""
+def calls(source: ExportSource) -> Iterator[Call]:
+    """Questions and passages, some of them too long."""
     unit = source.config.objective.similarity is Similarity.cosine
-    for side, prompt in zip(sides(source, "sentence_transformers"), ("query", "document"), strict=True):
+    for side, prompt in zip(encoder_sides(source, "sentence_transformers"), ("query", "document"), strict=True):
         for texts in (PROBES, [side.too_long]):
-            pairs = texts if side.paired else None
-            ours = side.embed([side.prefix + text for text in texts], pairs)
-            yield Call(F.normalize(ours, dim=-1) if unit else ours, texts, pairs, hints={"prompt": prompt})
+            yield side.call(texts, unit=unit, adds_prefix=True, prompt=prompt)
 
 
-def snippet(folder: Path, source: Source) -> str:
-    _, side = sides(source, "sentence_transformers")
-    passage = '("its title", "a passage")' if side.paired else '"a passage"'
-    return f"""\
-    from sentence_transformers import SentenceTransformer
-    model = SentenceTransformer("{folder}")
-    scores = model.similarity(model.encode_query(["a question"]), model.encode_document([{passage}]))
-
-{inputs_in_words(source.config)} The model adds the prefixes and cuts by itself."""
+def snippet(folder: Path, source: ExportSource) -> str:
+    _, passage = encoder_sides(source, "sentence_transformers")
+    return render("sentence_transformers.md.j2", folder, source, paired=passage.paired)
 
 
 FRONT = {

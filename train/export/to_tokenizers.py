@@ -1,4 +1,4 @@
-"""The tokenizer of a model as one tokenizer.json, which the tokenizers library reads in every language it speaks."""
+"""The tokenizer of a model as one tokenizer.json, for the tokenizers library (Python, Rust, JavaScript, …)."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from data.errors import ConfigError
-from train.towers.build import Model
+from train.towers.build import TwoTowerModel
 from train.towers.pooled import Pooled
 from train.towers.tower import Tower
 
 _LINE = [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
-_QUOTES = [normalizers.Replace(Regex("[‘’]"), "'"), normalizers.Replace(Regex("[“”]"), '"')]  # what ftfy does to them
+_QUOTES = [normalizers.Replace(Regex("[‘’]"), "'"), normalizers.Replace(Regex("[“”]"), '"')]  # as ftfy does
 _BASIC = [normalizers.NFC(), *_QUOTES]
-# open_clip's functions, without their mending of broken encodings and HTML
+# open_clip's cleaning functions by name, without their repair of broken encodings and HTML
 CLEANING: dict[str, list[Any]] = {
     "_clean_lower": [*_BASIC, *_LINE, normalizers.Lowercase()],
     "_clean_whitespace": [*_BASIC, *_LINE],
@@ -26,13 +26,14 @@ CLEANING: dict[str, list[Any]] = {
         *_LINE,
     ],
 }
-WORDS = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"""  # open_clip's
+WORDS = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"""  # the pattern of open_clip's tokenizer
 
 
-def to_tokenizers(model: Model) -> Tokenizer:
-    """Cuts nothing yet; fills rows up to the longest, or to the context of a tower that takes one length only.
+def to_tokenizers(model: TwoTowerModel) -> Tokenizer:
+    """The tokenizer of a model, without truncation, with padding to the longest row.
 
-    Raises ConfigError for a tokenizer that has no such form.
+    A tower that takes one length only gets padding to its context length. Raises ConfigError for a tokenizer that the
+    tokenizers library cannot express.
     """
     own: Any = model.tokenize
     if hasattr(own, "bpe_ranks"):
@@ -56,13 +57,13 @@ def to_tokenizers(model: Model) -> Tokenizer:
 
 
 def _clip(own: Any) -> Tokenizer:
-    """open_clip's SimpleTokenizer: byte pairs of cleaned words between two marks, filled up with zeros."""
+    """open_clip's SimpleTokenizer: byte-pair encoding of cleaned words, between start and end token, padded with 0."""
     start, end = (own.decoder[i] for i in own.all_special_ids[:2])
     converted = Tokenizer(
         models.BPE(own.encoder, list(own.bpe_ranks), end_of_word_suffix="</w>", continuing_subword_prefix="")
     )
     converted.normalizer = normalizers.Sequence(_cleaning(own))
-    if converted.normalizer.normalize_str(end) == end:  # a mark that somebody writes is a mark
+    if converted.normalizer.normalize_str(end) == end:  # cleaning keeps them, so they are tokens in texts too
         converted.add_special_tokens([start, end])
     converted.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -76,6 +77,7 @@ def _clip(own: Any) -> Tokenizer:
 
 
 def _cleaning(own: Any) -> list[Any]:
+    """The normalizers that do what `own.clean_fn` does. Raises ConfigError for a function that is not in CLEANING."""
     name = getattr(own.clean_fn, "__name__", "")
     if name not in CLEANING:
         raise ConfigError(f"format=onnx: nothing in a tokenizer.json cleans texts as '{name}'. Take another format")

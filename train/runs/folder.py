@@ -55,11 +55,14 @@ FREE = (
     "data.timeout",
     "data.bad_",
     "data.val",
-    "model.memo_mb",
+    "model.frozen_cache_mb",
 )
 
 # Keys that older runs do not have, with the value that leaves the default name of a run as it was
 ADDED = {"model.batch_norm": "global", "model.text.lower_case": False, "model.text.dense": False}
+
+# Keys of older runs that have another name now: old → new
+RENAMED = {"model.memo_mb": "model.frozen_cache_mb"}
 
 # Keys that may change with another batch, or with more data: what counts steps, and how long the run is
 WITH_BATCH = (
@@ -88,7 +91,10 @@ def what_matters(config: TrainConfig) -> dict[str, Any]:
 
 
 def saved_config(folder: Path) -> dict[str, Any]:
-    """The tree in config.yaml of a run folder, with ${…} as it stands there. Raises ConfigError when it has none."""
+    """The tree in config.yaml of a run folder, with ${…} as it stands there; keys of RENAMED have their new names.
+
+    Raises ConfigError when it has none.
+    """
     path = folder / CONFIG
     if file_inside(folder, CONFIG) is None:
         raise ConfigError(f"'{folder}' is no run folder: it has no {CONFIG} of its own. Give one, e.g. runs/NAME")
@@ -103,6 +109,10 @@ def saved_config(folder: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read: {first_line(error)}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} is no configuration: it has no keys")
+    for old, new in RENAMED.items():
+        section, _, name = old.partition(".")
+        if isinstance(tree.get(section), dict) and name in tree[section]:
+            tree[section][new.partition(".")[2]] = tree[section].pop(name)
     return {str(key): value for key, value in tree.items()}
 
 

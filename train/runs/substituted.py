@@ -14,7 +14,7 @@ from data.batch import BadSample, Batch
 from data.config import DataConfig
 from data.errors import DataError
 from data.substitutes import examples
-from train.distributed.agreement import agreed
+from train.distributed.agreement import raise_on_all
 from train.distributed.world import World, any_rank, gather_objects
 from train.runs.ledger import Ledger
 
@@ -50,7 +50,7 @@ class Substituted:
         if any_rank(bool(self._untold), self._world):
             told = [event for rank in gather_objects(self._untold, self._world) for event in rank]
             self._untold = []
-            agreed(self._world, lambda: self._take(sorted(told, key=lambda event: event[0])))
+            raise_on_all(self._world, lambda: self._take(sorted(told, key=lambda event: event[0])))
         return {"substituted": float(self.total)}
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""What turns pictures and texts into embeddings: models of open_clip and transformers as two towers."""
+"""The encoders: open_clip, timm, transformers and small CNN towers, their tokenizers, and the cache of frozen ones."""

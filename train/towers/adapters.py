@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA, Hu et al. 2021) in a transformers encoder, by peft: put in, and merged into its weights."""
+"""Low-rank adapters (LoRA, Hu et al. 2021) of a transformers encoder, by peft: added, and merged into its weights."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from train.config import TextTowerConfig
 
 
 def add_adapters(encoder: nn.Module, config: TextTowerConfig) -> None:
-    """Adapters beside the modules that config names: they train, and nothing else of the encoder does.
+    """Add adapters to the modules that `config` names, in place. Only the adapters train.
 
-    They begin as zero: the encoder computes what it did. Raises ConfigError for modules that are not there.
+    They start at zero, so that outputs do not change at first. Raises ConfigError for modules that do not exist.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
@@ -29,7 +29,7 @@ def add_adapters(encoder: nn.Module, config: TextTowerConfig) -> None:
 
 
 def merged(encoder: nn.Module) -> nn.Module:
-    """The encoder with its adapters added into a copy of its weights; itself when it has none."""
+    """A copy of the encoder with its adapters added into its weights; the encoder itself if it has no adapters."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     if not any(isinstance(module, BaseTunerLayer) for module in encoder.modules()):
@@ -38,7 +38,6 @@ def merged(encoder: nn.Module) -> nn.Module:
     for name, module in list(plain.named_modules()):
         if isinstance(module, BaseTunerLayer):
             module.merge()
-            parent, _, own = name.rpartition(".")
-            setattr(plain.get_submodule(parent), own, module.get_base_layer())
+            plain.set_submodule(name, module.get_base_layer())
     del plain.peft_config
     return plain

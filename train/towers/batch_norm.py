@@ -1,9 +1,9 @@
-"""Which rows the statistics of a batch norm are of, in training (model.batch_norm). In evaluation: running statistics.
+"""Statistics of batch norms in training (model.batch_norm). In evaluation all use running statistics.
 
-global: of the global batch, so that neither the loss nor the gradient depends on the number of ranks. Every rank sends
-count, mean and squared deviations of its rows, and in backward two sums, per channel.
-per_chunk: of each chunk on each rank, as torch's own modules have it.
-frozen: running statistics as they were loaded; weight and bias of the norm still train.
+global: of the global batch, so that neither the loss nor the gradient depends on the number of ranks. Per channel, each
+rank sends count, mean and squared deviations of its rows, and two sums in backward.
+per_chunk: of each chunk on each rank, as torch's own modules do.
+frozen: running statistics as loaded; weight and bias of the norm still train.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from train.towers.pooled import Pooled
 
 
 class GlobalStatistics(_BatchNorm):
-    """A batch norm over the rows of all ranks. counts: False where the rows of this rank are a placeholder."""
+    """A batch norm over the rows of all ranks. counts: False while this rank has no rows and runs a placeholder."""
 
     counts = True
 
@@ -32,22 +32,23 @@ class GlobalStatistics(_BatchNorm):
         if not (self.training and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
             return super().forward(x)
         output = _over_ranks(self, x)
-        for name in ("drop", "act"):  # what timm's BatchNormAct2d does then
+        for name in ("drop", "act"):  # as timm's BatchNormAct2d does after the norm
             output = getattr(self, name, nn.Identity())(output)
         return output
 
 
 class FrozenStatistics(_BatchNorm):
-    """A batch norm that is always in eval()."""
+    """A batch norm that stays in eval()."""
 
     def train(self, mode: bool = True) -> FrozenStatistics:
         return super().train(False)
 
 
 class RunningStatistics:
-    """Means and variances that batch norms keep: forward changes them, a second forward or a skipped step must not.
+    """The running means and variances of all batch norms: saved and restored around a step.
 
-    own: those of this rank's rows alone.
+    Forward updates them. The second forward of a chunk and a skipped step must not. own: the buffers that depend on the
+    rows of this rank only, and so differ between ranks.
     """
 
     def __init__(self, towers: nn.Module) -> None:
@@ -65,34 +66,34 @@ class RunningStatistics:
             buffer.copy_(value)
 
     def begin(self, rows: int) -> None:
-        """A step with so many rows on this rank; the towers run a placeholder where there is none."""
+        """Begin a step with `rows` rows on this rank. Without any, the towers run a placeholder that does not count."""
         for norm in self._global:
             norm.counts = rows > 0
 
 
 def batch_norms(towers: nn.Module) -> list[_BatchNorm]:
-    """Those of towers in train() that use the statistics of a batch; frozen parts of a tower are in eval()."""
+    """The batch norms that use statistics of the batch: those in train(). Frozen parts of a tower are in eval()."""
     return [module for module in towers.modules() if isinstance(module, _BatchNorm) and module.training]
 
 
 def set_batch_norms(towers: nn.Module, choice: BatchNorm) -> None:
-    """Make the batch norms of towers in train() what `choice` says. Names of weights and buffers stay."""
+    """Set model.batch_norm for towers in train(), in place. The names of weights and buffers stay."""
     for norm in batch_norms(towers) if choice in KINDS else ():
         norm.__class__ = _kind(KINDS[choice], type(norm))
         norm.train()
 
 
 def check_batch_norms(towers: nn.Module, choice: BatchNorm, rows: int, chunks: int, ranks: int = 1) -> str:
-    """What `choice` means for towers in train(), in one line; "" without batch norms.
+    """One line for the log that says what `choice` means for towers in train(); "" without batch norms.
 
-    rows: the fewest pairs of one of the ranks, chunks: how many they are embedded in. Raises ConfigError
-    for what cannot be done.
+    rows: the fewest pairs of any rank. chunks: the number of chunks they are embedded in. Raises ConfigError if
+    `choice` does not go with these towers or chunks.
     """
     norms = [m for m in towers.modules() if isinstance(m, FrozenStatistics)] + batch_norms(towers)
     in_text = any(isinstance(m, Pooled) and batch_norms(m) for m in towers.modules())
     key, found = f"model.batch_norm={choice.name}", f"{len(norms)} batch norm{'s' * (len(norms) > 1)}"
     is_global, is_own = choice is BatchNorm["global"], choice is BatchNorm.per_chunk
-    foreign = [kind for norm in norms if ranks > 1 and (kind := _foreign(norm))]
+    foreign = [kind for norm in norms if ranks > 1 and (kind := _custom_forward(norm))]
     broken = {
         f"{key}: no tower has a batch norm that could use it. Leave it out": not (is_global or norms),
         f"{key}: {found}, of which the text encoder's would count padding. Take model.batch_norm=frozen, or another "
@@ -124,8 +125,8 @@ KINDS: dict[BatchNorm, type[_BatchNorm]] = {
 }
 
 
-def _foreign(norm: _BatchNorm) -> str:
-    """The type that GlobalStatistics took the place of, if its forward is neither torch's nor timm's; else ""."""
+def _custom_forward(norm: _BatchNorm) -> str:
+    """The type of the norm if GlobalStatistics replaced a forward that is neither torch's nor timm's; else ""."""
     if not isinstance(norm, GlobalStatistics) or hasattr(norm, "act"):
         return ""
     before = type(norm).__bases__[1]
@@ -134,13 +135,13 @@ def _foreign(norm: _BatchNorm) -> str:
 
 @cache
 def _kind(kind: type[_BatchNorm], norm: type[_BatchNorm]) -> type[_BatchNorm]:
-    """`norm` that has its statistics as `kind`."""
+    """A subclass of both, so that `kind` decides on the statistics and `norm` on everything else."""
     return type(f"{kind.__name__}_{norm.__name__}", (kind, norm), {})
 
 
 @torch.compiler.disable()
 def _over_ranks(norm: GlobalStatistics, x: Tensor) -> Tensor:
-    """`norm` of x, which also brings its running statistics up to date as torch's module does."""
+    """`norm` of x with statistics of all ranks; updates its running statistics as torch's module does. A collective."""
     count, mean_C, var_C = _statistics(x.detach(), norm.counts)
     if norm.running_mean is not None and norm.running_var is not None and norm.num_batches_tracked is not None:
         norm.num_batches_tracked.add_(1)
@@ -153,9 +154,10 @@ def _over_ranks(norm: GlobalStatistics, x: Tensor) -> Tensor:
 
 
 def _statistics(x: Tensor, counts: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """How many values a channel has on all ranks, their means (C,) and variances (C,): the same bits on every rank.
+    """The number of values of a channel on all ranks, their means (C,) and variances (C,), bit-equal on every rank.
 
-    Float32 or better. Each rank's deviations are from its own mean (Chan et al. 1979), so nothing cancels.
+    float32 or better. Deviations are from the mean of each rank and merged as in Chan et al. 1979, which avoids
+    cancellation. counts: whether the rows of this rank count.
     """
     dims, channels = [dim for dim in range(x.ndim) if dim != 1], x.shape[1]
     var_C, mean_C = torch.var_mean(x.to(torch.promote_types(x.dtype, torch.float32)), dims, correction=0)
@@ -170,7 +172,10 @@ def _statistics(x: Tensor, counts: bool) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class _Normalised(torch.autograd.Function):
-    """weight (x - mean) / sqrt(var + eps) + bias. share: of one value of x in mean and var; 0 if it is in neither."""
+    """weight (x - mean) / sqrt(var + eps) + bias.
+
+    share: the weight 1 / count of a value of x in mean and var; 0 if the rows of this rank do not count.
+    """
 
     @staticmethod
     def forward(
@@ -183,9 +188,9 @@ class _Normalised(torch.autograd.Function):
     @staticmethod
     @once
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """With mean and var fixed; less what flows through them, which are sums over all ranks.
+        """The gradient with mean and var fixed, minus the part through them, whose sums are over all ranks.
 
-        dx = weight / std (dy - mean(dy) - x̂ mean(dy x̂)): x̂ and the second term are a batch norm of x again.
+        dx = weight / std (dy - mean(dy) - x̂ mean(dy x̂)). The last two terms are computed as a batch norm of x.
         """
         x, weight, mean, var, share = ctx.saved_tensors
         fixed = (x, weight, mean, var, None, None, False, ctx.eps, [True, True, True])

@@ -13,29 +13,29 @@ from torch import Tensor
 
 from data.errors import ConfigError, first_line
 from data.transforms import ImageSpec
-from train.config import ModelConfig, Task
+from train.config import ModelConfig, Task, TextTower
 from train.towers.batch_norm import set_batch_norms
 from train.towers.image import build_image_tower
-from train.towers.open_clip_pair import OpenClipPair, open_clip_names
-from train.towers.text import build_encoder, build_text_tower
+from train.towers.open_clip_pair import BuildContext, open_clip_names
+from train.towers.text import build_text_encoder, build_text_tower
 from train.towers.tower import Tower, TwoTower
 
 TOKENS_REFUSED = "model.text: this tower cannot take its tokenizer's tokens"
 
 
 @dataclass(frozen=True)
-class Model:
-    """towers; tokenize: texts → int64 (n, L), what their texts become."""
+class TwoTowerModel:
+    """Two towers with the tokenizer of their texts: n texts → int64 (n, L)."""
 
     towers: TwoTower
     tokenize: Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
-class ImageTextModel(Model):
-    """x: pictures, y: texts. image: what the picture tower takes; tokenize: n texts → int64 (n, L).
+class ImageTextModel(TwoTowerModel):
+    """x: pictures, y: texts. image: size and normalisation of the picture tower's input.
 
-    open_clip_config: {"model_cfg", "preprocess_cfg"} when both towers are one open_clip model, else None.
+    open_clip_config: the model_cfg of open_clip when both towers are one open_clip model, else None.
     """
 
     image: ImageSpec
@@ -43,59 +43,64 @@ class ImageTextModel(Model):
 
 
 @dataclass(frozen=True)
-class TextPairModel(Model):
-    """x: questions, y: passages; tokenize: a TextTokenizer, (texts, length, pairs=None) → (n, L)."""
+class TextPairModel(TwoTowerModel):
+    """x: questions, y: passages. tokenize: a TextTokenizer, (texts, length, pairs=None) → int64 (n, L)."""
 
 
-def build_model(config: ModelConfig, task: Task, load_pretrained: bool = True) -> Model:
+def build_model(config: ModelConfig, task: Task, load_pretrained: bool = True) -> TwoTowerModel:
     """The towers of a configuration. load_pretrained=False: architectures only; weights come from a checkpoint.
 
-    Initial weights come from torch's global generator. Raises ConfigError for an unknown model, weights that are not
-    there, inputs that a tower cannot take, or towers whose widths differ.
+    Random initial weights come from torch's global generator. Raises ConfigError for an unknown model, weights that do
+    not exist, inputs that a tower cannot take, or towers of different widths.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads do not survive the loader's fork
     return MODELS[task](config, load_pretrained)
 
 
 def build_image_text(config: ModelConfig, load_pretrained: bool = True) -> ImageTextModel:
-    """build_model of Task.image_text."""
-    pair = OpenClipPair(config, load_pretrained)
-    image, spec = build_image_tower(config, pair, load_pretrained)
-    text, tokenize = build_text_tower(config, pair, load_pretrained)
+    """build_model for Task.image_text."""
+    context = BuildContext(config, load_pretrained)
+    image, spec = build_image_tower(context)
+    text, tokenize = build_text_tower(context)
     picture = torch.zeros(1, 3, spec.size, spec.size, dtype=torch.uint8)
     widths = [
-        settle(image, picture, f"model.image: this tower cannot take pictures of {spec.size} x {spec.size}"),
-        settle(text, tokenize(["a"]), TOKENS_REFUSED),
+        _probe(image, picture, f"model.image: this tower cannot take pictures of {spec.size} x {spec.size}"),
+        _probe(text, tokenize(["a"]), TOKENS_REFUSED),
     ]
     if widths[0] != widths[1]:
         raise ConfigError(
             f"the picture tower gives embeddings of width {widths[0]}, the text tower {widths[1]}: set model.embed_dim "
             "to the width of the tower that comes with its own projection, or take both towers from one model"
         )
-    return ImageTextModel(_two(image, text, config), tokenize, spec, pair.config_of(spec))
+    return ImageTextModel(_pair(image, text, config), tokenize, spec, context.open_clip_config())
 
 
 def build_text_pair(config: ModelConfig, load_pretrained: bool = True) -> TextPairModel:
-    """build_model of Task.question_passage. Two encoders begin with the same weights, also those drawn at random."""
-    tower, tokenize = build_encoder(config, load_pretrained)
-    settle(tower, tokenize(["a"], tokenize.limit), TOKENS_REFUSED)
+    """build_model for Task.question_passage: one transformers encoder, or two that start with equal weights."""
+    if config.text.kind is not TextTower.transformers:
+        raise ConfigError(
+            f"model.text.kind={config.text.kind.value}: questions and passages take model.text.kind=transformers, with "
+            "model.text.name=…"
+        )
+    tower, tokenize = build_text_encoder(config, load_pretrained)
+    _probe(tower, tokenize(["a"], tokenize.limit), TOKENS_REFUSED)
     other = tower if config.shared else copy.deepcopy(tower)
-    return TextPairModel(_two(tower, other, config), tokenize)
-
-
-def _two(x_tower: Tower, y_tower: Tower, config: ModelConfig) -> TwoTower:
-    towers = TwoTower(x_tower, y_tower).train()
-    set_batch_norms(towers, config.batch_norm)
-    return towers
+    return TextPairModel(_pair(tower, other, config), tokenize)
 
 
 MODELS = {Task.image_text: build_image_text, Task.question_passage: build_text_pair}
 
 
-def settle(tower: Tower, inputs: Tensor, problem: str) -> int:
-    """Width D of a tower's embeddings; parameters that they do not depend on stop training.
+def _pair(x_tower: Tower, y_tower: Tower, config: ModelConfig) -> TwoTower:
+    towers = TwoTower(x_tower, y_tower).train()
+    set_batch_norms(towers, config.batch_norm)
+    return towers
 
-    DDP would wait for the gradients of those. Raises ConfigError, beginning with `problem`, when the tower fails.
+
+def _probe(tower: Tower, inputs: Tensor, problem: str) -> int:
+    """Run a tower once. Returns the width D of its embeddings and freezes parameters that they do not depend on.
+
+    DDP would wait for gradients of such parameters. Raises ConfigError, beginning with `problem`, when the tower fails.
     """
     tower.eval()
     try:
@@ -110,7 +115,6 @@ def settle(tower: Tower, inputs: Tensor, problem: str) -> int:
 
 
 def open_clip_state_dict(model: ImageTextModel) -> dict[str, Tensor]:
-    """The towers' weights under the names open_clip gives them. Only for a model with an open_clip_config."""
+    """The towers' weights under the names that open_clip gives them. Only for a model with an open_clip_config."""
     assert model.open_clip_config is not None
-    towers = {"visual": model.towers.x_tower, "text": model.towers.y_tower}
-    return open_clip_names(towers, model.open_clip_config["model_cfg"])
+    return open_clip_names({"visual": model.towers.x_tower, "text": model.towers.y_tower}, model.open_clip_config)

@@ -1,7 +1,11 @@
-"""Picture towers: uint8 (b, 3, S, S) → (b, D). Pixels are normalised on the device, inside the tower."""
+"""Picture towers: uint8 (b, 3, S, S) → (b, D). Pixels are normalised on the device, inside the tower.
+
+A new kind of tower takes a member of train.config.ImageTower and a row of BUILDERS.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,17 +14,17 @@ from torch import Tensor, nn
 
 from data.errors import ConfigError, first_line, nearest
 from data.transforms import ImageSpec
-from train.config import ImageTower, ModelConfig
-from train.towers.open_clip_pair import OpenClipPair
+from train.config import ImageTower
+from train.towers.open_clip_pair import BuildContext
 from train.towers.tower import Tower, freeze
 
 HALF = (0.5, 0.5, 0.5)
-GROUP = 8  # channels per group of the normalisation of the small tower
-Built = tuple[nn.Module, nn.Module, ImageSpec]  # trunk, projection, what the trunk takes
+GROUP = 8  # channels of a group of GroupNorm in the small CNN
+ImageParts = tuple[nn.Module, nn.Module, ImageSpec]  # trunk, projection, what the trunk takes
 
 
-class Pixels(nn.Module):
-    """uint8 → what the trunk takes: (pixel / 255 − mean) / std, in the precision of the weights."""
+class NormalizePixels(nn.Module):
+    """uint8 → (pixel / 255 − mean) / std per channel, in the dtype of the tower."""
 
     def __init__(self, spec: ImageSpec) -> None:
         super().__init__()
@@ -32,35 +36,39 @@ class Pixels(nn.Module):
         return (pixels.to(mean.dtype) / 255).sub_(mean).div_(std)
 
 
-def build_image_tower(config: ModelConfig, pair: OpenClipPair, load_pretrained: bool) -> tuple[Tower, ImageSpec]:
-    """The picture tower of a configuration and the pictures it takes."""
-    trunk, projection, spec = BUILDERS[config.image.kind](config, pair, load_pretrained)
-    return Tower(trunk, projection, prepare=Pixels(spec), memo_bytes=config.memo_mb << 20), spec
+def build_image_tower(context: BuildContext) -> tuple[Tower, ImageSpec]:
+    """The picture tower of a configuration and the pictures that it takes. Raises ConfigError, as `build_model`."""
+    config = context.config
+    trunk, projection, spec = BUILDERS[config.image.kind](context)
+    return Tower(trunk, projection, prepare=NormalizePixels(spec), cache_bytes=config.frozen_cache_mb << 20), spec
 
 
-def _open_clip(config: ModelConfig, pair: OpenClipPair, load_pretrained: bool) -> Built:
-    trunk, projection, preprocess = pair.visual(config)
+def _open_clip(context: BuildContext) -> ImageParts:
+    trunk, projection = context.open_clip_visual()
+    preprocess = trunk.preprocess_cfg
     size = preprocess["size"]
     if not isinstance(size, int) and size[0] != size[1]:
         raise ConfigError(
-            f"model.name={pair.image[0]} takes pictures of {size[0]} x {size[1]}; only squares are supported"
+            f"model.name={context.image_model[0]} takes pictures of {size[0]} x {size[1]}; only squares are supported"
         )
     size = size if isinstance(size, int) else size[0]
     mean, std = tuple(preprocess["mean"]), tuple(preprocess["std"])
     return trunk, projection, ImageSpec(size, mean, std, preprocess["resize_mode"], preprocess["interpolation"])
 
 
-def _timm(config: ModelConfig, pair: OpenClipPair, load_pretrained: bool) -> Built:
+def _timm(context: BuildContext) -> ImageParts:
     import timm
     from timm.data.config import resolve_model_data_config
+    from timm.models import group_parameters
 
+    config = context.config
     name = config.image.name or ""
     if not timm.is_model(name):
         raise ConfigError(
             f"model.image.name={name or None}: timm has no such model.{nearest(name, timm.list_models())} "
             "Any of timm.list_models()"
         )
-    trunk = _load_timm(name, config.image.pretrained if load_pretrained else None)
+    trunk = _load_timm(name, config.image.pretrained if context.load_pretrained else None)
     size = config.image.image_size
     if size and hasattr(trunk, "set_input_size"):
         try:
@@ -71,7 +79,11 @@ def _timm(config: ModelConfig, pair: OpenClipPair, load_pretrained: bool) -> Bui
         trunk.set_grad_checkpointing(True)
     if config.image.frozen:
         trunk.requires_grad_(False)
-        _unlock_timm(trunk, config.image.unlocked_groups)
+        groups = cast(dict[int, list[str]], group_parameters(trunk, trunk.group_matcher()))
+        unlocked = min(config.image.unlocked_groups, len(groups))
+        for group in sorted(groups)[len(groups) - unlocked :]:
+            for parameter in groups[group]:
+                trunk.get_parameter(parameter).requires_grad_(True)
     data = resolve_model_data_config(trunk)
     width = getattr(trunk, "head_hidden_size", None) or trunk.num_features
     interpolation = "bilinear" if data["interpolation"] == "bilinear" else "bicubic"
@@ -81,7 +93,7 @@ def _timm(config: ModelConfig, pair: OpenClipPair, load_pretrained: bool) -> Bui
 
 
 def _load_timm(name: str, pretrained: str | None) -> Any:
-    """A timm model without its classifier; weights from a file, or from a published tag."""
+    """A timm model without its classifier; `pretrained` is a file of weights, or a published tag."""
     import timm
     from timm.models import load_state_dict
 
@@ -95,7 +107,7 @@ def _load_timm(name: str, pretrained: str | None) -> Any:
         trunk = timm.create_model(name, num_classes=0)
         weights = load_state_dict(str(file), weights_only=True)
         missing, _ = trunk.load_state_dict(weights, strict=False)
-    except Exception as error:  # timm, safetensors and the hub raise whatever they like
+    except Exception as error:  # timm, safetensors and the hub raise many types
         raise ConfigError(
             f"model.image.pretrained={pretrained}: {first_line(error)}. Give a .safetensors or .pth file of {name}, or "
             "a timm tag (tags need a network)"
@@ -105,42 +117,33 @@ def _load_timm(name: str, pretrained: str | None) -> Any:
     return trunk
 
 
-def _unlock_timm(trunk: Any, count: int) -> None:
-    """Let the last `count` of the groups train that timm cuts a model into."""
-    from timm.models import group_parameters
+def _cnn(context: BuildContext) -> ImageParts:
+    """A trunk for small pictures: one stride-2 convolution per width, then all that is left, flattened.
 
-    groups = cast(dict[int, list[str]], group_parameters(trunk, trunk.group_matcher()))
-    for group in sorted(groups)[len(groups) - min(count, len(groups)) :]:
-        for name in groups[group]:
-            trunk.get_parameter(name).requires_grad_(True)
-
-
-def _cnn(config: ModelConfig, pair: OpenClipPair, load_pretrained: bool) -> Built:
+    Not pooled: the position in a drawing matters. GroupNorm uses no statistics of the batch, so that neither the
+    chunking nor the number of ranks changes an embedding.
+    """
+    config = context.config
     size, widths = config.image.image_size or 64, config.image.widths
     if not widths or any(width < 1 or width % GROUP for width in widths):
         raise ConfigError(f"model.image.widths={widths}: one multiple of {GROUP} per layer, at least one")
     if config.embed_dim is None:
         raise ConfigError("model.embed_dim=null: model.image.kind=cnn has no width of its own. Set model.embed_dim")
-    trunk = small_cnn(widths)
+    layers: list[nn.Module] = [
+        nn.Sequential(nn.Conv2d(inside, outside, 3, 2, 1), nn.GroupNorm(outside // GROUP, outside), nn.ReLU())
+        for inside, outside in zip([3, *widths], widths, strict=False)
+    ]
+    trunk = nn.Sequential(*layers, nn.Flatten()).to(memory_format=torch.channels_last)
     if config.image.frozen:
-        freeze(trunk, list(trunk)[:-1], config.image.unlocked_groups)
+        freeze(trunk, layers, config.image.unlocked_groups)
     side = size
     for _ in widths:
         side = (side + 1) // 2
     return trunk, nn.Linear(widths[-1] * side * side, config.embed_dim), ImageSpec(size, HALF, HALF)
 
 
-def small_cnn(widths: list[int]) -> nn.Sequential:
-    """A trunk for tiny pictures: one stride-2 convolution per width, then everything that is left, flat.
-
-    Flattened, not pooled: where something is matters in a drawing. The normalisation uses no statistics of the batch,
-    so that neither the chunking nor the number of ranks changes an embedding.
-    """
-    layers: list[nn.Module] = [
-        nn.Sequential(nn.Conv2d(inside, outside, 3, 2, 1), nn.GroupNorm(outside // GROUP, outside), nn.ReLU())
-        for inside, outside in zip([3, *widths], widths, strict=False)
-    ]
-    return nn.Sequential(*layers, nn.Flatten()).to(memory_format=torch.channels_last)
-
-
-BUILDERS = {ImageTower.open_clip: _open_clip, ImageTower.timm: _timm, ImageTower.cnn: _cnn}
+BUILDERS: dict[ImageTower, Callable[[BuildContext], ImageParts]] = {
+    ImageTower.open_clip: _open_clip,
+    ImageTower.timm: _timm,
+    ImageTower.cnn: _cnn,
+}

@@ -1,7 +1,8 @@
-"""Outputs of a frozen trunk, computed once per input and remembered.
+"""Feature cache of a frozen tower: each different input row is computed once.
 
-Frozen texts are two thirds of a step when they run every time. A remembered output must not depend on which rows came
-together, or a resumed run would differ in the last bit: misses are computed in blocks of one fixed shape.
+Frozen text towers take two thirds of a step when they run every time. The bits of a cached output must not depend on
+the rows it was computed with, or a resumed run would differ in its last bits. So missing rows are computed in blocks of
+one fixed shape.
 """
 
 from __future__ import annotations
@@ -13,56 +14,54 @@ import torch
 from torch import Tensor
 
 BLOCK = {"cpu": 16, "cuda": 256}  # rows computed together
-STEP = 8  # tokens
+LENGTH_STEP = 8  # tokens; lengths are rounded up to a multiple of it
 
 
-class Memo:
-    """Keeps outputs by the bytes of each input row.
+class FrozenCache:
+    """Caches outputs by the bytes of each input row.
 
-    capacity: bytes of outputs to keep; when they are full, new ones are computed every time. pad: the token that fills
-    up rows on the right; each row is then cut by `cut_length` and computed with others of its length.
+    capacity: bytes of outputs to hold; when they are used up, further outputs are computed every time. pad: the padding
+    token (on the right) of text inputs; rows are then cut to `padded_length` and computed with rows of equal length.
     """
 
     def __init__(self, capacity: int, pad: int | None = None) -> None:
         self.capacity, self.pad = capacity, pad
-        self._known: dict[bytes, Tensor] = {}
+        self._cached: dict[bytes, Tensor] = {}
         self._free, self._depends_on = capacity, None
 
     @torch.no_grad()
     def __call__(self, compute: Callable[[Tensor], Tensor], inputs: Tensor, depends_on: Hashable) -> Tensor:
-        """compute(inputs), (b, …), without gradient and bit for bit the same in any company.
+        """compute(inputs), (b, …), without gradient. The bits of a row do not depend on the other rows.
 
-        depends_on: everything else that outputs depend on; when it changes, all are forgotten.
+        depends_on: everything else that outputs depend on; when it changes, the cache is emptied.
         """
         if depends_on != self._depends_on:
-            self._known, self._free, self._depends_on = {}, self.capacity, depends_on
-        lengths = self._lengths(inputs)
+            self._cached, self._free, self._depends_on = {}, self.capacity, depends_on
+        limit = inputs.shape[1]
+        counts = [limit] * len(inputs) if self.pad is None else token_counts(inputs, self.pad)
+        lengths = [padded_length(count, limit) for count in counts]
+        # Without its padding: the same text has the same key however long it was padded.
         keys = [
             hashlib.blake2b(row[:length].data, digest_size=16).digest()
             for row, length in zip(inputs.cpu().contiguous().numpy(), lengths, strict=True)
         ]
-        missing = {key: row for row, key in enumerate(keys) if key not in self._known}
+        missing = {key: row for row, key in enumerate(keys) if key not in self._cached}
         fresh: dict[bytes, Tensor] = {}
-        for block in _alike(list(missing.values()), lengths, BLOCK[inputs.device.type]):
+        for block in _blocks(list(missing.values()), lengths, BLOCK[inputs.device.type]):
             outputs = self._computed(compute, inputs[block][:, : lengths[block[0]]])
             fresh.update(zip((keys[row] for row in block), outputs, strict=True))
-        outputs = torch.stack([self._known[key] if key in self._known else fresh[key] for key in keys])
+        outputs = torch.stack([self._cached[key] if key in self._cached else fresh[key] for key in keys])
         for key, output in fresh.items():
-            self._keep(key, output)
+            size = output.numel() * output.element_size()
+            if size <= self._free:
+                self._cached[key] = output.clone()  # a slice would keep its whole block in memory
+                self._free -= size
         return outputs
 
-    def _lengths(self, inputs: Tensor) -> list[int]:
-        """What each row is cut to: the same text is the same row, however it was filled up."""
-        limit = inputs.shape[1]
-        if self.pad is None:
-            return [limit] * len(inputs)
-        return [cut_length(n, limit) for n in own_lengths(inputs, self.pad)]
-
     def _computed(self, compute: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-        """Up to a block of rows, always in the same shape: what is missing is the first row again.
+        """compute(inputs) of at most a block of rows, filled up to a whole block with copies of the first row.
 
-        With padding there is one more row, one token and nothing else: attention takes another path where nothing is
-        masked, so something always is.
+        With padding one row of a single token is added: attention takes another code path when nothing is masked.
         """
         count = len(inputs)
         block = torch.cat([inputs, inputs[:1].expand(BLOCK[inputs.device.type] - count, *inputs.shape[1:])])
@@ -72,26 +71,23 @@ class Memo:
             block = torch.cat([block, short])
         return compute(block)[:count]
 
-    def _keep(self, key: bytes, output: Tensor) -> None:
-        size = output.numel() * output.element_size()
-        if size <= self._free:
-            self._known[key] = output.clone()  # a slice would keep its whole block alive
-            self._free -= size
+
+def token_counts(tokens: Tensor, pad: int) -> list[int]:
+    """The number of tokens of each row of (b, L) without the padding on the right; at least 1."""
+    numbers = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
+    return ((tokens != pad) * numbers).amax(1).clamp(min=1).tolist()
 
 
-def own_lengths(tokens: Tensor, pad: int) -> list[int]:
-    """Tokens of each row without what fills it up on the right; at least 1."""
-    places = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
-    return ((tokens != pad) * places).amax(1).clamp(min=1).tolist()
+def padded_length(longest: int, limit: int) -> int:
+    """The length, at most `limit`, to which rows of up to `longest` tokens are padded: a multiple of 8.
+
+    Rounding keeps the number of different shapes small.
+    """
+    return min(-(-longest // LENGTH_STEP) * LENGTH_STEP, limit)
 
 
-def cut_length(longest: int, limit: int) -> int:
-    """To how many tokens rows with at most `longest` are cut: a multiple of 8, so that there are few shapes."""
-    return min(-(-longest // STEP) * STEP, limit)
-
-
-def _alike(rows: list[int], lengths: list[int], size: int) -> list[list[int]]:
-    """`rows` in blocks of one length and at most `size` rows; lengths: of all rows, by their place."""
+def _blocks(rows: list[int], lengths: list[int], size: int) -> list[list[int]]:
+    """`rows` in blocks of equal length and at most `size` rows. lengths: by row."""
     blocks = []
     for length in sorted({lengths[row] for row in rows}):
         members = [row for row in rows if lengths[row] == length]

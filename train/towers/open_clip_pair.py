@@ -1,11 +1,11 @@
-"""open_clip models: found by name or by a config file, created once for both towers, named as open_clip names them."""
+"""open_clip models: found by name or config file, created once for both towers, and their weights' open_clip names."""
 
 from __future__ import annotations
 
 import copy
 import logging
 from collections.abc import Mapping
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,11 @@ from torch import Tensor, nn
 
 from data.errors import ConfigError, first_line, nearest
 from data.json_text import read_json
-from data.transforms import ImageSpec
 from train.config import ImageTower, ModelConfig, TextTower
 from train.towers.published import check_open_clip, refuse_code, snapshot
 from train.towers.tower import Tower
 
-# Class of a trunk → its attribute that leads into the shared space, and whether it takes None there or wants a module
+# Class of a trunk → the attribute with its projection, and whether the class takes None there (or needs a module)
 PROJECTIONS = {
     "VisionTransformer": ("proj", True),
     "TextTransformer": ("text_projection", True),
@@ -29,8 +28,8 @@ PROJECTIONS = {
 }
 
 
-class Matrix(nn.Module):
-    """x W, with W (in, D) as open_clip keeps it."""
+class MatrixProjection(nn.Module):
+    """x W, with W (in, D): open_clip keeps projections as plain matrices."""
 
     def __init__(self, weight: nn.Parameter) -> None:
         super().__init__()
@@ -40,99 +39,102 @@ class Matrix(nn.Module):
         return x @ self.weight
 
 
-class OpenClipPair:
-    """The open_clip models that a configuration's towers come from; one model when both name the same."""
+class BuildContext:
+    """What the builders of towers share: the configuration, and the open_clip models, each created once.
+
+    load_pretrained=False: architectures only. image_model, text_model: (name, weights) of each tower's open_clip model.
+    """
 
     def __init__(self, config: ModelConfig, load_pretrained: bool) -> None:
-        self.image = (config.image.name or config.name, config.image.pretrained or config.pretrained)
-        self.text = (config.text.name or config.name, config.text.pretrained or config.pretrained)
-        self._image_size, self._context = config.image.image_size, config.text.context_length
-        self._load = load_pretrained
-        self._is_open_clip = config.image.kind is ImageTower.open_clip, config.text.kind is TextTower.open_clip
+        self.config, self.load_pretrained = config, load_pretrained
+        self.image_model = (config.image.name or config.name, config.image.pretrained or config.pretrained)
+        self.text_model = (config.text.name or config.name, config.text.pretrained or config.pretrained)
         self._create = cache(self._created)
 
-    def visual(self, config: ModelConfig) -> tuple[nn.Module, nn.Module, dict[str, Any]]:
-        """Trunk, projection and preprocess_cfg of the picture tower."""
-        visual = self._create(*self.image).visual
-        preprocess = visual.preprocess_cfg
-        if config.grad_checkpointing:
-            visual.set_grad_checkpointing(True)
-        if config.image.frozen:
-            _lock(visual, "model.image.unlocked_groups", config.image.unlocked_groups)
-        return visual, cut(visual), preprocess
+    def open_clip_visual(self) -> tuple[Any, nn.Module]:
+        """Trunk and projection of the open_clip picture tower, frozen as configured."""
+        image = self.config.image
+        count = image.unlocked_groups if image.frozen else None
+        return self._parts(self._create(*self.image_model).visual, "model.image.unlocked_groups", count)
 
-    def text_parts(self, config: ModelConfig) -> tuple[nn.Module, nn.Module]:
-        """Trunk and projection of the text tower."""
-        text = self._create(*self.text).text
-        if config.grad_checkpointing:
-            text.set_grad_checkpointing(True)
-        if config.text.frozen:
-            _lock(text, "model.text.unlocked_layers", config.text.unlocked_layers)
-        return text, cut(text)
+    def open_clip_text(self) -> tuple[Any, nn.Module]:
+        """Trunk and projection of the open_clip text tower, frozen as configured."""
+        text = self.config.text
+        count = text.unlocked_layers if text.frozen else None
+        return self._parts(self._create(*self.text_model).text, "model.text.unlocked_layers", count)
 
-    @cached_property
-    def tokenizer(self) -> Any:
+    def _parts(self, trunk: Any, key: str, unlocked: int | None) -> tuple[Any, nn.Module]:
+        """Take the projection off a trunk; it always trains. unlocked: None, or the last groups of a frozen trunk."""
+        if self.config.grad_checkpointing:
+            trunk.set_grad_checkpointing(True)
+        if unlocked is not None:
+            try:
+                trunk.lock(unlocked)  # open_clip counts the projection as the last group
+            except Exception as error:  # asserts and attribute errors of models without groups
+                raise ConfigError(
+                    f"{key}={unlocked}: {type(trunk).__name__} cannot be frozen in part: {first_line(error)}"
+                ) from error
+        name, takes_none = PROJECTIONS[type(trunk).__name__]
+        found = getattr(trunk, name)
+        setattr(trunk, name, None if takes_none else nn.Identity())
+        projection = MatrixProjection(found) if isinstance(found, nn.Parameter) else found or nn.Identity()
+        return trunk, projection.requires_grad_(True)
+
+    def open_clip_tokenizer(self) -> Any:
+        """The tokenizer of the text tower's open_clip model. Raises ConfigError when it cannot be loaded."""
         import open_clip
 
-        name = model_name(self.text[0])
+        name = model_name(self.text_model[0])
         try:
-            return open_clip.get_tokenizer(name, context_length=self._context)
-        except Exception as error:  # of transformers and tokenizers, for files of strangers
+            return open_clip.get_tokenizer(name, context_length=self.config.text.context_length)
+        except Exception as error:  # transformers and tokenizers raise many types for files of strangers
             raise ConfigError(
-                f"model.name={self.text[0]}: its tokenizer: {first_line(error)}. Without a network take a folder that "
-                "has the tokenizer's files"
+                f"model.name={self.text_model[0]}: its tokenizer: {first_line(error)}. Without a network take a folder "
+                "that has the tokenizer's files"
             ) from error
 
-    def config_of(self, spec: ImageSpec) -> dict[str, Any] | None:
-        """What open_clip needs to create this model elsewhere; None unless both towers are of one model."""
-        if self._is_open_clip != (True, True) or self.image[0] != self.text[0]:
-            return None
-        preprocess = {
-            "size": spec.size,
-            "mode": "RGB",
-            "mean": list(spec.mean),
-            "std": list(spec.std),
-            "interpolation": spec.interpolation,
-            "resize_mode": spec.resize,
-        }
-        return {"model_cfg": self._config(model_name(self.image[0])), "preprocess_cfg": preprocess}
-
-    def _config(self, name: str) -> dict[str, Any]:
+    def open_clip_config(self) -> dict[str, Any] | None:
+        """The model_cfg with which open_clip creates this model; None unless both towers are one open_clip model."""
         import open_clip
 
-        model_cfg = copy.deepcopy(open_clip.get_model_config(name))
+        image, text = self.config.image, self.config.text
+        kinds = (image.kind, text.kind)
+        if kinds != (ImageTower.open_clip, TextTower.open_clip) or self.image_model[0] != self.text_model[0]:
+            return None
+        model_cfg = copy.deepcopy(open_clip.get_model_config(model_name(self.image_model[0])))
         assert model_cfg is not None
-        if self._image_size:
-            model_cfg["vision_cfg"]["image_size"] = self._image_size
-        if self._context:
-            model_cfg["text_cfg"]["context_length"] = self._context
+        if image.image_size:
+            model_cfg["vision_cfg"]["image_size"] = image.image_size
+        if text.context_length:
+            model_cfg["text_cfg"]["context_length"] = text.context_length
         return model_cfg
 
     def _created(self, name: str | None, pretrained: str | None) -> Any:
         import open_clip
 
-        known = model_name(name)
+        registered = model_name(name)
         refuse_code()
-        preprocess = check_weights(known, pretrained)
-        weights = f" with weights '{pretrained}'" if pretrained and self._load else ""
-        logging.disable(logging.ERROR)  # of random weights, which are wanted or come later, and of what is raised too
+        preprocess = check_weights(registered, pretrained)
+        weights = f" with weights '{pretrained}'" if pretrained and self.load_pretrained else ""
+        # It warns of random weights, which are wanted here, and logs errors that are raised as well.
+        logging.disable(logging.ERROR)
         try:
-            check_open_clip(f"model.name={name}", open_clip.get_model_config(known))  # its tokenizer comes later
+            check_open_clip(f"model.name={name}", open_clip.get_model_config(registered))  # before anything is loaded
             model = open_clip.create_model(
-                known,
-                pretrained if self._load else None,
-                load_weights=self._load,
+                registered,
+                pretrained if self.load_pretrained else None,
+                load_weights=self.load_pretrained,
                 device=torch.get_default_device(),
                 force_custom_text=True,  # the text part as a module of its own
-                force_image_size=self._image_size,
-                force_context_length=self._context,
+                force_image_size=self.config.image.image_size,
+                force_context_length=self.config.text.context_length,
                 force_preprocess_cfg=preprocess,
-                pretrained_text=self._load,
+                pretrained_text=self.load_pretrained,
                 weights_only=True,
             )
         except ConfigError:
             raise
-        except Exception as error:  # open_clip raises whatever its parts raise
+        except Exception as error:  # open_clip and its parts raise many types
             raise ConfigError(
                 f"model.name={name}{weights} cannot be created: {first_line(error)}. Without a network give weights as "
                 "a .safetensors or .pt file"
@@ -161,17 +163,17 @@ def model_name(name: str | None) -> str:
         return name
     if Path(name).expanduser().is_dir():
         return f"local-dir:{Path(name).expanduser()}"
-    known = name.replace("/", "-")
-    if known not in open_clip.list_models():
+    listed = name.replace("/", "-")
+    if listed not in open_clip.list_models():
         raise ConfigError(
             f"model.name={name}: open_clip has no such model.{nearest(name, open_clip.list_models())} "
             "Any of open_clip.list_models(), or the path of an open_clip config .json"
         )
-    return known
+    return listed
 
 
 def _registered(path: str) -> str:
-    """Known to open_clip by the file's name from now on; two files may have the same, so the latest counts."""
+    """Register a config file with open_clip, under the file's name; of two files of one name the latest counts."""
     import open_clip
 
     file = Path(path).expanduser()
@@ -191,7 +193,7 @@ def _registered(path: str) -> str:
 
 
 def check_weights(name: str, pretrained: str | None) -> dict[str, Any]:
-    """The preprocessing that published weights ask for. Raises ConfigError for weights that nobody knows."""
+    """The preprocessing of published weights, {} for a file. Raises ConfigError for weights that do not exist."""
     from open_clip.pretrained import get_pretrained_cfg, list_pretrained_tags_by_model
 
     if pretrained is None or Path(pretrained).expanduser().is_file():
@@ -208,38 +210,19 @@ def check_weights(name: str, pretrained: str | None) -> dict[str, Any]:
     return {key: published[key] for key in ("mean", "std", "interpolation", "resize_mode") if key in published}
 
 
-def _lock(trunk: Any, key: str, count: int) -> None:
-    """open_clip's own freezing: all but the last `count` groups, of which the projection is the last."""
-    try:
-        trunk.lock(count)
-    except Exception as error:  # asserts and attribute errors of models that cannot be cut
-        raise ConfigError(
-            f"{key}={count}: {type(trunk).__name__} cannot be frozen in part: {first_line(error)}"
-        ) from error
-
-
-def cut(trunk: nn.Module) -> nn.Module:
-    """Take the projection off an open_clip trunk; it trains."""
-    name, none = PROJECTIONS[type(trunk).__name__]
-    found = getattr(trunk, name)
-    setattr(trunk, name, None if none else nn.Identity())
-    projection = Matrix(found) if isinstance(found, nn.Parameter) else found or nn.Identity()
-    return projection.requires_grad_(True)
-
-
 def open_clip_names(towers: Mapping[str, nn.Module], model_cfg: dict[str, Any]) -> dict[str, Tensor]:
-    """Weights of {"visual": …, "text": …} as the model class of this config names them.
+    """The weights of {"visual": Tower, "text": Tower} under the names of open_clip's model class for `model_cfg`.
 
-    Most configurations make a class that has no module for the text.
+    Most configurations make a class that has the text weights at its top, without "text." in their names.
     """
     named: dict[str, Tensor] = {}
     for part, tower in towers.items():
         assert isinstance(tower, Tower)
         attribute, _ = PROJECTIONS[type(tower.trunk).__name__]
-        bare = isinstance(tower.projection, Matrix)
+        is_matrix = isinstance(tower.projection, MatrixProjection)
         for name, tensor in tower.trunk.state_dict().items():
             named[f"{part}.{name}"] = tensor
         for name, tensor in tower.projection.state_dict().items():
-            named[f"{part}.{attribute}" if bare else f"{part}.{attribute}.{name}"] = tensor
+            named[f"{part}.{attribute}" if is_matrix else f"{part}.{attribute}.{name}"] = tensor
     custom = model_cfg.get("custom_text", False) or "hf_model_name" in model_cfg["text_cfg"]
     return named if custom else {name.removeprefix("text."): tensor for name, tensor in named.items()}

@@ -1,4 +1,4 @@
-"""A transformers encoder and the pooling of its states. Rows of similar length run together."""
+"""A transformers encoder with pooling of its token states. Rows of similar length are computed together."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from train.config import Pooling
-from train.towers.memo import cut_length, own_lengths
+from train.towers.memo import padded_length, token_counts
 
-# Texts come in hundreds of shapes. For each, oneDNN and torch's layer above it keep a compiled product of megabytes:
-# 1,024 of them unless told otherwise, gigabytes after 100,000 texts. The layers of an encoder share theirs, so 16 are
-# as fast. Read at the first product.
+# For every shape of a matrix product, oneDNN and torch's layer above it cache compiled code of megabytes: 1,024 shapes
+# by default, which is gigabytes after 100,000 texts. The layers of an encoder share shapes, so 16 are as fast. The
+# variables are read at the first product.
 for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
     os.environ.setdefault(cache, "16")
 
-# Rows that run together at least: fewer save padding, and lose what a larger product saves
-TOGETHER = {"cpu": 16, "cuda": 64}
+# Fewest rows of a group. Smaller groups would save padding, but lose the speed of larger products.
+MIN_GROUP = {"cpu": 16, "cuda": 64}
 
 
 def _mean(states_bLH: Tensor, mask_bL: Tensor) -> Tensor:
@@ -33,6 +33,7 @@ def _last(states_bLH: Tensor, mask_bL: Tensor) -> Tensor:
     return states_bLH[torch.arange(states_bLH.shape[0], device=mask_bL.device), position]
 
 
+# (states (b, L, H), mask (b, L)) → (b, H)
 POOLINGS: dict[Pooling, Callable[[Tensor, Tensor], Tensor]] = {
     Pooling.cls: lambda states_bLH, mask_bL: states_bLH[:, 0],
     Pooling.mean: _mean,
@@ -41,10 +42,10 @@ POOLINGS: dict[Pooling, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 class Pooled(nn.Module):
-    """Tokens (b, L), padded on the right, → (b, H), float32 or better.
+    """Tokens (b, L), padded on the right, → (b, H) in float32 or better.
 
-    A row's output depends on its own tokens alone, up to rounding: which rows run together and how long its padding is
-    are matters of speed. All the encoder is given is tokens and which of them count: every text is segment 0.
+    A row's output depends only on its own tokens, up to rounding: the grouping of rows and the length of their padding
+    change speed only. The encoder gets tokens and attention mask; token types are left out (every text is segment 0).
     """
 
     def __init__(self, encoder: nn.Module, pooling: Pooling, pad: int) -> None:
@@ -55,36 +56,37 @@ class Pooled(nn.Module):
         return f"pooling={self.pooling.value}, pad={self.pad}"
 
     def forward(self, tokens: Tensor) -> Tensor:
-        lengths = [cut_length(n, tokens.shape[1]) for n in own_lengths(tokens, self.pad)]
-        groups = alike(lengths, TOGETHER[tokens.device.type])
+        lengths = [padded_length(count, tokens.shape[1]) for count in token_counts(tokens, self.pad)]
+        groups = group_by_length(lengths, MIN_GROUP[tokens.device.type])
         if len(groups) == 1:
-            return self.together(tokens[:, : max(lengths, default=1)])
+            return self.encode_group(tokens[:, : max(lengths, default=1)])
         order = torch.tensor([row for group in groups for row in group], device=tokens.device)
         parts = tokens[order].split([len(group) for group in groups])
-        pooled = [self.together(part[:, : lengths[group[0]]]) for part, group in zip(parts, groups, strict=True)]
-        return torch.cat(pooled)[order.argsort()]
+        pooled = [self.encode_group(part[:, : lengths[group[0]]]) for part, group in zip(parts, groups, strict=True)]
+        return torch.cat(pooled)[order.argsort()]  # back in the order of the input
 
-    def together(self, tokens: Tensor) -> Tensor:
+    def encode_group(self, tokens: Tensor) -> Tensor:
+        """Tokens (b, L) → (b, H) in one call of the encoder."""
         mask_bL = tokens != self.pad
-        mask_bL[:, 0] = True  # attention to nothing at all is NaN
+        mask_bL[:, 0] = True  # a fully masked row of attention is NaN
         states_bLH = self.encoder(input_ids=tokens, attention_mask=mask_bL.long()).last_hidden_state
         return POOLINGS[self.pooling](states_bLH.to(torch.promote_types(states_bLH.dtype, torch.float32)), mask_bL)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """The encoder alone: the grouping is Python."""
+        """Compile the encoder only: the grouping is Python."""
         self.encoder.compile(*args, **kwargs)
 
 
-def alike(lengths: Sequence[int], least: int) -> list[list[int]]:
-    """All rows in groups, the longest first; a group is as long as its first row.
+def group_by_length(lengths: Sequence[int], min_rows: int) -> list[list[int]]:
+    """All rows in groups, longest rows first, so that a group is padded to the length of its first row.
 
-    A group ends before a shorter row, once it has `least` rows; a last group that gets fewer joins the one before.
+    A group ends before a shorter row once it has `min_rows` rows. A last group of fewer rows joins the one before.
     """
     order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
     starts = [0]
-    for place, row in enumerate(order):
-        if place - starts[-1] >= least and lengths[row] < lengths[order[starts[-1]]]:
-            starts.append(place)
-    if len(starts) > 1 and len(order) - starts[-1] < least:
+    for position, row in enumerate(order):
+        if position - starts[-1] >= min_rows and lengths[row] < lengths[order[starts[-1]]]:
+            starts.append(position)
+    if len(starts) > 1 and len(order) - starts[-1] < min_rows:
         starts.pop()
     return [order[start:stop] for start, stop in pairwise([*starts, len(order)])]

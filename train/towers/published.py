@@ -1,6 +1,6 @@
-"""Models of others, as folders or by published names: weights and settings are read, code that comes along never runs.
+"""Foreign models, as folders or by published names: their weights and settings are read, their code never runs.
 
-NAME@REVISION is one state of a published model: a commit never changes. Torch-free.
+NAME@REVISION names one commit of a published model, which cannot change. Torch-free.
 """
 
 from __future__ import annotations
@@ -15,28 +15,31 @@ from typing import Any
 from data import json_text
 from data.errors import ConfigError, first_line
 
-READ = ["*.json", "*.txt", "*.model", "*.safetensors"]
-LARGEST = 128 << 20  # bytes of a tokenizer's file or of any other settings
-MOST_VALUES = 1 << 23  # of such a file: a tokenizer has hundreds of thousands of words and merges
-MOST = 10_000  # layers, experts and the like
-LOOPS = ("layer", "depth", "block", "stage", "expert", "label")  # parts of the names of such counts
+ALLOWED_FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]
+MAX_BYTES = 128 << 20  # of a tokenizer's file or of other settings
+MAX_VALUES = 1 << 23  # in such a file: a tokenizer has hundreds of thousands of words and merges
+MAX_COUNT = 10_000  # of layers, experts and the like
+LOOPS = ("layer", "depth", "block", "stage", "expert", "label")  # in the names of such counts
 PLAIN_ATTENTION = (None, "eager", "sdpa")
 
 
 def refuse_code() -> None:
-    """transformers would ask whoever sits at the terminal, for 15 s, whether to run it; call before a library loads."""
+    """Refuse to run a model's own code without asking; call before a library loads a model.
+
+    transformers asks at the terminal, and waits 15 s for the answer.
+    """
     from transformers import dynamic_module_utils
 
     dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
 
 
 def check_open_clip(key: str, model_cfg: Any) -> None:
-    """Raise ConfigError for an open_clip configuration with absurd numbers, or one that would have code run.
+    """Raise ConfigError for an open_clip configuration with absurd numbers, or one that asks to run foreign code.
 
-    That is code for its tokenizer, or a kernel for attention that the settings of its text model ask for.
+    Such code is that of a tokenizer (trust_remote_code), or an attention kernel in the settings of its text model.
     """
     if not isinstance(model_cfg, dict):
-        return  # open_clip says so
+        return  # open_clip raises for it
     check_numbers(key, model_cfg)
     text = model_cfg.get("text_cfg")
     text = text if isinstance(text, dict) else {}
@@ -54,7 +57,8 @@ def check_open_clip(key: str, model_cfg: Any) -> None:
 def package_folder(name: str) -> str:
     """pkg:PACKAGE/FOLDER → the folder inside the installed package."""
     package, _, folder = name.removeprefix("pkg:").partition("/")
-    found = importlib.util.find_spec(package) if package.isidentifier() else None  # a dot would import what is before
+    # No dots: find_spec would import the parent package of a dotted name.
+    found = importlib.util.find_spec(package) if package.isidentifier() else None
     if found is None or not found.submodule_search_locations:
         raise ConfigError(
             f"model.text.name={name}: the package '{package}' is not installed. "
@@ -63,8 +67,8 @@ def package_folder(name: str) -> str:
     return str(Path(next(iter(found.submodule_search_locations))) / folder)
 
 
-def place_of(name: str) -> str:
-    """The folder that a name means, or a published name as it is."""
+def location_of(name: str) -> str:
+    """The folder of pkg:… or ~/…; any other folder or published name as it is."""
     return package_folder(name) if name.startswith("pkg:") else os.path.expanduser(name)
 
 
@@ -82,28 +86,29 @@ def snapshot(key: str, name: str) -> str:
 
     model, revision = split_revision(name)
     try:
-        return snapshot_download(model, revision=revision, allow_patterns=READ)
+        return snapshot_download(model, revision=revision, allow_patterns=ALLOWED_FILES)
     except Exception as error:  # the hub's own, those of its network library, OSError
         raise ConfigError(f"{key}={name}: {first_line(error)}. Without a network give a folder") from error
 
 
 def file_of(name: str, file: str, fetch: bool) -> Path | None:
-    """A file of a folder, of pkg:… or of a published model, None where there is none or nobody knows.
+    """The path of a file of a folder, of pkg:… or of a published model; None if it does not exist or cannot be had.
 
-    A published one comes from the cache; one that was never asked for is fetched, if allowed.
+    Files of a published model come from the hub's cache. fetch: download a file that the cache does not know of.
+    Raises ConfigError for a file that leads out of its folder.
     """
     if name.startswith("pkg:"):
-        with suppress(ConfigError):  # not installed: what loads the weights says so
+        with suppress(ConfigError):  # not installed: loading the weights raises it
             return _inside(Path(package_folder(name)), file)
         return None
-    place = place_of(name)
-    if os.path.isdir(place):
-        return _inside(Path(place), file)
-    return None if place.startswith(("/", ".")) else _published(*split_revision(place), file, fetch)
+    location = location_of(name)
+    if os.path.isdir(location):
+        return _inside(Path(location), file)
+    return None if location.startswith(("/", ".")) else _published(*split_revision(location), file, fetch)
 
 
 def is_unknown(name: str, file: str) -> bool:
-    """Whether nobody knows here if a published model has this file: the hub's cache does not say."""
+    """Whether the hub's cache does not know if a published model has this file."""
     from huggingface_hub import try_to_load_from_cache
 
     model, revision = split_revision(os.path.expanduser(name))
@@ -113,36 +118,39 @@ def is_unknown(name: str, file: str) -> bool:
 
 @cache
 def _published(model: str, revision: str | None, file: str, fetch: bool) -> Path | None:
-    """Asked once, and without a network for seconds only: a download would try again and again."""
+    """file_of for a published model, asked once per process. It waits 5 s for the network; a download retries."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import EntryNotFoundError
 
     try:
         cached = try_to_load_from_cache(model, file, revision=revision)
         if cached is None and fetch:
-            with suppress(EntryNotFoundError):  # the download then keeps in the cache that there is none
+            with suppress(EntryNotFoundError):  # the download below then caches that there is none
                 get_hf_file_metadata(hf_hub_url(model, file, revision=revision), timeout=5)
             cached = hf_hub_download(model, file, revision=revision)
-    except Exception:  # no such model, no network: what loads the weights says so
+    except Exception:  # no such model, no network: loading the weights raises it
         return None
     return Path(cached) if isinstance(cached, str) else None
 
 
 def _inside(folder: Path, file: str) -> Path | None:
-    """Raises ConfigError for a path, or a link, that leads out of the folder; the hub's cache keeps files in blobs/."""
+    """The file in `folder`, None if there is none. Raises ConfigError for a path or link that leads out of the folder.
+
+    Links of the hub's cache lead to its blobs/ and are followed.
+    """
     path, root = folder / file, folder.resolve()
     if not path.is_file():
         return None
     cached = [root.parent.parent / "blobs"] if root.parent.name == "snapshots" else []
-    if not any(path.resolve().is_relative_to(place) for place in [root, *cached]):
+    if not any(path.resolve().is_relative_to(parent) for parent in [root, *cached]):
         raise ConfigError(f"{path} leads out of its folder, which is never followed. Put the file itself there")
     return path
 
 
 def read_json(path: Path) -> Any:
-    """Raises ConfigError, naming the file, for what cannot be read, is too large or nested too deep."""
+    """The content of a JSON file. Raises ConfigError, naming it, if it is unreadable, too large or nested too deep."""
     try:
-        return json_text.read_json(path, LARGEST, MOST_VALUES)
+        return json_text.read_json(path, MAX_BYTES, MAX_VALUES)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {first_line(error)}") from error
     except ValueError as error:
@@ -150,9 +158,10 @@ def read_json(path: Path) -> Any:
 
 
 def check_settings(key: str, path: Path | None) -> dict[str, Any]:
-    """A transformers config.json, {} where there is none.
+    """The content of a transformers config.json; {} for None.
 
-    Raises ConfigError for what cannot be trained, and for numbers that would keep a machine busy for ever.
+    key: the configuration key of the model, for messages. Raises ConfigError for quantised weights, which do not train,
+    and as `check_numbers`.
     """
     if path is None:
         return {}
@@ -168,15 +177,15 @@ def check_settings(key: str, path: Path | None) -> dict[str, Any]:
 
 
 def check_numbers(where: str, settings: Any) -> None:
-    """Raise ConfigError for numbers that no model has: to build so many layers would never end."""
+    """Raise ConfigError for numbers that no model has, such as 10⁹ layers, which would take for ever to build."""
     for name, value in _numbers(settings):
-        most = MOST if any(part in name for part in LOOPS) else 2**31
+        most = MAX_COUNT if any(part in name for part in LOOPS) else 2**31
         if value > most:
             raise ConfigError(f"{where}: {name} is {value:.4g}, and at most {most:.4g} is taken")
 
 
 def _numbers(settings: Any, name: str = "") -> list[tuple[str, float]]:
-    """(name, number) of all numbers in it."""
+    """(name, number) of all numbers in a JSON tree; those in lists have the name of the list."""
     if isinstance(settings, dict):
         return [found for key, value in settings.items() for found in _numbers(value, key)]
     if isinstance(settings, list):

@@ -1,12 +1,12 @@
-"""What the folder of a SentenceTransformer says beside its weights. Torch-free.
+"""The settings of a SentenceTransformer folder: pooling, lengths, prompts, similarity, Dense module. Torch-free.
 
-Its pooling, lengths, prompts and similarity are the defaults of our keys; what is chosen differently stays chosen. Its
-JSON files come from strangers: names of modules are compared, nothing is imported.
+They are the defaults of our keys when the text tower comes from such a folder; keys that the user sets win. The JSON
+files are untrusted: names of modules are compared with a list, and nothing is imported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -17,9 +17,10 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from data.errors import ConfigError
 from train.config import Pooling, Task, TextTower, TrainConfig
 from train.losses.options.common import Similarity
-from train.towers.published import check_settings, file_of, is_unknown, place_of, read_json
+from train.towers.published import check_settings, file_of, is_unknown, location_of, read_json
 
-LAYERS = ("model.text.lower_case", "model.text.dense")  # a folder that is not understood has none
+# Keys that keep the default of the schema if the folder cannot be used
+LAYERS = ("model.text.lower_case", "model.text.dense")
 OF_TASK = {
     Task.image_text: (*LAYERS, "model.text.pooling", "model.text.context_length"),
     Task.question_passage: (
@@ -29,15 +30,15 @@ OF_TASK = {
         "objective.similarity",
     ),
 }
-OPEN = sorted({key for keys in OF_TASK.values() for key in keys})  # keys whose default a folder may bring
+OPEN = sorted({key for keys in OF_TASK.values() for key in keys})  # keys that may take their default from a folder
 CHAINS = ("Transformer Pooling", "Transformer Pooling Normalize", "Transformer Pooling Dense")
 CHAINS += ("Transformer Pooling Dense Normalize",)
 POOLINGS = {"cls": Pooling.cls, "mean": Pooling.mean, "lasttoken": Pooling.last}
 MODULES = "modules.json"
-# Types of encoders whose positions begin behind the one of padding
+# model_type of encoders whose position numbers begin after the padding index
 BEHIND_PADDING = ("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet")
 BEHIND_PADDING += ("data2vec-text", "longformer", "luke", "xmod")
-OLD_FLAGS = {
+OLD_FLAGS = {  # of pooling in sentence-transformers before 6
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
     "pooling_mode_mean_tokens": "mean",
@@ -49,7 +50,7 @@ OLD_FLAGS = {
 
 @dataclass(frozen=True)
 class Dense:
-    """A linear layer behind the pooling."""
+    """A linear layer after the pooling. width: of its outputs."""
 
     weights: Path
     bias: bool
@@ -58,9 +59,9 @@ class Dense:
 
 @dataclass(frozen=True)
 class SentenceFolder:
-    """defaults: dotted key → value; refused: dotted key → why its value has no place here.
+    """The settings of one folder. defaults: dotted key → value. no_dense: why `dense` is None.
 
-    no_dense: why there is no Dense module to take.
+    refused: dotted key → setting of the folder that the key cannot express.
     """
 
     name: str
@@ -73,13 +74,20 @@ class SentenceFolder:
 
 
 def sentence_folder(name: str, fetch: bool = False) -> SentenceFolder | None:
-    """None for a model that is no SentenceTransformer. Raises ConfigError for one that cannot be had as it is."""
+    """The settings of a folder, package or published model; None if it is no SentenceTransformer.
+
+    fetch: ask the hub for files that its cache does not have. Raises ConfigError for modules that we do not have, and
+    for damaged files.
+    """
     if (path := file_of(name, MODULES, fetch)) is None:
         return None
 
     def settings(file: str) -> dict[str, Any]:
         found = file_of(name, file, fetch)
-        return {} if found is None else _object(found)
+        content = {} if found is None else read_json(found)
+        if not isinstance(content, dict):
+            raise ConfigError(f"{found}: must be a JSON object")
+        return content
 
     instead = f"To take its encoder alone, name a folder without {path.name}"
     modules = read_json(path)
@@ -98,18 +106,24 @@ def sentence_folder(name: str, fetch: bool = False) -> SentenceFolder | None:
     encoder, model = settings("sentence_bert_config.json"), settings("config_sentence_transformers.json")
     if encoder.get("transformer_task", "feature-extraction") != "feature-extraction" or encoder.get("query_expansion"):
         raise ConfigError(f"{path.parent}/sentence_bert_config.json: it embeds no single texts. {instead}")
-    defaults: dict[str, Any] = _lengths(name, encoder, fetch)
+    defaults: dict[str, Any] = _lengths(name, encoder, settings, fetch)
     defaults |= {"model.text.lower_case": True} if encoder.get("do_lower_case") is True else {}
     defaults |= {"model.text.dense": True} if "Dense" in folders else {}
     refused: dict[str, str] = {}
     pooling = settings(f"{folders['Pooling']}/config.json")
-    mode = _mode(pooling)
-    if mode in POOLINGS and pooling.get("include_prompt", True):
+    # A name since sentence-transformers 6, a flag for each mode before, mean if there is none
+    modes = pooling.get("pooling_mode") or [mode for flag, mode in OLD_FLAGS.items() if pooling.get(flag)] or "mean"
+    mode = " and ".join(map(str, modes)) if isinstance(modes, list) else str(modes)
+    if not pooling.get("include_prompt", True):
+        mode += " without the prompt's tokens"
+    if mode in POOLINGS:
         defaults["model.text.pooling"] = POOLINGS[mode]
     else:
-        mode = mode if pooling.get("include_prompt", True) else f"{mode} without the prompt's tokens"
         refused["model.text.pooling"] = f"its pooling is {mode}"
-    prompts = _prompts(path, model)
+    prompts = model.get("prompts") or {}
+    if not isinstance(prompts, dict):
+        raise ConfigError(f"{path.parent}/config_sentence_transformers.json: prompts must be texts by name")
+    prompts = {str(name): text for name, text in prompts.items() if isinstance(text, str)}
     for side, names in (("question", ("query", "question")), ("passage", ("document", "passage", "corpus"))):
         found = [prompts[name] for name in names if name in prompts]
         defaults |= {f"data.{side}.prefix": found[0]} if found else {}
@@ -131,22 +145,22 @@ def sentence_folder(name: str, fetch: bool = False) -> SentenceFolder | None:
     )
 
 
-def of_config(config: TrainConfig | DictConfig, fetch: bool = False) -> SentenceFolder | None:
-    """That of the text tower, if it comes from one."""
+def folder_of_config(config: TrainConfig | DictConfig, fetch: bool = False) -> SentenceFolder | None:
+    """The settings of the text tower's folder, None if it is no SentenceTransformer. Raises as `sentence_folder`."""
     text = config.model.text
     name = text.name or config.model.name
     return sentence_folder(name, fetch) if name and text.kind is TextTower.transformers else None
 
 
-def fill(config: DictConfig) -> None:
-    """Give the keys that nobody chose (OPEN, still missing) their values: the folder's, else those of the schema.
+def fill_defaults(config: DictConfig) -> None:
+    """Fill the keys of OPEN that the user has not set, in place: with the folder's settings, else with the defaults.
 
-    Raises ConfigError where the folder's has no place here, or is not understood.
+    Raises ConfigError for a setting that the key cannot express, and for a folder that cannot be used.
     """
     parents = {key: OmegaConf.select(config, key.rpartition(".")[0]) for key in OPEN}
     open_keys = [key for key, parent in parents.items() if parent and OmegaConf.is_missing(parent, _leaf(key))]
     try:
-        found = of_config(config, fetch=True) if open_keys else None
+        found = folder_of_config(config, fetch=True) if open_keys else None
     except ConfigError as error:
         if missing := [key for key in open_keys if key in OF_TASK[config.task] and key not in LAYERS]:
             raise ConfigError(f"{error}. Or choose {', '.join(missing)} yourself") from error
@@ -164,8 +178,11 @@ def fill(config: DictConfig) -> None:
         OmegaConf.update(config, key, value)
 
 
-def schema(config: Any, prefix: str = "") -> DictConfig:
-    """The schema of `config`, a dataclass whose keys begin with `prefix`, with the keys of OPEN missing."""
+def open_schema(config: Any, prefix: str = "") -> DictConfig:
+    """The OmegaConf schema of the dataclass `config`, whose keys begin with `prefix`.
+
+    The keys of OPEN are MISSING in it, so that `fill_defaults` can tell them from keys that are set to the default.
+    """
     node = OmegaConf.structured(config)
     for key in OPEN:
         if key.startswith(prefix) and OmegaConf.select(node, key.removeprefix(prefix).rpartition(".")[0]) is not None:
@@ -173,11 +190,11 @@ def schema(config: Any, prefix: str = "") -> DictConfig:
     return node
 
 
-def compared(config: TrainConfig) -> Iterator[str]:
-    """When the text tower is a SentenceTransformer's: what the run has as the folder says, and what not."""
+def describe_choices(config: TrainConfig) -> Iterator[str]:
+    """Lines for the log: which settings of the text tower's SentenceTransformer folder the run uses, and which not."""
     name = config.model.text.name
     try:
-        found = of_config(config)
+        found = folder_of_config(config)
     except ConfigError as error:
         yield f"model.text.name={name}: only its encoder is taken. {error}"
         return
@@ -211,27 +228,18 @@ def _shown(value: Any) -> str:
     return repr(value) if isinstance(value, str) else str(getattr(value, "value", value))
 
 
-def _object(path: Path) -> dict[str, Any]:
-    content = read_json(path)
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: must be a JSON object")
-    return content
-
-
-def _mode(pooling: dict[str, Any]) -> str:
-    """Its name as sentence-transformers 6 has it; before, there was a flag for each; nothing is the mean."""
-    flags = [mode for flag, mode in OLD_FLAGS.items() if pooling.get(flag)]
-    mode = pooling.get("pooling_mode") or flags or "mean"
-    return mode if isinstance(mode, str) else " and ".join(map(str, mode if isinstance(mode, list) else [mode]))
-
-
-def _lengths(name: str, encoder: dict[str, Any], fetch: bool) -> dict[str, int]:
-    """The longest text in tokens, as it is said, or else what the tokenizer allows; at most what positions allow."""
-    longest, positions = encoder.get("max_seq_length"), _positions(name, fetch)
+def _lengths(
+    name: str, encoder: dict[str, Any], settings: Callable[[str], dict[str, Any]], fetch: bool
+) -> dict[str, int]:
+    """The most tokens of a text, by key: the encoder's setting, else the tokenizer's; at most its positions."""
+    said = check_settings(name, file_of(name, "config.json", fetch))
+    total, padding = said.get("max_position_embeddings"), said.get("pad_token_id", 1)
+    behind = padding + 1 if said.get("model_type") in BEHIND_PADDING and isinstance(padding, int) else 0
+    positions = total - behind if isinstance(total, int) and _is_length(total - behind) else None
+    longest = encoder.get("max_seq_length")
     if longest is None:
-        tokenizer = file_of(name, "tokenizer_config.json", fetch)
-        said = _object(tokenizer).get("model_max_length") if tokenizer else None
-        longest = said if _is_length(said) else positions
+        longest = settings("tokenizer_config.json").get("model_max_length")
+        longest = longest if _is_length(longest) else positions
     wanted = {
         "model.text.context_length": longest,
         "data.question.length": encoder.get("query_length") or longest,
@@ -239,31 +247,18 @@ def _lengths(name: str, encoder: dict[str, Any], fetch: bool) -> dict[str, int]:
     }
     for key, value in wanted.items():
         if value is not None and not _is_length(value):
-            raise ConfigError(f"{place_of(name)}/sentence_bert_config.json: {value!r} is no length for {key}")
+            raise ConfigError(f"{location_of(name)}/sentence_bert_config.json: {value!r} is no length for {key}")
     return {key: min(value, positions or value) for key, value in wanted.items() if value is not None}
-
-
-def _positions(name: str, fetch: bool) -> int | None:
-    """The longest text that the encoder's positions allow, as far as its config.json says."""
-    said = check_settings(name, file_of(name, "config.json", fetch))
-    total, padding = said.get("max_position_embeddings"), said.get("pad_token_id", 1)
-    behind = padding + 1 if said.get("model_type") in BEHIND_PADDING and isinstance(padding, int) else 0
-    return total - behind if isinstance(total, int) and _is_length(total - behind) else None
 
 
 def _is_length(value: Any) -> bool:
     return isinstance(value, int) and 2 <= value < 1 << 20
 
 
-def _prompts(path: Path, model: dict[str, Any]) -> dict[str, str]:
-    prompts = model.get("prompts") or {}
-    if not isinstance(prompts, dict):
-        raise ConfigError(f"{path.parent}/config_sentence_transformers.json: prompts must be texts by name")
-    return {str(name): text for name, text in prompts.items() if isinstance(text, str)}
-
-
-def _dense(name: str, folder: str | None, settings: Any, fetch: bool) -> tuple[Dense | None, str]:
-    """Its Dense module, or why there is no place for it."""
+def _dense(
+    name: str, folder: str | None, settings: Callable[[str], dict[str, Any]], fetch: bool
+) -> tuple[Dense | None, str]:
+    """(Dense module, ""), or (None, why it cannot be taken)."""
     if folder is None:
         return None, SentenceFolder.no_dense
     said = settings(f"{folder}/config.json")

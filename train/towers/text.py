@@ -1,4 +1,4 @@
-"""Text towers: int64 tokens (b, L) → (b, D), and the tokenizers that go with them."""
+"""Text towers, int64 tokens (b, L) → (b, D), and their tokenizers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from data.errors import ConfigError, first_line
 from train.config import ModelConfig, TextTower
 from train.towers.adapters import add_adapters
-from train.towers.memo import cut_length
-from train.towers.open_clip_pair import OpenClipPair
+from train.towers.memo import padded_length
+from train.towers.open_clip_pair import BuildContext
 from train.towers.pooled import Pooled
-from train.towers.published import check_settings, file_of, place_of, refuse_code, split_revision
+from train.towers.published import check_settings, file_of, location_of, refuse_code, split_revision
 from train.towers.sentence_folder import SentenceFolder, sentence_folder
 from train.towers.tower import Tower, freeze
 
@@ -29,7 +29,7 @@ LONGEST = 512  # tokens, for a model that names no limit
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A transformers tokenizer: n texts → int64 (n, context), cut and filled up."""
+    """A transformers tokenizer for a fixed length: n texts → int64 (n, context), truncated and padded."""
 
     tokenizer: Any
     context: int
@@ -41,15 +41,16 @@ class Tokenizer:
 
 @dataclass(frozen=True)
 class TextTokenizer:
-    """A transformers tokenizer of texts of any length. limit: the longest that the encoder takes."""
+    """A transformers tokenizer for texts of any length. limit: the most tokens that the encoder takes."""
 
     tokenizer: Any
     limit: int
 
     def __call__(self, texts: list[str], length: int, pairs: list[str] | None = None) -> Tensor:
-        """n texts, or pairs of texts, cut to `length` tokens → int64 (n, L), filled up on the right.
+        """n texts, or pairs of texts, truncated to `length` tokens → int64 (n, L), padded on the right.
 
-        L: the longest of them, rounded up to a multiple of 8 and at most `length`. Of a pair the longer text is cut.
+        L: the longest of them, rounded up to a multiple of 8, at most `length`. Of a pair the longer text is truncated.
+        Raises ConfigError for a `length` that this model does not take.
         """
         least = self.tokenizer.num_special_tokens_to_add(pairs is not None) + 1
         if not least <= length <= self.limit:
@@ -59,36 +60,22 @@ class TextTokenizer:
             )
         shaped = {"padding": "longest", "truncation": True, "max_length": length, "return_tensors": "pt"}
         tokens = self.tokenizer(texts, pairs, **shaped).input_ids
-        missing = cut_length(tokens.shape[1], length) - tokens.shape[1]
+        missing = padded_length(tokens.shape[1], length) - tokens.shape[1]
         return nn.functional.pad(tokens, (0, missing), value=self.tokenizer.pad_token_id)
 
 
-def build_text_tower(config: ModelConfig, pair: OpenClipPair, load_pretrained: bool) -> tuple[Tower, Tokenize]:
-    """The text tower of a configuration and its tokenizer."""
-    return BUILDERS[config.text.kind](config, pair, load_pretrained)
-
-
-def build_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[Tower, TextTokenizer]:
-    """The encoder of questions or passages that a configuration names, out of transformers."""
-    if config.text.kind is not TextTower.transformers:
-        raise ConfigError(
-            f"model.text.kind={config.text.kind.value}: questions and passages take model.text.kind=transformers, with "
-            "model.text.name=…"
-        )
-    return _transformers_tower(config, load_pretrained)
-
-
-def _open_clip(config: ModelConfig, pair: OpenClipPair, load_pretrained: bool) -> tuple[Tower, Tokenize]:
-    trunk, projection = pair.text_parts(config)
-    return Tower(trunk, projection, memo_bytes=config.memo_mb << 20), pair.tokenizer
-
-
-def _transformers(config: ModelConfig, pair: OpenClipPair, load_pretrained: bool) -> tuple[Tower, Tokenize]:
-    tower, own = _transformers_tower(config, load_pretrained)
+def build_text_tower(context: BuildContext) -> tuple[Tower, Tokenize]:
+    """The text tower of a configuration and its tokenizer. Raises ConfigError, as `build_model`."""
+    config = context.config
+    if config.text.kind is TextTower.open_clip:
+        trunk, projection = context.open_clip_text()
+        return Tower(trunk, projection, cache_bytes=config.frozen_cache_mb << 20), context.open_clip_tokenizer()
+    tower, own = build_text_encoder(config, context.load_pretrained)
     return tower, Tokenizer(own.tokenizer, config.text.context_length or min(own.limit, own.tokenizer.model_max_length))
 
 
-def _transformers_tower(config: ModelConfig, load_pretrained: bool) -> tuple[Tower, TextTokenizer]:
+def build_text_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[Tower, TextTokenizer]:
+    """The transformers encoder of a configuration, for texts of any length. Raises ConfigError, as `build_model`."""
     name, text = config.text.name or config.name, config.text
     if name is None:
         raise ConfigError("model.text.name is missing: a transformers folder or name, or pkg:PACKAGE/FOLDER")
@@ -106,7 +93,9 @@ def _transformers_tower(config: ModelConfig, load_pretrained: bool) -> tuple[Tow
         renamed = getattr(encoder, "activation_checkpointing_enable", None)  # in transformers 5.x
         (renamed or encoder.gradient_checkpointing_enable)({"use_reentrant": False})
     if text.frozen:
-        freeze(encoder, _layers(encoder), text.unlocked_layers)
+        lists = [module for module in encoder.modules() if isinstance(module, nn.ModuleList)]
+        layers = list(max(lists, key=len)) if lists else [encoder]  # the longest list of modules
+        freeze(encoder, layers, text.unlocked_layers)
     if text.lora_rank:
         add_adapters(encoder, text)
     width, shared_width = encoder.config.hidden_size, config.embed_dim
@@ -114,43 +103,42 @@ def _transformers_tower(config: ModelConfig, load_pretrained: bool) -> tuple[Tow
         own = nn.Linear(width, shared_width)
     else:
         own = _dense(name, width, pretrained) if text.dense else nn.Identity()
-    tower = Tower(Pooled(encoder, text.pooling, pad), own, memo_bytes=config.memo_mb << 20, pad=pad)
+    tower = Tower(Pooled(encoder, text.pooling, pad), own, cache_bytes=config.frozen_cache_mb << 20, pad=pad)
     return tower, TextTokenizer(tokenizer, _limit(config, encoder, tokenizer))
 
 
-BUILDERS = {TextTower.open_clip: _open_clip, TextTower.transformers: _transformers}
-
-
 def _load(name: str, pretrained: bool) -> tuple[Any, Any]:
-    """(encoder, tokenizer) from a folder, a package or a published name. A stranger's files choose no code: not a
-    class that comes with them, nor a kernel for attention."""
+    """(encoder, tokenizer) from a folder, a package or a published name.
+
+    Foreign files choose no code that runs: no class that comes with them, and no attention kernel. Raises ConfigError.
+    """
     from transformers import AutoConfig, AutoModel, AutoTokenizer
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    place, revision = split_revision(place_of(name))
+    location, revision = split_revision(location_of(name))
     key = f"model.text.name={name}"
-    if place.startswith(("/", ".")) and not os.path.isdir(place):
-        raise ConfigError(f"{key}: there is no folder {place}")
+    if location.startswith(("/", ".")) and not os.path.isdir(location):
+        raise ConfigError(f"{key}: there is no folder {location}")
     check_settings(key, file_of(name, "config.json", fetch=True))
     if file_of(name, "adapter_config.json", fetch=False):
         raise ConfigError(f"{key}: holds adapters beside another model. Merge them into it (peft: merge_and_unload)")
     refuse_code()
-    own, single = {"trust_remote_code": False}, {"dtype": torch.float32}  # stored in less they would be trained in less
+    own, single = {"trust_remote_code": False}, {"dtype": torch.float32}  # not the dtype of the file, e.g. bf16
     try:
-        tokenizer = AutoTokenizer.from_pretrained(place, revision=revision, **own)
-        settings = AutoConfig.from_pretrained(place, revision=revision, **own)
-        settings._attn_implementation = settings._experts_implementation = None  # what torch has
+        tokenizer = AutoTokenizer.from_pretrained(location, revision=revision, **own)
+        settings = AutoConfig.from_pretrained(location, revision=revision, **own)
+        settings._attn_implementation = settings._experts_implementation = None  # torch's own
         with torch.device("meta"):
             _check_size(key, AutoModel.from_config(settings, **own))
         if pretrained:
             options = {"revision": revision, "config": settings, "use_safetensors": True}
-            model = AutoModel.from_pretrained(place, **options, **own, **single)
+            model = AutoModel.from_pretrained(location, **options, **own, **single)
         else:
             model = AutoModel.from_config(settings, **own, **single)
     except ConfigError:
         raise
-    except Exception as error:  # of transformers, tokenizers and torch, for files of strangers
+    except Exception as error:  # transformers, tokenizers and torch raise many types for files of strangers
         raise ConfigError(
             f"{key}: {first_line(error)}. Without a network give the path of a folder with "
             "config.json, model.safetensors and the tokenizer's files"
@@ -159,7 +147,7 @@ def _load(name: str, pretrained: bool) -> tuple[Any, Any]:
 
 
 def _check_size(key: str, model: nn.Module) -> None:
-    """Raise ConfigError for a model that the machine's memory cannot hold; its tensors have shapes only."""
+    """Raise ConfigError for a model (on the meta device) whose float32 weights exceed the machine's memory."""
     numbers = sum(tensor.numel() for tensor in [*model.parameters(), *model.buffers()])
     needed, memory = 4 * numbers / 2**30, psutil.virtual_memory().total / 2**30
     if needed > memory:
@@ -167,7 +155,7 @@ def _check_size(key: str, model: nn.Module) -> None:
 
 
 def _lower_case(tokenizer: Any) -> None:
-    """As sentence-transformers does for do_lower_case: before all else that the tokenizer does to a text."""
+    """Lower texts before the tokenizer's own normalisation, as sentence-transformers does for do_lower_case."""
     from tokenizers.normalizers import Lowercase, Sequence
 
     backend = tokenizer.backend_tokenizer
@@ -175,14 +163,14 @@ def _lower_case(tokenizer: Any) -> None:
 
 
 def _padding(tokenizer: Any) -> int:
-    """The token that fills texts up, on the right: a special one that the tokenizer does not put into a text itself.
+    """Set and return the padding token (on the right): a special token that the tokenizer does not add to a text.
 
-    The one of unknown words is in texts as well, so it comes last.
+    The token of unknown words may stand in a text too, so it is the last choice. Raises ConfigError if none is left.
     """
-    given = set(tokenizer("a").input_ids)
+    used = set(tokenizer("a").input_ids)
     names = [tokenizer.pad_token, tokenizer.eos_token, *tokenizer.all_special_tokens]
     names = sorted(filter(None, names), key=lambda name: name == tokenizer.unk_token)
-    free = [name for name in names if tokenizer.convert_tokens_to_ids(name) not in given]
+    free = [name for name in names if tokenizer.convert_tokens_to_ids(name) not in used]
     if not free:
         raise ConfigError("model.text.name: its tokenizer has no special token left to fill up short texts with")
     tokenizer.pad_token, tokenizer.padding_side = free[0], "right"
@@ -190,7 +178,7 @@ def _padding(tokenizer: Any) -> int:
 
 
 def _dense(name: str, width: int, pretrained: bool) -> nn.Module:
-    """The Dense module of a SentenceTransformer."""
+    """The Dense module of a SentenceTransformer folder as a linear layer. Raises ConfigError when there is none."""
     folder = sentence_folder(name) or SentenceFolder(name)
     dense = folder.dense
     if dense is None:
@@ -209,7 +197,7 @@ def _dense(name: str, width: int, pretrained: bool) -> nn.Module:
 
 
 def _limit(config: ModelConfig, encoder: Any, tokenizer: Any) -> int:
-    """What the configuration says, or the longest that the positions allow, or without any the tokenizer."""
+    """The most tokens of a text: model.text.context_length, else what the positions or the tokenizer allow."""
     positions = positions_of(encoder)
     own = next((n for n in (positions, tokenizer.model_max_length) if n and n < 1 << 20), LONGEST)
     wanted = config.text.context_length or own
@@ -219,14 +207,8 @@ def _limit(config: ModelConfig, encoder: Any, tokenizer: Any) -> int:
 
 
 def positions_of(encoder: Any) -> int | None:
-    """The longest text that its position embeddings allow. Those of RoBERTa begin behind the one of padding."""
+    """The most tokens that the position embeddings allow, None without any. RoBERTa's begin after the padding index."""
     tables = [module for name, module in encoder.named_modules() if name.endswith("position_embeddings")]
     behind = [table.padding_idx + 1 for table in tables if getattr(table, "padding_idx", None) is not None]
     total = getattr(encoder.config, "max_position_embeddings", None)
     return total and total - max(behind, default=0)
-
-
-def _layers(encoder: nn.Module) -> list[nn.Module]:
-    """The encoder's layers: its longest list of modules."""
-    lists = [module for module in encoder.modules() if isinstance(module, nn.ModuleList)]
-    return list(max(lists, key=len)) if lists else [encoder]

@@ -1,4 +1,4 @@
-"""A tower, what turns one kind of inputs into embeddings; a pair of them; and what the builders of all kinds share."""
+"""A tower (inputs of one kind → embeddings), a pair of towers, and the freezing that builders share."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from train.towers.memo import Memo
+from train.towers.memo import FrozenCache
 
 
 class Tower(nn.Module):
     """Inputs (b, …) → prepare → trunk → projection → (b, D), not normalised.
 
-    A trunk of which nothing trains runs once per different input, without graph (Memo); it and every other frozen part
-    are always in eval(). memo_bytes, pad: see Memo.
+    If no parameter of the trunk trains, its outputs are cached (FrozenCache) and have no graph. Frozen modules stay in
+    eval(). cache_bytes, pad: `capacity` and `pad` of FrozenCache.
     """
 
     def __init__(
@@ -24,22 +24,23 @@ class Tower(nn.Module):
         projection: nn.Module,
         *,
         prepare: nn.Module | None = None,
-        memo_bytes: int = 0,
+        cache_bytes: int = 0,
         pad: int | None = None,
     ) -> None:
         super().__init__()
         self.prepare, self.trunk, self.projection = prepare or nn.Identity(), trunk, projection
-        self._memo = Memo(memo_bytes, pad) if _is_frozen(trunk) else None
+        self._frozen_cache = FrozenCache(cache_bytes, pad) if _is_frozen(trunk) else None
 
     def forward(self, inputs: Tensor) -> Tensor:
-        if self._memo is None:
+        if self._frozen_cache is None:
             return self.projection(self.features(inputs))
+        # A change of precision or of any weight (which raises its version) empties the cache.
         weights = [*self.trunk.parameters(), *self.trunk.buffers()]
         depends_on = (precision_of(inputs.device), *((t.data_ptr(), t._version) for t in weights))
-        return self.projection(self._memo(self.features, inputs, depends_on))
+        return self.projection(self._frozen_cache(self.features, inputs, depends_on))
 
     def features(self, inputs: Tensor) -> Tensor:
-        """What the projection takes, computed anew."""
+        """The outputs of the trunk, computed without the cache: what the projection takes."""
         return self.trunk(self.prepare(inputs))
 
     def train(self, mode: bool = True) -> Tower:
@@ -50,7 +51,7 @@ class Tower(nn.Module):
         return self
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """The trunk alone: the memo is Python."""
+        """Compile the trunk only: the cache is Python."""
         self.trunk.compile(*args, **kwargs)
 
 
@@ -63,12 +64,12 @@ class TwoTower(nn.Module):
 
 
 def precision_of(device: torch.device) -> torch.dtype | None:
-    """The dtype that autocast computes in here, None without autocast."""
+    """The dtype of the surrounding autocast on this device, None without autocast."""
     return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
 
 
 def freeze(trunk: nn.Module, parts: Sequence[nn.Module], count: int) -> None:
-    """Stop a trunk from training but for the last `count` of its parts and all that comes after them."""
+    """Freeze `trunk` except for the last `count` of its `parts` and all parameters after them."""
     trunk.requires_grad_(False)
     if count > 0:
         first = next(parts[-min(count, len(parts))].parameters())
@@ -79,6 +80,6 @@ def freeze(trunk: nn.Module, parts: Sequence[nn.Module], count: int) -> None:
 
 
 def _is_frozen(module: nn.Module) -> bool:
-    """It has parameters and none of them trains."""
+    """Whether the module has parameters and none of them trains."""
     parameters = list(module.parameters())
     return bool(parameters) and not any(p.requires_grad for p in parameters)
