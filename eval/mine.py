@@ -164,7 +164,6 @@ def training_command(config: TrainConfig, run: Path, mined: Path) -> str:
     from train.command.compose import words_for
     from train.config import ResumeConfig
     from train.losses import OBJECTIVES
-    from train.losses.config import CONFIGS
 
     takes = "negatives" in OBJECTIVES[config.objective.name].takes
     negatives = replace(config.data.negatives, lists=[NegativeList.mined], file=str(mined), per_row=1)
@@ -173,7 +172,7 @@ def training_command(config: TrainConfig, run: Path, mined: Path) -> str:
     again = replace(
         config,
         init_from=str(run),
-        objective=config.objective if takes else CONFIGS["info_nce"](),
+        objective=config.objective if takes else OBJECTIVES["info_nce"].options(),
         data=replace(config.data, negatives=negatives),
         run=replace(config.run, name=None),
         resume=ResumeConfig(),

@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from data.errors import ConfigError, nearest, printable
 from train.command.compose import typed
 from train.config import TrainConfig
-from train.losses.config import CONFIGS
+from train.losses import OBJECTIVES
 from train.runs.folder import saved_config
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def read_config(run: Path) -> TrainConfig:
     """The configuration the run was trained with; raises ConfigError when its config.yaml is missing or not ours."""
     saved = OmegaConf.create(saved_config(run))
     try:
-        objective = OmegaConf.merge(OmegaConf.structured(CONFIGS[saved.objective.name]), saved.objective)
+        objective = OmegaConf.merge(OmegaConf.structured(OBJECTIVES[saved.objective.name].options), saved.objective)
         return typed(OmegaConf.merge(OmegaConf.structured(TrainConfig), saved, {"objective": objective}))
     except (OmegaConfBaseException, LookupError, AttributeError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]

@@ -25,7 +25,6 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from data.batch import KnownPositives
 from train.losses import OBJECTIVES, Columns, build_objective, tiles
-from train.losses.config import CONFIGS
 from train.losses.gather import Layout
 from train.losses.pairwise import Scales, log_partition
 
@@ -78,7 +77,7 @@ SHAPES: dict[str, tuple[int, ...]] = {"cpc": (B, 4, D), "partial_auc": (B, 1)}
 
 def needed_options(name: str) -> dict[str, Any]:
     """What an entry cannot do without."""
-    known = {f.name for f in fields(CONFIGS[name])}
+    known = {f.name for f in fields(OBJECTIVES[name].options)}
     return {key: value for key, value in {"num_samples": B + 3, "width": D}.items() if key in known}
 
 

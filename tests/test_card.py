@@ -13,8 +13,9 @@ from huggingface_hub import ModelCard
 from data.config import DataConfig
 from train.config import Task, TrainConfig
 from train.export.card import card, code, commit, escaped
-from train.export.library import ExportSource, Library
-from train.losses.config import CONFIGS
+from train.export.library import ExportSource
+from train.export.library import Library
+from train.losses import OBJECTIVES
 
 FRONT = {"library_name": "open_clip", "pipeline_tag": "feature-extraction", "tags": ["clip"]}
 LIBRARY = Library("open_clip", FRONT, "CLIP model", print, lambda _: [], lambda folder, _: f"    load('{folder}')")
@@ -34,7 +35,12 @@ def written(
     results: Any = (RESULT,),
     **config: Any,
 ) -> str:
-    given = {"task": Task.question_passage, "objective": CONFIGS["clip"](), "global_batch_size": 128, **config}
+    given = {
+        "task": Task.question_passage,
+        "objective": OBJECTIVES["clip"].options(),
+        "global_batch_size": 128,
+        **config,
+    }
     source = ExportSource(name, TrainConfig(data=DataConfig(train=train), **given), cast(Any, None), 2.0, 50, results)
     return card(LIBRARY, source, 2e-7)
 

@@ -25,7 +25,7 @@ from train.export import reload
 from train.export.__main__ import export, main
 from train.export.library import ExportSource, in_a_clean_process
 from train.export.open_clip import CHECKPOINT, CONFIG, LIBRARY, WEIGHTS
-from train.losses.config import CONFIGS
+from train.losses import OBJECTIVES
 from train.towers.build import TwoTowerModel, build_image_text
 
 
@@ -63,7 +63,7 @@ def _near(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def export_open_clip(model: TwoTowerModel, scale: float | None, out: Path, name: str = "tiny") -> float:
-    config = TrainConfig(data=DataConfig(train="x.tar"), objective=CONFIGS["clip"]())
+    config = TrainConfig(data=DataConfig(train="x.tar"), objective=OBJECTIVES["clip"].options())
     return export(LIBRARY, ExportSource(name, config, model, scale), out)
 
 

@@ -21,7 +21,7 @@ from train.export import dpr as export_dpr
 from train.export import sentence_transformers as export_sentence_transformers
 from train.export.__main__ import export
 from train.export.library import ExportSource
-from train.losses.config import CONFIGS
+from train.losses import OBJECTIVES
 from train.losses.options.common import Similarity
 from train.towers.build import build_text_pair
 
@@ -66,7 +66,7 @@ def source(
             question=QuestionConfig(prefix="q: ", length=12),
             passage=PassageConfig(prefix="p: ", length=30, title=title),
         ),
-        objective=CONFIGS["dpr"](similarity=Similarity(similarity)),
+        objective=OBJECTIVES["dpr"].options(similarity=Similarity(similarity)),
     )
     torch.manual_seed(0)
     built = build_text_pair(config.model)

@@ -26,7 +26,7 @@ from train.export import onnx as export_onnx
 from train.export.__main__ import export
 from train.export.library import ExportSource, in_a_clean_process
 from train.export.to_tokenizers import CLEANING, to_tokenizers
-from train.losses.config import CONFIGS
+from train.losses import OBJECTIVES
 from train.losses.options.common import Similarity
 from train.towers.build import TwoTowerModel, build_model
 from train.towers.tower import TwoTower
@@ -43,7 +43,7 @@ def source(folder: Path, model: ModelConfig, task: Task, similarity: Similarity 
             question=QuestionConfig(prefix='q: "', length=12),
             passage=PassageConfig(prefix="p: ", length=30, title=Title.pair),
         ),
-        objective=CONFIGS["clip"](similarity=similarity),
+        objective=OBJECTIVES["clip"].options(similarity=similarity),
     )
     torch.manual_seed(0)
     with torch.enable_grad():

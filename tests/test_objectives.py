@@ -22,11 +22,10 @@ from torch import Tensor
 
 from data.batch import KnownPositives
 from data.errors import ConfigError, DataError
-from train.config import OWN_LOOP
 from train.losses import OBJECTIVES, Columns, build_objective, candidates, tiles
-from train.losses.config import CONFIGS, configure
-from train.losses.options.common import Expected
+from train.losses.options.common import ExpectedBatch
 from train.losses.options.robust import PairLoss
+from train.losses.registry import configure
 
 X_KEYS = torch.tensor([1, 2, 3, 4, 4, 5, 6, 7, 8])
 Y_KEYS = torch.tensor([1, 1, 2, 3, 4, 4, 5, 5, 5])
@@ -275,7 +274,7 @@ def test_pickling_keeps_an_objective(name: str) -> None:
 
 def some_call(name: str, **options: Any) -> tuple[Any, Tensor, Tensor]:
     """An objective in float64 and embeddings of 8 pairs for it."""
-    known = {f.name for f in fields(CONFIGS[name])}
+    known = {f.name for f in fields(OBJECTIVES[name].options)}
     needed = {key: value for key, value in {"num_samples": 8, "width": 5}.items() if key in known}
     shape = {"cpc": (8, 4, 5), "partial_auc": (8, 1)}.get(name, (8, 5))
     generator = torch.Generator().manual_seed(0)
@@ -348,7 +347,7 @@ def test_an_importance_file_that_is_none_is_told(tmp_path: Path) -> None:
 def variants(name: str) -> Iterator[dict[str, Any]]:
     """Each choice of each option, and some numbers."""
     yield from [{}, *({"negatives_per_positive": r} for r in (1, 3, 4) if name == "binary_nce")]
-    for option in fields(CONFIGS[name]):
+    for option in fields(OBJECTIVES[name].options):
         if isinstance(option.default, Enum):
             yield from ({option.name: choice.value} for choice in type(option.default))
     yield from (
@@ -356,11 +355,15 @@ def variants(name: str) -> Iterator[dict[str, Any]]:
     )
 
 
-@pytest.mark.parametrize("name", sorted(CONFIGS.keys() - OWN_LOOP))
+@pytest.mark.parametrize("name", [name for name, row in OBJECTIVES.items() if row.options.inputs == "pairs"])
 def test_what_a_step_of_a_run_would_refuse_is_refused_before_the_run(name: str) -> None:
-    batches = [Expected(4), Expected(1)]
+    batches = [ExpectedBatch(4), ExpectedBatch(1)]
     if "negatives" in OBJECTIVES[name].takes:
-        batches += [Expected(4, further=True), Expected(4, further=True, several=True), Expected(1, further=True)]
+        batches += [
+            ExpectedBatch(4, further=True),
+            ExpectedBatch(4, further=True, several=True),
+            ExpectedBatch(1, further=True),
+        ]
     for options, batch in product(variants(name), batches):
         with suppress(ConfigError):
             configured = configure(name, **options)
@@ -368,8 +371,8 @@ def test_what_a_step_of_a_run_would_refuse_is_refused_before_the_run(name: str) 
             assert told == is_refused(name, options, batch), (options, batch)
 
 
-def is_refused(name: str, options: dict[str, Any], batch: Expected) -> bool:
-    counts = {key: 8 for key in ("num_samples", "samples_per_epoch") if hasattr(CONFIGS[name], key)}
+def is_refused(name: str, options: dict[str, Any], batch: ExpectedBatch) -> bool:
+    counts = {key: 8 for key in ("num_samples", "samples_per_epoch") if hasattr(OBJECTIVES[name].options, key)}
     x, y, keys = torch.randn(batch.pairs, 4), torch.randn(batch.pairs, 4), torch.arange(batch.pairs)
     right = torch.tensor([batch.several, False])
     columns = Columns(torch.randn(2, 4), torch.zeros(2, dtype=torch.long), torch.tensor([90, 91]), right)

@@ -12,7 +12,7 @@ from omegaconf import MISSING
 from data.config import DataConfig, DrawnPositives, Mode, NegativeList, Shuffle, described
 from data.errors import ConfigError
 from eval.config import EvalConfig
-from train.losses.options.common import Duplicates, Expected, ObjectiveOptions
+from train.losses.options.common import Duplicates, ExpectedBatch, ObjectiveOptions
 from train.losses.options.robust import Setting
 
 
@@ -235,7 +235,6 @@ LEAST = {
     "tracking.every": 1,
     "eval.every": 0,
 }
-OWN_LOOP = {"cpc": "sequences", "partial_auc": "scores"}  # objectives that are not of pairs
 POSITIVE = ("epochs", "optim.lr", "optim.eps", "optim.clip_norm", "dist.timeout")
 
 
@@ -260,8 +259,6 @@ def validate(config: TrainConfig, world_size: int) -> None:
         "data.negatives.per_row=1, or take objective=dpr": objective == "epr" and negatives.per_row != 1,
         "objective.setting=supervised: nothing says which further columns are positive, so it would be setting=self. "
         "Set objective.duplicates=positive, or data.passage.positives=all": _is_unlabelled(config),
-        f"objective={objective}: takes {OWN_LOOP.get(objective)}, which no task has; use it in your own loop: from "
-        "train.losses import build_objective": objective in OWN_LOOP,
         f"global_batch_size={size}: needs at least one pair for each of {world_size} processes": size < world_size,
         f"optim.spike={optim.spike}: must be above 1, e.g. 2; null takes every step": optim.spike is not None
         and optim.spike <= 1,
@@ -285,7 +282,7 @@ def _of_objective(config: TrainConfig) -> dict[str, bool]:
     """What the first step would refuse, when there is a run folder already."""
     several = config.task is Task.question_passage and config.data.passage.positives is DrawnPositives.all
     further = several or config.data.negatives.per_row > 0
-    expected = Expected(config.global_batch_size, further, several)
+    expected = ExpectedBatch(config.global_batch_size, further, several)
     return config.objective.broken_by(expected) if isinstance(config.objective, ObjectiveOptions) else {}
 
 

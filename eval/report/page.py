@@ -11,7 +11,7 @@ from data.secrets import public_path
 from eval.report.curves import column, number, option, signed
 from eval.report.gallery import SYSTEMS
 from eval.report.run_folder import RunFolder
-from train.losses.config import CONFIGS
+from train.losses import OBJECTIVES
 from train.tracking.headlines import (
     PASSAGE_METRICS,
     PICTURE_TO_TEXT,
@@ -183,7 +183,7 @@ def _objective(config: Mapping[str, Any]) -> str:
     """Its name, its score and temperature, and what else is not as it is by default."""
     options = option(config, "objective", {})
     name = options.get("name", "?")
-    usual = {f.name: f.default for f in fields(CONFIGS[name])} if name in CONFIGS else {}
+    usual = {f.name: f.default for f in fields(OBJECTIVES[name].options)} if name in OBJECTIVES else {}
     learnt = {True: " (learnt)", False: " (fixed)"}.get(options.get("learnable"), "")
     said = [_written(options.get("similarity"))]
     said += [f"temperature {_written(options['temperature'])}{learnt}"] if "temperature" in options else []

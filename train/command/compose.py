@@ -28,7 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 from data.errors import ConfigError, nearest
 from train.command.synonyms import ADVICE, SYNONYMS
 from train.config import TrainConfig
-from train.losses.config import CONFIGS as OBJECTIVES
+from train.losses import OBJECTIVES
 from train.runs.folder import all_keys
 from train.towers.sentence_folder import fill_defaults, open_schema
 
@@ -43,9 +43,9 @@ CONFIG_DIR = Path(__file__).resolve().parents[2] / "configs"
 def register() -> None:
     """Put the schema and the objectives where Hydra looks for them."""
     store = ConfigStore.instance()
-    store.store(name="schema", node=open_schema(TrainConfig))
-    for name, config in OBJECTIVES.items():
-        store.store(group="objective", name=name, node=open_schema(config, "objective."))
+    store.store(name="open_schema", node=open_schema(TrainConfig))
+    for name, row in OBJECTIVES.items():
+        store.store(group="objective", name=name, node=open_schema(row.options, "objective."))
 
 
 def groups() -> dict[str, list[str]]:
@@ -59,8 +59,8 @@ def keys(config: Any = None, prefix: str = "") -> Iterator[tuple[str, Any, str]]
     """(dotted key, default, meaning) of every key of the schema; under `objective.`, those of every objective."""
     for f in fields(config or TrainConfig):
         if f.name == "objective" and not prefix:
-            for entry in OBJECTIVES.values():
-                yield from keys(entry, "objective.")
+            for row in OBJECTIVES.values():
+                yield from keys(row.options, "objective.")
         elif is_dataclass(f.default_factory):
             yield from keys(f.default_factory, f"{prefix}{f.name}.")
         else:

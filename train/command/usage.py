@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Any
 
 from train.command.compose import groups, keys
-from train.losses.config import CONFIGS as OBJECTIVES
+from train.losses import OBJECTIVES
 
 PURPOSE = """\
 Train a dual encoder (CLIP: image–text; DPR: question–passage) with an exact contrastive objective over the whole
@@ -57,7 +57,7 @@ def help_text() -> str:
             *choices,
             "",
             "Objectives (objective=name; objective=name --cfg job shows its options):",
-            *(f"  {name:<{width}}  {(config.__doc__ or '').splitlines()[0]}" for name, config in OBJECTIVES.items()),
+            *(f"  {name:<{width}}  {(row.options.__doc__ or '').splitlines()[0]}" for name, row in OBJECTIVES.items()),
             "",
             "Keys people change (key, default, meaning):",
             *rows,

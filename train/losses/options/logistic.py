@@ -1,40 +1,38 @@
-"""Options of the logistic family, and of CPC."""
+"""Options of the logistic family and of CPC, and their objectives."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import ClassVar
 
 from omegaconf import MISSING
 
 from data.config import described
-from train.losses.options.common import NO_FURTHER, Duplicates, Expected, Similarity, TemperatureOptions
+from train.losses.options.common import (
+    NO_FURTHER,
+    Duplicates,
+    ExpectedBatch,
+    ObjectiveRow,
+    Similarity,
+    TemperatureOptions,
+    number,
+)
 
-
-class Noise(Enum):
-    unigram = "unigram"
-    uniform = "uniform"
-    file = "file"
+Noise = Enum("Noise", {"unigram": "unigram", "uniform": "uniform", "file": "file"})
 
 
 @dataclass
 class LogisticOptions(TemperatureOptions):
     """Binary decisions on pairs with logit s/τ + bias."""
 
-    init_scale: float | None = described(None, "where 1/τ starts; instead of temperature")
+    init_scale: float | None = number(None, "where 1/τ starts; instead of temperature", "above 0")
     init_bias: float | None = described(0.0, "where the bias starts")
     bias_learnable: bool = described(True, "whether the bias learns")
     duplicates: Duplicates = described(Duplicates.keep, "columns with equal keys: negatives, left out, or positives")
 
-    def broken_rules(self) -> dict[str, bool]:
-        scale = self.init_scale
-        return {
-            f"objective.init_scale={scale}: must be above 0": scale is not None and not scale > 0,
-            **super().broken_rules(),
-        }
-
     def __post_init__(self) -> None:
-        if self.init_scale:
+        if self.init_scale and self.init_scale > 0:
             self.temperature = 1 / self.init_scale
         super().__post_init__()
 
@@ -43,36 +41,34 @@ class LogisticOptions(TemperatureOptions):
 class NceOptions(LogisticOptions):
     """Noise-contrastive estimation with the batch as noise: logit log u − log q − log k (Gutmann & Hyvärinen 2012)."""
 
-    name: str = "nce"
-    k: float | None = described(None, "noise points per data point; null: as many as the batch has, B − 1")
+    formula: ClassVar[str] = "train.losses.logistic:Nce"
+
+    k: float | None = number(None, "noise points per data point; null: as many as the batch has, B − 1", "above 0")
     noise: Noise = described(
         Noise.unigram, "q of the columns: the data's own (scores model the ratio to it), 1/num_samples, or from a file"
     )
     noise_file: str | None = described(None, "file: .npy of log q by sample id")
     init_bias: float | None = described(0.0, "where −log Z, an offset of log u, starts")
     bias_learnable: bool = described(False, "whether −log Z learns")
-    num_samples: int | None = described(None, "uniform: number of items; null: of the training data")
+    num_samples: int | None = number(None, "uniform: number of items; null: of the training data", "1 or more")
 
     @property
     def by_sample_id(self) -> bool:
         return self.noise_file is not None
 
     def broken_rules(self) -> dict[str, bool]:
+        from_file = self.noise is Noise.file
         return {
             **super().broken_rules(),
-            f"objective.k={self.k}: must be above 0": self.k is not None and not self.k > 0,
-            f"objective.num_samples={self.num_samples}: must be 1 or more": (
-                self.num_samples is not None and self.num_samples < 1
-            ),
             "objective.noise=file: give objective.noise_file, an .npy of log q by sample id": (
-                self.noise is Noise.file and self.noise_file is None
+                from_file and self.noise_file is None
             ),
             f"objective.noise_file={self.noise_file}: is read with objective.noise=file only": (
-                self.noise is not Noise.file and self.noise_file is not None
+                not from_file and self.noise_file is not None
             ),
         }
 
-    def broken_by(self, batch: Expected) -> dict[str, bool]:
+    def broken_by(self, batch: ExpectedBatch) -> dict[str, bool]:
         from_file = self.noise is Noise.file
         return {**super().broken_by(batch), f"objective.noise=file: {NO_FURTHER}": from_file and batch.further}
 
@@ -81,17 +77,13 @@ class NceOptions(LogisticOptions):
 class BinaryNceOptions(LogisticOptions):
     """NCE with equal priors: half data, half noise; noise from the batch, all of it or r columns per row."""
 
-    name: str = "binary_nce"
-    negatives_per_positive: int | None = described(None, "columns per row that are noise, cost O(B); null: all others")
+    formula: ClassVar[str] = "train.losses.logistic:BinaryNce"
 
-    def broken_rules(self) -> dict[str, bool]:
-        r = self.negatives_per_positive
-        return {
-            **super().broken_rules(),
-            f"objective.negatives_per_positive={r}: must be 1 or more": r is not None and r < 1,
-        }
+    negatives_per_positive: int | None = number(
+        None, "columns per row that are noise, cost O(B); null: all others", "1 or more"
+    )
 
-    def broken_by(self, batch: Expected) -> dict[str, bool]:
+    def broken_by(self, batch: ExpectedBatch) -> dict[str, bool]:
         r = self.negatives_per_positive
         return {
             **super().broken_by(batch),
@@ -106,20 +98,10 @@ class BinaryNceOptions(LogisticOptions):
 class LocalNceOptions(LogisticOptions):
     """Local NCE: a logistic decision for every column of an anchor, summed (Ma & Collins 2018)."""
 
-    name: str = "local_nce"
+    formula: ClassVar[str] = "train.losses.logistic:LocalNce"
+
     init_bias: float | None = described(
         None, "where the bias starts; null: at 0, on top of −log(K − 1) of every batch's K columns"
-    )
-
-
-@dataclass
-class SiglipOptions(LocalNceOptions):
-    """SigLIP: pairwise sigmoid loss with learnt scale and bias (Zhai et al. 2023)."""
-
-    name: str = "siglip"
-    temperature: float = described(0.1, "τ, or where it starts when it learns")
-    init_bias: float | None = described(
-        -10.0, "where the bias starts; null: at 0, on top of −log(K − 1) of every batch's K columns"
     )
 
 
@@ -127,17 +109,25 @@ class SiglipOptions(LocalNceOptions):
 class CpcOptions(TemperatureOptions):
     """Contrastive predictive coding: contexts predict the encodings some steps ahead (van den Oord et al. 2018)."""
 
-    name: str = "cpc"
+    formula: ClassVar[str] = "train.losses.cpc:Cpc"
+    inputs: ClassVar[str] = "sequences"
+
     similarity: Similarity = described(Similarity.dot, "score of a prediction and an encoding")
-    temperature: float = described(1.0, "τ, or where it starts when it learns")
-    learnable: bool = described(False, "whether τ learns (through logit_scale = log 1/τ)")
-    width: int = described(MISSING, "D of contexts and encodings")
-    horizons: int = described(1, "steps ahead that are predicted")
+    width: int = number(MISSING, "D of contexts and encodings", "1 or more")
+    horizons: int = number(1, "steps ahead that are predicted", "1 or more")
     shared_w: bool = described(False, "one W for all horizons")
 
-    def broken_rules(self) -> dict[str, bool]:
-        return {
-            **super().broken_rules(),
-            f"objective.horizons={self.horizons}: must be 1 or more": self.horizons < 1,
-            f"objective.width={self.width}: must be 1 or more": self.width < 1,
-        }
+
+OBJECTIVES = [
+    ObjectiveRow("nce", NceOptions),
+    ObjectiveRow("binary_nce", BinaryNceOptions),
+    ObjectiveRow("local_nce", LocalNceOptions),
+    ObjectiveRow(
+        "siglip",
+        LocalNceOptions,
+        "SigLIP: pairwise sigmoid loss with learnt scale and bias (Zhai et al. 2023).",
+        temperature=0.1,
+        init_bias=-10.0,
+    ),
+    ObjectiveRow("cpc", CpcOptions, temperature=1.0, learnable=False),
+]

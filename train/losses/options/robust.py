@@ -1,9 +1,10 @@
-"""Options of the robust (compositional OCE) family."""
+"""Options of the robust (compositional OCE) family, and its objectives."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import ClassVar
 
 from data.config import described
 from train.losses.options.common import (
@@ -11,42 +12,27 @@ from train.losses.options.common import (
     NONE_IN_ONE,
     Directions,
     Duplicates,
-    Expected,
+    ExpectedBatch,
+    ObjectiveRow,
     Similarity,
     TemperatureOptions,
+    number,
 )
 
-
-class Divergence(Enum):
-    kl = "kl"
-    chi2 = "chi2"
-    cvar = "cvar"
-
-
-class PairLoss(Enum):
-    identity = "identity"
-    hinge = "hinge"
-    squared_hinge = "squared_hinge"
-    logistic = "logistic"
-
-
-class Setting(Enum):
-    supervised = "supervised"
-    semi = "semi"
-    self = "self"
-
-
-class Nu(Enum):
-    closed_form = "closed_form"
-    sgd = "sgd"
-    state = "state"
+Divergence = Enum("Divergence", {"kl": "kl", "chi2": "chi2", "cvar": "cvar"})
+PairLoss = Enum(
+    "PairLoss",
+    {"identity": "identity", "hinge": "hinge", "squared_hinge": "squared_hinge", "logistic": "logistic"},
+)
+Setting = Enum("Setting", {"supervised": "supervised", "semi": "semi", "self": "self"})
+Nu = Enum("Nu", {"closed_form": "closed_form", "sgd": "sgd", "state": "state"})
 
 
 @dataclass
 class RobustOptions(TemperatureOptions):
     """The optimised certainty equivalent of a pair loss over an anchor's candidates."""
 
-    temperature: float = described(0.07, "τ: weight of the divergence")
+    temperature: float = number(0.07, "τ: weight of the divergence", "above 0")
     learnable: bool = described(False, "whether τ learns: only with a radius rho")
     divergence: Divergence = described(Divergence.kl, "kl, chi2, or cvar (the mean of the top alpha share)")
     alpha: float = described(0.1, "cvar: share of the candidates that counts, in (0, 1]")
@@ -58,15 +44,17 @@ class RobustOptions(TemperatureOptions):
         "ν: solved per anchor; one that learns by SGD, from the first batch's largest; or one per sample, as state",
     )
     nu_lr: float = described(0.1, "state: step size of ν, in units of τ; a step is at most τ")
-    num_samples: int | None = described(None, "state: number of samples; null: of the training data")
-    memory_budget_mb: int = described(4096, "state: MiB per rank kept in memory; a larger one lies in a scratch file")
+    num_samples: int | None = number(None, "state: number of samples; null: of the training data", "1 or more")
+    memory_budget_mb: int = number(
+        4096, "state: MiB per rank kept in memory; a larger one lies in a scratch file", "0 or more"
+    )
 
     @property
     def by_sample_id(self) -> bool:
         return self.nu is Nu.state
 
     def broken_rules(self) -> dict[str, bool]:
-        cvar, stateful = self.divergence is Divergence.cvar, self.nu is Nu.state
+        cvar = self.divergence is Divergence.cvar
         return {
             **super().broken_rules(),
             f"objective.alpha={self.alpha}: a share of the candidates, above 0 and at most 1": not 0 < self.alpha <= 1,
@@ -77,11 +65,7 @@ class RobustOptions(TemperatureOptions):
             f"objective.rho={self.rho}: must be above 0, and not with divergence=cvar": (
                 self.rho is not None and (cvar or not self.rho > 0)
             ),
-            f"objective.nu_lr={self.nu_lr}: must be above 0": stateful and not self.nu_lr > 0,
-            f"objective.num_samples={self.num_samples}: must be 1 or more": (
-                self.num_samples is not None and self.num_samples < 1
-            ),
-            f"objective.memory_budget_mb={self.memory_budget_mb}: must be 0 or more": self.memory_budget_mb < 0,
+            f"objective.nu_lr={self.nu_lr}: must be above 0": self.nu is Nu.state and not self.nu_lr > 0,
         }
 
 
@@ -89,7 +73,8 @@ class RobustOptions(TemperatureOptions):
 class CoceOptions(RobustOptions):
     """Compositional OCE: robust contrastive learning over a chosen set of candidates (Zhu et al. 2022)."""
 
-    name: str = "coce"
+    formula: ClassVar[str] = "train.losses.robust:Coce"
+
     setting: Setting = described(
         Setting.self,
         "candidates: other pairs' items (self), all but the labelled positives (supervised), everything (semi)",
@@ -97,13 +82,13 @@ class CoceOptions(RobustOptions):
     duplicates: Duplicates = described(Duplicates.keep, "columns with equal keys: negatives, left out, or positives")
     directions: Directions = described(Directions.x, DIRECTIONS)
 
-    def broken_by(self, batch: Expected) -> dict[str, bool]:
+    def broken_by(self, batch: ExpectedBatch) -> dict[str, bool]:
         several = batch.several or self.duplicates is Duplicates.positive
         one_each = self.pair_loss is PairLoss.identity
-        alone = batch.alone if self.directions is Directions.x else batch.pairs < 2
+        no_negatives = batch.without_negatives if self.directions is Directions.x else batch.pairs < 2
         return {
             **super().broken_by(batch),
-            f"objective.setting={self.setting.value}: {NONE_IN_ONE}": self.setting is not Setting.semi and alone,
+            f"objective.setting={self.setting.value}: {NONE_IN_ONE}": self.setting is not Setting.semi and no_negatives,
             "objective.nu=state keeps one ν for a sample, and a row has several positives: set "
             "objective.nu=closed_form": self.nu is Nu.state and several and not one_each,
         }
@@ -113,7 +98,9 @@ class CoceOptions(RobustOptions):
 class PartialAUCOptions(RobustOptions):
     """One-way partial AUC: every positive score x (b, 1) against all negative scores y (m, 1)."""
 
-    name: str = "partial_auc"
+    formula: ClassVar[str] = "train.losses.robust:PartialAUC"
+    inputs: ClassVar[str] = "scores"
+
     similarity: Similarity = described(Similarity.dot, "x and y are scores: dot")
     divergence: Divergence = described(Divergence.cvar, "cvar: alpha is the largest false-positive rate; kl: smooth")
 
@@ -124,3 +111,9 @@ class PartialAUCOptions(RobustOptions):
                 self.similarity is Similarity.cosine
             ),
         }
+
+
+OBJECTIVES = [
+    ObjectiveRow("coce", CoceOptions),
+    ObjectiveRow("partial_auc", PartialAUCOptions),
+]

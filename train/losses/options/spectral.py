@@ -1,22 +1,16 @@
-"""Options of the spectral family: embeddings as they are, no temperature."""
+"""Options of the spectral family, and its objectives: embeddings as they are, no temperature."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import ClassVar
 
 from data.config import described
-from train.losses.options.common import SIMILARITY, Directions, ObjectiveOptions, Similarity
+from train.losses.options.common import SIMILARITY, Directions, ObjectiveOptions, ObjectiveRow, Similarity, number
 
-
-class PairSet(Enum):
-    offdiag = "offdiag"
-    all = "all"
-
-
-class Cov(Enum):
-    first = "first"
-    both = "both"
+PairSet = Enum("PairSet", {"offdiag": "offdiag", "all": "all"})
+Cov = Enum("Cov", {"first": "first", "both": "both"})
 
 
 @dataclass
@@ -30,7 +24,8 @@ class SpectralFamilyOptions(ObjectiveOptions):
 class SpectralOptions(SpectralFamilyOptions):
     """Spectral contrastive loss: low-rank approximation of p(x, y)/√(p(x) p(y)) (HaoChen et al. 2021)."""
 
-    name: str = "spectral"
+    formula: ClassVar[str] = "train.losses.spectral:Spectral"
+
     pairs: PairSet = described(PairSet.offdiag, "pairs of the squared term: no own pairs (unbiased), or all (D² form)")
 
 
@@ -38,9 +33,12 @@ class SpectralOptions(SpectralFamilyOptions):
 class SpectralAlternatingOptions(SpectralFamilyOptions):
     """Spectral loss against a frozen target: one side learns at a time."""
 
-    name: str = "spectral_alternating"
+    formula: ClassVar[str] = "train.losses.spectral:SpectralAlternating"
+
     directions: Directions = described(Directions.sum, "which side learns against the other, frozen")
-    lambda_momentum: float = described(0.0, "Λ = E[ννᵀ]: share of the old running mean; 0: of this batch alone")
+    lambda_momentum: float = number(
+        0.0, "Λ = E[ννᵀ]: share of the old running mean; 0: of this batch alone", "0 or more and below 1"
+    )
     width: int | None = described(None, "D of the embeddings, needed for a running mean")
 
     def broken_rules(self) -> dict[str, bool]:
@@ -48,9 +46,6 @@ class SpectralAlternatingOptions(SpectralFamilyOptions):
             **super().broken_rules(),
             f"objective.width={self.width}: objective.lambda_momentum above 0 needs the width of the embeddings, "
             "1 or more": self.lambda_momentum > 0 and (self.width is None or self.width < 1),
-            f"objective.lambda_momentum={self.lambda_momentum}: must be 0 or more and below 1": (
-                not 0 <= self.lambda_momentum < 1
-            ),
         }
 
 
@@ -58,13 +53,15 @@ class SpectralAlternatingOptions(SpectralFamilyOptions):
 class PcaPenaltyOptions(SpectralFamilyOptions):
     """Alignment of pairs with a penalty on the second moment: λ‖E[aaᵀ] − I‖²."""
 
-    name: str = "pca_penalty"
-    penalty: float = described(1.0, "λ")
+    formula: ClassVar[str] = "train.losses.spectral:PcaPenalty"
+
+    penalty: float = number(1.0, "λ", "0 or more")
     cov: Cov = described(Cov.both, "second moment of x alone, or averaged over both sides")
     center: bool = described(False, "subtract the mean first (a covariance)")
 
-    def broken_rules(self) -> dict[str, bool]:
-        return {
-            **super().broken_rules(),
-            f"objective.penalty={self.penalty}: must be 0 or more": not self.penalty >= 0,
-        }
+
+OBJECTIVES = [
+    ObjectiveRow("spectral", SpectralOptions),
+    ObjectiveRow("spectral_alternating", SpectralAlternatingOptions),
+    ObjectiveRow("pca_penalty", PcaPenaltyOptions),
+]
