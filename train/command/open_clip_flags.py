@@ -52,13 +52,13 @@ batch-size accum-freq epochs train-num-samples epochs-cooldown save-frequency va
 imagenet-val imagenet-v2 precision aug-cfg force-image-size opt skip-scheduler report-to use-bn-sync resume""".split()
 
 
-def _by_flag(notes: Mapping[str, str]) -> dict[str, str]:
-    """Flag → note, of notes that each list the flags that share them."""
-    return {flag: note for note, flags in notes.items() for flag in flags.split()}
+def by_name(names: Mapping[str, str]) -> dict[str, str]:
+    """Name → text, of a table that has the names of each text as one string with spaces."""
+    return {name: text for text, joined in names.items() for name in joined.split()}
 
 
 # Flags that need no key, because the behaviour is the same without one
-ALREADY = _by_flag(
+ALREADY = by_name(
     {
         "always: every rank computes its own rows, and the gradient is that of the whole global batch": "local-loss",
         "always: the gradient is exact for any number of GPUs": "gather-with-grad",
@@ -84,7 +84,7 @@ ALREADY = _by_flag(
 )
 
 # Flags that change the training and have no counterpart: such a command is refused
-LOST = _by_flag(
+LOST = by_name(
     {
         "the optimiser is AdamW": "momentum opt-kwargs opt-fallback-list",
         "decay leaves out biases, norms and the temperature, and nothing else": "wd-exclude",
@@ -104,7 +104,7 @@ LOST = _by_flag(
 )
 
 # Flags without a counterpart that do not change what is learned
-ABSENT = _by_flag(
+ABSENT = by_name(
     {
         "there is no audio tower": "audio-layer-decay audio-ext pretrained-audio audio-fill audio-trunc audio-fusion "
         "audio-int16-normalize audio-zeroshot-dataset audio-zeroshot-split audio-zeroshot-audio-key "
