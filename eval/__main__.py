@@ -132,7 +132,7 @@ def encoder(config: TrainConfig, model: Model, world: World) -> Encoder:
         world,
         block=config.eval.block,
         workers=config.data.workers,
-        precision=config.precision.value,
+        precision=config.precision.name,
         cosine=config.objective.similarity.value == "cosine",
         timeout=config.data.timeout,
     )
