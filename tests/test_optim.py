@@ -97,7 +97,7 @@ def illegal(config: Any, prefix: str = "") -> Iterator[tuple[str, float]]:
             yield f"{prefix}{field.name}", float(field.metadata["above"])
 
 
-@pytest.mark.parametrize(("key", "value"), illegal(TrainConfig()))
+@pytest.mark.parametrize(("key", "value"), [*illegal(TrainConfig())])
 def test_values_below_what_is_legal_are_refused_by_name(key: str, value: float) -> None:
     config = runnable()
     *path, last = key.split(".")

@@ -225,7 +225,7 @@ def validate(config: TrainConfig, world_size: int) -> None:
 
 
 def _limits(config: Any, prefix: str = "") -> dict[str, bool]:
-    """Message → whether the limit of a field (`least` or `above`, see data.config.described) is broken. null is legal."""
+    """Message → whether the limit of a field (`least`, `above`: see data.config.described) is broken. null is legal."""
     rules: dict[str, bool] = {}
     for f in fields(config):
         key, value = f"{prefix}{f.name}", getattr(config, f.name)
