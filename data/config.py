@@ -51,11 +51,13 @@ class ResizeMode(Enum):
     squash = "squash"
 
 
-def described(default: Any, meaning: str) -> Any:
-    """A field with its one-line meaning, which `--help` prints."""
+def described(default: Any, meaning: str, **limits: float) -> Any:
+    """A field with its one-line meaning, which `--help` prints. limits: `least`, the smallest legal number, or `above`,
+    a bound that a legal number exceeds; train.config.validate checks them."""
+    metadata = {"help": meaning, **limits}
     if isinstance(default, list | dict):
-        return field(default_factory=lambda: type(default)(default), metadata={"help": meaning})
-    return field(default=default, metadata={"help": meaning})
+        return field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 @dataclass
@@ -195,11 +197,13 @@ class DataConfig:
     mode: Mode = described(
         Mode.indexed, "indexed: every sample once an epoch, resumed exactly; stream: shards read from end to end"
     )
-    buffer: int = described(1000, "stream: samples that a loader process reads ahead at a time and mixes")
+    buffer: int = described(1000, "stream: samples that a loader process reads ahead at a time and mixes", least=1)
     id_key: str | None = described(
         None, "stream: json field with a sample's number 0, 1, …, for objectives that keep state for every sample"
     )
-    workers: int = described(2, "loader processes per rank; the order of samples never depends on it, but for streams")
+    workers: int = described(
+        2, "loader processes per rank; the order of samples never depends on it, but for streams", least=0
+    )
     timeout: float = described(60.0, "seconds to wait for a loader process before the run stops; 0: for ever")
     bad_samples: BadSamples = described(
         BadSamples.substitute, "a sample that cannot be used: another one in its place, told in ledger.jsonl; or stop"

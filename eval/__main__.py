@@ -133,7 +133,7 @@ def encoder(config: TrainConfig, model: TwoTowerModel, world: World) -> Encoder:
         world,
         block=config.eval.block,
         workers=config.data.workers,
-        precision=config.precision.value,
+        precision=config.precision.name,
         cosine=config.objective.similarity.value == "cosine",
         timeout=config.data.timeout,
     )

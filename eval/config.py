@@ -39,7 +39,7 @@ class Baseline(Enum):
 class EvalConfig:
     """Options of evaluations, while training and by `python -m eval`."""
 
-    every: int = described(0, "steps between evaluations; 0: at the end only")
+    every: int = described(0, "steps between evaluations; 0: at the end only", least=0)
     suite: list[str] = described(
         [],
         "what to evaluate besides data.val: retrieval:SHARDS, zero_shot:TASK.json, wds:FOLDER; of question_passage "

@@ -1,7 +1,10 @@
 """Learning rates and decay are open_clip's."""
 
 import math
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from functools import reduce
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +14,7 @@ from transformers import get_linear_schedule_with_warmup
 
 from data.config import NegativeList
 from data.errors import ConfigError
-from train.config import LEAST, POSITIVE, OptimConfig, Schedule, Task, TrainConfig, validate
+from train.config import OptimConfig, Schedule, Task, TrainConfig, validate
 from train.losses import build_objective
 from train.optim import build_optimizer, learning_rate
 
@@ -82,9 +85,19 @@ def runnable() -> TrainConfig:
     return config
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [*((key, least - 1) for key, least in LEAST.items()), *((key, 0.0) for key in POSITIVE)]
-)
+def illegal(config: Any, prefix: str = "") -> Iterator[tuple[str, float]]:
+    """(key, a number beyond its limit) of every key that has a limit."""
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if is_dataclass(value):
+            yield from illegal(value, f"{prefix}{field.name}.")
+        elif "least" in field.metadata:
+            yield f"{prefix}{field.name}", field.metadata["least"] - 1
+        elif "above" in field.metadata:
+            yield f"{prefix}{field.name}", float(field.metadata["above"])
+
+
+@pytest.mark.parametrize(("key", "value"), [*illegal(TrainConfig())])
 def test_values_below_what_is_legal_are_refused_by_name(key: str, value: float) -> None:
     config = runnable()
     *path, last = key.split(".")

@@ -31,7 +31,7 @@ def no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_mode_of_wandb_is_known_before_anything_starts(no_key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def mode(wanted: Wandb) -> str:
-        return wandb_mode(TrackingConfig(wandb=wanted)).value
+        return wandb_mode(TrackingConfig(wandb=wanted)).name
 
     assert [mode(m) for m in (Wandb.auto, Wandb.offline, Wandb.disabled)] == ["offline", "offline", "disabled"]
     with pytest.raises(ConfigError, match="wandb login"):

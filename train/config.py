@@ -1,10 +1,9 @@
-"""The whole configuration of a training run: the schema and the only defaults. Torch-free, so that --help is quick."""
+"""Schema of the configuration of a training run, with the only defaults. Torch-free, so that --help answers at once."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from enum import Enum
-from operator import attrgetter
+from dataclasses import dataclass, field, fields, is_dataclass
+from enum import StrEnum
 from typing import Any
 
 from omegaconf import MISSING
@@ -15,49 +14,15 @@ from eval.config import EvalConfig
 from train.losses.options.common import Duplicates, ExpectedBatch, ObjectiveOptions
 from train.losses.options.robust import Setting
 
-
-class Task(Enum):
-    image_text = "image_text"
-    question_passage = "question_passage"
-
-
-class Precision(Enum):
-    fp32 = "fp32"
-    bf16 = "bf16"
-    fp16 = "fp16"
-
-
-class ImageTower(Enum):
-    open_clip = "open_clip"
-    timm = "timm"
-    cnn = "cnn"
-
-
-class TextTower(Enum):
-    open_clip = "open_clip"
-    transformers = "transformers"
-
-
-class Pooling(Enum):
-    cls = "cls"
-    mean = "mean"
-    last = "last"
-
-
-# Functional, as some names are no Python names
-Schedule = Enum("Schedule", ["cosine", "linear", "const", "const-cooldown"])
-BatchNorm = Enum("BatchNorm", ["global", "per_chunk", "frozen"])
-
-
-class Parallel(Enum):
-    ddp = "ddp"  # fsdp2 comes here: nothing reads the value while there is one choice
-
-
-class Wandb(Enum):
-    auto = "auto"
-    online = "online"
-    offline = "offline"
-    disabled = "disabled"
+Task = StrEnum("Task", ["image_text", "question_passage"])
+Precision = StrEnum("Precision", ["fp32", "bf16", "fp16"])
+ImageTower = StrEnum("ImageTower", ["open_clip", "timm", "cnn"])
+TextTower = StrEnum("TextTower", ["open_clip", "transformers"])
+Pooling = StrEnum("Pooling", ["cls", "mean", "last"])
+Schedule = StrEnum("Schedule", ["cosine", "linear", "const", "const-cooldown"])
+BatchNorm = StrEnum("BatchNorm", ["global", "per_chunk", "frozen"])
+Parallel = StrEnum("Parallel", ["ddp"])  # fsdp2 comes here: nothing reads the value while there is one choice
+Wandb = StrEnum("Wandb", ["auto", "online", "offline", "disabled"])
 
 
 @dataclass
@@ -71,10 +36,10 @@ class ImageTowerConfig:
     kind: ImageTower = described(ImageTower.open_clip, "where the picture tower comes from")
     name: str | None = described(None, "open_clip model or config .json, or timm model; null: model.name")
     pretrained: str | None = described(None, "weights: a file, folder or published name; null: model.pretrained")
-    image_size: int | None = described(None, "side of the input in pixels; null: the tower's own")
+    image_size: int | None = described(None, "side of the input in pixels; null: the tower's own", least=1)
     widths: list[int] = described([32, 64, 128, 192], "channels of the cnn tower, one stride-2 convolution each")
     frozen: bool = described(False, "train only the projection")
-    unlocked_groups: int = described(0, "of a frozen tower: the last n groups train all the same")
+    unlocked_groups: int = described(0, "of a frozen tower: the last n groups train all the same", least=0)
 
 
 @dataclass
@@ -91,11 +56,13 @@ class TextTowerConfig:
     dense: bool = described(
         False, "transformers, model.embed_dim=null: the Dense module of a SentenceTransformer, which brings its own"
     )
-    context_length: int | None = described(None, "longest text in tokens; null: the tower's own")
+    context_length: int | None = described(None, "longest text in tokens; null: the tower's own", least=1)
     from_scratch: bool = described(False, "transformers: take the architecture, not the weights")
     frozen: bool = described(False, "train only the projection")
-    unlocked_layers: int = described(0, "of a frozen tower: the last n layers train all the same")
-    lora_rank: int = described(0, "transformers: train low-rank adapters of this rank instead of the weights; 0: none")
+    unlocked_layers: int = described(0, "of a frozen tower: the last n layers train all the same", least=0)
+    lora_rank: int = described(
+        0, "transformers: train low-rank adapters of this rank instead of the weights; 0: none", least=0
+    )
     lora_alpha: float = described(16.0, "scale of the adapters: alpha / rank")
     lora_targets: list[str] | None = described(None, "modules that get adapters; null: the attention projections")
 
@@ -107,7 +74,9 @@ class ModelConfig:
     )
     pretrained: str | None = described(None, "open_clip weights for both towers: a file or a published name")
     embed_dim: int | None = described(
-        256, "width of the shared space, for towers without a projection of their own; null: the encoder's, none"
+        256,
+        "width of the shared space, for towers without a projection of their own; null: the encoder's, none",
+        least=1,
     )
     shared: bool = described(True, "question_passage: one encoder for both sides; false: two with the same start")
     grad_checkpointing: bool = described(False, "recompute activations in backward")
@@ -116,26 +85,26 @@ class ModelConfig:
         "statistics of batch norms in training: of the global batch, exact for any number of ranks, needs one chunk; "
         "per_chunk: of each chunk on each rank, another loss; frozen: running statistics",
     )
-    frozen_cache_mb: int = described(512, "cache of the outputs of frozen towers, in MiB of memory; 0: none")
+    frozen_cache_mb: int = described(512, "cache of the outputs of frozen towers, in MiB of memory; 0: none", least=0)
     image: ImageTowerConfig = field(default_factory=ImageTowerConfig)
     text: TextTowerConfig = field(default_factory=TextTowerConfig)
 
 
 @dataclass
 class OptimConfig:
-    lr: float = described(5e-4, "peak learning rate")
-    weight_decay: float = described(0.2, "AdamW decay; never on biases, norms and the temperature")
+    lr: float = described(5e-4, "peak learning rate", above=0)
+    weight_decay: float = described(0.2, "AdamW decay; never on biases, norms and the temperature", least=0)
     beta1: float = described(0.9, "AdamW β1")
     beta2: float = described(0.98, "AdamW β2")
-    eps: float = described(1e-6, "AdamW ε")
-    warmup: int = described(0, "steps of linear warm-up")
+    eps: float = described(1e-6, "AdamW ε", above=0)
+    warmup: int = described(0, "steps of linear warm-up", least=0)
     schedule: Schedule = described(Schedule["cosine"], "after the warm-up")
-    cooldown: int = described(0, "const-cooldown: steps of the cooldown at the end")
+    cooldown: int = described(0, "const-cooldown: steps of the cooldown at the end", least=0)
     cooldown_end: float = described(0.0, "const-cooldown: learning rate at the end")
     cooldown_power: float = described(1.0, "const-cooldown: power of the polynomial")
-    clip_norm: float | None = described(None, "largest norm of the whole gradient; null: no clipping")
+    clip_norm: float | None = described(None, "largest norm of the whole gradient; null: no clipping", above=0)
     patience: int = described(
-        3, "steps in a row that are not taken, for a loss or gradient that is not finite or spikes"
+        3, "steps in a row that are not taken, for a loss or gradient that is not finite or spikes", least=1
     )
     spike: float | None = described(
         None, "a step whose loss is above this many times the mean of the last 10 is not taken, e.g. 2; null: all are"
@@ -145,9 +114,11 @@ class OptimConfig:
 @dataclass
 class DistConfig:
     name: Parallel = Parallel.ddp
-    timeout: float = described(600.0, "seconds a collective may wait before the run stops")
-    slow_rank: float = described(0.7, "warn of a rank whose pace is below this share of the others'; 0: never")
-    digest_every: int = described(500, "steps between comparisons of all ranks' weights, also at checkpoints; 0: never")
+    timeout: float = described(600.0, "seconds a collective may wait before the run stops", above=0)
+    slow_rank: float = described(0.7, "warn of a rank whose pace is below this share of the others'; 0: never", least=0)
+    digest_every: int = described(
+        500, "steps between comparisons of all ranks' weights, also at checkpoints; 0: never", least=0
+    )
 
 
 @dataclass
@@ -155,13 +126,13 @@ class TrackingConfig:
     wandb: Wandb = described(Wandb.auto, "auto: online with an API key, else offline")
     project: str = described("dyad", "W&B project")
     tensorboard: bool = described(False, "also write TensorBoard event files")
-    every: int = described(10, "steps between metric lines")
+    every: int = described(10, "steps between metric lines", least=1)
 
 
 @dataclass
 class CheckpointConfig:
-    every: int = described(500, "steps between checkpoints; one is always written at the end")
-    keep: int = described(3, "how many of the newest checkpoints stay")
+    every: int = described(500, "steps between checkpoints; one is always written at the end", least=1)
+    keep: int = described(3, "how many of the newest checkpoints stay", least=1)
 
 
 @dataclass
@@ -181,16 +152,19 @@ class ResumeConfig:
 class TrainConfig:
     task: Task = described(Task.image_text, "what x and y are")
     seed: int = described(0, "of everything random: order, augmentation, initial weights, dropout")
-    steps: int | None = described(None, "optimiser steps; wins over epochs")
-    epochs: float | None = described(None, "passes over the data when steps is null")
+    steps: int | None = described(None, "optimiser steps; wins over epochs", least=1)
+    epochs: float | None = described(None, "passes over the data when steps is null", above=0)
     global_batch_size: int = described(256, "pairs per optimiser step over all ranks")
     chunk_size: int | None = described(
         None,
         "pairs per rank embedded at a time; null: all. The gradient stays that of the whole batch; dropout draws "
         "anew for each chunk size; for batch norm see model.batch_norm",
+        least=1,
     )
     keep_graphs: int | None = described(
-        None, "chunks that need no second forward; null: as many as free memory allows. Never changes the gradient"
+        None,
+        "chunks that need no second forward; null: as many as free memory allows. Never changes the gradient",
+        least=1,
     )
     precision: Precision = described(Precision.fp32, "of the towers; scores and losses are always float32")
     compile: bool = described(False, "torch.compile the towers")
@@ -210,40 +184,12 @@ class TrainConfig:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
 
-# Smallest legal values; null is legal where it is the default
-LEAST = {
-    "steps": 1,
-    "chunk_size": 1,
-    "keep_graphs": 1,
-    "data.workers": 0,
-    "data.buffer": 1,
-    "model.embed_dim": 1,
-    "model.frozen_cache_mb": 0,
-    "model.image.image_size": 1,
-    "model.image.unlocked_groups": 0,
-    "model.text.context_length": 1,
-    "model.text.unlocked_layers": 0,
-    "model.text.lora_rank": 0,
-    "optim.weight_decay": 0,
-    "optim.warmup": 0,
-    "optim.cooldown": 0,
-    "optim.patience": 1,
-    "dist.slow_rank": 0,
-    "dist.digest_every": 0,
-    "checkpoint.keep": 1,
-    "checkpoint.every": 1,
-    "tracking.every": 1,
-    "eval.every": 0,
-}
-POSITIVE = ("epochs", "optim.lr", "optim.eps", "optim.clip_norm", "dist.timeout")
 
 
 def validate(config: TrainConfig, world_size: int) -> None:
-    """Rules between keys; raises ConfigError naming the keys and the fix."""
+    """Raise ConfigError for values and combinations that cannot work; the message names the keys and the fix."""
     size, optim, steps = config.global_batch_size, config.optim, config.steps
     objective = getattr(config.objective, "name", "")
-    too_small = {key: value for key in LEAST if (value := attrgetter(key)(config)) is not None and value < LEAST[key]}
-    not_positive = {key: value for key in POSITIVE if (value := attrgetter(key)(config)) is not None and value <= 0}
     negatives = config.data.negatives
     drawn = negatives.per_row > 0 and NegativeList.mined in negatives.lists
     rules = {
@@ -269,17 +215,29 @@ def validate(config: TrainConfig, world_size: int) -> None:
         ),
         f"optim.cooldown={optim.cooldown}: longer than the run of steps={steps}": steps is not None
         and optim.cooldown > steps >= 1,
-        **{f"{key}={value}: must be {LEAST[key]} or more": True for key, value in too_small.items()},
-        **{f"{key}={value}: must be above 0": True for key, value in not_positive.items()},
     }
-    rules |= {**_of_streams(config), **_of_objective(config)}
+    rules |= {**_limits(config), **_stream_rules(config), **_objective_rules(config)}
     broken = [message for message, is_broken in rules.items() if is_broken]
     if broken:
         raise ConfigError("\n".join(broken[:5]))
 
 
-def _of_objective(config: TrainConfig) -> dict[str, bool]:
-    """What the first step would refuse, when there is a run folder already."""
+def _limits(config: Any, prefix: str = "") -> dict[str, bool]:
+    """Message → whether the limit of a field (`least`, `above`: see data.config.described) is broken. null is legal."""
+    rules: dict[str, bool] = {}
+    for f in fields(config):
+        key, value = f"{prefix}{f.name}", getattr(config, f.name)
+        if is_dataclass(value):
+            rules |= _limits(value, f"{key}.")
+        elif value is not None and "least" in f.metadata:
+            rules[f"{key}={value}: must be {f.metadata['least']} or more"] = value < f.metadata["least"]
+        elif value is not None and "above" in f.metadata:
+            rules[f"{key}={value}: must be above {f.metadata['above']}"] = value <= f.metadata["above"]
+    return rules
+
+
+def _objective_rules(config: TrainConfig) -> dict[str, bool]:
+    """Rules of the objective that would otherwise fail at the first step, after the run folder is made."""
     several = config.task is Task.question_passage and config.data.passage.positives is DrawnPositives.all
     further = several or config.data.negatives.per_row > 0
     expected = ExpectedBatch(config.global_batch_size, further, several)
@@ -287,14 +245,15 @@ def _of_objective(config: TrainConfig) -> dict[str, bool]:
 
 
 def _is_unlabelled(config: TrainConfig) -> bool:
-    """Supervised COCE of a run that has neither lists of positives nor keys of equal items."""
+    """Whether this is supervised COCE in a run with neither lists of positives nor keys of equal items."""
     objective = config.objective
     listed = config.task is Task.question_passage and config.data.passage.positives is DrawnPositives.all
     by_key = getattr(objective, "duplicates", None) is Duplicates.positive
     return getattr(objective, "setting", None) is Setting.supervised and not (listed or by_key)
 
 
-def _of_streams(config: TrainConfig) -> dict[str, bool]:
+def _stream_rules(config: TrainConfig) -> dict[str, bool]:
+    """Rules of data.mode: message → whether the rule is broken."""
     data, objective = config.data, config.objective
     if data.mode is not Mode.stream:
         return {f"data.id_key={data.id_key}: indexed samples are numbered by their places": data.id_key is not None}

@@ -110,7 +110,7 @@ def build_encoder(
         world,
         block=config.eval.block,
         workers=config.data.workers,
-        precision=config.precision.value,
+        precision=config.precision.name,
         cosine=config.objective.similarity is Similarity.cosine,
         should_stop=should_stop,
         timeout=config.data.timeout,

@@ -1,7 +1,7 @@
-"""From the command line to a TrainConfig, or to one clear error. Torch-free: every mistake is answered in a second.
+"""From the command line to a TrainConfig, or to one clear error. Torch-free, so that a mistake is answered in a second.
 
-This file reads the command line and checks each word; Hydra only composes what is left. Its own command line is never
-used: it has flags that run code, and its messages send people to `+key`.
+This module parses the command line and checks each word; Hydra only composes the configuration. Hydra's own command
+line is not used: it has flags that run code, and its messages recommend `+key`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import dataclass, fields, is_dataclass
@@ -30,18 +30,21 @@ from train.command.synonyms import ADVICE, SYNONYMS
 from train.config import TrainConfig
 from train.losses import OBJECTIVES
 from train.runs.folder import all_keys
-from train.towers.sentence_folder import fill_defaults, open_schema
+from train.towers.sentence_folder import fill_defaults
+from train.towers.sentence_folder import open_schema
+from train.runs.folder import flat
 
-OWN = {"model": "model.name", "data": "data.train", "tracking": "tracking.wandb", "optim": "optim.schedule"}
-SHORT = {"resume": "resume.mode"}  # what is typed → the key it stands for
-BREAKS = ("data.question.prefix", "data.passage.prefix")  # no shell passes a line break on easily
-ESCAPES = {r"\n": "\n", r"\t": "\t", "\\\\": "\\"}  # as they are typed for BREAKS
-UNQUOTED = re.compile(r"[\w./:@+-]+|\[[\w.,+-]*\]")  # what Hydra reads as it stands
+# Group → the key that takes a name or file which is none of the group's choices
+KEY_OF_GROUP = {"model": "model.name", "data": "data.train", "tracking": "tracking.wandb", "optim": "optim.schedule"}
+SHORT = {"resume": "resume.mode"}  # short name → key
+WITH_ESCAPES = ("data.question.prefix", "data.passage.prefix")  # keys whose values may have line breaks and tabs
+ESCAPES = {r"\n": "\n", r"\t": "\t", "\\\\": "\\"}  # how these characters are typed: few shells pass a line break on
+UNQUOTED = re.compile(r"[\w./:@+-]+|\[[\w.,+-]*\]")  # values that Hydra's grammar reads literally
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "configs"
 
 
 def register() -> None:
-    """Put the schema and the objectives where Hydra looks for them."""
+    """Register the schema and the objectives in Hydra's ConfigStore."""
     store = ConfigStore.instance()
     store.store(name="open_schema", node=open_schema(TrainConfig))
     for name, row in OBJECTIVES.items():
@@ -56,7 +59,7 @@ def groups() -> dict[str, list[str]]:
 
 
 def keys(config: Any = None, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
-    """(dotted key, default, meaning) of every key of the schema; under `objective.`, those of every objective."""
+    """(dotted key, default, meaning) of every key of the schema, including the options of every objective."""
     for f in fields(config or TrainConfig):
         if f.name == "objective" and not prefix:
             for row in OBJECTIVES.values():
@@ -69,8 +72,11 @@ def keys(config: Any = None, prefix: str = "") -> Iterator[tuple[str, Any, str]]
 
 
 @dataclass(frozen=True)
-class Line:
-    """A command line: its key=value words; sweep (-m): one run for each combination; show (--cfg job): no run."""
+class CommandLine:
+    """A parsed command line.
+
+    words: key=value. sweep (-m): one run per combination of values. show (--cfg job): print the configuration, no run.
+    """
 
     words: list[str]
     sweep: bool
@@ -83,8 +89,11 @@ class Line:
         return [list(words) for words in itertools.product(*map(_swept, self.words))]
 
 
-def read_line(arguments: Sequence[str]) -> Line:
-    """Flags may stand anywhere. A flag that is none of ours stays among the words, which check_words refuses."""
+def read_line(arguments: Sequence[str]) -> CommandLine:
+    """Parse a command line; flags may stand anywhere. Unknown flags stay among the words and are refused later.
+
+    Raises ConfigError for a --cfg other than `job`.
+    """
     words: list[str] = []
     sweep = show = False
     rest = iter(arguments)
@@ -99,13 +108,13 @@ def read_line(arguments: Sequence[str]) -> Line:
                     f"'{flag} {value}': there is --cfg job, which prints the configuration and trains nothing"
                 )
             show = True
-        elif word != "--resolve":  # of --cfg job; it always does
+        elif word != "--resolve":  # a flag of --cfg job, which always resolves
             words.append(word)
-    return Line(in_full(words), sweep, show)
+    return CommandLine(in_full(words), sweep, show)
 
 
 def _swept(word: str) -> list[str]:
-    """key=a,b,c as key=a, key=b, key=c."""
+    """One word for each value of a sweep: key=a,b,c → key=a, key=b, key=c."""
     if word.startswith("-") or "=" not in word:
         return [word]
     override = _parsed(word)
@@ -118,7 +127,7 @@ def _swept(word: str) -> list[str]:
 
 
 def in_full(arguments: Iterable[str]) -> list[str]:
-    """Arguments with short names of keys written out."""
+    """The arguments with short names of keys (SHORT) replaced by the keys."""
     split = (argument.partition("=") for argument in arguments)
     return [f"{SHORT.get(key, key)}{equals}{value}" for key, equals, value in split]
 
@@ -132,19 +141,19 @@ def compose_config(overrides: Sequence[str]) -> TrainConfig:
 
 
 def words_for(config: TrainConfig) -> list[str]:
-    """The shortest key=value words that compose to this configuration: its recipe, and what differs from that."""
+    """The fewest key=value words that compose to this configuration: its recipe, and the keys that differ from it."""
     recipe = config.experiment if config.experiment in groups()["experiment"] else None
     words = [f"experiment={recipe}" if recipe else f"task={config.task.value}"]
     if compose_config(words).objective.name != config.objective.name:
         words.append(f"objective={config.objective.name}")
-    there = {**all_keys(compose_config(words)), "experiment": config.experiment}
-    changed = {key: value for key, value in all_keys(config).items() if there.get(key) != value}
-    changed |= {key: _escaped(changed[key]) for key in BREAKS if key in changed}
+    of_recipe = {**all_keys(compose_config(words)), "experiment": config.experiment}
+    changed = {key: value for key, value in all_keys(config).items() if of_recipe.get(key) != value}
+    changed |= {key: _escaped(changed[key]) for key in WITH_ESCAPES if key in changed}
     return [*words, *(f"{key}={written(value)}" for key, value in changed.items())]
 
 
 def written(value: Any) -> str:
-    """A value as Hydra's grammar takes it for what it is."""
+    """A value in Hydra's grammar, quoted where it must be."""
     if isinstance(value, list):
         return f"[{','.join(map(written, value))}]"
     text = str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
@@ -155,15 +164,15 @@ def written(value: Any) -> str:
 
 
 def _escaped(text: str) -> str:
-    """What _unescaped makes `text` of. A backslash before other letters means itself."""
+    """Inverse of _unescaped: line breaks and tabs as \\n and \\t. A backslash before other letters stays single."""
     doubled = re.sub(r"\\(?=[\\nt\n\t])", r"\\\\", text)
     return doubled.replace("\n", r"\n").replace("\t", r"\t")
 
 
 def _unescaped(word: str) -> str:
-    """The word for Hydra, where what was typed for a key of BREAKS has ESCAPES."""
+    """A word for Hydra's parser. ESCAPES in the value of a key of WITH_ESCAPES become the characters they stand for."""
     key, _, value = word.partition("=")
-    if key not in BREAKS:
+    if key not in WITH_ESCAPES:
         return word
     quoted = value.startswith(("'", '"'))  # else Hydra takes two backslashes for one
     typed_out = _parsed(word if quoted else word.replace("\\\\", "\\" * 4)).value()
@@ -174,7 +183,7 @@ def _unescaped(word: str) -> str:
 
 
 def preview(overrides: Sequence[str]) -> str:
-    """What `--cfg job` prints: the configuration as YAML. Raises as compose_config; a needed value may be missing."""
+    """The configuration as YAML, as `--cfg job` prints it. Required values may be missing. Raises as compose_config."""
     config = _composed(overrides)
     _refuse_resolvers(config)
     with _explained(overrides):
@@ -194,11 +203,10 @@ def _composed(overrides: Sequence[str]) -> DictConfig:
 
 
 def typed(config: Any, overrides: Sequence[str] = ()) -> TrainConfig:
-    """The dataclasses of a composed configuration; raises ConfigError when a value does not fit its type.
+    """The dataclasses of a composed configuration. Raises ConfigError for a value that does not fit its type.
 
-    Keys that nobody chose get what the text tower's folder says of them, or their defaults.
-
-    overrides: where a message finds a value as it was typed.
+    Keys without a chosen value take the setting in the text tower's folder, or their default. overrides: the words of
+    the command line, so that a message shows a value as it was typed.
     """
     _refuse_resolvers(config)
     with _explained(overrides):
@@ -210,7 +218,7 @@ def typed(config: Any, overrides: Sequence[str] = ()) -> TrainConfig:
 
 @contextmanager
 def _explained(overrides: Sequence[str]) -> Iterator[None]:
-    """What Hydra and OmegaConf raise leaves as a ConfigError in our words."""
+    """Turn errors of Hydra and OmegaConf into ConfigErrors in our words."""
     try:
         yield
     except (HydraException, OmegaConfBaseException) as error:
@@ -218,24 +226,14 @@ def _explained(overrides: Sequence[str]) -> Iterator[None]:
 
 
 def _refuse_resolvers(config: Any) -> None:
-    """${another.key} is read; ${oc.env:NAME} and the like are not: they would write what they find to files."""
-    for key, value in _texts(OmegaConf.to_container(config)):
-        if "${" in re.sub(r"\$\{[\w.]+\}", "", value):
+    """Raise ConfigError for ${oc.env:NAME} and the like: they would copy secrets into files. ${another.key} is read."""
+    for key, value in flat(OmegaConf.to_container(config)).items():
+        if "${" in re.sub(r"\$\{[\w.]+\}", "", str(value)):
             raise ConfigError(f"{key}={value}: only keys are read inside ${{…}}. Write the value itself")
 
 
-def _texts(tree: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """(dotted key, text) of every text in a plain tree."""
-    if isinstance(tree, str):
-        yield key, tree
-    elif isinstance(tree, Mapping | list):
-        branches = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
-        for name, branch in branches:
-            yield from _texts(branch, f"{key}.{name}".lstrip("."))
-
-
 def check_words(arguments: Sequence[str]) -> None:
-    """Raise ConfigError for an argument that is no key=value of a known key, or that Hydra would misread."""
+    """Raise ConfigError for an argument that is not key=value with a known key, or that Hydra would misread."""
     known = {key for key, _, _ in keys()}
     seen: dict[str, str] = {}
     for word in arguments:
@@ -263,7 +261,7 @@ def _check_override(word: str, key: str, value: str, known: Iterable[str]) -> No
         )
     if key in choices:
         if value not in [*choices[key], "null"]:
-            own = f". A name or file of your own: {OWN[key]}={value}" if key in OWN else ""
+            own = f". A name or file of your own: {KEY_OF_GROUP[key]}={value}" if key in KEY_OF_GROUP else ""
             hint = nearest(value, choices[key])
             raise ConfigError(f"{key}={value}: no such choice.{hint} Choices: {', '.join(choices[key])}{own}")
     elif key not in known and not any(k.startswith(key + ".") for k in known):
@@ -274,28 +272,20 @@ def _check_override(word: str, key: str, value: str, known: Iterable[str]) -> No
 
 
 def _nearest_key(word: str, known: Iterable[str]) -> str:
-    """What the word is here: a key that ends so (people forget the section more often than the name), a name that
-    other trainers have for a key, or what is spelled nearly so."""
-    own = word.rpartition(".")[2].lower().replace("-", "_")
-    if own in ADVICE:
-        return f" {ADVICE[own]}"
-    leaves = {k.rpartition(".")[2]: k for k in sorted(known, reverse=True)}
+    """Hint for an unknown key: advice, a key with the same last part, the key's name in other trainers, or a key with
+    a similar spelling; "" without any. People forget the section of a key more often than its name."""
     leaf = word.rpartition(".")[2]
-    if leaf in leaves:
-        return f" Did you mean '{leaves[leaf]}'?"
-    if own in SYNONYMS:
-        return f" Did you mean '{SYNONYMS[own]}'?"
-    return nearest(word, known) or (nearest(leaf, leaves) and f" Did you mean '{leaves[_closest(leaf, leaves)]}'?")
-
-
-def _closest(word: str, choices: Iterable[str]) -> str:
-    match = re.search(r"'(.*)'", nearest(word, choices))
-    assert match
-    return match[1]
+    name = leaf.lower().replace("-", "_")
+    if name in ADVICE:
+        return f" {ADVICE[name]}"
+    leaves = {k.rpartition(".")[2]: k for k in sorted(known, reverse=True)}
+    if key := leaves.get(leaf) or SYNONYMS.get(name):
+        return f" Did you mean '{key}'?"
+    return nearest(word, known) or re.sub("(?<=').+(?=')", lambda found: leaves[found[0]], nearest(leaf, leaves))
 
 
 def _parsed(word: str) -> Override:
-    """Raises ConfigError for what Hydra's grammar cannot read, with quotes that help."""
+    """A word as Hydra's grammar reads it. Raises ConfigError with the word quoted for a word that cannot be read."""
     try:
         return OverridesParser.create().parse_override(word)
     except HydraException as error:
@@ -316,7 +306,7 @@ def _not_a_flag(word: str, arguments: Sequence[str], known: Iterable[str]) -> st
     return f"'{word}': options are written key=value here, without dashes.{hint} See: python -m train --help"
 
 
-# How OmegaConf says that a value does not fit → what it must be
+# OmegaConf's message for a value of the wrong type → the type in our words
 MUST_BE = {
     r"Value '(.*)' of type .* could not be converted to Integer": "a whole number",
     r"Value '(.*)' of type .* could not be converted to Float": "a number",
@@ -326,7 +316,7 @@ MUST_BE = {
 
 
 def _first_cause(error: BaseException, overrides: Sequence[str]) -> str:
-    """Hydra wraps the reason; OmegaConf's message, else the innermost, says it: here on one line, in our words."""
+    """The reason of an error on one line: OmegaConf's message, or the innermost of those that Hydra wraps."""
     while error.__cause__ is not None and not isinstance(error, OmegaConfBaseException):
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

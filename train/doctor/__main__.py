@@ -70,7 +70,7 @@ def look(words: Sequence[str]) -> Iterator[Finding]:
     groups = _start_groups()
     yield ok("checkout", str(machine.ROOT))
     yield from found("packages", machine.versions)
-    yield from found("devices", lambda: machine.devices(config.precision.value if config else ""))
+    yield from found("devices", lambda: machine.devices(config.precision.name if config else ""))
     yield from found("threads", machine.threads)
     yield from found("load", lambda: machine.load(os.getloadavg()[0]))
     yield from found("faiss", machine.faiss_kind)

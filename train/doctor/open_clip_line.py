@@ -1,25 +1,28 @@
-"""Reading a command line of open_clip's trainer: how it is launched, and its flags as argparse would read them."""
+"""Parser of a command line of open_clip's trainer: its launcher and the values of its flags."""
 
 from __future__ import annotations
 
-import math
+import argparse
 import os
 import re
 import shlex
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
+from typing import NoReturn
 
 from data.errors import ConfigError, nearest
 from train.command import open_clip_flags as flags
 
 PROGRAM = re.compile(r"(?:-m\s+)?(?:\S*/)?(?:open_clip_train|training)(?:\.main|/main\.py)\b")
-OF_MACHINE = 8  # GPUs
+GPUS_PER_MACHINE = 8  # assumed where neither the command nor gpus=N says it
 VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 NOT_HERE = {"clap": "hears audio", "genlip": "generates text", "genlap": "generates text", "coca": "generates captions"}
 
 
 @dataclass(frozen=True)
 class Launch:
-    """How many processes on how many machines; scheduler: torchrun, slurm or none; address: of the first machine."""
+    """The processes of a command. scheduler: torchrun, slurm or none; address: of the first machine, "" if unknown."""
 
     scheduler: str
     nodes: int
@@ -28,6 +31,7 @@ class Launch:
 
     @property
     def command(self) -> str:
+        """Our launcher for as many processes, without the arguments of the training."""
         if self.scheduler == "slurm":
             return f"sbatch --nodes={self.nodes} --gpus-per-node={self.per_node} launch/slurm.sbatch"
         if self.scheduler == "none" and self.per_node == 1:
@@ -37,25 +41,32 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Line:
-    """launch: as far as the line says; given: the values by flag; unset: shell variables without a value here."""
+class OpenClipCommand:
+    """A parsed command. given: flag → its values; unset: shell variables in it that have no value here."""
 
     launch: Launch
     given: dict[str, list[str]]
     unset: tuple[str, ...]
 
 
-def read_line(line: str, gpus: int | None) -> Line:
-    """gpus: in all, where the line does not say it. Raises ConfigError for what cannot be read or is not here."""
-    launched, rest = _split(line)
-    given = {name: [_shell(value) for value in values] for name, values in _parse(rest).items()}
-    launch = _launch(launched, line, gpus)
-    _refuse(given)
-    return Line(launch, given, tuple(dict.fromkeys(VARIABLE.findall(os.path.expandvars(rest)))))
+def read_line(line: str, gpus: int | None) -> OpenClipCommand:
+    """Parse a command line, or a script that contains one.
+
+    gpus: number of GPUs over all machines, where the line does not say it. Raises ConfigError for a line that cannot be
+    parsed, an unknown flag, and a command that does not train a pair of towers.
+    """
+    launcher, arguments = _split(line)
+    given = {
+        name: [VARIABLE.sub(r"\1", os.path.expandvars(value)) for value in values]  # an unset variable: its name
+        for name, values in _parse(arguments).items()
+    }
+    launch = _launch(launcher, line, gpus)
+    _check_model_and_data(given)
+    return OpenClipCommand(launch, given, tuple(dict.fromkeys(VARIABLE.findall(os.path.expandvars(arguments)))))
 
 
 def _split(line: str) -> tuple[str, str]:
-    """(what starts the program, its flags)."""
+    """(launcher and environment before the program, arguments after it)."""
     text = re.sub(r"\\\s*\n", " ", line)
     found = PROGRAM.search(text)
     if found is None:
@@ -68,69 +79,60 @@ def _split(line: str) -> tuple[str, str]:
     return text[: found.start()].rpartition("\n")[2], rest
 
 
-def _words(text: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise ConfigError(f"translate: the line is cut or a quote is open ({error}): {text.strip()[-60:]}") from error
+class _Parser(argparse.ArgumentParser):
+    """open_clip's flags with their number of values. Abbreviations that fit one flag only are accepted, as there."""
+
+    def __init__(self) -> None:
+        super().__init__(add_help=False, argument_default=argparse.SUPPRESS)
+        former = {name: old for old, name in flags.FORMER.items()}
+        for name in sorted(flags.ALL):
+            spellings = [f"--{name}", *([f"--{former[name]}"] if name in former else [])]
+            if name in flags.NO_VALUE:
+                self.add_argument(*spellings, dest=name, action="store_const", const=[])
+            else:
+                self.add_argument(*spellings, dest=name, nargs="+" if name in flags.MANY_VALUES else 1)
+
+    def error(self, message: str) -> NoReturn:
+        no_value = re.fullmatch(r"argument (--[\w-]+).*: expected .*", message)
+        raise ConfigError(f"translate: {f'{no_value[1]} needs a value' if no_value else message}")
 
 
 def _parse(text: str) -> dict[str, list[str]]:
-    """Values by flag, as argparse reads them: --flag value, --flag=value, a beginning that fits one flag only."""
-    given: dict[str, list[str]] = {}
-    words = _words(text)
-    while words:
-        word = words.pop(0)
-        if word in (";", "&&", "&", "|"):
-            break
+    """Flag → its values, up to the end of the shell command."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"translate: the line is cut or a quote is open ({error}): {text.strip()[-60:]}") from error
+    given, unknown = _Parser().parse_known_args([*takewhile(lambda word: word not in (";", "&&", "&", "|"), words)])
+    for word in unknown:
         if not word.startswith("--"):
             raise ConfigError(f"translate: '{word}' belongs to no flag. Quote values that have spaces")
-        written, attached, value = word[2:].partition("=")
-        name = _known(written)
-        values = [value] if attached else []
-        count = 0 if name in flags.NO_VALUE else math.inf if name in flags.MANY_VALUES else 1
-        while words and not words[0].startswith("--") and len(values) < count:
-            values.append(words.pop(0))
-        if len(values) < min(count, 1):
-            raise ConfigError(f"translate: --{name} needs a value")
-        given[name] = values
-    return given
+        name = word[2:].partition("=")[0]
+        hint = nearest(name, flags.ALL).replace("'", "--", 1).replace("'", "")
+        raise ConfigError(f"--{name}: open_clip's trainer has no such flag.{hint} Correct it or leave it out")
+    return vars(given)
 
 
-def _known(written: str) -> str:
-    written = flags.FORMER.get(written, written)
-    begins = [name for name in flags.ALL if name.startswith(written)]
-    if written in flags.ALL or len(begins) == 1:
-        return written if written in flags.ALL else begins[0]
-    hint = nearest(written, flags.ALL).replace("'", "--", 1).replace("'", "")
-    raise ConfigError(f"--{written}: open_clip's trainer has no such flag.{hint} Correct it or leave it out")
-
-
-def _shell(value: str) -> str:
-    """Variables of the shell by their values; an unknown one by its name, so that it can be seen and replaced."""
-    return VARIABLE.sub(r"\1", os.path.expandvars(value))
-
-
-def _launch(starter: str, script: str, gpus: int | None) -> Launch:
-    """The launcher before the program; of SLURM the #SBATCH lines of a whole script as well."""
-    slurm = "srun" in starter
-    header = " ".join(re.findall(r"^#SBATCH\s+(\S.*?)\s*$", script, re.MULTILINE))
-    text = f"{header} {starter}" if slurm else starter
-    per_node = _option(text, "nproc_per_node", "ntasks_per_node", "gpus_per_node", "gres")
-    nodes = _option(text, "nnodes", "nodes", "N")
-    scheduler = "slurm" if slurm else "torchrun" if re.search(r"torchrun|torch\.distributed", starter) else "none"
+def _launch(launcher: str, script: str, gpus: int | None) -> Launch:
+    """The launcher's options; with srun also those in the #SBATCH lines of the script."""
+    slurm = "srun" in launcher
+    header = re.findall(r"^#SBATCH\s+(\S.*?)\s*$", script, re.MULTILINE) if slurm else []
+    text = " ".join([*header, launcher])
+    per_node = _option(text, ["nproc_per_node", "ntasks_per_node", "gpus_per_node", "gres"])
+    nodes = _option(text, ["nnodes", "nodes", "N"])
+    scheduler = "slurm" if slurm else "torchrun" if re.search(r"torchrun|torch\.distributed", launcher) else "none"
     if gpus is not None:
-        nodes, per_node = _shared_out(gpus, nodes)
+        nodes, per_node = _spread(gpus, nodes)
     if scheduler != "none" and per_node is None:
         raise ConfigError("translate: the line does not say how many GPUs, and --batch-size is per GPU. Add gpus=N")
-    address = re.search(r"--(?:rdzv_endpoint|master_addr)[ =]([^\s:]+)", starter.replace("-", "_").replace("__", "--"))
-    return Launch(scheduler, nodes or 1, per_node or 1, address[1].replace("_", "-") if address else "")
+    address = re.search(r"--(?:rdzv[-_]endpoint|master[-_]addr)[ =]([^\s:]+)", launcher)
+    return Launch(scheduler, nodes or 1, per_node or 1, address[1] if address else "")
 
 
-def _shared_out(gpus: int, nodes: int | None) -> tuple[int, int]:
-    """(machines, GPUs of each): where the line says no machines, one of up to OF_MACHINE, or several of OF_MACHINE."""
-    machines = nodes or max(gpus // OF_MACHINE, 1)
-    if gpus < 1 or gpus % machines or (nodes is None and gpus > OF_MACHINE and gpus % OF_MACHINE):
+def _spread(gpus: int, nodes: int | None) -> tuple[int, int]:
+    """(machines, GPUs of each). Without `nodes`, machines of GPUS_PER_MACHINE, or one with fewer."""
+    machines = nodes or max(gpus // GPUS_PER_MACHINE, 1)
+    if gpus < 1 or gpus % machines or (nodes is None and gpus > GPUS_PER_MACHINE and gpus % GPUS_PER_MACHINE):
         raise ConfigError(
             f"gpus={gpus}: must be as many on each of {nodes or 'several'} machines. Say in the line how many: "
             "srun --nodes=N, torchrun --nnodes=N"
@@ -138,24 +140,25 @@ def _shared_out(gpus: int, nodes: int | None) -> tuple[int, int]:
     return machines, gpus // machines
 
 
-def _option(text: str, *names: str) -> int | None:
-    """The number of the first of some options of a launcher; hyphens and underscores are alike."""
+def _option(text: str, names: Iterable[str]) -> int | None:
+    """The number that the first of these launcher options has; hyphens and underscores are alike."""
     for name in names:
         dashes = "--?" if len(name) == 1 else "--"
-        found = re.search(rf"(?:^|\s){dashes}{name.replace('_', '[-_]')}(?:=|\s+)(?:\w+:)*(\d+)", text)
-        if found:
+        if found := re.search(rf"(?:^|\s){dashes}{name.replace('_', '[-_]')}(?:=|\s+)(?:\w+:)*(\d+)", text):
             return int(found[1])
     return None
 
 
-def _refuse(given: dict[str, list[str]]) -> None:
-    model = given.get("model", [""])[0].lower()
+def _check_model_and_data(given: Mapping[str, list[str]]) -> None:
+    """Raise ConfigError for models and data that are not pictures with texts, and for a command that only evaluates."""
+    (model,) = given.get("model", [""])
+    (data_type,) = given.get("dataset-type", [""])
     for part, does in NOT_HERE.items():
-        if part in model:
-            raise ConfigError(f"--model {given['model'][0]}: it {does}; here are pairs of towers only, like ViT-B-32")
-    if given.get("dataset-type", [""])[0].endswith("-audio"):
-        raise ConfigError(f"--dataset-type {given['dataset-type'][0]}: audio is not read; pictures and texts are")
-    if "train-data" not in given and given.get("dataset-type") != ["synthetic"]:
+        if part in model.lower():
+            raise ConfigError(f"--model {model}: it {does}; here are pairs of towers only, like ViT-B-32")
+    if data_type.endswith("-audio"):
+        raise ConfigError(f"--dataset-type {data_type}: audio is not read; pictures and texts are")
+    if "train-data" not in given and data_type != "synthetic":
         raise ConfigError(
             "there is no --train-data: the line only evaluates. Runs of python -m train are evaluated by: "
             "python -m eval checkpoint=RUN suite=[wds:FOLDER]"

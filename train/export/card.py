@@ -60,7 +60,7 @@ def card(library: Library, source: ExportSource, difference: float) -> str:
         template_path=str(TEMPLATE),
         title=escaped(source.name),
         kind=library.kind,
-        data=", ".join(code(public_path(path)) for path, _ in parts(config.data.train, "data.train")),
+        data=", ".join(code(public_path(path)) for path, _ in split_sources(config.data.train, "data.train")),
         steps="" if source.step is None else f"{source.step:,} steps of ",
         pairs=f"{config.global_batch_size:,}",
         objective=code(config.objective.name),

@@ -82,7 +82,7 @@ def run_folder(config: TrainConfig) -> Path:
 
 def all_keys(config: TrainConfig) -> dict[str, Any]:
     """Every key, dotted, with its value."""
-    return _flat(_plain(config))
+    return flat(_plain(config))
 
 
 def what_matters(config: TrainConfig) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def check_run(config: TrainConfig) -> None:
     folder, resume = run_folder(config), config.resume
     if resume.mode == "never" or not _has_checkpoint(folder) or not (folder / CONFIG).exists():
         return
-    old, new = _flat(saved_config(folder)), _flat(_plain(config))
+    old, new = flat(saved_config(folder)), flat(_plain(config))
     allowed = (*WITH_BATCH * resume.allow_batch_change, *WITH_DATA * resume.allow_more_data)
     unknown = {key for key in ADDED if key not in old}
     fixed = sorted({*old, *new} - {*allowed} - unknown)
@@ -204,7 +204,8 @@ def _plain(config: TrainConfig) -> Any:
     return without_secrets(OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True))
 
 
-def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """Dotted key → value of every leaf of nested mappings; a list is a leaf."""
     if not isinstance(tree, Mapping):
         return {prefix.removesuffix("."): tree}
-    return {k: v for name, branch in tree.items() for k, v in _flat(branch, f"{prefix}{name}.").items()}
+    return {k: v for name, branch in tree.items() for k, v in flat(branch, f"{prefix}{name}.").items()}
