@@ -130,8 +130,8 @@ class OptimConfig:
     cooldown_end: float = described(0.0, "const-cooldown: learning rate at the end")
     cooldown_power: float = described(1.0, "const-cooldown: power of the polynomial")
     clip_norm: float | None = described(None, "largest norm of the whole gradient; null: no clipping")
-    patience: int = described(
-        3, "steps in a row that are not taken, for a loss or gradient that is not finite or spikes"
+    max_skipped: int = described(
+        3, "skipped steps in a row that end the run: their loss or gradient is not finite, or spikes"
     )
     spike: float | None = described(
         None, "a step whose loss is above this many times the mean of the last 10 is not taken, e.g. 2; null: all are"
@@ -223,7 +223,7 @@ LEAST = {
     "optim.weight_decay": 0,
     "optim.warmup": 0,
     "optim.cooldown": 0,
-    "optim.patience": 1,
+    "optim.max_skipped": 1,
     "dist.slow_rank": 0,
     "dist.digest_every": 0,
     "checkpoint.keep": 1,

@@ -55,6 +55,7 @@ SYNONYMS = {
     "p_max_len": "data.passage.length",
     "passage_max_len": "data.passage.length",
     "passage_prefix": "data.passage.prefix",
+    "patience": "optim.max_skipped",  # its former name
     "per_device_train_batch_size": "global_batch_size",
     "per_gpu_batch_size": "global_batch_size",
     "pool_type": "model.text.pooling",
