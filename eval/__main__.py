@@ -15,9 +15,7 @@ from data.errors import ConfigError
 from eval.config import Baseline, EvalCommand
 
 if TYPE_CHECKING:
-    from eval.encode import Encoder
     from train.config import TrainConfig
-    from train.distributed.world import World
     from train.towers.build import TwoTowerModel
 
 PURPOSE = """\
@@ -84,6 +82,7 @@ def check(command: EvalCommand, config: TrainConfig, specs: Sequence[str], val: 
 
 def evaluate(command: EvalCommand, run: Path, checkpoint: Path, specs: Sequence[str], val: Any) -> None:
     """Load, encode, score; rank 0 writes the files and prints the tables."""
+    from eval.encode import Encoder
     from eval.results import facts, print_tables, result, write
     from eval.suite import build_evaluators
     from eval.trained import load_trained
@@ -95,7 +94,7 @@ def evaluate(command: EvalCommand, run: Path, checkpoint: Path, specs: Sequence[
     own = trained.config
     config = replace(own, eval=overridden(own.eval, command), data=overridden(own.data, command))
     with process_group(config.dist.timeout) as world:
-        encode = encoder(config, trained.model, world)
+        encode = Encoder.of(config, trained.model, world)
         evaluators = rank_0_first(  # it indexes new shards, the others find them indexed
             world,
             lambda: build_evaluators(
@@ -106,7 +105,7 @@ def evaluate(command: EvalCommand, run: Path, checkpoint: Path, specs: Sequence[
                 data_config=config.data,
                 eval_config=config.eval,
                 baselines=list(Baseline) if command.baselines is None else command.baselines,
-                untrained=cache(lambda: encoder(config, untrained(config), world)),
+                untrained=cache(lambda: Encoder.of(config, untrained(config), world)),
             ),
         )
         about = facts(config, checkpoint, trained.step)
@@ -121,22 +120,6 @@ def evaluate(command: EvalCommand, run: Path, checkpoint: Path, specs: Sequence[
             print(f"step {trained.step} of {run}. Written: {', '.join(str(p) for paths in written for p in paths)}")
             if folder.resolve() == (run / "eval").resolve():
                 written_report(run, print)
-
-
-def encoder(config: TrainConfig, model: TwoTowerModel, world: World) -> Encoder:
-    from eval.encode import build_encode
-
-    towers = model.towers.to(world.device)
-    return build_encode(
-        towers.x_tower,
-        towers.y_tower,
-        world,
-        block=config.eval.block,
-        workers=config.data.workers,
-        precision=config.precision.name,
-        cosine=config.objective.similarity.value == "cosine",
-        timeout=config.data.timeout,
-    )
 
 
 def untrained(config: TrainConfig) -> TwoTowerModel:

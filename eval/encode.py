@@ -24,13 +24,16 @@ from torch import Tensor, nn
 
 from data.errors import DataError
 from data.workers import begin_item, prefetched
+from train.losses.options.common import Similarity
 from train.signals import Stopped
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from data.image_text import Items
+    from train.config import TrainConfig
     from train.distributed.world import World
+    from train.towers.build import Model
 
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -52,6 +55,23 @@ class Encoder:
     cosine: bool = True
     should_stop: Callable[[], bool] = lambda: False
     timeout: float = 60.0
+
+    @classmethod
+    def of(
+        cls, config: TrainConfig, model: Model, world: World, should_stop: Callable[[], bool] = lambda: False
+    ) -> Encoder:
+        """The encoder of a run's towers, as its configuration says. Moves them to this rank's device."""
+        towers = model.towers.to(world.device)
+        return cls(
+            {"x": towers.x_tower, "y": towers.y_tower},
+            world,
+            block=config.eval.block,
+            workers=config.data.workers,
+            precision=config.precision.value,
+            cosine=config.objective.similarity is Similarity.cosine,
+            should_stop=should_stop,
+            timeout=config.data.timeout,
+        )
 
     def __call__(self, side: Literal["x", "y"], items: Items) -> np.ndarray:
         """Raises DataError when the tower returns a value that is not finite."""
@@ -122,22 +142,6 @@ class Evaluator(ABC):
     def run(self, encode: Encoder) -> dict[str, float]:
         """The scalars alone, as the training loop wants them; names without the evaluator's own."""
         return self.report(encode).metrics
-
-
-def build_encode(
-    x_tower: nn.Module,
-    y_tower: nn.Module,
-    world: World,
-    *,
-    block: int = 256,
-    workers: int = 0,
-    precision: str = "fp32",
-    cosine: bool = True,
-    should_stop: Callable[[], bool] = lambda: False,
-    timeout: float = 60.0,
-) -> Encoder:
-    """The encoder of two towers, which may be wrapped for data parallelism or compiled."""
-    return Encoder({"x": x_tower, "y": y_tower}, world, block, workers, precision, cosine, should_stop, timeout)
 
 
 class _Blocks:

@@ -83,21 +83,20 @@ def with_command(config: TrainConfig, command: MineCommand) -> TrainConfig:
 
 def negatives(command: MineCommand, config: TrainConfig, run: Path, checkpoint: Path) -> None:
     """Encode, search, choose; rank 0 writes the files and says what came of it."""
+    from eval.encode import Encoder
     from eval.mining import MINED, embedded, mine
     from eval.pair_scores import read_pair_scores
     from eval.trained import load_trained
     from train.distributed.agreement import raise_on_all, rank_0_first
     from train.distributed.contact import process_group
-    from train.parts import build_encoder
 
     trained = load_trained(run, checkpoint)
     out = Path(command.out).expanduser() if command.out else run / "mined"
     with process_group(config.dist.timeout) as world:
         model = trained.model
-        model.towers.to(world.device)
         questions, corpus = rank_0_first(world, lambda: opened(config))
         scores = raise_on_all(world, lambda: None if command.scores is None else read_pair_scores(command.scores))
-        encode = build_encoder(config, model, world)
+        encode = Encoder.of(config, model, world)
         source = embedded(encode, questions, corpus, model.tokenize, config.data, out / "embeddings")  # type: ignore[arg-type]
         identity = {
             "checkpoint": str(checkpoint),

@@ -14,11 +14,17 @@ import torch
 from torch import nn
 
 from data.batch import Batch
+from data.config import DataConfig
 from train.config import TrackingConfig, Wandb
+from train.distributed.world import World
 from train.loop import Outcome, Plan, fit
+from train.monitor import Monitor
+from train.pace import LocalTimer, Stragglers
 from train.runs.checkpoint import capture, find, load, restore, tidy
+from train.runs.ledger import Ledger
 from train.runs.run_state import locked, recorded
-from train.runs.saving import Saves
+from train.runs.saving import CheckpointWriter
+from train.runs.substituted import BadSampleCounter
 from train.signals import StopRequest
 from train.tracking.metrics import build_logger
 
@@ -58,6 +64,14 @@ class Toy:
         return {"val/error": error}
 
 
+def quiet_monitor() -> Monitor:
+    """The monitor of a run in one process, which has nothing to say."""
+    world, ledger = World(), Ledger(None, 0, print)
+    stragglers = Stragglers(LocalTimer(world.device), 0.7, world, print)
+    bad_samples = BadSampleCounter(DataConfig(), BATCH, world, ledger, print)
+    return Monitor(stragglers, bad_samples, {}, 0, ledger, world)
+
+
 def run(run_dir: Path, pause: float = 0.0, toy: Toy | None = None) -> Outcome:
     toy = toy or Toy(pause)
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -80,17 +94,19 @@ def run(run_dir: Path, pause: float = 0.0, toy: Toy | None = None) -> Outcome:
         )
 
         plan = Plan(first, STEPS, BATCH, 1, log_every=1, evaluate_every=5, save_every=3, evaluation_owed=owed)
-        saves = Saves(run_dir, 2, first=logger.flush, next_save=plan.next_save, say=logger.print)
+        writer = CheckpointWriter(run_dir, 2, logger.flush, plan.next_save, logger.print)
 
         def write(step: int, evaluation_owed: bool, last: bool) -> None:
-            saves.wait()
-            (saves.now if last else saves.behind)(capture(toy.modules, toy.optimizer, step, {"owed": evaluation_owed}))
+            writer.wait()
+            state = capture(toy.modules, toy.optimizer, step, {"owed": evaluation_owed})
+            (writer.save if last else writer.save_in_background)(state)
 
-        with logger, recorded(run_dir, first, STEPS) as record, saves:
+        with logger, recorded(run_dir, first, STEPS) as record, writer:
             outcome = fit(
                 plan,
                 toy.batches(first, STEPS),
                 step=toy.step,
+                monitor=quiet_monitor(),
                 diagnose=lambda: {},
                 evaluate=toy.evaluate,
                 save=write,

@@ -48,8 +48,8 @@ class Heard:
         pass
 
 
-def evaluation(folder: Path, evaluator: Evaluator, say: Callable[[str], None] = print) -> Evaluation:
-    return Evaluation([evaluator], encoder(), folder, last_step=4, examples=7, say=say)
+def evaluation(folder: Path, evaluator: Evaluator, log: Callable[[str], None] = print) -> Evaluation:
+    return Evaluation([evaluator], encoder(), folder, last_step=4, examples=7, log=log)
 
 
 def test_only_the_last_evaluation_shows_cases(tmp_path: Path) -> None:

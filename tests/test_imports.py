@@ -19,7 +19,6 @@ WIRING = {
     "train.origin",
     "train.parts",
     "train.refresh",
-    "train.tasks",
     "train.export.__main__",
     "eval.__main__",
     "eval.mine",

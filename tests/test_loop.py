@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers_loop import BATCH, STEPS, Toy, run
+from helpers_loop import BATCH, STEPS, Toy, quiet_monitor, run
 from torch import Tensor
 
 from data.batch import Batch
@@ -184,6 +184,7 @@ class Recorder:
             plan,
             self.batches or Toy().batches(plan.first_step, plan.first_step + batches),
             step=lambda batch, index: {"loss": 1.0},
+            monitor=quiet_monitor(),
             diagnose=lambda: {},
             evaluate=self.evaluate,
             save=lambda step, owed, last: self.diary.append(("owed" if owed else "last" if last else "save", step)),

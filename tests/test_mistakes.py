@@ -11,7 +11,7 @@ from train.__main__ import check_arguments
 from train.command.compose import compose_config, groups, keys, typed
 from train.command.synonyms import ADVICE, SYNONYMS
 from train.runs.folder import open_run
-from train.unread import WHERE
+from train.unread import READ_ONLY_WITH
 
 EMOJI, DATA = "experiment=emoji", "data.train=data/samples/emoji/fxemoji-trained.tar"
 
@@ -143,7 +143,7 @@ def test_a_sweep_in_which_no_run_reads_a_key_is_refused() -> None:
 
 def test_every_key_that_is_not_always_read_exists() -> None:
     known = [key for key, _, _ in keys()]
-    of_rules = [start for _, _, starts in WHERE for start in starts.split()]
+    of_rules = [start for starts in READ_ONLY_WITH.values() for start in starts.split()]
     assert [start for start in of_rules if not any(key.startswith(start) for key in known)] == []
 
 

@@ -15,7 +15,7 @@ from data.errors import HardwareError
 from data.files import LineFile
 from train.runs import checkpoint
 from train.runs.checkpoint import CheckpointState, capture, load
-from train.runs.saving import Saves
+from train.runs.saving import CheckpointWriter
 
 
 class Gate:
@@ -29,9 +29,9 @@ class Gate:
         assert self.opened.wait(60)
 
 
-def saves(run_dir: Path, first=lambda: None, said: list[str] | None = None) -> Saves:
-    say = [].append if said is None else said.append
-    return Saves(run_dir, 3, first=first, next_save=lambda step: step + 2, say=say)
+def writing(run_dir: Path, before_save=lambda: None, said: list[str] | None = None) -> CheckpointWriter:
+    log = [].append if said is None else said.append
+    return CheckpointWriter(run_dir, 3, before_save, lambda step: step + 2, log)
 
 
 def state(run: Run, step: int) -> CheckpointState:
@@ -55,17 +55,17 @@ def test_what_is_written_behind_is_what_was_there_when_it_was_asked_for(tmp_path
     run, gate = Run(0), Gate()
     run.train(0, 3)
     checkpoint.save(tmp_path / "now", state(run, 3), keep=1)
-    with saves(tmp_path / "behind", gate) as behind:
-        behind.behind(state(run, 3))
+    with writing(tmp_path / "behind", gate) as writer:
+        writer.save_in_background(state(run, 3))
         run.train(3, 6)
         assert not folder(tmp_path / "behind", 3).exists()
         gate.opened.set()
-        behind.wait()
+        writer.wait()
         files = {path.name: path.read_bytes() for path in folder(tmp_path / "behind", 3).iterdir()}
         assert files == {path.name: path.read_bytes() for path in folder(tmp_path / "now", 3).iterdir()}
-        behind.behind(state(run, 6))
+        writer.save_in_background(state(run, 6))
         run.train(6, 7)
-    assert behind.seconds > 0
+    assert writer.seconds > 0
     again = Run(0)
     again.train(0, 6)
     assert same(load(folder(tmp_path / "behind", 6)).model, state(again, 6).model)
@@ -74,12 +74,12 @@ def test_what_is_written_behind_is_what_was_there_when_it_was_asked_for(tmp_path
 def test_the_copies_of_the_save_before_are_used_again(tmp_path: Path) -> None:
     run = Run(0)
     run.train(0, 1)
-    with saves(tmp_path) as behind:
+    with writing(tmp_path) as writer:
         places = []
         for step in (1, 2):
-            behind.behind(state(run, step))
-            behind.wait()
-            copied = {**behind._model(state(run, step).model), **behind._optimizer(state(run, step).optimizer)}
+            writer.save_in_background(state(run, step))
+            writer.wait()
+            copied = {**writer._model(state(run, step).model), **writer._optimizer(state(run, step).optimizer)}
             places.append({name: copy.data_ptr() for name, copy in copied.items()})
     assert places[0] == places[1] and len(set(places[0].values())) == len(places[0])
 
@@ -95,8 +95,8 @@ def test_nobody_forks_while_a_checkpoint_is_written(tmp_path: Path) -> None:
         os.waitpid(child, 0)
         forked.set()
 
-    with saves(tmp_path, gate) as behind:
-        behind.behind(state(Run(0), 1))
+    with writing(tmp_path, gate) as writer:
+        writer.save_in_background(state(Run(0), 1))
         assert gate.begun.wait(60)
         forking = threading.Thread(target=fork)
         forking.start()
@@ -110,32 +110,32 @@ def test_nobody_forks_while_a_checkpoint_is_written(tmp_path: Path) -> None:
 def test_a_checkpoint_that_finds_no_room(tmp_path: Path) -> None:
     said: list[str] = []
     run = Run(0)
-    with saves(tmp_path, said=said) as behind:
-        behind.now(state(run, 2))
+    with writing(tmp_path, said=said) as writer:
+        writer.save(state(run, 2))
         with no_room():
-            behind.behind(state(run, 4))
-            behind.wait()
+            writer.save_in_background(state(run, 4))
+            writer.wait()
             (line,) = said
             assert "cannot write checkpoint" in line and "step_00000004" in line and "it needs " in line
             assert line.endswith("The run goes on; the next is due at step 6")
             with pytest.raises(HardwareError, match=r"step_00000005.*it needs "):
-                behind.now(state(run, 5))
+                writer.save(state(run, 5))
         assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_00000002"]
-        behind.behind(state(run, 6))
+        writer.save_in_background(state(run, 6))
     assert checkpoint.steps(tmp_path) == [6, 2] and len(said) == 1
 
 
 def test_a_checkpoint_never_knows_more_than_the_lines(tmp_path: Path) -> None:
     said: list[str] = []
     lines = LineFile(tmp_path / "lines", said.append)
-    with saves(tmp_path, lines.sync, said) as behind:
+    with writing(tmp_path, lines.sync, said) as writer:
         with no_room(0):
             lines.write("1")
-            behind.behind(state(Run(0), 1))
-            behind.wait()
+            writer.save_in_background(state(Run(0), 1))
+            writer.wait()
         assert len(said) == 2 and "takes no more lines" in said[0] and "cannot write checkpoint" in said[1]
         assert checkpoint.steps(tmp_path) == []
-        behind.behind(state(Run(0), 2))
+        writer.save_in_background(state(Run(0), 2))
     assert checkpoint.steps(tmp_path) == [2] and (tmp_path / "lines").read_text() == "1\n"
     lines.close()
 

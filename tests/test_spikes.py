@@ -8,11 +8,11 @@ from helpers_step import batch, same_bits, snapshot, towers, train_step
 
 from data.errors import UserError
 from train.config import OptimConfig
-from train.spikes import WINDOW, Spikes
+from train.spikes import WINDOW, LossSpikes
 
 
-def spikes(factor: float | None, losses: list[float]) -> Spikes:
-    made = Spikes(factor)
+def spikes(factor: float | None, losses: list[float]) -> LossSpikes:
+    made = LossSpikes(factor)
     made.losses.extend(losses)
     return made
 
@@ -20,12 +20,12 @@ def spikes(factor: float | None, losses: list[float]) -> Spikes:
 def test_a_spike_is_this_many_times_the_mean_of_the_last_ten() -> None:
     usual = spikes(2.0, [9.0] * 5 + [1.5, 0.5] * 5)  # the first five are forgotten
     assert usual.mean == 1.0
-    assert usual.is_one(2.001) and not usual.is_one(1.999)
+    assert usual.is_spike(2.001) and not usual.is_spike(1.999)
 
 
 def test_below_ten_losses_and_without_a_factor_there_is_none() -> None:
-    assert not spikes(2.0, [1.0] * (WINDOW - 1)).is_one(100.0)
-    assert not spikes(None, [1.0] * WINDOW).is_one(100.0)
+    assert not spikes(2.0, [1.0] * (WINDOW - 1)).is_spike(100.0)
+    assert not spikes(None, [1.0] * WINDOW).is_spike(100.0)
 
 
 @pytest.mark.parametrize(
@@ -35,19 +35,19 @@ def test_below_ten_losses_and_without_a_factor_there_is_none() -> None:
 )
 def test_losses_below_or_near_zero_may_rise_by_their_size(losses: list[float], highest: float) -> None:
     usual = spikes(2.0, losses)
-    assert usual.is_one(highest + 1e-9) and not usual.is_one(highest - 1e-9)
+    assert usual.is_spike(highest + 1e-9) and not usual.is_spike(highest - 1e-9)
 
 
 def test_a_spike_changes_nothing_and_is_counted_and_the_window_is_saved() -> None:
     usual = batch(8)
     rare = replace(usual, y=usual.y.flip(0))  # captions of one step permuted
-    step = train_step(towers(), 8, optim=OptimConfig(lr=1e-2, spike=1.5, patience=2))
+    step = train_step(towers(), 8, optim=OptimConfig(lr=1e-2, spike=1.5, max_skipped=2))
     for index in range(100):
         step(usual, index)
     before, state = snapshot(step), json.loads(json.dumps(step.state_dict()))
-    assert step(rare, 100)["skipped"] == 1 and step.not_taken == "spike"
+    assert step(rare, 100)["skipped"] == 1 and step.skip_reason == "spike"
     assert same_bits(snapshot(step), before)
-    assert step(usual, 101)["skipped"] == 1 and step.not_taken == ""
+    assert step(usual, 101)["skipped"] == 1 and step.skip_reason == ""
     step(rare, 102)
     with pytest.raises(UserError, match=r"^step 104: the loss, now .*optim\.spike=1\.5.* 2 steps in a row"):
         step(rare, 103)
@@ -55,4 +55,4 @@ def test_a_spike_changes_nothing_and_is_counted_and_the_window_is_saved() -> Non
     again = train_step(towers(), 8, optim=OptimConfig(lr=1e-2, spike=1.5))
     again.load_state_dict(state)
     assert again.state_dict() == state and len(state["losses"]) == WINDOW
-    assert again(rare, 100)["skipped"] == 1 and again.not_taken == "spike"
+    assert again(rare, 100)["skipped"] == 1 and again.skip_reason == "spike"

@@ -16,7 +16,7 @@ from data.errors import ConfigError, DataError, SampleError
 from data.substitutes import Replacements
 from train.distributed.world import World
 from train.runs.ledger import Ledger
-from train.runs.substituted import Substituted
+from train.runs.substituted import BadSampleCounter
 
 SIZES = [50, 200]
 
@@ -83,13 +83,14 @@ def batches(*bad: list[int]) -> Iterator[Batch]:
         yield Batch(none, none, none, none, none, bad=told)
 
 
-def counted(run: Path, *bad: list[int], first: int = 0, state: dict | None = None, **keys: float) -> Substituted:
+def counted(run: Path, *bad: list[int], first: int = 0, state: dict | None = None, **keys: float) -> BadSampleCounter:
     with Ledger(run, first, print) as ledger:
-        found = Substituted(DataConfig(**keys), GLOBAL, World(), ledger, print)  # type: ignore[arg-type]
+        found = BadSampleCounter(DataConfig(**keys), GLOBAL, World(), ledger, print)  # type: ignore[arg-type]
         if state:
             found.load_state_dict(state)
-        for _ in found.batches(first, batches(*bad)):
-            found.tell()
+        for step, batch in enumerate(batches(*bad), first + 1):
+            found.observe(batch, step)
+            found.check()
     return found
 
 
@@ -99,7 +100,7 @@ def lines(run: Path) -> list[dict]:
 
 def test_the_ledger_tells_step_sample_and_reason(tmp_path: Path) -> None:
     found = counted(tmp_path, [], [4, 9], [0])
-    assert found.total == 3 and found.tell() == {"substituted": 3.0}
+    assert found.total == 3 and found.check() == 3
     assert [(line["step"], line["id"]) for line in lines(tmp_path)] == [(2, 4), (2, 9), (3, 0)]
     assert lines(tmp_path)[0] == {
         **{"step": 2, "kind": "substitute", "id": 4, "shard": "a.tar", "key": "4", "reason": "4 is bad", "by": 5}
@@ -108,7 +109,7 @@ def test_the_ledger_tells_step_sample_and_reason(tmp_path: Path) -> None:
 
 def test_no_ledger_without_an_entry(tmp_path: Path) -> None:
     counted(tmp_path, [], [])
-    Ledger(None, 0, print).note(1, "spike")
+    Ledger(None, 0, print).write(1, "spike")
     assert not list(tmp_path.iterdir())
 
 
@@ -155,9 +156,9 @@ def test_what_is_counted_outlives_a_stop(tmp_path: Path, stop: int) -> None:
 
 
 def test_each_rank_knows_the_places_of_its_samples() -> None:
-    found = Substituted(DataConfig(), 10, World(rank=2, size=3), Ledger(None, 0, print), print)
-    assert len(list(found.batches(5, batches([0, 3])))) == 1
-    assert [place for place, _, _ in found._untold] == [56, 59]  # rank 2 has places 6 to 9 of step 5
+    found = BadSampleCounter(DataConfig(), 10, World(rank=2, size=3), Ledger(None, 0, print), print)
+    found.observe(next(batches([0, 3])), 6)
+    assert [position for position, _, _ in found._unshared] == [56, 59]  # rank 2 has places 6 to 9 of step 5
 
 
 @pytest.mark.parametrize(

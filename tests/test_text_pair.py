@@ -20,9 +20,9 @@ from data.errors import ConfigError
 from train.command.compose import compose_config
 from train.config import ImageTower, ModelConfig, Pooling, Task, TextTower, TextTowerConfig
 from train.losses import build_objective
+from train.parts import build_data
 from train.runs.checkpoint import named_tensors
 from train.step import TrainStep
-from train.tasks import build_data
 from train.towers import pooled
 from train.towers.adapters import merged
 from train.towers.build import TwoTowerModel, build_model, build_text_pair

@@ -1,4 +1,4 @@
-"""python -m train key=value …  Composes the configuration, builds the parts, fits. See python -m train --help."""
+"""python -m train key=value …  Composes the configuration, checks it, and trains. See python -m train --help."""
 
 from __future__ import annotations
 
@@ -36,14 +36,16 @@ def main() -> None:
     configs = [compose_config(words) for words in runs]
     check_sweep(line.words, configs)
     for words, config in zip(runs, configs, strict=True):
-        if line.sweep and _is_first():
+        if line.sweep and _is_rank_0():
             print(errors.printable(f"-m: {shlex.join(word for word in words if word not in line.words)}"))
         run(config)
 
 
 def check_sweep(words: Sequence[str], configs: Sequence[TrainConfig]) -> None:
-    """Refuse, before the first of the runs begins, what one of them would be refused for, words that none would read,
-    and runs that would share a folder."""
+    """Check all runs of a command line before the first one begins.
+
+    Raises ConfigError for what `check` refuses in any of them, keys that none would read, and runs that share a folder.
+    """
     from train.runs.folder import run_folder
     from train.unread import refuse_unread
 
@@ -58,25 +60,28 @@ def check_sweep(words: Sequence[str], configs: Sequence[TrainConfig]) -> None:
 
 
 def run(config: TrainConfig) -> None:
-    """Refuse what cannot work, then train. A run that is finished already is answered without loading anything."""
+    """Check the configuration, then train. For a run that is finished already, print its last results instead."""
     from train.runs.folder import is_finished, run_folder
 
     check(config)
     if not is_finished(config):
         return train(config)
-    if _is_first():
+    if _is_rank_0():
         from eval.results import print_saved_tables
 
         print(f"already finished: {run_folder(config)}")
         print_saved_tables(run_folder(config))
 
 
-def _is_first() -> bool:
+def _is_rank_0() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
 def check_arguments(arguments: list[str]) -> Path | None:
-    """The run folder, if it is one; refuses what `python -m train` would. launch/job.sh asks before it starts many."""
+    """Check a command line as main() does, for launch/job.sh, which then starts many processes.
+
+    Returns the run folder; None for several runs, and for --cfg job.
+    """
     from train.command.compose import compose_config, preview, read_line
     from train.runs.folder import run_folder
 
@@ -91,7 +96,7 @@ def check_arguments(arguments: list[str]) -> Path | None:
 
 
 def check(config: TrainConfig) -> None:
-    """Everything that can be refused before anything heavy is imported."""
+    """Raise ConfigError for everything that can be refused before anything heavy is imported."""
     from data.questions import named_files
     from data.sources import parse_sources
     from eval.suite import check_index, check_specs
@@ -108,12 +113,12 @@ def check(config: TrainConfig) -> None:
     if config.eval.suite or config.data.val:
         check_index(config.eval.index, config.task)
     check_tracking(config.tracking)
-    _check_start(config)
+    _check_paths(config)
     check_run(config)
 
 
-def _check_start(config: TrainConfig) -> None:
-    """What `resume`, `init_from` and `data.negatives.file` name must be there."""
+def _check_paths(config: TrainConfig) -> None:
+    """Raise ConfigError unless the paths of `resume`, `init_from` and `data.negatives.file` exist."""
     mode = config.resume.mode
     if mode not in ("auto", "never") and not Path(mode).is_dir():
         hint = errors.nearest(mode, ("auto", "never"))
@@ -127,15 +132,15 @@ def _check_start(config: TrainConfig) -> None:
 
 
 def train(config: TrainConfig) -> None:
-    """Build the parts of a run, fit, and leave with the exit code of how it ended. Every rank runs this."""
+    """Train on all ranks; every rank calls it. Raises Preempted when the run was asked to stop."""
     from train.signals import STARTUP
 
     STARTUP.begin()
     from train.distributed.contact import process_group
-    from train.fitting import run_on
+    from train.fitting import train_run
 
     with process_group(config.dist.timeout) as world:
-        status = run_on(world, config)
+        status = train_run(world, config)
     if status == "preempted":
         raise errors.Preempted
 

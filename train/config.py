@@ -103,8 +103,8 @@ class OptimConfig:
     cooldown_end: float = described(0.0, "const-cooldown: learning rate at the end")
     cooldown_power: float = described(1.0, "const-cooldown: power of the polynomial")
     clip_norm: float | None = described(None, "largest norm of the whole gradient; null: no clipping", above=0)
-    patience: int = described(
-        3, "steps in a row that are not taken, for a loss or gradient that is not finite or spikes", least=1
+    max_skipped: int = described(
+        3, "skipped steps in a row that end the run: their loss or gradient is not finite, or spikes", least=1
     )
     spike: float | None = described(
         None, "a step whose loss is above this many times the mean of the last 10 is not taken, e.g. 2; null: all are"

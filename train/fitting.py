@@ -1,9 +1,11 @@
-"""One run from its configuration: build the parts, bring them to where the run stopped, fit."""
+"""One training run from its configuration: build the parts, restore them where the run stopped, train."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,83 +30,86 @@ from train.loop import Plan, fit
 from train.losses import OBJECTIVES
 from train.losses.diagnostics import diagnose, duplicates, saturation
 from train.losses.options.common import Similarity
-from train.origin import Origin, Start, bring_to, claim, identity
-from train.parts import Parts, batch_norms, build_encoder, build_parts
-from train.refresh import Refresh
+from train.monitor import Monitor
+from train.origin import RestoredState, ResumeSource, data_identity, lock_and_find, restore_parts
+from train.pace import Stragglers
+from train.parts import Parts, batch_norms, build_parts
+from train.refresh import NegativeRefresh
 from train.runs import checkpoint
-from train.runs.checkpoint import CheckpointState
-from train.runs.folder import COUNTED, all_keys, open_run, put_aside, run_folder
+from train.runs.folder import STEP_FILES, all_keys, open_run, put_aside, run_folder
 from train.runs.ledger import Ledger
 from train.runs.run_state import recorded
-from train.runs.saving import Saves
-from train.runs.substituted import Substituted
+from train.runs.saving import CheckpointWriter
+from train.runs.substituted import BadSampleCounter
 from train.signals import StopRequest
-from train.step import TrainStep
 from train.towers.sentence_folder import describe_choices
 from train.tracking.metrics import Logger, build_logger
 from train.tracking.trackers import decided
-from train.watch import Watch
 
 
-def run_on(world: World, config: TrainConfig) -> str:
-    """Train as configured; returns "finished" or "preempted". A collective: every rank calls it.
+def train_run(world: World, config: TrainConfig) -> str:
+    """Train as configured. Returns "finished" or "preempted". A collective: every rank calls it.
 
     Nothing is written before all parts are built: a mistake that shows only then leaves no run folder.
     """
-    check_same_config(world, {**_of_all_ranks(config), "torch": torch.__version__, "code": code_digest()})
+    # Every rank has the same configuration, code and data
+    check_same_config(world, {**_equal_keys(config), "torch": torch.__version__, "code": code_digest()})
     validate(config, world.size)
     folder = run_folder(config)
     tracking = from_rank_0(world, lambda: decided(config.tracking, folder, print))
     parts = build_parts(config, world)
     check_same_config(world, {"data": parts.data.fingerprint})
     with ExitStack() as stack:
-        found = from_rank_0(world, lambda: claim(config, folder, stack))
-        start = raise_on_all(world, lambda: bring_to(found, parts, config))
-        plan = _plan(config, parts, start.state, world)
-        logger = rank_0_only(world, lambda: _logger(config, tracking, folder, parts, plan, start)) or Logger()
-        stack.enter_context(logger)
-        for line in _first_words(found, start, parts, plan, config, world):
-            logger.print(line)
-        record = stack.enter_context(recorded(folder if world.rank == 0 else None, plan.first_step, plan.total_steps))
+        # Where the run begins
+        source = from_rank_0(world, lambda: lock_and_find(config, folder, stack))
+        restored = raise_on_all(world, lambda: restore_parts(source, parts, config))
+        run = TrainingRun(config, world, folder, parts, source, restored)
+        plan = run.plan
+
+        # What it writes; rank 0 alone
+        own_folder = folder if world.rank == 0 else None
+        logger = stack.enter_context(rank_0_only(world, lambda: run.open_logger(tracking)) or Logger())
+        run.announce(logger.print)
+        run_state = stack.enter_context(recorded(own_folder, plan.first_step, plan.total_steps))
         stop = stack.enter_context(StopRequest())
 
         def should_stop() -> bool:
             return any_rank(stop.requested, world)
 
-        encode = build_encoder(config, parts.model, world, should_stop)
-        evaluation = Evaluation(
-            parts.evaluators,
-            encode,
-            folder,
-            last_step=plan.total_steps,
-            examples=config.eval.examples,
-            say=logger.print,
+        def before_save() -> None:  # a checkpoint must never know more than the logs
+            logger.flush()
+            ledger.sync()
+
+        encoder = Encoder.of(config, parts.model, world, should_stop)
+        evaluation = Evaluation(parts.evaluators, encoder, folder, plan.total_steps, config.eval.examples, logger.print)
+        ledger = stack.enter_context(Ledger(own_folder, plan.first_step, logger.print))
+        monitor = run.build_monitor(ledger, logger.print)
+        writer = stack.enter_context(
+            CheckpointWriter(folder, config.checkpoint.keep, before_save, plan.next_save, logger.print)
         )
-        ledger = stack.enter_context(Ledger(folder if world.rank == 0 else None, plan.first_step, logger.print))
-        substituted = Substituted(config.data, config.global_batch_size, world, ledger, logger.print)
-        if start.state:
-            substituted.load_state_dict(start.state.facts["substituted"])
-        saves = stack.enter_context(_saves(config, folder, plan, logger, ledger))
-        stack.enter_context(report_failures(world, lambda: parts.step.place))
-        watch = Watch(parts.step, parts.modules, config.dist, world, logger.print, ledger.note)
-        watch.compare(plan.first_step)
-        save = _saver(config, parts, saves, watch, substituted, logger, world)
-        if start.counted_anew:
-            _begin_count(plan, save, folder, world)
-        batches = watch.batches(_batches(config, parts, plan, found, encode, logger.print))
+        save = partial(run.save, writer, monitor, logger)
+
+        # Train
+        stack.enter_context(report_failures(world, lambda: parts.step.stage))
+        monitor.verify(plan.first_step)
+        if restored.batch_changed:
+            run.renumber_checkpoints(save)
         outcome = fit(
             plan,
-            substituted.batches(plan.first_step, batches),
-            step=watch.step,
-            diagnose=lambda: {**watch.judge(), **_health(parts.step, config), **substituted.tell()},
+            run.batches(encoder, logger.print),
+            step=parts.step,
+            monitor=monitor,
+            diagnose=run.diagnose,
             evaluate=evaluation,
             save=save,
             should_stop=should_stop,
             logger=logger,
         )
-        record.write(outcome.status, outcome.step, checkpoint_seconds=round(saves.seconds, 3))
-        if substituted.total:
-            logger.print(f"{substituted.total:,} samples could not be used, others took their place: {ledger.path}")
+
+        # How it ended
+        run_state.write(outcome.status, outcome.step, checkpoint_seconds=round(writer.seconds, 3))
+        if bad := monitor.bad_samples.total:
+            logger.print(f"{bad:,} samples could not be used, others took their place: {ledger.path}")
         logger.print(f"{outcome.status} at step {outcome.step}: {folder}")
         if outcome.status == "finished":
             evaluation.conclude(logger)
@@ -112,172 +117,161 @@ def run_on(world: World, config: TrainConfig) -> str:
     return outcome.status
 
 
-def _of_all_ranks(config: TrainConfig) -> dict[str, Any]:
-    """What must be the same on every rank: all keys but those that say how much a machine can."""
-    free = ("model.frozen_cache_mb",) if config.data.mode is Mode.stream else ("data.workers", "model.frozen_cache_mb")
-    return {key: value for key, value in all_keys(config).items() if key not in free}
+@dataclass(frozen=True)
+class TrainingRun:
+    """A run whose parts are built and restored: what train_run does with them. folder: of the run."""
 
+    config: TrainConfig
+    world: World
+    folder: Path
+    parts: Parts
+    source: ResumeSource
+    restored: RestoredState
 
-def _batches(
-    config: TrainConfig, parts: Parts, plan: Plan, origin: Origin, encode: Encoder, note: Callable[[str], None]
-) -> Iterable[Batch]:
-    """One a step; where negatives are mined anew, the loader starts anew with them."""
-
-    dataset, order = parts.data.dataset, parts.data.order
-    if isinstance(dataset, Stream):
-        return dataset.batches(
-            plan.first_step, plan.total_steps, workers=config.data.workers, timeout=config.data.timeout
-        )
-    assert isinstance(order, Order)
-
-    def load(dataset: BatchSource, first_step: int, last_step: int) -> Iterable[Batch]:
-        return build_loader(
-            dataset,
-            order,
-            rank=encode.world.rank,
-            world_size=encode.world.size,
-            first_step=first_step,
-            last_step=last_step,
-            workers=config.data.workers,
-            timeout=config.data.timeout,
-        )
-
-    if not config.data.negatives.refresh_every:
-        return load(dataset, plan.first_step, plan.total_steps)
-    assert isinstance(dataset, QuestionPassage)
-    refresh = Refresh(dataset, encode, run_folder(config), origin.resume, note)
-    return refresh.batches(plan.first_step, plan.total_steps, load)
-
-
-def _health(step: TrainStep, config: TrainConfig) -> dict[str, float]:
-    """Diagnostics of the last step's embeddings, batch and loss. A collective."""
-    cosine = config.objective.similarity is Similarity.cosine
-    of_embeddings = diagnose(*step.embeddings, step.scalars.get("logit_scale"), cosine)
-    return {**of_embeddings, **duplicates(*step.keys), **saturation(step.scalars)}
-
-
-def _first_words(
-    origin: Origin, start: Start, parts: Parts, plan: Plan, config: TrainConfig, world: World
-) -> Iterator[str]:
-    """Where the run begins, and what its reader should know before it does."""
-    goal = f"{run_folder(config)}: {plan.total_steps} steps of {config.global_batch_size}"
-    if start.state:
-        seen = f", which has seen {start.state.facts['samples_seen']:,} samples" if start.counted_anew else ""
-        more = f", with {start.more_samples:,} more samples" if start.more_samples else ""
-        yield f"{goal}, going on at step {plan.first_step} from {origin.resume}{seen}{more}"
-    else:
-        yield f"{goal}, beginning with the weights of {origin.weights}" if origin.weights else goal
-    if said := batch_norms(config, parts.model.towers, world.size):
-        yield said
-    yield from describe_choices(config)
-    if config.task is Task.question_passage and "excluded" not in OBJECTIVES[config.objective.name].takes:
-        yield (
-            f"objective={config.objective.name} takes pairs only: what is right for another question of the batch as "
-            "well counts as its negative; clip, info_nce, dpr and siglip leave it out"
-        )
-    if isinstance(parts.data.dataset, Stream):
-        left_off = start.state and start.state.facts["stream"]
-        yield parts.data.dataset.begin(world.rank, world.size, config.data.workers, left_off)
-
-
-def _plan(config: TrainConfig, parts: Parts, state: CheckpointState | None, world: World) -> Plan:
-    return Plan(
-        first_step=0 if state is None else state.step,
-        total_steps=parts.total_steps,
-        global_batch_size=config.global_batch_size,
-        world_size=world.size,
-        log_every=config.tracking.every,
-        evaluate_every=config.eval.every if parts.evaluators else 0,
-        save_every=config.checkpoint.every,
-        evaluation_owed=state is not None and state.facts["evaluation_owed"],
-    )
-
-
-def _logger(
-    config: TrainConfig,
-    tracking: TrackingConfig,
-    folder: Path,
-    parts: Parts,
-    plan: Plan,
-    start: Start,
-) -> Logger:
-    state = start.state
-    plain = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
-    assert isinstance(plain, dict)
-    with writable(folder):
-        open_run(config)
-        if start.counted_anew:
-            put_aside(folder, COUNTED)
-        return build_logger(
-            folder,
-            tracking,
-            run_config={str(key): value for key, value in plain.items()},
-            first_step=plan.first_step,
-            total_steps=plan.total_steps,
-            steps_per_epoch=parts.data.order.steps_per_epoch,
+    @cached_property
+    def plan(self) -> Plan:
+        config, restored = self.config, self.restored
+        return Plan(
+            first_step=restored.step,
+            total_steps=self.parts.total_steps,
             global_batch_size=config.global_batch_size,
-            evaluation_owed=plan.evaluation_owed,
-            wandb_id=None if state is None else state.facts["wandb_id"],
+            world_size=self.world.size,
+            log_every=config.tracking.every,
+            evaluate_every=config.eval.every if self.parts.evaluators else 0,
+            save_every=config.checkpoint.every,
+            evaluation_owed=restored.facts.get("evaluation_owed", False),
         )
 
+    def open_logger(self, tracking: TrackingConfig) -> Logger:
+        """Make the run folder ready and open its logs and trackers. Rank 0 alone calls it."""
+        plain = OmegaConf.to_container(OmegaConf.structured(self.config), enum_to_str=True)
+        assert isinstance(plain, dict)
+        with writable(self.folder):
+            open_run(self.config)
+            if self.restored.batch_changed:
+                put_aside(self.folder, STEP_FILES)
+            return build_logger(
+                self.folder,
+                tracking,
+                run_config={str(key): value for key, value in plain.items()},
+                first_step=self.plan.first_step,
+                total_steps=self.plan.total_steps,
+                steps_per_epoch=self.parts.data.order.steps_per_epoch,
+                global_batch_size=self.config.global_batch_size,
+                evaluation_owed=self.plan.evaluation_owed,
+                wandb_id=self.restored.facts.get("wandb_id"),
+            )
 
-def _saves(config: TrainConfig, folder: Path, plan: Plan, logger: Logger, ledger: Ledger) -> Saves:
-    def first() -> None:
-        logger.flush()
-        ledger.sync()
+    def announce(self, log: Callable[[str], None]) -> None:
+        """Print where the run begins, and what its user should know of the model, the objective and the stream."""
+        config, restored, dataset = self.config, self.restored, self.parts.data.dataset
+        line = f"{self.folder}: {self.plan.total_steps} steps of {config.global_batch_size}"
+        if self.source.resume:
+            seen = f", which has seen {restored.facts['samples_seen']:,} samples" if restored.batch_changed else ""
+            more = f", with {restored.more_samples:,} more samples" if restored.more_samples else ""
+            line += f", going on at step {self.plan.first_step} from {self.source.resume}{seen}{more}"
+        elif self.source.weights:
+            line += f", beginning with the weights of {self.source.weights}"
+        log(line)
+        if norms := batch_norms(config, self.parts.model.towers, self.world.size):
+            log(norms)
+        for difference in compared(config):
+            log(difference)
+        if config.task is Task.question_passage and "excluded" not in OBJECTIVES[config.objective.name].takes:
+            log(
+                f"objective={config.objective.name} takes pairs only: what is right for another question of the batch "
+                "as well counts as its negative; clip, info_nce, dpr and siglip leave it out"
+            )
+        if isinstance(dataset, Stream):
+            world = self.world
+            log(dataset.begin(world.rank, world.size, config.data.workers, restored.facts.get("stream")))
 
-    return Saves(folder, config.checkpoint.keep, first=first, next_save=plan.next_save, say=logger.print)
+    def build_monitor(self, ledger: Ledger, log: Callable[[str], None]) -> Monitor:
+        """The monitor of this run's steps, as the checkpoint left it."""
+        config, world, step = self.config, self.world, self.parts.step
+        stragglers = Stragglers(step.local_timer, config.dist.slow_rank, world, log)
+        bad_samples = BadSampleCounter(config.data, config.global_batch_size, world, ledger, log)
+        monitor = Monitor(stragglers, bad_samples, self.parts.modules, config.dist.digest_every, ledger, world)
+        if self.source.resume:
+            monitor.load_state_dict(self.restored.facts["substituted"])
+        step.on_skip = monitor.record_skipped
+        return monitor
 
+    def batches(self, encoder: Encoder, log: Callable[[str], None]) -> Iterable[Batch]:
+        """This rank's batches, one per step. Where negatives are mined anew, the loader starts anew with them."""
+        config, plan, dataset, order = self.config, self.plan, self.parts.data.dataset, self.parts.data.order
+        workers, timeout = config.data.workers, config.data.timeout
+        if isinstance(dataset, Stream):
+            return dataset.batches(plan.first_step, plan.total_steps, workers=workers, timeout=timeout)
+        assert isinstance(order, Order)
 
-def _begin_count(plan: Plan, save: Callable[[int, bool, bool], None], folder: Path, world: World) -> None:
-    """Steps are of another size from here on: a checkpoint that says so, and those of the old count put aside. Killed
-    in between, the run finds one of them and goes on at the same samples."""
-    save(plan.first_step, plan.evaluation_owed, True)
+        def load(dataset: BatchSource, first_step: int, last_step: int) -> Iterable[Batch]:
+            return build_loader(
+                dataset,
+                order,
+                rank=self.world.rank,
+                world_size=self.world.size,
+                first_step=first_step,
+                last_step=last_step,
+                workers=workers,
+                timeout=timeout,
+            )
 
-    def leave_behind() -> None:
-        others = [step for step in reversed(checkpoint.steps(folder)) if step != plan.first_step]
-        with writable(folder):
-            put_aside(folder, [f"checkpoints/{checkpoint.name(step)}" for step in others])
+        if not config.data.negatives.refresh_every:
+            return load(dataset, plan.first_step, plan.total_steps)
+        assert isinstance(dataset, QuestionPassage)
+        refresh = NegativeRefresh(dataset, encoder, self.folder, self.source.resume, log)
+        return refresh.batches(plan.first_step, plan.total_steps, load)
 
-    rank_0_only(world, leave_behind)
+    def diagnose(self) -> dict[str, float]:
+        """Diagnostics of the last step's embeddings, batch and loss. A collective."""
+        step, cosine = self.parts.step, self.config.objective.similarity is Similarity.cosine
+        of_embeddings = diagnose(*step.embeddings, step.scalars.get("logit_scale"), cosine)
+        return {**of_embeddings, **duplicates(*step.keys), **saturation(step.scalars)}
 
-
-def _of_stream(parts: Parts, world: World) -> dict[str, Any] | None:
-    """How far the ranks are with what they stream. A collective."""
-    stream = parts.data.dataset
-    return stream.state(lambda progress: gather_objects(progress, world)) if isinstance(stream, Stream) else None
-
-
-def _saver(
-    config: TrainConfig,
-    parts: Parts,
-    saves: Saves,
-    watch: Watch,
-    substituted: Substituted,
-    logger: Logger,
-    world: World,
-) -> Callable[[int, bool, bool], None]:
-    def save(step: int, evaluation_owed: bool, last: bool) -> None:
-        watch.compare(step)
-        substituted.tell()
+    def save(
+        self, writer: CheckpointWriter, monitor: Monitor, logger: Logger, step: int, evaluation_owed: bool, last: bool
+    ) -> None:
+        """Write a checkpoint after `step` steps; with `last` it is on the disk on return. A collective."""
+        world, parts, stream = self.world, self.parts, self.parts.data.dataset
+        monitor.verify(step)
         facts = {
-            **identity(parts, config),
-            "samples_seen": step * config.global_batch_size,
+            **data_identity(parts, self.config),
+            "samples_seen": step * self.config.global_batch_size,
             "evaluation_owed": evaluation_owed,
             "wandb_id": logger.wandb_id,
             "world_size": world.size,
             "threads": torch.get_num_threads(),
             "step_state": parts.step.state_dict(),
-            "substituted": substituted.state_dict(),
-            "stream": _of_stream(parts, world),
+            "substituted": monitor.state_dict(),
+            "stream": stream.state(partial(gather_objects, world=world)) if isinstance(stream, Stream) else None,
         }
-        saves.wait()
+        writer.wait()  # the thread may still read the per-sample state that is gathered next
         memory = parts.memory.gathered(world.device) if parts.memory else None
 
         def write() -> None:
             state = checkpoint.capture(parts.modules, parts.step.optimizer, step, facts, memory)
-            (saves.now if last else saves.behind)(state)
+            (writer.save if last else writer.save_in_background)(state)
 
         rank_0_only(world, write)
 
-    return save
+    def renumber_checkpoints(self, save: Callable[[int, bool, bool], None]) -> None:
+        """Steps count another batch size from here on: write a checkpoint that says so, then put the others aside.
+
+        A run that is killed in between finds one of them, and continues at the same samples.
+        """
+        first_step = self.plan.first_step
+        save(first_step, self.plan.evaluation_owed, True)
+
+        def leave_behind() -> None:
+            others = [step for step in reversed(checkpoint.steps(self.folder)) if step != first_step]
+            with writable(self.folder):
+                put_aside(self.folder, [f"checkpoints/{checkpoint.name(step)}" for step in others])
+
+        rank_0_only(self.world, leave_behind)
+
+
+def _equal_keys(config: TrainConfig) -> dict[str, Any]:
+    """The keys that must be equal on every rank: all but those that say how much a machine can do."""
+    free = ("model.memo_mb",) if config.data.mode is Mode.stream else ("data.workers", "model.memo_mb")
+    return {key: value for key, value in all_keys(config).items() if key not in free}

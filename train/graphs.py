@@ -1,6 +1,7 @@
-"""Chunks that keep their graphs until backward: as many of the newest as memory has room for.
+"""Cache of the autograd graphs of chunks between the two passes of a step, within the memory that is free.
 
-A kept graph saves its chunk the second forward and changes no number, so that steps and ranks may keep different many.
+A chunk whose graph is cached needs no second forward. Caching changes no result, so ranks and steps may cache
+different numbers of graphs.
 """
 
 from __future__ import annotations
@@ -9,151 +10,109 @@ import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
 
 import psutil
 import torch
 from torch import Tensor, nn
 
-from train.chunks import Pair
+from train.chunks import TensorPair
 
-SPARE = 0.1  # of the whole memory: for the objective, and for gaps between blocks
-ALL = 1 << 62
+SPARE = 0.1  # share of the whole memory that stays free: for the objective, and for gaps between allocated blocks
 STATE = 3  # times the trained weights: their gradients and the two moments of AdamW
 
-Weighing = Callable[[Sequence[Tensor]], AbstractContextManager[Callable[[], int]]]
 
+class GraphCache:
+    """Embeddings of the newest chunks of one step, with their graphs. most: how many; None: as many as fit."""
 
-class Graphs:
-    """Embeddings of the newest chunks with their graphs: `most` of them, and no more than fit into `budget` bytes.
-
-    weighing: a context to build a graph in; what it yields says what that weighs beside the tensors it was given.
-    """
-
-    def __init__(self, most: int, budget: float, weighing: Weighing) -> None:
-        self._most, self._budget, self._weighing = most, budget, weighing
-        self._kept: deque[tuple[Pair, int]] = deque()
-        self._heaviest = 0
+    def __init__(self, most: int | None, memory: MemoryBudget) -> None:
+        self._most, self._memory = most, memory
+        self._budget = memory.for_graphs() if most is None else math.inf
+        self._cached: deque[TensorPair] = deque()
+        self._largest = 1  # bytes of the largest graph of this step: texts of other lengths make other graphs
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._cached)
 
-    def add(self, embed: Callable[[], Pair], inputs: Sequence[Tensor]) -> Pair:
-        """Embeddings of one more chunk; the oldest graphs are dropped before there is no room for it."""
-        while self._kept and self._is_full():
-            self._kept.popleft()
-        with self._weighing(inputs) as weight:
+    def add(self, embed: Callable[[], TensorPair], inputs: Sequence[Tensor]) -> TensorPair:
+        """Embed one more chunk and cache its graph. The oldest graphs are dropped first, where it would not fit."""
+        while self._cached and len(self._cached) >= self._capacity():
+            self._cached.popleft()
+        if self._most is None:
+            with self._memory.measured(inputs) as size:
+                embeddings = embed()
+            self._largest = max(self._largest, size())
+        else:
             embeddings = embed()
-        self._kept.append((embeddings, graph := weight()))
-        self._heaviest = max(self._heaviest, graph)
+        self._cached.append(embeddings)
         return embeddings
 
-    def pop(self) -> Pair:
-        """The newest."""
-        return self._kept.pop()[0]
+    def pop(self) -> TensorPair:
+        """Remove and return the newest."""
+        return self._cached.pop()
 
-    def _is_full(self) -> bool:
-        """No room for one more, and for what backward passes down a graph, which is less than the graph."""
-        weight = sum(weight for _, weight in self._kept) + 2 * self._heaviest
-        return len(self._kept) >= self._most or weight > self._budget
-
-
-class Room:
-    """Room for graphs on one device. wanted: how many to keep, None for all that fit beside the weights of `towers`."""
-
-    def __init__(self, wanted: int | None, towers: nn.Module, device: torch.device) -> None:
-        self._wanted, self._towers = wanted, towers
-        self._device = DEVICES[device.type](device)
-
-    def graphs(self) -> Graphs:
-        """A step's, none yet."""
-        if self._wanted is not None:
-            return Graphs(self._wanted, math.inf, _unweighed)
-        parameters, memory = list(self._towers.parameters()), self._device.memory
-        state = STATE * sum(p.nbytes for p in parameters if p.requires_grad)
-        budget = memory.free - state - SPARE * memory.total
-        return Graphs(ALL, budget, lambda inputs: self._device.weighing([*inputs, *parameters]))
+    def _capacity(self) -> int:
+        """Graphs that fit, with room for one more: the gradients that backward makes are smaller than a graph."""
+        return int(self._budget // self._largest) - 1 if self._most is None else self._most
 
 
-@contextmanager
-def _unweighed(there: Sequence[Tensor]) -> Iterator[Callable[[], int]]:
-    yield lambda: 0
+class MemoryBudget:
+    """Memory of one device for the graphs of `towers`, in bytes."""
 
+    def __init__(self, towers: nn.Module, device: torch.device) -> None:
+        self._towers, self._device, self._on_gpu = towers, device, device.type == "cuda"
+        # Read once on a CPU: a process keeps much of what it frees, so a later reading would be too low
+        self._cpu_memory = None if self._on_gpu else cpu_memory()
 
-@dataclass(frozen=True)
-class Memory:
-    """Bytes this process may still take, and bytes there are for it at all."""
-
-    free: int
-    total: int
-
-
-class Device(Protocol):
-    @property
-    def memory(self) -> Memory: ...
-
-    def weighing(self, there: Sequence[Tensor]) -> AbstractContextManager[Callable[[], int]]: ...
-
-
-class Gpu:
-    """By torch's account of it."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    @property
-    def memory(self) -> Memory:
-        free, total = torch.cuda.mem_get_info(self._device)
-        cached = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
-        return Memory(free + cached, total)
+    def for_graphs(self) -> float:
+        """Free memory less gradients, optimiser state and SPARE. Negative when there is too little."""
+        free, total = self._cpu_memory or gpu_memory(self._device)
+        state = STATE * sum(p.nbytes for p in self._towers.parameters() if p.requires_grad)
+        return free - state - SPARE * total
 
     @contextmanager
-    def weighing(self, there: Sequence[Tensor]) -> Iterator[Callable[[], int]]:
-        before = torch.cuda.memory_allocated(self._device)
-        yield lambda: torch.cuda.memory_allocated(self._device) - before
-
-
-class Cpu:
-    """Without such an account: by what the system says, and by what a graph saves for backward.
-
-    memory: this process's share, asked for once, as a process keeps much of what it frees, which then looks taken.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        machine, processes = psutil.virtual_memory(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        free = min(machine.available, control_groups_leave())
-        self.memory = Memory(int(free) // processes, machine.total // processes)
-
-    @contextmanager
-    def weighing(self, there: Sequence[Tensor]) -> Iterator[Callable[[], int]]:
-        known = {tensor.untyped_storage().data_ptr() for tensor in there}
+    def measured(self, inputs: Sequence[Tensor]) -> Iterator[Callable[[], int]]:
+        """Build a graph inside. Yields a function that returns its bytes, without the inputs and the weights."""
+        if self._on_gpu:
+            before = torch.cuda.memory_allocated(self._device)
+            yield lambda: torch.cuda.memory_allocated(self._device) - before
+            return
+        # torch does not count CPU memory: the size is that of the tensors that the graph saves for backward
+        existing = {tensor.untyped_storage().data_ptr() for tensor in (*inputs, *self._towers.parameters())}
         saved: dict[int, int] = {}
 
         def save(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()
-            if storage.data_ptr() not in known:
+            if storage.data_ptr() not in existing:
                 saved[storage.data_ptr()] = storage.nbytes()
-            return tensor.detach()  # a graph that held its own outputs would never be freed
+            return tensor.detach()  # a graph that held its own outputs would be a cycle, never freed
 
         with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
             yield lambda: sum(saved.values())
 
 
-DEVICES: dict[str, Callable[[torch.device], Device]] = {"cpu": Cpu, "cuda": Gpu}
+def gpu_memory(device: torch.device) -> tuple[int, int]:
+    """(free, total) bytes of a GPU. Blocks that torch caches and does not use count as free."""
+    free, total = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device), total
 
 
-def control_groups_leave(process: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cgroup")) -> float:
-    """Bytes that the control groups of this process leave it (Linux, version 2): inf where there is no limit."""
+def cpu_memory() -> tuple[int, int]:
+    """(free, total) bytes of this process's share of the machine: an equal part for each process of the job on it."""
+    machine, processes = psutil.virtual_memory(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return int(min(machine.available, cgroup_headroom())) // processes, machine.total // processes
+
+
+def cgroup_headroom(process: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cgroup")) -> float:
+    """Bytes that the control groups of this process still allow (Linux, version 2); inf without a limit."""
     if not process.exists():
         return math.inf
     own = groups / process.read_text().rpartition("0::/")[2].strip()
-    left = math.inf
+    headroom = math.inf
     for group in (own, *own.parents):
         with suppress(OSError, ValueError):  # no such file, or "max"
             limit = int((group / "memory.max").read_text())
             cache = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())["inactive_file"]
-            left = min(left, limit - int((group / "memory.current").read_text()) + int(cache))
-    return left
+            headroom = min(headroom, limit - int((group / "memory.current").read_text()) + int(cache))
+    return headroom

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from data.batch import Batch
+from train.monitor import Monitor
 from train.signals import Stopped
 from train.tracking.metrics import Logger
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Where a run begins and ends, and how often what happens; steps are finished optimiser steps.
+    """Where a run begins and ends, and the intervals of logging, evaluation and checkpoints, in optimiser steps.
 
-    every 0 means "at the end only". evaluation_owed: the run was stopped before the evaluation due at first_step.
+    An interval of 0 means "at the end only". evaluation_owed: the run stopped before the evaluation due at first_step.
     """
 
     first_step: int
@@ -31,7 +32,7 @@ class Plan:
         return step == self.total_steps or (every > 0 and step % every == 0)
 
     def next_save(self, step: int) -> int:
-        """When the next checkpoint is due after `step`."""
+        """The step of the first checkpoint after `step`."""
         following = (step // self.save_every + 1) * self.save_every if self.save_every else self.total_steps
         return min(following, self.total_steps)
 
@@ -49,50 +50,55 @@ def fit(
     batches: Iterable[Batch],
     *,
     step: Callable[[Batch, int], Mapping[str, float]],
+    monitor: Monitor,
     diagnose: Callable[[], Mapping[str, float]],
     evaluate: Callable[[int], Mapping[str, float]],
     save: Callable[[int, bool, bool], None],
     should_stop: Callable[[], bool],
     logger: Logger,
 ) -> Outcome:
-    """Run steps first_step … total_steps - 1 and return how it ended. Call on every rank.
+    """Run steps first_step … total_steps - 1 and return how the run ended. Every rank calls it.
 
-    batches: one per step. step(batch, index): takes optimiser step `index` and returns its scalars. diagnose(): further
-    scalars of the last step, asked for when it is logged. evaluate(step): scalars of the weights after `step` steps, as
-    they are now. save(step, evaluation_owed, last): writes a checkpoint, which must never know more than metrics.jsonl;
-    the last one is on the disk when it returns. should_stop(): whether to stop, the same on all ranks. evaluate and
-    batches may raise Stopped, on all of them. What is logged at a step is logged before the checkpoint of that step:
-    once over all restarts.
+    batches: one per step. step(batch, index): takes optimiser step `index` and returns its scalars. monitor: observes
+    each step. diagnose(): further scalars of the last step, computed when it is logged. evaluate(step): scalars of the
+    weights after `step` steps. save(step, evaluation_owed, last): writes a checkpoint; the last one is on the disk when
+    it returns. should_stop(): whether to stop, the same on all ranks. evaluate and batches may raise Stopped, on all
+    ranks. The scalars of a step are logged before its checkpoint is written, so each step is logged once over restarts.
     """
     done, owed = plan.first_step, plan.evaluation_owed
-    watch = Stopwatch(plan.global_batch_size, plan.world_size)
+    stopwatch = Stopwatch(plan.global_batch_size, plan.world_size)
+
+    def evaluate_now() -> None:
+        nonlocal owed
+        if results := evaluate(done):
+            logger.log(done, results)
+        owed = False  # not if evaluate raised Stopped: then the checkpoint says that the evaluation is still due
 
     def save_now(last: bool) -> None:
         start = perf_counter()
         save(done, owed, last)
-        watch.add_saving(perf_counter() - start)
+        stopwatch.add_saving(perf_counter() - start)
 
     try:
         if owed:
-            _log_evaluation(logger, done, evaluate(done))
-            owed = False
+            evaluate_now()
             save_now(last=done == plan.total_steps)
         if done == plan.total_steps:
             return Outcome("finished", done)
         for index, (batch, waited) in zip(range(done, plan.total_steps), timed(batches), strict=True):
             start = perf_counter()
             scalars = step(batch, index)
-            watch.add(waited, perf_counter() - start)
             done = index + 1
+            monitor.observe(batch, waited, done)
+            stopwatch.add(waited, perf_counter() - start)
             if plan.due(done, plan.log_every):
-                everything = {**scalars, **diagnose(), **watch.read()}
+                everything = {**scalars, **diagnose(), **monitor.check(), **stopwatch.read()}
                 logger.log(done, {f"train/{name}": value for name, value in everything.items()})
             owed = plan.due(done, plan.evaluate_every)
-            if should_stop():
+            if should_stop():  # before the evaluation, which may take longer than a preempted job has
                 raise Stopped
             if owed:
-                _log_evaluation(logger, done, evaluate(done))
-                owed = False
+                evaluate_now()
             if plan.due(done, plan.save_every):
                 save_now(last=done == plan.total_steps)
     except Stopped:
@@ -103,8 +109,8 @@ def fit(
 
 
 class Stopwatch:
-    """Since the last reading: means over the steps, in seconds; samples per second over all ranks and per device; and
-    the seconds that the steps waited for checkpoints, in all."""
+    """Times since the last reading: means over the steps in seconds, samples per second over all ranks and per device,
+    and the total seconds that the steps waited for checkpoints."""
 
     def __init__(self, global_batch_size: int, world_size: int) -> None:
         self._samples, self._devices = global_batch_size, world_size
@@ -118,8 +124,8 @@ class Stopwatch:
 
     def read(self) -> dict[str, float]:
         data_time, batch_time = self._waited / self._steps, (self._waited + self._worked) / self._steps
-        saving, self._saving = self._saving, 0.0
-        self._steps, self._waited, self._worked = 0, 0.0, 0.0
+        saving = self._saving
+        self._steps, self._waited, self._worked, self._saving = 0, 0.0, 0.0, 0.0
         rate = self._samples / batch_time
         return {
             "data_time": data_time,
@@ -131,7 +137,7 @@ class Stopwatch:
 
 
 def timed(batches: Iterable[Batch]) -> Iterator[tuple[Batch, float]]:
-    """Each batch with the seconds waited for it."""
+    """Each batch with the seconds that it took to come."""
     iterator = iter(batches)
     while True:
         start = perf_counter()
@@ -140,8 +146,3 @@ def timed(batches: Iterable[Batch]) -> Iterator[tuple[Batch, float]]:
         except StopIteration:
             return
         yield batch, perf_counter() - start
-
-
-def _log_evaluation(logger: Logger, step: int, results: Mapping[str, float]) -> None:
-    if results:
-        logger.log(step, results)

@@ -1,17 +1,17 @@
-"""Where a run begins: with fresh weights, with those of another run, or where a checkpoint was written.
+"""Where a run begins: with fresh weights, with the weights of another run, or where a checkpoint was written.
 
-A run goes on as one that has had this batch and these data from its start would, at the same number of samples: step
-⌊samples seen / global_batch_size⌋ is next, and data/order.py says which epoch that is and what it holds. So with
-another batch (resume.allow_batch_change) `steps`, warm-up and all intervals count steps of the new size, `epochs` stay
-passes over the data, and at most one new batch less one sample is seen a second time. With files added behind the old
-ones (resume.allow_more_data) an epoch is a pass over all of them. The samples of the epoch that is under way are drawn
-anew in both cases, since their order depends on how many whole batches an epoch has.
+A resumed run continues at the same number of samples: its next step is ⌊samples seen / global_batch_size⌋, and
+data/order.py says which epoch that is and what it holds. With another batch size (resume.allow_batch_change) `steps`,
+warm-up and all intervals therefore count steps of the new size, `epochs` stay passes over the data, and at most one new
+batch less one sample is seen a second time. With files added behind the old ones (resume.allow_more_data) an epoch is a
+pass over all of them. In both cases the rest of the current epoch is drawn anew, since the order of an epoch depends on
+its number of whole batches.
 """
 
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,13 +24,12 @@ from data.files import writable
 from train.config import TrainConfig
 from train.parts import Parts
 from train.runs import checkpoint
-from train.runs.checkpoint import CheckpointState
 from train.runs.folder import check_run
-from train.runs.run_state import claimed
+from train.runs.run_state import locked_folder
 
 
-class Facts(TypedDict):
-    """What state.json says that a run goes on by."""
+class ResumeFacts(TypedDict):
+    """The entries of state.json that a resumed run needs."""
 
     seed: int
     global_batch_size: Annotated[int, Field(ge=1)]
@@ -47,46 +46,58 @@ OTHERWISE = "Use the same data and batch, or start another run.name with init_fr
 
 
 @dataclass(frozen=True)
-class Origin:
-    """Where the first weights come from. resume: a checkpoint to go on from; weights: one whose weights to take."""
+class ResumeSource:
+    """The checkpoint folder that a run starts from. resume: it continues there; weights: it takes the weights only."""
 
     resume: Path | None = None
     weights: Path | None = None
 
 
 @dataclass(frozen=True)
-class Start:
-    """How the run begins. state: of the checkpoint that it goes on from, at the step that is next; counted_anew: its
-    steps were of another size; more_samples: how many are new since then."""
+class RestoredState:
+    """What a resumed run knows of its checkpoint; the defaults are those of a new run.
 
-    state: CheckpointState | None = None
-    counted_anew: bool = False
+    step: the next optimiser step; facts: of state.json; batch_changed: whether earlier steps had another batch size;
+    more_samples: how many samples were added.
+    """
+
+    step: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
+    batch_changed: bool = False
     more_samples: int = 0
 
 
-def claim(config: TrainConfig, folder: Path, stack: ExitStack) -> Origin:
-    """Hold the run folder for as long as `stack` lives, and say where to begin. Rank 0 alone."""
+def lock_and_find(config: TrainConfig, folder: Path, stack: ExitStack) -> ResumeSource:
+    """Lock the run folder until `stack` closes, and find the checkpoint to start from. Rank 0 alone calls it."""
     with writable(folder):
-        stack.enter_context(claimed(folder))
+        stack.enter_context(locked_folder(folder))
         check_run(config)
         checkpoint.tidy(folder)
     mode, resume = config.resume.mode, None
     if mode != "never":
         resume = checkpoint.find(folder, print) if mode == "auto" else checkpoint.locate(Path(mode), print)
     if resume or config.init_from is None:
-        return Origin(resume)
-    return Origin(weights=checkpoint.locate(Path(config.init_from), print))
+        return ResumeSource(resume)
+    return ResumeSource(weights=checkpoint.locate(Path(config.init_from), print))
 
 
-def bring_to(origin: Origin, parts: Parts, config: TrainConfig) -> Start:
-    """The parts as `origin` has them."""
-    if origin.weights:
-        _take_weights(origin.weights, parts)
-    return _restored(origin.resume, parts, config) if origin.resume else Start()
+def restore_parts(source: ResumeSource, parts: Parts, config: TrainConfig) -> RestoredState:
+    """Bring the parts to the state of the source. With source.weights only the towers: temperature and bias keep their
+    configured start.
+
+    Raises ConfigError, with nothing changed, for a checkpoint of another model, seed or data; DataError for a damaged
+    one.
+    """
+    if source.weights:
+        try:
+            checkpoint.restore_weights(checkpoint.load_weights(source.weights), {"towers": parts.modules["towers"]})
+        except ConfigError as error:
+            raise ConfigError(f"init_from={source.weights}: {error}") from error
+    return _restored(source.resume, parts, config) if source.resume else RestoredState()
 
 
-def identity(parts: Parts, config: TrainConfig) -> dict[str, Any]:
-    """What fixes the order of samples, for a checkpoint."""
+def data_identity(parts: Parts, config: TrainConfig) -> dict[str, Any]:
+    """The facts of a checkpoint that fix the order of samples."""
     return {
         "data_fingerprint": parts.data.fingerprint,
         "data": manifest.summary(parts.data.manifest),
@@ -95,74 +106,67 @@ def identity(parts: Parts, config: TrainConfig) -> dict[str, Any]:
     }
 
 
-def _take_weights(found: Path, parts: Parts) -> None:
-    """The towers, whole. What the objective has is configured: another's temperature or bias would win silently."""
-    try:
-        checkpoint.restore_weights(checkpoint.load_weights(found), {"towers": parts.modules["towers"]})
-    except ConfigError as error:
-        raise ConfigError(f"init_from={found}: {error}") from error
-
-
-def _restored(found: Path, parts: Parts, config: TrainConfig) -> Start:
-    """Bring the parts to the state of a checkpoint of this run on this data. Nothing is changed when it is refused."""
+def _restored(found: Path, parts: Parts, config: TrainConfig) -> RestoredState:
     state = checkpoint.load(found)
+    facts = state.facts
     try:
-        TypeAdapter(Facts).validate_python(state.facts, strict=True)
+        TypeAdapter(ResumeFacts).validate_python(facts, strict=True)
     except ValidationError as error:
         (first, *_) = error.errors()
         raise DataError(f"{found} is no checkpoint of ours: {first['loc'][0]}: {first['msg']}") from error
-    if state.facts["seed"] != config.seed:
+    if facts["seed"] != config.seed:
         raise ConfigError(
-            f"{found} was trained with seed={state.facts['seed']}, now {config.seed}: the order of samples would "
+            f"{found} was trained with seed={facts['seed']}, now {config.seed}: the order of samples would "
             f"differ. {OTHERWISE}"
         )
-    more_samples = _more_samples(found, state, parts, config)
-    step = _next_step(found, state, parts, config)
+    more_samples = _more_samples(found, facts, parts, config)
+    step = _next_step(found, state.step, facts, parts, config)
     try:
-        _restore_memory(state, parts, config)
+        if (parts.memory is None) != (not state.memory):
+            raise ConfigError(f"it has {'' if state.memory else 'no '}per-sample state: it is of another objective")
+        if parts.memory:
+            parts.memory.load(state.memory, more_samples=config.resume.allow_more_data)
         checkpoint.restore(state, parts.modules, parts.step.optimizer)
     except ConfigError as error:
         raise ConfigError(f"{found}: {error}") from error
-    parts.step.load_state_dict(state.facts["step_state"])
-    counted_anew = state.facts["global_batch_size"] != config.global_batch_size
-    state = replace(state, step=step, memory={})  # of which each rank has its part, and the whole may be large
-    return Start(state, counted_anew, more_samples)
+    parts.step.load_state_dict(facts["step_state"])
+    return RestoredState(step, facts, facts["global_batch_size"] != config.global_batch_size, more_samples)
 
 
-def _next_step(found: Path, state: CheckpointState, parts: Parts, config: TrainConfig) -> int:
-    """See the top of this file."""
-    before, now, seen = state.facts["global_batch_size"], config.global_batch_size, state.facts["samples_seen"]
+def _next_step(found: Path, step: int, facts: dict[str, Any], parts: Parts, config: TrainConfig) -> int:
+    """The next step, counted in batches of this run. step: as the checkpoint counts."""
+    before, now, seen = facts["global_batch_size"], config.global_batch_size, facts["samples_seen"]
     if before == now:
-        return state.step
+        return step
     if not config.resume.allow_batch_change:
         raise ConfigError(
             f"{found} was trained with global_batch_size={before}, now {now}.\n"
             "resume.allow_batch_change=true goes on at the same number of samples; or use the old batch"
         )
     step = seen // now
+    counted = f"{found} has seen {seen:,} samples: {step:,} steps of global_batch_size={now}"
     if step >= parts.total_steps:
         raise ConfigError(
-            f"{found} has seen {seen:,} samples: {step:,} steps of global_batch_size={now}, and the run ends after "
-            f"{parts.total_steps:,} of them. Set steps or epochs to go further"
+            f"{counted}, and the run ends after {parts.total_steps:,} of them. Set steps or epochs to go further"
         )
     every = config.data.negatives.refresh_every
     if every and step % every:
         raise ConfigError(
-            f"{found} has seen {seen:,} samples: {step:,} steps of global_batch_size={now}, inside a segment of "
-            f"data.negatives.refresh_every={every}. Set it to a divisor of {step}: negatives are mined at its borders"
+            f"{counted}, inside a segment of data.negatives.refresh_every={every}. Set it to a divisor of {step}: "
+            "negatives are mined at its borders"
         )
     return step
 
 
-def _more_samples(found: Path, state: CheckpointState, parts: Parts, config: TrainConfig) -> int:
-    """How many samples were added since; refuses other data, naming what is different."""
-    if state.facts["data_fingerprint"] == parts.data.fingerprint:
+def _more_samples(found: Path, facts: dict[str, Any], parts: Parts, config: TrainConfig) -> int:
+    """How many samples were added since. Raises ConfigError for other data, naming what differs."""
+    if facts["data_fingerprint"] == parts.data.fingerprint:
         return 0
-    changes = manifest.changes(state.facts["data"], parts.data.manifest)
+    changes = manifest.changes(facts["data"], parts.data.manifest)
     if changes.different or not changes.added:
         shown = "".join(f"\n  {key}: {said}" for key, said in changes.different.items())
         raise ConfigError(
-            f"{found} was trained with other data (fingerprint {state.facts['data_fingerprint'][:16]}, now "
+            f"{found} was trained with other data (fingerprint {facts['data_fingerprint'][:16]}, now "
             f"{parts.data.fingerprint[:16]}):{shown}\n{OTHERWISE}"
         )
     if not config.resume.allow_more_data:
@@ -172,11 +176,3 @@ def _more_samples(found: Path, state: CheckpointState, parts: Parts, config: Tra
             "resume.allow_more_data=true goes on with all of them; or use the old data"
         )
     return changes.added.get("data.train", 0)
-
-
-def _restore_memory(state: CheckpointState, parts: Parts, config: TrainConfig) -> None:
-    if parts.memory is None and not state.memory:
-        return
-    if parts.memory is None or not state.memory:
-        raise ConfigError(f"it has {'' if state.memory else 'no '}per-sample state: it is of another objective")
-    parts.memory.load(state.memory, more_samples=config.resume.allow_more_data)

@@ -1,72 +1,69 @@
-"""Who is slow: what each rank needs for a step by itself, without waiting for others."""
+"""Stragglers: ranks that need more time for a step than the others, without counting the time they wait for others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from statistics import median
 from time import perf_counter
 
 import torch
 
-from data.batch import Batch
 from train.distributed.world import World, all_reduce_sum
-from train.loop import timed
 
-SPAN = 5.0  # seconds of work by itself after which the slowest rank is judged: in less, it may be chance
+SPAN = 5.0  # seconds of its own that the slowest rank needs before ranks are compared: less may be chance
 
 
-class Alone:
-    """Seconds between begins() and ends(), of all steps since the last reading. On a GPU by events: nothing waits."""
+class LocalTimer:
+    """Seconds between start() and stop(), summed over steps. On a GPU it records events, so the host does not wait."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
-        self._spans: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._seconds, self._start = 0.0, 0.0
 
-    def begins(self) -> None:
+    def start(self) -> None:
         if self._on_gpu:
-            self._spans.append((torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)))
-            self._spans[-1][0].record()
+            self._events.append((torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)))
+            self._events[-1][0].record()
         self._start = perf_counter()
 
-    def ends(self) -> None:
+    def stop(self) -> None:
         if self._on_gpu:
-            self._spans[-1][1].record()
+            self._events[-1][1].record()
         else:
             self._seconds += perf_counter() - self._start
 
     def read(self) -> float:
-        """Call after a step: its scalars were read, so the device has passed the events."""
-        seconds = self._seconds + sum(begin.elapsed_time(end) for begin, end in self._spans) / 1000
-        self._spans, self._seconds = [], 0.0
+        """Seconds since the last reading. Call it after a step has read its scalars: the GPU has passed the events."""
+        seconds = self._seconds + sum(start.elapsed_time(stop) for start, stop in self._events) / 1000
+        self._events, self._seconds = [], 0.0
         return seconds
 
 
-class Pace:
-    """Warns of a rank whose pace is below `share` of the others' (their median), once until it is well again.
+class Stragglers:
+    """Warns of a rank whose pace is below `share` of the others' median, once until it has caught up.
 
-    A rank's pace is 1 / (seconds it waits for data + seconds from there to where it first waits for other ranks).
+    A rank's pace is 1 / (seconds it waits for data + seconds of `timer`: of a step until it waits for other ranks).
     """
 
-    def __init__(self, alone: Alone, share: float, world: World, warn: Callable[[str], None]) -> None:
-        self._alone, self._share, self._world, self._warn = alone, share, world, warn
-        self._warm, self._slow = False, set[int]()
-        self._begin_anew()
+    def __init__(self, timer: LocalTimer, share: float, world: World, log: Callable[[str], None]) -> None:
+        self._timer, self._share, self._world, self._log = timer, share, world, log
+        self._started, self._slow = False, set[int]()
+        self._reset()
 
-    def timed(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The batches. The first does not count: it waits until everything has started."""
-        for batch, waited in timed(batches):
+    def observe(self, waited: float) -> None:
+        """Call after every step. waited: seconds that the step waited for its batch."""
+        if self._started:
             self._steps, self._waited = self._steps + 1, self._waited + waited
-            yield batch
-            if not self._warm:
-                self._warm = True
-                self._begin_anew()
+        else:  # the first step does not count: it waits until loader and towers are ready
+            self._started = True
+            self._reset()
 
-    def judge(self) -> None:
-        """Call on every rank, now and then, after a step. A collective, of two numbers per rank."""
-        if self._world.size == 1 or not self._warm:
+    def check(self) -> None:
+        """Compare the ranks. A collective, of two numbers per rank; call it after a step."""
+        if self._world.size == 1 or not self._steps:
             return
-        self._computed += self._alone.read()
+        self._computed += self._timer.read()
         seconds_W2 = torch.zeros(self._world.size, 2, dtype=torch.float64, device=self._world.device)
         seconds_W2[self._world.rank] = torch.tensor([self._waited, self._computed])
         needed = [(sum(row), row[0]) for row in all_reduce_sum(seconds_W2, self._world).tolist()]
@@ -78,18 +75,15 @@ class Pace:
             if others < self._share * own:
                 slow.add(rank)
                 if rank not in self._slow:
-                    self._warn(self._words(rank, own, waited, others))
+                    doing = "waiting for data" if waited > own - waited else "computing"
+                    self._log(
+                        f"warning: rank {rank} of {self._world.size} has {others / own:.2f} of the others' pace "
+                        f"(dist.slow_rank={self._share:g}): it needs {own / self._steps:.3f} s a step by itself, most "
+                        f"of it {doing}, they {others / self._steps:.3f} s"
+                    )
         self._slow = slow
-        self._begin_anew()
+        self._reset()
 
-    def _words(self, rank: int, own: float, waited: float, others: float) -> str:
-        doing = "waiting for data" if waited > own - waited else "computing"
-        return (
-            f"warning: rank {rank} of {self._world.size} has {others / own:.2f} of the others' pace (dist.slow_rank="
-            f"{self._share:g}): it needs {own / self._steps:.3f} s a step by itself, most of it {doing}, they "
-            f"{others / self._steps:.3f} s"
-        )
-
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         self._steps, self._waited, self._computed = 0, 0.0, 0.0
-        self._alone.read()
+        self._timer.read()

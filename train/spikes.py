@@ -1,17 +1,17 @@
-"""Loss spikes: a step whose loss is far above the last ones is not taken."""
+"""Loss spikes: a step whose loss is far above the recent losses is skipped."""
 
 from __future__ import annotations
 
 from collections import deque
 
-WINDOW = 10  # finite losses of taken steps
+WINDOW = 10  # finite losses of applied steps
 
 
-class Spikes:
-    """is_one(loss) for `factor` f: loss > mean + (f − 1)·size of the last WINDOW losses, once there are so many.
+class LossSpikes:
+    """Decides whether a loss is a spike: loss > mean + (factor − 1)·size, over the last WINDOW losses.
 
-    Their size is their mean: loss > f · mean. Where losses go below zero or near it, that says nothing; there it is
-    what is larger, the mean without its sign or the range of the losses. factor None: there are no spikes.
+    size is |mean|, so that a spike is loss > factor·mean; where losses are near zero or change sign, it is their range,
+    if that is larger. There are no spikes before WINDOW losses, or when factor is None.
     """
 
     def __init__(self, factor: float | None) -> None:
@@ -22,7 +22,7 @@ class Spikes:
     def mean(self) -> float:
         return sum(self.losses) / len(self.losses)
 
-    def is_one(self, loss: float) -> bool:
+    def is_spike(self, loss: float) -> bool:
         if self._factor is None or len(self.losses) < WINDOW:
             return False
         size = max(abs(self.mean), max(self.losses) - min(self.losses))

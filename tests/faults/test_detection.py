@@ -160,10 +160,10 @@ def test_what_is_not_finite_on_one_rank(jobs: Jobs, tmp_path: Path) -> None:
 @pytest.mark.soak
 def test_not_finite_again_and_again(jobs: Jobs, tmp_path: Path) -> None:
     fault = ",".join(f"loss_is_nan@{step}" for step in range(4, 10))
-    job = with_fault(jobs, 2, {**SAMPLE_STATE, "optim.patience": 4, "steps": 20}, fault, ON="0", BITS=str(tmp_path))
+    job = with_fault(jobs, 2, {**SAMPLE_STATE, "optim.max_skipped": 4, "steps": 20}, fault, ON="0", BITS=str(tmp_path))
     outcome = job.ends()
     assert outcome.codes == [2, 2]
-    told_once(outcome, "step 7: ", "4 steps in a row", "optim.patience")
+    told_once(outcome, "step 7: ", "4 steps in a row", "optim.max_skipped")
     assert changed(tmp_path, 1) == {step: step < 4 for step in range(1, 8)}
     assert len(ledger(job.run)) == 4
 

@@ -35,6 +35,7 @@ OTHER_NAMES = {
     "objective.temperature": "logit_scale scale tau",
     "optim.clip_norm": "gradient_clip_val max_grad_norm",
     "optim.lr": "learning_rate",
+    "optim.max_skipped": "patience",
     "optim.schedule": "lr_scheduler_type scheduler",
     "optim.warmup": "warmup_steps",
     "precision": "mixed_precision",

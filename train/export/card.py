@@ -21,7 +21,7 @@ from data.secrets import public_path
 from data.sources import split_sources
 from train.config import Task, TextTower, TrainConfig
 from train.export.library import ExportSource, Library
-from train.runs.folder import what_matters
+from train.runs.folder import maths_keys
 from train.towers.published import package_folder
 from train.tracking.headlines import scores
 
@@ -80,7 +80,7 @@ def _settings(source: ExportSource) -> Iterator[tuple[str, str]]:
     config, sections = source.config, cast(dict[str, list[str]], {})
     idle = {"model.text.lora_": not config.model.text.lora_rank, "data.negatives.": not config.data.negatives.per_row}
     unused = (*UNUSED[config.task], *(key for key, is_idle in idle.items() if is_idle))
-    for key, value in what_matters(config).items():
+    for key, value in maths_keys(config).items():
         if value and not key.startswith(unused):
             part = key.partition(".")[0] if "." in key else "training"
             sections.setdefault(part, []).append(f"{key.removeprefix(f'{part}.')}={_shown(value)}")

@@ -1,12 +1,12 @@
-"""Checkpoints: everything a run needs to go on, in one folder that is there whole or not at all.
+"""Checkpoints: everything a run needs to resume, in one folder that exists whole or not at all.
 
 `<run>/checkpoints/step_XXXXXXXX/`, XXXXXXXX = finished optimiser steps:
     model.safetensors      weights and buffers of the towers and the objective, by name
-    optimizer.safetensors  "<parameter name>/exp_avg" and so on: addressed by name, never by position
+    optimizer.safetensors  "<parameter name>/exp_avg" and so on: by name, so the order of parameters may change
     memory.safetensors     per-sample state of the objective, one entry per training sample; only if it has such state
-    state.json             step, and what the caller says (samples seen, data state, scaler, tracker id)
+    state.json             step, and the caller's facts (samples seen, data state, scaler, tracker id)
     manifest.json          format version, size and SHA-256 of the others; written last, checked before loading
-Each folder stands alone: damage to one never touches another. Nothing is pickled.
+No folder depends on another, so damage to one leaves the others usable. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -34,16 +34,20 @@ from data.storage import sha256_of
 FORMAT = 2
 MODEL, OPTIMIZER, MEMORY = "model.safetensors", "optimizer.safetensors", "memory.safetensors"
 STATE, MANIFEST = "state.json", "manifest.json"
-# what JSON of another shape causes
+# errors of reading JSON that has another structure than ours
 OTHER_SHAPE = (LookupError, ValueError, TypeError, AttributeError, RecursionError, OverflowError)
-WRAPPERS = {"DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}  # class → where the real module is
+WRAPPERS = {
+    "DistributedDataParallel": "module",
+    "OptimizedModule": "_orig_mod",
+}  # class → attribute with the wrapped module
 
 
 @dataclass
 class CheckpointState:
-    """step: finished optimiser steps; facts: JSON of the caller's choice; the others: tensors by name.
+    """The content of a checkpoint: tensors by name.
 
-    memory: per-sample state of all samples.
+    step: finished optimiser steps; facts: JSON of the caller's choice; optimizer_scalars: optimiser state that is no
+    tensor; memory: per-sample state of all samples.
     """
 
     step: int
@@ -55,9 +59,9 @@ class CheckpointState:
 
 
 def named_tensors(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
-    """Parameters and persistent buffers as "<part>.<path>", each once (shared ones under their first name).
+    """Parameters and persistent buffers as "<module>.<path>", each once (shared ones under their first name).
 
-    Wrappers for data parallelism and compilation leave no trace in the names: they may change between two starts.
+    The names do not show wrappers for data parallelism and compilation: those may change between two starts.
     """
     found: dict[int, tuple[str, Tensor]] = {}
     for part, module in modules.items():
@@ -73,7 +77,7 @@ def capture(
     facts: dict[str, Any],
     memory: Mapping[str, Tensor] | None = None,
 ) -> CheckpointState:
-    """What `save` writes. Holds references, not copies: save or copy it before the next step."""
+    """What `save` writes. It holds references, not copies: save or copy it before the next step."""
     assert not {"step", "optimizer_scalars"} & set(facts), "these keys of state.json are the checkpoint's own"
     model = named_tensors(modules)
     name_of = {id(tensor): name for name, tensor in model.items()}
@@ -89,12 +93,13 @@ def capture(
 
 
 def restore(state: CheckpointState, modules: Mapping[str, nn.Module], optimizer: Optimizer) -> None:
-    """Put a checkpoint back, bit for bit, but for its memory, of which each rank has a part of its own.
+    """Restore weights and optimiser, bit for bit. The memory is the caller's: each rank loads its own part of it.
 
-    Raises ConfigError, with nothing changed, when it is of another model.
+    Raises ConfigError, with nothing changed, for a checkpoint of another model.
     """
     _refuse_another_model(state.model, modules)
     named = named_tensors(modules)
+    # torch numbers optimiser state by the position of its parameter; the checkpoint names it
     position = {id(p): i for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
     slots: dict[int, dict[str, Any]] = {}
     for entry, value in {**state.optimizer, **state.optimizer_scalars}.items():
@@ -108,7 +113,7 @@ def restore(state: CheckpointState, modules: Mapping[str, nn.Module], optimizer:
 
 
 def restore_weights(weights: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
-    """Copy weights into the given parts; the checkpoint's other parts are left out.
+    """Copy weights into the given modules; weights of other modules are left out.
 
     Raises ConfigError with the names that are missing, unexpected or of another shape, before anything is changed.
     """
@@ -118,38 +123,41 @@ def restore_weights(weights: Mapping[str, Tensor], modules: Mapping[str, nn.Modu
             tensor.copy_(weights[name])
 
 
-def save(run_dir: Path, state: CheckpointState, keep: int, first: Callable[[], None] = lambda: None) -> Path:
+def save(run_dir: Path, state: CheckpointState, keep: int, before_save: Callable[[], None] = lambda: None) -> Path:
     """Write a checkpoint of the run and remove all but the newest `keep` of those not newer than it.
 
-    Call on rank 0. first: puts on the disk what must be there before. Raises HardwareError when either cannot be
-    written; older checkpoints stay as they are.
+    Call on rank 0. before_save: brings to the disk what must be there before. Raises HardwareError when either cannot
+    be written; older checkpoints stay as they are.
     """
     assert keep >= 1
-    final = _folder(run_dir, state.step)
+    final = run_dir / "checkpoints" / name(state.step)
     partial, aside = _beside(final, "partial"), _beside(final, "aside")
     try:
-        first()
+        before_save()
         remove(partial)
         partial.mkdir(parents=True)
         _write(partial, state)
-        if final.exists():  # the run fell back over a damaged one, or wrote this step already
-            os.rename(final, aside)
+        if final.exists():  # damaged, so that the run went on from an older one; or this step was saved before
+            os.rename(final, aside)  # tidy() undoes this after a kill before the next line
         os.rename(partial, final)
         sync(final.parent)
     except (OSError, SafetensorError) as error:
         remove(partial)
-        raise HardwareError(f"cannot write checkpoint {final}: {_reason(error, state, run_dir)}") from error
+        needed = sum(t.nbytes for part in (state.model, state.optimizer, state.memory) for t in part.values())
+        free = shutil.disk_usage(next(p for p in (run_dir, *run_dir.parents) if p.exists())).free
+        reason = f"{error} (it needs {needed:,} bytes, {free:,} are free)"
+        raise HardwareError(f"cannot write checkpoint {final}: {reason}") from error
     remove(aside)
     not_newer = [folder for step, folder in _checkpoints(run_dir) if step <= state.step]
     for folder in not_newer[keep:]:
         with suppress(OSError):  # a folder that cannot be deleted is no reason to stop
-            os.rename(folder, _beside(folder, "partial"))
+            os.rename(folder, _beside(folder, "partial"))  # first: a half deleted one must not look whole
             remove(_beside(folder, "partial"))
     return final
 
 
-def find(run_dir: Path, note: Callable[[str], None]) -> Path | None:
-    """The run's newest checkpoint that verifies, None when there is none at all; `note` hears what is passed over.
+def find(run_dir: Path, log: Callable[[str], None]) -> Path | None:
+    """The run's newest checkpoint that verifies, None when it has no checkpoints. log: prints which are passed over.
 
     Raises DataError when there are checkpoints and none verifies, ConfigError when one is from a newer Dyad.
     """
@@ -159,7 +167,7 @@ def find(run_dir: Path, note: Callable[[str], None]) -> Path | None:
             verify(folder)
             return folder
         except DataError as error:
-            note(f"passing over a damaged checkpoint: {error}")
+            log(f"passing over a damaged checkpoint: {error}")
     if found:
         parent = found[0][1].parent
         raise DataError(f"none of the {len(found)} checkpoints in {parent} is whole. resume=never begins again")
@@ -167,22 +175,22 @@ def find(run_dir: Path, note: Callable[[str], None]) -> Path | None:
 
 
 def name(step: int) -> str:
-    """The folder of a checkpoint, inside the run's checkpoints/."""
+    """The name of a checkpoint's folder."""
     return f"step_{step:08d}"
 
 
 def steps(run_dir: Path) -> list[int]:
-    """Of the run's checkpoints, newest first."""
+    """The steps of the run's checkpoints, newest first."""
     return [step for step, _ in _checkpoints(run_dir)]
 
 
-def locate(path: Path, note: Callable[[str], None]) -> Path:
-    """The checkpoint `path` means: itself, whole or not, or the newest whole one of a run folder.
+def locate(path: Path, log: Callable[[str], None]) -> Path:
+    """The checkpoint that `path` means: itself, whole or not, or the newest whole one of a run folder.
 
-    Raises ConfigError when there is none, DataError when a run has some and none is whole.
+    Raises ConfigError when there is none, DataError when a run has some and none is whole. log: as in `find`.
     """
     itself = re.fullmatch(r"step_\d{8,}", path.resolve().name) or (path / MANIFEST).exists()
-    folder = path if itself else find(path, note)
+    folder = path if itself else find(path, log)
     if folder is None:
         raise ConfigError(f"'{path}' is neither a checkpoint (a step_… folder) nor a run folder that has one")
     return folder
@@ -191,7 +199,7 @@ def locate(path: Path, note: Callable[[str], None]) -> Path:
 def load(folder: Path) -> CheckpointState:
     """Verify and read a checkpoint; tensors are on the CPU. Raises DataError naming the damaged file."""
     verify(folder)
-    with _of_our_making(folder):
+    with _reading(folder):
         facts = json.loads((folder / STATE).read_text())
         step, scalars = facts.pop("step"), dict(facts.pop("optimizer_scalars"))
         model, optimizer = load_file(folder / MODEL), load_file(folder / OPTIMIZER)
@@ -202,20 +210,20 @@ def load(folder: Path) -> CheckpointState:
 def step_of(folder: Path) -> int:
     """Finished optimiser steps of a checkpoint. Raises DataError as `load`."""
     verify(folder, only=(STATE,))
-    with _of_our_making(folder):
+    with _reading(folder):
         return int(json.loads((folder / STATE).read_text())["step"])
 
 
 def load_weights(folder: Path) -> dict[str, Tensor]:
     """The weights alone, by name ("towers.x_tower.…", "objective.logit_scale"), verified."""
     verify(folder, only=(MODEL,))
-    with _of_our_making(folder):
+    with _reading(folder):
         return load_file(folder / MODEL)
 
 
 @contextmanager
-def _of_our_making(folder: Path) -> Iterator[None]:
-    """A manifest may fit what never was a checkpoint."""
+def _reading(folder: Path) -> Iterator[None]:
+    """Raises DataError for files that are as the manifest says and yet no checkpoint."""
     try:
         yield
     except (SafetensorError, *OTHER_SHAPE) as error:
@@ -238,9 +246,9 @@ def verify(folder: Path, only: tuple[str, ...] = (MODEL, OPTIMIZER, MEMORY, STAT
 
 
 def tidy(run_dir: Path) -> None:
-    """Clear up after a killed save. Call on rank 0 when a run starts, before `find`."""
+    """Remove what a killed save left. Call on rank 0 when a run starts, before `find`."""
     folder = run_dir / "checkpoints"
-    for aside in folder.glob(".step_*.aside"):  # killed between the two renames: the old one is still the one
+    for aside in folder.glob(".step_*.aside"):  # killed between the two renames: the old checkpoint counts
         final = folder / aside.name.removeprefix(".").removesuffix(".aside")
         if final.exists():
             remove(aside)
@@ -251,14 +259,16 @@ def tidy(run_dir: Path) -> None:
 
 
 def _like(parameter: Tensor, value: Tensor) -> Tensor:
-    """A copy: what is read is mapped from the file, which retention may delete under us. It lies in memory as the
-    parameter does (channels last, say): the fused AdamW goes through both without looking at strides."""
+    """A copy of `value` in the memory layout of `parameter` (channels last, for example).
+
+    A copy, as `value` is mapped from a file that may be deleted. In that layout, as the fused AdamW ignores strides.
+    """
     same = value.shape == parameter.shape
     return empty_like(parameter, dtype=value.dtype, device="cpu").copy_(value) if same else value.clone()
 
 
 def _listed(folder: Path) -> dict[str, Any]:
-    """What the manifest says of each file."""
+    """The manifest's entry of each file. Raises DataError when it cannot be read, ConfigError for another format."""
     manifest = folder / MANIFEST
     try:
         content = json.loads(manifest.read_text())
@@ -272,6 +282,7 @@ def _listed(folder: Path) -> dict[str, Any]:
 
 
 def _refuse_another_model(weights: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
+    """Raise ConfigError unless the names and shapes of `weights` are those of `modules`."""
     own = named_tensors(modules)
     given = {name: tensor for name, tensor in weights.items() if name.partition(".")[0] in modules}
     problems = {
@@ -284,7 +295,11 @@ def _refuse_another_model(weights: Mapping[str, Tensor], modules: Mapping[str, n
         ],
     }
     if any(problems.values()):
-        shown = "".join(f"\n  {what}: {_some(names)}" for what, names in problems.items() if names)
+        shown = "".join(
+            f"\n  {what}: {', '.join(names[:4])}" + f" and {len(names) - 4} more" * (len(names) > 4)
+            for what, names in problems.items()
+            if names
+        )
         raise ConfigError(f"the checkpoint is of another model:{shown}")
 
 
@@ -295,18 +310,20 @@ def _write(folder: Path, state: CheckpointState) -> None:
     facts = {"step": state.step, **state.facts, "optimizer_scalars": state.optimizer_scalars}
     (folder / STATE).write_text(json.dumps(facts, indent=1))
     names = (*files, STATE)
-    with ThreadPoolExecutor() as pool:  # hashing and waiting for the disk overlap
-        sealed = list(pool.map(lambda name: _sealed(folder / name), names))
-    write_json(folder / MANIFEST, {"format": FORMAT, "files": dict(zip(names, sealed, strict=True))})
 
+    def described(name: str) -> dict[str, Any]:
+        path = folder / name
+        digest = _digest(path)
+        sync(path)
+        return {"bytes": path.stat().st_size, "sha256": digest}
 
-def _sealed(path: Path) -> dict[str, Any]:
-    digest = sha256_of(path)
-    sync(path)
-    return {"bytes": path.stat().st_size, "sha256": digest}
+    with ThreadPoolExecutor() as pool:  # hashing one file overlaps with waiting for the disk to take another
+        entries = dict(zip(names, pool.map(described, names), strict=True))
+    write_json(folder / MANIFEST, {"format": FORMAT, "files": entries})
 
 
 def _walk(module: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
+    # torch's named_parameters has the same order, but shows wrappers in the names
     while inside := WRAPPERS.get(type(module).__name__):
         module = getattr(module, inside)
     for name, tensor in (*module._parameters.items(), *module._buffers.items()):
@@ -315,10 +332,6 @@ def _walk(module: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
     for name, child in module._modules.items():
         if child is not None:
             yield from _walk(child, f"{prefix}{name}.")
-
-
-def _folder(run_dir: Path, step: int) -> Path:
-    return run_dir / "checkpoints" / name(step)
 
 
 def _checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
@@ -331,13 +344,3 @@ def _beside(folder: Path, role: str) -> Path:
     return folder.with_name(f".{folder.name}.{role}")
 
 
-def _reason(error: Exception, state: CheckpointState, folder: Path) -> str:
-    needed = sum(
-        t.numel() * t.element_size() for part in (state.model, state.optimizer, state.memory) for t in part.values()
-    )
-    free = shutil.disk_usage(next(p for p in (folder, *folder.parents) if p.exists())).free
-    return f"{error} (it needs {needed:,} bytes, {free:,} are free)"
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -14,17 +14,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
-from yaml.tokens import (
-    AliasToken,
-    BlockEndToken,
-    BlockMappingStartToken,
-    BlockSequenceStartToken,
-    FlowMappingEndToken,
-    FlowMappingStartToken,
-    FlowSequenceEndToken,
-    FlowSequenceStartToken,
-    Token,
-)
+from yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
 
 from data.errors import ConfigError, first_line
 from data.files import write_bytes
@@ -34,14 +24,12 @@ from data.secrets import without_secrets
 from train.config import TrainConfig
 
 CONFIG = "config.yaml"
-LARGEST, DEEPEST = 1 << 20, 64  # bytes and levels of it
-STARTS = (BlockMappingStartToken, BlockSequenceStartToken, FlowMappingStartToken, FlowSequenceStartToken)
-ENDS = (BlockEndToken, FlowMappingEndToken, FlowSequenceEndToken)
-CONTENT = (CONFIG, "checkpoints", "metrics.jsonl", "ledger.jsonl", "eval", "negatives")  # what one training leaves
-COUNTED = ("metrics.jsonl", "ledger.jsonl", "eval", "negatives")  # of it, what counts steps; and the checkpoints
+LARGEST, DEEPEST = 1 << 20, 64  # bytes and levels of nesting of config.yaml
+STEP_FILES = ("metrics.jsonl", "ledger.jsonl", "eval", "negatives")  # what names steps, besides the checkpoints
+RUN_FILES = (CONFIG, "checkpoints", *STEP_FILES)  # what a training leaves in its folder
 
-# Keys that leave the maths alone: they may differ between two starts of one run and do not enter its name.
-FREE = (
+# Keys that do not change the trained weights: they may differ between two starts and do not enter the run's name
+NOT_MATHS = (
     "run.",
     "tracking.",
     "eval.",
@@ -50,7 +38,7 @@ FREE = (
     "resume",
     "compile",
     "keep_graphs",
-    "optim.patience",
+    "optim.max_skipped",
     "data.workers",
     "data.timeout",
     "data.bad_",
@@ -58,13 +46,13 @@ FREE = (
     "model.frozen_cache_mb",
 )
 
-# Keys that older runs do not have, with the value that leaves the default name of a run as it was
+# Keys that have had another name, in config.yaml of older runs
+RENAMED = {"optim.patience": "optim.max_skipped", "model.memo_mb": "model.frozen_cache_mb"}
+
+# Keys that older runs do not have, with the value that does not enter a run's name: the names of those runs stay
 ADDED = {"model.batch_norm": "global", "model.text.lower_case": False, "model.text.dense": False}
 
-# Keys of older runs that have another name now: old → new
-RENAMED = {"model.memo_mb": "model.frozen_cache_mb"}
-
-# Keys that may change with another batch, or with more data: what counts steps, and how long the run is
+# Keys that may change with another batch size, or with more data: what counts steps, and how long the run is
 WITH_BATCH = (
     *("global_batch_size", "steps", "epochs", "optim.warmup", "optim.cooldown"),
     "data.negatives.refresh_every",
@@ -73,10 +61,9 @@ WITH_DATA = ("data.train", "data.passage.corpus", "steps", "epochs")
 
 
 def run_folder(config: TrainConfig) -> Path:
-    """`<run.dir>/<run.name>`; the name defaults to `<experiment>-<8 hex of what matters to the maths>`."""
-    keys = {key: value for key, value in what_matters(config).items() if ADDED.get(key, ...) != value}
-    matter = json.dumps(keys, sort_keys=True)
-    digest = hashlib.sha256(matter.encode()).hexdigest()[:8]
+    """`<run.dir>/<run.name>`; the name defaults to `<experiment>-<8 hex digits of a hash of maths_keys>`."""
+    keys = {key: value for key, value in maths_keys(config).items() if ADDED.get(key, ...) != value}
+    digest = hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:8]
     return Path(config.run.dir) / (config.run.name or f"{config.experiment or config.task.value}-{digest}")
 
 
@@ -85,15 +72,15 @@ def all_keys(config: TrainConfig) -> dict[str, Any]:
     return flat(_plain(config))
 
 
-def what_matters(config: TrainConfig) -> dict[str, Any]:
-    """The keys that change the trained weights, flat."""
-    return {k: v for k, v in all_keys(config).items() if not k.startswith(FREE)}
+def maths_keys(config: TrainConfig) -> dict[str, Any]:
+    """The keys that change the trained weights, dotted, with their values."""
+    return {k: v for k, v in all_keys(config).items() if not k.startswith(NOT_MATHS)}
 
 
 def saved_config(folder: Path) -> dict[str, Any]:
-    """The tree in config.yaml of a run folder, with ${…} as it stands there; keys of RENAMED have their new names.
+    """The tree in config.yaml of a run folder, with ${…} as it stands there and renamed keys under their new names.
 
-    Raises ConfigError when it has none.
+    Raises ConfigError when the folder has no config.yaml of its own, or one that cannot be read.
     """
     path = folder / CONFIG
     if file_inside(folder, CONFIG) is None:
@@ -102,7 +89,7 @@ def saved_config(folder: Path) -> dict[str, Any]:
         if path.stat().st_size > LARGEST:
             raise ValueError(f"more than {LARGEST:,} bytes")
         text = path.read_text(encoding="utf-8")
-        _check_tokens(yaml.scan(text))
+        _check_nesting(text)
         tree = OmegaConf.to_container(OmegaConf.create(text), enum_to_str=True)
         OmegaConf.to_yaml(tree)  # whole numbers of 5,000 digits can be read, and not written
     except (OmegaConfBaseException, YAMLError, OSError, ValueError, RecursionError) as error:
@@ -110,26 +97,26 @@ def saved_config(folder: Path) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} is no configuration: it has no keys")
     for old, new in RENAMED.items():
-        section, _, name = old.partition(".")
-        if isinstance(tree.get(section), dict) and name in tree[section]:
-            tree[section][new.partition(".")[2]] = tree[section].pop(name)
+        section, _, key = old.partition(".")
+        if isinstance(tree.get(section), dict) and key in tree[section]:
+            tree[section][new.partition(".")[2]] = tree[section].pop(key)
     return {str(key): value for key, value in tree.items()}
 
 
-def _check_tokens(tokens: Iterable[Token]) -> None:
-    """Raises ValueError for YAML of a few kilobytes that would take gigabytes or hours: Dyad writes no such thing."""
+def _check_nesting(text: str) -> None:
+    """Raises ValueError for YAML of a few kilobytes that would take gigabytes or hours. Dyad never writes such YAML."""
     depth = 0
-    for token in tokens:
-        depth += isinstance(token, STARTS) - isinstance(token, ENDS)
-        if isinstance(token, AliasToken) or depth > DEEPEST:
+    for event in yaml.parse(text):
+        depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+        if isinstance(event, AliasEvent) or depth > DEEPEST:
             raise ValueError("it has aliases (*name), which unfold" if depth <= DEEPEST else "it is nested too deep")
 
 
 def check_run(config: TrainConfig) -> None:
-    """Raise ConfigError when the run has a checkpoint of another configuration, by the keys that change the weights.
+    """Raise ConfigError when the run has a checkpoint of a configuration that differs in a key of the maths.
 
-    What `resume` allows may change; whether the data then fit shows when they are opened. A run that began before a key
-    was added takes any value of it.
+    Keys that `resume` allows may change; whether the data then fit shows when they are opened. A run that began before
+    a key was added takes any value of it.
     """
     folder, resume = run_folder(config), config.resume
     if resume.mode == "never" or not _has_checkpoint(folder) or not (folder / CONFIG).exists():
@@ -138,26 +125,31 @@ def check_run(config: TrainConfig) -> None:
     allowed = (*WITH_BATCH * resume.allow_batch_change, *WITH_DATA * resume.allow_more_data)
     unknown = {key for key in ADDED if key not in old}
     fixed = sorted({*old, *new} - {*allowed} - unknown)
-    changed = [k for k in fixed if not k.startswith(FREE) and old.get(k) != new.get(k)]
+    changed = [k for k in fixed if not k.startswith(NOT_MATHS) and old.get(k) != new.get(k)]
     if changed:
         shown = "\n".join(f"  {k}: {old.get(k)} there, {new.get(k)} now" for k in changed[:3])
         more = f" (and {len(changed) - 3} more)" if len(changed) > 3 else ""
+        allowing = ""
+        if {*changed} <= {*WITH_BATCH}:
+            allowing = "\nresume.allow_batch_change=true goes on at the same number of samples"
+        elif {*changed} <= {*WITH_DATA}:
+            allowing = "\nresume.allow_more_data=true goes on where files were only added behind the old ones"
         raise ConfigError(
             f"{folder} is a run with another configuration:\n{shown}{more}\n"
             "Choose another run.name, or the old values; resume=never begins again and puts the old run aside"
-            f"{_way_out(changed)}"
+            f"{allowing}"
         )
 
 
 def open_run(config: TrainConfig) -> Path:
-    """The run folder with this configuration in its config.yaml. With resume=never what it had is put aside.
+    """Make the run folder and write its config.yaml. With resume=never the files of an old run are put aside.
 
-    Call while it is locked. Raises ConfigError as `check_run`.
+    Call it while the folder is locked. Raises ConfigError as `check_run`.
     """
     check_run(config)
     folder = run_folder(config)
     if config.resume.mode == "never" and _has_checkpoint(folder):
-        put_aside(folder, CONTENT)
+        put_aside(folder, RUN_FILES)
     folder.mkdir(parents=True, exist_ok=True)
     write_bytes(folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(_plain(config))).encode())
     return folder
@@ -173,8 +165,9 @@ def put_aside(folder: Path, names: Iterable[str]) -> None:
 
 
 def is_finished(config: TrainConfig) -> bool:
-    """Whether this command has nothing left to do. More data or another batch may have made the run longer."""
+    """Whether this command has nothing left to do."""
     folder, resume = run_folder(config), config.resume
+    # more data or another batch size may have made the run longer
     as_it_was = resume.mode == "auto" and not (resume.allow_batch_change or resume.allow_more_data)
     try:
         state = read_json(folder / "run_state.json")
@@ -182,25 +175,16 @@ def is_finished(config: TrainConfig) -> bool:
         return False
     match state:
         case {"status": "finished", "step": int(step)}:
-            return as_it_was and _has_checkpoint(folder, step)
+            return as_it_was and _has_checkpoint(folder, f"step_{step:08d}")
     return False
 
 
-def _way_out(changed: Iterable[str]) -> str:
-    """What allows these changes, if anything does."""
-    ways = {
-        "\nresume.allow_batch_change=true goes on at the same number of samples": WITH_BATCH,
-        "\nresume.allow_more_data=true goes on where files were only added behind the old ones": WITH_DATA,
-    }
-    return next((way for way, keys in ways.items() if set(changed) <= set(keys)), "")
-
-
-def _has_checkpoint(folder: Path, step: int | None = None) -> bool:
-    return any((folder / "checkpoints").glob("step_*" if step is None else f"step_{step:08d}"))
+def _has_checkpoint(folder: Path, name: str = "step_*") -> bool:
+    return any((folder / "checkpoints").glob(name))
 
 
 def _plain(config: TrainConfig) -> Any:
-    """As config.yaml has it: a signed URL is the same data when it is signed anew, and nobody reads the signature."""
+    """The configuration as config.yaml has it, without secrets: signing a URL again does not change the data."""
     return without_secrets(OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True))
 
 

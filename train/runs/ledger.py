@@ -1,9 +1,9 @@
-"""ledger.jsonl: what did not go as planned and changed the run all the same, one JSON object a line.
+"""ledger.jsonl: events that altered a run, replaced samples and skipped optimiser steps, one JSON object per line.
 
-{"step": …, "kind": …, …}; step: the finished optimiser steps with the one that it happened in. Kinds:
-    substitute   a sample could not be used: id, shard, key, reason; by: the id that was tried in its stead
-    nonfinite, spike   a step was not taken: first_id, last_id of its batch, loss, grad_norm
-Like metrics.jsonl it is cut where the run goes on. There is no file as long as there is nothing to say.
+{"step": …, "kind": …, …}; step: finished optimiser steps, with the one of the event. Kinds:
+    substitute         a sample could not be used: id, shard, key, reason; by: the id that was tried in its place
+    nonfinite, spike   a step was skipped: first_id, last_id of its batch, loss, grad_norm
+Like metrics.jsonl, the file is cut at the step where a run resumes. It does not exist before the first event.
 """
 
 from __future__ import annotations
@@ -19,21 +19,25 @@ LEDGER = "ledger.jsonl"
 
 
 class Ledger:
-    """Of rank 0; of a folder None, on the other ranks, it does nothing. say: hears that the disk takes no lines."""
+    """Writes the ledger of a run that begins at `step`. Rank 0 only; with run_dir=None it does nothing.
 
-    def __init__(self, run_dir: Path | None, step: int, say: Callable[[str], None]) -> None:
+    log: prints a line when the disk takes no more entries, or when entries of an earlier start are damaged.
+    """
+
+    def __init__(self, run_dir: Path | None, step: int, log: Callable[[str], None]) -> None:
         self.path = run_dir and run_dir / LEDGER
-        self._say, self._file = say, None
-        if self.path and self.path.exists():
-            _cut(self.path, step, say)
+        self._log, self._file = log, None
+        if self.path and self.path.exists():  # entries past `step` will come again
+            valid = [line.rstrip() + b"\n" for line, entry in read_lines(self.path, log) if entry["step"] <= step]
+            replace(self.path, b"".join(valid))
 
-    def note(self, step: int, kind: str, **facts: int | float | str | None) -> None:
+    def write(self, step: int, kind: str, **facts: int | float | str | None) -> None:
         if self.path:
-            self._file = self._file or LineFile(self.path, self._say)
+            self._file = self._file or LineFile(self.path, self._log)
             self._file.write(json.dumps({"step": step, "kind": kind, **without_secrets(facts)}))
 
     def sync(self) -> None:
-        """Wait until the disk holds every line. Raises OSError when it does not take them."""
+        """Wait until the disk holds every entry. Raises OSError when it does not take them."""
         if self._file:
             self._file.sync()
 
@@ -43,9 +47,3 @@ class Ledger:
     def __exit__(self, *_: object) -> None:
         if self._file:
             self._file.close()
-
-
-def _cut(path: Path, step: int, say: Callable[[str], None]) -> None:
-    """Take back, in one move, the lines past `step`, which will come again, and damaged ones."""
-    kept = [line.rstrip() + b"\n" for line, record in read_lines(path, say) if record["step"] <= step]
-    write_bytes(path, b"".join(kept))

@@ -1,8 +1,8 @@
-"""run_state.json: how a run stands, for launch scripts and schedulers; and the lock that keeps a second run out.
+"""run_state.json: the status of a run, for launch scripts and schedulers; and the lock that keeps a second run out.
 
 {"status": "running" | "preempted" | "finished" | "failed", "step": …, "total_steps": …, "time": …, "error": …}
-At the end also "checkpoint_seconds": writing them since the start, most of it behind the training. A run that
-was killed still says "running". torchrun turns every exit code into 1, so requeue by this file.
+At the end also "checkpoint_seconds": time spent writing checkpoints since the start, most of it in the background. A
+run that was killed still says "running". torchrun turns every exit code into 1, so requeue by this file.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ LOCK = ".lock"
 
 
 class RunState:
-    """Writes `run_state.json`. Rank 0 only; elsewhere a RunState of None writes nothing."""
+    """Writes `run_state.json`. Rank 0 only; with run_dir=None it writes nothing."""
 
     def __init__(self, run_dir: Path | None, step: int, total_steps: int) -> None:
         self._path = run_dir and run_dir / "run_state.json"
         self._step, self._total_steps = step, total_steps
 
     def write(self, status: str, step: int | None = None, **facts: str | float) -> None:
-        """`step` finished optimiser steps; None: as last written. Raises HardwareError when it cannot be written."""
+        """step: finished optimiser steps; None: as last written. Raises HardwareError when it cannot be written."""
         self._step = self._step if step is None else step
         if self._path:
             now = datetime.now().astimezone().isoformat(timespec="seconds")
@@ -41,20 +41,20 @@ class RunState:
 
 @contextmanager
 def recorded(run_dir: Path | None, step: int, total_steps: int) -> Iterator[RunState]:
-    """Says "running" now, and "failed" with the reason when the block raises. The block writes how it ended."""
+    """Writes "running" now, and "failed" with the reason when the block raises. The block writes how it ended."""
     state = RunState(run_dir, step, total_steps)
     state.write("running", pid=os.getpid(), host=socket.gethostname())
     try:
         yield state
     except BaseException as error:
-        with suppress(HardwareError):  # what went wrong first is what people are told
+        with suppress(HardwareError):  # the first error is the one to report
             state.write("failed", error=f"{type(error).__name__}: {error}")
         raise
 
 
 @contextmanager
-def claimed(run_dir: Path) -> Iterator[None]:
-    """`locked`, of a folder that is made if need be. After a refused start it goes again, when nothing is in it."""
+def locked_folder(run_dir: Path) -> Iterator[None]:
+    """`locked`, of a folder that is made if need be. A folder that stays empty is removed again."""
     made = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -66,24 +66,23 @@ def claimed(run_dir: Path) -> Iterator[None]:
         finally:
             if os.listdir(run_dir) == [LOCK]:
                 (run_dir / LOCK).unlink()
-                with suppress(OSError):  # another run is beside it by now
+                with suppress(OSError):  # another run has made a folder beside it
                     for folder in made:
                         folder.rmdir()
 
 
 @contextmanager
 def locked(run_dir: Path, other: str = "run.name") -> Iterator[None]:
-    """Hold the run folder; the lock dies with this process, however that ends, and forked workers do not inherit it.
+    """Hold the lock of a folder. It ends with this process, however that dies; forked workers do not inherit it.
 
-    other: what a second process would choose anew.
-
-    Raises ConfigError when another live process, on this machine or on another that sees the folder, holds it.
+    other: the key that a second process would change. Raises ConfigError when another live process, on this machine or
+    on another one that sees the folder, holds the lock.
     """
     with (run_dir / LOCK).open("a+") as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(file.fileno()).st_nlink == 0:
-                raise BlockingIOError  # `claimed` by somebody else has removed it since it was opened
+                raise BlockingIOError  # the other process's locked_folder has removed the file since it was opened
         except BlockingIOError as error:
             file.seek(0)
             owner = file.read().strip() or "another process"
@@ -91,7 +90,7 @@ def locked(run_dir: Path, other: str = "run.name") -> Iterator[None]:
                 f"{run_dir} is in use by {owner}: wait for it, stop it, or choose another {other}"
             ) from error
         except OSError:
-            pass  # a file system without locks: nothing to hold
+            pass  # the file system has no locks
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
         file.flush()

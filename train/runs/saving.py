@@ -1,8 +1,8 @@
-"""Checkpoints written behind the training: a step waits for a copy in host memory, a thread takes it to the disk.
+"""Checkpoints written while training goes on: a step waits for a copy to host memory, a thread writes it to the disk.
 
-At most one is on its way: the next save waits for it, and so do the end of the run and a stop, which save without a
-copy and return when the disk has it. A checkpoint that cannot be written in the middle of a run costs a line and is
-tried again when the next one is due; at the end or at a stop it is an error.
+At most one checkpoint is in flight; the next save waits for it. A stop and the end of the run save without a copy and
+return when the disk has the checkpoint. A checkpoint that cannot be written in the middle of a run is reported in one
+line and tried again when the next one is due; at the end or at a stop it is an error.
 """
 
 from __future__ import annotations
@@ -22,55 +22,55 @@ from data.errors import HardwareError
 from train.runs import checkpoint
 from train.runs.checkpoint import CheckpointState
 
-# No process forks while the thread writes: its loader workers would inherit locks that nobody opens any more
+# No process forks while the thread writes: its loader workers would inherit locks that nobody releases any more
 _WRITING = Lock()
 os.register_at_fork(before=_WRITING.acquire, after_in_parent=_WRITING.release, after_in_child=_WRITING.release)
 
 
-class Saves:
-    """The checkpoints of a run, on rank 0. When the block ends, what is on its way has arrived.
+class CheckpointWriter:
+    """Writes the checkpoints of a run, on rank 0. Leaving its block waits for the one in flight.
 
-    first: what must be on the disk before a checkpoint is. next_save: step → when the next one is due. say: hears what
-    could not be written. seconds: spent writing so far, behind the training or not.
+    keep: how many stay; before_save: brings to the disk what must be there before a checkpoint is; next_save(step): the
+    step when the next one is due, for the message. seconds: spent writing so far, in the background or not.
     """
 
     def __init__(
         self,
         run_dir: Path,
         keep: int,
-        *,
-        first: Callable[[], None],
+        before_save: Callable[[], None],
         next_save: Callable[[int], int],
-        say: Callable[[str], None],
+        log: Callable[[str], None],
     ) -> None:
-        self._run_dir, self._keep, self._first, self._next_save, self._say = run_dir, keep, first, next_save, say
+        self._run_dir, self._keep, self._before_save = run_dir, keep, before_save
+        self._next_save, self._log = next_save, log
         self._model, self._optimizer = HostCopies(), HostCopies()
         self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._on_its_way: Future[None] | None = None
+        self._in_flight: Future[None] | None = None
         self.seconds = 0.0
 
     def wait(self) -> None:
-        """Until nothing is on its way."""
-        if self._on_its_way is not None:
-            self._on_its_way.result()
-            self._on_its_way = None
+        """Wait until no checkpoint is in flight."""
+        if self._in_flight is not None:
+            self._in_flight.result()
+            self._in_flight = None
 
-    def behind(self, state: CheckpointState) -> None:
-        """Write what is captured as it is now; returns when it is copied. Call `wait` first: its memory is not."""
-        assert self._on_its_way is None
+    def save_in_background(self, state: CheckpointState) -> None:
+        """Write `state` as it is now; returns when it is copied. Call `wait` first: its memory is not copied."""
+        assert self._in_flight is None
         copied = replace(state, model=self._model(state.model), optimizer=self._optimizer(state.optimizer))
         if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        self._on_its_way = self._thread.submit(self._try, copied)
+            torch.cuda.synchronize()  # the copies are asynchronous, and the next step changes the weights
+        self._in_flight = self._thread.submit(self._try, copied)
 
-    def now(self, state: CheckpointState) -> None:
-        """Write what is captured; returns when the disk has it. Raises HardwareError when it cannot be written."""
+    def save(self, state: CheckpointState) -> None:
+        """Write `state`; returns when the disk has it. Raises HardwareError when it cannot be written."""
         start = perf_counter()
         with _WRITING:
-            checkpoint.save(self._run_dir, state, self._keep, self._first)
+            checkpoint.save(self._run_dir, state, self._keep, self._before_save)
         self.seconds += perf_counter() - start
 
-    def __enter__(self) -> Saves:
+    def __enter__(self) -> CheckpointWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -78,13 +78,13 @@ class Saves:
 
     def _try(self, state: CheckpointState) -> None:
         try:
-            self.now(state)
+            self.save(state)
         except HardwareError as error:
-            self._say(f"{error}. The run goes on; the next is due at step {self._next_save(state.step)}")
+            self._log(f"{error}. The run goes on; the next is due at step {self._next_save(state.step)}")
 
 
 class HostCopies:
-    """Tensors by name, copied to the same host memory each time; from a GPU while it goes on: synchronise after it."""
+    """Copies tensors by name to host memory, the same memory each time. Copies from a GPU are asynchronous."""
 
     def __init__(self) -> None:
         self._copies: dict[str, Tensor] = {}

@@ -1,13 +1,13 @@
-"""How many samples were substituted, over all ranks, and when that is too many.
+"""Counts bad samples over all ranks, and stops the run when there are too many.
 
-Each rank knows what it replaced. When a step is logged and before a checkpoint they tell each other: so a run stops at
-most tracking.every steps late, and a ceiling is judged by the places of samples in the order alone, the same whatever
-the number of ranks and wherever the run was stopped between.
+Each rank knows the samples that were replaced in its own batches. The ranks share them when a step is logged and before
+a checkpoint, so a run stops at most tracking.every steps late. Limits are applied by position in the order of samples
+alone: the result does not depend on the number of ranks, nor on where the run was stopped and resumed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from data.batch import BadSample, Batch
@@ -18,70 +18,70 @@ from train.distributed.agreement import raise_on_all
 from train.distributed.world import World, any_rank, gather_objects
 from train.runs.ledger import Ledger
 
-WINDOW = 10_000  # samples
-SHOWN = 3
+WINDOW = 10_000  # samples to which data.bad_share applies
+SHOWN = 3  # bad samples that the error message names
 
 
-class Substituted:
-    """total: bad samples so far, by what was last told. say: hears of a shard of a stream that could not be read."""
+class BadSampleCounter:
+    """total: bad samples so far that the ranks have shared. log: prints which shard of a stream could not be read."""
 
     def __init__(
-        self, config: DataConfig, global_batch_size: int, world: World, ledger: Ledger, say: Callable[[str], None]
+        self, config: DataConfig, global_batch_size: int, world: World, ledger: Ledger, log: Callable[[str], None]
     ) -> None:
-        self._in_a_row, self._share = config.bad_in_a_row, config.bad_share
-        self._global_batch_size, self._world, self._ledger, self._say = global_batch_size, world, ledger, say
-        self._untold: list[tuple[int, int, BadSample]] = []  # place in the order, step, sample
+        self._config, self._global_batch_size = config, global_batch_size
+        self._world, self._ledger, self._log = world, ledger, log
+        self._unshared: list[tuple[int, int, BadSample]] = []  # position in the order, step, sample
         self._first: list[BadSample] = []
-        self.total, self._row, self._last = 0, 0, -1
-        self._recent: list[int] = []
+        self.total, self._in_a_row, self._last = 0, 0, -1
+        self._recent: list[int] = []  # positions within the last WINDOW samples
 
-    def batches(self, first_step: int, batches: Iterable[Batch]) -> Iterator[Batch]:
+    def observe(self, batch: Batch, step: int) -> None:
+        """Take the bad samples of this rank's batch. step: finished optimiser steps, with that of the batch."""
         size, world = self._global_batch_size, self._world
-        for index, batch in enumerate(batches, first_step):
-            first = index * size + world.rank * size // world.size
-            self._untold += [(first + bad.row, index + 1, bad) for bad in batch.bad]
-            yield batch
+        first = (step - 1) * size + world.rank * size // world.size
+        self._unshared += [(first + bad.row, step, bad) for bad in batch.bad]
 
-    def tell(self) -> Mapping[str, float]:
-        """Write what happened since the last time into the ledger; the total, to be logged. A collective.
+    def check(self) -> int:
+        """Write the bad samples since the last call to the ledger. Returns the total of all ranks. A collective.
 
-        Raises DataError, on all ranks, when a ceiling of the configuration is reached.
+        Raises DataError, on all ranks, when data.bad_in_a_row or data.bad_share is exceeded.
         """
-        if any_rank(bool(self._untold), self._world):
-            told = [event for rank in gather_objects(self._untold, self._world) for event in rank]
-            self._untold = []
-            raise_on_all(self._world, lambda: self._take(sorted(told, key=lambda event: event[0])))
-        return {"substituted": float(self.total)}
+        if any_rank(bool(self._unshared), self._world):
+            events = [event for rank in gather_objects(self._unshared, self._world) for event in rank]
+            self._unshared = []
+            raise_on_all(self._world, lambda: self._take(sorted(events, key=lambda event: event[0])))
+        return self.total
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint: JSON."""
-        return {"total": self.total, "row": self._row, "last": self._last, "recent": self._recent}
+        """JSON for a checkpoint."""
+        return {"total": self.total, "row": self._in_a_row, "last": self._last, "recent": self._recent}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.total, self._row, self._last = state["total"], state["row"], state["last"]
+        self.total, self._in_a_row, self._last = state["total"], state["row"], state["last"]
         self._recent = list(state["recent"])
 
     def _take(self, events: list[tuple[int, int, BadSample]]) -> None:
-        for _, step, bad in events:
-            facts = {"id": bad.id, "shard": bad.shard, "key": bad.key, "reason": bad.reason, "by": bad.replaced_by}
-            self._ledger.note(step, "substitute", **facts)
+        for _, step, bad in events:  # all of them before a limit may stop the run
+            facts = {"id": bad.id, "shard": bad.shard, "key": bad.key, "reason": bad.reason, "replaced_by": bad.replaced_by}
+            self._ledger.write(step, "substitute", **facts)
             if not bad.key:
-                self._say(f"step {step}: {bad.reason}")
-        for place, step, bad in events:
-            self._count(place, step, bad)
+                self._log(f"step {step}: {bad.reason}")
+        for position, step, bad in events:
+            self._count(position, step, bad)
 
-    def _count(self, place: int, step: int, bad: BadSample) -> None:
-        """One more. A substitute that is bad itself counts at the place of the first one."""
+    def _count(self, position: int, step: int, bad: BadSample) -> None:
+        """Count one more. A replacement that is bad itself counts at the position of the sample it stands for."""
+        limit, share = self._config.bad_in_a_row, self._config.bad_share
         self.total += 1
-        self._row = self._row + 1 if place <= self._last + 1 else 1
-        self._last = place
-        self._recent = [*(other for other in self._recent if other > place - WINDOW), place]
+        self._in_a_row = self._in_a_row + 1 if position <= self._last + 1 else 1
+        self._last = position
+        self._recent = [*(other for other in self._recent if other > position - WINDOW), position]
         if len(self._first) < SHOWN:
             self._first.append(bad)
-        if self._row >= self._in_a_row:
-            self._stop(step, f"{self._row} samples in a row", f"data.bad_in_a_row={self._in_a_row}")
-        if len(self._recent) > self._share * WINDOW:
-            self._stop(step, f"{len(self._recent)} of the last {WINDOW:,} samples", f"data.bad_share={self._share}")
+        if self._in_a_row >= limit:
+            self._stop(step, f"{self._in_a_row} samples in a row", f"data.bad_in_a_row={limit}")
+        if len(self._recent) > share * WINDOW:
+            self._stop(step, f"{len(self._recent)} of the last {WINDOW:,} samples", f"data.bad_share={share}")
 
     def _stop(self, step: int, what: str, limit: str) -> None:
         raise DataError(

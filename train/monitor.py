@@ -1,0 +1,83 @@
+"""The monitor of a run: stragglers, skipped steps, bad samples, and ranks whose weights differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from data.batch import Batch
+from train.distributed.digest import refuse_different_weights
+from train.distributed.world import World, gather_objects
+from train.pace import Stragglers
+from train.runs.checkpoint import named_tensors
+from train.runs.ledger import Ledger
+from train.runs.substituted import BadSampleCounter
+
+
+class Monitor:
+    """Observes the steps of a run. Every rank has one and calls the same methods.
+
+    modules: what has weights, by name; digest_every: steps between two comparisons of the ranks' weights, 0 for none.
+    """
+
+    def __init__(
+        self,
+        stragglers: Stragglers,
+        bad_samples: BadSampleCounter,
+        modules: Mapping[str, nn.Module],
+        digest_every: int,
+        ledger: Ledger,
+        world: World,
+    ) -> None:
+        self.bad_samples = bad_samples
+        self._stragglers, self._modules, self._ledger, self._world = stragglers, modules, ledger, world
+        self._digest_every, self._compared_at = digest_every, -1
+
+    def observe(self, batch: Batch, waited: float, step: int) -> None:
+        """Call after each step. waited: seconds that the step waited for `batch`; step: finished steps, with this one.
+
+        Raises HardwareError, every digest_every steps, when the ranks' weights differ.
+        """
+        self._stragglers.observe(waited)
+        self.bad_samples.observe(batch, step)
+        if self._digest_every and step % self._digest_every == 0:
+            self._compare_weights(step)
+
+    def record_skipped(self, batch: Batch, step: int, reason: str, scalars: Mapping[str, float]) -> None:
+        """Write a skipped step to the ledger, with the range of sample ids of its global batch. A collective."""
+        own = (int(batch.sample_ids.min()), int(batch.sample_ids.max())) if len(batch) else None
+        first, last = zip(*filter(None, gather_objects(own, self._world)), strict=True)
+        numbers = {name: scalars[name] for name in ("loss", "grad_norm")}
+        finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+        self._ledger.write(step, reason, first_id=min(first), last_id=max(last), **finite)
+
+    def check(self) -> Mapping[str, float]:
+        """Call when a step is logged. Warns of stragglers; returns what to log. A collective.
+
+        Raises DataError, on all ranks, when there are too many bad samples.
+        """
+        self._stragglers.check()
+        return {"substituted": float(self.bad_samples.check())}
+
+    def verify(self, step: int) -> None:
+        """Call before training and before each checkpoint, which must not hold weights of which ranks differ.
+
+        Raises HardwareError when they do, DataError when there are too many bad samples. A collective.
+        """
+        self._compare_weights(step)
+        self.bad_samples.check()
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON for a checkpoint."""
+        return self.bad_samples.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.bad_samples.load_state_dict(state)
+
+    def _compare_weights(self, step: int) -> None:
+        if self._digest_every and self._world.size > 1 and step != self._compared_at:
+            refuse_different_weights(self._world, named_tensors(self._modules), step)
+            self._compared_at = step
