@@ -23,7 +23,7 @@ from data.errors import ExitCode, UserError, shown
 from data.passages import Passage, Question, Rendered
 from data.question_passage import Texts, TokenizeTexts, passage_texts
 from eval.bm25 import BM25, build_bm25, open_bm25
-from eval.cases import ANSWERS, RIGHT, Answer, Case, Item, choose, excerpt
+from eval.cases import ANSWERS, RIGHT, Case, Item, answer, choose, excerpt, item
 from eval.config import Baseline, EvalConfig
 from eval.embeddings import Embeddings, encode_corpus, identity_of
 from eval.encode import Encoder, Evaluator, Report
@@ -214,32 +214,38 @@ class PassageRetrieval(Evaluator):
             return [p for p, place in zip(judged, self.data.corpus.positions(judged), strict=True) if place >= 0]
         return [p for p, _ in ranked(run[question]) if self._judge.hit(question, p)]
 
-    def _cases(self, runs: Mapping[str, Run], model: Values, examples: int) -> list[dict[str, Any]]:
+    def _cases(self, runs: Mapping[str, Run], model: Values, examples: int) -> list[Case]:
         metric, value = self._judge.per_question(runs["model"], model)
         asked = [question for question in self.data.questions if question.id in value]
         quality = np.array([value[question.id] for question in asked])
         sure = np.array([max(runs["model"][question.id].values(), default=0.0) for question in asked])
         groups = [question.group or question.id for question in asked]
         chosen = choose(quality, sure, groups, examples)
-        return [self._case(kind, asked[i], {metric: float(quality[i])}, runs).as_json() for kind, i in chosen]
+        return [self._case(kind, asked[i], {metric: float(quality[i])}, runs) for kind, i in chosen]
 
     def _case(self, kind: str, question: Question, value: dict[str, float], runs: Mapping[str, Run]) -> Case:
         systems = {
             name: [
-                Answer(self._item(question, passage), score, self._judge.right(question.id, passage))
+                answer(self._item(question, passage), score, self._judge.right(question.id, passage))
                 for passage, score in ranked(runs[name][question.id], ANSWERS)
             ]
             for name in SYSTEMS
             if name in runs
         }
         right = [self._item(question, passage) for passage in self._right(question.id, runs["model"])[:RIGHT]]
-        return Case(kind, Item(question.id, question.text), value, systems, right)
+        return {
+            "kind": kind,
+            "query": item(question.id, question.text),
+            "value": {**value},
+            "systems": systems,
+            "right": right,
+        }
 
     def _item(self, question: Question, name: str) -> Item:
         passage = self.side.passage(name)
         spans = self._judge.spans(question.id, passage.text)
         text, spans = excerpt(passage.text, spans)
-        return Item(name, text, title=passage.title, spans=spans)
+        return item(name, text, title=passage.title, spans=spans)
 
     # Files ------------------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from eval.bootstrap import interval, limits
-from eval.cases import RIGHT, Answer, Case, Item, best_items, choose
+from eval.cases import RIGHT, Case, Item, answer, best_items, choose, item
 from eval.config import Truth
 from eval.encode import Encoder, Evaluator, Report
 from eval.found_ranks import found_ranks
@@ -146,18 +146,23 @@ class Way:
         right = [self.right(query) for query in picks.tolist()]
         return score_histogram(self.queries_nD[picks], self.items_mD, right, found.best_wrong[picks])
 
-    def cases(self, found: Ranking, examples: int) -> list[dict[str, Any]]:
+    def cases(self, found: Ranking, examples: int) -> list[Case]:
         first = np.unique(self.keys, return_index=True)[1]
         first.sort()
         rank, sure = found.rank[first], np.abs(found.best - found.best_wrong)[first]
         chosen = choose(-rank, sure, self.groups[first].tolist(), examples)
-        return [self._case(kind, int(first[place]), int(rank[place])).as_json() for kind, place in chosen]
+        return [self._case(kind, int(first[i]), int(rank[i])) for kind, i in chosen]
 
     def _case(self, kind: str, query: int, rank: int) -> Case:
         right = self.right(query).tolist()
         found = best_items(self.queries_nD[query], self.items_mD)
-        answers = [Answer(self.item(i), score, i in right) for i, score in found]
-        return Case(kind, self.query(query), {"rank": rank}, {"model": answers}, [self.item(i) for i in right[:RIGHT]])
+        return {
+            "kind": kind,
+            "query": self.query(query),
+            "value": {"rank": rank},
+            "systems": {"model": [answer(self.item(i), score, i in right) for i, score in found]},
+            "right": [self.item(i) for i in right[:RIGHT]],
+        }
 
 
 @dataclass(frozen=True)
@@ -217,10 +222,10 @@ class Retrieval(Evaluator):
     def _picture(self, small: Thumbnails, i: int) -> Item:
         """With its first caption."""
         first = int(np.searchsorted(self.data.owner, i))
-        return Item(self.data.images.key(i), self.data.texts.texts[first], picture=small.name(i))
+        return item(self.data.images.key(i), self.data.texts.texts[first], picture=small.name(i))
 
     def _caption(self, j: int) -> Item:
         owner = int(self.data.owner[j])
         number = j - int(np.searchsorted(self.data.owner, owner))
         name = self.data.images.key(owner)
-        return Item(f"{name}#{number + 1}" if number else name, self.data.texts.texts[j])
+        return item(f"{name}#{number + 1}" if number else name, self.data.texts.texts[j])

@@ -16,7 +16,7 @@ import numpy as np
 from data.errors import DataError, nearest
 from data.image_text import Captions
 from eval.bootstrap import class_mean_interval, interval, limits
-from eval.cases import Item
+from eval.cases import item
 from eval.encode import Encoder, Evaluator, Report
 from eval.index_spec import EXACT
 from eval.matches import Labels, Matches, Ranking
@@ -70,8 +70,8 @@ class ZeroShot(Evaluator):
             images,
             weights,
             matches,
-            lambda i: Item(self.data.images.key(i), self.data.labels[i], picture=small.name(i)),
-            lambda c: Item(names[c], names[c]),
+            lambda i: item(self.data.images.key(i), self.data.labels[i], picture=small.name(i)),
+            lambda c: item(names[c], names[c]),
             keys=samples,
             groups=target,
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 from data.errors import HardwareError
 from eval.encode import Encoder, Evaluator, Report
+from eval.panels import panels
 from eval.results import print_tables, result, saved_results, write
 from train.distributed.agreement import rank_0_only
 from train.tracking.metrics import Logger
@@ -58,7 +59,8 @@ class Evaluation:
         """A run that was killed between its last evaluation and here finds the results on disk."""
         logger.flush()
         report = written_report(self._folder, logger.print)
-        logger.conclude(self._results or saved_results(self._folder), self._folder, report)
+        results = self._results or saved_results(self._folder)
+        logger.conclude([panels(result, self._folder) for result in results], report)
 
     def print_tables(self) -> None:
         print_tables(self._results)

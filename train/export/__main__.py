@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from omegaconf import MISSING
 
@@ -24,6 +24,7 @@ from data.errors import ConfigError
 if TYPE_CHECKING:
     from eval.trained import Trained
     from train.export.library import Library, Source
+    from train.panels import Scored
     from train.towers.build import Model
 
 
@@ -126,11 +127,12 @@ def _refuse_other_files(out: Path, ours: set[str]) -> None:
         raise ConfigError(f"out={out} exists and holds '{min(strangers)}': choose another folder, or remove it")
 
 
-def _results(trained: Trained) -> list[dict[str, Any]]:
-    """What this very step scored, as evaluations left it in the run."""
+def _results(trained: Trained) -> list[Scored]:
+    """The scores of the evaluations at this step, from the run folder."""
+    from eval.panels import scored
     from eval.results import saved_results
 
-    return [result for result in saved_results(trained.run) if result.get("step") == trained.step]
+    return [scored(result) for result in saved_results(trained.run) if result.get("step") == trained.step]
 
 
 if __name__ == "__main__":

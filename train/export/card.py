@@ -11,7 +11,6 @@ import subprocess
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, cast
 
 from huggingface_hub import EvalResult, ModelCardData
 
@@ -20,17 +19,12 @@ from data.secrets import public_path
 from data.sources import parts
 from train.config import Task, TextTower, TrainConfig
 from train.export.library import Library, Source
-from train.runs.folder import what_matters
+from train.panels import Score
+from train.runs.folder import by_section, what_matters
 from train.towers.published import package_folder
-from train.tracking.headlines import Score, scores
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("dyad", "torch", "transformers", "open_clip_torch", "sentence-transformers", "onnx", "onnxruntime")
-HUB_TASKS = {
-    "zeroshot_retrieval": "image-text-retrieval",
-    "zeroshot_classification": "zero-shot-image-classification",
-    "passage_retrieval": "information-retrieval",
-}
 UNUSED = {
     Task.image_text: ("data.question.", "data.passage.", "data.negatives.", "model.shared"),
     Task.question_passage: ("data.augment.", "data.image_key", "data.caption", "data.max_image_pixels", "model.image."),
@@ -108,21 +102,21 @@ def _front(library: Library, source: Source) -> str:
     """The hub's metadata, as its own library writes it."""
     measured = [
         EvalResult(
-            task_type=HUB_TASKS[result["task"]],
-            dataset_type=re.sub(r"[^\w.-]+", "_", result["dataset"]),
-            dataset_name=_line(result["dataset"]),
+            task_type=result.hub_task,
+            dataset_type=re.sub(r"[^\w.-]+", "_", result.dataset),
+            dataset_name=_line(result.dataset),
             metric_type=metric,
             metric_value=found.value,
         )
         for result in source.results
-        for metric, found in scores(result).items()
+        for metric, found in result.scores.items()
     ]
     index = {"model_name": _line(source.name), "eval_results": measured} if measured else {}
     return ModelCardData(license="unknown", **library.front, **index).to_yaml()
 
 
 def _scores(source: Source) -> str:
-    rows = [_row(result["dataset"], *named) for result in source.results for named in scores(result).items()]
+    rows = [_row(result.dataset, *named) for result in source.results for named in result.scores.items()]
     if not rows:
         return "Nothing was measured at this step: `python -m eval checkpoint=RUN` does it, then export again."
     head = "| data set | metric | value | 95 % interval | chance |\n|---|---|---|---|---|"
@@ -138,26 +132,17 @@ def _row(dataset: str, metric: str, found: Score) -> str:
 
 def _settings(source: Source) -> Iterator[tuple[str, str]]:
     """What changes the weights, by the part of the configuration it stands in; what is off is left out."""
-    config, told = source.config, cast(dict[str, list[str]], {})
+    config = source.config
     idle = {"model.text.lora_": not config.model.text.lora_rank, "data.negatives.": not config.data.negatives.per_row}
     unused = (*UNUSED[config.task], *(key for key, is_idle in idle.items() if is_idle))
-    for key, value in what_matters(config).items():
-        if value and not key.startswith(unused):
-            part = key.partition(".")[0] if "." in key else "training"
-            told.setdefault(part, []).append(f"{key.removeprefix(f'{part}.')}={_shown(value)}")
-    for part, values in told.items():
-        yield "optim (AdamW)" if part == "optim" else part, code(", ".join(values))
+    used = {key: value for key, value in what_matters(config).items() if value and not key.startswith(unused)}
+    for section, values in by_section(used).items():
+        yield "optim (AdamW)" if section == "optim" else section, code(values)
     if source.logit_scale is not None:
         yield "temperature at the end", f"{math.exp(-source.logit_scale):.4g}"
     if source.step is not None:
         yield "seen", f"{source.step:,} steps, {source.step * config.global_batch_size:,} pairs"
     yield "exported by", f"commit {commit()}; {_versions()}"
-
-
-def _shown(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_shown(item) for item in value]
-    return "::".join(map(public_path, value.split("::"))) if isinstance(value, str) else value
 
 
 def _data(config: TrainConfig) -> str:

@@ -19,6 +19,7 @@ from torch import Tensor
 from data.errors import ConfigError, HardwareError
 from train.config import TrainConfig
 from train.export import reload
+from train.panels import Scored
 from train.towers.build import Model
 
 TOLERANCE = 1e-5  # of a row's length: another order of summation, not another model
@@ -29,7 +30,7 @@ PROBES = ["a red circle", "Grüße aus Köln", "wheel of dharma, religion, Buddh
 class Source:
     """A trained model. name: of its run; logit_scale: log 1/τ as it was learnt, None to keep the library's own.
 
-    step: it was trained for, None when nobody knows; results: JSON of the evaluations at that step.
+    step: it was trained for, None when nobody knows; results: scores of the evaluations at that step.
     """
 
     name: str
@@ -37,7 +38,7 @@ class Source:
     model: Model
     logit_scale: float | None = None
     step: int | None = None
-    results: Sequence[Mapping[str, Any]] = ()
+    results: Sequence[Scored] = ()
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from yaml.tokens import (
 from data.errors import ConfigError, first_line
 from data.foreign import own_file
 from data.json_text import read_json
-from data.secrets import without_secrets
+from data.secrets import public_path, without_secrets
 from train.config import TrainConfig
 from train.files import replace
 
@@ -77,14 +77,34 @@ def run_folder(config: TrainConfig) -> Path:
     return Path(config.run.dir) / (config.run.name or f"{config.experiment or config.task.value}-{digest}")
 
 
-def all_keys(config: TrainConfig) -> dict[str, Any]:
-    """Every key, dotted, with its value."""
-    return _flat(_plain(config))
+def all_keys(config: Any) -> dict[str, Any]:
+    """Every key of a configuration, an instance or a class with its defaults, as dotted key → value."""
+    return flat(_plain(config))
 
 
 def what_matters(config: TrainConfig) -> dict[str, Any]:
     """The keys that change the trained weights, flat."""
     return {k: v for k, v in all_keys(config).items() if not k.startswith(FREE)}
+
+
+def by_section(keys: Mapping[str, Any]) -> dict[str, str]:
+    """Section → "key=value, …" for people, of dotted keys; keys outside sections are in "training"."""
+    found: dict[str, list[str]] = {}
+    for key, value in keys.items():
+        section, dot, _ = key.partition(".")
+        found.setdefault(section if dot else "training", []).append(
+            f"{key.removeprefix(f'{section}.')}={_public(value)}"
+        )
+    return {section: ", ".join(values) for section, values in found.items()}
+
+
+def _public(value: Any) -> Any:
+    """A value without the path of a home folder."""
+    if isinstance(value, list):
+        return [_public(item) for item in value]
+    if value is None:
+        return "null"
+    return "::".join(map(public_path, value.split("::"))) if isinstance(value, str) else value
 
 
 def saved_config(folder: Path) -> dict[str, Any]:
@@ -124,7 +144,7 @@ def check_run(config: TrainConfig) -> None:
     folder, resume = run_folder(config), config.resume
     if resume.mode == "never" or not _has_checkpoint(folder) or not (folder / CONFIG).exists():
         return
-    old, new = _flat(saved_config(folder)), _flat(_plain(config))
+    old, new = flat(saved_config(folder)), flat(_plain(config))
     allowed = (*WITH_BATCH * resume.allow_batch_change, *WITH_DATA * resume.allow_more_data)
     unknown = {key for key in ADDED if key not in old}
     fixed = sorted({*old, *new} - {*allowed} - unknown)
@@ -189,12 +209,13 @@ def _has_checkpoint(folder: Path, step: int | None = None) -> bool:
     return any((folder / "checkpoints").glob("step_*" if step is None else f"step_{step:08d}"))
 
 
-def _plain(config: TrainConfig) -> Any:
+def _plain(config: Any) -> Any:
     """As config.yaml has it: a signed URL is the same data when it is signed anew, and nobody reads the signature."""
     return without_secrets(OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True))
 
 
-def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """Dotted key → value of a tree of mappings."""
     if not isinstance(tree, Mapping):
         return {prefix.removesuffix("."): tree}
-    return {k: v for name, branch in tree.items() for k, v in _flat(branch, f"{prefix}{name}.").items()}
+    return {k: v for name, branch in tree.items() for k, v in flat(branch, f"{prefix}{name}.").items()}
