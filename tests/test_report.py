@@ -86,7 +86,7 @@ def test_every_number_is_that_of_the_files(tmp_path: Path) -> None:
     assert mistakes[:2] == [HOSTILE, HOSTILE] and len(mistakes) == 6
     for words in ("60 pictures, 70 texts", "0.123", "0.0002", "−0.020", "200 steps of 64 pairs in 1 min 40 s"):
         assert words in page.text
-    assert page.text.split("processes ")[1][0] == "2"
+    assert "processes 2 seed 3" in page.text
 
 
 def test_curves_tell_their_numbers_to_who_cannot_see_them(tmp_path: Path) -> None:
