@@ -40,7 +40,8 @@ def notices(values: Sequence[str | Path]) -> list[Notice]:
     """
     found: dict[str, Notice] = {}
     for value in map(str, values):
-        for place, _ in parts(re.sub(r"^(beir|dpr|wds|retrieval|zero_shot):", "", value), "data"):
+        path = re.sub(r"^[a-z_]+:(?!//|:)", "", value)  # without the kind of an entry of eval.suite
+        for place, _ in parts(path, "data"):
             for file in _beside(place):
                 found.setdefault(os.path.realpath(file), Notice(value, str(file), _text(file)))
     return list(found.values())
