@@ -38,8 +38,6 @@ OF_TASK = {
     "question_passage": ("depth", "answers", "embeddings", "embedding_type", "baselines"),
 }
 NOTES = """\
-suite entries of image_text: retrieval:SHARDS  zero_shot:TASK.json  wds:FOLDER (a CLIP_benchmark data set)
-of question_passage: beir:FOLDER[@SPLIT]  dpr:PATH (questions with answers, in a folder with psgs_w100.tsv, or DPR JSON)
 Their files: .json, .trec (run), .qrels, .beir.json, .dpr.json (retriever output). A judged question that finds nothing
 counts as zero; equal scores stand as trec_eval sorts them. A baseline that cannot be made is left out with a line.
 The .json also has 95 % intervals (bootstrap over queries, of one topic or picture together), how scores of right and
@@ -49,7 +47,9 @@ wrong pairs are spread, what is confused, and examples= cases; .pictures/ has sm
 
 def main() -> None:
     if {"-h", "--help"} & set(sys.argv[1:]):
-        print(help_text(PURPOSE, EXAMPLES, EvalCommand, NOTES))
+        from eval.suite import forms_help
+
+        print(help_text(PURPOSE, EXAMPLES, EvalCommand, forms_help() + NOTES))
         return
     command = parse_options(EvalCommand, sys.argv[1:], "python -m eval")
 

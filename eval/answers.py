@@ -1,11 +1,12 @@
-"""Does a passage contain an answer? What DPR's retrieval accuracy counts, token for token.
+"""Whether a passage contains an answer, by the rule of DPR's retrieval accuracy.
 
-Karpukhin et al. 2020 (arXiv 2004.04906) took the rule from DrQA: text and answer in NFD; a token is a longest run of
-letters, numbers and marks, or else one character that is neither space nor control; lower case, not case folding; the
-answer's tokens stand in the text side by side. Titles are not searched. An answer without a token is in every text.
-`regex` mode: the answer is a pattern, searched without case; a pattern that cannot be compiled is in no text.
+Karpukhin et al. 2020 (arXiv 2004.04906) took the rule from DrQA. Text and answer are normalised to NFD. A token is a
+longest run of letters, numbers and marks, or else one character that is neither space nor control. Tokens are compared
+in lower case (not case-folded), and the tokens of the answer must be adjacent in the text. Titles are not searched. An
+answer without tokens is in every text. In `regex` mode the answer is a pattern, searched regardless of case; a pattern
+that does not compile is in no text.
 
-The classes of characters are those of the `regex` module, as in DPR: its Unicode is newer than Python's own.
+The character classes are those of the `regex` module, as in DPR: its Unicode version is newer than Python's.
 """
 
 from __future__ import annotations
@@ -24,36 +25,32 @@ Span = tuple[int, int]
 
 TOP_K = (1, 5, 20, 100)
 _TOKEN = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")
-_BETWEEN = "\x1f"  # a control character, so in no token; and no letter, so lower() treats every token as if alone
-_SECONDS = 10.0  # a pattern that needs longer for one text would never end
-
-
-def has_answer(answers: Iterable[str], text: str, mode: Mode = "string") -> bool:
-    """Whether `text` contains one of the answers. For many texts: `prepared(answers, mode).within`."""
-    return prepared(answers, mode).within(text)
-
-
-def answer_spans(answers: Iterable[str], text: str, mode: Mode = "string") -> list[Span]:
-    """[start, end) of all answers in `text` as it stands, in order, those that touch each other's characters joined."""
-    return prepared(answers, mode).spans(text)
+_BETWEEN = "\x1f"  # a control character is in no token, and lower() treats the tokens beside it separately
+_SECONDS = 10.0  # for one pattern in one text; a pattern with catastrophic backtracking would never end
 
 
 class Answers(Protocol):
-    """The answers of one question, made ready once."""
+    """The answers of one question, prepared for many texts."""
 
-    def within(self, text: str) -> bool: ...
+    def within(self, text: str) -> bool:
+        """Whether the text contains one of the answers."""
+        ...
 
-    def spans(self, text: str) -> list[Span]: ...
+    def spans(self, text: str) -> list[Span]:
+        """[start, end) of all answers in the text as given, in order; spans that overlap are joined."""
+        ...
 
 
 def prepared(answers: Iterable[str], mode: Mode = "string") -> Answers:
+    """The matcher of some answers."""
     return {"string": _Strings, "regex": _Patterns}[mode](answers)
 
 
 def top_k_accuracy(hits: Sequence[Sequence[bool]], ks: Iterable[int] = TOP_K) -> dict[str, np.ndarray]:
-    """{"accuracy@k": (n,) of 0 and 1}: does one of the first k passages of a question contain an answer?
+    """{"accuracy@k": (n,) of 0 and 1}: whether one of the first k passages of a question contains an answer.
 
-    hits: for each of n questions, best passage first; fewer than k passages are all there are.
+    hits: for each of n questions whether each passage contains an answer, best passage first; a row may be shorter
+    than k.
     """
     first = np.array([next((i for i, hit in enumerate(row) if hit), np.inf) for row in hits])
     return {f"accuracy@{k}": (first < k).astype(np.float64) for k in ks}
@@ -67,7 +64,7 @@ class _Strings:
         self._everywhere = [] in self._tokens
 
     def within(self, text: str) -> bool:
-        """Tokens are made only of texts that hold the longest token of an answer, as a string: one passage in many."""
+        """Only texts that contain the longest token of an answer as a substring are cut into tokens: few do."""
         if self._everywhere:
             return True
         text = _decomposed(text)
@@ -80,10 +77,10 @@ class _Strings:
 
     def spans(self, text: str) -> list[Span]:
         decomposed = _decomposed(text)
-        places = [match.span() for match in _TOKEN.finditer(decomposed)]
-        words = [decomposed[start:end].lower() for start, end in places]
+        tokens = [match.span() for match in _TOKEN.finditer(decomposed)]
+        words = [decomposed[start:end].lower() for start, end in tokens]
         found = (
-            (places[i][0], places[i + len(answer) - 1][1])
+            (tokens[i][0], tokens[i + len(answer) - 1][1])
             for answer in self._tokens
             if answer
             for i in range(len(words) - len(answer) + 1)
@@ -107,7 +104,7 @@ class _Patterns:
 
 
 def _compiled(pattern: str) -> regex.Pattern[str] | None:
-    """None when it is no pattern, whatever the reason: the data are not ours."""
+    """The compiled pattern; None if it does not compile for any reason, since the data are not ours."""
     try:
         return regex.compile(pattern, flags=regex.IGNORECASE | regex.UNICODE | regex.MULTILINE)
     except Exception:
@@ -133,19 +130,19 @@ def _lower_tokens(decomposed: str) -> list[str]:
 
 
 def _joined(tokens: list[str]) -> str:
-    """One string in which a run of tokens is a run of characters."""
+    """One string: adjacent tokens are a substring of it."""
     return f"{_BETWEEN}{_BETWEEN.join(tokens)}{_BETWEEN}"
 
 
 def _folded(lower: str) -> str:
-    """Σ is the one letter whose lower case depends on its neighbours."""
+    """Lower-case sigma in one form: Σ is the only letter whose lower case depends on its neighbours."""
     return lower.replace("ς", "σ")
 
 
 def _origin(text: str, decomposed: str) -> Sequence[int]:
-    """For each character of the NFD form, the character of `text` it came from.
+    """For each character of the NFD form, the index of the character of `text` that it came from.
 
-    NFD also sorts the marks of a letter, but no token ends between two of them.
+    NFD also reorders the marks of a letter, but no token ends between two marks.
     """
     if decomposed == text:
         return range(len(text))

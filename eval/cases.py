@@ -1,82 +1,71 @@
-"""Cases for people to look at: a few queries with what each system answered, and what would have been right.
+"""Cases: a few queries of an evaluation with the answers of each system and the right answers, for people to look at.
 
-One structure for all tasks. In the JSON of a result: {"gallery": {title: [case, …]}}; what is not known is left out.
-
-    case    {"kind", "query": item, "value": {metric: number}, "systems": {name: [answer, …]}, "right": [item, …]}
-    item    {"id", "text", "title", "picture": file in <data set>.pictures/, "spans": [[start, end], …] in the text}
-    answer  item + {"score", "right"}
+All evaluators use one structure. In the JSON of a result it is {"gallery": {title: [case, …]}}; unknown parts are
+left out.
 
 n queries, m items, D embedding width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Hashable, Sequence
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
+from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
 
-ANSWERS = 5  # of a system in one case
-RIGHT = 3  # that would have been right
+ANSWERS = 5  # answers of each system in one case
+RIGHT = 3  # right answers in one case
 LONGEST = 600  # characters of a text
-BEFORE = 200  # characters before a span that a long text begins with
+BEFORE = 200  # characters before the first span of a text that is cut
 
 
-@dataclass(frozen=True)
-class Item:
-    """A query or an answer. id: of the sample, passage or class; spans: where the text has an answer."""
+class Item(TypedDict, total=False):
+    """A query or an answer. id: of the sample, passage or class. spans: [start, end) of the answers in the text.
 
-    id: str
-    text: str | None = None
-    title: str | None = None
-    picture: str | None = None
-    spans: Sequence[tuple[int, int]] | None = None
+    picture: a file in <data set>.pictures/. score, right: of an answer only.
+    """
 
-    def as_json(self) -> dict[str, Any]:
-        return {key: value for key, value in asdict(self).items() if value not in (None, "", [])}
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One item that a system found."""
-
-    item: Item
-    score: float
-    right: bool
-
-    def as_json(self) -> dict[str, Any]:
-        return {**self.item.as_json(), "score": round(self.score, 4), "right": self.right}
+    id: str | None
+    text: str | None
+    title: str | None
+    picture: str | None
+    spans: list[Annotated[list[int], Field(min_length=2, max_length=2)]] | None
+    score: float | None
+    right: bool | None
 
 
-@dataclass(frozen=True)
-class Case:
-    """One query. kind: best, worst or random; value: how the model fared; systems: whose answers, the best first."""
+class Case(TypedDict, total=False):
+    """One query. kind: best, worst or random. value: its metrics. systems: the answers of each system, best first."""
 
     kind: str
-    query: Item
-    value: Mapping[str, float]
-    systems: Mapping[str, Sequence[Answer]]
-    right: Sequence[Item]
+    query: Item | None
+    value: dict[str, float | None] | None
+    systems: dict[str, list[Item]] | None
+    right: list[Item] | None
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "query": self.query.as_json(),
-            "value": dict(self.value),
-            "systems": {name: [answer.as_json() for answer in answers] for name, answers in self.systems.items()},
-            "right": [item.as_json() for item in self.right],
-        }
+
+def item(name: str, text: str | None = None, **more: Any) -> Item:
+    """An item without its empty parts. name: its id."""
+    parts = {"id": name, "text": text, **more}
+    return Item(**{key: value for key, value in parts.items() if value not in (None, "", [])})
+
+
+def answer(found: Item, score: float, right: bool) -> Item:
+    """An item that a system has found."""
+    return {**found, "score": round(score, 4), "right": right}
 
 
 def choose(
     quality: np.ndarray, sure: np.ndarray, groups: Sequence[Hashable], count: int, seed: int = 0
 ) -> list[tuple[str, int]]:
-    """(kind, query): the `count` best, the `count` worst and `count` random queries of n, none of them twice.
+    """(kind, query) of the `count` best, the `count` worst and `count` random queries of n, none of them twice.
 
-    quality (n,): higher is better. Of equal ones that with the higher `sure` (n,), how certain the model was, comes
-    first, then the earlier one: the worst are those where it was confidently wrong. groups (n,): what each query is
-    about; a kind has one of a group as long as there are others. Of few queries one half is best, the other worst.
+    quality (n,): higher is better. Of equal queries the one with the higher `sure` (n,), the certainty of the model,
+    comes first, then the earlier one: so the worst are those with confident mistakes. groups (n,): the topic of each
+    query; a kind has one query of a group as long as there are other groups. If there are few queries, one half is
+    best and the other half worst.
     """
     n = len(quality)
     plan = (
@@ -87,7 +76,7 @@ def choose(
     chosen: dict[int, str] = {}
     for kind, order, most in plan:
         left = [query for query in order.tolist() if query not in chosen]
-        chosen |= dict.fromkeys(_spread(left, groups, most), kind)
+        chosen |= dict.fromkeys(_of_different_groups(left, groups, most), kind)
     return [(kind, query) for query, kind in chosen.items()]
 
 
@@ -98,7 +87,7 @@ def best_items(query_D: np.ndarray, items_mD: np.ndarray, count: int = ANSWERS) 
 
 
 def excerpt(text: str, spans: Sequence[tuple[int, int]] = ()) -> tuple[str, list[tuple[int, int]]]:
-    """LONGEST characters of a text, with the first span among them, and the spans that lie there."""
+    """(LONGEST characters of a text with the first span among them, the spans inside this part)."""
     start = 0
     if spans and spans[0][1] > LONGEST:
         start = text.rfind(" ", 0, max(0, spans[0][0] - BEFORE)) + 1
@@ -108,8 +97,8 @@ def excerpt(text: str, spans: Sequence[tuple[int, int]] = ()) -> tuple[str, list
     return before + shown + after, [(begin, end) for begin, end in moved if begin < end]
 
 
-def _spread(order: Sequence[int], groups: Sequence[Hashable], count: int) -> list[int]:
-    """The first `count` of `order` that are of different groups; filled up where there are not so many groups."""
+def _of_different_groups(order: Sequence[int], groups: Sequence[Hashable], count: int) -> list[int]:
+    """The first `count` queries in `order` of different groups, filled up with others if there are too few groups."""
     first: dict[Hashable, int] = {}
     for query in order:
         first.setdefault(groups[query], query)

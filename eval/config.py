@@ -42,8 +42,8 @@ class EvalConfig:
     every: int = described(0, "steps between evaluations; 0: at the end only", least=0)
     suite: list[str] = described(
         [],
-        "what to evaluate besides data.val: retrieval:SHARDS, zero_shot:TASK.json, wds:FOLDER; of question_passage "
-        "beir:FOLDER[@SPLIT], dpr:PATH",
+        "what to evaluate besides data.val, each as KIND:PATH, e.g. retrieval:SHARDS or beir:FOLDER; "
+        "python -m eval --help lists the kinds",
     )
     block: int = described(256, "items encoded at a time; results do not depend on the number of ranks")
     truth: Truth = described(Truth.keys, "image_text, right answers: equal content keys, or only the own pair")

@@ -33,7 +33,7 @@ from data.errors import ConfigError, DataError
 from data.files import sync, whole_file, writable, write_json
 from eval.encode import Encoder, check_finite
 from eval.memory import trim
-from eval.progress import printed, progress
+from eval.progress import print_line, progress
 from train.distributed.agreement import from_rank_0, rank_0_only
 from train.distributed.world import World
 from train.runs.checkpoint import named_tensors
@@ -122,7 +122,7 @@ def encode_corpus(
         else:
             assert ids is not None, "a folder needs ids"
             store = _Folder(folder, settings, world)
-            first = from_rank_0(world, lambda: store.opened(ids, stack, say or printed)) * size
+            first = from_rank_0(world, lambda: store.opened(ids, stack, say or print_line)) * size
         if first < len(items):
             tell = say if world.rank == 0 else _nothing
             hear = stack.enter_context(progress(f"Encode {side}", len(items), first, tell))

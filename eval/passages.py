@@ -1,8 +1,8 @@
-"""Questions against a corpus of passages: the model's ranking, and others beside it.
+"""Retrieval of passages for questions: evaluation of the model and of its baselines on one question set.
 
-Passages are encoded and searched by all ranks, so the numbers are the same for any number of them; rank 0 scores what
-was found. Beside the model, with the difference and its interval: BM25, the encoder as it was before training, and the
-reciprocal rank fusion of the model's ranking with BM25's.
+All ranks encode and search together, and the numbers do not depend on how many they are. Rank 0 scores the hits. The
+baselines are BM25, the encoder before training, and the reciprocal rank fusion of the model with BM25. The result has
+the difference to each baseline, with its interval.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from data.files import write_json
 from data.passages import Passage, Question
 from data.question_passage import TextInputs, TokenizeTexts, passage_texts
 from eval.bm25 import BM25, build_bm25, open_bm25
-from eval.cases import ANSWERS, RIGHT, Answer, Case, Item, choose, excerpt
+from eval.cases import ANSWERS, RIGHT, Case, Item, answer, choose, excerpt, item
 from eval.config import Baseline, EvalConfig
-from eval.embeddings import Embeddings, encode_corpus, identity_of
+from eval.embeddings import encode_corpus, identity_of
 from eval.encode import Encoder, Evaluator, Report
 from eval.fusion import reciprocal_rank_fusion
 from eval.index import Hits, Index, recall_against_exact
 from eval.index_spec import EXACT
-from eval.question_sets import Passages, QuestionSet
+from eval.question_sets import QuestionSet, SearchedCorpus
 from eval.score_histogram import score_histogram, spread
 from eval.scores import Judge, Values, chance, differences, summarised
 from eval.trec import CUTOFFS, Context, Run, beir_result, ranked, write_dpr, write_qrels, write_run
 from train.distributed.agreement import from_rank_0, raise_on_all, rank_0_only
 from train.distributed.contact import PeerFailure
 
-SYSTEMS = ("model", "bm25", "untrained")  # whose answers a case shows side by side
+SYSTEMS = ("model", "bm25", "untrained")  # a case shows the answers of these side by side
 
 
 @dataclass(frozen=True)
 class Searched:
-    """What an encoder found, with its queries (n, D); how: the index and its depth."""
+    """The hits of an encoder for its queries (n, D). how: the index and its depth, for the result."""
 
     hits: Hits
     queries: np.ndarray
@@ -52,51 +52,50 @@ class Searched:
 
 
 class PassageSide:
-    """A corpus as encoders and BM25 see it, made once for all question sets that search it."""
+    """A corpus prepared for encoders and BM25, once for all question sets that search it."""
 
-    def __init__(self, corpus: Passages, tokenize: TokenizeTexts, config: PassageConfig, options: EvalConfig) -> None:
+    def __init__(
+        self, corpus: SearchedCorpus, tokenize: TokenizeTexts, config: PassageConfig, options: EvalConfig
+    ) -> None:
         self.corpus, self._config, self._options = corpus, config, options
         self._texts = passage_texts(cast(Corpus, corpus), tokenize, config)
         self._folder = None if options.embeddings is None else Path(options.embeddings).expanduser()
-        self._kept: dict[str, tuple[str, Index]] = {}
+        self._indexes: dict[str, tuple[str, Index]] = {}
         self._ids: dict[int, str] = {}
 
     def index(self, system: str, encode: Encoder) -> Index:
-        """Of all passages, as the encoder's weights are now; kept until the same system has others. A collective."""
-        seen = self._config  # what a tower sees of a passage
+        """The index of all passages with the current weights, kept until the weights change. A collective."""
+        seen = self._config  # these options decide which tokens a tower gets
         facts = (self.corpus.fingerprint, seen.title.value, seen.prefix, str(seen.length))
         identity = identity_of(encode.towers["y"], *facts)
-        if system not in self._kept or self._kept[system][0] != identity:
-            self._kept.pop(system, None)
-            vectors = self._embeddings(encode, identity).vectors
-            self._kept[system] = (identity, Index(vectors, self._options.index, world=encode.world))
-        return self._kept[system][1]
-
-    def _embeddings(self, encode: Encoder, identity: str) -> Embeddings:
-        folder = self._folder and self._folder / identity[:16]
-        kept_as = self._options.embedding_type.value
-        return encode_corpus(encode, "y", self._texts, folder, ids=self.corpus.ids, identity=identity, dtype=kept_as)
+        if system not in self._indexes or self._indexes[system][0] != identity:
+            self._indexes.pop(system, None)  # frees its memory before the new one is made
+            folder, dtype = self._folder and self._folder / identity[:16], self._options.embedding_type.value
+            made = encode_corpus(encode, "y", self._texts, folder, ids=self.corpus.ids, identity=identity, dtype=dtype)
+            self._indexes[system] = (identity, Index(made.vectors, self._options.index, world=encode.world))
+        return self._indexes[system][1]
 
     @cached_property
     def bm25(self) -> BM25:
-        """Over titles and texts."""
+        """The BM25 index of titles and texts."""
         passages = (self.corpus[i] for i in range(len(self.corpus)))
         texts = (f"{passage.title} {passage.text}" for passage in passages)
         return open_bm25(texts, self._folder, self.corpus.fingerprint) if self._folder else build_bm25(texts)
 
     def id(self, position: int) -> str:
-        """Of a passage that was found: many questions find the same."""
+        """The id of the passage at a position, cached because many questions find the same passages."""
         if position not in self._ids:
             self._ids[position] = self.corpus.ids(position, position + 1)[0]
         return self._ids[position]
 
     def passage(self, name: str) -> Passage:
+        """The passage with this id."""
         return self.corpus[int(self.corpus.positions([name])[0])]
 
 
 @dataclass(frozen=True)
 class PassageRetrieval(Evaluator):
-    """One set of questions on its corpus. untrained: makes the encoder as it was before training, a baseline."""
+    """The evaluator of one question set. untrained: makes the encoder before training, for this baseline."""
 
     data: QuestionSet
     side: PassageSide
@@ -111,7 +110,7 @@ class PassageRetrieval(Evaluator):
         found = {"model": model.hits}
         if Baseline.untrained in self.baselines and self.untrained:
             before = None
-            with _left_out(Baseline.untrained):
+            with _skip_on_error(Baseline.untrained):
                 before = raise_on_all(world, self.untrained)
             if before:
                 found["untrained"] = self._search("untrained", before).hits
@@ -119,10 +118,10 @@ class PassageRetrieval(Evaluator):
         report = from_rank_0(world, lambda: self._scored(runs, model, examples))
         return replace(report, files=self._files(runs["model"])) if runs else report
 
-    # Runs -------------------------------------------------------------------------------------------------------------
+    # ---- runs --------------------------------------------------------------------------------------------------------
 
     def _search(self, system: str, encode: Encoder) -> Searched:
-        """The best passages of every question as an encoder ranks them. A collective."""
+        """The best passages of every question by the scores of an encoder. A collective."""
         index = self.side.index(system, encode)
         lengths = np.array([len(question.text.encode()) for question in self.data.questions])
         texts = TextInputs(self.data.questions.__getitem__, lengths, self.tokenize, self.question)
@@ -134,21 +133,21 @@ class PassageRetrieval(Evaluator):
             how[f"recall_against_exact@{hits.positions.shape[1]}"] = share
         return Searched(hits, queries, index, how)
 
-    def _runs(self, found: Mapping[str, Hits]) -> dict[str, Run]:
-        """What the encoders have found, and the other systems that are asked for."""
+    def _runs(self, hits: Mapping[str, Hits]) -> dict[str, Run]:
+        """The runs of the encoders, and of the baselines without an encoder. hits: of each encoder."""
         every = range(len(self.data.questions))
-        runs = {name: self._run(hits.found(query) for query in every) for name, hits in found.items()}
+        runs = {name: self._run(of.found(query) for query in every) for name, of in hits.items()}
         if {Baseline.bm25, Baseline.fusion} & set(self.baselines):
-            with _left_out(Baseline.bm25):
+            with _skip_on_error(Baseline.bm25):
                 pairs = self.side.bm25.search([question.text for question in self.data.questions], self._depth)
-                words = self._run(list(zip(places.tolist(), scores.tolist(), strict=True)) for scores, places in pairs)
+                words = self._run(list(zip(rows.tolist(), scores.tolist(), strict=True)) for scores, rows in pairs)
                 fused = reciprocal_rank_fusion([runs["model"], words], depth=self.options.depth)
                 others = {Baseline.bm25: words, Baseline.fusion: fused}
                 runs |= {baseline.value: run for baseline, run in others.items() if baseline in self.baselines}
         return runs
 
     def _run(self, found: Iterable[Sequence[tuple[int, float]]]) -> Run:
-        """From (position, score) of what each question finds; the passage that is the question itself is left out."""
+        """The run of (position, score) pairs of each question, without passages that are the question itself."""
         run = {}
         for question, pairs in zip(self.data.questions, found, strict=True):
             scores = {self.side.id(position): score for position, score in pairs}
@@ -159,17 +158,17 @@ class PassageRetrieval(Evaluator):
 
     @cached_property
     def _own(self) -> set[str]:
-        """Ids of questions that are ids of passages too, which nobody judged for them."""
+        """Ids of questions that are also ids of passages and are not judged for themselves."""
         if not self.data.drop_own:
             return set()
         names = [q.id for q in self.data.questions if q.id not in self.data.qrels.get(q.id, {})]
-        return {name for name, place in zip(names, self.data.corpus.positions(names), strict=True) if place >= 0}
+        return {name for name, position in zip(names, self.data.corpus.positions(names), strict=True) if position >= 0}
 
     @property
     def _depth(self) -> int:
         return self.options.depth + bool(self._own)
 
-    # Scores -----------------------------------------------------------------------------------------------------------
+    # ---- scores ------------------------------------------------------------------------------------------------------
 
     @cached_property
     def _judge(self) -> Judge:
@@ -196,7 +195,7 @@ class PassageRetrieval(Evaluator):
         sizes = {"num_questions": float(questions), "num_passages": float(passages)}
         return Report("passage_retrieval", {**summary.metrics, **sizes}, chance(self.data.qrels, passages), details)
 
-    # What people look at ----------------------------------------------------------------------------------------------
+    # ---- cases -------------------------------------------------------------------------------------------------------
 
     def _histogram(self, run: Run, searched: Searched) -> dict[str, list[Any]]:
         picks = spread(len(self.data.questions))
@@ -208,66 +207,71 @@ class PassageRetrieval(Evaluator):
         return score_histogram(searched.queries[picks], searched.index.corpus, right, np.array(wrong))
 
     def _right(self, question: str, run: Run) -> list[str]:
-        """Passages that are right, the best first: by grade, or as the model ranks those that have an answer."""
+        """Right passages, best first: judged ones by grade; without judgements, those with an answer by rank."""
         if self.data.qrels:
             grades = self.data.qrels.get(question, {})
             judged = [p for p, grade in sorted(grades.items(), key=lambda pair: -pair[1]) if grade > 0]
-            return [p for p, place in zip(judged, self.data.corpus.positions(judged), strict=True) if place >= 0]
+            return [p for p, i in zip(judged, self.data.corpus.positions(judged), strict=True) if i >= 0]
         return [p for p, _ in ranked(run[question]) if self._judge.hit(question, p)]
 
-    def _cases(self, runs: Mapping[str, Run], model: Values, examples: int) -> list[dict[str, Any]]:
+    def _cases(self, runs: Mapping[str, Run], model: Values, examples: int) -> list[Case]:
         metric, value = self._judge.per_question(runs["model"], model)
         asked = [question for question in self.data.questions if question.id in value]
         quality = np.array([value[question.id] for question in asked])
         sure = np.array([max(runs["model"][question.id].values(), default=0.0) for question in asked])
         groups = [question.group or question.id for question in asked]
         chosen = choose(quality, sure, groups, examples)
-        return [self._case(kind, asked[i], {metric: float(quality[i])}, runs).as_json() for kind, i in chosen]
+        return [self._case(kind, asked[i], {metric: float(quality[i])}, runs) for kind, i in chosen]
 
     def _case(self, kind: str, question: Question, value: dict[str, float], runs: Mapping[str, Run]) -> Case:
         systems = {
             name: [
-                Answer(self._item(question, passage), score, self._judge.right(question.id, passage))
+                answer(self._item(question, passage), score, self._judge.right(question.id, passage))
                 for passage, score in ranked(runs[name][question.id], ANSWERS)
             ]
             for name in SYSTEMS
             if name in runs
         }
         right = [self._item(question, passage) for passage in self._right(question.id, runs["model"])[:RIGHT]]
-        return Case(kind, Item(question.id, question.text), value, systems, right)
+        return {
+            "kind": kind,
+            "query": item(question.id, question.text),
+            "value": {**value},
+            "systems": systems,
+            "right": right,
+        }
 
     def _item(self, question: Question, name: str) -> Item:
         passage = self.side.passage(name)
         spans = self._judge.spans(question.id, passage.text)
         text, spans = excerpt(passage.text, spans)
-        return Item(name, text, title=passage.title, spans=spans)
+        return item(name, text, title=passage.title, spans=spans)
 
-    # Files ------------------------------------------------------------------------------------------------------------
+    # ---- files -------------------------------------------------------------------------------------------------------
 
     def _files(self, run: Run) -> dict[str, Callable[[Path], None]]:
-        """Ending → what writes it: the run and judgements for other tools, BEIR's result, DPR's retriever output."""
+        """End of the file name → writer: the run, the judgements, BEIR's result and DPR's retriever output."""
         files: dict[str, Callable[[Path], None]] = {".trec": lambda path: write_run(path, run, "dyad")}
         if self.data.qrels:
             files[".qrels"] = lambda path: write_qrels(path, self.data.qrels)
             cutoffs = [k for k in CUTOFFS if k <= self.options.depth]
             files[".beir.json"] = lambda path: write_json(path, beir_result(self.data.qrels, run, cutoffs))
         if any(question.answers for question in self.data.questions):
-            files[".dpr.json"] = lambda path: write_dpr(path, self._contexts(run))
+            asked = self.data.questions
+            files[".dpr.json"] = lambda path: write_dpr(
+                path, ((q.text, q.answers, self._contexts(q, run)) for q in asked)
+            )
         return files
 
-    def _contexts(self, run: Run) -> Iterator[tuple[str, Sequence[str], Iterator[Context]]]:
-        for question in self.data.questions:
-            yield question.text, question.answers, self._found(question, run)
-
-    def _found(self, question: Question, run: Run) -> Iterator[Context]:
+    def _contexts(self, question: Question, run: Run) -> Iterator[Context]:
         for name, score in ranked(run[question.id]):
             passage = self.side.passage(name)
             yield Context(name, passage.title, passage.text, score, self._judge.hit(question.id, name))
 
 
 @contextmanager
-def _left_out(baseline: Baseline) -> Iterator[None]:
-    """A baseline that cannot be had is left out with a line: the model's own scores do not need it."""
+def _skip_on_error(baseline: Baseline) -> Iterator[None]:
+    """Skip a baseline that fails, with a line on stderr: the scores of the model do not need it."""
     try:
         yield
     except UserError as error:

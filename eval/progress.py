@@ -1,4 +1,4 @@
-"""How far a long pass over many items is: a bar on a terminal, a line now and then elsewhere. Torch-free."""
+"""Progress of a long pass over many items: a bar on a terminal, a line now and then elsewhere. Torch-free."""
 
 from __future__ import annotations
 
@@ -8,42 +8,43 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 from data.errors import printable
-from train.tracking.progress import on_terminal
 
 EVERY = 30.0  # seconds between two lines
 
 
 @contextmanager
 def progress(
-    what: str, total: int, done: int, say: Callable[[str], None] | None = None
+    what: str, total: int, done: int, log: Callable[[str], None] | None = None
 ) -> Iterator[Callable[[int], None]]:
-    """A function that hears how many items are done. `done`: those that an earlier start has left.
+    """Yields a function to call with the number of items that are done.
 
-    say: where lines go, for a caller who has a console of its own; without it, standard output.
+    done: items that an earlier start has finished. log: for a caller with a console of its own; without it, lines go to
+    standard output.
     """
-    began, spoke = time.monotonic(), time.monotonic()
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    began = last_line = time.monotonic()
 
     def facts(now: int) -> str:
         rate = (now - done) / max(time.monotonic() - began, 1e-9)
         return f"{rate:.1f}/s ETA {timedelta(seconds=round((total - now) / rate)) if rate else '?'}"
 
     def line(now: int) -> None:
-        nonlocal spoke
-        if time.monotonic() - spoke >= EVERY:
-            spoke = time.monotonic()
-            (say or printed)(f"{what} [{now:>{len(str(total))}}/{total} ({100 * now // total}%)] {facts(now)}")
+        nonlocal last_line
+        if time.monotonic() - last_line >= EVERY:
+            last_line = time.monotonic()
+            (log or print_line)(f"{what} [{now:>{len(str(total))}}/{total} ({100 * now // total}%)] {facts(now)}")
 
-    if say is not None or not on_terminal():
+    if log is not None or not Console().is_interactive:
         yield line
         return
-
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[facts]}"))
     with Progress(*columns, refresh_per_second=4) as bar:
         task = bar.add_task(what, total=total, completed=done, facts="")
         yield lambda now: bar.update(task, completed=now, facts=facts(now))
 
 
-def printed(line: str) -> None:
+def print_line(line: str) -> None:
+    """Print a line on standard output, with control characters printable."""
     print(printable(line), flush=True)

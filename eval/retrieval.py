@@ -1,14 +1,15 @@
-"""Retrieval in both directions: the rank of the right answer, by counting, without a matrix of all scores.
+"""Image–text retrieval in both directions: the rank of the best right item, counted without a matrix of all scores.
 
-Truth: picture i and caption j are right for each other when j belongs to i, when the picture of j has the same
-content as i, or when j has the same content as a caption of i (`truth=pairs`: only the first).
+Truth: picture i and caption j are right for each other if j belongs to i, if the picture of j has the same content as
+i, or if j has the same content as a caption of i. With `truth=pairs` only the first holds.
 
-Rank of a query: 1 + the wrong items ahead of the best right one. A higher score is ahead; at equal scores the
-earlier item is, as a stable sort would have it, so a collapsed model scores no better than chance. Other right
-items are not in the way. Median and mean of ranks are open_clip's, recall is CLIP_benchmark's: with several
-captions a picture counts when any of them is in the top K, text → image is averaged over captions.
+Rank of a query: 1 + the number of wrong items ahead of the best right item; other right items are not counted
+(filtered rank). An item is ahead if its score is higher, or equal and its position is lower, as in a stable sort; so a
+collapsed model scores no better than chance. Median and mean rank are defined as in open_clip, recall as in
+CLIP_benchmark: a picture with several captions counts if any of them is in the top K, text → image is the mean over
+captions.
 
-n queries, m items, D embedding width, t queries of one strip of scores.
+n queries, m items, D embedding width, t queries in one strip of scores.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor
 
 from eval.bootstrap import interval, limits
-from eval.cases import RIGHT, Answer, Case, Item, best_items, choose
+from eval.cases import RIGHT, Case, Item, answer, best_items, choose, item
 from eval.config import Truth
 from eval.encode import Encoder, Evaluator, Report
 from eval.found_ranks import found_ranks
@@ -38,13 +39,13 @@ from train.distributed.world import World, all_reduce_sum
 if TYPE_CHECKING:
     from data.image_text import RetrievalSet
 
-STRIP = 2**22  # scores held at a time: 16 MiB
+STRIP = 2**22  # scores in memory at a time: 16 MiB
 
 
 def match_pairs(
     owner: np.ndarray, image_keys: np.ndarray, text_keys: np.ndarray, truth: Truth
 ) -> tuple[Matches, Matches]:
-    """(image → text, text → image) truth of N pictures and M captions. owner (M,): the picture of each caption."""
+    """Matches (image → text, text → image) of N pictures and M captions. owner (M,): the picture of each caption."""
     pictures, captions = np.arange(len(image_keys)), np.arange(len(owner))
     if truth is Truth.pairs:
         image_labels = Labels.of((pictures, pictures), size=len(pictures))
@@ -59,9 +60,9 @@ def match_pairs(
 
 @torch.inference_mode()
 def count_ranks(queries_nD: np.ndarray, items_mD: np.ndarray, matches: Matches, world: World) -> Ranking:
-    """The ranks of all queries, equal on all ranks of the world, which share the strips of queries.
+    """The ranks of all queries. A collective: the processes share the strips of queries, and all return the same.
 
-    Memory: twice STRIP scores, or m when that is more. Every query needs a right item.
+    Memory: twice STRIP scores, or twice m if that is more. Every query needs a right item.
     """
     n, m = matches.shape
     assert queries_nD.shape[0] == n and items_mD.shape[0] == m, (queries_nD.shape, items_mD.shape, matches.shape)
@@ -69,7 +70,7 @@ def count_ranks(queries_nD: np.ndarray, items_mD: np.ndarray, matches: Matches, 
     counts = torch.zeros(2, n, dtype=torch.int64, device=world.device)
     scores = torch.zeros(2, n, device=world.device)
     size = max(1, STRIP // m)
-    # reused, since fresh pages would cost more than the counting
+    # reused: to allocate new pages would take longer than to count
     score, flag = torch.empty(2, min(size, n), m, device=world.device)
     for start in range(world.rank * size, n, world.size * size):
         stop = min(start + size, n)
@@ -83,9 +84,9 @@ def count_ranks(queries_nD: np.ndarray, items_mD: np.ndarray, matches: Matches, 
 
 
 def _strip_ranks(score_tm: Tensor, flag_tm: Tensor, row: Tensor, item: Tensor) -> tuple[Tensor, Tensor]:
-    """(2, t) rank and number of right items per row, (2, t) best right and best wrong score.
+    """(2, t) rank and number of right items of each query, (2, t) best right and best wrong score.
 
-    Overwrites the scores of right items; flag_tm is scratch.
+    row, item: all right pairs of the strip. Overwrites the scores of right items; flag_tm is scratch memory.
     """
     t, m = score_tm.shape
     score = score_tm[row, item]
@@ -102,13 +103,13 @@ def _strip_ranks(score_tm: Tensor, flag_tm: Tensor, row: Tensor, item: Tensor) -
 
 
 def rank_metrics(rank: np.ndarray, recall_k: Sequence[int]) -> dict[str, float]:
-    """R@K, mean_rank, median_rank (1-based; the median is floored, as in open_clip)."""
+    """R@K, mean_rank and median_rank of ranks from 1; the median is floored, as in open_clip."""
     recalls = {f"R@{k}": float((rank <= k).mean()) for k in recall_k}
     return {**recalls, "mean_rank": float(rank.mean()), "median_rank": float(np.floor(np.median(rank)))}
 
 
 def chance_recall(right: np.ndarray, m: int, k: int) -> float:
-    """Expected R@K of a random order: per query 1 − C(m − right, K) / C(m, K), averaged."""
+    """The expected R@K of a random order: the mean over queries of 1 − C(m − right, K) / C(m, K)."""
     draws = np.arange(min(k, m))
     missed = np.clip((m - right[:, None] - draws) / (m - draws), 0.0, 1.0).prod(axis=1)
     return float((1.0 - missed).mean())
@@ -116,9 +117,10 @@ def chance_recall(right: np.ndarray, m: int, k: int) -> float:
 
 @dataclass(frozen=True)
 class Way:
-    """One direction of a search, and how its queries and items are told to people.
+    """One direction of a search. query, item: make the items of a gallery from positions.
 
-    keys (n,): content of the queries; those with one key are one query to people. groups (n,): what each is about.
+    keys (n,): content keys of the queries; of queries with the same key a gallery shows one. groups (n,): the topic of
+    each query.
     """
 
     title: str
@@ -131,38 +133,48 @@ class Way:
     groups: np.ndarray
 
     def right(self, query: int) -> np.ndarray:
-        """Positions of its right items."""
+        """Positions of the right items of a query."""
         return self.matches.pairs(query, query + 1)[1]
 
     def ranking(self, index: str, k: int, world: World) -> tuple[Ranking, dict[str, Any]]:
-        """Its ranks, counted; those up to k where an approximate index finds them; and how. A collective."""
+        """(ranks of the queries, facts about the search). A collective.
+
+        The ranks are counted, or, with an approximate index, those of its first k hits.
+        """
         ready = None if index == EXACT else Index(self.items_mD, index, world=world)
         if ready and ready.how["index"] != EXACT:
             return found_ranks(self.queries_nD, ready, self.matches, k)
         return count_ranks(self.queries_nD, self.items_mD, self.matches, world), ready.how if ready else {}
 
     def histogram(self, found: Ranking) -> dict[str, list[Any]]:
+        """Scores of right pairs, wrong pairs and best wrong items, of a sample of the queries."""
         picks = spread(len(self.queries_nD))
         right = [self.right(query) for query in picks.tolist()]
         return score_histogram(self.queries_nD[picks], self.items_mD, right, found.best_wrong[picks])
 
-    def cases(self, found: Ranking, examples: int) -> list[dict[str, Any]]:
+    def cases(self, found: Ranking, examples: int) -> list[Case]:
+        """`examples` of the best, the worst and random queries, each with what was found."""
         first = np.unique(self.keys, return_index=True)[1]
         first.sort()
         rank, sure = found.rank[first], np.abs(found.best - found.best_wrong)[first]
         chosen = choose(-rank, sure, self.groups[first].tolist(), examples)
-        return [self._case(kind, int(first[place]), int(rank[place])).as_json() for kind, place in chosen]
+        return [self._case(kind, int(first[i]), int(rank[i])) for kind, i in chosen]
 
     def _case(self, kind: str, query: int, rank: int) -> Case:
         right = self.right(query).tolist()
         found = best_items(self.queries_nD[query], self.items_mD)
-        answers = [Answer(self.item(i), score, i in right) for i, score in found]
-        return Case(kind, self.query(query), {"rank": rank}, {"model": answers}, [self.item(i) for i in right[:RIGHT]])
+        return {
+            "kind": kind,
+            "query": self.query(query),
+            "value": {"rank": rank},
+            "systems": {"model": [answer(self.item(i), score, i in right) for i, score in found]},
+            "right": [self.item(i) for i in right[:RIGHT]],
+        }
 
 
 @dataclass(frozen=True)
 class Retrieval(Evaluator):
-    """Both directions on one set of pictures and captions."""
+    """The evaluator of one set of pictures and captions, in both directions."""
 
     data: RetrievalSet
     truth: Truth = Truth.keys
@@ -215,12 +227,12 @@ class Retrieval(Evaluator):
         }
 
     def _picture(self, small: Thumbnails, i: int) -> Item:
-        """With its first caption."""
+        """Picture i with its first caption."""
         first = int(np.searchsorted(self.data.owner, i))
-        return Item(self.data.images.key(i), self.data.texts.texts[first], picture=small.name(i))
+        return item(self.data.images.key(i), self.data.texts.texts[first], picture=small.name(i))
 
     def _caption(self, j: int) -> Item:
         owner = int(self.data.owner[j])
         number = j - int(np.searchsorted(self.data.owner, owner))
         name = self.data.images.key(owner)
-        return Item(f"{name}#{number + 1}" if number else name, self.data.texts.texts[j])
+        return item(f"{name}#{number + 1}" if number else name, self.data.texts.texts[j])

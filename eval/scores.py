@@ -1,8 +1,8 @@
-"""How a ranking of passages fares: values per question, their means with intervals, differences, and chance.
+"""Metrics of passage retrieval: values of each question, means with intervals, differences of systems, and chance.
 
-Of what is judged (qrels): nDCG@10, Recall@100, MRR@10, MAP@100, Success@k; of what has answers: accuracy@k, DPR's. A
-judged question that finds nothing, or that nobody asks since it has no right passage, counts as zero. Intervals: 95 %,
-by the bootstrap over groups of questions (of one topic, say), also of the differences between two systems.
+For judged questions (qrels): nDCG@10, Recall@100, MRR@10, MAP@100, Success@k. For questions with answers: DPR's
+accuracy@k. A judged question counts as zero if it finds nothing, or if it is not asked because it has no right passage.
+Intervals have 95 % and come from the bootstrap over groups of questions (for example topics), also for differences.
 
 n questions with a value, m passages.
 """
@@ -22,13 +22,13 @@ from eval.retrieval import chance_recall
 from eval.trec import Qrels, Run, measures, ranked
 
 JUDGED = ("nDCG@10", "Recall@100", "MRR@10", "MAP@100", *(f"Success@{k}" for k in TOP_K))
-DEEP = "Recall@1000"  # beside them when so many are found
+DEEP = "Recall@1000"  # if so many passages are searched for
 
 Values = dict[str, np.ndarray]  # metric → (n,) values, one per question
 
 
 class Judge:
-    """What is right for the questions of a set. mode: how a text has an answer."""
+    """Decides which passages are right for the questions of a set. mode: as in eval.answers."""
 
     def __init__(self, data: QuestionSet, mode: Mode, depth: int) -> None:
         self._data = data
@@ -40,6 +40,7 @@ class Judge:
         self._hits: dict[tuple[str, str], bool] = {}
 
     def values(self, run: Run) -> Values:
+        """All metrics of a run, question by question."""
         of_judged = measures(self._data.qrels, run, self._names) if self._data.qrels else {}
         values = {name: np.array([of[query] for query in self._data.qrels]) for name, of in of_judged.items()}
         if self._answered:
@@ -48,16 +49,16 @@ class Judge:
         return values
 
     def groups(self, metric: str) -> Sequence[Hashable]:
-        """(n,) group of the question of each value, None for one on its own."""
+        """(n,) the group of the question of each value of a metric; None if it has no group."""
         accuracy = metric.startswith("accuracy@")
         return [question.group for question in self._answered] if accuracy else self._judged
 
     def hits(self, question: str, run: Run) -> list[bool]:
-        """Whether each of its first 100 passages contains an answer."""
+        """Whether each of the first 100 passages of a question contains an answer."""
         return [self.hit(question, passage) for passage, _ in ranked(run.get(question, {}), max(TOP_K))]
 
     def hit(self, question: str, passage: str) -> bool:
-        """Whether a passage contains an answer; False for a question without."""
+        """Whether a passage contains an answer; False for a question without answers."""
         if question not in self._answers:
             return False
         if (question, passage) not in self._hits:
@@ -66,12 +67,12 @@ class Judge:
         return self._hits[question, passage]
 
     def spans(self, question: str, text: str) -> list[Span]:
-        """Where a text has an answer; nowhere for a question without."""
+        """[start, end) of the answers in a text; [] for a question without answers."""
         return self._answers[question].spans(text) if question in self._answers else []
 
     def per_question(self, run: Run, values: Values) -> tuple[str, dict[str, float]]:
-        """What tells questions apart: (metric, {question: value}) of `values`; nDCG@10 of those that are judged, and
-        where only answers are known, one over the rank of the first passage that has one.
+        """(metric, {question: value}) by which questions are ordered: nDCG@10 if there are judgements, else 1 / rank of
+        the first passage with an answer.
         """
         if self._data.qrels:
             return "nDCG@10", dict(zip(self._data.qrels, values["nDCG@10"].tolist(), strict=True))
@@ -79,7 +80,7 @@ class Judge:
         return "RR@100", {name: 1 / (1 + of.index(True)) if True in of else 0.0 for name, of in hits.items()}
 
     def right(self, question: str, passage: str) -> bool:
-        """Judged right, or with an answer where only answers are known."""
+        """Whether a passage is judged right; without judgements, whether it contains an answer."""
         if self._data.qrels:
             return self._data.qrels.get(question, {}).get(passage, 0) > 0
         return self.hit(question, passage)
@@ -87,7 +88,7 @@ class Judge:
 
 @dataclass(frozen=True)
 class Summary:
-    """metrics: means over questions; intervals: theirs; over_groups: means over groups' means, where there are any."""
+    """metrics: means over questions, with their intervals. over_groups: means of group means, if there are groups."""
 
     metrics: dict[str, float]
     intervals: dict[str, list[float] | None]
@@ -95,6 +96,7 @@ class Summary:
 
 
 def summarised(values: Values, judge: Judge) -> Summary:
+    """Means and intervals of all metrics."""
     groups = {name: judge.groups(name) for name in values}
     return Summary(
         {name: float(v.mean()) for name, v in values.items()},
@@ -104,7 +106,7 @@ def summarised(values: Values, judge: Judge) -> Summary:
 
 
 def differences(values: Values, others: Values, judge: Judge) -> dict[str, dict[str, Any]]:
-    """{metric: {"value", "interval"}} of `values` minus `others`, question by question."""
+    """{metric: {"value", "interval"}} of the mean of `values` minus `others`, question by question."""
     return {
         name: {
             "value": float((v - others[name]).mean()),
@@ -119,7 +121,7 @@ def _interval(values: np.ndarray, groups: Sequence[Hashable]) -> list[float] | N
 
 
 def chance(qrels: Qrels, m: int) -> dict[str, float]:
-    """What m passages in a random order would score, for the measures that have a closed form."""
+    """The expected values of m passages in a random order, for the measures with a closed form."""
     if not qrels:
         return {}
     grades = [np.array([g for g in of.values() if g > 0], dtype=np.float64) for of in qrels.values()]

@@ -1,6 +1,6 @@
-"""The shapes of what a run folder holds, checked where it is read: everything behind that relies on them.
+"""The shapes of the files in a run folder. They are checked where the files are read; all other code relies on them.
 
-A run of another age lacks parts, or has them as null. A part of another shape is left out, and told.
+A run of another age lacks parts, or has them as null. A part of another shape is left out, with a line that says so.
 """
 
 from __future__ import annotations
@@ -14,30 +14,13 @@ from typing_extensions import TypedDict  # pydantic takes typing's from Python 3
 from data.errors import first_line
 from data.foreign import file_inside
 from data.json_text import read_json
+from eval.cases import Case
 
 Count = Annotated[int, Field(ge=0, le=10**15)]
 Counts = list[Annotated[float, Field(ge=0, le=1e15)]]
 Numbers = dict[str, float | None]
 Interval = Annotated[list[float | None], Field(min_length=2, max_length=2)]
 Intervals = dict[str, Interval | None]
-
-
-class Item(TypedDict, total=False):
-    id: str | None
-    text: str | None
-    title: str | None
-    picture: str | None
-    spans: list[Annotated[list[int], Field(min_length=2, max_length=2)]] | None
-    score: float | None
-    right: bool | None
-
-
-class Case(TypedDict, total=False):
-    kind: str
-    query: Item | None
-    value: Numbers | None
-    systems: dict[str, list[Item]] | None
-    right: list[Item] | None
 
 
 class Difference(TypedDict, total=False):
@@ -51,7 +34,7 @@ class System(TypedDict, total=False):
     difference: dict[str, Difference | None] | None
 
 
-class OfClass(TypedDict, total=False):
+class ClassScore(TypedDict, total=False):
     num_samples: Count | None
     accuracy: float | None
 
@@ -67,7 +50,7 @@ class Mistake(TypedDict):
     count: Count
 
 
-class Scores(TypedDict):
+class ScoreHistogram(TypedDict):
     edges: list[Annotated[float, Field(ge=-1e15, le=1e15)]]
     right: Counts
     wrong: Counts
@@ -81,22 +64,24 @@ def _square(found: Confusion) -> Confusion:
     return found
 
 
-def _drawable(found: Scores) -> Scores:
+def _drawable(found: ScoreHistogram) -> ScoreHistogram:
     edges, bins = found["edges"], len(found["edges"]) - 1
     if edges != sorted({*edges}) or {len(found["right"]), len(found["wrong"]), len(found["best_wrong"])} != {bins}:
         raise ValueError("the edges must rise, with a count between any two")
     return found
 
 
-class Named(TypedDict):
-    """What every result has."""
+class NamedResult(TypedDict):
+    """The parts that every result must have."""
 
     dataset: str
     task: str
     metrics: Numbers
 
 
-class Result(Named, total=False):
+class ResultFile(NamedResult, total=False):
+    """eval/<data set>.json."""
+
     source: str | None
     step: Count | None
     truth: str | None
@@ -104,14 +89,16 @@ class Result(Named, total=False):
     chance: Numbers | None
     intervals: Intervals | None
     baselines: dict[str, System] | None
-    per_class: dict[str, OfClass] | None
+    per_class: dict[str, ClassScore] | None
     confusion: Annotated[Confusion, AfterValidator(_square)] | None
     confused: list[Mistake] | None
-    scores: Annotated[Scores, AfterValidator(_drawable)] | None
+    scores: Annotated[ScoreHistogram, AfterValidator(_drawable)] | None
     gallery: dict[str, list[Case]] | None
 
 
-class State(TypedDict, total=False):
+class StateFile(TypedDict, total=False):
+    """run_state.json."""
+
     status: str | None
     step: Count | None
     total_steps: Count
@@ -119,36 +106,26 @@ class State(TypedDict, total=False):
     error: str | None
 
 
-class Tower(TypedDict, total=False):
-    kind: str | None
-    widths: list[Any] | None
+class ObjectiveSection(TypedDict, total=False):
+    """objective of config.yaml."""
 
-
-class Model(TypedDict, total=False):
-    image: Tower | None
-    text: Tower | None
-
-
-class Objective(TypedDict, total=False):
     name: str
     learnable: bool | None
 
 
-class Config(TypedDict, total=False):
-    """Of the configuration, what must be of one type to be shown."""
+class ConfigFile(TypedDict, total=False):
+    """config.yaml: the keys that must be of one type to be shown."""
 
     global_batch_size: Count | None
-    chunk_size: Count | None
-    model: Model | None
-    objective: Objective | None
+    objective: ObjectiveSection | None
     optim: dict[str, Any] | None
 
 
-RESULT, STATE, CONFIG = TypeAdapter(Result), TypeAdapter(State), TypeAdapter(Config)
+RESULT, STATE, CONFIG = TypeAdapter(ResultFile), TypeAdapter(StateFile), TypeAdapter(ConfigFile)
 
 
 def read_object(folder: Path, name: str, shape: TypeAdapter[Any]) -> tuple[dict[str, Any] | None, list[str]]:
-    """(the object in a JSON file of `folder`, a line for each part that is left out); None where it is none of ours."""
+    """(the object in a JSON file such `folder`, a line for each part that is left out); None if it is no such object."""
     path = file_inside(folder, name)
     if path is None:
         return None, [f"{name} is not read: it lies outside this folder"]
@@ -164,9 +141,9 @@ def read_object(folder: Path, name: str, shape: TypeAdapter[Any]) -> tuple[dict[
 
 
 def fitting(shape: TypeAdapter[Any], found: Any) -> tuple[dict[str, Any], dict[str, str]]:
-    """(`found` without the parts that do not fit, what is wrong with each of those).
+    """(`found` without the parts that do not fit, the reason for each of them).
 
-    Raises ValueError where that leaves none of what `shape` needs.
+    Raises ValueError if a part that `shape` requires does not fit.
     """
     wrong = _problems(shape, found)
     left = {part: value for part, value in found.items() if part not in wrong} if isinstance(found, dict) else found
@@ -176,7 +153,7 @@ def fitting(shape: TypeAdapter[Any], found: Any) -> tuple[dict[str, Any], dict[s
 
 
 def _problems(shape: TypeAdapter[Any], found: Any) -> dict[str, str]:
-    """Part → the first thing that is wrong with it; "" → with the whole."""
+    """Part → the first thing that is wrong with it; the part "" is the whole."""
     said: dict[str, str] = {}
     try:
         shape.validate_python(found, strict=True)

@@ -1,11 +1,11 @@
-"""From names of data sets to evaluators. Torch-free until it builds them.
+"""The evaluation suite: from entries of eval.suite and from data.val to evaluators. Torch-free until it builds them.
 
 image_text
-  retrieval:SHARDS      pictures and captions, written like data.val
+  retrieval:SHARDS      pictures and captions, named as in data.val
   zero_shot:TASK.json   labelled pictures and prompts (format: prompts.py)
-  wds:FOLDER            a CLIP_benchmark data set (format: wds.py), with its truth: only the own pair is right
+  wds:FOLDER            a CLIP_benchmark data set (format: wds.py); as there, only the own pair is right
 question_passage (formats: question_sets.py)
-  beir:FOLDER[@SPLIT]   a BEIR folder with one of its splits, test unless said
+  beir:FOLDER[@SPLIT]   one split of a BEIR folder, by default test
   dpr:PATH              questions with their answers or their passages
 """
 
@@ -15,6 +15,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from data.sources import ShardSource, parse_sources
 from eval.config import Baseline, EvalConfig, Truth
 from eval.index_spec import EXACT, check_spec
 from eval.prompts import read_task
-from eval.question_sets import QuestionSet, check_beir, check_dpr, is_beir, open_beir, open_dpr
+from eval.question_sets import check_beir, check_dpr, is_beir, open_beir, open_dpr
 from eval.wds import PICTURES, read_wds
 from train.config import Task
 
@@ -31,15 +32,16 @@ if TYPE_CHECKING:
     from data.config import DataConfig
     from data.shards import Shards
     from eval.encode import Encoder, Evaluator
-    from eval.passages import PassageSide
+    from eval.passages import PassageRetrieval, PassageSide
+    from eval.question_sets import QuestionSet
     from train.towers.build import ImageTextModel, TwoTowerModel
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The model at hand, and how it is scored.
+    """What evaluators are built from: the model and the options.
 
-    baselines, untrained: see PassageRetrieval; sides: of the corpora that are open already.
+    baselines, untrained: see PassageRetrieval. sides: the corpora that are open already, by fingerprint.
     """
 
     model: TwoTowerModel
@@ -51,21 +53,22 @@ class Inputs:
 
 
 @dataclass(frozen=True)
-class Entry:
-    """name: of the evaluator; spec: as the user wrote it; place: its path, or what data.val says."""
+class SuiteEntry:
+    """name: of the evaluator. spec: as the user wrote it. target: the path in it, or the value of data.val."""
 
     name: str
     spec: str
-    place: Any
+    target: Any
 
 
 @dataclass(frozen=True)
-class Kind:
-    """check: ConfigError for a place that is not there; build: its evaluator."""
+class SuiteKind:
+    """A kind of entries. form: of its targets, for help texts. check: raises ConfigError for a missing target."""
 
     task: Task
+    form: str
     check: Callable[[Any], Any]
-    build: Callable[[Entry, Inputs], Evaluator]
+    build: Callable[[SuiteEntry, Inputs], Evaluator]
 
 
 def build_evaluators(
@@ -79,55 +82,54 @@ def build_evaluators(
     baselines: Sequence[Baseline] = (),
     untrained: Callable[[], Encoder] | None = None,
 ) -> list[Evaluator]:
-    """One evaluator "val" for `val`, and one "eval/<name>" per suite entry, named after its file or folder.
+    """One evaluator "val" for `val`, and one "eval/<name>" for each entry, named after its file or folder.
 
-    baselines: what question_passage scores beside the model; untrained: makes its encoder as it was before training.
+    baselines: scored beside the model by question_passage. untrained: makes the encoder before training.
     Raises ConfigError for an entry that cannot be read, DataError for damaged data.
     """
     check_index(eval_config.index, task)
     inputs = Inputs(model, data_config, eval_config, baselines, untrained)
-    evaluators = [] if val is None else [VAL[task].build(Entry("val", str(val), val), inputs)]
+    evaluators = [] if val is None else [VAL[task].build(SuiteEntry("val", str(val), val), inputs)]
     names = ["val"]
     for spec in specs:
-        kind, place = _split(spec, task)
-        names.append(_name(place, names))
-        evaluators.append(kind.build(Entry(f"eval/{names[-1]}", spec, place), inputs))
+        kind, target = _split(spec, task)
+        names.append(_name(target, names))
+        evaluators.append(kind.build(SuiteEntry(f"eval/{names[-1]}", spec, target), inputs))
     return evaluators
 
 
 def check_specs(specs: Sequence[str], val: Any, task: Task) -> None:
-    """Raise ConfigError for an entry that the task has no kind for, or that names what is not there.
-
-    Loads nothing heavy.
-    """
+    """Raise ConfigError for an entry of no kind of the task, or with a missing target. Loads nothing heavy."""
     if val is not None:
         VAL[task].check(val)
     for spec in specs:
-        kind, place = _split(spec, task)
-        kind.check(place)
+        kind, target = _split(spec, task)
+        kind.check(target)
 
 
 def check_index(index: str, task: Task) -> None:
-    """Raise ConfigError for an index that cannot be. Pictures are ranked without one where it is exact."""
+    """Raise ConfigError for an index that FAISS cannot build. Pictures need an index only if it is approximate."""
     if task is Task.question_passage or index != EXACT:
         check_spec(index)
 
 
-# Pictures and texts ---------------------------------------------------------------------------------------------------
+# ---- pictures and texts ----------------------------------------------------------------------------------------------
 
 
-def _images(sources: Callable[[Any], list[ShardSource]], build: Callable[[Entry, Shards, Inputs], Evaluator]) -> Kind:
-    """A kind whose places mean shards."""
+def _images(
+    form: str, sources: Callable[[Any], list[ShardSource]], build: Callable[[SuiteEntry, Shards, Inputs], Evaluator]
+) -> SuiteKind:
+    """A kind with shards as targets."""
 
-    def open_and_build(entry: Entry, inputs: Inputs) -> Evaluator:
+    def open_and_build(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
         from data.shards import open_shards
 
-        return build(entry, open_shards(sources(entry.place)), inputs)
+        return build(entry, open_shards(sources(entry.target)), inputs)
 
-    return Kind(Task.image_text, sources, open_and_build)
+    return SuiteKind(Task.image_text, form, sources, open_and_build)
 
 
-def _retrieval(entry: Entry, shards: Shards, inputs: Inputs) -> Evaluator:
+def _retrieval(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
     from data.image_text import retrieval_set
     from eval.retrieval import Retrieval
 
@@ -136,20 +138,20 @@ def _retrieval(entry: Entry, shards: Shards, inputs: Inputs) -> Evaluator:
     return Retrieval(entry.name, entry.spec, data, options.truth, tuple(options.recall_k), options.index)
 
 
-def _zero_shot(entry: Entry, shards: Shards, inputs: Inputs) -> Evaluator:
+def _zero_shot(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
     from data.image_text import labelled_set
     from eval.zero_shot import ZeroShot
 
-    task = read_task(_path(entry.place))
+    task = read_task(_path(entry.target))
     data = labelled_set(shards, _pictures_and_texts(inputs).image, inputs.data, task.label)
     return ZeroShot(entry.name, entry.spec, data, task.classes, inputs.model.tokenize, inputs.evaluation.index)
 
 
-def _wds(entry: Entry, shards: Shards, inputs: Inputs) -> Evaluator:
+def _wds(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
     from data.image_text import labelled_set
     from eval.zero_shot import ZeroShot
 
-    folder = read_wds(_path(entry.place))
+    folder = read_wds(_path(entry.target))
     plain = dataclasses.replace(inputs.data, image_key=PICTURES, captions=["txt"], caption_weights=None, text_key=None)
     if not folder.classes:
         own_pairs = dataclasses.replace(inputs.evaluation, truth=Truth.pairs)
@@ -166,20 +168,15 @@ def _pictures_and_texts(inputs: Inputs) -> ImageTextModel:
     return inputs.model
 
 
-# Questions and passages -----------------------------------------------------------------------------------------------
+# ---- questions and passages ------------------------------------------------------------------------------------------
 
 
-def _beir(entry: Entry, inputs: Inputs) -> Evaluator:
-    return _passages(entry, open_beir(entry.place, inputs.data), inputs)
-
-
-def _dpr(entry: Entry, inputs: Inputs) -> Evaluator:
-    return _passages(entry, open_dpr(entry.place, inputs.data), inputs)
-
-
-def _passages(entry: Entry, questions: QuestionSet, inputs: Inputs) -> Evaluator:
+def _passages(
+    open_set: Callable[[str, DataConfig], QuestionSet], entry: SuiteEntry, inputs: Inputs
+) -> PassageRetrieval:
     from eval.passages import PassageRetrieval, PassageSide
 
+    questions = open_set(entry.target, inputs.data)
     corpus, tokenize, options = questions.corpus, inputs.model.tokenize, inputs.evaluation
     side = PassageSide(corpus, tokenize, inputs.data.passage, options)
     return PassageRetrieval(
@@ -196,39 +193,60 @@ def _passages(entry: Entry, questions: QuestionSet, inputs: Inputs) -> Evaluator
 
 
 KINDS = {
-    "retrieval": _images(lambda place: parse_sources(place, "eval.suite: retrieval"), _retrieval),
-    "zero_shot": _images(lambda place: parse_sources(read_task(_path(place)).source, f"{place}: source"), _zero_shot),
-    "wds": _images(lambda place: parse_sources(read_wds(_path(place)).shards, f"wds:{place}: shard"), _wds),
-    "beir": Kind(Task.question_passage, check_beir, _beir),
-    "dpr": Kind(Task.question_passage, check_dpr, _dpr),
+    "retrieval": _images("SHARDS", lambda target: parse_sources(target, "eval.suite: retrieval"), _retrieval),
+    "zero_shot": _images(
+        "TASK.json", lambda target: parse_sources(read_task(_path(target)).source, f"{target}: source"), _zero_shot
+    ),
+    "wds": _images(
+        "FOLDER (a CLIP_benchmark data set)",
+        lambda target: parse_sources(read_wds(_path(target)).shards, f"wds:{target}: shard"),
+        _wds,
+    ),
+    "beir": SuiteKind(Task.question_passage, "FOLDER[@SPLIT]", check_beir, partial(_passages, open_beir)),
+    "dpr": SuiteKind(
+        Task.question_passage,
+        "PATH (questions with answers, in a folder with psgs_w100.tsv, or DPR JSON)",
+        check_dpr,
+        partial(_passages, open_dpr),
+    ),
 }
 VAL = {
-    Task.image_text: _images(lambda place: parse_sources(place, "data.val"), _retrieval),
-    Task.question_passage: Kind(
+    Task.image_text: _images("SHARDS", lambda target: parse_sources(target, "data.val"), _retrieval),
+    Task.question_passage: SuiteKind(
         Task.question_passage,
-        lambda place: check_beir(place) if is_beir(place) else check_dpr(place),
-        lambda entry, inputs: _beir(entry, inputs) if is_beir(entry.place) else _dpr(entry, inputs),
+        "PATH",
+        lambda target: (check_beir if is_beir(target) else check_dpr)(target),
+        lambda entry, inputs: _passages(open_beir if is_beir(entry.target) else open_dpr, entry, inputs),
     ),
 }
 
 
-def _split(spec: str, task: Task) -> tuple[Kind, str]:
-    name, _, place = spec.partition(":")
+def forms_help() -> str:
+    """The forms of the entries of eval.suite, a line for each task."""
+    lines = (
+        f"of {task.value}: {'  '.join(f'{name}:{kind.form}' for name, kind in KINDS.items() if kind.task is task)}\n"
+        for task in Task
+    )
+    return f"suite entries {''.join(lines)}"
+
+
+def _split(spec: str, task: Task) -> tuple[SuiteKind, str]:
+    name, _, target = spec.partition(":")
     legal = {k: kind for k, kind in KINDS.items() if kind.task is task}
-    if name not in legal or not place:
+    if name not in legal or not target:
         forms = ", ".join(f"{k}:…" for k in legal)
-        hint = f" '{name}' is of task={KINDS[name].task.value}." if name in KINDS and place else nearest(name, legal)
+        hint = f" '{name}' is of task={KINDS[name].task.value}." if name in KINDS and target else nearest(name, legal)
         raise ConfigError(f"eval.suite: '{spec}' must be one of {forms} (task={task.value}).{hint}")
-    return legal[name], place
+    return legal[name], target
 
 
-def _path(place: str) -> Path:
-    return Path(place).expanduser()
+def _path(target: str) -> Path:
+    return Path(target).expanduser()
 
 
-def _name(place: str, taken: Sequence[str]) -> str:
-    """The stem of the last part of the path, made unique."""
-    last = re.sub(r"\.(tar|jsonl?|[ct]sv)(@.*)?$", "", Path(place).name)
+def _name(target: str, taken: Sequence[str]) -> str:
+    """A name that is not taken: the stem of the last part of the path, if necessary with a number."""
+    last = re.sub(r"\.(tar|jsonl?|[ct]sv)(@.*)?$", "", Path(target).name)
     stem = re.sub(r"[^\w.-]+", "_", last).strip("_") or "set"
     same = sum(re.fullmatch(re.escape(stem) + r"(-\d+)?", t) is not None for t in taken)
     return f"{stem}-{same + 1}" if same else stem

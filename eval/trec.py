@@ -1,12 +1,12 @@
-"""Runs and judgements: files of TREC, MS MARCO, BEIR and DPR, one order of documents, measures per query.
+"""Runs and judgements: the order of documents, measures for each query, and files for TREC, BEIR and DPR tools.
 
-The order is trec_eval's: scores as float32, equal ones by descending document id. `ranked` then sets equal scores
-apart by the smallest step float32 has, so whatever sorts what we write or measure, by either id or by place in the
-file, in either precision, sees one order. A run that is read keeps its scores; the ranks it states are not used.
+The order is that of trec_eval: scores as float32, equal scores by descending document id. `ranked` then separates
+equal scores by the smallest step of float32. So every tool that sorts our files sees the same order, whether it breaks
+ties by id or by the position in the file, in float32 or float64.
 
-A query with judgements and no results counts as zero; results without judgements for their query are left out.
-nDCG's gains are the grades themselves; for all else a document is right from grade 1. A negative grade is a wrong one.
-Nothing is taken from a run because its id is the query's: who makes the run does that first, for sets like ArguAna.
+A query with judgements but without results counts as zero. Results of a query without judgements are ignored. The
+gains of nDCG are the grades; for all other measures a document is right if its grade is 1 or more. A negative grade
+means wrong. A document whose id is that of the query is not removed here; the caller does that for sets like ArguAna.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import NamedTuple, TextIO
 
 import ir_measures
 import numpy as np
@@ -29,13 +29,10 @@ from data.files import whole_file
 Run = dict[str, dict[str, float]]  # query → document → score
 Qrels = dict[str, dict[str, int]]  # query → document → grade
 
-_MAX_FLOAT32 = float(np.finfo(np.float32).max)
-MAX_LINE = 65_536  # bytes
-MAX_GRADE = 10_000  # trec_eval makes a table as long as the highest grade
-AT_ONCE = 1024  # queries that are measured together
+AT_ONCE = 1024  # queries that are measured together, to bound memory
 CUTOFFS = (1, 3, 5, 10, 100, 1000)  # BEIR's
 
-# All are pytrec_eval's, which is trec_eval, but MRR@k: MS MARCO's own. Both through ir_measures.
+# ir_measures computes all with pytrec_eval (trec_eval), but MRR@k with the script of MS MARCO.
 MEASURES = {
     "nDCG": ir_measures.nDCG,
     "MAP": ir_measures.AP,
@@ -53,7 +50,7 @@ _BEIR |= {"precision": ("P", "P"), "mrr": ("MRR", "MRR")}
 
 
 def ranked(scores: Mapping[str, float], depth: int | None = None) -> list[tuple[str, float]]:
-    """(document, score) best first, at most `depth`: the scores as float32, each below the one before.
+    """At most `depth` pairs (document, score), best first. Scores are float32, and each is below the one before.
 
     Raises ValueError for a score that is not finite as float32.
     """
@@ -71,17 +68,17 @@ def ranked(scores: Mapping[str, float], depth: int | None = None) -> list[tuple[
 
 
 def _apart(score_n: np.ndarray) -> np.ndarray:
-    """Descending float32 scores, made strictly so with as few steps as can be: s'_i = min(s_i, one below s'_i-1)."""
+    """Make descending float32 scores strictly descending: s'_i = min(s_i, the next float below s'_i-1)."""
     bits = score_n.view(np.int32).astype(np.int64)
-    steps = np.where(bits < 0, -(bits & 0x7FFFFFFF), bits)  # order-preserving whole numbers; 0.0 and -0.0 are one
-    place = np.arange(len(steps))
-    steps = np.minimum.accumulate(steps + place) - place
+    steps = np.where(bits < 0, -(bits & 0x7FFFFFFF), bits)  # integers in the same order; 0.0 and -0.0 are equal
+    position = np.arange(len(steps))
+    steps = np.minimum.accumulate(steps + position) - position
     bits = np.where(steps < 0, -steps | 0x80000000, steps)
     return bits.astype(np.uint32).view(np.float32)
 
 
 def measures(qrels: Qrels, run: Run, names: Iterable[str]) -> dict[str, dict[str, float]]:
-    """{name: {query: value}} for all queries of `qrels`. Names: nDCG@10, MAP, MRR@10, Recall@100, P@5, Success@1.
+    """{measure: {query: value}} for all queries of `qrels`. Measures: nDCG@10, MAP, MRR@10, Recall@100, P@5, Success@1.
 
     Raises ConfigError for other names, ValueError for a score that is not finite.
     """
@@ -89,7 +86,7 @@ def measures(qrels: Qrels, run: Run, names: Iterable[str]) -> dict[str, dict[str
     found = {name: dict.fromkeys(qrels, 0.0) for name in wanted.values()}
     queries = [query for query in run if query in qrels]
     for start in range(0, len(queries) if wanted else 0, AT_ONCE):
-        some = queries[start : start + AT_ONCE]  # a run may be larger than what is left of memory for a second one
+        some = queries[start : start + AT_ONCE]  # a second copy of the whole run may not fit in memory
         strict = {query: dict(ranked(run[query])) for query in some}
         for query, measure, value in ir_measures.iter_calc(list(wanted), {q: qrels[q] for q in some}, strict):
             found[wanted[measure]][query] = float(value)
@@ -105,107 +102,23 @@ def _measure(name: str) -> ir_measures.Measure:
 
 
 def mean(values: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """{name: mean over queries} of what `measures` gives."""
+    """{measure: mean over queries} of the values that `measures` returns."""
     return {name: math.fsum(of.values()) / len(of) for name, of in values.items()}
 
 
 def beir_result(qrels: Qrels, run: Run, cutoffs: Sequence[int] = CUTOFFS) -> dict[str, dict[str, float]]:
-    """{"ndcg": {"NDCG@1": …}, "map", "recall", "precision", "mrr"}: the JSON of BEIR, to 5 decimals."""
+    """BEIR's JSON of a result, with 5 decimals: {"ndcg": {"NDCG@1": …}, "map", "recall", "precision", "mrr"}."""
     means = mean(measures(qrels, run, [f"{ours}@{k}" for _, ours in _BEIR.values() for k in cutoffs]))
     return {
         key: {f"{theirs}@{k}": round(means[f"{ours}@{k}"], 5) for k in cutoffs} for key, (theirs, ours) in _BEIR.items()
     }
 
 
-# ---- files in ------------------------------------------------------------------------------------------------------
-
-
-def read_run(path: Path) -> Run:
-    """A TREC run `query Q0 document rank score tag`, or MS MARCO's `query document rank`, whose scores become −rank.
-
-    Raises DataError with the line of what is wrong.
-    """
-    return _read(path, {6: (0, 2, 4, _score), 3: (0, 1, 2, _rank)}, "6 columns (TREC run) or 3 (MS MARCO run)")
-
-
-def read_qrels(path: Path) -> Qrels:
-    """TREC judgements `query 0 document grade`, or BEIR's `query document grade` with or without its line of names.
-
-    Raises DataError with the line of what is wrong.
-    """
-    found = _read(path, {4: (0, 2, 3, _grade), 3: (0, 1, 2, _grade)}, "4 columns (TREC qrels) or 3 (BEIR qrels)")
-    if not found:
-        raise DataError(f"{path}:1: no judgement in the file")
-    return found
-
-
-def _read(path: Path, layouts: Mapping[int, tuple[int, int, int, Callable[[str], Any]]], legal: str) -> dict:
-    """{query: {document: value}}; layouts: number of columns → where query, document, value stand, and its reader."""
-    found: dict[str, dict[str, Any]] = {}
-    columns = 0
-    for line, fields in _rows(path):
-        columns = columns or len(fields)
-        if len(fields) not in layouts or len(fields) != columns or "" in fields:
-            told = "an empty column" if "" in fields else f"{len(fields)} columns"
-            raise DataError(f"{path}:{line}: {told}; a line has {legal}, all lines the same")
-        if line == 1 and columns == 3 and not re.match("[-+]?[0-9]", fields[2]):
-            continue  # the names of the columns
-        query, document, value = (fields[column] for column in layouts[columns][:3])
-        try:
-            value = layouts[columns][3](value)
-        except ValueError as error:
-            raise DataError(f"{path}:{line}: {value!r} is {error}") from None
-        if found.setdefault(query, {}).setdefault(document, value) != value:
-            raise DataError(f"{path}:{line}: query {query!r} has document {document!r} twice, with different values")
-    return found
-
-
-def _score(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not abs(value) <= _MAX_FLOAT32:
-        raise ValueError("not a score: needs a finite number")
-    return value
-
-
-def _rank(text: str) -> float:
-    if not re.fullmatch(r"[1-9][0-9]{0,6}", text):
-        raise ValueError("not a rank: needs 1, 2, … (three columns are MS MARCO's query, document, rank)")
-    return -float(text)
-
-
-def _grade(text: str) -> int:
-    if not re.fullmatch(r"[+-]?[0-9]{1,6}", text) or abs(int(text)) > MAX_GRADE:
-        raise ValueError(f"not a grade: needs a whole number of at most {MAX_GRADE}")
-    return int(text)
-
-
-def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """(line from 1, columns) of the lines that are not blank: cut at tabs where there are any, else at ASCII spaces."""
-    line = 0
-    try:
-        with open(path, "rb") as file:
-            while raw := file.readline(MAX_LINE):
-                line += 1
-                if len(raw) == MAX_LINE:
-                    raise DataError(f"{path}:{line}: a line of {MAX_LINE} bytes or more: not a run or judgements")
-                text = raw.removeprefix(b"\xef\xbb\xbf") if line == 1 else raw
-                if text.strip():
-                    fields = text.rstrip(b"\r\n").split(b"\t") if text.count(b"\t") == 2 else text.split()
-                    yield line, [field.decode() for field in fields]
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}:{line}: not UTF-8 ({error.reason} at byte {error.start} of a column)") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from None
-
-
-# ---- files out -----------------------------------------------------------------------------------------------------
+# ---- files -----------------------------------------------------------------------------------------------------
 
 
 def write_run(path: Path, run: Run, tag: str) -> None:
-    """A TREC run, best first, scores as `ranked` gives them. Raises DataError for an id that holds a space."""
+    """Write a TREC run, best first, with the scores of `ranked`. Raises DataError for an id with a space."""
     with _whole(path) as file:
         for query, scores in run.items():
             for rank, (document, score) in enumerate(ranked(scores), 1):
@@ -213,7 +126,7 @@ def write_run(path: Path, run: Run, tag: str) -> None:
 
 
 def write_qrels(path: Path, qrels: Qrels) -> None:
-    """BEIR judgements when the name ends in .tsv, else TREC's. Raises DataError for an id that holds a space."""
+    """Write BEIR judgements if the name ends in .tsv, else TREC judgements. Raises DataError for an id with a space."""
     beir = path.suffix == ".tsv"
     between = "\t" if beir else " 0 "
     with _whole(path) as file:
@@ -225,7 +138,7 @@ def write_qrels(path: Path, qrels: Qrels) -> None:
 
 
 class Context(NamedTuple):
-    """A retrieved passage, as DPR's readers take it."""
+    """A retrieved passage in the form that DPR's reader models take."""
 
     id: str
     title: str
@@ -235,9 +148,9 @@ class Context(NamedTuple):
 
 
 def write_dpr(path: Path, rows: Iterable[tuple[str, Sequence[str], Iterable[Context]]]) -> None:
-    """DPR's retriever output from (question, answers, passages best first), one row in memory at a time.
+    """Write DPR's retriever output from rows (question, answers, passages best first), one row in memory at a time.
 
-    One JSON list, one question per line; scores are strings, as DPR writes them.
+    The file is one JSON list with one question a line. Scores are strings, as in DPR's own files.
     """
     with _whole(path) as file:
         before = "[\n"

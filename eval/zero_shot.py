@@ -1,8 +1,9 @@
-"""Zero-shot classification: pictures against prompts of each class.
+"""Zero-shot classification of pictures by prompts for each class.
 
-Weight of a class = normalised mean of the normalised embeddings of its prompts (open_clip, CLIP_benchmark); a
-picture's class is the best score. So this is retrieval with the classes as items, and the rank of the right class
-gives every metric. At equal scores the earlier class is ahead. Classes without a picture count as candidates only.
+The embedding of a class is the normalised mean of the normalised embeddings of its prompts, as in open_clip and
+CLIP_benchmark. The predicted class is the one with the highest score. This is a retrieval with classes as items, and
+all metrics follow from the rank of the right class. At equal scores the earlier class is ahead. Classes without
+pictures are candidates only.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from data.errors import DataError, nearest
 from data.image_text import Captions
 from eval.bootstrap import class_mean_interval, interval, limits
-from eval.cases import Item
+from eval.cases import item
 from eval.encode import Encoder, Evaluator, Report
 from eval.index_spec import EXACT
 from eval.matches import Labels, Matches, Ranking
@@ -29,13 +30,13 @@ if TYPE_CHECKING:
 
     from data.image_text import LabelledSet
 
-CLASSES = 50  # of which the whole confusion is kept
-CONFUSED = 50  # pairs of classes where there are more
+CLASSES = 50  # up to here the result has the whole confusion matrix
+CONFUSED = 50  # pairs of classes in the result if there are more classes
 
 
 @dataclass(frozen=True)
 class ZeroShot(Evaluator):
-    """Every picture of a labelled set against the prompts of all classes."""
+    """The evaluator of one set of labelled pictures. classes: name → prompts."""
 
     data: LabelledSet
     classes: Mapping[str, Sequence[str]]
@@ -70,8 +71,8 @@ class ZeroShot(Evaluator):
             images,
             weights,
             matches,
-            lambda i: Item(self.data.images.key(i), self.data.labels[i], picture=small.name(i)),
-            lambda c: Item(names[c], names[c]),
+            lambda i: item(self.data.images.key(i), self.data.labels[i], picture=small.name(i)),
+            lambda c: item(names[c], names[c]),
             keys=samples,
             groups=target,
         )
@@ -90,7 +91,7 @@ class ZeroShot(Evaluator):
         }
 
     def _weights(self, encode: Encoder) -> np.ndarray:
-        """(C, D): one unit vector per class."""
+        """(C, D): the unit vector of each class."""
         texts = [text for prompts in self.classes.values() for text in prompts]
         embeddings = _unit(encode("y", Captions(texts, self.tokenize)))
         stops = np.cumsum([len(prompts) for prompts in self.classes.values()])
@@ -105,15 +106,14 @@ class ZeroShot(Evaluator):
 
 
 def accuracies(rank: np.ndarray, target: np.ndarray, count: int) -> dict[str, float]:
-    """acc1, acc5 (left out below five classes), mean_per_class_recall over the classes that occur (as
-    scikit-learn)."""
+    """acc1, acc5 (from five classes on) and mean_per_class_recall over the classes that occur, as in scikit-learn."""
     recalls = [float((rank[target == c] == 1).mean()) for c in np.unique(target)]
     top5 = {"acc5": float((rank <= 5).mean())} if count >= 5 else {}
     return {"acc1": float((rank == 1).mean()), **top5, "mean_per_class_recall": float(np.mean(recalls))}
 
 
 def _targets(labels: Sequence[str], classes: Sequence[str], name: str) -> np.ndarray:
-    """(n,) class index of every sample."""
+    """(n,) the class index of each sample; raises DataError for a label that is no class. name: of the evaluator."""
     index = {c: i for i, c in enumerate(classes)}
     strangers = [label for label in labels if label not in index]
     if strangers:
@@ -125,7 +125,7 @@ def _targets(labels: Sequence[str], classes: Sequence[str], name: str) -> np.nda
 
 
 def predictions(images_nD: np.ndarray, classes_CD: np.ndarray, rank: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """(n,) the class each picture is taken for: its own where that has rank 1, and the best other class elsewhere."""
+    """(n,) the predicted class of each picture: its own if that has rank 1, else the best other class."""
     predicted = target.copy()
     wrong = np.flatnonzero(rank > 1)
     size = max(1, STRIP // len(classes_CD))
@@ -138,8 +138,9 @@ def predictions(images_nD: np.ndarray, classes_CD: np.ndarray, rank: np.ndarray,
 
 
 def confusion(target: np.ndarray, predicted: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
-    """{"confusion": {"classes", "counts" (C, C), rows are true}}; {"confused": the CONFUSED most frequent mistakes}
-    where there are more than CLASSES classes.
+    """Up to CLASSES classes: {"confusion": {"classes", "counts" (C, C), a row for each true class}}.
+
+    Above: {"confused": the CONFUSED most frequent mistakes}.
     """
     count = len(names)
     if count <= CLASSES:

@@ -7,8 +7,10 @@ import random
 from pathlib import Path
 
 import helpers_bert
+import ir_measures
 import torch
 
+from eval.trec import Qrels, Run
 from train.command.compose import compose_config
 from train.config import TrainConfig
 from train.losses import build_objective
@@ -95,3 +97,21 @@ def write_beir(folder: Path, passages: int = 30, questions: int = 12) -> Path:
 
 def _lines(path: Path, rows: list[dict]) -> None:
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def read_run(path: Path) -> Run:
+    """A TREC run."""
+    run: Run = {}
+    for scored in ir_measures.read_trec_run(str(path)):
+        run.setdefault(scored.query_id, {})[scored.doc_id] = scored.score
+    return run
+
+
+def read_qrels(path: Path) -> Qrels:
+    """TREC or BEIR judgements."""
+    qrels: Qrels = {}
+    for line in path.read_text().splitlines():
+        query, *_, document, grade = line.split("\t" if path.suffix == ".tsv" else None)
+        if grade != "score":
+            qrels.setdefault(query, {})[document] = int(grade)
+    return qrels

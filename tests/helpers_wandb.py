@@ -23,6 +23,7 @@ from test_metrics import ROOT
 TRACKED = """
 import os, signal, sys
 from pathlib import Path
+from eval.panels import panels
 from tests.helpers_report import finished
 from train.config import TrackingConfig, Wandb
 from train.tracking.metrics import build_logger
@@ -50,7 +51,7 @@ for step in range(first + 1, 6 if how == "kill" else 7):
 if how == "kill":
     os.kill(os.getpid(), signal.SIGKILL)
 results, report = finished(folder)
-logger.conclude(results, folder, report)
+logger.conclude([panels(result, folder) for result in results], report)
 logger.close()
 """
 

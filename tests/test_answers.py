@@ -1,4 +1,4 @@
-"""has_answer against a table reasoned out by hand, and against the rule written out slowly."""
+"""Answers in texts, against a table reasoned out by hand, and against the rule written out slowly."""
 
 import random
 import unicodedata
@@ -8,7 +8,7 @@ import pytest
 
 from data.errors import DataError
 from eval import answers
-from eval.answers import answer_spans, has_answer, prepared, top_k_accuracy
+from eval.answers import prepared, top_k_accuracy
 
 STRING_CASES = [
     # a token is whole, whatever the case
@@ -129,15 +129,15 @@ STRING_CASES = [
 
 @pytest.mark.parametrize(("answer", "text", "expected"), STRING_CASES)
 def test_string_mode(answer: str, text: str, expected: bool) -> None:
-    assert has_answer([answer], text) is expected
+    assert prepared([answer]).within(text) is expected
     assert slow(answer, text) is expected
-    assert bool(answer_spans([answer], text)) is (expected and bool(tokens(answer)))
+    assert bool(prepared([answer]).spans(text)) is (expected and bool(tokens(answer)))
 
 
 def test_the_classes_are_newer_than_the_python_that_runs() -> None:
     """U+1FAE8, shaking face, Unicode 15: Python 3.11 would take it for nothing, which is everywhere."""
-    assert has_answer(["\U0001fae8"], "so \U0001fae8!")
-    assert not has_answer(["\U0001fae8"], "calm")
+    assert prepared(["\U0001fae8"]).within("so \U0001fae8!")
+    assert not prepared(["\U0001fae8"]).within("calm")
 
 
 def tokens(text: str) -> list[str]:
@@ -189,7 +189,7 @@ def test_random_strings_against_the_slow_rule() -> None:
         text = "".join(draw.choices(alphabet, k=draw.randrange(12)))
         wanted = ["".join(draw.choices(alphabet, k=draw.randrange(1, 4))) for _ in range(2)]
         expected = any(slow(answer, text) for answer in wanted)
-        assert has_answer(wanted, text) is expected, (wanted, text)
+        assert prepared(wanted).within(text) is expected, (wanted, text)
         hits += expected
     assert 500 < hits < 3500
 
@@ -216,14 +216,14 @@ REGEX_CASES = [
 
 @pytest.mark.parametrize(("pattern", "text", "expected"), REGEX_CASES)
 def test_regex_mode(pattern: str, text: str, expected: bool) -> None:
-    assert has_answer([pattern], text, "regex") is expected
-    assert has_answer(["[", pattern], text, mode="regex") is expected
+    assert prepared([pattern], "regex").within(text) is expected
+    assert prepared(["[", pattern], "regex").within(text) is expected
 
 
 def test_a_pattern_without_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "_SECONDS", 0.1)
     with pytest.raises(DataError, match=r"pattern '\(a\|aa\)\+\$' takes more than"):
-        has_answer(["(a|aa)+$"], "a" * 200 + "b", "regex")
+        prepared(["(a|aa)+$"], "regex").within("a" * 200 + "b")
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_a_pattern_without_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_spans_are_of_the_text_as_it_stands(wanted: list[str], text: str, mode: answers.Mode, found: list[str]) -> None:
-    assert [text[start:end] for start, end in answer_spans(wanted, text, mode)] == found
+    assert [text[start:end] for start, end in prepared(wanted, mode).spans(text)] == found
 
 
 def test_answers_of_a_question_are_made_ready_once() -> None:

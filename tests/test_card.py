@@ -11,6 +11,7 @@ from helpers_eval import ROOT
 from huggingface_hub import ModelCard
 
 from data.config import DataConfig
+from eval.panels import scored
 from train.config import Task, TrainConfig
 from train.export.card import card, code, commit, escaped
 from train.export.library import ExportSource
@@ -26,13 +27,14 @@ RESULT = {
     "chance": {"nDCG@10": 0.00123, "MRR@10": 0.1},
     "intervals": {"nDCG@10": [0.2, 0.3]},
 }
+SCORED = (scored(RESULT),)
 HOSTILE = "a: b\n---\n# <script>alert(\"`x`\")</script> | '{y}' &amp; [l](javascript:z)"
 
 
 def written(
     name: str = "run",
     train: Any = "data/samples/topics",
-    results: Any = (RESULT,),
+    results: Any = SCORED,
     **config: Any,
 ) -> str:
     given = {

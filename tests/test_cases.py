@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eval.cases import LONGEST, Answer, Case, Item, best_items, choose, excerpt
+from eval.cases import LONGEST, answer, best_items, choose, excerpt, item
 from eval.score_histogram import BINS, PER_QUERY, score_histogram, spread
 
 
@@ -76,16 +76,10 @@ def test_an_answer_far_down_a_text_is_shown() -> None:
 
 
 def test_what_is_not_known_is_left_out_of_the_json() -> None:
-    answer = Answer(Item("p1", "a text", title="", spans=[(2, 6)]), 0.123456, False)
-    case = Case("worst", Item("q", "who?"), {"nDCG@10": 0.0}, {"model": [answer]}, [Item("p2", picture="7.webp")])
-    found = json.loads(json.dumps(case.as_json()))
-    assert found == {
-        "kind": "worst",
-        "query": {"id": "q", "text": "who?"},
-        "value": {"nDCG@10": 0.0},
-        "systems": {"model": [{"id": "p1", "text": "a text", "spans": [[2, 6]], "score": 0.1235, "right": False}]},
-        "right": [{"id": "p2", "picture": "7.webp"}],
-    }
+    found = answer(item("p1", "a text", title="", spans=[(2, 6)]), 0.123456, False)
+    expected = {"id": "p1", "text": "a text", "spans": [[2, 6]], "score": 0.1235, "right": False}
+    assert json.loads(json.dumps(found)) == expected
+    assert item("p2", picture="7.webp") == {"id": "p2", "picture": "7.webp"} and item("") == {}
 
 
 # How scores are spread ------------------------------------------------------------------------------------------------

@@ -1,15 +1,15 @@
 """What a run leaves: cases at its end alone, its page, and results for whoever shows them."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from helpers_eval import encoder
 
 from eval.encode import Encoder, Evaluator, Report
 from train.evaluation import Evaluation, written_report
+from train.panels import Panels
 from train.tracking.metrics import Logger
 from train.tracking.progress import Record
 
@@ -32,14 +32,14 @@ class Heard:
     """A tracker, and where lines go."""
 
     def __init__(self) -> None:
-        self.concluded: list[tuple[Sequence[Mapping[str, Any]], Path, Path | None]] = []
+        self.concluded: list[tuple[Sequence[Panels], Path | None]] = []
         self.lines: list[str] = []
 
     def log(self, record: Record, line: str = "") -> None:
         pass
 
-    def conclude(self, results: Sequence[Mapping[str, Any]], run_dir: Path, report: Path | None) -> None:
-        self.concluded.append((results, run_dir, report))
+    def conclude(self, panels: Sequence[Panels], report: Path | None) -> None:
+        self.concluded.append((panels, report))
 
     def print(self, line: str) -> None:
         self.lines.append(line)
@@ -73,9 +73,9 @@ def test_results_are_shown_also_by_a_start_that_only_finds_them(tmp_path: Path) 
     evaluate(4)
     evaluate.conclude(Logger([first], [first]))
     evaluation(tmp_path, Counted("val", "a.tar")).conclude(Logger([later], [later]))
-    ((results, folder, report),) = first.concluded
-    assert later.concluded == [(results, tmp_path, None)] and (folder, report) == (tmp_path, None)
-    assert [result["dataset"] for result in results] == ["val"] and results[0]["metrics"]["acc1"] == 1
+    ((panels, report),) = first.concluded
+    assert later.concluded == [(panels, None)] and report is None
+    assert [shown.dataset for shown in panels] == ["val"] and panels[0].final["acc1"]["value"] == 1
 
 
 def test_results_that_cannot_be_written_are_one_line(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_page_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     evaluation(tmp_path, Counted("val", "a.tar")).conclude(Logger([heard], [heard]))
     (line,) = heard.lines
     assert line.startswith("report.html could not be made (ConfigError: ") and "config.yaml" in line
-    assert heard.concluded == [([], tmp_path, None)]
+    assert heard.concluded == [([], None)]
 
 
 def test_a_page_is_made_and_named(tmp_path: Path) -> None:

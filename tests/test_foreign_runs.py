@@ -14,13 +14,14 @@ import pytest
 from helpers_report import passages, records, retrieval, seen, write_run, zero_shot
 
 from data.errors import ConfigError, DataError
+from eval.panels import panels
 from eval.report.__main__ import write_report
 from eval.report.run_folder import read_run
 from eval.results import saved_results
 from eval.trained import read_config
+from train.panels import Picture
 from train.runs.checkpoint import FORMAT, step_of
 from train.towers.published import read_json
-from train.tracking.panels import Picture, galleries
 
 SECRET = b"PRIVATE KEY"
 SEEN = base64.b64encode(SECRET)[:12].decode()
@@ -36,7 +37,7 @@ def replaced_by_link(path: Path, target: Path) -> None:
 def sent(run: Path) -> Iterator[bytes]:
     """The pictures that a tracker sends."""
     for result in saved_results(run):
-        for table in galleries(result, run).values():
+        for table in panels(result, run).galleries.values():
             yield from (c.path.read_bytes() for row in table.rows for c in row if isinstance(c, Picture))
 
 
@@ -118,7 +119,7 @@ OTHERS: dict[str, tuple[str, str, str]] = {
     "digits of a log": ("log.txt", f"going on at step {'9' * 5000} from x\n", "What was trained"),
     "batch": ("config.yaml", "global_batch_size: [1]\nchunk_size: x", "global_batch_size is left out"),
     "objective": ("config.yaml", "objective: {name: [clip]}\noptim: 3", "objective is left out"),
-    "tower": ("config.yaml", "model: {image: {kind: cnn, widths: 8}}", "model is left out"),
+    "tower": ("config.yaml", "model: {image: {kind: cnn, widths: 8}}", "image.kind=cnn, image.widths=8"),
 }
 
 

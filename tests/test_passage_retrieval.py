@@ -12,7 +12,7 @@ import pytest
 import torch
 from helpers_cli import Commands
 from helpers_eval import LOCAL
-from helpers_passages import make_run, write_beir
+from helpers_passages import make_run, read_qrels, read_run, write_beir
 
 from data.corpus import open_corpus
 from eval.__main__ import encoder, main
@@ -22,7 +22,7 @@ from eval.encode import Evaluator
 from eval.scores import chance
 from eval.suite import build_evaluators
 from eval.trained import load_trained, read_config
-from eval.trec import Run, measures, ranked, read_qrels, read_run
+from eval.trec import Run, measures, ranked
 from train.config import Task
 from train.towers.build import build_model
 

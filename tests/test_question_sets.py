@@ -252,7 +252,7 @@ WRONG = {
 SAID = {
     "wds:x": "must be one of beir:…, dpr:… (task=question_passage)",
     "no folder": "is no folder",
-    "no split": "Did you mean 'test'? Splits are dev, test",
+    "no split": "Splits are dev, test. Did you mean 'test'?",
     "no queries": "has no queries.jsonl",
     "no file": "nq.json",
     "no table": "nq.csv",

@@ -8,7 +8,7 @@ import pytest
 from helpers_report import passages
 
 from data.errors import DataError
-from eval.results import print_saved_tables, print_tables, saved_results, write
+from eval.results import print_tables, saved_results, write
 
 WAYS = ("image_to_text", "text_to_image")
 NAME = "a_name_of_a_data_set_that_is_much_longer_than_all_others"
@@ -79,7 +79,7 @@ def test_results_are_read_back_and_files_of_others_are_passed_over(tmp_path: Pat
         (folder / name).write_text(text)
     (folder / "val.pictures").mkdir()
     assert saved_results(tmp_path) == [result] and saved_results(tmp_path / "none") == []
-    print_saved_tables(tmp_path)
+    print_tables(saved_results(tmp_path))
     assert "image → text" in capsys.readouterr().out
 
 
@@ -90,7 +90,7 @@ def test_saved_results_of_another_shape_are_told_as_far_as_they_go(tmp_path: Pat
             inner = [dict.fromkeys(result[name])] if isinstance(result.get(name), dict) else []
             for value in [{}, *inner] if name == "metrics" else [None, 7, {}, *inner]:
                 (tmp_path / "eval/val.json").write_text(json.dumps({**result, name: value}))
-                print_saved_tables(tmp_path)
+                print_tables(saved_results(tmp_path))
     told = capsys.readouterr()
     assert "search is left out" in told.err and "[/a]: 31,783 images" in told.out
 

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import helpers_report
 import pytest
@@ -16,6 +15,7 @@ from test_metrics import ROOT
 
 from data.errors import ConfigError
 from train.config import TrackingConfig, Wandb
+from train.panels import Panels
 from train.tracking import trackers
 from train.tracking.trackers import Guest, check_tracking, decided, wandb_mode
 
@@ -104,7 +104,7 @@ class Toy:
     def log(self, record: Mapping[str, float]) -> None:
         self._act(f"log {record['step']}")
 
-    def conclude(self, results: Sequence[Mapping[str, Any]], run_dir: Path, report: Path | None) -> None:
+    def conclude(self, panels: Sequence[Panels], report: Path | None) -> None:
         self._act("conclude")
 
     def close(self, failed: bool) -> None:
@@ -124,7 +124,7 @@ def guest_told(start: Callable[[], Toy]) -> list[str]:
     guest = Guest("Toy", start, lines.append, lambda: lines.append("left"))
     for step in range(3):
         guest.log({"step": step})
-    guest.conclude([], Path(), None)
+    guest.conclude([], None)
     guest.close(failed=False)
     return lines
 
@@ -158,6 +158,7 @@ def test_tensorboard_shows_the_run_once_and_how_it_ended(tmp_path: Path) -> None
     code = """
 import json, sys
 from pathlib import Path
+from eval.panels import panels
 from tests.helpers_report import finished
 from tests.test_metrics import SHAPE, training
 from train.config import TrackingConfig, Wandb
@@ -170,7 +171,7 @@ for first, last in ((0, 5), (2, 6)):
         logger.log(step, training(step))
     if last == 6:
         results, report = finished(folder)
-        logger.conclude(results, folder, report)
+        logger.conclude([panels(result, folder) for result in results], report)
     logger.close()
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 events = EventAccumulator(str(folder / "tensorboard"))

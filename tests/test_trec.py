@@ -10,9 +10,10 @@ import ir_measures
 import numpy as np
 import pytest
 import pytrec_eval
+from helpers_passages import read_qrels, read_run
 
 from data.errors import ConfigError, DataError
-from eval import trec
+from eval.question_sets import MAX_GRADE
 from eval.trec import (
     Context,
     Qrels,
@@ -21,8 +22,6 @@ from eval.trec import (
     mean,
     measures,
     ranked,
-    read_qrels,
-    read_run,
     write_dpr,
     write_qrels,
     write_run,
@@ -209,81 +208,7 @@ def test_judgements_come_back(name: str, tmp_path: Path) -> None:
     assert first == ("query-id\tcorpus-id\tscore" if name.endswith("tsv") else "q1 0 d1 1")
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"query-id\tcorpus-id\tscore\nq 1\td\t2\nq 1\te\t-1\n",
-        b"question\tpassage\tgrade\nq 1\td\t2\nq 1\te\t-1\n",
-        b"\xef\xbb\xbfquery-id\tcorpus-id\tscore\r\nq 1\td\t2\r\n\r\nq 1\te\t-1",
-        b"q 1\td\t2\nq 1\te\t-1\nq 1\td\t2\n",
-    ],
-)
-def test_beir_judgements_with_and_without_names_of_columns(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "test.tsv").write_bytes(content)
-    assert read_qrels(tmp_path / "test.tsv") == {"q 1": {"d": 2, "e": -1}}
-
-
-def test_trec_and_ms_marco_files_are_told_apart_by_columns(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"q\tQ0\td \t 1\t2.5\tx\nq Q0 e\xc2\xa0f 2 -1e-3 x\n")
-    assert read_run(tmp_path / "a") == {"q": {"d": 2.5, "e\xa0f": -1e-3}}
-    (tmp_path / "b").write_bytes(b"7\t30\t1\n7\t10\t2\n8\t30\t1\n")
-    assert read_run(tmp_path / "b") == {"7": {"30": -1.0, "10": -2.0}, "8": {"30": -1.0}}
-    (tmp_path / "c").write_bytes(b"q\t0\td\t1\nr 0 d +2")
-    assert read_qrels(tmp_path / "c") == {"q": {"d": 1}, "r": {"d": 2}}
-    (tmp_path / "d").write_bytes(b"")
-    assert read_run(tmp_path / "d") == {}
-
-
-GOOD_RUN, GOOD_QRELS = b"q Q0 d 1 2.0 t\n", b"q 0 d 1\n"
-
-
-@pytest.mark.parametrize(
-    ("content", "told"),
-    [
-        (GOOD_RUN + b"q Q0 e 2 t\n", "2: 5 columns; a line has 6 columns"),
-        (GOOD_RUN + b"q\te\t2\n", "2: 3 columns; a line has 6 columns"),
-        (GOOD_RUN + b"\nq Q0 e 2 high t\n", "3: 'high' is not a score"),
-        (GOOD_RUN + b"q Q0 e 2 nan t\n", "2: 'nan' is not a score"),
-        (GOOD_RUN + b"q Q0 e 2 1e39 t\n", "2: '1e39' is not a score"),
-        (GOOD_RUN + b"q Q0 d 2 1.0 t\n", "2: query 'q' has document 'd' twice"),
-        (GOOD_RUN + b"q Q0 \xff 2 1.0 t\n", "2: not UTF-8"),
-        (GOOD_RUN + b"x" * 70_000, "2: a line of 65536 bytes or more"),
-        (b"q\td\t0\n", "1: '0' is not a rank"),
-        (b"q\td\t0.75\n", "1: '0.75' is not a rank"),
-        (b"\td\t1\n", "1: an empty column"),
-    ],
-)
-def test_a_damaged_run_is_told_by_line(content: bytes, told: str, tmp_path: Path) -> None:
-    (tmp_path / "run").write_bytes(content)
-    with pytest.raises(DataError) as error:
-        read_run(tmp_path / "run")
-    assert f"{tmp_path}/run:{told}" in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("content", "told"),
-    [
-        (GOOD_QRELS + b"q 0 e\n", "2: 3 columns; a line has 4 columns"),
-        (GOOD_QRELS + b"q 0 e 1.0\n", "2: '1.0' is not a grade"),
-        (GOOD_QRELS + b"q 0 e 99999\n", "2: '99999' is not a grade"),
-        (GOOD_QRELS + b"q 0 d 2\n", "2: query 'q' has document 'd' twice"),
-        (b"query-id\tcorpus-id\tscore\nq\td\t\n", "2: an empty column"),
-        (b"query-id\tcorpus-id\tscore\n", "1: no judgement in the file"),
-        (b"", "1: no judgement in the file"),
-        (b"q\td\t1\nquestion\tpassage\tgrade\n", "2: 'grade' is not a grade"),
-        (b'{"_id": 1}\n', "1: 2 columns; a line has 4 columns (TREC qrels) or 3 (BEIR qrels)"),
-    ],
-)
-def test_damaged_judgements_are_told_by_line(content: bytes, told: str, tmp_path: Path) -> None:
-    (tmp_path / "qrels").write_bytes(content)
-    with pytest.raises(DataError) as error:
-        read_qrels(tmp_path / "qrels")
-    assert f"{tmp_path}/qrels:{told}" in str(error.value)
-
-
-def test_what_cannot_be_read_or_written_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none: cannot be read \(No such file"):
-        read_run(tmp_path / "none")
+def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     for name in ("a b", "", "\ud800", "a\n"):
         with pytest.raises(DataError, match="cannot be a column"):
             write_run(tmp_path / "run", {"q": {name: 1.0}}, "t")
@@ -310,5 +235,5 @@ def test_dpr_output_is_one_json_list_written_row_by_row(tmp_path: Path) -> None:
 
 
 def test_largest_grade_costs_no_memory() -> None:
-    found = measures({"q": {"d": trec.MAX_GRADE, "e": 1}}, {"q": {"d": 1.0, "e": 0.5}}, ["nDCG@10", "MAP", "Recall@5"])
+    found = measures({"q": {"d": MAX_GRADE, "e": 1}}, {"q": {"d": 1.0, "e": 0.5}}, ["nDCG@10", "MAP", "Recall@5"])
     assert found == {"nDCG@10": {"q": 1}, "MAP": {"q": 1}, "Recall@5": {"q": 1}}

@@ -67,10 +67,10 @@ def run(config: TrainConfig) -> None:
     if not is_finished(config):
         return train(config)
     if _is_rank_0():
-        from eval.results import print_saved_tables
+        from eval.results import print_tables, saved_results
 
         print(f"already finished: {run_folder(config)}")
-        print_saved_tables(run_folder(config))
+        print_tables(saved_results(run_folder(config)))
 
 
 def _is_rank_0() -> bool:

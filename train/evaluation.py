@@ -8,6 +8,7 @@ from typing import Any
 
 from data.errors import HardwareError
 from eval.encode import Encoder, Evaluator, Report
+from eval.panels import panels
 from eval.results import print_tables, result, saved_results, write
 from train.distributed.agreement import rank_0_only
 from train.tracking.metrics import Logger
@@ -56,7 +57,8 @@ class Evaluation:
             logger.flush()
             report = written_report(self._folder, logger.print)
             # a run that was killed after its last evaluation finds the results on the disk
-            logger.conclude(self._results or saved_results(self._folder), self._folder, report)
+            results = self._results or saved_results(self._folder)
+            logger.conclude([panels(result, self._folder) for result in results], report)
 
         rank_0_only(self._encode.world, write)
 

@@ -1,11 +1,10 @@
-"""report.html: a run on one page, a file that loads nothing. `python -m eval.report run=runs/x` makes it anew."""
+"""report.html: a run on one page, in one file that loads nothing else. `python -m eval.report run=runs/x` writes it."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,16 @@ from data.notices import Notice, notices
 from data.secrets import public_path
 from eval.config import ReportCommand
 from eval.report import page, plots
-from eval.report.curves import Chart, evaluation_charts, health_charts, number, option, training_charts
-from eval.report.gallery import KINDS, briefly, cases
+from eval.report.curves import Chart, evaluation_charts, health_charts, option, training_charts
+from eval.report.gallery import KINDS, View, briefly, cases
+from eval.report.health_checks import health_checks
 from eval.report.run_folder import RunFolder, read_run
-from eval.report.signs import signs
-from train.tracking.headlines import classes, finite
+from eval.result_kinds import groups
+from eval.result_kinds import meanings
+from eval.summary import classes
+from eval.summary import finite
+from eval.summary import number
+from eval.summary import part
 
 PURPOSE = """\
 Put a run on one page: what was trained on what, numbers with intervals and chance, curves, signs of failure, and what
@@ -34,7 +38,7 @@ EXAMPLES = {
     "somewhere else": "python -m eval.report run=runs/emoji out=emoji.html",
 }
 NAME = "report.html"
-ROOM = 3_000_000  # bytes for cases of galleries; all the rest has a bound of its own
+GALLERIES = 3_000_000  # bytes of all cases; every other part of the page has a bound of its own
 CHARTS = 24
 NOTICE = 12_000  # characters of a notice
 CONFIG = 40_000  # characters of a configuration
@@ -51,9 +55,9 @@ def main() -> None:
 
 
 def write_report(run: Path, out: Path | None = None) -> Path:
-    """Write the page of a run folder, whole or not at all, to `out` or report.html in the folder; returns its path.
+    """Write the page of a run folder to `out`, or to report.html in the folder, whole or not at all; return its path.
 
-    Raises ConfigError when it is no run folder, HardwareError when the page cannot be written.
+    Raises ConfigError if it is no run folder, HardwareError if the page cannot be written.
     """
     content = render(read_run(run)).encode("utf-8", "replace")
     path = run / NAME if out is None else out
@@ -63,20 +67,11 @@ def write_report(run: Path, out: Path | None = None) -> Path:
 
 
 def render(run: RunFolder) -> str:
-    """The page, of at most 5 MB whatever the run has."""
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,  # captions, names and notices are other people's
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"number": number, "exact": exact}
+    """The page as HTML, of at most 5 MB for any run."""
     status, status_line = page.status(run)
     results = sorted(run.results, key=lambda result: result["dataset"] != "val")
-    figures = Figures(run.gone_on)
-    room = Room(ROOM)
-    return environment.get_template("report.html.j2").render(
+    parts = Parts(run)
+    return parts.environment.get_template("report.html.j2").render(
         name=run.path.resolve().name,
         place=shlex.quote(public_path(str(run.path))),
         summary=page.summary(run),
@@ -85,13 +80,13 @@ def render(run: RunFolder) -> str:
         status_line=status_line,
         unread=run.unread,
         cards=page.cards(results),
-        glance=_glance(results, run, environment),
+        glance=parts.glance(results),
         more=max(0, len(results) - page.FIRST),
-        signs=signs(run.config, run.records, results),
-        sets=[_data_set(result, place, run, figures, room, environment) for place, result in enumerate(results)],
-        over_training=list(figures.of(evaluation_charts(run.records, results))),
-        training=list(figures.of(training_charts(run.config, run.records))),
-        health=list(figures.of(health_charts(run.records))),
+        checks=health_checks(run.config, run.records, results),
+        sets=[parts.data_set(result, number) for number, result in enumerate(results)],
+        over_training=parts.charts(evaluation_charts(run.records, results)),
+        training=parts.charts(training_charts(run.config, run.records)),
+        health=parts.charts(health_charts(run.records)),
         gone_on=run.gone_on,
         notices=[(public_path(notice.file), notice.text[:NOTICE]) for notice in _notices(run)],
         config=run.config_text[:CONFIG],
@@ -99,111 +94,90 @@ def render(run: RunFolder) -> str:
     )
 
 
-@dataclass
-class Room:
-    """Bytes that are left on the page."""
+class Parts:
+    """Makes the parts of a page. Each figure has a name of its own; all galleries together have GALLERIES bytes."""
 
-    left: int
+    def __init__(self, run: RunFolder) -> None:
+        self._run, self._figures, self._bytes_left = run, 0, GALLERIES
+        self.environment = Environment(
+            loader=FileSystemLoader(TEMPLATES),
+            autoescape=True,  # captions, names and notices are written by others
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self.environment.filters |= {"number": number, "exact": exact}
 
-    def take(self, fragment: str) -> bool:
-        """Whether the fragment has room; it is then taken."""
-        size = len(fragment.encode("utf-8", "replace"))
-        fits = size <= self.left
-        self.left -= size if fits else 0
-        return fits
+    def charts(self, charts: Sequence[Chart]) -> list[tuple[Chart, Markup]]:
+        """The first CHARTS of some charts, each with its SVG."""
+        marks = self._run.gone_on
+        return [(chart, Markup(plots.line_chart(chart, self._figure(), marks))) for chart in charts[:CHARTS]]
 
+    def data_set(self, result: Mapping[str, Any], number: int) -> dict[str, Any]:
+        """One result. left_out: what has no room on the page."""
+        shown, name = groups(result), str(result["dataset"])
+        found = {
+            "name": name,
+            "anchor": f"set-{number}",
+            "source": str(result.get("source") or ""),
+            "sizes": page.sizes(result),
+            "groups": shown,
+            "meanings": meanings(shown),
+            "worst": classes(result)[: page.WORST],
+            "confused": page.confused_pairs(result),
+            "histogram": None,
+            "confusion": None,
+            "galleries": {},
+            "left_out": "Histogram, matrix and cases",
+        }
+        if number >= page.FIRST:
+            return found
+        left_out = 0
+        for _, title, listed in _galleries([result]):
+            for kind, case in cases(listed, self._run.path, name):
+                html = self._case(case)
+                size = len(html.encode("utf-8", "replace"))
+                if size <= self._bytes_left:
+                    self._bytes_left -= size
+                    found["galleries"].setdefault(title, {}).setdefault(kind, []).append(html)
+                else:
+                    left_out += 1
+        found["left_out"] = f"{left_out} more cases" if left_out else ""
+        if scores := result.get("scores"):
+            found["histogram"] = Markup(plots.score_histogram(scores, self._figure()))
+        if confusion := result.get("confusion"):
+            drawn = plots.confusion_matrix(confusion["classes"], confusion["counts"], self._figure())
+            found["confusion"] = Markup(drawn)
+        return found
 
-@dataclass
-class Figures:
-    """Charts as SVG, each under a name of its own. gone_on: steps that get a line."""
+    def glance(self, results: Sequence[Mapping[str, Any]]) -> list[Markup]:
+        """Random cases of the first gallery with the answers of this run, as many as fit beside the numbers."""
+        for dataset, _, listed in _galleries(results):
+            drawn = [case for kind, case in cases(listed, self._run.path, dataset) if kind == "random"]
+            if drawn:
+                return [self._case(briefly(case), glance=True) for case in drawn[: 2 if len(results) < 3 else 4]]
+        return []
 
-    gone_on: Sequence[float]
-    count: int = 0
+    def _case(self, case: View, glance: bool = False) -> Markup:
+        return Markup(self.environment.get_template("case.html.j2").render(case=case, glance=glance))
 
-    def name(self) -> str:
-        self.count += 1
-        return f"figure-{self.count}"
-
-    def of(self, charts: Sequence[Chart]) -> Iterator[tuple[Chart, Markup]]:
-        for chart in charts[:CHARTS]:
-            yield chart, Markup(plots.line_chart(chart, self.name(), self.gone_on))
-
-
-@dataclass
-class DataSet:
-    """One result on the page. left_out: what found no room."""
-
-    name: str
-    anchor: str
-    source: str
-    sizes: str
-    groups: Sequence[page.Group]
-    meanings: Sequence[str]
-    worst: Sequence[tuple[str, float, int]]
-    confused: Sequence[tuple[str, str, int]]
-    histogram: Markup | None = None
-    confusion: Markup | None = None
-    galleries: dict[str, dict[str, list[Markup]]] = field(default_factory=dict)
-    left_out: str = ""
-
-
-def _data_set(
-    result: Mapping[str, Any], place: int, run: RunFolder, figures: Figures, room: Room, environment: Environment
-) -> DataSet:
-    groups = page.groups(result)
-    shown = DataSet(
-        name=str(result["dataset"]),
-        anchor=f"set-{place}",
-        source=str(result.get("source") or ""),
-        sizes=page.sizes(result),
-        groups=groups,
-        meanings=page.meanings(groups),
-        worst=classes(result)[: page.WORST],
-        confused=page.confused_pairs(result),
-    )
-    if place >= page.FIRST:
-        shown.left_out = "Histogram, matrix and cases"
-        return shown
-    template, left_out = environment.get_template("case.html.j2"), 0
-    for _, title, listed in _galleries([result]):
-        for kind, case in cases(listed, run.path, shown.name):
-            html = template.render(case=case, glance=False)
-            if room.take(html):
-                shown.galleries.setdefault(title, {}).setdefault(kind, []).append(Markup(html))
-            else:
-                left_out += 1
-    shown.left_out = f"{left_out} more cases" if left_out else ""
-    if scores := result.get("scores"):
-        shown.histogram = Markup(plots.score_histogram(scores, figures.name()))
-    if confusion := result.get("confusion"):
-        drawn = plots.confusion_matrix(confusion["classes"], confusion["counts"], figures.name())
-        shown.confusion = Markup(drawn)
-    return shown
+    def _figure(self) -> str:
+        self._figures += 1
+        return f"figure-{self._figures}"
 
 
 def _galleries(results: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, Any]]:
-    """(data set, title, cases) of each gallery; those whose answers are pictures first."""
+    """(data set, title, cases) of each gallery; galleries with pictures as answers come first."""
     found = [
         (str(result["dataset"]), title, listed)
         for result in results
-        for title, listed in (result.get("gallery") or {}).items()
+        for title, listed in part(result, "gallery").items()
     ]
     return sorted(found, key=lambda gallery: not gallery[1].endswith("pictures"))
 
 
-def _glance(results: Sequence[Mapping[str, Any]], run: RunFolder, environment: Environment) -> list[Markup]:
-    """What this run answers in random cases of the first gallery, as many as stand in a row beside the numbers."""
-    template = environment.get_template("case.html.j2")
-    for dataset, _, listed in _galleries(results):
-        drawn = [case for kind, case in cases(listed, run.path, dataset) if kind == "random"]
-        if drawn:
-            count = 2 if len(results) < 3 else 4
-            return [Markup(template.render(case=briefly(case), glance=True)) for case in drawn[:count]]
-    return []
-
-
 def _notices(run: RunFolder) -> list[Notice]:
-    """Whose work the data of the run are; nothing where a value of another version cannot be read."""
+    """Notices beside the data of the run; none if a value of another version cannot be read."""
     keys = ("data.train", "data.val", "data.passage.corpus", "eval.suite")
     values = [option(run.config, key) for key in keys]
     flat = [v for value in values for v in (value if isinstance(value, list) else [value]) if isinstance(v, str)]
@@ -214,7 +188,7 @@ def _notices(run: RunFolder) -> list[Notice]:
 
 
 def exact(value: Any) -> str:
-    """As the JSON has it."""
+    """A number with all its digits, as the JSON has it."""
     return "" if finite(value) is None else repr(float(value))
 
 

@@ -21,8 +21,10 @@ from data.errors import ConfigError
 from data.files import remove, whole_folder
 
 if TYPE_CHECKING:
-    from train.export.library import ExportSource, Library
+    from train.export.library import ExportSource
+    from train.export.library import Library
     from train.towers.build import TwoTowerModel
+    from train.panels import Scored
 
 
 CARD = "README.md"
@@ -63,6 +65,7 @@ def main() -> None:
         return
     command = parse_options(ExportCommand, sys.argv[1:], "python -m train.export")
 
+    from eval.panels import scored
     from eval.results import saved_results
     from eval.trained import find_run, load_trained
     from train.export.library import ExportSource
@@ -72,7 +75,7 @@ def main() -> None:
     library: Library = import_module(f"train.export.{chosen.value}").LIBRARY
     out = Path(command.out).expanduser() if command.out else trained.run / "export" / chosen.value
     name = trained.run.resolve().name
-    results = [result for result in saved_results(trained.run) if result.get("step") == trained.step]
+    results = [scored(result) for result in saved_results(trained.run) if result.get("step") == trained.step]
     source = ExportSource(name, trained.config, trained.model, trained.logit_scale, trained.step, results)
     difference = export(library, source, out)
     print(f"{out}: step {trained.step}. {library.name} loaded it in a process of its own, without a network,")

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, cast
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
@@ -21,17 +20,11 @@ from data.secrets import public_path
 from data.sources import split_sources
 from train.config import Task, TextTower, TrainConfig
 from train.export.library import ExportSource, Library
-from train.runs.folder import maths_keys
+from train.runs.folder import by_section, maths_keys
 from train.towers.published import package_folder
-from train.tracking.headlines import scores
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("dyad", "torch", "transformers", "open_clip_torch", "sentence-transformers", "onnx", "onnxruntime")
-HUB_TASKS = {  # task of a result → task_type of the hub
-    "zeroshot_retrieval": "image-text-retrieval",
-    "zeroshot_classification": "zero-shot-image-classification",
-    "passage_retrieval": "information-retrieval",
-}
 # Keys that another task reads
 UNUSED = {
     Task.image_text: ("data.question.", "data.passage.", "data.negatives.", "model.shared"),
@@ -43,12 +36,12 @@ TEMPLATE = Path(__file__).with_name("templates") / "card.md.j2"
 def card(library: Library, source: ExportSource, difference: float) -> str:
     """The model card. difference: the result of `library.difference`, as a share of the length of an embedding."""
     config = source.config
-    measured = [(result, metric, score) for result in source.results for metric, score in scores(result).items()]
+    measured = [(result, metric, score) for result in source.results for metric, score in result.scores.items()]
     evaluations = [
         EvalResult(
-            task_type=HUB_TASKS[result["task"]],
-            dataset_type=re.sub(r"[^\w.-]+", "_", result["dataset"]),
-            dataset_name=_one_line(result["dataset"]),
+            task_type=result.hub_task,
+            dataset_type=re.sub(r"[^\w.-]+", "_", result.dataset),
+            dataset_name=_one_line(result.dataset),
             metric_type=metric,
             metric_value=score.value,
         )
@@ -67,7 +60,7 @@ def card(library: Library, source: ExportSource, difference: float) -> str:
         snippet=library.snippet(Path("THIS_FOLDER"), source),
         library=library.name,
         difference=difference,
-        scores=[(escaped(result["dataset"]), metric, score) for result, metric, score in measured],
+        scores=[(escaped(result.dataset), metric, score) for result, metric, score in measured],
         settings=list(_settings(source)),
         notices=[_quoted(notice) for notice in notices(list(_origins(config)))],
         task=config.task.value,
@@ -77,27 +70,17 @@ def card(library: Library, source: ExportSource, difference: float) -> str:
 
 def _settings(source: ExportSource) -> Iterator[tuple[str, str]]:
     """Rows of the table "How it was trained": keys that change the weights, by section, without those that are off."""
-    config, sections = source.config, cast(dict[str, list[str]], {})
+    config = source.config
     idle = {"model.text.lora_": not config.model.text.lora_rank, "data.negatives.": not config.data.negatives.per_row}
     unused = (*UNUSED[config.task], *(key for key, is_idle in idle.items() if is_idle))
-    for key, value in maths_keys(config).items():
-        if value and not key.startswith(unused):
-            part = key.partition(".")[0] if "." in key else "training"
-            sections.setdefault(part, []).append(f"{key.removeprefix(f'{part}.')}={_shown(value)}")
-    for part, values in sections.items():
-        yield "optim (AdamW)" if part == "optim" else part, code(", ".join(values))
+    used = {key: value for key, value in maths_keys(config).items() if value and not key.startswith(unused)}
+    for section, values in by_section(used).items():
+        yield "optim (AdamW)" if section == "optim" else section, code(values)
     if source.logit_scale is not None:
         yield "temperature at the end", f"{math.exp(-source.logit_scale):.4g}"
     if source.step is not None:
         yield "seen", f"{source.step:,} steps, {source.step * config.global_batch_size:,} pairs"
     yield "exported by", f"commit {commit()}; {_versions()}"
-
-
-def _shown(value: Any) -> Any:
-    """A value of the configuration without passwords and without folders above the last one of a path."""
-    if isinstance(value, list):
-        return [_shown(item) for item in value]
-    return "::".join(map(public_path, value.split("::"))) if isinstance(value, str) else value
 
 
 def _origins(config: TrainConfig) -> Iterator[str]:

@@ -20,6 +20,7 @@ from torch import Tensor
 from data.errors import ConfigError, HardwareError
 from train.config import TrainConfig
 from train.export import reload
+from train.panels import Scored
 from train.towers.build import TwoTowerModel
 
 TOLERANCE = 1e-5  # share of a row's length that another order of summation may change
@@ -35,7 +36,7 @@ class ExportSource:
     """A trained model and what its card says of it. name: of the run.
 
     logit_scale: log 1/τ at the end of training, None for the library's own. step: optimiser steps of the model, None if
-    unknown. results: the JSON reports of evaluations at that step.
+    unknown. results: the scores reports of evaluations at that step.
     """
 
     name: str
@@ -43,7 +44,7 @@ class ExportSource:
     model: TwoTowerModel
     logit_scale: float | None = None
     step: int | None = None
-    results: Sequence[Mapping[str, Any]] = ()
+    results: Sequence[Scored] = ()
 
 
 @dataclass(frozen=True)

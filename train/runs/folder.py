@@ -20,7 +20,7 @@ from data.errors import ConfigError, first_line
 from data.files import write_bytes
 from data.foreign import file_inside
 from data.json_text import read_json
-from data.secrets import without_secrets
+from data.secrets import public_path, without_secrets
 from train.config import TrainConfig
 
 CONFIG = "config.yaml"
@@ -67,14 +67,34 @@ def run_folder(config: TrainConfig) -> Path:
     return Path(config.run.dir) / (config.run.name or f"{config.experiment or config.task.value}-{digest}")
 
 
-def all_keys(config: TrainConfig) -> dict[str, Any]:
-    """Every key, dotted, with its value."""
+def all_keys(config: Any) -> dict[str, Any]:
+    """Every key of a configuration, an instance or a class with its defaults, as dotted key → value."""
     return flat(_plain(config))
 
 
 def maths_keys(config: TrainConfig) -> dict[str, Any]:
     """The keys that change the trained weights, dotted, with their values."""
     return {k: v for k, v in all_keys(config).items() if not k.startswith(NOT_MATHS)}
+
+
+def by_section(keys: Mapping[str, Any]) -> dict[str, str]:
+    """Section → "key=value, …" for people, of dotted keys; keys outside sections are in "training"."""
+    found: dict[str, list[str]] = {}
+    for key, value in keys.items():
+        section, dot, _ = key.partition(".")
+        found.setdefault(section if dot else "training", []).append(
+            f"{key.removeprefix(f'{section}.')}={_public(value)}"
+        )
+    return {section: ", ".join(values) for section, values in found.items()}
+
+
+def _public(value: Any) -> Any:
+    """A value without the path of a home folder."""
+    if isinstance(value, list):
+        return [_public(item) for item in value]
+    if value is None:
+        return "null"
+    return "::".join(map(public_path, value.split("::"))) if isinstance(value, str) else value
 
 
 def saved_config(folder: Path) -> dict[str, Any]:
@@ -183,7 +203,7 @@ def _has_checkpoint(folder: Path, name: str = "step_*") -> bool:
     return any((folder / "checkpoints").glob(name))
 
 
-def _plain(config: TrainConfig) -> Any:
+def _plain(config: Any) -> Any:
     """The configuration as config.yaml has it, without secrets: signing a URL again does not change the data."""
     return without_secrets(OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True))
 

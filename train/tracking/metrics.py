@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from data.errors import printable
 from data.files import LineFile, read_lines, whole_file
 from train.config import TrackingConfig, Wandb
+from train.panels import Panels
 from train.tracking.progress import Lines, LogFile, Output, Record, build_console, is_training
 from train.tracking.tensorboard import TensorBoard
 from train.tracking.trackers import Guest
@@ -19,11 +20,11 @@ from train.tracking.wandb_run import Place, WandbRun, leave, new_wandb_id, place
 
 
 class Sink(Protocol):
-    """Something that takes records, and the results and the report that a run ends with."""
+    """Something that takes records, and the panels and the report that a run ends with."""
 
     def log(self, record: Record) -> None: ...
 
-    def conclude(self, results: Sequence[Mapping[str, Any]], run_dir: Path, report: Path | None) -> None: ...
+    def conclude(self, panels: Sequence[Panels], report: Path | None) -> None: ...
 
     def close(self, failed: bool) -> None: ...
 
@@ -52,10 +53,10 @@ class Logger:
         for sink in self._sinks:
             sink.log(record)
 
-    def conclude(self, results: Sequence[Mapping[str, Any]], run_dir: Path, report: Path | None) -> None:
-        """Show the last evaluation as report.html does. results: as in `eval/*.json`; report: the page, if made."""
+    def conclude(self, panels: Sequence[Panels], report: Path | None) -> None:
+        """Show the last evaluation. panels: one for each data set; report: report.html, None if not made."""
         for sink in self._sinks:
-            sink.conclude(results, run_dir, report)
+            sink.conclude(panels, report)
 
     def print(self, line: str) -> None:
         for output in self._outputs:
@@ -92,7 +93,7 @@ class JsonLines:
     def sync(self) -> None:
         self._file.sync()
 
-    def conclude(self, results: Sequence[Mapping[str, Any]], run_dir: Path, report: Path | None) -> None:
+    def conclude(self, panels: Sequence[Panels], report: Path | None) -> None:
         pass
 
     def close(self, failed: bool) -> None:
@@ -110,7 +111,7 @@ class Spoken:
         for output in self._outputs:
             output.log(record, line)
 
-    def conclude(self, results: Sequence[Mapping[str, Any]], run_dir: Path, report: Path | None) -> None:
+    def conclude(self, panels: Sequence[Panels], report: Path | None) -> None:
         pass
 
     def close(self, failed: bool) -> None:

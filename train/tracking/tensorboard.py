@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-from train.tracking.panels import Cell, Picture, Table, confusion, galleries, histograms, per_class
+from train.panels import Cell, Grid, Panels, Picture
 from train.tracking.progress import Record
 
 
@@ -28,16 +27,16 @@ class TensorBoard:
             if name != "step":
                 self._writer.add_scalar(name, value, self._step)
 
-    def conclude(self, results: Sequence[Mapping[str, Any]], run_dir: Path, report: Path | None) -> None:
+    def conclude(self, panels: Sequence[Panels], report: Path | None) -> None:
         """Galleries and confusions as text, scores as histograms; the page itself has no place there."""
-        for result in results:
-            name = result["dataset"]
-            tables = {f"gallery/{name}_{title}": table for title, table in galleries(result, run_dir).items()}
-            tables |= {f"confusion/{name}": confusion(result), f"classes/{name}": per_class(result)}
+        for shown in panels:
+            name = shown.dataset
+            tables = {f"gallery/{name}_{title}": table for title, table in shown.galleries.items()}
+            tables |= {f"confusion/{name}": shown.confusion, f"classes/{name}": shown.classes}
             for tag, table in tables.items():
                 if table:
                     self._writer.add_text(tag, _markdown(table), self._step)
-            for kind, (edges, counts) in histograms(result).items():
+            for kind, (edges, counts) in shown.histograms.items():
                 self._histogram(f"scores/{name}_{kind}", edges, counts)
 
     def _histogram(self, tag: str, edges: Sequence[float], counts: Sequence[float]) -> None:
@@ -58,7 +57,7 @@ class TensorBoard:
         self._writer.close()
 
 
-def _markdown(table: Table) -> str:
+def _markdown(table: Grid) -> str:
     lines = [table.columns, ["---"] * len(table.columns), *([_text(cell) for cell in row] for row in table.rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

@@ -11,7 +11,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from http.client import HTTPException
 from importlib import import_module
@@ -24,6 +24,7 @@ from urllib.parse import urlparse
 from data.errors import ConfigError, first_line
 from data.secrets import netrc_hosts, without_credentials
 from train.config import TrackingConfig, Wandb
+from train.panels import Panels
 from train.tracking.progress import Record
 
 PROBE, PATIENCE, LEAVE = 5.0, 24.0, 1.0  # seconds
@@ -89,7 +90,7 @@ class Tracker(Protocol):
 
     def log(self, record: Record) -> None: ...
 
-    def conclude(self, results: Sequence[Mapping[str, Any]], run_dir: Path, report: Path | None) -> None: ...
+    def conclude(self, panels: Sequence[Panels], report: Path | None) -> None: ...
 
     def close(self, failed: bool) -> None: ...
 
@@ -119,8 +120,8 @@ class Guest:
     def log(self, record: Record) -> None:
         self._ask(lambda tracker: tracker.log(record))
 
-    def conclude(self, results: Sequence[Mapping[str, Any]], run_dir: Path, report: Path | None) -> None:
-        self._ask(lambda tracker: tracker.conclude(results, run_dir, report))
+    def conclude(self, panels: Sequence[Panels], report: Path | None) -> None:
+        self._ask(lambda tracker: tracker.conclude(panels, report))
 
     def close(self, failed: bool) -> None:
         self._ask(lambda tracker: tracker.close(failed))

@@ -20,7 +20,10 @@ from typing import Any
 from data.files import write_json
 from data.secrets import known_secrets, redacted, without_credentials
 from train.config import Wandb
-from train.tracking.panels import Cell, Picture, Table, confusion, final_numbers, galleries, histograms, per_class
+from train.panels import Cell
+from train.panels import Grid
+from train.panels import Panels
+from train.panels import Picture
 from train.tracking.progress import Record, is_training
 from train.tracking.trackers import LEAVE, PROBE, answers, server, wandb_package
 
@@ -101,52 +104,52 @@ class WandbRun:
                 self._run.define_metric(name, step_metric=AXIS, summary=summary)
         self._run.log({**values, **self._at})
 
-    def conclude(self, results: Sequence[Mapping[str, Any]], run_dir: Path, report: Path | None) -> None:
+    def conclude(self, panels: Sequence[Panels], report: Path | None) -> None:
         """The panels of report.html and the page itself, once per last step however often the run ends there."""
         if _read(self._concluded) == self._at[AXIS]:
             return
         if not (self._run.offline or answers(server(), PROBE)):  # W&B would ask it for 20 s
             raise TimeoutError("its server is silent")
-        self._show(results, run_dir, report)
+        self._show(panels, report)
         write_json(self._concluded, self._at[AXIS])
 
-    def _show(self, results: Sequence[Mapping[str, Any]], run_dir: Path, report: Path | None) -> None:
-        panels: dict[str, Any] = {}
-        for result in results:
-            panels |= self._panels(result, run_dir)
-            self._run.summary.update(final_numbers(result))
+    def _show(self, panels: Sequence[Panels], report: Path | None) -> None:
+        drawn: dict[str, Any] = {}
+        for shown in panels:
+            drawn |= self._drawn(shown)
+            final = {f"final/{shown.dataset}/{metric}": dict(numbers) for metric, numbers in shown.final.items()}
+            self._run.summary.update(final)
         if report is not None:
-            panels["report/page"] = self._wandb.Html(str(report), inject=False)
+            drawn["report/page"] = self._wandb.Html(str(report), inject=False)
             artifact = self._wandb.Artifact(f"report-{self._run.id}", type="report", metadata=dict(self._at))
             artifact.add_file(str(report), name="report.html", skip_cache=True)
             self._run.log_artifact(artifact)
-        self._run.log({**panels, **self._at})
+        self._run.log({**drawn, **self._at})
 
-    def _panels(self, result: Mapping[str, Any], run_dir: Path) -> dict[str, Any]:
+    def _drawn(self, shown: Panels) -> dict[str, Any]:
         """Key → what W&B shows, of one data set."""
-        name, plot = result["dataset"], self._wandb.plot
-        panels: dict[str, Any] = {
-            f"gallery/{name}_{title}": self._table(table) for title, table in galleries(result, run_dir).items()
+        name, plot, histograms = shown.dataset, self._wandb.plot, shown.histograms
+        drawn: dict[str, Any] = {
+            f"gallery/{name}_{title}": self._table(table) for title, table in shown.galleries.items()
         }
-        drawn = histograms(result)
-        for kind, (edges, counts) in drawn.items():
-            panels[f"scores/{name}_{kind}"] = self._wandb.Histogram(np_histogram=(counts, edges))
-        if drawn:
-            edges = next(iter(drawn.values()))[0]
+        for kind, (edges, counts) in histograms.items():
+            drawn[f"scores/{name}_{kind}"] = self._wandb.Histogram(np_histogram=(counts, edges))
+        if histograms:
+            edges = next(iter(histograms.values()))[0]
             middles = [(low + high) / 2 for low, high in pairwise(edges)]
-            shares = [[count / max(1, sum(counts)) for count in counts] for _, counts in drawn.values()]
+            shares = [[count / max(1, sum(counts)) for count in counts] for _, counts in histograms.values()]
             title = f"{name}: share of pairs by score"
-            panels[f"scores/{name}"] = plot.line_series(middles, shares, list(drawn), title=title, xname="score")
-        if mistakes := confusion(result):
+            drawn[f"scores/{name}"] = plot.line_series(middles, shares, list(histograms), title=title, xname="score")
+        if mistakes := shown.confusion:
             fields = dict(zip(("Actual", "Predicted", "nPredictions"), mistakes.columns, strict=True))
-            panels[f"confusion/{name}"] = plot.plot_table(
+            drawn[f"confusion/{name}"] = plot.plot_table(
                 "wandb/confusion_matrix/v1", self._table(mistakes), fields, {"title": f"{name}: confusion"}
             )
-        if scored := per_class(result):
-            panels[f"classes/{name}"] = self._table(scored)
-        return panels
+        if shown.classes:
+            drawn[f"classes/{name}"] = self._table(shown.classes)
+        return drawn
 
-    def _table(self, table: Table) -> Any:
+    def _table(self, table: Grid) -> Any:
         rows = [[self._cell(cell) for cell in row] for row in table.rows]
         return self._wandb.Table(columns=list(table.columns), data=rows, allow_mixed_types=True)
 

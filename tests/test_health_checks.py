@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from helpers_report import CONFIG, passages, records, retrieval, zero_shot
 
-from eval.report.signs import CHECKS, signs
+from eval.report.health_checks import CHECKS, health_checks
 
 
 def config(**changed: Any) -> dict[str, Any]:
@@ -120,7 +120,7 @@ FOUND: dict[str, tuple[str, str, Given]] = {
 
 
 def told(given: Given) -> dict[str, Any]:
-    found = signs(
+    found = health_checks(
         given.get("config", CONFIG),
         given.get("records", records()),
         given.get("results", [retrieval(), zero_shot(), behind("bm25", 0.01, 0.03)]),

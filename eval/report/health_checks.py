@@ -1,0 +1,230 @@
+"""Health checks of a run: known signs of failure in what it has recorded, each with its meaning and the key to change.
+
+CHECKS is a table. A row compares one number with its limits. health_numbers.py computes the numbers of the training,
+of each evaluation result and of each evaluator; a number that the run has not recorded is not checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from eval.report.curves import Records, Results, evaluations
+from eval.report.health_numbers import Numbers, evaluation_numbers, half_width, result_numbers, training_numbers
+from eval.summary import evaluator
+from train.findings import Finding, Level
+
+
+@dataclass(frozen=True)
+class Check:
+    """A row of the table. problem_if: "<number> > <limit>" or "<number> < <limit>".
+
+    fine: title and text if there is no problem. fails_above: from here a problem is a failure, not a warning. Texts
+    name numbers in braces.
+    """
+
+    problem_if: str
+    title: str
+    text: str
+    fix: str
+    fine: tuple[str, str] | None = None
+    fails_above: float = inf
+
+    def finding(self, numbers: Numbers) -> Finding | None:
+        name, sign, limit = self.problem_if.split()
+        value = numbers.get(name)
+        if value is None:
+            return None
+        if value > float(limit) if sign == ">" else value < float(limit):
+            level, words = Level.fail if value > self.fails_above else Level.warn, (self.title, self.text, self.fix)
+        elif self.fine:
+            level, words = Level.ok, (*self.fine, "")
+        else:
+            return None
+        title, text, fix = (template.format_map(numbers) for template in words)
+        return Finding(level, title, text, fix)
+
+
+CHECKS = (
+    Check(
+        "loss_is_flat > 0",
+        "The loss does not fall",
+        "{losses} The pairs teach nothing, or the steps are too small or too large.",
+        "Look at the pairs (python -m data check FILE), then try optim.lr three times lower and higher, with "
+        "optim.warmup",
+        fine=("The loss falls", "{losses}"),
+        fails_above=1,
+    ),
+    Check(
+        "skipped_share > 0",
+        "Steps were skipped",
+        "{skipped} of {steps:.0f} had a loss or gradient that is not finite; they changed nothing.",
+        "Lower optim.lr, set optim.clip_norm=1, or use precision=bf16 or fp32",
+        fine=("Every step counted", "None had a loss or gradient that is not finite."),
+        fails_above=0.01,
+    ),
+    Check(
+        "substituted > 0",
+        "Samples could not be used",
+        "{substituted:,} of {samples_seen:,.0f} were replaced; ledger.jsonl says which, and why.",
+        "python -m data check SHARD for the shards that it names",
+        fine=("Every sample could be used", "None had to be replaced by another one."),
+    ),
+    Check(
+        "gradient_spikes > 0",
+        "The gradient spikes",
+        "Its norm is {usual_norm} as a rule and was {largest_norm} once: such a step can undo many.",
+        "optim.clip_norm=1, or a longer optim.warmup",
+        fine=("The gradient is calm", "Its norm is {usual_norm} as a rule, {largest_norm} at most."),
+    ),
+    Check(
+        "at_lower_clamp > 0",
+        "The temperature is at its clamp",
+        "τ has come down to {clamp} and is held there: the gradient comes from ever fewer negatives, often from wrong "
+        "labels.",
+        "Duplicates first (objective.duplicates=mask); then a higher objective.min_temperature, or "
+        "objective.learnable=false with a temperature you choose",
+    ),
+    Check(
+        "at_upper_clamp > 0",
+        "The temperature is at its upper clamp",
+        "τ has gone up to 1: scores are not told apart.",
+        "Lower optim.lr, or start at a lower objective.temperature",
+        fine=("The temperature is free", "τ = {temperature}; its clamp is {clamp}."),
+    ),
+    Check(
+        "bound_share > 0.95",
+        "The bound is saturated",
+        "{mi_bound:.2f} of at most log K = {log_k:.2f} nats. The batch tells the pairs apart already; the number says "
+        "little, and little more is learnt.",
+        "A larger global_batch_size (with chunk_size it needs no more memory), or hard negatives",
+        fine=("The bound has room", "{mi_bound:.2f} of at most log K = {log_k:.2f} nats."),
+    ),
+    Check(
+        "uniformity > -0.2",  # 0 if all embeddings are one point
+        "Embeddings have collapsed",
+        "Uniformity {uniformities}; 0 is one single point. Side {side} gives nearly the same embedding to everything.",
+        "Lower optim.lr, a longer optim.warmup, a lower objective.temperature; is the tower frozen by mistake?",
+        fine=("Embeddings are spread out", "Uniformity {uniformities}; 0 would be collapse."),
+        fails_above=-0.2,
+    ),
+    Check(
+        "effective_negatives < 2",
+        "Few negatives count",
+        "An anchor's gradient comes from {effective_negatives:.1f} negatives in the mean: a single wrong one rules it.",
+        "A higher objective.temperature or objective.min_temperature; objective.duplicates=mask",
+        fine=("Many negatives count", "{effective_negatives:.0f} effective ones for an anchor in the mean."),
+    ),
+    Check(
+        "batch_accuracy > 0.98",
+        "The batch has become easy",
+        "{batch_accuracy:.1%} of its pairs are told apart: there is little left to learn from it.",
+        "A larger global_batch_size; hard negatives (python -m eval.mine) for questions; stronger data.augment for "
+        "pictures",
+    ),
+    Check(
+        "duplicates > 0.01",
+        "Duplicates in the batches",
+        "{duplicate_shares} have an equal twin in their batch, which counts as a wrong answer.",
+        "objective.duplicates=mask leaves twins out, objective.duplicates=positive makes them right too",
+        fine=("Duplicates do no harm", "{duplicate_shares} have a twin in their batch{handling}."),
+    ),
+    Check(
+        "share_never_visited > 0.5",
+        "Most samples were never visited",
+        "{share_never_visited:.0%} of the samples have no running mean yet: so far this objective does no more than a "
+        "plain one.",
+        "Train for several epochs: epochs=5, or more steps",
+    ),
+    Check(
+        "staleness > 1",
+        "Running means are stale",
+        "log u is {staleness:.1f} away from its batch in the mean: u lags behind the weights.",
+        "A larger objective.gamma, or a lower optim.lr",
+        fine=("Running means are fresh", "log u is {staleness:.2f} away from its batch in the mean."),
+    ),
+    Check(
+        "waiting_share > 0.2",
+        "Waiting for data",
+        "{waiting_share:.0%} of the time went by waiting for the loader.",
+        "More data.workers; shards on a local disk; pictures packed at the size they are used",
+        fine=("Data come fast enough", "{waiting_share:.1%} of the time went by waiting for them."),
+        fails_above=0.5,
+    ),
+    Check(
+        "relative_throughput < 0.7",
+        "Training slowed down",
+        "{rates}",
+        "Look for other jobs, memory that swaps, or throttling",
+        fine=("Throughput is steady", "{rates}"),
+    ),
+    Check(
+        "nothing_evaluated > 0",
+        "Nothing was evaluated",
+        "A falling loss does not say whether anything is found.",
+        "data.val=SHARDS, eval.suite=[…], or python -m eval checkpoint=RUN later",
+    ),
+    Check(
+        "no_better_than_chance > 0",
+        "{dataset}: no better than chance",
+        "{metric} {value}, chance {chance}.",
+        "Are pairs right and keys those of the data (data.image_key, data.captions)? Then optim.lr and more steps",
+        fine=("{dataset}: better than chance", "{metric} {value}, chance {chance}."),
+        fails_above=0,
+    ),
+    Check(
+        "below_largest_class > 0",
+        "{dataset}: below the largest class",
+        "{accuracy:.3f} are right; always answering the most frequent class gives {largest_class:.3f}.",
+        "Prompts and class names of the task file; classes that the training captions never name",
+    ),
+    Check(
+        "one_class_takes_all > 0",
+        "{dataset}: one class takes all",
+        "“{top_class}” is the answer for {answered:.0%} of the pictures and right for {occurring:.0%}.",
+        "Prompts that are alike for all classes but the name; more prompts for each class",
+    ),
+    Check(
+        "behind_untrained > 0",
+        "{dataset}: behind itself before training",
+        "{lead_untrained}.",
+        "A lower optim.lr and fewer steps: training forgets what the encoder knew",
+        fine=("{dataset}: ahead of itself before training", "{lead_untrained}."),
+        fails_above=0,
+    ),
+    Check(
+        "behind_bm25 > 0",
+        "{dataset}: behind BM25",
+        "{lead_bm25}.",
+        "Hard negatives (python -m eval.mine); or use both: the row “fusion” ranks by both",
+        fine=("{dataset}: ahead of BM25", "{lead_bm25}."),
+    ),
+    Check(
+        "past_best > 0",
+        "{dataset}: past its best",
+        "{metric} {best:.3f} at step {best_step:.0f}, {last:.3f} now: it learns the training data by heart.",
+        "steps={best_step:.0f}; more data or stronger data.augment; a larger optim.weight_decay",
+        fine=(
+            "{dataset}: not past its best",
+            "Best {metric} {best:.3f} at step {best_step:.0f}, {last:.3f} at the end.",
+        ),
+    ),
+)
+
+
+def health_checks(config: Mapping[str, Any], records: Records, results: Results) -> list[Finding]:
+    """All findings, the worst first.
+
+    config: the tree of config.yaml. records: lines of metrics.jsonl. results: the files of eval/.
+    """
+    noise = {evaluator(result): half_width(result) for result in results}
+    checked = [
+        training_numbers(config, records),
+        {} if results or evaluations(records) else {"nothing_evaluated": 1},
+        *(result_numbers(result) for result in results),
+        *evaluation_numbers(records, noise),
+    ]
+    findings = [found for check in CHECKS for numbers in checked if (found := check.finding(numbers))]
+    return sorted(findings, key=lambda found: list(Level).index(found.level), reverse=True)

@@ -1,0 +1,199 @@
+"""The numbers that the health checks of a run compare with their limits.
+
+A number is missing, or None, if the run has not recorded what it is made of. A condition is 1 if it holds, else 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import inf
+from statistics import fmean, median
+from typing import Any
+
+from eval.report.curves import Records, column, evaluations, option, waiting
+from eval.result_kinds import headline, label
+from eval.summary import Result, finite, lead, number, part, score, signed, systems
+
+Numbers = dict[str, Any]  # name → a number, or words about numbers, for the texts of CHECKS
+ENOUGH = 8  # records; of fewer no trend is computed
+RECENT = 3  # records at the end whose median is the value now
+SPIKE = 10  # a spike of the gradient norm, as a multiple of its median
+TREND = 0.02  # relative fall of the loss, or rise of the accuracy in the batch, that counts as learning
+DROP = 0.02  # fall from the best evaluation that counts if there is no interval
+TAKES_ALL = 0.5  # share of the answers of one class
+
+
+def training_numbers(config: Mapping[str, Any], records: Records) -> Numbers:
+    """The numbers of the training. config: the tree of config.yaml. records: lines of metrics.jsonl."""
+    return _Run(config, records).numbers()
+
+
+# ---- numbers of the training -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The records of the training."""
+
+    config: Mapping[str, Any]
+    records: Records
+
+    def values(self, name: str) -> list[float]:
+        return list(column(self.records, f"train/{name}").values())
+
+    def now(self, name: str) -> float | None:
+        """The median of the last few values."""
+        return median(values[-RECENT:]) if (values := self.values(name)) else None
+
+    def sides(self, name: str) -> dict[str, float]:
+        """The value now of a metric of the sides x and y, for the sides that have it."""
+        return {side: value for side in "xy" if (value := self.now(f"{name}_{side}")) is not None}
+
+    def numbers(self) -> Numbers:
+        found: Numbers = {name: self.now(name) for name in ("mi_bound", "log_k", "share_never_visited", "staleness")}
+        if found["mi_bound"] is not None and found["log_k"] and found["log_k"] > 0:
+            found["bound_share"] = found["mi_bound"] / found["log_k"]
+        for name, metric in (("effective_negatives", "effective_negatives"), ("batch_accuracy", "accuracy")):
+            found[name] = min(self.sides(metric).values(), default=None)
+        found["waiting_share"] = waiting(self.records)
+        return found | self._loss() | self._steps() | self._gradient() | self._temperature() | self._embeddings()
+
+    def _loss(self) -> Numbers:
+        loss, accuracy = self.values("loss"), self.values("accuracy_x")
+        if len(loss) < ENOUGH:
+            return {}
+        (first, last), (low, high) = _ends(loss), _ends(accuracy) if len(accuracy) >= ENOUGH else (0.0, 0.0)
+        learns = last < first - TREND * abs(first) or high - low > TREND
+        flat = 2 if option(self.config, "init_from") is None else 1
+        return {
+            "loss_is_flat": 0 if learns else flat,
+            "losses": f"Loss {_short(first)} at the start, {_short(last)} at the end.",
+        }
+
+    def _steps(self) -> Numbers:
+        """Skipped steps, replaced samples and the throughput."""
+        found: Numbers = {}
+        if skipped := column(self.records, "train/skipped"):
+            broken = sum("train/loss" in r and finite(r["train/loss"]) is None for r in self.records)
+            count, steps = max(int(max(skipped.values())), broken), max(skipped)
+            found |= {"skipped_share": count / max(steps, 1), "skipped": count, "steps": steps}
+        if replaced := self.values("substituted"):
+            seen = max(column(self.records, "samples_seen").values(), default=0)
+            found |= {"substituted": int(max(replaced)), "samples_seen": seen}
+        rates = self.values("samples_per_second")
+        if len(rates) >= ENOUGH:
+            before, now = median(rates[: len(rates) // 2]), median(rates[-(len(rates) // 4) :])
+            words = f"{_short(before)} pairs a second in the first half, {_short(now)} at the end."
+            found |= {"relative_throughput": now / before if before else 1.0, "rates": words}
+        return found
+
+    def _gradient(self) -> Numbers:
+        norms = self.values("grad_norm")
+        if len(norms) < ENOUGH:
+            return {}
+        usual, largest = median(norms), max(norms)
+        spikes = largest > SPIKE * usual
+        if spikes and option(self.config, "optim.clip_norm") is not None:
+            return {}
+        return {"gradient_spikes": int(spikes), "usual_norm": _short(usual), "largest_norm": _short(largest)}
+
+    def _temperature(self) -> Numbers:
+        scale, clamp = self.now("logit_scale"), finite(option(self.config, "objective.min_temperature"))
+        if not scale or not clamp or not option(self.config, "objective.learnable", False):
+            return {}
+        at_clamp = {"at_lower_clamp": 1} if 1 / scale <= clamp * 1.001 else {"at_upper_clamp": int(1 / scale >= 0.999)}
+        return {**at_clamp, "temperature": _short(1 / scale), "clamp": _short(clamp)}
+
+    def _embeddings(self) -> Numbers:
+        """Spread of the embeddings, once the warm-up is over, and duplicates in the batches."""
+        found: Numbers = {}
+        uniformity, duplicates = self.sides("uniformity"), self.sides("duplicates")
+        warmup = finite(option(self.config, "optim.warmup")) or 0
+        if uniformity and max(column(self.records, "train/loss"), default=-inf) > warmup:
+            side = max(uniformity, key=lambda s: uniformity[s])
+            words = ", ".join(f"{s} {value:.2f}".replace("-", "−") for s, value in uniformity.items())
+            found |= {"uniformity": uniformity[side], "side": side, "uniformities": words}
+        if duplicates:
+            choice = option(self.config, "objective.duplicates", "keep")
+            kept = choice == "keep"
+            found["duplicates"] = max(duplicates.values()) if kept else 0
+            found["duplicate_shares"] = ", ".join(f"{value:.1%} of {side}" for side, value in duplicates.items())
+            found["handling"] = "" if kept else f"; objective.duplicates={choice}"
+        return found
+
+
+# ---- numbers of evaluations ------------------------------------------------------------------------------------------
+
+
+def result_numbers(result: Result) -> Numbers:
+    """The headline of a result compared with chance, with the largest class and with the baselines."""
+    name = headline(result["metrics"])
+    value, low, _, chance = score(result, name)
+    found: Numbers = {"dataset": result["dataset"], "metric": label(name)} | _confusion(result)
+    if value is not None and chance is not None:
+        found |= {"value": number(value), "chance": number(chance)}
+        found["no_better_than_chance"] = int((value if low is None else low) <= chance)
+        largest = score(result, "majority_class_share").chance
+        if name == "acc1" and largest is not None:
+            below = int(chance < value < largest)
+            found |= {"below_largest_class": below, "accuracy": value, "largest_class": largest}
+    for baseline in ("untrained", "bm25"):
+        ahead, low, high, _ = lead(systems(result).get(baseline) or {}, name)
+        if ahead is not None:
+            ends = "" if low is None or high is None else f" [{signed(low)}, {signed(high)}]"
+            found[f"lead_{baseline}"] = f"{signed(ahead)} {name}{ends}"
+            behind, is_ahead = (ahead if high is None else high) < 0, (ahead if low is None else low) > 0
+            if behind or is_ahead:
+                found[f"behind_{baseline}"] = int(behind)
+    return found
+
+
+def _confusion(result: Result) -> Numbers:
+    """Whether one class is the answer far more often than it occurs."""
+    counts, classes = (part(result, "confusion").get(name) or [] for name in ("counts", "classes"))
+    total = sum(map(sum, counts))
+    if not total:
+        return {}
+    predicted = [sum(row[c] for row in counts) / total for c in range(len(classes))]
+    top = max(range(len(classes)), key=lambda c: predicted[c])
+    found: Numbers = {"answered": predicted[top], "occurring": sum(counts[top]) / total, "top_class": classes[top]}
+    takes_all = found["answered"] > max(TAKES_ALL, 2 * found["occurring"])
+    return {"one_class_takes_all": int(takes_all), **found}
+
+
+def evaluation_numbers(records: Records, noise: Mapping[str, float]) -> Iterator[Numbers]:
+    """The headline of each evaluator over the steps: its best value and its last one.
+
+    noise: evaluator → half the width of the headline's interval.
+    """
+    for prefix, metrics in evaluations(records).items():
+        name = headline(metrics)
+        values = column(records, f"{prefix}/{name}")
+        if len(values) >= 3:
+            step, last = max(values, key=lambda step: values[step]), values[max(values)]
+            yield {
+                "past_best": values[step] - last - noise.get(prefix, DROP),
+                "dataset": prefix.removeprefix("eval/"),
+                "metric": label(name),
+                "best": values[step],
+                "best_step": step,
+                "last": last,
+            }
+
+
+def half_width(result: Result) -> float:
+    """Half the width of the interval of the headline; DROP if it is unknown."""
+    _, low, high, _ = score(result, headline(result["metrics"]))
+    return DROP if low is None or high is None else (high - low) / 2
+
+
+def _ends(values: list[float]) -> tuple[float, float]:
+    """Means of the first and of the last tenth."""
+    tenth = max(1, len(values) // 10)
+    return fmean(values[:tenth]), fmean(values[-tenth:])
+
+
+def _short(value: float) -> str:
+    """Three significant digits, without an exponent below ten million."""
+    return f"{value:,.0f}" if 100 <= abs(value) < 1e7 else f"{value:.3g}"
