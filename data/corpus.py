@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from data.cached_array import cached_array
 from data.errors import BadRow, ConfigError, DataError
+from data.kept import cached_array
 from data.keys import Int64s, hash_ids
 from data.passages import Passage, PassageList
 from data.records import named, passage_of

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from data.cached_array import MemmapArray, cached_array
 from data.config import NegativeList, NegativesConfig
 from data.corpus import Corpus, CorpusPassages, find_hashes, first_repeated, sorting_order
 from data.errors import ConfigError, DataError
-from data.keys import Int64s
+from data.kept import MemmapArray, cached_array
+from data.keys import Int64s, hash_ids
 from data.manifest import file_entries
 from data.passages import InlinePassages, Passage
 from data.questions import QuestionRow, QuestionRows

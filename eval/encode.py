@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from data.image_text import Items
     from train.config import TrainConfig
     from train.distributed.world import World
-    from train.towers.build import Model
+    from train.towers.build import TwoTowerModel
 
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -58,7 +58,7 @@ class Encoder:
 
     @classmethod
     def of(
-        cls, config: TrainConfig, model: Model, world: World, should_stop: Callable[[], bool] = lambda: False
+        cls, config: TrainConfig, model: TwoTowerModel, world: World, should_stop: Callable[[], bool] = lambda: False
     ) -> Encoder:
         """The encoder of a run's towers, as its configuration says. Moves them to this rank's device."""
         towers = model.towers.to(world.device)
@@ -67,7 +67,7 @@ class Encoder:
             world,
             block=config.eval.block,
             workers=config.data.workers,
-            precision=config.precision.value,
+            precision=str(config.precision),
             cosine=config.objective.similarity is Similarity.cosine,
             should_stop=should_stop,
             timeout=config.data.timeout,

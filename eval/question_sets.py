@@ -27,7 +27,7 @@ import numpy as np
 from data.corpus import Corpus, open_corpus
 from data.errors import ConfigError, DataError, nearest
 from data.passages import Passage, Question
-from data.questions import Questions, Row, judgements, open_questions, qrels_file
+from data.questions import QuestionRow, QuestionRows, judgements, open_questions, qrels_file
 from data.questions import is_beir as has_judgements
 from data.scan import MAX_BYTES
 from data.sources import parse_sources

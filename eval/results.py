@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data.errors import DataError, printable
-from data.files import writable
+from data.files import writable, write_json
 from data.foreign import inside
 from data.secrets import without_credentials
 from eval.result_kinds import KINDS
 from eval.shapes import RESULT, read_object
 from eval.summary import Result
 from train.config import Task
-from train.files import write_json
 
 if TYPE_CHECKING:
     from eval.encode import Evaluator, Report

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from data.foreign import own_file
+from data.foreign import file_inside
 from train.panels import Score
 
 Result = Mapping[str, Any]
@@ -78,7 +78,7 @@ def marked(text: str, spans: Sequence[Sequence[int]]) -> Iterator[tuple[str, boo
 
 def picture(run: Path, dataset: str, name: str | None) -> Path | None:
     """The thumbnail with this file name in the run folder; None if there is none, or if it is too large."""
-    path = own_file(run, f"eval/{dataset}.pictures/{name}") if name == Path(name or "").name else None
+    path = file_inside(run, f"eval/{dataset}.pictures/{name}") if name == Path(name or "").name else None
     return path if path and path.suffix == ".webp" and path.stat().st_size <= LARGEST_PICTURE else None
 
 

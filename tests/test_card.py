@@ -14,8 +14,7 @@ from data.config import DataConfig
 from eval.panels import scored
 from train.config import Task, TrainConfig
 from train.export.card import card, code, commit, escaped
-from train.export.library import ExportSource
-from train.export.library import Library
+from train.export.library import ExportSource, Library
 from train.losses import OBJECTIVES
 
 FRONT = {"library_name": "open_clip", "pipeline_tag": "feature-extraction", "tags": ["clip"]}

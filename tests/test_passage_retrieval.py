@@ -15,10 +15,10 @@ from helpers_eval import LOCAL
 from helpers_passages import make_run, read_qrels, read_run, write_beir
 
 from data.corpus import open_corpus
-from eval.__main__ import encoder, main
+from eval.__main__ import main
 from eval.bm25 import build_bm25
 from eval.bootstrap import interval
-from eval.encode import Evaluator
+from eval.encode import Encoder, Evaluator
 from eval.scores import chance
 from eval.suite import build_evaluators
 from eval.trained import load_trained, read_config
@@ -111,11 +111,12 @@ def test_intervals_are_over_topics(out: Path, beir: Path) -> None:
 def test_baselines_are_what_they_say(out: Path, run: Path, beir: Path) -> None:
     """BM25 by its own index, fusion by hand, the untrained encoder by a full sort of its scores."""
     result, corpus = read(out / "tiny.json"), open_corpus(str(beir), "test")
+    passages = [corpus[i] for i in range(len(corpus))]
     qrels = read_qrels(beir / "qrels" / "test.tsv")
     asked = [json.loads(line) for line in (beir / "queries.jsonl").read_text().splitlines()]
     queries = {q["_id"]: q["text"] for q in asked}
     config = read_config(run)
-    bm25 = build_bm25(f"{passage.title} {passage.text}" for passage in corpus)
+    bm25 = build_bm25(f"{passage.title} {passage.text}" for passage in passages)
     words: Run = {}
     for query, (scores, positions) in zip(queries, bm25.search(list(queries.values()), 100), strict=True):
         ids = [str(corpus[position].id) for position in positions.tolist()]
@@ -125,11 +126,11 @@ def test_baselines_are_what_they_say(out: Path, run: Path, beir: Path) -> None:
     model = build_model(config.model, config.task)
     towers, dense = model.towers.eval(), {}
     with torch.no_grad():
-        y = towers.y_tower(model.tokenize([f"{p.title} {p.text}" for p in corpus], 128))
+        y = towers.y_tower(model.tokenize([f"{p.title} {p.text}" for p in passages], 128))
         x = towers.x_tower(model.tokenize(list(queries.values()), 32))
         cosine = torch.nn.functional.normalize(x) @ torch.nn.functional.normalize(y).T
     for query, row in zip(queries, cosine.tolist(), strict=True):
-        dense[query] = {str(p.id): s for p, s in zip(corpus, row, strict=True) if (query, p.id) != ("d3", "d3")}
+        dense[query] = {str(p.id): s for p, s in zip(passages, row, strict=True) if (query, p.id) != ("d3", "d3")}
     own = read_run(out / "tiny.trec")
     places = [{q: {p: r for r, (p, _) in enumerate(ranked(of), 1)} for q, of in s.items()} for s in (own, words)]
     fused = {q: {p: sum(1 / (60 + of[q][p]) for of in places if p in of[q]) for p in own[q]} for q in own}
@@ -194,7 +195,7 @@ def test_evaluations_in_between_show_no_cases(run: Path, beir: Path) -> None:
     config, task = trained.config, Task.question_passage
     parts = {"model": trained.model, "data_config": config.data, "eval_config": config.eval}
     (evaluator,) = build_evaluators([f"beir:{beir}@dev"], None, task=task, **parts)
-    between = evaluator.report(encoder(config, trained.model, LOCAL))
+    between = evaluator.report(Encoder.of(config, trained.model, LOCAL))
     assert {"intervals", "baselines"} <= between.details.keys() and not {"scores", "gallery"} & between.details.keys()
 
 
@@ -231,7 +232,7 @@ def test_embeddings_are_kept_and_made_anew_for_other_weights(run: Path, beir: Pa
     trained = load_trained(run, run / "checkpoints" / "step_00000007")
     config = trained.config
     config.eval.embeddings = str(tmp_path / "kept")
-    encode = encoder(config, trained.model, LOCAL)
+    encode = Encoder.of(config, trained.model, LOCAL)
 
     def opened() -> list[Evaluator]:
         specs, task = [f"beir:{beir}", f"beir:{beir}@dev"], Task.question_passage

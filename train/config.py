@@ -184,8 +184,6 @@ class TrainConfig:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
 
-
-
 def validate(config: TrainConfig, world_size: int) -> None:
     """Raise ConfigError for values and combinations that cannot work; the message names the keys and the fix."""
     size, optim, steps = config.global_batch_size, config.optim, config.steps

@@ -175,7 +175,7 @@ class TrainingRun:
         log(line)
         if norms := batch_norms(config, self.parts.model.towers, self.world.size):
             log(norms)
-        for difference in compared(config):
+        for difference in describe_choices(config):
             log(difference)
         if config.task is Task.question_passage and "excluded" not in OBJECTIVES[config.objective.name].takes:
             log(

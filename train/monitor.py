@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from data.batch import Batch
-from train.distributed.digest import refuse_different_weights
+from train.distributed.digest import check_same_weights
 from train.distributed.world import World, gather_objects
 from train.pace import Stragglers
 from train.runs.checkpoint import named_tensors
@@ -79,5 +79,5 @@ class Monitor:
 
     def _compare_weights(self, step: int) -> None:
         if self._digest_every and self._world.size > 1 and step != self._compared_at:
-            refuse_different_weights(self._world, named_tensors(self._modules), step)
+            check_same_weights(self._world, named_tensors(self._modules), step)
             self._compared_at = step

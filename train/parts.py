@@ -14,8 +14,8 @@ from data.config import DrawnPositives, Mode, Title
 from data.errors import ConfigError
 from data.image_text import ImageText, PairMaker
 from data.loader import BatchSource
-from data.manifest import Entry, Manifest, entries
-from data.negatives import Mined
+from data.manifest import FileEntry, Manifest, file_entries
+from data.negatives import MinedNegatives
 from data.order import Order
 from data.question_passage import QuestionPassage
 from data.questions import open_questions
@@ -34,7 +34,7 @@ from train.losses.base import Objective
 from train.losses.memory import SampleState
 from train.step import StepOptions, TrainStep
 from train.towers.batch_norm import check_batch_norms
-from train.towers.build import ImageTextModel, TwoTowerModel, TextPairModel, build_model
+from train.towers.build import ImageTextModel, TextPairModel, TwoTowerModel, build_model
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def batch_norms(config: TrainConfig, towers: nn.Module, world_size: int) -> str:
     return check_batch_norms(towers, config.model.batch_norm, rows, chunks, world_size)
 
 
-def build_data(config: TrainConfig, model: Model) -> TrainingData:
+def build_data(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
     """The training data of the task. Raises ConfigError and DataError for what cannot be used."""
     return DATA[config.task](config, model)
 
@@ -109,7 +109,7 @@ def _model(config: TrainConfig, world: World) -> TwoTowerModel:
     return model
 
 
-def _evaluators(config: TrainConfig, model: Model) -> Sequence[Evaluator]:
+def _evaluators(config: TrainConfig, model: TwoTowerModel) -> Sequence[Evaluator]:
     data, suite = config.data, config.eval.suite
     return build_evaluators(suite, data.val, task=config.task, model=model, data_config=data, eval_config=config.eval)
 
@@ -133,13 +133,13 @@ def _objective(config: TrainConfig, data: TrainingData) -> Objective:
     return objective
 
 
-def _image_text(config: TrainConfig, model: Model) -> TrainingData:
+def _image_text(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
     assert isinstance(model, ImageTextModel)
     if config.data.mode is Mode.stream:
         return _stream(config, model)
     shards = open_shards(parse_sources(config.data.train))
     dataset = ImageText(shards, model.image, model.tokenize, config.data, config.seed)
-    manifest = {"data.train": entries(shards.indexes)}
+    manifest = {"data.train": file_entries(shards.indexes)}
     return TrainingData(dataset, _order(config, shards.sizes, shards.weights), shards.fingerprint, manifest)
 
 
@@ -148,7 +148,7 @@ def _stream(config: TrainConfig, model: ImageTextModel) -> TrainingData:
     maker = PairMaker(model.image, model.tokenize, config.data, config.seed)
     sources = parse_sources(config.data.train, suffixes=(".tar",))
     stream = Stream(sources, maker, config.data, seed=config.seed, global_batch_size=config.global_batch_size)
-    whole = Entry(f"a stream of {len(stream.shards)} shards", 0, 0, stream.fingerprint)
+    whole = FileEntry(f"a stream of {len(stream.shards)} shards", 0, 0, stream.fingerprint)
     return TrainingData(stream, OneEpoch(config.steps), stream.fingerprint, {"data.train": [whole]})
 
 
@@ -161,13 +161,13 @@ def _question_passage(config: TrainConfig, model: TwoTowerModel) -> TrainingData
     if negatives.refresh_every:
         check_spec(negatives.mining.index)
     questions = open_questions(config.data.train, config.data)
-    mined = Mined.open(negatives.file, questions) if negatives.file else None
+    mined = MinedNegatives.open(negatives.file, questions) if negatives.file else None
     dataset = QuestionPassage(questions, model.tokenize, config.data, config.seed, mined)
     both = f"{questions.fingerprint} {mined.fingerprint if mined else ''}"
     fingerprint = hashlib.sha256(both.encode()).hexdigest()
     manifest = {"data.train": questions.files}
     if passage.corpus and questions.corpus:
-        manifest["data.passage.corpus"] = entries(questions.corpus.rows.shards.indexes)
+        manifest["data.passage.corpus"] = file_entries(questions.corpus.rows.shards.indexes)
     if mined:
         manifest["data.negatives.file"] = mined.files
     return TrainingData(dataset, _order(config, questions.sizes, questions.weights), fingerprint, manifest)

@@ -146,8 +146,8 @@ class TrainStep:
             self.embeddings, self.keys = (x.detach(), y_pairs.detach()), (batch.x_keys, batch.y_keys)
             related: dict[str, Any] = {"x_keys": batch.x_keys, "y_keys": batch.y_keys}
             # only some objectives can leave columns out of a row's negatives
-            if batch.known is not None and "excluded" in getattr(self.objective, "takes", ()):
-                related["known"] = batch.known
+            if batch.known_positives is not None and "excluded" in getattr(self.objective, "takes", ()):
+                related["known_positives"] = batch.known_positives
             self.local_timer.stop()  # the objective begins with a collective
             result = self.objective(x, y_pairs, batch.sample_ids, negatives=columns, **related)
             self._scaler.scale(result.loss).backward()

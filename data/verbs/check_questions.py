@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from data.errors import BadRow, DataError
+from data.errors import BadRow, DataError, printable
 from data.keys import content_key
 from data.passages import InlinePassages, Passage
 from data.questions import LISTS, QuestionRow

@@ -23,12 +23,8 @@ from eval.report.curves import Chart, evaluation_charts, health_charts, option, 
 from eval.report.gallery import KINDS, View, briefly, cases
 from eval.report.health_checks import health_checks
 from eval.report.run_folder import RunFolder, read_run
-from eval.result_kinds import groups
-from eval.result_kinds import meanings
-from eval.summary import classes
-from eval.summary import finite
-from eval.summary import number
-from eval.summary import part
+from eval.result_kinds import groups, meanings
+from eval.summary import classes, finite, number, part
 
 PURPOSE = """\
 Put a run on one page: what was trained on what, numbers with intervals and chance, curves, signs of failure, and what

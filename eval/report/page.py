@@ -10,21 +10,11 @@ from typing import Any
 from data.secrets import public_path
 from eval.report.curves import column, option
 from eval.report.run_folder import RunFolder
-from train.losses import OBJECTIVES
-from eval.result_kinds import Number
-from eval.result_kinds import headline
-from eval.result_kinds import label
-from eval.summary import SYSTEMS
-from eval.summary import Result
-from eval.summary import confusions
-from eval.summary import finite
-from eval.summary import number
-from eval.summary import score
-from eval.summary import systems
+from eval.result_kinds import Number, headline, label
+from eval.summary import SYSTEMS, Result, confusions, finite, number, score, systems
 from train.config import TrainConfig
-from train.runs.folder import all_keys
-from train.runs.folder import by_section
-from train.runs.folder import flat
+from train.losses import OBJECTIVES
+from train.runs.folder import all_keys, by_section, flat
 
 FIRST = 8  # data sets that have more than their numbers on the page
 TRUTHS = {"keys": "right is what has equal content", "pairs": "right is the own pair"}

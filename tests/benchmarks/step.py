@@ -69,7 +69,9 @@ def by_hand(pairs: Batch) -> Callable[[int], object]:
 
 
 def ours(pairs: Batch, chunks: int, kept: int | None) -> Callable[[int], object]:
-    options = StepOptions(0, 10**6, len(pairs), chunk_size=-(-len(pairs) // chunks), keep_graphs=kept)
+    options = StepOptions(
+        seed=0, total_steps=10**6, global_batch_size=len(pairs), chunk_size=-(-len(pairs) // chunks), keep_graphs=kept
+    )
     step = TrainStep(model(), build_objective("clip"), OptimConfig(), options, World())
     return lambda index: step(pairs, index)
 

@@ -65,7 +65,11 @@ def ours(pairs: Pairs, precision: Precision) -> Step:
     count = pairs.order.global_batch_size
     objective = build_objective("clip", temperature=0.05, learnable=False)
     step = TrainStep(
-        model.towers, objective, OptimConfig(lr=1e-5), StepOptions(0, 10**6, count, precision=precision), World()
+        model.towers,
+        objective,
+        OptimConfig(lr=1e-5),
+        StepOptions(seed=0, total_steps=10**6, global_batch_size=count, precision=precision),
+        World(),
     )
     return lambda index: step(dataset.__getitems__(pairs.positions(index)), index)
 

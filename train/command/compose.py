@@ -29,10 +29,8 @@ from data.errors import ConfigError, nearest
 from train.command.synonyms import ADVICE, SYNONYMS
 from train.config import TrainConfig
 from train.losses import OBJECTIVES
-from train.runs.folder import all_keys
-from train.towers.sentence_folder import fill_defaults
-from train.towers.sentence_folder import open_schema
-from train.runs.folder import flat
+from train.runs.folder import all_keys, flat
+from train.towers.sentence_folder import fill_defaults, open_schema
 
 # Group → the key that takes a name or file which is none of the group's choices
 KEY_OF_GROUP = {"model": "model.name", "data": "data.train", "tracking": "tracking.wandb", "optim": "optim.schedule"}

@@ -304,5 +304,5 @@ def tracking(config: TrainConfig) -> Iterator[Finding]:
         "online": "an API key is here",
         "offline": "no API key, or asked for; `wandb sync` sends it later",
         "disabled": "metrics.jsonl has every number",
-    }[mode.value]
-    yield ok("wandb", f"{mode.value}: {why}")
+    }[str(mode)]
+    yield ok("wandb", f"{mode}: {why}")

@@ -21,10 +21,8 @@ from data.errors import ConfigError
 from data.files import remove, whole_folder
 
 if TYPE_CHECKING:
-    from train.export.library import ExportSource
-    from train.export.library import Library
+    from train.export.library import ExportSource, Library
     from train.towers.build import TwoTowerModel
-    from train.panels import Scored
 
 
 CARD = "README.md"

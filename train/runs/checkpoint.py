@@ -313,7 +313,7 @@ def _write(folder: Path, state: CheckpointState) -> None:
 
     def described(name: str) -> dict[str, Any]:
         path = folder / name
-        digest = _digest(path)
+        digest = sha256_of(path)
         sync(path)
         return {"bytes": path.stat().st_size, "sha256": digest}
 
@@ -342,5 +342,3 @@ def _checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
 
 def _beside(folder: Path, role: str) -> Path:
     return folder.with_name(f".{folder.name}.{role}")
-
-

@@ -29,7 +29,7 @@ class Ledger:
         self._log, self._file = log, None
         if self.path and self.path.exists():  # entries past `step` will come again
             valid = [line.rstrip() + b"\n" for line, entry in read_lines(self.path, log) if entry["step"] <= step]
-            replace(self.path, b"".join(valid))
+            write_bytes(self.path, b"".join(valid))
 
     def write(self, step: int, kind: str, **facts: int | float | str | None) -> None:
         if self.path:

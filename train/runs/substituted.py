@@ -62,7 +62,13 @@ class BadSampleCounter:
 
     def _take(self, events: list[tuple[int, int, BadSample]]) -> None:
         for _, step, bad in events:  # all of them before a limit may stop the run
-            facts = {"id": bad.id, "shard": bad.shard, "key": bad.key, "reason": bad.reason, "replaced_by": bad.replaced_by}
+            facts = {
+                "id": bad.id,
+                "shard": bad.shard,
+                "key": bad.key,
+                "reason": bad.reason,
+                "replaced_by": bad.replaced_by,
+            }
             self._ledger.write(step, "substitute", **facts)
             if not bad.key:
                 self._log(f"step {step}: {bad.reason}")

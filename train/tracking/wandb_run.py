@@ -20,10 +20,7 @@ from typing import Any
 from data.files import write_json
 from data.secrets import known_secrets, redacted, without_credentials
 from train.config import Wandb
-from train.panels import Cell
-from train.panels import Grid
-from train.panels import Panels
-from train.panels import Picture
+from train.panels import Cell, Grid, Panels, Picture
 from train.tracking.progress import Record, is_training
 from train.tracking.trackers import LEAVE, PROBE, answers, server, wandb_package
 
