@@ -125,7 +125,7 @@ RESULT, STATE, CONFIG = TypeAdapter(ResultFile), TypeAdapter(StateFile), TypeAda
 
 
 def read_object(folder: Path, name: str, shape: TypeAdapter[Any]) -> tuple[dict[str, Any] | None, list[str]]:
-    """(the object in a JSON file below `folder`, a line for each part that is left out); None if it is no such object."""
+    """(object, lines) of a JSON file below `folder`: a line for each part left out; the object is None if unusable."""
     path = file_inside(folder, name)
     if path is None:
         return None, [f"{name} is not read: it lies outside this folder"]
