@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 from data.command_line import Verb, dispatch
-from data.errors import run
-from data.verbs.options import BuildOptions, CheckOptions, IndexOptions, PackOptions, UnpackOptions
+from data.errors import ConfigError, run
+from data.verbs.options import CheckOptions, IndexOptions, PackOptions
 
 PURPOSE = """Data for both tasks: list what is in it and what is broken, check it, make and convert it.
   pictures and captions    shards: .tar files (webdataset), packed from CSV, Parquet, JSON-lines or a folder
   questions and passages   DPR .json or .jsonl, Tevatron .jsonl (passages inside, or by id from a corpus), FlagEmbedding
                            .jsonl, a BEIR folder, shards of these; passages alone: .jsonl, or .tsv with id, text, title
 A SOURCE is a file, its folder, a glob, 'd/{000..099}.tar', several joined as 'a.tar::b.tar', or a URL.
-Compressed files cannot be read by offset: unpack them first."""
+Compressed files cannot be read by offset: unpack them first, with gunzip -k FILE.gz or zstd -d FILE.zst."""
 CLOSING = "Quote braces and globs. Exit codes: 0 ok, 2 a command that cannot work, 3 damaged data."
 
 
@@ -47,18 +46,6 @@ def pack(arguments: list[str], options: PackOptions) -> None:
 
     packs = {Kind.pictures: pack_pairs, Kind.questions: convert, Kind.passages: convert_passages}
     packs[kind_of(arguments)](arguments[0], options)
-
-
-def unpack(arguments: list[str], options: UnpackOptions) -> None:
-    from data.verbs.unpack import unpack as unpack_file
-
-    unpack_file(arguments[0], options)
-
-
-def build(arguments: list[str], options: BuildOptions) -> None:
-    from data.recipes import sets as builder
-
-    builder.build(arguments[0], Path(options.out) if options.out else None, options.check)
 
 
 VERBS = (
@@ -112,30 +99,17 @@ VERBS = (
         PackOptions,
         pack,
     ),
-    Verb(
-        "unpack",
-        "FILE",
-        "what a .gz or .zst file holds, as a file of its own",
-        (
-            "unpack psgs_w100.tsv.gz",
-            "unpack train.jsonl.zst out=/data/train.jsonl",
-            "unpack log.jsonl.gz max_ratio=1000 max_size=5e10",
-        ),
-        UnpackOptions,
-        unpack,
-    ),
-    Verb(
-        "build",
-        "NAME",
-        "make emoji, topics, hamexam or wordnet in data/samples",
-        ("build topics check=true", "build emoji out=/tmp/emoji", "build hamexam"),
-        BuildOptions,
-        build,
-    ),
 )
+FORMER = {
+    "unpack": "'unpack' is no verb any more. Unpack with: gunzip -k FILE.gz, or zstd -d FILE.zst",
+    "build": "'build' is no verb any more. The builders of data/samples are in tests/build_samples of the repository: "
+    "python -m tests.build_samples --help",
+}
 
 
 def main() -> None:
+    if sys.argv[1:2] and sys.argv[1] in FORMER:
+        raise ConfigError(FORMER[sys.argv[1]])
     dispatch("data", PURPOSE, VERBS, sys.argv[1:], CLOSING)
 
 

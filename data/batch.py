@@ -1,4 +1,7 @@
-"""Batch: all that the trainer knows of a task. After the dataset there is only x and y."""
+"""Batch: everything the trainer knows of a task. After the data set there are only two sides, x and y.
+
+b samples of this rank; k extra items of the y side; P pairs of a row and a key.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ from torch import Tensor
 class Extra:
     """Further y-side items, flat: k ≥ 0 for the whole batch, any number per row.
 
-    y (k, …) tower inputs; row (k,) local row each belongs to; keys (k,) content ids; positive (k,) bool: a further
-    positive (else a hard negative).
+    y (k, …) tower inputs; row (k,) int64, the local row that each item belongs to; keys (k,) int64 content ids;
+    positive (k,) bool: True for a further positive of the row, False for a hard negative.
     """
 
     y: Tensor
@@ -25,8 +28,8 @@ class Extra:
 
 
 @dataclass
-class Known:
-    """y-side items that are known to be right for a row, whether or not they are in the batch: never its negatives.
+class KnownPositives:
+    """y-side items known to be relevant to a row, in the batch or not. The loss never uses them as its negatives.
 
     row (P,) local row; keys (P,) content ids; int64.
     """
@@ -36,24 +39,24 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Bad:
-    """A sample that could not be used. place: the row of the batch that it would have been; by: the id tried next."""
+class BadSample:
+    """A sample that could not be used. row: its row in the local batch; replaced_by: id of the sample tried next."""
 
-    place: int
+    row: int
     id: int
     shard: str
     key: str
     reason: str
-    by: int
+    replaced_by: int
 
 
 @dataclass
 class Batch:
     """One rank's part of a global batch.
 
-    x, y (b, …) tower inputs: uint8 pictures (b, 3, H, W) or int64 tokens (b, L); sample_ids (b,) int64, dense ids that
-    index per-sample state and nothing else; x_keys, y_keys (b,) int64 content ids: equal keys are the same item on any
-    rank; bad: samples in whose place others stand.
+    x, y (b, …) tower inputs: uint8 pictures (b, 3, H, W) or int64 tokens (b, L). sample_ids (b,) int64: dense ids that
+    index per-sample state and nothing else. x_keys, y_keys (b,) int64 content ids: equal keys are the same item on any
+    rank. bad: samples that were replaced.
     """
 
     x: Tensor
@@ -62,22 +65,22 @@ class Batch:
     x_keys: Tensor
     y_keys: Tensor
     extra: Extra | None = None
-    known: Known | None = None
-    bad: tuple[Bad, ...] = ()
+    known_positives: KnownPositives | None = None
+    bad: tuple[BadSample, ...] = ()
 
     def __len__(self) -> int:
         return self.sample_ids.shape[0]
 
     def to(self, device: torch.device, non_blocking: bool = True) -> Batch:
-        return _changed(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        return _mapped(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Batch:
-        return _changed(self, Tensor.pin_memory)
+        return _mapped(self, Tensor.pin_memory)
 
 
-def _changed(record: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A dataclass of tensors and such dataclasses, with every tensor changed."""
+def _mapped(record: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A copy of a dataclass with `change` applied to every tensor, also in the dataclasses inside it."""
     parts = {field.name: getattr(record, field.name) for field in fields(record)}
     changed = {name: change(part) for name, part in parts.items() if isinstance(part, Tensor)}
-    changed |= {name: _changed(part, change) for name, part in parts.items() if is_dataclass(part)}
+    changed |= {name: _mapped(part, change) for name, part in parts.items() if is_dataclass(part)}
     return replace(record, **changed)

@@ -6,16 +6,27 @@ A value is taken as it stands, so braces need no quotes of their own here; one p
 from __future__ import annotations
 
 import re
-import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields
+from contextlib import suppress
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from enum import Enum
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from omegaconf import MISSING as NEEDED
+from omegaconf import OmegaConf
+from omegaconf.errors import ValidationError
 
 from data.errors import ConfigError, nearest
 
 HELP = ("--help", "-h", "help")
-NEEDED = "???"  # omegaconf's mark of a value that must be given
+AT_COMMAS = re.compile(r"""(?:\{[^}]*\}|"[^"]*"|'[^']*'|[^,])+""")  # commas outside braces and quotes
+WANTED = {  # messages of OmegaConf about a value → what must stand there instead
+    r"Value '(.*)' of type .* could not be converted to Integer": "a whole number",
+    r"Value '(.*)' of type .* could not be converted to Float": "a number",
+    r"Value '(.*)' is not a valid bool": "one of true, false",
+    r"Invalid value '(.*)', expected one of \[(.*)\]": r"one of \2",
+}
 
 T = TypeVar("T")
 
@@ -61,12 +72,12 @@ def parse_verb(program: str, verb: Verb, arguments: Sequence[str]) -> tuple[list
 
 
 def parse_options(schema: type[T], words: Iterable[str], command: str) -> T:
-    """The schema filled from key=value words.
+    """The dataclass `schema` filled from key=value words; OmegaConf converts the values to the types of its fields.
 
     Raises ConfigError for a word that is not key=value, an unknown, repeated or missing key, a value that does not fit.
     """
-    types_of = get_type_hints(schema)
-    given: dict[str, Any] = {}
+    types_of, options = get_type_hints(schema), OmegaConf.structured(schema)
+    given: set[str] = set()
     for word in words:
         key, separator, text = word.lstrip("-").partition("=")
         if word.startswith("-") or not separator:
@@ -76,38 +87,57 @@ def parse_options(schema: type[T], words: Iterable[str], command: str) -> T:
             raise ConfigError(f"unknown key '{key}'.{nearest(key, types_of)} Keys: {', '.join(types_of)}")
         if key in given:
             raise ConfigError(f"{key} is given twice. If the shell expanded braces, quote: '{key}=d/{{0..9}}.tar'")
-        given[key] = _converted(key, text, types_of[key])
-    missing = next((f.name for f in _fields(schema) if f.default == NEEDED and f.name not in given), None)
-    if missing:
-        raise ConfigError(f"{missing}= is missing. See: {command} --help")
-    return schema(**given)
+        if "${" in text:  # OmegaConf would resolve it, also to variables of the environment
+            raise ConfigError(f"{key}={text}: nothing is read inside ${{…}} here. Write the value itself.")
+        given.add(key)
+        try:
+            options[key] = _value(text, types_of[key])
+        except ValidationError as error:
+            raise ConfigError(f"{key}={_misfit(str(error))}") from None
+    if missing := OmegaConf.missing_keys(options):
+        raise ConfigError(f"{min(missing)}= is missing. See: {command} --help")
+    return cast(T, OmegaConf.to_object(options))
 
 
-def _converted(key: str, text: str, kind: Any) -> Any:
-    if get_origin(kind) in (Union, types.UnionType):
-        if text in ("null", "none", ""):
-            return None
-        kind = next(k for k in get_args(kind) if k is not type(None))
+def _value(text: str, kind: Any) -> Any:
+    """The text as OmegaConf takes it for a field of the type `kind`: None, a list, a whole number, else the text."""
+    if get_origin(kind) in (Union, UnionType):  # X | None
+        return None if text in ("null", "none", "") else _value(text, get_args(kind)[0])
     if get_origin(kind) is list:
         inner = text[1:-1] if text.startswith("[") and text.endswith("]") else text
-        return [_converted(key, part.strip(), get_args(kind)[0]) for part in _split(inner) if part.strip()]
-    if issubclass(kind, Enum) or kind is bool:
-        choices = {"true": True, "false": False} if kind is bool else {choice.name: choice for choice in kind}
-        if text not in choices:
-            raise ConfigError(f"{key}={text} is not one of {', '.join(choices)}.{nearest(text, choices)}")
-        return choices[text]
-    if kind is str:
-        quoted = len(text) >= 2 and text[0] == text[-1] and text[0] in "\"'"
-        return text[1:-1] if quoted else text
-    try:
-        return kind(float(text)) if kind is int and float(text).is_integer() else kind(text)
-    except (ValueError, OverflowError):
-        raise ConfigError(f"{key}={text} is not a {'whole ' if kind is int else ''}number.") from None
+        return [_value(part.strip(), get_args(kind)[0]) for part in AT_COMMAS.findall(inner) if part.strip()]
+    if kind is int:
+        with suppress(ValueError, OverflowError):  # 1e4 is a whole number here
+            return int(float(text)) if float(text).is_integer() else text
+    quoted = kind is str and len(text) >= 2 and text[0] == text[-1] and text[0] in "\"'"
+    return text[1:-1] if quoted else text
 
 
-def _split(text: str) -> list[str]:
-    """At commas that stand outside braces and quotes."""
-    return re.findall(r"""(?:\{[^}]*\}|"[^"]*"|'[^']*'|[^,])+""", text)
+def _misfit(message: str) -> str:
+    """OmegaConf's message about a value that does not fit its field, in our words: the value and what is wanted."""
+    for pattern, wanted in WANTED.items():
+        if found := re.match(pattern, message):
+            choices = found[2].split(", ") if found.re.groups > 1 else ()
+            return f"{found[1]} is not {found.expand(wanted)}.{nearest(found[1], choices)}"
+    return message.splitlines()[0]
+
+
+def overridden(config: T, command: Any) -> T:
+    """The dataclass `config` with the value of each field of the same name that `command` has and that is not None."""
+    names = {option.name for option in _fields(config)} & {option.name for option in _fields(command)}
+    given = {name: getattr(command, name) for name in names}
+    return replace(cast(Any, config), **{name: value for name, value in given.items() if value is not None})
+
+
+def config_option(config: type, name: str) -> Any:
+    """A field of a command that has the default and the meaning of the key `name` of a section of the configuration."""
+    (known,) = (option for option in _fields(config) if option.name == name)
+    return field(default=known.default, metadata=known.metadata)
+
+
+def run_option(config: type, name: str) -> Any:
+    """The same for a command that reads a run. The default is None, which keeps the run's value."""
+    return field(default=None, metadata={"help": f"{config_option(config, name).metadata['help']}; null: the run's"})
 
 
 # Help ---------------------------------------------------------------------------------------------------------------

@@ -1,42 +1,44 @@
-"""A corpus: passages by position or id, read by offset; what is held of them are columns of numbers on disk."""
+"""A corpus: passages by position or id, read by offset. Only columns of numbers about them are kept, in mapped files.
+
+n passages; k ids to look up.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from data.errors import ConfigError, DataError
+from data.errors import BadRow, ConfigError, DataError
 from data.kept import cached_array
 from data.keys import Int64s, hash_ids
-from data.passages import Passage, Passages
+from data.passages import Passage, PassageList
 from data.records import named, passage_of
 from data.rows import SUFFIXES, Rows, open_rows
 from data.sources import local_path, parse_sources
-from data.tables import BadRow
 
 FORMAT = "1"
-HASH, CHECK, ORDER, KEY, LENGTH = range(5)  # rows of the table; ORDER sorts passages by the hash of their id
-AT_ONCE = 65_536
+HASH, CHECK, ORDER, KEY, LENGTH = range(5)  # rows of the table; ORDER sorts passages by HASH, then CHECK
+BLOCK = 65_536  # ids held in memory at a time
 
 
 def open_corpus(value: str | Sequence[str], key: str) -> Corpus:
     """The passages of .jsonl, .json, .tsv files or shards, or of a BEIR folder, written like data.train.
 
     A row has an id (_id, docid, id, psg_id, passage_id), a text and perhaps a title. Raises ConfigError, naming `key`,
-    for what matches nothing or has a weight; DataError, naming the line, for a row that is no passage and an id that
-    comes twice. The first opening reads everything once.
+    when `value` matches nothing or has a weight; DataError, naming the line, for a row that is no passage and for a
+    repeated id. The first call for some files reads all of them.
     """
     return Corpus(open_rows(corpus_files(value, key)))
 
 
 def corpus_files(value: str | Sequence[str], key: str) -> list[str]:
-    """The files that `value` names; nothing is read. Raises ConfigError as `open_corpus`."""
-    if isinstance(value, str) and os.path.isfile(inside := os.path.join(local_path(value), "corpus.jsonl")):
-        return [inside]
+    """The files that `value` names. Does not read them. Raises ConfigError as `open_corpus`."""
+    if isinstance(value, str) and os.path.isfile(beir := os.path.join(local_path(value), "corpus.jsonl")):
+        return [beir]
     sources = parse_sources(value, key, SUFFIXES)
     if any(source.weight != 1 for source in sources):
         raise ConfigError(f"{key}={value}: a corpus has no weights.")
@@ -44,7 +46,7 @@ def corpus_files(value: str | Sequence[str], key: str) -> list[str]:
 
 
 class Corpus:
-    """Passages 0 … len - 1. Can be pickled; columns are mapped and files opened by every process on its own."""
+    """Passages 0 … n - 1. Can be pickled: each process maps the columns and opens the files itself."""
 
     def __init__(self, rows: Rows) -> None:
         self.rows, self.fingerprint = rows, rows.fingerprint
@@ -56,17 +58,14 @@ class Corpus:
     def __getitem__(self, i: int) -> Passage:
         return _read(self.rows, i)
 
-    def __iter__(self) -> Iterator[Passage]:
-        return (self[i] for i in range(len(self)))
-
     @property
     def keys(self) -> Int64s:
-        """(n,) int64 content keys, mapped."""
+        """(n,) content ids, mapped."""
         return self._mapped.array[KEY]
 
     @property
     def lengths(self) -> Int64s:
-        """(n,) bytes of title and text, mapped: to sort by length without reading."""
+        """(n,) bytes of title and text, mapped: passages can be sorted by length without reading them."""
         return self._mapped.array[LENGTH]
 
     def ids(self, start: int, stop: int) -> list[str]:
@@ -74,7 +73,7 @@ class Corpus:
         return [str(self[i].id) for i in range(start, min(stop, len(self)))]
 
     def position(self, name: str) -> int:
-        """The passage with this id; KeyError when there is none."""
+        """The position of the passage with this id. Raises KeyError when there is none."""
         found = int(self.positions([name])[0])
         if found < 0:
             raise KeyError(name)
@@ -86,24 +85,14 @@ class Corpus:
         return self._mapped.array[: CHECK + 1]
 
     def positions(self, ids: Sequence[str]) -> Int64s:
-        """(k,) positions of passages by id, −1 where there is none. Nothing is read: ids are known by 128 bits."""
-        table, wanted = self._mapped.array, hash_ids(ids)
-        found = np.full(len(ids), -1, np.int64)
-        place = np.searchsorted(table[HASH], wanted[0], sorter=table[ORDER])
-        left = np.flatnonzero(place < len(self))
-        while len(left):
-            here = table[ORDER][place[left]]
-            same = table[HASH][here] == wanted[0][left]
-            hit = same & (table[CHECK][here] == wanted[1][left])
-            found[left[hit]] = here[hit]
-            place[left] += 1
-            left = left[same & ~hit & (place[left] < len(self))]  # ids of one hash lie side by side
-        return found
+        """(k,) positions of the passages with these ids, −1 where there is none. Nothing is read: 128 bits of hash
+        identify an id."""
+        return find_hashes(self.id_hashes, self._mapped.array[ORDER], hash_ids(ids))
 
 
 @dataclass(frozen=True)
-class Chosen(Passages):
-    """Passages of a corpus by position, read when they are asked for."""
+class CorpusPassages(PassageList):
+    """The passages at some positions (k,) of a corpus, read on access."""
 
     corpus: Corpus
     positions: Int64s
@@ -131,25 +120,60 @@ def _read(rows: Rows, i: int) -> Passage:
 
 
 def _table(rows: Rows) -> Int64s:
-    """(5, n): what the constants at the top name. Everything is read once, in order."""
+    """(5, n): the rows named at the top of this module. Reads everything once, in order."""
     table = np.empty((5, len(rows)), np.int64)
-    for start in range(0, len(rows), AT_ONCE):
-        block = range(start, min(start + AT_ONCE, len(rows)))
-        ids = []
-        for i in block:
-            passage = _read(rows, i)
-            ids.append(str(passage.id))
-            table[KEY, i], table[LENGTH, i] = passage.key, len(passage.title.encode()) + len(passage.text.encode())
-        table[: CHECK + 1, start : block.stop] = hash_ids(ids)
-    table[ORDER] = np.lexsort((table[CHECK], table[HASH]))
-    _refuse_twice(rows, table)
+
+    def fill(i: int) -> str:
+        passage = _read(rows, i)
+        table[KEY, i], table[LENGTH, i] = passage.key, len(passage.title.encode()) + len(passage.text.encode())
+        return str(passage.id)
+
+    ids = table[: CHECK + 1]
+    ids[:] = hashed_in_blocks(len(rows), fill)
+    table[ORDER] = sorting_order(ids)
+    if repeated := first_repeated(ids, table[ORDER]):
+        first, second = repeated
+        raise DataError(f"{rows.where(second)}: id '{_read(rows, first).id}' again, first at {rows.where(first)}")
     return table
 
 
-def _refuse_twice(rows: Rows, table: Int64s) -> None:
-    order = table[ORDER]
-    same = (table[: CHECK + 1, order[1:]] == table[: CHECK + 1, order[:-1]]).all(axis=0)
-    if same.any():
-        at = int(np.argmax(same))
-        first, second = sorted(order[at : at + 2].tolist())
-        raise DataError(f"{rows.where(second)}: id '{_read(rows, first).id}' again, first at {rows.where(first)}")
+# ---- columns of id hashes (2, n), as `keys.hash_ids` makes them ------------------------------------------------------
+
+
+def hashed_in_blocks(count: int, read_id: Callable[[int], str]) -> Int64s:
+    """(2, count) hashes of the ids read_id(0) … read_id(count - 1). Holds few of the ids at a time."""
+    table = np.empty((2, count), np.int64)
+    for start in range(0, count, BLOCK):
+        stop = min(start + BLOCK, count)
+        table[:, start:stop] = hash_ids(map(read_id, range(start, stop)))
+    return table
+
+
+def sorting_order(hashes: Int64s) -> Int64s:
+    """(n,) order that sorts by the first row, then the second."""
+    return np.lexsort((hashes[CHECK], hashes[HASH]))
+
+
+def first_repeated(hashes: Int64s, order: Int64s) -> tuple[int, int] | None:
+    """Positions of an id that occurs twice, or None. order: as `sorting_order`."""
+    same = (hashes[:, order[1:]] == hashes[:, order[:-1]]).all(axis=0)
+    if not same.any():
+        return None
+    start = int(np.argmax(same))
+    first, second = sorted(order[start : start + 2].tolist())
+    return first, second
+
+
+def find_hashes(hashes: Int64s, order: Int64s, wanted: Int64s) -> Int64s:
+    """(k,) position in `hashes` of each column of wanted (2, k), −1 where it is missing. order: as `sorting_order`."""
+    found = np.full(wanted.shape[1], -1, np.int64)
+    rank = np.searchsorted(hashes[HASH], wanted[HASH], sorter=order)
+    left = np.flatnonzero(rank < len(order))
+    while len(left):
+        here = order[rank[left]]
+        same = hashes[HASH, here] == wanted[HASH, left]
+        hit = same & (hashes[CHECK, here] == wanted[CHECK, left])
+        found[left[hit]] = here[hit]
+        rank[left] += 1
+        left = left[same & ~hit & (rank[left] < len(order))]  # ids with equal HASH are neighbours in the order
+    return found

@@ -53,6 +53,14 @@ class SampleError(DataError):
     """One sample that cannot be used; the other samples of its shard can."""
 
 
+class BadRow(Exception):
+    """A row of a file that cannot become a sample. reason: a few words, the same for all rows with this fault."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+
+
 class HardwareError(UserError):
     """A fault of a device, a process group or another part of a machine; the message names the rank."""
 

@@ -1,13 +1,15 @@
-"""Pictures and their captions out of shards: batches for training, item sets for evaluation.
+"""Pictures and their captions from shards: batches for training, sets of items for evaluation.
 
-A sample has a picture, the first member that data.image_key names, and captions where data.captions says: "txt" is the
-text member, one caption a line; any other name is a field of the json member, a string or a list of strings. Training
-draws one caption by (seed, epoch, id); evaluation takes all captions of the first place in data.captions.
+A sample has a picture, the first member that data.image_key names, and captions under the names in data.captions: "txt"
+is the text member, one caption a line; any other name is a field of the json member, a string or a list of strings.
+Training draws one caption by (seed, epoch, id). Evaluation takes all captions under the first name in data.captions.
+
+b pictures of a batch; S side of the tower's input; L tokens of a text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Protocol
@@ -16,27 +18,35 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.batch import Bad, Batch
+from data.batch import BadSample, Batch
 from data.config import DataConfig
 from data.keys import content_key
-from data.sample import Sample
+from data.sample import ShardSample
 from data.shards import Shards
-from data.substitutes import Substitutes
-from data.transforms import Floats, ImageSpec, TrainingTransform, evaluation_transform, training_transform, uniforms
-from data.workers import at
+from data.substitutes import Replacements
+from data.transforms import (
+    CROP_DRAWS,
+    DRAWS,
+    Floats,
+    ImageSpec,
+    add_noise,
+    evaluation_transform,
+    training_size,
+    uniforms,
+)
 
 Tokenize = Callable[[list[str]], Tensor]  # n texts → int64 (n, L)
-CAPTION_DRAWS = 2
+CAPTION_DRAWS = 2  # uniforms: which name in data.captions, which caption under it
 
 
 def image_spec(spec: ImageSpec, config: DataConfig) -> ImageSpec:
-    """The tower's preprocessing with data.resize in place of its own, when that is set."""
+    """The tower's preprocessing, with data.resize instead of its own when that is set."""
     return spec if config.resize is None else replace(spec, resize=config.resize.value)
 
 
 @dataclass(frozen=True)
-class Pair:
-    """One training pair. x (3, S, S) uint8, at its size and before noise; draws (n,) what its noise is made of."""
+class TrainingPair:
+    """x (3, S, S) uint8: the picture, resized but not augmented. draws (n,): uniforms of its augmentation."""
 
     x: Tensor
     text: str
@@ -47,25 +57,32 @@ class Pair:
 
 
 class PairMaker:
-    """Samples → pairs → batches. Everything random about a pair comes from the seed and two numbers of its own."""
+    """Makes training pairs of samples, and batches of pairs."""
 
     def __init__(self, spec: ImageSpec, tokenize: Tokenize, config: DataConfig, seed: int) -> None:
-        self.tokenize, self.config, self.seed = tokenize, config, seed
-        self._transform = training_transform(image_spec(spec, config), config.augment)
+        self.spec, self.tokenize, self.config, self.seed = image_spec(spec, config), tokenize, config, seed
         weights = config.caption_weights or [1.0] * len(config.captions)
         self._thresholds = np.array(list(accumulate(weights))) / sum(weights)
 
-    def pair(self, sample: Sample, sample_id: int, *, epoch: int, place: int) -> Pair:
-        """Random by (epoch, place). Raises DataError, naming shard and key, for a sample that cannot be used."""
-        draws = uniforms(self.seed, epoch, place, CAPTION_DRAWS + TrainingTransform.DRAWS)
-        text, y_key = self._text(sample, draws)
-        noise = draws[CAPTION_DRAWS:]
-        x = self._transform.at_size(sample.decoded(self.config.image_key, self.config.max_image_pixels), noise)
-        return Pair(x, text, sample_id, content_key(sample.picture(self.config.image_key)), y_key, noise)
+    def pair(self, sample: ShardSample, sample_id: int, *, epoch: int, position: int) -> TrainingPair:
+        """A pair whose random parts depend only on (seed, epoch, position).
 
-    def batch(self, pairs: Sequence[Pair], bad: tuple[Bad, ...] = ()) -> Batch:
+        Raises SampleError, naming shard and key, for a sample that cannot be used.
+        """
+        config = self.config
+        draws = uniforms(self.seed, epoch, position, CAPTION_DRAWS + DRAWS)
+        number = int(np.searchsorted(self._thresholds, draws[0], side="right"))
+        captions = sample.captions(config.captions[min(number, len(config.captions) - 1)])
+        text = captions[int(draws[1] * len(captions))]
+        y_key = text_key(sample, text, config)
+        draws = draws[CAPTION_DRAWS:]
+        x = training_size(sample.decoded(config.image_key, config.max_image_pixels), self.spec, config.augment, draws)
+        return TrainingPair(x, text, sample_id, content_key(sample.picture(config.image_key)), y_key, draws)
+
+    def batch(self, pairs: Sequence[TrainingPair], bad: tuple[BadSample, ...] = ()) -> Batch:
+        draws = np.stack([p.draws for p in pairs])[:, CROP_DRAWS:]
         return Batch(
-            x=self._transform.noisy(torch.stack([p.x for p in pairs]), np.stack([p.draws for p in pairs])),
+            x=add_noise(torch.stack([p.x for p in pairs]), self.config.augment, draws),
             y=self.tokenize([p.text for p in pairs]),
             sample_ids=torch.tensor([p.sample_id for p in pairs]),
             x_keys=torch.tensor([p.x_key for p in pairs]),
@@ -73,49 +90,45 @@ class PairMaker:
             bad=bad,
         )
 
-    def check(self, sample: Sample) -> None:
-        """Raise DataError when it cannot be used, by any of data.captions."""
+    def check(self, sample: ShardSample) -> None:
+        """Raise SampleError when the picture, or the captions under any of data.captions, cannot be used."""
         sample.decoded(self.config.image_key, self.config.max_image_pixels)
-        for place in self.config.captions:
-            text_key(sample, sample.captions(place)[0], self.config)
-
-    def _text(self, sample: Sample, draws: Floats) -> tuple[str, int]:
-        """One caption and its content key."""
-        place = int(np.searchsorted(self._thresholds, draws[0], side="right"))
-        captions = sample.captions(self.config.captions[min(place, len(self.config.captions) - 1)])
-        text = captions[int(draws[1] * len(captions))]
-        return text, text_key(sample, text, self.config)
+        for name in self.config.captions:
+            text_key(sample, sample.captions(name)[0], self.config)
 
 
 class ImageText:
-    """Training pairs by position (epoch, sample id); all depends on nothing but seed, position and shards."""
+    """The training data set of image_text. A batch depends only on the seed, its positions and the shards."""
 
     def __init__(self, shards: Shards, spec: ImageSpec, tokenize: Tokenize, config: DataConfig, seed: int) -> None:
-        """Raises DataError when none of the first samples can be used: a wrong key or field in the configuration
-        shows before any process starts."""
+        """Raises SampleError when none of the first samples can be used: a wrong key or field in the configuration is
+        reported before any process starts."""
         self.shards, self._maker = shards, PairMaker(spec, tokenize, config, seed)
-        self._substitutes = Substitutes(shards.sizes, seed, config.tolerated)
-        self._substitutes.first(len(shards), lambda i: self._maker.check(Sample.read(shards, i)))
+        self._replacements = Replacements(shards.sizes, seed, config.tolerated)
+        self._replacements.check_first(len(shards), lambda i: self._maker.check(ShardSample.read(shards, i)))
 
     def __len__(self) -> int:
         return len(self.shards)
 
     def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
-        """Raises DataError, naming the shard, for one that cannot be read, and for too many samples in a row."""
-        pairs, bad = self._substitutes.all(positions, self._pair, self.shards.origin)
+        """The batch of some positions (epoch, sample id).
+
+        Raises DataError, naming the shard, when it cannot be read, and for too many bad samples in a row.
+        """
+        pairs, bad = self._replacements.load(positions, self._pair, self.shards.origin)
         return self._maker.batch(pairs, bad)
 
-    def place(self, sample_id: int) -> str:
+    def where(self, sample_id: int) -> str:
         index, row = self.shards.locate(sample_id)
         return f"sample {row} of {index.path}"
 
-    def _pair(self, epoch: int, sample_id: int) -> Pair:
-        at(sample_id)
-        return self._maker.pair(Sample.read(self.shards, sample_id), sample_id, epoch=epoch, place=sample_id)
+    def _pair(self, epoch: int, sample_id: int) -> TrainingPair:
+        sample = ShardSample.read(self.shards, sample_id)
+        return self._maker.pair(sample, sample_id, epoch=epoch, position=sample_id)
 
 
-def text_key(sample: Sample, text: str, config: DataConfig) -> int:
-    """Content key of a caption: of the field data.text_key, which many texts may share, or of the text itself."""
+def text_key(sample: ShardSample, text: str, config: DataConfig) -> int:
+    """Content key of a caption: of the field data.text_key, which several texts may share, or of the text itself."""
     meaning = text if config.text_key is None else str(sample.field(config.text_key))
     return content_key(meaning.encode())
 
@@ -124,7 +137,7 @@ def text_key(sample: Sample, text: str, config: DataConfig) -> int:
 
 
 class Items(Protocol):
-    """Tower inputs by position; can be pickled, since loader processes read them."""
+    """Inputs of a tower by position. Loader processes read them."""
 
     def __len__(self) -> int: ...
 
@@ -145,21 +158,21 @@ class Pictures:
         return len(self.shards)
 
     def block(self, start: int, stop: int) -> Tensor:
-        transform = evaluation_transform(self.spec)
-        return torch.stack([transform(self.decoded(i)).contiguous() for i in range(start, min(stop, len(self)))])
+        decoded = (self.decoded(i) for i in range(start, min(stop, len(self))))
+        return torch.stack([evaluation_transform(picture, self.spec).contiguous() for picture in decoded])
 
     def decoded(self, i: int) -> Tensor:
-        """Picture i as it is, uint8 (3, H, W)."""
-        return Sample.read(self.shards, i).decoded(self.config.image_key, self.config.max_image_pixels)
+        """Picture i in its own size, uint8 (3, H, W)."""
+        return ShardSample.read(self.shards, i).decoded(self.config.image_key, self.config.max_image_pixels)
 
     def key(self, i: int) -> str:
-        """The key of its sample."""
+        """The key of sample i in its shard."""
         return self.shards.key(i)
 
 
 @dataclass(frozen=True)
 class Captions:
-    """Texts, tokenised when they are read."""
+    """Texts, tokenised block by block when they are read."""
 
     texts: Sequence[str]
     tokenize: Tokenize
@@ -173,7 +186,10 @@ class Captions:
 
 @dataclass(frozen=True)
 class RetrievalSet:
-    """N pictures and their M captions. owner (M,): the picture of each caption, ascending; keys: content ids; int64."""
+    """N pictures and their M captions.
+
+    owner (M,): row of each caption's picture, ascending; image_keys (N,), text_keys (M,): content ids; all int64.
+    """
 
     images: Pictures
     texts: Captions
@@ -191,10 +207,11 @@ class LabelledSet:
 
 
 def retrieval_set(shards: Shards, spec: ImageSpec, tokenize: Tokenize, config: DataConfig) -> RetrievalSet:
-    """All pictures with all their captions at the first place of data.captions. DataError for a sample without."""
+    """All pictures with all their captions under the first name in data.captions. SampleError for a bad sample."""
     texts: list[str] = []
     owner, image_keys, text_keys = [], [], []
-    for number, sample in enumerate(_samples(shards)):
+    for number in range(len(shards)):
+        sample = ShardSample.read(shards, number)
         image_keys.append(content_key(sample.picture(config.image_key)))
         for text in sample.captions(config.captions[0]):
             texts.append(text)
@@ -208,10 +225,6 @@ def retrieval_set(shards: Shards, spec: ImageSpec, tokenize: Tokenize, config: D
 
 
 def labelled_set(shards: Shards, spec: ImageSpec, config: DataConfig, label: str) -> LabelledSet:
-    """All pictures with their class: `label` is a json field, or "cls" for the number in the cls member."""
-    labels = [sample.label(label) for sample in _samples(shards)]
+    """All pictures with their class. label: a json field, or "cls" for the number in the cls member."""
+    labels = [ShardSample.read(shards, i).label(label) for i in range(len(shards))]
     return LabelledSet(Pictures(shards, image_spec(spec, config), config), labels)
-
-
-def _samples(shards: Shards) -> Iterator[Sample]:
-    return (Sample.read(shards, sample_id) for sample_id in range(len(shards)))

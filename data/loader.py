@@ -1,29 +1,29 @@
-"""One rank's batches, step after step, made ahead by worker processes.
+"""One rank's training batches, step after step, prepared ahead by worker processes.
 
-The order of samples is `Order`'s; workers only decide who decodes what. One iterator serves all steps of a run: at the
-border of two epochs nothing is started anew.
+`data.order.Order` decides which samples a step sees; the workers only share the decoding. One iterator serves all steps
+of a run, so the workers are not restarted between two epochs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
 
 from data.batch import Batch
 from data.order import Order
-from data.workers import served
+from data.workers import prefetched
 
 Positions = Sequence[tuple[int, int]]  # (epoch, sample id) each
 
 
 class BatchSource(Protocol):
-    """place: how an error names the sample that is read, told without asking any storage."""
+    """A data set that makes whole batches. where: how an error names a sample; it must not read any storage."""
 
     def __getitems__(self, positions: Positions) -> Batch: ...
-    def place(self, sample_id: int) -> str: ...
+    def where(self, sample_id: int) -> str: ...
 
 
 def build_loader(
@@ -36,61 +36,23 @@ def build_loader(
     last_step: int,
     workers: int,
     timeout: float = 0,
-) -> Iterable[Batch]:
-    """The batches of steps first_step … last_step - 1, this rank's part of each. Iterate once.
+) -> Iterator[Batch]:
+    """This rank's part of the batches of steps first_step … last_step - 1.
 
-    With CUDA they lie in pinned memory. Raises as `served`.
+    With CUDA the batches lie in pinned memory. timeout: seconds to wait for a batch, 0 for ever. Raises as
+    `data.workers.prefetched`.
     """
-    positions = _Positions(order, rank, world_size, first_step, last_step)
-    return _Batches(_ByPositions(dataset), positions, workers, timeout)
+    return prefetched(
+        partial(_batch, dataset, order, rank, world_size),
+        range(first_step, last_step),
+        where=dataset.where,
+        workers=workers,
+        timeout=timeout,
+        rank=rank,
+        pin=torch.cuda.is_available(),
+    )
 
 
-@dataclass(frozen=True)
-class _Positions:
-    """Per step the positions (epoch, id) of one rank."""
-
-    order: Order
-    rank: int
-    world_size: int
-    first_step: int
-    last_step: int
-
-    def __len__(self) -> int:
-        return self.last_step - self.first_step
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        for step in range(self.first_step, self.last_step):
-            epoch, ids = self.order.local(step, self.rank, self.world_size)
-            yield [(epoch, sample_id) for sample_id in ids.tolist()]
-
-
-@dataclass(frozen=True)
-class _ByPositions:
-    dataset: BatchSource
-
-    def __getitem__(self, positions: Positions, /) -> Batch:
-        return self.dataset.__getitems__(positions)
-
-    def place(self, item: int) -> str:
-        return self.dataset.place(item)
-
-
-@dataclass(frozen=True)
-class _Batches:
-    source: _ByPositions
-    positions: _Positions
-    workers: int
-    timeout: float
-
-    def __len__(self) -> int:
-        return len(self.positions)
-
-    def __iter__(self) -> Iterator[Batch]:
-        return served(
-            self.source,
-            self.positions,
-            workers=self.workers,
-            timeout=self.timeout,
-            rank=self.positions.rank,
-            pin=torch.cuda.is_available(),
-        )
+def _batch(dataset: BatchSource, order: Order, rank: int, world_size: int, step: int) -> Batch:
+    epoch, ids = order.local(step, rank, world_size)
+    return dataset.__getitems__([(epoch, sample_id) for sample_id in ids.tolist()])

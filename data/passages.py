@@ -1,4 +1,4 @@
-"""Passages and questions: what a row of any format comes down to, and the text that a tower reads of it."""
+"""Passages and questions, the same for all file formats, and the text of them that a tower reads."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from data.config import PassageConfig, QuestionConfig, Title
 from data.keys import content_key
 
-Rendered = tuple[str, str | None]  # what a tokenizer takes as text and as second text of a pair
+Rendered = tuple[str, str | None]  # a tokenizer's text, and the second text when it takes a pair
 
 
 @dataclass(frozen=True)
 class Passage:
-    """A passage. id: None where the file has none."""
+    """id: None when the file gives none."""
 
     text: str
     title: str = ""
@@ -23,12 +23,12 @@ class Passage:
 
     @property
     def key(self) -> int:
-        """Content id: equal title and text are the same passage, whatever their ids."""
+        """Content id: passages with equal title and text are the same, even if their ids differ."""
         return content_key(f"{self.title}\n{self.text}".encode())
 
     def rendered(self, config: PassageConfig) -> Rendered:
-        """The prefix, then title and text joined by a blank; with title=pair the text is the second of a pair, and
-        the first one is there also where the title is empty: all rows of a batch are pairs or none is.
+        """The prefix, then title and text joined by a blank. With title=pair the title is the first text of a pair,
+        even an empty one: either all rows of a batch are pairs or none is.
         """
         if config.title is Title.pair:
             return config.prefix + self.title, self.text
@@ -38,8 +38,8 @@ class Passage:
 
 @dataclass(frozen=True)
 class Question:
-    """A question. answers: texts of which a right passage has one, where the file gives them; group: what bootstrap
-    samples are drawn of, the field metadata.topic of a BEIR query."""
+    """answers: texts of which a relevant passage contains one, when the file gives them. group: the unit of bootstrap
+    resampling, the field metadata.topic of a BEIR query."""
 
     id: str
     text: str
@@ -48,15 +48,15 @@ class Question:
 
     @property
     def key(self) -> int:
-        """Content id of its text."""
+        """Content id of the text."""
         return content_key(self.text.encode())
 
     def rendered(self, config: QuestionConfig) -> Rendered:
         return config.prefix + self.text, None
 
 
-class Passages(Sequence[Passage]):
-    """Passages of one row, read when they are asked for. keys: their content keys, known without reading."""
+class PassageList(Sequence[Passage]):
+    """Passages of one row, read on access. keys: their content ids, known without reading them."""
 
     @property
     @abstractmethod
@@ -64,8 +64,8 @@ class Passages(Sequence[Passage]):
 
 
 @dataclass(frozen=True)
-class Inline(Passages):
-    """Passages that are in the row itself."""
+class InlinePassages(PassageList):
+    """Passages whose texts are in the row itself."""
 
     passages: Sequence[Passage]
 

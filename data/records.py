@@ -1,15 +1,17 @@
-"""One parsed row of any format as one neutral record, or the reason why it is none. The row's fields tell the format.
+"""The formats of question files. A parsed row of any format becomes a Record, or a BadRow says why it cannot.
+
+The fields of a row tell its format:
 
 - DPR: question, answers [str], positive_ctxs, negative_ctxs, hard_negative_ctxs [{title, text, psg_id | passage_id}].
   A typographic apostrophe of the question becomes ', as in DPR's own reader.
 - Tevatron: query_id, query, answers, positive_passages, negative_passages [{docid, title, text}]; with ids:
-  query_id, query_text, positive_document_ids, negative_document_ids [str], of data.passage.corpus. Their negatives are
-  hard ones: mined beforehand.
-- FlagEmbedding: query, pos [str], neg [str]; neg are hard negatives; pos_scores, neg_scores and prompt are not read.
-- scored candidates (EPR): question, and candidates or ctxs [{title, text, score}], a greater score being better. The
-  best data.passage.pos_pool are right, the worst data.passage.neg_pool of the others hard negatives.
+  query_id, query_text, positive_document_ids, negative_document_ids [str] of data.passage.corpus. These negatives were
+  mined, so they are read as hard negatives.
+- FlagEmbedding: query, pos [str], neg [str]; neg are hard negatives. pos_scores, neg_scores and prompt are not read.
+- scored candidates (EPR): question, and candidates or ctxs [{title, text, score}]; a greater score is better. The best
+  data.passage.pos_pool are positives, the worst data.passage.neg_pool of the others are hard negatives.
 
-A question's id is its field query_id, qid, question_id, id or _id, where it has one.
+A question's id is its field query_id, qid, question_id, id or _id, if it has one.
 """
 
 from __future__ import annotations
@@ -21,20 +23,20 @@ from itertools import islice
 from typing import Any
 
 from data.config import PassageConfig
+from data.errors import BadRow
 from data.passages import Passage, Question
-from data.tables import BadRow
 
 Fields = Mapping[str, Any]
 QUESTION_IDS = ("query_id", "qid", "question_id", "id", "_id")
 QUESTION_FIELDS = (*QUESTION_IDS, "answers", "metadata")
 PASSAGE_IDS = ("_id", "docid", "id", "psg_id", "passage_id", "pid")
 PASSAGE_FIELDS = (*PASSAGE_IDS, "text", "contents", "title")
-NAMED = 20  # fields that a message names
+NAMED = 20  # fields that a message lists
 
 
 @dataclass(frozen=True)
 class Record:
-    """A question and its passages; those of a format with ids as ids, the others whole."""
+    """A question and its passages: ids in a format that names passages by id, otherwise the passages themselves."""
 
     question: Question
     positives: Sequence[Passage] | Sequence[str]
@@ -43,35 +45,53 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Format:
-    """A row that has the fields `question` and `positives` is of this format; others: lists that it may have besides;
-    of_passage: what is read of a passage inside it."""
+class QuestionFormat:
+    """A row that has the fields `question` and `positives` is of this format.
+
+    negatives, hard_negatives: fields of these lists; "" in a format without them. read_list: reads such a field.
+    scored: `positives` holds candidates with scores, from which positives and hard negatives are chosen.
+    """
 
     name: str
     question: str
     positives: str
-    others: tuple[str, ...]
-    read: Callable[[Fields, PassageConfig], Record]
-    of_passage: tuple[str, ...] = PASSAGE_FIELDS
+    negatives: str
+    hard_negatives: str
+    read_list: Callable[[Fields, str], Sequence[Passage] | Sequence[str]]
+    scored: bool = False
 
     @property
     def lists(self) -> tuple[str, ...]:
-        return (self.positives, *self.others)
+        """The fields that hold passages."""
+        return tuple(name for name in (self.positives, self.negatives, self.hard_negatives) if name)
+
+    @property
+    def passage_fields(self) -> tuple[str, ...]:
+        """The fields that are read of a passage inside the row."""
+        return (*PASSAGE_FIELDS, "score") if self.scored else PASSAGE_FIELDS
 
 
-def format_of(fields: Fields) -> Format | None:
+def format_of(fields: Fields) -> QuestionFormat | None:
     return next((f for f in FORMATS if f.question in fields and f.positives in fields), None)
 
 
 def record_of(fields: Fields, config: PassageConfig) -> Record:
-    """The record of a row; the id of a question without one is ''. Raises BadRow when it is none."""
+    """The record of a row. A question without an id gets "". Raises BadRow for a damaged row or an unknown format."""
     found = format_of(fields)
     if found is None:
         raise unknown_format(fields)
-    record = found.read(fields, config)
-    if not record.positives:
+    question = _question(fields, found.question)
+    if found.name == "DPR":
+        question = replace(question, text=question.text.replace("’", "'"))
+    if found.scored:
+        positives, hard_negatives = _pools(fields, found.positives, config)
+        lists = (positives, (), hard_negatives)
+    else:
+        names = (found.positives, found.negatives, found.hard_negatives)
+        lists = tuple(found.read_list(fields, name) if name else () for name in names)
+    if not lists[0]:
         raise BadRow("no positive", f"{found.positives} is empty")
-    return record
+    return Record(question, *lists)
 
 
 def unknown_format(fields: Fields) -> BadRow:
@@ -80,88 +100,24 @@ def unknown_format(fields: Fields) -> BadRow:
 
 
 def query_of(fields: Fields) -> Question:
-    """The question of a line of BEIR's queries.jsonl, which is read like a passage. Raises BadRow."""
+    """The question of a line of BEIR's queries.jsonl, which has the fields of a passage. Raises BadRow."""
     query = passage_of(fields)
     return Question(str(query.id), _not_blank(query.text, "text"), group=group_of(fields))
 
 
-def passage_of(fields: Any, place: str = "the row") -> Passage:
+def passage_of(fields: Any, where: str = "the row") -> Passage:
     """A passage of a corpus or of a list: text (or contents), title and one of PASSAGE_IDS. Raises BadRow."""
     if not isinstance(fields, Mapping):
-        raise BadRow("no passage", f"{place} is {fields!r:.80}, no object with a text")
+        raise BadRow("no passage", f"{where} is {fields!r:.80}, no object with a text")
     name = next((name for name in ("text", "contents") if name in fields), None)
     if name is None:
-        raise BadRow("no text", f"{place} has the fields {named(fields)}")
+        raise BadRow("no text", f"{where} has the fields {named(fields)}")
     title = fields.get("title")
     return Passage(
-        _text(fields[name], f"{name} of {place}"),
-        "" if title is None else _text(title, f"title of {place}"),
-        _id(fields, PASSAGE_IDS, place),
+        _text(fields[name], f"{name} of {where}"),
+        "" if title is None else _text(title, f"title of {where}"),
+        _id(fields, PASSAGE_IDS, where),
     )
-
-
-# ---- the formats ---------------------------------------------------------------------------------------------------
-
-
-def _dpr(fields: Fields, config: PassageConfig) -> Record:
-    question = _question(fields, "question")
-    return Record(
-        replace(question, text=question.text.replace("’", "'")),
-        _passages(fields, "positive_ctxs"),
-        _passages(fields, "negative_ctxs"),
-        _passages(fields, "hard_negative_ctxs"),
-    )
-
-
-def _tevatron(fields: Fields, config: PassageConfig) -> Record:
-    return Record(
-        _question(fields, "query"),
-        _passages(fields, "positive_passages"),
-        (),
-        _passages(fields, "negative_passages"),
-    )
-
-
-def _tevatron_ids(fields: Fields, config: PassageConfig) -> Record:
-    return Record(
-        _question(fields, "query_text"),
-        _ids(fields, "positive_document_ids"),
-        (),
-        _ids(fields, "negative_document_ids"),
-    )
-
-
-def _flag(fields: Fields, config: PassageConfig) -> Record:
-    return Record(
-        _question(fields, "query"),
-        [_not_empty(Passage(text), f"pos[{i}]") for i, text in enumerate(_texts(fields, "pos"))],
-        (),
-        [_not_empty(Passage(text), f"neg[{i}]") for i, text in enumerate(_texts(fields, "neg"))],
-    )
-
-
-def _scored(fields: Fields, config: PassageConfig) -> Record:
-    name = "candidates" if "candidates" in fields else "ctxs"
-    passages = _passages(fields, name)
-    scores = [_score(entry, f"{name}[{i}]") for i, entry in enumerate(fields[name])]
-    best = sorted(range(len(passages)), key=lambda i: -scores[i])  # stable: of equal ones the first is better
-    others = best[config.pos_pool :]
-    return Record(
-        _question(fields, "question"),
-        [passages[i] for i in best[: config.pos_pool]],
-        (),
-        [passages[i] for i in others[-config.neg_pool :]],
-    )
-
-
-FORMATS = (
-    Format("Tevatron with ids", "query_text", "positive_document_ids", ("negative_document_ids",), _tevatron_ids),
-    Format("Tevatron", "query", "positive_passages", ("negative_passages",), _tevatron),
-    Format("DPR", "question", "positive_ctxs", ("negative_ctxs", "hard_negative_ctxs"), _dpr),
-    Format("FlagEmbedding", "query", "pos", ("neg",), _flag),
-    Format("scored candidates", "question", "candidates", (), _scored, (*PASSAGE_FIELDS, "score")),
-    Format("scored candidates", "question", "ctxs", (), _scored, (*PASSAGE_FIELDS, "score")),
-)
 
 
 # ---- fields --------------------------------------------------------------------------------------------------------
@@ -180,29 +136,29 @@ def _not_blank(text: str, name: str) -> str:
 
 
 def group_of(fields: Fields) -> str | None:
-    """The field topic of its metadata, where that is a text. Raises BadRow when it is no Unicode."""
+    """The field metadata.topic, if it is a text. Raises BadRow when it is no valid Unicode."""
     metadata = fields.get("metadata")
     topic = metadata.get("topic") if isinstance(metadata, Mapping) else None
     return _text(topic, "metadata.topic") if isinstance(topic, str) else None
 
 
 def named(fields: Iterable[str]) -> str:
-    """Names of fields for a message: the first ones, and nothing that a terminal would obey."""
-    names = [shown(name) for name in islice(fields, NAMED + 1)]
+    """The first names of some fields, for a message, without control characters."""
+    names = [printable(name) for name in islice(fields, NAMED + 1)]
     return ", ".join([*names[:NAMED], *(["…"] if len(names) > NAMED else [])]) or "none"
 
 
-def shown(name: str) -> str:
+def printable(name: str) -> str:
     return f"{name if name.isprintable() else repr(name):.80}"
 
 
-def _text(value: Any, place: str) -> str:
+def _text(value: Any, where: str) -> str:
     if not isinstance(value, str):
-        raise BadRow("no text", f"{place} is {value!r:.80}")
+        raise BadRow("no text", f"{where} is {value!r:.80}")
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise BadRow("no Unicode text", f"{place} has half a surrogate pair at {error.start}") from None
+        raise BadRow("no Unicode text", f"{where} has half a surrogate pair at {error.start}") from None
     return value
 
 
@@ -222,13 +178,17 @@ def _texts(fields: Fields, name: str) -> list[str]:
 
 
 def _passages(fields: Fields, name: str) -> list[Passage]:
-    places = ((entry, f"{name}[{i}]") for i, entry in enumerate(_list(fields, name)))
-    return [_not_empty(passage_of(entry, place), place) for entry, place in places]
+    entries = ((entry, f"{name}[{i}]") for i, entry in enumerate(_list(fields, name)))
+    return [_not_empty(passage_of(entry, where), where) for entry, where in entries]
 
 
-def _not_empty(passage: Passage, place: str) -> Passage:
+def _passage_texts(fields: Fields, name: str) -> list[Passage]:
+    return [_not_empty(Passage(text), f"{name}[{i}]") for i, text in enumerate(_texts(fields, name))]
+
+
+def _not_empty(passage: Passage, where: str) -> Passage:
     if not passage.text.strip() and not passage.title.strip():
-        raise BadRow("empty passage", place)
+        raise BadRow("empty passage", where)
     return passage
 
 
@@ -236,26 +196,45 @@ def _ids(fields: Fields, name: str) -> list[str]:
     return [_id({"id": value}, ("id",), f"{name}[{i}]") or "" for i, value in enumerate(_list(fields, name))]
 
 
-def _id(fields: Fields, names: Sequence[str], place: str) -> str | None:
-    """The first of `names` that is there: a text that is not empty, or a whole number, which becomes one."""
+def _id(fields: Fields, names: Sequence[str], where: str) -> str | None:
+    """The value of the first of `names` that is there: a text that is not empty, or the digits of a whole number."""
     name = next((name for name in names if fields.get(name) is not None), None)
     if name is None:
         return None
     value = fields[name]
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        raise BadRow("no id", f"{name} of {place} is {value!r:.80}, neither a text nor a whole number")
-    return _text(str(value), f"{name} of {place}")
+        raise BadRow("no id", f"{name} of {where} is {value!r:.80}, neither a text nor a whole number")
+    return _text(str(value), f"{name} of {where}")
 
 
-def _score(entry: Any, place: str) -> float:
+def _pools(fields: Fields, name: str, config: PassageConfig) -> tuple[list[Passage], list[Passage]]:
+    """Of candidates with scores: the best as positives, the worst of the others as hard negatives."""
+    passages = _passages(fields, name)
+    scores = [_score(entry, f"{name}[{i}]") for i, entry in enumerate(_list(fields, name))]
+    best = sorted(range(len(scores)), key=lambda i: -scores[i])  # stable: of equal scores the first is better
+    others = best[config.pos_pool :]
+    return [passages[i] for i in best[: config.pos_pool]], [passages[i] for i in others[-config.neg_pool :]]
+
+
+def _score(entry: Any, where: str) -> float:
     score = entry.get("score")
     if "has_answer" in entry:
         raise BadRow(
-            "results of a retriever", f"{place} has has_answer; their scores do not say which passage is right"
+            "results of a retriever", f"{where} has has_answer; their scores do not say which passage is right"
         )
     try:
         if not isinstance(score, bool) and isinstance(score, int | float) and math.isfinite(score):
             return float(score)
-    except OverflowError:  # a whole number of more digits than a float can hold
+    except OverflowError:  # a whole number too large for a float
         pass
-    raise BadRow("no score", f"score of {place} is {score!r:.80}, no finite number")
+    raise BadRow("no score", f"score of {where} is {score!r:.80}, no finite number")
+
+
+FORMATS = (
+    QuestionFormat("Tevatron with ids", "query_text", "positive_document_ids", "", "negative_document_ids", _ids),
+    QuestionFormat("Tevatron", "query", "positive_passages", "", "negative_passages", _passages),
+    QuestionFormat("DPR", "question", "positive_ctxs", "negative_ctxs", "hard_negative_ctxs", _passages),
+    QuestionFormat("FlagEmbedding", "query", "pos", "", "neg", _passage_texts),
+    QuestionFormat("scored candidates", "question", "candidates", "", "", _passages, scored=True),
+    QuestionFormat("scored candidates", "question", "ctxs", "", "", _passages, scored=True),
+)

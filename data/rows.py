@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from data.errors import DataError
+from data.errors import BadRow, DataError
 from data.index import SCANS
 from data.json_text import parse_json
 from data.scan_rows import cells, header
 from data.shards import Shards, open_shards
 from data.sources import ShardSource
 from data.storage import open_stream, sha256_of, stat
-from data.tables import BadRow
 
 SUFFIXES = tuple(SCANS)
 UNITS = {".jsonl": "line", ".tsv": "line", ".json": "row"}

@@ -1,15 +1,15 @@
 """One sample of a shard: its picture, captions and fields, or a SampleError that names shard and key.
 
-What becomes of odd texts:
-    no member or field where data.captions says, null, a number     SampleError
-    empty, or nothing but blanks; in a list: also one of several    SampleError
-    not UTF-8, half a surrogate pair, json that cannot be read      SampleError
-    json nested deep or of very many values (data/json_text.py)     SampleError
-    longer than LONGEST letters                                     its first LONGEST, of which towers read less
-    a .txt member of more than 1 MiB, a .json of more than 16       found by the index, which training refuses
-    no caption at all where other samples of the shard have one     found by the index, which training refuses
-In training another sample takes the place of one with a SampleError (data/substitutes.py); an evaluation stops at it.
-Odd pictures: data/pictures.py.
+How unusual texts are treated:
+    the member or field of data.captions is missing, null, a number    SampleError
+    empty or blank, also one of several captions in a list             SampleError
+    not UTF-8, half a surrogate pair, unreadable json                  SampleError
+    json nested deep or with very many values (data/json_text.py)      SampleError
+    longer than MAX_LETTERS                                            cut; towers read less than that
+    a .txt member of more than 1 MiB, a .json of more than 16          reported by the index, which training refuses
+    no caption, where other samples of the shard have one              reported by the index, which training refuses
+In training a sample with a SampleError is replaced (data/substitutes.py); an evaluation stops at it.
+Unusual pictures: data/pictures.py.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from data.json_text import parse_json
 from data.shards import Shards
 from data.transforms import decode
 
-HALF_A_PAIR = re.compile("[\ud800-\udfff]")  # which JSON can write and UTF-8 cannot
-LONGEST = 16_384  # open_clip's tokenizer takes time by the square of a word without blanks
+SURROGATE = re.compile("[\ud800-\udfff]")  # half of a pair: JSON can write it, UTF-8 cannot
+MAX_LETTERS = 16_384  # open_clip's tokenizer takes time quadratic in the length of a word
 
 
 @dataclass(frozen=True)
-class Sample:
-    """The members of one sample by suffix. Every SampleError of its methods begins with `where`: shard and key."""
+class ShardSample:
+    """The members of one sample by suffix. where: shard and key; every SampleError begins with it."""
 
     where: str
     members: dict[str, bytes]
 
     @staticmethod
-    def read(shards: Shards, sample_id: int) -> Sample:
+    def read(shards: Shards, sample_id: int) -> ShardSample:
         path, key = shards.origin(sample_id)
-        return Sample(f"{path}: sample '{key}'", shards.read(sample_id))
+        return ShardSample(f"{path}: sample '{key}'", shards.read(sample_id))
 
     def picture(self, image_key: str) -> bytes:
         """The encoded picture: the first member that `image_key` ("jpg;png") names."""
@@ -59,28 +59,34 @@ class Sample:
         except DataError as error:
             raise SampleError(f"{self.where}: {error}.") from error
 
-    def captions(self, place: str) -> list[str]:
-        """Its captions at `place`: lines of the txt member, or a json field; at least one, none blank or too long."""
-        value = self._lines if place == "txt" else self.field(place)
+    def captions(self, name: str) -> list[str]:
+        """The captions under `name`: the lines of the txt member for "txt", else a json field.
+
+        At least one; none is blank or longer than MAX_LETTERS.
+        """
+        if name == "txt":
+            value = [line for line in map(str.strip, self._text("txt").split("\n")) if line]
+        else:
+            value = self.field(name)
         captions = [value] if isinstance(value, str) else value
         if not isinstance(captions, list) or not all(isinstance(caption, str) for caption in captions):
-            raise SampleError(f"{self.where}: '{place}' is {value!r:.80}, no text or list of texts.")
-        captions = [caption[:LONGEST] for caption in captions]
+            raise SampleError(f"{self.where}: '{name}' is {value!r:.80}, no text or list of texts.")
+        captions = [caption[:MAX_LETTERS] for caption in captions]
         if not captions or not all(caption.strip() for caption in captions):
-            raise SampleError(f"{self.where}: its caption in '{place}' is empty.")
-        if any(HALF_A_PAIR.search(caption) for caption in captions):
-            raise SampleError(f"{self.where}: its caption in '{place}' has half a surrogate pair: it is no Unicode.")
+            raise SampleError(f"{self.where}: its caption in '{name}' is empty.")
+        if any(SURROGATE.search(caption) for caption in captions):
+            raise SampleError(f"{self.where}: its caption in '{name}' has half a surrogate pair: it is no Unicode.")
         return captions
 
     def field(self, name: str) -> Any:
         """A field of the json member."""
         if name not in self.fields:
-            known = f"the json member has {', '.join(self.fields)}" if self.fields else f"members are {self._members}"
-            raise SampleError(f"{self.where} has no field '{name}'; {known}.{nearest(name, self.fields)}")
+            there = f"the json member has {', '.join(self.fields)}" if self.fields else f"members are {self._members}"
+            raise SampleError(f"{self.where} has no field '{name}'; {there}.{nearest(name, self.fields)}")
         return self.fields[name]
 
     def label(self, name: str) -> str:
-        """The class: the number in the cls member, or a json field."""
+        """The class: the number in the cls member for "cls", else a json field."""
         if name != "cls":
             return str(self.field(name))
         text = self._text("cls").strip()
@@ -92,13 +98,9 @@ class Sample:
     def _members(self) -> str:
         return ", ".join(self.members)
 
-    @property
-    def _lines(self) -> list[str]:
-        return [line.strip() for line in self._text("txt").split("\n") if line.strip()]
-
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """The json member; without one, none."""
+        """The fields of the json member; empty when there is no such member."""
         if "json" not in self.members:
             return {}
         try:

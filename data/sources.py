@@ -136,7 +136,8 @@ def _either(suffixes: tuple[str, ...]) -> str:
 
 
 def _how_to_unpack(path: str) -> str:
-    return f"compressed files cannot be read by offset: unpack it with: python -m data unpack {shlex.quote(path)}"
+    program = "zstd -d" if path.endswith(".zst") else "gunzip -k"
+    return f"compressed files cannot be read by offset: unpack it with: {program} {shlex.quote(path)}"
 
 
 def _missing_part(path: str) -> str:

@@ -1,9 +1,9 @@
-"""Another sample in the place of one that cannot be used: which one is arithmetic on (seed, epoch, id, attempt).
+"""Replacement of samples that cannot be used. The replacement is a function of (seed, epoch, id, attempt).
 
-So all ranks, any number of workers and a run that goes on put the same sample there, without a word between them. It
-comes from the same source, with its own id, keys and noise, as if the order had named it. What is replaced is told in
-`Batch.bad`. Only a SampleError is answered so. A shard that is gone or was changed, and storage that fails, stop the
-run: they may be mended, and a run that had read on would not be the same one.
+Therefore all ranks, any number of workers and a resumed run choose the same replacement without communication. It comes
+from the same source and has its own id, keys and noise, as if the order had named it. `Batch.bad` lists what was
+replaced. Only a SampleError leads to a replacement. A missing or changed shard and failing storage stop the run: they
+can be repaired, and a run that went on without them would not be reproducible.
 """
 
 from __future__ import annotations
@@ -15,31 +15,32 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeVar
 
-from data.batch import Bad
+from data.batch import BadSample
 from data.errors import DataError, SampleError
+from data.workers import begin_item
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Substitutes:
-    """sizes: samples of each source; most: bad samples in a row after which there is no point in trying; 0: none."""
+class Replacements:
+    """sizes: number of samples of each source. limit: consecutive bad samples that stop the run; 0: replace none."""
 
     sizes: Sequence[int]
     seed: int
-    most: int
+    limit: int
 
     def id(self, epoch: int, sample_id: int, attempt: int) -> int:
-        """The sample that stands in for another one; attempt 1, 2, … while it cannot be used either."""
+        """The replacement of a sample. attempt: 1, 2, … while the replacements cannot be used either."""
         starts = [0, *accumulate(self.sizes)]
         source = bisect_right(starts, sample_id) - 1
         digest = hashlib.blake2b(f"{self.seed}/{epoch}/{sample_id}/{attempt}".encode(), digest_size=8).digest()
         return starts[source] + int.from_bytes(digest, "little") % self.sizes[source]
 
-    def first(self, samples: int, check: Callable[[int], None]) -> None:
-        """Raise what check(0) raises when the first samples are all bad, as many as may be so in a row."""
+    def check_first(self, samples: int, check: Callable[[int], None]) -> None:
+        """Raise the SampleError of sample 0 when `check` raises one for each of the first max(limit, 1) samples."""
         problem: SampleError | None = None
-        for sample_id in range(min(samples, max(self.most, 1))):
+        for sample_id in range(min(samples, max(self.limit, 1))):
             try:
                 return check(sample_id)
             except SampleError as error:
@@ -47,47 +48,42 @@ class Substitutes:
         if problem:
             raise problem
 
-    def all(
+    def load(
         self,
         positions: Iterable[tuple[int, int]],
-        make: Callable[[int, int], T],
+        read: Callable[[int, int], T],
         origin: Callable[[int], tuple[str, str]],
-    ) -> tuple[list[T], tuple[Bad, ...]]:
-        """make(epoch, id) of every position, and whom others stand in for. origin(id): shard and key.
+    ) -> tuple[list[T], tuple[BadSample, ...]]:
+        """read(epoch, id) of every position or of its replacement, and the samples that were replaced.
 
-        Raises the SampleError when `most` is 0, DataError after so many bad samples in a row.
+        origin(id): shard and key. Raises the SampleError when `limit` is 0, DataError after `limit` consecutive bad
+        samples.
         """
-        made: list[T] = []
-        bad: list[Bad] = []
-        for place, (epoch, sample_id) in enumerate(positions):
-            found, passed = self._one(place, epoch, sample_id, make, origin)
-            made.append(found)
-            bad += passed
-        return made, tuple(bad)
-
-    def _one(
-        self,
-        place: int,
-        epoch: int,
-        first: int,
-        make: Callable[[int, int], T],
-        origin: Callable[[int], tuple[str, str]],
-    ) -> tuple[T, list[Bad]]:
-        bad: list[Bad] = []
-        tried = first
-        while True:
-            try:
-                return make(epoch, tried), bad
-            except SampleError as error:
-                if not self.most:
-                    raise
-                by = self.id(epoch, first, len(bad) + 1)
-                bad.append(Bad(place, tried, *origin(tried), str(error), by))
-                tried = by
-            if len(bad) == self.most:
-                raise DataError(f"{self.most} samples in a row cannot be used (data.bad_in_a_row). {cases(bad)}")
+        loaded: list[T] = []
+        bad: list[BadSample] = []
+        for row, (epoch, sample_id) in enumerate(positions):
+            tried, attempts = sample_id, 0
+            while True:
+                begin_item(tried)
+                try:
+                    loaded.append(read(epoch, tried))
+                    break
+                except SampleError as error:
+                    if not self.limit:
+                        raise
+                    attempts += 1
+                    replacement = self.id(epoch, sample_id, attempts)
+                    bad.append(BadSample(row, tried, *origin(tried), str(error), replacement))
+                    tried = replacement
+                if attempts == self.limit:
+                    raise too_many_in_a_row(self.limit, bad[-attempts:])
+        return loaded, tuple(bad)
 
 
-def cases(bad: Sequence[Bad]) -> str:
-    """The first ones, for a message."""
+def too_many_in_a_row(limit: int, bad: Sequence[BadSample]) -> DataError:
+    return DataError(f"{limit} samples in a row cannot be used (data.bad_in_a_row). {examples(bad)}")
+
+
+def examples(bad: Sequence[BadSample]) -> str:
+    """The reasons of the first three, for an error message."""
     return "For example:" + "".join(f"\n  {one.reason}" for one in bad[:3])

@@ -1,36 +1,41 @@
-"""Pairs as people keep them (CSV, a folder, Parquet, JSON-lines), read row by row; messages name the row."""
+"""Tables of pictures and captions (a CSV, Parquet or JSON-lines file, or a folder), read row by row.
+
+Errors name the row.
+"""
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from data.errors import ConfigError, DataError, nearest
+from data.errors import BadRow, ConfigError, DataError, nearest
 from data.json_text import parse_json
 from data.scan import MAX_BYTES, PICTURES
-from data.verbs.options import PackOptions
 
 IMAGE_FIELDS = ("image", "filepath", "image_path", "file_name", "filename", "path")
 CAPTION_FIELDS = ("caption", "title", "text", "captions", "texts", "sentences")
 
 
-class BadRow(Exception):
-    """A row that cannot become a sample. reason: a few words to count by."""
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(f"{reason}: {detail}" if detail else reason)
-        self.reason = reason
-
-
 Fields = dict[str, Any]
-Rows = Iterator[tuple[str, "Fields | BadRow"]]
+TableRows = Iterator[tuple[str, Fields | BadRow]]  # where the row stands, for messages; its fields
+
+
+class TableOptions(Protocol):
+    """Names of columns, as `python -m data pack` takes them."""
+
+    csv_separator: str
+    csv_image_key: str
+    csv_caption_key: str
+    image_key: str | None
+    caption_key: str | None
 
 
 @dataclass(frozen=True)
-class Pair:
+class TablePair:
     """A picture's path, its caption (a list where the table has lists) and the other fields of the row."""
 
     image: Path
@@ -39,9 +44,11 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Table:
-    """An input. `listed`: captions are lists; `extra`: there are fields besides picture and caption; both for the whole
-    table, because all samples of a shard have the same members. `rows()` starts anew: (where, fields as they stand).
+class PairTable:
+    """An input of `python -m data pack`. rows(): reads the rows from the start.
+
+    listed: captions are lists; extra: there are fields besides picture and caption. Both hold for the whole table,
+    because all samples of a shard must have the same members.
     """
 
     folder: Path
@@ -49,10 +56,10 @@ class Table:
     caption_key: str
     listed: bool
     extra: bool
-    rows: Callable[[], Rows]
+    rows: Callable[[], TableRows]
 
-    def pair(self, fields: Fields | BadRow) -> Pair:
-        """Raises BadRow when the picture's path or a caption is missing, empty or no text."""
+    def pair(self, fields: Fields | BadRow) -> TablePair:
+        """The pair of a row. Raises BadRow when the picture's path or a caption is missing, empty or no text."""
         if isinstance(fields, BadRow):
             raise fields
         image, caption = fields.get(self.image_key), fields.get(self.caption_key)
@@ -71,18 +78,15 @@ class Table:
         except UnicodeEncodeError:
             raise BadRow("caption is no Unicode text", f"{caption!r:.80}") from None
         extra = {key: value for key, value in fields.items() if key not in (self.image_key, self.caption_key)}
-        return Pair(self.folder / image, stripped if self.listed else _lines(stripped), extra)
+        # a txt member holds one caption per line: line breaks inside a caption become blanks
+        lines = "\n".join(" ".join(caption.splitlines()) for caption in stripped)
+        return TablePair(self.folder / image, stripped if self.listed else lines, extra)
 
 
-def _lines(captions: list[str]) -> str:
-    """As a txt member holds captions: one per line, so that none may have a line break of its own."""
-    return "\n".join(" ".join(caption.splitlines()) for caption in captions)
-
-
-def open_table(path: Path, options: PackOptions) -> Table:
-    """The table of an input. Raises ConfigError when it is no known kind or lacks the columns that are asked for."""
+def open_table(path: Path, options: TableOptions) -> PairTable:
+    """The table at `path`. Raises ConfigError for an unknown kind of file, and when a needed column is missing."""
     if path.is_dir():
-        return Table(path, "image", "caption", listed=False, extra=False, rows=lambda: _folder_rows(path))
+        return PairTable(path, "image", "caption", listed=False, extra=False, rows=partial(_folder_rows, path))
     if not path.is_file():
         near = nearest(path.name, [file.name for file in path.parent.iterdir()]) if path.parent.is_dir() else ""
         raise ConfigError(f"INPUT {path} does not exist.{near}")
@@ -94,7 +98,7 @@ def open_table(path: Path, options: PackOptions) -> Table:
 def _chosen(
     path: Path, key: str, wanted: str | None, candidates: Sequence[str], columns: Sequence[str], hint: str = ""
 ) -> str:
-    """The column to use: the one the option `key` names, else the first candidate that is there."""
+    """The column to use: `wanted`, the value of option `key`, or else the first candidate that is there."""
     found = [name for name in ([wanted] if wanted else candidates) if name in columns]
     if not found:
         lacks = f"no column '{wanted}'.{nearest(wanted, columns)}" if wanted else f"none of {', '.join(candidates)}."
@@ -105,7 +109,7 @@ def _chosen(
 # ---- CSV -----------------------------------------------------------------------------------------------------------
 
 
-def _csv(path: Path, options: PackOptions) -> Table:
+def _csv(path: Path, options: TableOptions) -> PairTable:
     separator = options.csv_separator.replace("\\t", "\t")
     if len(separator) != 1:
         raise ConfigError(f"csv_separator='{options.csv_separator}' is not one character (\\t is a tab).")
@@ -115,35 +119,33 @@ def _csv(path: Path, options: PackOptions) -> Table:
     hint = " Is csv_separator right?" if len(columns) < 2 else ""
     image = _chosen(path, "csv_image_key", options.csv_image_key, (), columns, hint)
     caption = _chosen(path, "csv_caption_key", options.csv_caption_key, (), columns, hint)
-    rows = lambda: _csv_rows(path, separator)  # noqa: E731
-    return Table(path.parent, image, caption, listed=False, extra=len(columns) > 2, rows=rows)
+    return PairTable(path.parent, image, caption, False, len(columns) > 2, partial(_csv_rows, path, separator))
 
 
-def _csv_rows(path: Path, separator: str) -> Rows:
+def _csv_rows(path: Path, separator: str) -> TableRows:
     lines = _csv_cells(path, separator)
     columns = next(lines)[1]
     assert not isinstance(columns, BadRow), "refused by _csv"
     for number, (line, cells) in enumerate(lines, start=1):
-        yield f"row {number} (line {line})", cells if isinstance(cells, BadRow) else _csv_fields(columns, cells)
-
-
-def _csv_fields(columns: list[str], cells: list[str]) -> Fields | BadRow:
-    fields = dict(zip(columns, cells, strict=False))  # a missing caption is reported as such
-    return BadRow("too many columns") if len(cells) > len(columns) else fields
+        if isinstance(cells, list):  # missing cells: PairTable.pair reports a missing caption
+            long = len(cells) > len(columns)
+            cells = BadRow("too many columns") if long else dict(zip(columns, cells, strict=False))
+        yield f"row {number} (line {line})", cells
 
 
 def _csv_cells(path: Path, separator: str) -> Iterator[tuple[int, list[str] | BadRow]]:
-    """Line number and cells of each row that is not blank. utf-8-sig: spreadsheets write a byte-order mark.
+    """Line number and cells of each row that is not blank.
 
-    Raises DataError for a broken row that may go on in the next line, which is then no row of its own.
+    Raises DataError for a row with an open quote: where the next row begins is then unknown.
     """
-    row: list[str] = []  # its lines so far
+    row: list[str] = []  # the lines of the current row, so far
 
     def lines(file: Iterable[str]) -> Iterator[str]:
         for line in file:
             row.append(line)
             yield line
 
+    # utf-8-sig: spreadsheets write a byte-order mark
     with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
         reader = csv.reader(lines(file), delimiter=separator, strict=True)
         while True:
@@ -163,8 +165,8 @@ def _csv_cells(path: Path, separator: str) -> Iterator[tuple[int, list[str] | Ba
 # ---- a folder ------------------------------------------------------------------------------------------------------
 
 
-def _folder_rows(folder: Path) -> Rows:
-    """A row per picture, with the text of the .txt file of the same stem, and one per .txt file without a picture."""
+def _folder_rows(folder: Path) -> TableRows:
+    """A row per picture, with the text of the .txt file of the same stem; a BadRow per .txt file without a picture."""
     files = sorted(file for file in folder.rglob("*") if not file.name.startswith(".") and file.is_file())
     pictures = [file for file in files if file.suffix.lower().removeprefix(".") in PICTURES]
     for picture in pictures:
@@ -182,7 +184,7 @@ def _folder_rows(folder: Path) -> Rows:
 
 
 def _refuse_link(file: Path, folder: Path) -> None:
-    """A link could lead to any file of this disk, and what is packed is given away. Raises BadRow."""
+    """Raise BadRow for a link out of the folder: shards are shared, so no other file of this disk may get into them."""
     if not file.resolve().is_relative_to(folder.resolve()):
         raise BadRow("link out of the folder", f"{file}; copy what it leads to (cp -L)")
 
@@ -200,26 +202,26 @@ def _text_beside(picture: Path, folder: Path) -> list[str] | None:
     return [line for line in text.splitlines() if line.strip()]
 
 
-def content(path: Path, most: int) -> bytes:
-    """What a file holds. Raises BadRow when it is missing, no file, or of more than `most` bytes."""
+def content(path: Path, limit: int) -> bytes:
+    """The bytes of a file. Raises BadRow when it is missing, no regular file, or larger than `limit` bytes."""
     try:
         if not path.exists():
             raise BadRow("missing file", str(path))
-        if not path.is_file():  # a pipe would be waited for
+        if not path.is_file():  # reading a pipe could block
             raise BadRow("unreadable file", f"{path} is no file")
         with path.open("rb") as file:
-            data = file.read(most + 1)
+            data = file.read(limit + 1)
     except (OSError, ValueError) as error:
         raise BadRow("unreadable file", f"{path} ({error})") from None
-    if len(data) > most:
-        raise BadRow("file too big", f"{path}: more than {most} bytes")
+    if len(data) > limit:
+        raise BadRow("file too big", f"{path}: more than {limit} bytes")
     return data
 
 
 # ---- Parquet and JSON-lines ----------------------------------------------------------------------------------------
 
 
-def _parquet(path: Path, options: PackOptions) -> Table:
+def _parquet(path: Path, options: TableOptions) -> PairTable:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -231,10 +233,10 @@ def _parquet(path: Path, options: PackOptions) -> Table:
     caption = _chosen(path, "caption_key", options.caption_key, CAPTION_FIELDS, schema.names)
     kind = schema.field(caption).type
     listed = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    return Table(path.parent, image, caption, listed, len(schema.names) > 2, lambda: _parquet_rows(path))
+    return PairTable(path.parent, image, caption, listed, len(schema.names) > 2, partial(_parquet_rows, path))
 
 
-def _parquet_rows(path: Path) -> Rows:
+def _parquet_rows(path: Path) -> TableRows:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -253,17 +255,17 @@ def _parquet_rows(path: Path) -> Rows:
                 yield f"row {number}", fields
 
 
-def _jsonl(path: Path, options: PackOptions) -> Table:
-    """Lines are free to differ, so they are read once before: for the fields, and whether any caption is a list."""
-    kept = [fields for _, fields in _jsonl_rows(path) if isinstance(fields, dict)]
-    columns = list(dict.fromkeys(name for fields in kept for name in fields))
+def _jsonl(path: Path, options: TableOptions) -> PairTable:
+    """Reads all lines once for the columns, and whether any caption is a list: each line may have other fields."""
+    objects = [fields for _, fields in _jsonl_rows(path) if isinstance(fields, dict)]
+    columns = list(dict.fromkeys(name for fields in objects for name in fields))
     image = _chosen(path, "image_key", options.image_key, IMAGE_FIELDS, columns)
     caption = _chosen(path, "caption_key", options.caption_key, CAPTION_FIELDS, columns)
-    listed = any(isinstance(fields.get(caption), list) for fields in kept)
-    return Table(path.parent, image, caption, listed, len(columns) > 2, lambda: _jsonl_rows(path))
+    listed = any(isinstance(fields.get(caption), list) for fields in objects)
+    return PairTable(path.parent, image, caption, listed, len(columns) > 2, partial(_jsonl_rows, path))
 
 
-def _jsonl_rows(path: Path) -> Rows:
+def _jsonl_rows(path: Path) -> TableRows:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
@@ -274,7 +276,7 @@ def _jsonl_rows(path: Path) -> Rows:
             yield f"line {number}", fields if isinstance(fields, dict) else BadRow("no JSON object")
 
 
-OPENERS: dict[str, Callable[[Path, PackOptions], Table]] = {
+OPENERS: dict[str, Callable[[Path, TableOptions], PairTable]] = {
     ".csv": _csv,
     ".tsv": _csv,
     ".parquet": _parquet,

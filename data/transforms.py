@@ -1,14 +1,16 @@
-"""From the bytes of a picture to the uint8 square that a tower takes: decoding, resizing, training noise.
+"""From the bytes of a picture to the uint8 square that a tower takes: decoding, resizing, augmentation.
 
-Everything is uint8 until the device normalises it. Noise is a function of (seed, epoch, sample id): the same on any
-rank, in any worker and in any batch, down to the bit. S side of the tower's input.
+Pictures are uint8 until the device normalises them. Augmentation is a function of (seed, epoch, sample id): the same on
+any rank, in any worker and in any batch, to the bit.
+
+b pictures of a batch; H, W sides of a decoded picture; S side of the tower's input.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING
@@ -23,18 +25,18 @@ from torchvision.transforms.v2 import functional as F
 
 from data.config import AugmentConfig
 from data.errors import DataError
-from data.pictures import JPEG_MAGIC, refuse_many_scans
+from data.pictures import JPEG_MAGIC, SUFFIX_OF, refuse_many_scans
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-FORMATS = ("JPEG", "PNG", "WEBP")
-OBLONG = 16  # times the shorter side: of a longer picture only a part is resized
+MAX_ASPECT = 16  # of a picture with a longer side than this times the shorter one, only a part is resized
 CROP_ATTEMPTS = 10
 CROP_DRAWS, NOISE_DRAWS = 2 * CROP_ATTEMPTS + 2, 11
-CROP_RATIO = (3 / 4, 4 / 3)
+DRAWS = CROP_DRAWS + NOISE_DRAWS  # uniforms that the augmentation of one picture takes
+CROP_RATIO = (3 / 4, 4 / 3)  # of width to height
 LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as PIL's "L"
-NOISE_PIXELS = 2**15  # at a time, so that their floats stay in the cache
+NOISE_PIXELS = 2**15  # augmented at a time: their floats fit into the CPU's cache
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 Interval = Sequence[float]
@@ -42,10 +44,10 @@ Interval = Sequence[float]
 
 @dataclass(frozen=True)
 class ImageSpec:
-    """What a picture tower takes: S pixels square; mean and std of its normalisation for values in 0..1.
+    """The input of a picture tower. size: S pixels; mean, std: of its normalisation, for values in 0..1.
 
     resize: "shortest" (resize the shorter side, crop the centre), "longest" (resize the longer side, pad with black) or
-    "squash". interpolation: "bicubic" or "bilinear". These are open_clip's words.
+    "squash". interpolation: "bicubic" or "bilinear". The terms are open_clip's.
     """
 
     size: int
@@ -59,10 +61,10 @@ class ImageSpec:
 
 
 def decode(data: bytes, max_pixels: int) -> Tensor:
-    """The picture as uint8 (3, H, W). Transparency becomes white, of an animation the first frame is taken.
+    """The picture as uint8 (3, H, W). Transparent areas become white. Of an animation the first frame is decoded.
 
-    Raises DataError with the reason for anything that is no sound JPEG, PNG or WebP or has more than `max_pixels` or
-    too many scans; all that is read from the header, before anything is decoded.
+    Raises DataError with the reason for anything that is no sound JPEG, PNG or WebP, has more than `max_pixels` or too
+    many scans. Size and scans are checked before anything is decoded.
     """
     refuse_many_scans(data)
     if data[:3] == JPEG_MAGIC:
@@ -72,7 +74,7 @@ def decode(data: bytes, max_pixels: int) -> Tensor:
             if colours in ("RGB", "YCbCr", "Gray"):
                 return torch.from_numpy(simplejpeg.decode_jpeg(data)).permute(2, 0, 1)
         except ValueError:
-            pass  # what libjpeg only warns of is decoded by PIL, what is broken is refused there with a reason
+            pass  # PIL decodes what libjpeg only warns of, and gives a reason for what is broken
     return torch.from_numpy(_decode_with_pil(data, max_pixels)).permute(2, 0, 1)
 
 
@@ -82,7 +84,7 @@ def _decode_with_pil(data: bytes, max_pixels: int) -> np.ndarray:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit comes next
-            with Image.open(BytesIO(data), formats=FORMATS) as picture:
+            with Image.open(BytesIO(data), formats=tuple(SUFFIX_OF)) as picture:
                 _check_size(picture.size, max_pixels)
                 return np.array(_rgb(picture))
     except DataError:
@@ -113,93 +115,55 @@ def _rgb(picture: Image) -> Image:
     return picture if picture.mode == "RGB" else picture.convert("RGB")
 
 
-# Bringing to size -----------------------------------------------------------------------------------------------------
+# Resizing -------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class EvaluationTransform:
-    """(3, H, W) uint8 → (3, S, S) uint8 without any noise; agrees with open_clip's preprocessing to 2/255."""
-
-    spec: ImageSpec
-
-    def __call__(self, picture: Tensor) -> Tensor:
-        size, sides = self.spec.size, picture.shape[-2:]
-        if sides == (size, size):
-            return picture
-        if max(sides) > OBLONG * min(sides):
-            picture, sides = self._shortened(picture)
-        return F.center_crop(_resized(picture, self._target(*sides), self.spec), [size, size])
-
-    def _shortened(self, picture: Tensor) -> tuple[Tensor, Sequence[int]]:
-        """The middle of a very long picture, or some of its rows, which takes little memory to resize; and its sides,
-        those of the whole where the whole is shown."""
-        sides = picture.shape[-2:]
-        if self.spec.resize == "shortest":
-            kept = [min(side, OBLONG * min(sides)) for side in sides]
-            return F.center_crop(picture, kept), kept
-        down, right = (max(1, side // (OBLONG * self.spec.size)) for side in sides)
-        return picture[:, ::down, ::right], sides
-
-    def _target(self, height: int, width: int) -> list[int]:
-        size = self.spec.size
-        if self.spec.resize == "squash":
-            return [size, size]
-        if self.spec.resize == "longest":
-            ratio = max(height, width) / size
-            return [max(1, round(height / ratio)), max(1, round(width / ratio))]
-        return [max(size, size * side // min(height, width)) for side in (height, width)]
+def evaluation_transform(picture: Tensor, spec: ImageSpec) -> Tensor:
+    """(3, H, W) uint8 → (3, S, S) uint8 without augmentation; agrees with open_clip's preprocessing to 2/255."""
+    size, (height, width) = spec.size, picture.shape[-2:]
+    if height == width == size:
+        return picture
+    shorter, longer = sorted((height, width))
+    if longer > MAX_ASPECT * shorter:  # resize only a part of the pixels: the whole would take much memory
+        if spec.resize == "shortest":
+            height, width = (min(side, MAX_ASPECT * shorter) for side in (height, width))
+            picture = F.center_crop(picture, [height, width])
+        else:
+            down, right = (max(1, side // (MAX_ASPECT * size)) for side in (height, width))
+            picture = picture[:, ::down, ::right]
+    if spec.resize == "squash":
+        target = [size, size]
+    elif spec.resize == "longest":
+        ratio = longer / size
+        target = [max(1, round(height / ratio)), max(1, round(width / ratio))]
+    else:
+        target = [max(size, size * side // shorter) for side in (height, width)]
+    return F.center_crop(_resize(picture, target, spec), [size, size])
 
 
-def evaluation_transform(spec: ImageSpec) -> EvaluationTransform:
-    return EvaluationTransform(spec)
-
-
-def _resized(picture: Tensor, size: list[int], spec: ImageSpec) -> Tensor:
+def _resize(picture: Tensor, size: list[int], spec: ImageSpec) -> Tensor:
     return F.resize(picture, size, InterpolationMode(spec.interpolation), antialias=True)
 
 
-# Training noise -------------------------------------------------------------------------------------------------------
+# Augmentation ---------------------------------------------------------------------------------------------------------
 
 
 def uniforms(seed: int, epoch: int, sample_id: int, count: int) -> Floats:
-    """`count` numbers in [0, 1) that depend on nothing but the arguments. A Philox stream of its own per sample."""
+    """`count` numbers in [0, 1) that depend only on the arguments. Each sample has its own Philox stream."""
     key, counter = np.array([seed % 2**64, epoch], np.uint64), np.array([0, 0, 0, sample_id], np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter)).random(count)
 
 
-@dataclass(frozen=True)
-class TrainingTransform:
-    """Pictures and their uniforms (b, DRAWS) → one uint8 batch (b, 3, S, S) with the noise of `augment`."""
-
-    spec: ImageSpec
-    augment: AugmentConfig
-
-    DRAWS = CROP_DRAWS + NOISE_DRAWS
-
-    def __call__(self, pictures: Iterable[Tensor], draws: Floats) -> Tensor:
-        return self.noisy(torch.stack([self.at_size(*each) for each in zip(pictures, draws, strict=True)]), draws)
-
-    def at_size(self, picture: Tensor, draws: Floats) -> Tensor:
-        """(3, H, W) uint8, draws (DRAWS,) → (3, S, S) uint8: resized as in evaluation, or cropped at random."""
-        if tuple(self.augment.crop_scale) == (1, 1):
-            return EvaluationTransform(self.spec)(picture)
-        return self._cropped(picture, draws)
-
-    def noisy(self, batch: Tensor, draws: Floats) -> Tensor:
-        """batch (b, 3, S, S) of such pictures, draws (b, DRAWS)."""
-        return add_noise(batch, self.augment, draws[:, CROP_DRAWS:])
-
-    def _cropped(self, picture: Tensor, draws: Floats) -> Tensor:
-        top, left, height, width = crop_box(picture.shape[1], picture.shape[2], self.augment.crop_scale, draws)
-        return _resized(picture[:, top : top + height, left : left + width], [self.spec.size] * 2, self.spec)
-
-
-def training_transform(spec: ImageSpec, augment: AugmentConfig) -> TrainingTransform:
-    return TrainingTransform(spec, augment)
+def training_size(picture: Tensor, spec: ImageSpec, augment: AugmentConfig, draws: Floats) -> Tensor:
+    """(3, H, W) uint8, draws (DRAWS,) → (3, S, S) uint8: resized as in evaluation, or a random crop, resized."""
+    if tuple(augment.crop_scale) == (1, 1):
+        return evaluation_transform(picture, spec)
+    top, left, height, width = crop_box(picture.shape[1], picture.shape[2], augment.crop_scale, draws)
+    return _resize(picture[:, top : top + height, left : left + width], [spec.size] * 2, spec)
 
 
 def crop_box(height: int, width: int, scale: Interval, draws: Floats) -> tuple[int, int, int, int]:
-    """(top, left, height, width) of a random resized crop as torchvision's: up to ten attempts, then the centre."""
+    """(top, left, height, width) of a random resized crop like torchvision's: up to ten attempts, then the centre."""
     shapes = draws[: 2 * CROP_ATTEMPTS].reshape(CROP_ATTEMPTS, 2)
     area = height * width * _between(scale, shapes[:, 0])
     ratio = np.exp(_between([math.log(side) for side in CROP_RATIO], shapes[:, 1]))
@@ -215,9 +179,10 @@ def crop_box(height: int, width: int, scale: Interval, draws: Floats) -> tuple[i
 
 
 def add_noise(batch: Tensor, augment: AugmentConfig, draws: Floats) -> Tensor:
-    """Rotate, zoom, stretch, shift and flip on white, then change colours. batch (b, 3, S, S) uint8; draws (b, 11).
+    """Rotate, zoom, stretch, shift and flip on white, then change colours.
 
-    Every value is computed from its own picture and draws, with the same instructions wherever it stands in the batch.
+    batch (b, 3, S, S) uint8; draws (b, NOISE_DRAWS). Every value is computed from its own picture and draws, with the
+    same instructions at any position in the batch.
     """
     moves = augment.rotate or augment.aspect or augment.shift or augment.flip or tuple(augment.zoom) != (1, 1)
     colours = augment.brightness or augment.grey or tuple(augment.gain) != (1, 1)
@@ -232,7 +197,7 @@ def add_noise(batch: Tensor, augment: AugmentConfig, draws: Floats) -> Tensor:
         rows = slice(start, start + block)
         pixels = batch[rows].float()
         if moves:
-            pixels = _moved(pixels, inverse[rows])
+            pixels = _warped(pixels, inverse[rows])
         pixels.mul_(gains[rows, :, None, None])
         for row in np.flatnonzero(grey[rows]).tolist():
             red, green, blue = (channel * weight for channel, weight in zip(pixels[row], LUMA, strict=True))
@@ -242,7 +207,7 @@ def add_noise(batch: Tensor, augment: AugmentConfig, draws: Floats) -> Tensor:
 
 
 def _inverse_maps(augment: AugmentConfig, draws: Floats) -> Floats:
-    """(b, 2, 3): where each output pixel (x, y) in [-1, 1] comes from."""
+    """(b, 2, 3): affine maps from the coordinates of an output pixel to those of its input pixel, in [-1, 1]."""
     angle = np.radians(augment.rotate) * _between((-1, 1), draws[:, 0])
     zoom = _between(augment.zoom, draws[:, 1])
     stretch = np.sqrt(1 + augment.aspect * _between((-1, 1), draws[:, 2]))
@@ -253,23 +218,24 @@ def _inverse_maps(augment: AugmentConfig, draws: Floats) -> Floats:
     return np.stack([np.stack([cos * x, sin * x, shift[:, 0]], 1), np.stack([-sin * y, cos * y, shift[:, 1]], 1)], 1)
 
 
-def _moved(pixels: Tensor, inverse: Tensor) -> Tensor:
-    """Bilinear samples at the places that `inverse` names; what lies outside is white. (b, 3, S, S) float 0..255."""
+def _warped(pixels: Tensor, inverse: Tensor) -> Tensor:
+    """(b, 3, S, S) float 0..255: bilinear samples at the coordinates that `inverse` (b, 2, 3) gives, white outside."""
     size = pixels.shape[-1]
-    place = (torch.arange(size) * 2 + 1) / size - 1  # centres of pixels in [-1, 1]
-    x, y = place[None, None, :], place[None, :, None]
+    centres = (torch.arange(size) * 2 + 1) / size - 1  # of pixels, in [-1, 1]
+    x, y = centres[None, None, :], centres[None, :, None]
     rows = inverse[:, :, :, None, None].unbind(1)
-    # elementwise instead of affine_grid, whose matrix product may round otherwise in another batch
+    # elementwise, not affine_grid: its matrix product may round differently in another batch
     grid = torch.stack([a * x + b * y + c for a, b, c in (row.unbind(1) for row in rows)], -1)
     return 255 - grid_sample(255 - pixels, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
 
 
 def _gains(augment: AugmentConfig, draws: Floats) -> Floats:
-    """(b, 3) factor of each channel."""
+    """(b, 3): factor of each colour channel."""
     brightness = 1 + augment.brightness * _between((-1, 1), draws[:, 9])
     return _between(augment.gain, draws[:, 6:9]) * brightness[:, None]
 
 
 def _between(interval: Interval, draws: Floats) -> Floats:
+    """Maps uniforms in [0, 1) to the interval."""
     low, high = interval
     return low + (high - low) * draws

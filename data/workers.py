@@ -1,11 +1,11 @@
-"""Loader processes: they obey the process that started them and nobody else, and are missed when they stop.
+"""DataLoader workers that ignore outside signals, exit with their parent, and whose death or hang is an error.
 
-A scheduler sends its signal to every process of a job, a terminal to the whole group. The run answers it with a
-checkpoint, and needs its loader until then: a worker that died of it would take the run along.
+A scheduler signals every process of a job, and a terminal the whole group. The trainer answers such a signal with a
+checkpoint and needs its loader until then. So the workers ignore it.
 
-A worker that is killed, or lets the process that started it wait too long, ends that process with a HardwareError that
-names it. torch's own timeout would not do: one who has taken half a batch from a stopped worker waits for the other
-half without any. Hence signals: they end every wait.
+A worker that is killed, or that keeps its parent waiting for too long, stops the parent with a HardwareError that names
+the worker. torch's own timeout does not cover this: it applies only before the first byte of a batch, so a worker that
+is stopped halfway through sending one blocks the parent for ever. Signal handlers (SIGCHLD, SIGALRM) end every wait.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +22,7 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
-from typing import Any, Generic, NoReturn, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -31,50 +31,45 @@ from data.connections import open_connections
 from data.errors import HardwareError, UserError
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
-FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-LOOK = 0.5  # seconds between two looks for the parent
-LIKELY = {-signal.SIGKILL: "Did memory run out?", -signal.SIGBUS: "Is /dev/shm full?"}
-NONE = -1
+IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+POLL_SECONDS = 0.5  # between two checks that the parent is alive
+LIKELY_CAUSE = {-signal.SIGKILL: "Did memory run out?", -signal.SIGBUS: "Is /dev/shm full?"}
+NO_ITEM = -1
 
 
-class Source(Protocol[T_co]):
-    """Makes a value of each entry. place: how an error names the item it is at, told without asking any storage."""
-
-    def __getitem__(self, entry: Any, /) -> T_co: ...
-    def place(self, item: int) -> str: ...
-
-
-class Entries(Protocol):
-    def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[Any]: ...
-
-
-def served(
-    source: Source[T], entries: Entries, *, workers: int, timeout: float, rank: int = 0, pin: bool = False
+def prefetched(
+    make: Callable[[Any], T],
+    entries: Sequence[Any],
+    *,
+    where: Callable[[int], str],
+    workers: int,
+    timeout: float,
+    rank: int = 0,
+    pin: bool = False,
 ) -> Iterator[T]:
-    """source[entry] of all entries, in their order, made ahead by worker processes; 0: made here.
+    """make(entry) of all entries, in their order, prepared ahead by worker processes; workers=0: by this process.
 
-    A UserError of the source is raised here, without a worker's traceback. HardwareError, wherever the main thread is
-    at that moment, for a worker that is gone, and for one that is waited for longer than `timeout` seconds (0: never).
-    pin: values have a method pin_memory.
+    where(item): how an error names an item given to `begin_item`; it must not read any storage. timeout: seconds to
+    wait for a value, 0 for ever. pin: copy values to pinned memory; they must have a method pin_memory.
+
+    A UserError of `make` is raised here without a worker's traceback. HardwareError is raised, wherever the main thread
+    is at that moment, when a worker has died, and when a value takes longer than `timeout`.
     """
-    if workers:  # the tokenizers library would say at every fork that it stops using threads
+    if workers:  # otherwise the tokenizers library prints at every fork that it stops using threads
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    crew = Crew(workers, rank, source.place)
+    group = WorkerGroup(workers, rank, where)
     loader = DataLoader(
-        _Outcomes(source),
+        _Outcomes(make),
         batch_size=None,
         sampler=entries,
-        collate_fn=_unchanged,
         num_workers=workers,
-        worker_init_fn=partial(_begin, crew.notes),
+        worker_init_fn=partial(_start_worker, group.current_items),
         pin_memory=pin,
         generator=torch.Generator(),  # otherwise the start of workers draws from the global generator
     )
-    with crew.on_duty(loader) as outcomes:
+    with group.running(loader) as outcomes:
         for number in range(len(entries)):
-            with crew.due(number, timeout):
+            with group.waiting_for(number, timeout):
                 outcome = next(outcomes)
             if isinstance(outcome.value, UserError):
                 raise outcome.value
@@ -83,7 +78,7 @@ def served(
 
 @dataclass(frozen=True)
 class _Outcome(Generic[T]):
-    """A value, or the error that took its place. torch pins what has a method `pin_memory`."""
+    """A value, or the error raised instead. torch calls `pin_memory` of any object that has it."""
 
     value: T | UserError
 
@@ -92,122 +87,118 @@ class _Outcome(Generic[T]):
 
 
 class _Outcomes(Dataset[_Outcome[T]]):
-    """torch would turn an exception of a worker into text with a traceback; as a value it arrives as it was."""
+    """Returns errors as values: torch would turn an exception of a worker into a text with its traceback."""
 
-    def __init__(self, source: Source[T]) -> None:
-        self.source = source
+    def __init__(self, make: Callable[[Any], T]) -> None:
+        self.make = make
 
     def __getitem__(self, entry: Any) -> _Outcome[T]:
         try:
-            return _Outcome(self.source[entry])
+            return _Outcome(self.make(entry))
         except UserError as error:
             return _Outcome(error)
 
 
-def _unchanged(outcome: Any) -> Any:
-    return outcome
+# ---- in the parent process -----------------------------------------------------------------------------------------
+
+_running: list[WorkerGroup] = []
+_failed: list[WorkerGroup] = []  # kept alive: torch's `__del__` joins its workers, and a killed one can block for ever
 
 
-# ---- in the process that started them ------------------------------------------------------------------------------
+class WorkerGroup:
+    """The workers of one loader. current_items: shared memory; for each worker, the item that it is working on."""
 
-_on_duty: list[Crew] = []
-_lost: list[Crew] = []  # kept, for to take leave of a worker that was killed may take for ever
-
-
-class Crew:
-    """The workers of one loader. notes: shared with them, for each the item that it is at."""
-
-    def __init__(self, size: int, rank: int, place: Callable[[int], str]) -> None:
-        self.size, self.rank, self.place = size, rank, place
-        self.notes = RawArray("q", [NONE] * size)
+    def __init__(self, size: int, rank: int, where: Callable[[int], str]) -> None:
+        self.size, self.rank, self.where = size, rank, where
+        self.current_items = RawArray("q", [NO_ITEM] * size)
         self.error: HardwareError | None = None
 
     @contextmanager
-    def on_duty(self, loader: DataLoader[T]) -> Iterator[Iterator[T]]:
-        """What the loader makes. Inside, a worker that dies is an error at once."""
+    def running(self, loader: DataLoader[T]) -> Iterator[Iterator[T]]:
+        """Start the workers and give the loader's iterator. Inside, the death of a worker raises HardwareError."""
         others = active_children()
-        self.outcomes = started(loader)
+        self.outcomes = _start(loader)
         started_now = [child for child in active_children() if child not in others]
         self.processes = sorted(started_now, key=lambda child: child.pid or 0)
-        _on_duty.append(self)
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGCHLD, _miss)
+        _running.append(self)
+        if threading.current_thread() is threading.main_thread():  # only the main thread may set a handler
+            signal.signal(signal.SIGCHLD, _on_child_exit)
         try:
-            self.miss()
+            self.check_alive()
             yield self.outcomes
         finally:
-            if self in _on_duty:
-                _on_duty.remove(self)
+            if self in _running:
+                _running.remove(self)
             for process in self.processes:
-                if _is_stopped(process):  # it would never hear that there is nothing left to do
+                if _is_stopped(process):  # it would never read torch's request to exit
                     process.kill()
 
     @contextmanager
-    def due(self, number: int, seconds: float) -> Iterator[None]:
-        """Inside, value `number` must come in so many seconds. Workers take turns."""
-        self._raise()
+    def waiting_for(self, number: int, seconds: float) -> Iterator[None]:
+        """Inside, value `number` must arrive within so many seconds. The workers make values in turn."""
+        self._raise_earlier_error()
         try:
-            with _alarm(seconds if self.size else 0, lambda: self._late(number % self.size, seconds)):
+            with _alarm(seconds if self.size else 0, lambda: self._time_out(number % self.size, seconds)):
                 yield
         except Exception as error:  # torch catches ours and raises one of its own
-            self._raise()
-            if isinstance(error, OSError | EOFError):  # the connections of a dying one close before it is gone
-                dying = wait([process.sentinel for process in self.processes], LOOK)
+            self._raise_earlier_error()
+            if isinstance(error, OSError | EOFError):  # a dying worker closes its connections before it has exited
+                dying = wait([process.sentinel for process in self.processes], POLL_SECONDS)
                 for process in self.processes:
                     if process.sentinel in dying:
                         process.join()
-                self.miss()
+                self.check_alive()
             raise
 
-    def _raise(self) -> None:
-        """Say again what somebody else, who lets no error pass, has heard."""
+    def _raise_earlier_error(self) -> None:
+        """Raise the error of a signal handler again: other code may have caught it."""
         if self.error:
             raise self.error from None
 
-    def miss(self) -> None:
-        """Raise HardwareError when one of them is gone."""
+    def check_alive(self) -> None:
+        """Raise HardwareError when a worker has died."""
         for worker, process in enumerate(self.processes):
             if code := process.exitcode:
                 how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-                _give_up(f"{self._named(worker)} {how}. {LIKELY.get(code, 'Its own words are above.')}")
+                _fail(f"{self._describe(worker)} {how}. {LIKELY_CAUSE.get(code, 'Its own words are above.')}")
 
-    def _late(self, due: int, seconds: float) -> NoReturn:
-        """One that is stopped may hold up the others, so it is named rather than the one whose turn it is."""
-        self.miss()
+    def _time_out(self, expected: int, seconds: float) -> NoReturn:
+        """expected: the worker whose turn it is. A stopped worker is named instead: it may hold up the others."""
+        self.check_alive()
         stopped = [worker for worker, process in enumerate(self.processes) if _is_stopped(process)]
         how = "is stopped by a signal" if stopped else "hangs (is its storage gone?)"
-        _give_up(
-            f"{self._named([*stopped, due][0])} {how}: nothing came for {seconds:g} s. Raise data.timeout if a batch "
-            "may take that long"
+        _fail(
+            f"{self._describe([*stopped, expected][0])} {how}: nothing came for {seconds:g} s. Raise data.timeout if a "
+            "batch may take that long"
         )
 
-    def _named(self, worker: int) -> str:
-        item = self.notes[worker]
-        where = "" if item == NONE else f", at {self.place(item)}"
+    def _describe(self, worker: int) -> str:
+        item = self.current_items[worker]
+        where = "" if item == NO_ITEM else f", at {self.where(item)}"
         return f"rank {self.rank}: loader worker {worker} (process {self.processes[worker].pid}{where})"
 
 
-def _give_up(message: str) -> NoReturn:
-    """End all workers, since a stopped one would keep this process from ending, and raise."""
+def _fail(message: str) -> NoReturn:
+    """Kill all workers and raise HardwareError. A stopped worker would keep this process from exiting."""
     error = HardwareError(message)
-    for crew in _on_duty:
-        crew.error = error
-        for process in crew.processes:
+    for group in _running:
+        group.error = error
+        for process in group.processes:
             process.kill()
-    _lost.extend(_on_duty)
-    _on_duty.clear()
+    _failed.extend(_running)
+    _running.clear()
     raise error
 
 
-def _miss(number: int, frame: FrameType | None) -> None:
-    """Instead of torch's handler, whose error names no worker."""
-    for crew in list(_on_duty):
-        crew.miss()
+def _on_child_exit(number: int, frame: FrameType | None) -> None:
+    """SIGCHLD handler in place of torch's, whose error does not name the worker."""
+    for group in list(_running):
+        group.check_alive()
 
 
 @contextmanager
 def _alarm(seconds: float, ring: Callable[[], None]) -> Iterator[None]:
-    """ring() in the main thread, should it still be inside after so many seconds; 0: never."""
+    """Call ring() in the main thread if the block takes longer than so many seconds; 0: never."""
     if not seconds or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -227,9 +218,10 @@ def _is_stopped(process: BaseProcess) -> bool:
         return False
 
 
-def started(loader: DataLoader[T]) -> Iterator[T]:
-    """Its iterator. What signals come while it starts its workers wait, for them too: none dies before it is set up."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, FROM_OUTSIDE)
+def _start(loader: DataLoader[T]) -> Iterator[T]:
+    """The loader's iterator, whose creation starts the workers. Signals are blocked meanwhile, in the workers too, so
+    that none dies before it is set up."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
     try:
         return iter(loader)
     finally:
@@ -238,34 +230,34 @@ def started(loader: DataLoader[T]) -> Iterator[T]:
 
 # ---- in a worker ---------------------------------------------------------------------------------------------------
 
-_note: Callable[[int], None] | None = None
+_record_item: Callable[[int], None] | None = None  # None in a process that is no worker
 
 
-def at(item: int) -> None:
-    """Say which item this process begins now."""
-    if _note is not None:
-        _note(item)
+def begin_item(item: int) -> None:
+    """Record the item that this worker begins: an error of the parent names it."""
+    if _record_item is not None:
+        _record_item(item)
 
 
-def _begin(notes: Any, worker: int) -> None:
-    global _note
-    _on_duty.clear()
-    for inherited in list(open_connections()):  # they would stay open when our parent closes them, or dies
+def _start_worker(current_items: Any, worker: int) -> None:
+    global _record_item
+    _running.clear()
+    for inherited in list(open_connections()):  # otherwise they stay open when the parent closes them or dies
         inherited.close_here()
-    signal.pthread_sigmask(signal.SIG_BLOCK, FROM_OUTSIDE)
-    threading.Thread(target=_wait_for_parent, daemon=True).start()
-    _note = partial(notes.__setitem__, worker)
+    signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    _record_item = partial(current_items.__setitem__, worker)
 
 
-def _wait_for_parent() -> None:
-    """Go when it says so, or is gone: torch's own watch looks every five seconds.
+def _exit_with_parent() -> None:
+    """Exit when the parent sends a signal or is gone. torch's own check runs only every five seconds.
 
-    In a thread of its own, since only a waiting one is told who sent a signal.
+    This needs a thread: only sigtimedwait tells which process sent a signal.
     """
     parent = parent_process()
     assert parent is not None
     while os.getppid() == parent.pid:
-        told = signal.sigtimedwait(FROM_OUTSIDE, LOOK)
-        if told is not None and told.si_pid == parent.pid:
+        received = signal.sigtimedwait(IGNORED_SIGNALS, POLL_SECONDS)
+        if received is not None and received.si_pid == parent.pid:
             break
     os._exit(0)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data import errors
-from data.command_line import help_text, parse_options
+from data.command_line import help_text, overridden, parse_options
 from data.errors import ConfigError
 from eval.config import Baseline, EvalCommand
 
@@ -92,7 +92,8 @@ def evaluate(command: EvalCommand, run: Path, checkpoint: Path, specs: Sequence[
     from train.evaluation import written_report
 
     trained = load_trained(run, checkpoint)
-    config = with_command(trained.config, command)
+    own = trained.config
+    config = replace(own, eval=overridden(own.eval, command), data=overridden(own.data, command))
     with together(config.dist.timeout) as world:
         encode = encoder(config, trained.model, world)
         evaluators = rank_0_first(  # it indexes new shards, the others find them indexed
@@ -146,15 +147,6 @@ def untrained(config: TrainConfig) -> Model:
 
     torch.manual_seed(config.seed)
     return build_model(config.model, config.task)
-
-
-def with_command(config: TrainConfig, command: EvalCommand) -> TrainConfig:
-    """The run's configuration with what the command line says differently."""
-    keys = {"block", "examples", "index", *OF_TASK["image_text"], *OF_TASK["question_passage"]} - {"baselines"}
-    given = {key: getattr(command, key) for key in keys}
-    changed = replace(config.eval, **{key: value for key, value in given.items() if value is not None})
-    workers = config.data.workers if command.workers is None else command.workers
-    return replace(config, eval=changed, data=replace(config.data, workers=workers))
 
 
 if __name__ == "__main__":

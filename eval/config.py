@@ -1,4 +1,4 @@
-"""What can be said about evaluation. Torch-free."""
+"""Options of evaluation and the keys of its commands. Torch-free."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from enum import Enum
 
 from omegaconf import MISSING
 
-from data.config import described
+from data.command_line import run_option
+from data.config import DataConfig, MiningConfig, described
 from data.errors import ConfigError
 
 DEEPEST = 1000  # passages found for a question; TREC's runs end there too
@@ -36,7 +37,7 @@ class Baseline(Enum):
 
 @dataclass
 class EvalConfig:
-    """Evaluation while training and by `python -m eval`."""
+    """Options of evaluations, while training and by `python -m eval`."""
 
     every: int = described(0, "steps between evaluations; 0: at the end only")
     suite: list[str] = described(
@@ -73,27 +74,25 @@ class EvalConfig:
 
 @dataclass
 class EvalCommand:
-    """`python -m eval`: which checkpoint, on what."""
+    """Keys of `python -m eval`: which checkpoint, and on what."""
 
     checkpoint: str = described(MISSING, "a run folder (its newest checkpoint) or one checkpoint folder")
     suite: list[str] | None = described(None, "what to evaluate; without suite and val: the run's own")
     val: str | None = described(None, "shards or questions, as data.val of a run")
-    block: int | None = described(None, "items encoded at a time; null: the run's")
-    workers: int | None = described(None, "loader processes per rank; null: the run's")
-    examples: int | None = described(
-        None, "best, worst and random queries shown with their answers, of each so many; 0: none; null: the run's"
-    )
+    block: int | None = run_option(EvalConfig, "block")
+    workers: int | None = run_option(DataConfig, "workers")
+    examples: int | None = run_option(EvalConfig, "examples")
     out: str | None = described(None, "folder for the results; null: eval/ of the run")
-    truth: Truth | None = described(None, "keys: equal content is right too; pairs: only the own; null: the run's")
-    recall_k: list[int] | None = described(None, "the K of recall@K; null: the run's")
+    truth: Truth | None = run_option(EvalConfig, "truth")
+    recall_k: list[int] | None = run_option(EvalConfig, "recall_k")
     baselines: list[Baseline] | None = described(
         None, "rows beside the model: bm25, untrained (before training), fusion (with bm25); null: all; []: none"
     )
-    index: str | None = described(None, "Flat: exact; or a FAISS index and its options, as 'HNSW32'; null: the run's")
-    depth: int | None = described(None, "passages found for a question, 100 … 1000; null: the run's")
-    answers: AnswerMatch | None = described(None, "how a passage has an answer, string or regex; null: the run's")
+    index: str | None = run_option(EvalConfig, "index")
+    depth: int | None = run_option(EvalConfig, "depth")
+    answers: AnswerMatch | None = run_option(EvalConfig, "answers")
     embeddings: str | None = described(None, "folder that keeps the embeddings of passages; null: the run's")
-    embedding_type: EmbeddingType | None = described(None, "how they are kept, float32 or float16; null: the run's")
+    embedding_type: EmbeddingType | None = run_option(EvalConfig, "embedding_type")
 
     def __post_init__(self) -> None:
         check(self, "")
@@ -102,25 +101,25 @@ class EvalCommand:
 
 @dataclass
 class MineCommand:
-    """`python -m eval.mine`: what is mined with which run, and by which rules; null: as the run has it."""
+    """Keys of `python -m eval.mine`: which run mines what, and by which rules."""
 
     run: str = described(MISSING, "a run folder (its newest checkpoint) or one checkpoint folder")
     corpus: str | None = described(None, "passages by id: .jsonl, .tsv or a BEIR folder; null: the run's")
     queries: str | None = described(None, "questions with what is right for them, as data.train; null: the run's")
     out: str | None = described(None, "folder for mined.jsonl, its summary and the embeddings; null: mined/ of the run")
-    first_rank: int | None = described(None, "ranks taken: from here, counted from 1 and over all passages found …")
-    last_rank: int | None = described(None, "… to here")
-    keep: int | None = described(None, "negatives kept for each question, the best ranked first")
-    margin: float | None = described(None, "only passages that score at least this much below the best right one")
-    relative_margin: float | None = described(None, "only passages that score this share below the best right one")
-    max_score: float | None = described(None, "only passages that score at most this")
-    drop_answers: bool | None = described(None, "leave out passages that contain an answer of the question")
-    regex_answers: bool | None = described(None, "answers are regular expressions rather than words")
-    index: str | None = described(None, "FAISS index of the search and its options, e.g. 'HNSW32;efSearch=128'")
+    first_rank: int | None = run_option(MiningConfig, "first_rank")
+    last_rank: int | None = run_option(MiningConfig, "last_rank")
+    keep: int | None = run_option(MiningConfig, "keep")
+    margin: float | None = run_option(MiningConfig, "margin")
+    relative_margin: float | None = run_option(MiningConfig, "relative_margin")
+    max_score: float | None = run_option(MiningConfig, "max_score")
+    drop_answers: bool | None = run_option(MiningConfig, "drop_answers")
+    regex_answers: bool | None = run_option(MiningConfig, "regex_answers")
+    index: str | None = run_option(MiningConfig, "index")
     scores: str | None = described(
         None, "file of a cross-encoder's scores, JSONL or TSV of query_id, docid, score: margins and max_score go by it"
     )
-    workers: int | None = described(None, "loader processes per rank")
+    workers: int | None = run_option(DataConfig, "workers")
     examples: int = described(3, "questions whose negatives are printed, to look at")
 
     def __post_init__(self) -> None:
@@ -129,7 +128,7 @@ class MineCommand:
 
 @dataclass
 class ReportCommand:
-    """`python -m eval.report`: of which run, and where to."""
+    """Keys of `python -m eval.report`: of which run, and where to."""
 
     run: str = described(MISSING, "a run folder")
     out: str | None = described(None, "file of the page; null: report.html of the run")
@@ -143,7 +142,7 @@ def refuse_negative(options: EvalConfig | EvalCommand | MineCommand, *names: str
 
 
 def check(options: EvalConfig | EvalCommand, section: str) -> None:
-    """Raise ConfigError for numbers that cannot work; null is one that comes from elsewhere."""
+    """Raise ConfigError for values that cannot work. None stands for the value of a run, which was checked before."""
     refuse_negative(options, "examples", section=section)
     block, recall_k, depth = options.block, options.recall_k, options.depth
     if block is not None and block < 1:

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from data.errors import DataError
-from data.workers import at, served
+from data.workers import begin_item, prefetched
 from train.signals import Stopped
 
 if TYPE_CHECKING:
@@ -83,7 +83,10 @@ class Encoder:
     def _load(self, blocks: _Blocks) -> Iterator[Tensor]:
         workers = min(self.workers, len(blocks) - 1)  # one block: a process would only cost its start
         rank, pin = self.world.rank, self.world.device.type == "cuda"
-        return served(blocks, range(len(blocks)), workers=workers, timeout=self.timeout, rank=rank, pin=pin)
+        indices = range(len(blocks))
+        return prefetched(
+            blocks.__getitem__, indices, where=blocks.where, workers=workers, timeout=self.timeout, rank=rank, pin=pin
+        )
 
 
 @dataclass(frozen=True)
@@ -148,13 +151,13 @@ class _Blocks:
     def __len__(self) -> int:
         return -(-self.total // self.size)
 
-    def place(self, item: int) -> str:
+    def where(self, item: int) -> str:
         return f"items {item} … {min(item + self.block, len(self.items)) - 1} of an evaluation"
 
     def __getitem__(self, index: int, /) -> Tensor:
         k = min(index * self.size + self.rank, self.total - 1)
         start, stop = k * self.block, min((k + 1) * self.block, len(self.items))
-        at(start)
+        begin_item(start)
         rows = self.items.block(start, stop)
         missing = self.block - (stop - start)
         return rows if missing == 0 else torch.cat([rows, rows[-1:].expand(missing, *rows.shape[1:])])

@@ -6,12 +6,12 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data import errors
-from data.command_line import help_text, parse_options
+from data.command_line import help_text, overridden, parse_options
 from data.config import MiningConfig, NegativeList
 from data.errors import ConfigError, printable
 from data.secrets import without_secrets
@@ -19,7 +19,7 @@ from eval.config import MineCommand
 
 if TYPE_CHECKING:
     from data.corpus import Corpus
-    from data.questions import Questions
+    from data.questions import QuestionRows
     from eval.mining import Source
     from train.config import TrainConfig
 
@@ -74,17 +74,11 @@ def main() -> None:
 
 
 def with_command(config: TrainConfig, command: MineCommand) -> TrainConfig:
-    """The run's configuration with what the command line says differently."""
-    given = {f.name: getattr(command, f.name) for f in fields(MiningConfig)}
-    mining = replace(config.data.negatives.mining, **{k: v for k, v in given.items() if v is not None})
-    data = replace(
-        config.data,
-        train=command.queries or config.data.train,
-        workers=config.data.workers if command.workers is None else command.workers,
-        passage=replace(config.data.passage, corpus=command.corpus or config.data.passage.corpus),
-        negatives=replace(config.data.negatives, mining=mining),
-    )
-    return replace(config, data=data)
+    """The run's configuration with the values that the command line gives."""
+    data = overridden(config.data, command)
+    negatives = replace(data.negatives, mining=overridden(data.negatives.mining, command))
+    passage, train = overridden(data.passage, command), command.queries or data.train
+    return replace(config, data=replace(data, train=train, passage=passage, negatives=negatives))
 
 
 def negatives(command: MineCommand, config: TrainConfig, run: Path, checkpoint: Path) -> None:
@@ -119,7 +113,7 @@ def negatives(command: MineCommand, config: TrainConfig, run: Path, checkpoint: 
             print(printable(f"\nWritten: {out / MINED}. To train on it:\n  {again}"))
 
 
-def opened(config: TrainConfig) -> tuple[Questions, Corpus]:
+def opened(config: TrainConfig) -> tuple[QuestionRows, Corpus]:
     """Raises ConfigError when the questions come without a corpus to search."""
     from data.questions import open_questions
 

@@ -32,7 +32,7 @@ from data.config import DataConfig, MiningConfig
 from data.corpus import Corpus
 from data.files import whole_file, writable, write_json
 from data.question_passage import TokenizeTexts, passage_texts, question_texts
-from data.questions import Questions
+from data.questions import QuestionRows
 from data.storage import sha256_of
 from eval.answers import prepared
 from eval.embeddings import encode_corpus, identity_of
@@ -56,7 +56,7 @@ class Source:
     scores: of another model, to judge by.
     """
 
-    questions: Questions
+    questions: QuestionRows
     queries_nD: np.ndarray
     corpus: Corpus
     passages_mD: np.ndarray
@@ -90,7 +90,7 @@ def mine(source: Source, config: MiningConfig, out: Path, world: World, identity
 
 def embedded(
     encode: Encoder,
-    questions: Questions,
+    questions: QuestionRows,
     corpus: Corpus,
     tokenize: TokenizeTexts,
     config: DataConfig,

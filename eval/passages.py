@@ -21,8 +21,8 @@ from data.config import PassageConfig, QuestionConfig
 from data.corpus import Corpus
 from data.errors import ExitCode, UserError, printable
 from data.files import write_json
-from data.passages import Passage, Question, Rendered
-from data.question_passage import Texts, TokenizeTexts, passage_texts
+from data.passages import Passage, Question
+from data.question_passage import TextInputs, TokenizeTexts, passage_texts
 from eval.bm25 import BM25, build_bm25, open_bm25
 from eval.cases import ANSWERS, RIGHT, Answer, Case, Item, choose, excerpt
 from eval.config import Baseline, EvalConfig
@@ -124,7 +124,8 @@ class PassageRetrieval(Evaluator):
     def _search(self, system: str, encode: Encoder) -> Searched:
         """The best passages of every question as an encoder ranks them. A collective."""
         index = self.side.index(system, encode)
-        texts = Texts(AskedTexts(self.data.questions, self.question), self.tokenize, self.question.length)
+        lengths = np.array([len(question.text.encode()) for question in self.data.questions])
+        texts = TextInputs(self.data.questions.__getitem__, lengths, self.tokenize, self.question)
         queries = encode("x", texts)
         hits = index.search(queries, self._depth)
         how: dict[str, Any] = {**index.how, "depth": self.options.depth}
@@ -274,21 +275,3 @@ def _left_out(baseline: Baseline) -> Iterator[None]:
             raise
         if str(error):  # of several ranks, one has the message
             print(f"left out: the baseline {baseline.value}: {printable(str(error))}", file=sys.stderr)
-
-
-@dataclass(frozen=True)
-class AskedTexts:
-    """Questions as `Texts` takes them."""
-
-    questions: Sequence[Question]
-    config: QuestionConfig
-
-    @property
-    def lengths(self) -> np.ndarray:
-        return np.array([len(question.text.encode()) for question in self.questions])
-
-    def __len__(self) -> int:
-        return len(self.questions)
-
-    def rendered(self, i: int) -> Rendered:
-        return self.questions[i].rendered(self.config)

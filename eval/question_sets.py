@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from data.config import DataConfig
     from data.keys import Int64s
     from data.passages import Passage, Question
-    from data.questions import Questions, Row
+    from data.questions import QuestionRow, QuestionRows
     from eval.trec import Qrels
 
 KEY = "eval.suite"
@@ -167,7 +167,7 @@ def open_dpr(place: Any, config: DataConfig) -> QuestionSet:
     known: dict[str, list[int]] = {}  # rows with the same id are one question
     for i in range(len(rows)):
         question = questions.setdefault(rows.question(i).id, rows.question(i))
-        known.setdefault(question.id, []).extend(rows.known(i))
+        known.setdefault(question.id, []).extend(rows.row(i).positives.keys)
     searched = RowPassages(rows) if corpus is None else corpus
     return QuestionSet(list(questions.values()), _qrels(known, searched), searched).checked(f"dpr:{place}")
 
@@ -227,7 +227,7 @@ class RowPassages:
     Ids are those of the file; a passage that has none, or whose id belongs to another content, has its content key.
     """
 
-    def __init__(self, rows: Questions) -> None:
+    def __init__(self, rows: QuestionRows) -> None:
         self._rows = rows
         self._last: tuple[int, list[Passage]] = (-1, [])
         first: dict[int, tuple[int, int]] = {}
@@ -262,5 +262,5 @@ class RowPassages:
         return np.array([self._positions.get(name, -1) for name in ids], np.int64)
 
 
-def _all(row: Row) -> list[Passage]:
+def _all(row: QuestionRow) -> list[Passage]:
     return [*row.positives, *row.negatives, *row.hard_negatives]

@@ -23,7 +23,7 @@ from helpers_pairwise import dense
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from data.batch import Known
+from data.batch import KnownPositives
 from train.losses import OBJECTIVES, Columns, build_objective, tiles
 from train.losses.config import CONFIGS
 from train.losses.gather import Layout
@@ -121,7 +121,7 @@ class Part:
     def _known(self) -> None:
         own = [(self.rows.index(i), key) for i, key in KNOWN if i in self.rows]
         row, keys = torch.tensor(own, dtype=torch.int64).view(-1, 2).unbind(1)
-        self.given["known"] = Known(row, keys)
+        self.given["known"] = KnownPositives(row, keys)
 
     def _pairs(self, pairs: list[tuple[int, int]]) -> Tensor:
         own = [(self.rows.index(i), self.columns[j]) for i, j in pairs if i in self.rows]

@@ -187,7 +187,7 @@ def test_commands_that_cannot_work(tmp_path: Path) -> None:
         converted(good, beir, Target.flag)
     packed = tmp_path / "x.jsonl.gz"
     packed.write_bytes(gzip.compress(b"{}"))
-    with pytest.raises(ConfigError, match=r"python -m data unpack .*x.jsonl.gz"):
+    with pytest.raises(ConfigError, match=r"unpack it with: gunzip -k .*x.jsonl.gz"):
         converted(packed, tmp_path / "out", Target.flag)
 
 

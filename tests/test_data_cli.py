@@ -18,7 +18,7 @@ from data.errors import ConfigError, DataError
 from data.shards import index_shard, open_shards
 from data.sources import parse_sources
 from data.storage import sha256_of
-from data.verbs.check import Findings, _spread, examine
+from data.verbs.check import PictureFindings, _spread, examine
 from data.verbs.options import CheckOptions, OnError
 
 # ---- index ---------------------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def test_check_of_captions_and_keys(
 
 def test_findings_of_parts_add_up_to_those_of_the_whole(tmp_path: Path) -> None:
     index = index_shard(str(write_pairs(tmp_path / "a.tar", 30)))
-    parts = Findings()
+    parts = PictureFindings()
     for rows in (range(7), range(7, 8), range(8, 30)):
         parts += examine((index, rows, CheckOptions()))
     assert parts == examine((index, range(30), CheckOptions())) and parts.samples == 30
@@ -183,7 +183,7 @@ def test_work_is_spread_over_processes_when_there_is_enough(tmp_path: Path) -> N
         assert spread is map
 
 
-# ---- pack and build ------------------------------------------------------------------------------------------------
+# ---- pack ------------------------------------------------------------------------------------------------
 
 
 def test_pack_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,9 +204,10 @@ def test_pack_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert lines[-1].strip() == f"python -m train 'data.train=\"{shards}\"' {how}"
 
 
-def test_build_passes_on_what_it_gets(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"unknown data set 'emojy'\. Did you mean 'emoji'"):
-        here(monkeypatch, "build", "emojy")
+@pytest.mark.parametrize(("verb", "instead"), [("unpack", "gunzip -k"), ("build", "tests.build_samples")])
+def test_former_verbs_are_answered(verb: str, instead: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=f"'{verb}' is no verb any more.* {instead}"):
+        here(monkeypatch, verb, "emoji")
 
 
 # ---- first contact -------------------------------------------------------------------------------------------------
@@ -249,8 +250,8 @@ def test_help_of_a_verb_names_every_key(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["indx", "x"], "unknown verb 'indx'. Did you mean 'index'? There is: index, check, pack, unpack, build."),
-        (["zzz"], "unknown verb 'zzz'. There is: index, check, pack, unpack, build."),
+        (["indx", "x"], "unknown verb 'indx'. Did you mean 'index'? There is: index, check, pack."),
+        (["zzz"], "unknown verb 'zzz'. There is: index, check, pack."),
         (["index"], "SOURCE is missing. For example: python -m data index shards/"),
         (["pack", "a", "b"], "INPUT is one, not 2: a b. For example: python -m data pack pairs.csv out=shards"),
         (["index", "x", "worker=3"], "unknown key 'worker'. Did you mean 'workers'? Keys: out, workers"),
@@ -266,7 +267,6 @@ def test_help_of_a_verb_names_every_key(
         (["pack", "a", "out=b", "maxcount=1.5"], "maxcount=1.5 is not a whole number."),
         (["pack", "a", "out=b", "maxsize=big"], "maxsize=big is not a number."),
         (["pack", "a", "out=b", "on_error=skp"], "on_error=skp is not one of stop, skip. Did you mean 'skip'?"),
-        (["build", "emoji", "check=yes"], "check=yes is not one of true, false."),
         (["check", "nowhere.tar"], "SOURCE=nowhere.tar matches nothing: no 'nowhere.tar' in .."),
     ],
 )

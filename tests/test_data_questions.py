@@ -1,9 +1,10 @@
-"""`python -m data` on questions and passages: index, check, pack and unpack as they are typed."""
+"""`python -m data` on questions and passages: index, check and pack as they are typed."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -152,13 +153,13 @@ def test_a_manifest_among_shards_is_no_shard(tmp_path: Path, monkeypatch: pytest
     here(monkeypatch, "check", tmp_path)
 
 
-def test_pack_and_unpack_of_questions(tmp_path: Path) -> None:
+def test_pack_of_questions(tmp_path: Path) -> None:
     rows = [{"query": f"q{n}", "pos": [f"p{n}"], "neg": []} for n in range(3)]
     packed = tmp_path / "flag.jsonl.gz"
     packed.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
     done = command("pack", packed, f"out={tmp_path}/out", "to=beir")
-    assert done.returncode == 2 and f"python -m data unpack {packed}" in done.stderr
-    assert command("unpack", packed).returncode == 0
+    assert done.returncode == 2 and f"gunzip -k {packed}" in done.stderr
+    subprocess.run(["gunzip", "-k", packed], check=True)
     done = command("pack", tmp_path / "flag.jsonl", f"out={tmp_path}/out", "to=beir", "split=dev")
     assert done.returncode == 0 and not done.stderr
     assert done.stdout.splitlines() == [

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from data.batch import Known
+from data.batch import KnownPositives
 from train.losses import Columns, build_objective
 
 B, D = 6, 4
 KEYS = torch.tensor([10, 11, 12, 13, 10, 15])  # rows 0 and 4 have the same item
 FURTHER_ROW = torch.tensor([0, 0, 3])
 FURTHER_KEYS = torch.tensor([12, 21, 11])
-KNOWN = Known(torch.tensor([0, 0, 1, 3, 3, 5]), torch.tensor([10, 12, 11, 11, 99, 21]))
+KNOWN = KnownPositives(torch.tensor([0, 0, 1, 3, 3, 5]), torch.tensor([10, 12, 11, 11, 99, 21]))
 # Row 0: its own item also in column 4, and item 12 in columns 2 and 6; row 1: its own alone, and column 8 has it too
 EXCLUDED = [(0, 4), (0, 2), (0, 6), (1, 8), (3, 1), (3, 8), (5, 7)]
 
@@ -49,8 +49,8 @@ def test_what_equal_keys_make_a_positive_stays_in_the_sum(name: str, positives: 
     objective = build_objective(name, duplicates="positive", **options).double()
     keys = {"x_keys": torch.tensor([1, 1, 2, 3, 4, 5]), "y_keys": KEYS}
     x, y = embeddings(1, B), embeddings(2, B)
-    of_both = Known(torch.tensor([0, 0, 1, 1]), torch.tensor([10, 11, 10, 11]))
-    others = Known(torch.cat([of_both.row, torch.tensor([2])]), torch.cat([of_both.keys, torch.tensor([15])]))
+    of_both = KnownPositives(torch.tensor([0, 0, 1, 1]), torch.tensor([10, 11, 10, 11]))
+    others = KnownPositives(torch.cat([of_both.row, torch.tensor([2])]), torch.cat([of_both.keys, torch.tensor([15])]))
     # column 4 has item 10 too: known for row 1, whose key it does not have
     assert torch.equal(objective(x, y, **keys, known=of_both).loss, objective(x, y, **keys, excluded=ROW_1).loss)
     more = torch.cat([ROW_1, torch.tensor([(2, 5)])])
@@ -63,7 +63,7 @@ def test_both_kinds_of_exclusion_add_up() -> None:
 
 
 def test_nothing_known_changes_nothing() -> None:
-    nothing = Known(torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
+    nothing = KnownPositives(torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
     assert torch.equal(loss("dpr", False, known=nothing), loss("dpr", False))
 
 

@@ -13,6 +13,7 @@ from helpers_mining import mined, random_source, read_lines, row, source, write_
 
 from data.config import MiningConfig
 from data.errors import ConfigError, DataError, HardwareError
+from data.storage import sha256_of
 from eval import mining
 from eval.mining import Groups, Source
 from eval.pair_scores import read_pair_scores
@@ -251,7 +252,7 @@ def test_groups_are_in_the_order_of_their_first_rows() -> None:
 def test_the_summary_says_what_the_file_is(tmp_path: Path) -> None:
     of_one(tmp_path, margin=0.1)
     summary = json.loads((tmp_path / "out" / "mined.json").read_text())
-    assert summary["sha256"] == mining.digest(tmp_path / "out" / "mined.jsonl")
+    assert summary["sha256"] == sha256_of(tmp_path / "out" / "mined.jsonl")
     assert summary["settings"]["margin"] == 0.1 and summary["identity"] == {} and summary["questions"] == 1
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["mined.json", "mined.jsonl"]
 

@@ -29,7 +29,7 @@ from data.errors import DataError, SampleError
 from data.image_text import ImageText, retrieval_set
 from data.json_text import MOST, parse_json
 from data.pictures import read_header, refuse_many_scans
-from data.sample import LONGEST, Sample
+from data.sample import MAX_LETTERS, ShardSample
 from data.shards import open_shards
 from data.sources import parse_sources
 from data.transforms import ImageSpec, decode, evaluation_transform
@@ -141,7 +141,10 @@ UNUSABLE: dict[str, tuple[dict[str, bytes], str]] = {
     "a number": ({"json": fields(caption=3)}, "'caption' is 3, no text"),
     "empty": ({"json": fields(caption="")}, "its caption in 'caption' is empty"),
     "blank": ({"json": fields(caption=" \n\t")}, "its caption in 'caption' is empty"),
-    "blank as far as it is read": ({"json": fields(caption=" " * LONGEST + "x")}, "its caption in 'caption' is empty"),
+    "blank as far as it is read": (
+        {"json": fields(caption=" " * MAX_LETTERS + "x")},
+        "its caption in 'caption' is empty",
+    ),
     "no list": ({"json": fields(caption=[])}, "its caption in 'caption' is empty"),
     "one of several empty": ({"json": fields(caption=["x", ""])}, "its caption in 'caption' is empty"),
     "not UTF-8": ({"json": b'{"caption": "\xff\xfe"}'}, "its json member is not UTF-8"),
@@ -158,7 +161,7 @@ UNUSABLE: dict[str, tuple[dict[str, bytes], str]] = {
 
 
 def test_a_json_member_of_nothing_but_lists_costs_no_memory() -> None:
-    sample = Sample("a", UNUSABLE["16 MB of lists"][0])
+    sample = ShardSample("a", UNUSABLE["16 MB of lists"][0])
     grown, (told,) = peak_of(lambda: sample.captions("caption"))
     assert "more than 524,288" in told and grown < 100, (grown, told)
 
@@ -171,9 +174,9 @@ def test_a_sample_that_cannot_be_used_is_replaced_and_told(kind: str, tmp_path: 
     assert batch.sample_ids.tolist() == [0, 0] and torch.equal(batch.x[0], batch.x[1])
     assert len(batch) == 2 and batch.x_keys[0] == batch.x_keys[1]
     first, *others = batch.bad
-    assert (first.place, first.id, first.key) == (0, 1, "1") and first.shard.endswith("a.tar")
+    assert (first.row, first.id, first.key) == (0, 1, "1") and first.shard.endswith("a.tar")
     assert reason in first.reason and first.reason.startswith(f"{first.shard}: sample '1'")
-    assert all(other.place == 0 for other in others) and batch.bad[-1].by == 0
+    assert all(other.row == 0 for other in others) and batch.bad[-1].replaced_by == 0
     if "png" not in odd:
         with pytest.raises(SampleError, match="sample '1'"):  # an evaluation counts every item
             retrieval_set(made.shards, SPEC, tokenize, DataConfig(captions=["caption"]))
@@ -182,10 +185,10 @@ def test_a_sample_that_cannot_be_used_is_replaced_and_told(kind: str, tmp_path: 
 def test_a_long_caption_is_read_as_far_as_a_tower_may_see(tmp_path: Path) -> None:
     text = "x y " * 250_000  # 1 MB
     made = shard(tmp_path, {**GOOD, "json": fields(caption=text)})
-    assert made.__getitems__([(0, 0)]).y.tolist() == [[LONGEST]]
+    assert made.__getitems__([(0, 0)]).y.tolist() == [[MAX_LETTERS]]
     path = write_tar(tmp_path / "b.tar", [("0.png", GOOD["png"]), ("0.txt", b"x" * (1 << 20))])
     shards = open_shards(parse_sources(str(path)), workers=0)
-    assert len(Sample.read(shards, 0).captions("txt")[0]) == LONGEST
+    assert len(ShardSample.read(shards, 0).captions("txt")[0]) == MAX_LETTERS
     write_tar(path, [("0.png", GOOD["png"]), ("0.txt", b"x" * (1 << 20) + b"x")])
     assert "has 1048577 bytes, more than the limit" in problems(path)[0]
 
@@ -222,7 +225,7 @@ def test_a_sequential_jpeg_is_not_searched_for_scans() -> None:
 
 def test_separators_in_texts_cost_nothing() -> None:
     text = 'a", ' + "," * 2 * MOST
-    assert Sample("a", {"json": fields(caption="x", scanned=text)}).captions("caption") == ["x"]
+    assert ShardSample("a", {"json": fields(caption="x", scanned=text)}).captions("caption") == ["x"]
     for crowded in ('["a,b",' + r'"\\",' * MOST + "1]", '["' + "," * MOST + '",' + "1," * (MOST + 1) + "1]"):
         with pytest.raises(ValueError, match="more than 524,288 commas"):
             parse_json(crowded)
@@ -286,11 +289,11 @@ def peak_of(*attempts: Callable[[], object]) -> tuple[float, list[str]]:
 def test_a_very_long_picture_is_brought_to_size_and_memory_stays_flat(resize: str, size: tuple[int, int]) -> None:
     """In evaluation and training, which takes the same way where no part is cropped; and as a thumbnail."""
     long = torch.full((3, *size), 7, dtype=torch.uint8)
-    evaluate = evaluation_transform(replace(SPEC, size=224, resize=resize))
+    spec = replace(SPEC, size=224, resize=resize)
 
     def attempt() -> None:
         thumbnail(long)
-        made = evaluate(long)
+        made = evaluation_transform(long, spec)
         assert made.shape == (3, 224, 224) and made.max() == 7 and (resize == "longest" or made.min() == 7)
 
     grown, told = peak_of(attempt)

@@ -16,7 +16,7 @@ from helpers_rows import corpus_row, write_beir, write_lines
 from helpers_shards import overwrite, write_tar
 
 from data.config import PassageConfig, Title
-from data.corpus import Chosen, Corpus, open_corpus
+from data.corpus import Corpus, CorpusPassages, open_corpus
 from data.errors import ConfigError, DataError
 from data.keys import content_key, hash_ids
 from data.passages import Passage, Question
@@ -65,7 +65,7 @@ def test_passages_by_position_and_id(tmp_path: Path) -> None:
         corpus.position("d100")
     assert corpus.keys.tolist() == [passage.key for passage in corpus]
     assert corpus.lengths[:2].tolist() == [6, 13]
-    chosen = Chosen(corpus, np.array([3, 1]))
+    chosen = CorpusPassages(corpus, np.array([3, 1]))
     assert [passage.id for passage in chosen] == ["d3", "d1"] and chosen.keys == [corpus[3].key, corpus[1].key]
 
 
@@ -100,7 +100,11 @@ def test_names_of_fields_and_whole_numbers_as_ids(tmp_path: Path) -> None:
         {"psg_id": "9", "text": "", "title": "only a title"},
     ]
     corpus = opened(write_lines(tmp_path / "a.jsonl", rows))
-    assert list(corpus) == [Passage("a", "", "7"), Passage("b", "", "8"), Passage("", "only a title", "9")]
+    assert [corpus[i] for i in range(3)] == [
+        Passage("a", "", "7"),
+        Passage("b", "", "8"),
+        Passage("", "only a title", "9"),
+    ]
 
 
 def test_a_table_as_dpr_writes_it(tmp_path: Path) -> None:
@@ -220,7 +224,7 @@ def test_what_is_no_corpus(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"corpus=.*no 'b.jsonl' in .*Did you mean 'a.jsonl'"):
         open_corpus(str(tmp_path / "b.jsonl"), "corpus")
     (tmp_path / "c.jsonl.gz").touch()
-    with pytest.raises(ConfigError, match=r"unpack it with: python -m data unpack .*c\.jsonl\.gz$"):
+    with pytest.raises(ConfigError, match=r"unpack it with: gunzip -k .*c\.jsonl\.gz$"):
         open_corpus(str(tmp_path / "c.jsonl.gz"), "corpus")
 
 

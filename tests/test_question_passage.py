@@ -20,10 +20,10 @@ from data.corpus import open_corpus
 from data.errors import ConfigError, DataError
 from data.keys import content_key, key_name
 from data.loader import build_loader
-from data.negatives import Mined
+from data.negatives import MinedNegatives, sample
 from data.order import Order
 from data.passages import Passage
-from data.question_passage import QuestionPassage, passage_texts, question_texts, sampled
+from data.question_passage import QuestionPassage, passage_texts, question_texts
 from data.questions import open_questions
 
 HARD, PLAIN, MINED = NegativeList.hard_negatives, NegativeList.negatives, NegativeList.mined
@@ -39,7 +39,7 @@ def configured(per_row: int = 0, lists: list[NegativeList] | None = None, file: 
 
 def dataset(path: Path, config: DataConfig, seed: int = 3) -> QuestionPassage:
     questions = open_questions(str(path), config)
-    mined = Mined.open(config.negatives.file, questions) if config.negatives.file else None
+    mined = MinedNegatives.open(config.negatives.file, questions) if config.negatives.file else None
     return QuestionPassage(questions, tokenize, config, seed, mined)
 
 
@@ -75,9 +75,9 @@ def test_a_batch_without_negatives(dpr: Path) -> None:
     assert texts_of(batch.y) == ["p: P0 right 0 0", "p: P3 right 3 0"]
     assert batch.sample_ids.tolist() == [0, 3] and batch.extra is None
     assert batch.y_keys.tolist() == [Passage(f"right {i} 0", f"P{i}").key for i in (0, 3)]
-    assert batch.known is not None
-    assert batch.known.row.tolist() == [0, 1] and batch.known.keys.tolist() == batch.y_keys.tolist()
-    assert batch.x_keys.dtype == batch.known.keys.dtype == batch.sample_ids.dtype == torch.int64
+    assert batch.known_positives is not None
+    assert batch.known_positives.row.tolist() == [0, 1] and batch.known_positives.keys.tolist() == batch.y_keys.tolist()
+    assert batch.x_keys.dtype == batch.known_positives.keys.dtype == batch.sample_ids.dtype == torch.int64
 
 
 def test_ragged_hard_negatives(dpr: Path) -> None:
@@ -103,12 +103,12 @@ def test_no_further_passage_is_still_an_extra(dpr: Path) -> None:
 def test_all_positives(dpr: Path) -> None:
     batch = dataset(dpr, configured(per_row=1, positives=DrawnPositives.all)).__getitems__([(0, 2), (0, 0), (0, 1)])
     extra = batch.extra
-    assert extra is not None and batch.known is not None
+    assert extra is not None and batch.known_positives is not None
     assert extra.row.tolist() == [0, 0, 0, 2, 2] and extra.positive.tolist() == [True, True, False, True, False]
     mine = {text for text in [*texts_of(batch.y)[:1], *texts_of(extra.y)[:2]]}
     assert mine == {f"p: P2 right 2 {j}" for j in range(3)}
-    assert batch.known.row.tolist() == [0, 0, 0, 1, 2, 2]
-    assert set(batch.known.keys[:3].tolist()) == {batch.y_keys[0].item(), *extra.keys[:2].tolist()}
+    assert batch.known_positives.row.tolist() == [0, 0, 0, 1, 2, 2]
+    assert set(batch.known_positives.keys[:3].tolist()) == {batch.y_keys[0].item(), *extra.keys[:2].tolist()}
 
 
 def test_which_positive(dpr: Path) -> None:
@@ -143,7 +143,7 @@ def test_scored_pools_are_drawn_each_epoch(tmp_path: Path) -> None:
     right, hard = Counter[str](), Counter[str]()
     for epoch in range(300):
         batch = source.__getitems__([(epoch, 0)])
-        assert batch.extra is not None and batch.known is not None and len(batch.known.keys) == 3
+        assert batch.extra is not None and batch.known_positives is not None and len(batch.known_positives.keys) == 3
         right.update(texts_of(batch.y))
         hard.update(texts_of(batch.extra.y))
     assert set(right) == {"p: c0", "p: c1", "p: c2"} and set(hard) == {"p: c6", "p: c7", "p: c8"}
@@ -153,10 +153,10 @@ def test_scored_pools_are_drawn_each_epoch(tmp_path: Path) -> None:
 def test_hard_negatives_are_drawn_evenly_without_replacement(dpr: Path) -> None:
     """Every ordered choice of 2 of 4 for the same share of all uniforms."""
     grid = [(i + 0.5) / 12 for i in range(12)]
-    choices = Counter(tuple(sampled([4, 5, 6, 7], [a, b])) for a in grid for b in grid)
+    choices = Counter(tuple(sample([4, 5, 6, 7], [a, b])) for a in grid for b in grid)
     assert len(choices) == 12 and set(choices.values()) == {12}
     assert all(len(set(choice)) == 2 for choice in choices)
-    assert sorted(sampled([4, 5], [0.9, 0.9, 0.9])) == [4, 5] and sampled([], [0.5]) == []
+    assert sorted(sample([4, 5], [0.9, 0.9, 0.9])) == [4, 5] and sample([], [0.5]) == []
     source = dataset(dpr, configured(per_row=2))
     drawn = Counter[str]()
     for epoch in range(100):
@@ -236,19 +236,19 @@ def test_mined_negatives(beir: Path) -> None:
     file = write_lines(beir / "mined.jsonl", rows)
     source = dataset(beir, configured(per_row=5, lists=[MINED], file=file))
     assert source.mined is not None
-    assert [source.mined.row(i) for i in range(6)] == [[], [9], [], [0, 11, 2], [], []]
+    assert [source.mined.positions(i).tolist() for i in range(6)] == [[], [9], [], [0, 11, 2], [], []]
     extra = source.__getitems__([(0, i) for i in range(6)]).extra
     assert extra is not None and extra.row.tolist() == [1, 3, 3]
     assert sorted(texts_of(extra.y)) == ["p: text 0", "p: text 2", "p: title 9 text 9"], "d11 is right for q3"
-    assert pickle.loads(pickle.dumps(source)).mined.row(3) == [0, 11, 2]
+    assert pickle.loads(pickle.dumps(source)).mined.positions(3).tolist() == [0, 11, 2]
 
 
 def test_a_file_that_was_mined_anew_is_read_anew(beir: Path) -> None:
     questions = open_questions(str(beir), DataConfig())
     file = write_lines(beir / "mined.jsonl", [mined_row("q3", "d0")])
-    assert Mined.open(str(file), questions).row(3) == [0]
+    assert MinedNegatives.open(str(file), questions).positions(3).tolist() == [0]
     write_lines(file, [mined_row("q3", "d5", "d6")])
-    assert Mined.open(str(file), questions).row(3) == [5, 6]
+    assert MinedNegatives.open(str(file), questions).positions(3).tolist() == [5, 6]
 
 
 def test_mined_negatives_of_inline_rows_need_a_corpus(dpr: Path, tmp_path: Path) -> None:
@@ -278,21 +278,21 @@ def test_mined_negatives_of_inline_rows_need_a_corpus(dpr: Path, tmp_path: Path)
 def test_mined_files_that_cannot_be_used(beir: Path, rows: list[Any], message: str) -> None:
     file = write_lines(beir / "mined.jsonl", rows)
     with pytest.raises(DataError, match=rf"mined\.jsonl: {message}"):
-        Mined.open(str(file), open_questions(str(beir), DataConfig()))
+        MinedNegatives.open(str(file), open_questions(str(beir), DataConfig()))
 
 
 def test_a_file_that_was_mined_of_others(beir: Path) -> None:
     questions = open_questions(str(beir), DataConfig())
     with pytest.raises(ConfigError, match=r"none of its questions is among the training rows"):
-        Mined.open(str(write_lines(beir / "mined.jsonl", [mined_row("x")])), questions)
+        MinedNegatives.open(str(write_lines(beir / "mined.jsonl", [mined_row("x")])), questions)
     with pytest.raises(ConfigError, match=r"data\.negatives\.file=.*matches nothing"):
-        Mined.open(str(beir / "gone.jsonl"), questions)
+        MinedNegatives.open(str(beir / "gone.jsonl"), questions)
     other = write_lines(beir / "other.jsonl", [mined_row("q1")])
     for wrong in (f"{beir}/mined.jsonl::{other}", f"{other}@2"):
         with pytest.raises(ConfigError, match=r"data\.negatives\.file=.*: write one file, without a weight"):
-            Mined.open(wrong, questions)
-    empty = Mined.open(str(write_lines(beir / "none.jsonl", [])), questions)
-    assert [empty.row(i) for i in range(6)] == [[]] * 6
+            MinedNegatives.open(wrong, questions)
+    empty = MinedNegatives.open(str(write_lines(beir / "none.jsonl", [])), questions)
+    assert [empty.positions(i).tolist() for i in range(6)] == [[]] * 6
 
 
 def test_mined_must_come_from_somewhere(beir: Path) -> None:

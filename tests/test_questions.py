@@ -19,12 +19,12 @@ from data.config import DataConfig, PassageConfig, QuestionConfig
 from data.errors import ConfigError, DataError
 from data.keys import content_key, hash_ids, key_name
 from data.passages import Passage, Question
-from data.questions import MAX_LINE, Questions, Row, named_files, open_questions
+from data.questions import MAX_LINE, QuestionRow, QuestionRows, named_files, open_questions
 
 
 def opened(
     value: Path | str | list[str], corpus: Path | None = None, split: str = "train", **passage: Any
-) -> Questions:
+) -> QuestionRows:
     config = DataConfig(
         question=QuestionConfig(split=split),
         passage=PassageConfig(corpus=str(corpus) if corpus else None, **passage),
@@ -32,7 +32,7 @@ def opened(
     return open_questions(str(value), config)
 
 
-def plain(row: Row) -> tuple[Question, list[Passage], list[Passage], list[Passage]]:
+def plain(row: QuestionRow) -> tuple[Question, list[Passage], list[Passage], list[Passage]]:
     return row.question, list(row.positives), list(row.negatives), list(row.hard_negatives)
 
 
@@ -141,7 +141,7 @@ def test_ids_are_looked_up_in_the_corpus(tmp_path: Path, corpus: Path) -> None:
         [],
         [Passage("text 2", "", "d2")],
     )
-    assert questions.known(0) == [Passage("text 3", "title 3").key, Passage("text 1", "title 1").key]
+    assert questions.row(0).positives.keys == [Passage("text 3", "title 3").key, Passage("text 1", "title 1").key]
     assert questions.corpus is not None and len(questions.corpus) == 9
     with pytest.raises(ConfigError, match=r"a\.jsonl: line 1 names its passages by id: set data\.passage\.corpus"):
         opened(path)
@@ -177,7 +177,7 @@ def test_a_beir_folder(tmp_path: Path) -> None:
         [],
         [],
     )
-    assert questions.known(5) == [Passage("text 16").key, Passage("text 17", "title 17").key]
+    assert questions.row(5).positives.keys == [Passage("text 16").key, Passage("text 17", "title 17").key]
     assert questions.lengths.tolist() == [6] * 6 and questions.corpus is not None
     assert np.array_equal(questions.id_hashes, hash_ids(f"q{i}" for i in range(6)))
 
@@ -364,12 +364,12 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     (folder / "queries.jsonl").rename(folder / "queries.jsonl.zst")
     with pytest.raises(ConfigError, match=r"data\.train=.*no 'queries\.jsonl' in .*Did you mean 'queries\.jsonl\.zst'"):
         opened(folder)
-    with pytest.raises(ConfigError, match=r"data\.train=.*unpack it with: python -m data unpack .*a\.json\.gz"):
+    with pytest.raises(ConfigError, match=r"data\.train=.*unpack it with: gunzip -k .*a\.json\.gz"):
         (tmp_path / "a.json.gz").touch()
         opened(tmp_path / "a.json.gz")
     (tmp_path / "packed").mkdir()
     (tmp_path / "packed" / "a.jsonl.zst").touch()
-    with pytest.raises(ConfigError, match=r"there is no .jsonl, .json, .tsv or .tar file\..*unpack .*a\.jsonl\.zst"):
+    with pytest.raises(ConfigError, match=r"there is no .jsonl, .json, .tsv or .tar file\..*zstd -d .*a\.jsonl\.zst"):
         opened(tmp_path / "packed")
     lines = write_lines(tmp_path / "a.jsonl", [FLAG])
     with pytest.raises(ConfigError, match=r"a\.jsonl appears twice"):

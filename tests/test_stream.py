@@ -20,7 +20,7 @@ from data.config import AugmentConfig, BadSamples, DataConfig
 from data.errors import ConfigError, DataError
 from data.image_text import PairMaker
 from data.sources import parse_sources
-from data.stream import Progress, Reader, Stream, StreamBatch, first_of
+from data.stream import Reader, Stream, StreamBatch, StreamProgress, first_of
 from data.transforms import ImageSpec
 from train.command.compose import compose_config
 from train.config import validate
@@ -68,7 +68,7 @@ def together(streams: Sequence[Stream]) -> dict:
 
 def test_a_pass_gives_every_sample_once(tmp_path: Path) -> None:
     stream = stream_of(*uneven(tmp_path, [5, 1, 30, 12]))
-    drawn = list(islice(Reader(stream, 0, 1).drawn(), 2 * 48))
+    drawn = list(islice(Reader(stream, 0, 1).samples(), 2 * 48))
     first, second = ([int(d.key) for d in drawn[half : half + 48]] for half in (0, 48))
     assert sorted(first) == sorted(second) == list(range(48)) and first != second
 
@@ -78,7 +78,7 @@ def test_a_weight_is_how_often_a_shard_comes(tmp_path: Path) -> None:
     sources = parse_sources([f"{a}@3", str(b)])
     settings = DataConfig()
     stream = Stream(sources, PairMaker(SPEC, tokenize, settings, 0), settings, seed=0, global_batch_size=2)
-    assert Counter(stream.place(draw) for draw in range(8)) == {str(a): 6, str(b): 2}
+    assert Counter(stream.shard_of(draw) for draw in range(8)) == {str(a): 6, str(b): 2}
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker")
@@ -156,7 +156,7 @@ def test_going_on_loses_nothing_and_says_what_comes_again(tmp_path: Path, world_
     for number in range(readers):
         stream = stream_of(*shards)
         said = stream.begin(number // max(workers, 1), world_size, workers, state)
-        drawn = Reader(stream, number, readers).drawn()
+        drawn = Reader(stream, number, readers).samples()
         rest += [int(d.key) for d in islice(drawn, 250) if d.draw < len(shards)]
     assert len(rest) == len(set(rest)) and {*taken, *rest} == set(range(200))
     again = len({*taken} & {*rest})
@@ -167,9 +167,9 @@ def test_going_on_loses_nothing_and_says_what_comes_again(tmp_path: Path, world_
 def test_draws_that_are_through_do_not_come_again(tmp_path: Path) -> None:
     stream = stream_of(*uneven(tmp_path, [2] * 6))
     stream.begin(0, 1, 0, {"first": 1, "through": [2, 4], "taken": [[1, 1]]})
-    assert [d.draw for d in islice(Reader(stream, 0, 1).drawn(), 0, 10, 2)] == [1, 3, 5, 6, 7]
-    assert [d.draw for d in islice(Reader(stream, 1, 2).drawn(), 0, 6, 2)] == [1, 3, 5]
-    assert [d.draw for d in islice(Reader(stream, 0, 2).drawn(), 0, 6, 2)] == [6, 8, 10]
+    assert [d.draw for d in islice(Reader(stream, 0, 1).samples(), 0, 10, 2)] == [1, 3, 5, 6, 7]
+    assert [d.draw for d in islice(Reader(stream, 1, 2).samples(), 0, 6, 2)] == [1, 3, 5]
+    assert [d.draw for d in islice(Reader(stream, 0, 2).samples(), 0, 6, 2)] == [6, 8, 10]
 
 
 def test_what_workers_made_ahead_is_not_used_up(tmp_path: Path) -> None:
@@ -187,11 +187,11 @@ def test_progress() -> None:
         nothing = torch.empty(0)
         return StreamBatch(nothing, nothing, nothing, nothing, nothing, taken=taken, ended=ended)
 
-    progress = Progress()
+    progress = StreamProgress()
     progress.add(took({0: 4, 2: 1}, {0: 5, 4: 0}))
-    assert progress.through == {4} and progress.taken == {0: 4, 2: 1}
+    assert progress.finished == {4} and progress.taken == {0: 4, 2: 1}
     progress.add(took({0: 1, 2: 7}, {2: 9}))
-    assert progress.through == {0, 4} and progress.taken == {2: 8} and progress.ended == {2: 9}
+    assert progress.finished == {0, 4} and progress.taken == {2: 8} and progress.ended == {2: 9}
 
 
 # What cannot be read --------------------------------------------------------------------------------------------------

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from data.batch import Bad, Batch
+from data.batch import BadSample, Batch
 from data.config import BadSamples, DataConfig
 from data.errors import ConfigError, DataError, SampleError
-from data.substitutes import Substitutes
+from data.substitutes import Replacements
 from train.distributed.world import World
 from train.runs.ledger import Ledger
 from train.runs.substituted import Substituted
@@ -21,7 +21,9 @@ from train.runs.substituted import Substituted
 SIZES = [50, 200]
 
 
-def made(bad: set[int], *positions: tuple[int, int], most: int = 100, seed: int = 3) -> tuple[list[int], list[Bad]]:
+def made(
+    bad: set[int], *positions: tuple[int, int], most: int = 100, seed: int = 3
+) -> tuple[list[int], list[BadSample]]:
     """The ids that stand at some positions, and what is told of it."""
 
     def make(epoch: int, sample_id: int) -> int:
@@ -29,7 +31,7 @@ def made(bad: set[int], *positions: tuple[int, int], most: int = 100, seed: int 
             raise SampleError(f"{sample_id} is bad")
         return sample_id
 
-    found, told = Substitutes(SIZES, seed, most).all(positions, make, lambda i: ("shard", str(i)))
+    found, told = Replacements(SIZES, seed, most).load(positions, make, lambda i: ("shard", str(i)))
     return found, list(told)
 
 
@@ -40,11 +42,11 @@ def test_a_good_sample_is_itself() -> None:
 def test_a_substitute_depends_on_seed_epoch_and_id_alone() -> None:
     (first, second), told = made({7, 60}, (0, 7), (0, 60))
     assert told == [
-        Bad(0, 7, "shard", "7", "7 is bad", first),
-        Bad(1, 60, "shard", "60", "60 is bad", second),
+        BadSample(0, 7, "shard", "7", "7 is bad", first),
+        BadSample(1, 60, "shard", "60", "60 is bad", second),
     ]
     assert first < 50 <= second  # of the same source
-    assert made({7, 60}, (0, 60)) == ([second], [Bad(0, 60, "shard", "60", "60 is bad", second)])
+    assert made({7, 60}, (0, 60)) == ([second], [BadSample(0, 60, "shard", "60", "60 is bad", second)])
     others = made({7}, (1, 7))[0] + made({7}, (0, 7), seed=4)[0] + made({8}, (0, 8))[0]
     assert first not in others
 
@@ -53,7 +55,7 @@ def test_a_substitute_that_is_bad_itself_is_replaced_in_turn() -> None:
     bad = set(range(1, 50))
     (found,), told = made(bad, (0, 7))
     assert found == 0 and len(told) > 1 and told[0].id == 7
-    assert [one.by for one in told] == [*(one.id for one in told[1:]), 0] and {one.place for one in told} == {0}
+    assert [one.replaced_by for one in told] == [*(one.id for one in told[1:]), 0] and {one.row for one in told} == {0}
 
 
 def test_every_sample_of_the_source_may_come() -> None:
@@ -77,7 +79,7 @@ def batches(*bad: list[int]) -> Iterator[Batch]:
     """One per step; of each, the places of bad samples."""
     none = torch.zeros(0)
     for places in bad:
-        told = tuple(Bad(place, place, "a.tar", str(place), f"{place} is bad", 5) for place in places)
+        told = tuple(BadSample(place, place, "a.tar", str(place), f"{place} is bad", 5) for place in places)
         yield Batch(none, none, none, none, none, bad=told)
 
 

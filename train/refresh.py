@@ -25,7 +25,7 @@ from data.batch import Batch
 from data.corpus import Corpus
 from data.errors import DataError
 from data.files import remove, writable
-from data.negatives import Mined
+from data.negatives import MinedNegatives
 from data.question_passage import QuestionPassage
 from data.storage import sha256_of
 from eval.encode import Encoder
@@ -63,7 +63,7 @@ class Refresh:
             yield from load(self._with(self.negatives(begin, step)), step, end)
             step = end
 
-    def negatives(self, begin: int, step: int) -> Mined | None:
+    def negatives(self, begin: int, step: int) -> MinedNegatives | None:
         """What the steps from `step` on draw from, in the segment that begins at `begin`.
 
         Mined when step = begin, which leaves the towers as they were; else read. Raises DataError when the file is
@@ -77,7 +77,7 @@ class Refresh:
         else:
             rank_0_only(self._world, lambda: self._find(folder, begin, step))
         questions, corpus = self.dataset.questions, self._corpus
-        return rank_0_first(self._world, lambda: Mined.open(str(folder / MINED), questions, corpus))
+        return rank_0_first(self._world, lambda: MinedNegatives.open(str(folder / MINED), questions, corpus))
 
     @property
     def _every(self) -> int:
@@ -93,7 +93,7 @@ class Refresh:
         assert corpus is not None, "the dataset refuses refresh_every without a corpus"
         return corpus
 
-    def _with(self, mined: Mined | None) -> QuestionPassage:
+    def _with(self, mined: MinedNegatives | None) -> QuestionPassage:
         old = self.dataset
         return QuestionPassage(old.questions, old.tokenize, old.config, old.seed, mined)
 

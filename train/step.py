@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from data.batch import Batch, Known
+from data.batch import Batch, KnownPositives
 from data.errors import UserError
 from train.chunks import Chunk, Pair, chunk_count, in_chunks, joined, separated
 from train.config import OptimConfig, Precision
@@ -153,9 +153,9 @@ class TrainStep:
         self._statistics.write(statistics)
         return result
 
-    def _known(self, batch: Batch) -> dict[str, Known]:
+    def _known(self, batch: Batch) -> dict[str, KnownPositives]:
         """What is right for a row, for an objective that can exclude it from its negatives."""
-        known = batch.known if "excluded" in getattr(self.objective, "takes", ()) else None
+        known = batch.known_positives if "excluded" in getattr(self.objective, "takes", ()) else None
         return {} if known is None else {"known": known}
 
     def _embed(self, chunk: Chunk, step: int) -> Pair:

@@ -11,7 +11,7 @@ from data.config import Mode, Title
 from data.image_text import ImageText, PairMaker
 from data.loader import BatchSource
 from data.manifest import FileEntry, Manifest, file_entries
-from data.negatives import Mined
+from data.negatives import MinedNegatives
 from data.order import Order
 from data.question_passage import QuestionPassage
 from data.questions import open_questions
@@ -80,7 +80,7 @@ def _question_passage(config: TrainConfig, model: Model) -> Data:
     assert isinstance(model, TextPairModel)
     _check_late_options(config, model)
     questions = open_questions(config.data.train, config.data)
-    mined = Mined.open(config.data.negatives.file, questions) if config.data.negatives.file else None
+    mined = MinedNegatives.open(config.data.negatives.file, questions) if config.data.negatives.file else None
     dataset = QuestionPassage(questions, model.tokenize, config.data, config.seed, mined)
     both = f"{questions.fingerprint} {mined.fingerprint if mined else ''}"
     fingerprint = hashlib.sha256(both.encode()).hexdigest()

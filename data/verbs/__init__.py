@@ -1,1 +1,1 @@
-"""What `python -m data` does: index, check, pack, unpack. Imports nothing heavy."""
+"""What `python -m data` does: index, check, pack. Imports nothing heavy."""

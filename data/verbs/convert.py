@@ -11,13 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from data.corpus import Chosen
-from data.errors import ConfigError
+from data.corpus import CorpusPassages
+from data.errors import BadRow, ConfigError
 from data.index import index_shards
-from data.passages import Inline, Passage, Passages
-from data.questions import LISTS, Row
+from data.passages import InlinePassages, Passage, PassageList
+from data.questions import LISTS, QuestionRow
 from data.rows import SUFFIXES
-from data.tables import BadRow
 from data.verbs.inputs import Questions, open_input, open_passages, unread_fields
 from data.verbs.options import PackOptions, Target
 from data.verbs.outputs import Tally, checked_out, command, new_folder, shard_names
@@ -27,13 +26,13 @@ BY_ID = (Target.tevatron_ids, Target.beir)  # their rows name passages of a corp
 NEEDS_IDS = (Target.tevatron, *BY_ID)
 BATCH = 64  # of experiment=mnrl
 MADE = ("question ids", "passage ids")
-Count = Callable[[Row], int]
+Count = Callable[[QuestionRow], int]
 
 
 # ---- what is lost --------------------------------------------------------------------------------------------------
 
 
-def _passages(row: Row) -> Iterator[Passage]:
+def _passages(row: QuestionRow) -> Iterator[Passage]:
     for name in LISTS:
         yield from getattr(row, name)
 
@@ -75,7 +74,7 @@ class Report:
     lost: Counter[str] = field(default_factory=Counter)
     joined: Counter[str] = field(default_factory=Counter)
 
-    def count(self, row: Row) -> None:
+    def count(self, row: QuestionRow) -> None:
         for name in LISTS[:1] if self.target is Target.beir else LISTS:
             self.written[name.replace("_", " ")] += len(getattr(row, name))
         if self.target in NEEDS_IDS:
@@ -84,9 +83,9 @@ class Report:
         for what, lost in LOST[self.target].items():
             self.lost[what] += lost(row)
 
-    def mark(self, row: Row) -> None:
+    def mark(self, row: QuestionRow) -> None:
         for passages in (getattr(row, name) for name in LISTS):
-            if isinstance(passages, Chosen):
+            if isinstance(passages, CorpusPassages):
                 self.named[passages.positions] = True
 
     def lines(self, out: Path) -> list[str]:
@@ -140,7 +139,7 @@ def _write(questions: Questions, folder: Path, options: PackOptions, report: Rep
                     raise row
                 if corpus and target in BY_ID:
                     corpus.add(passage for passages in _inline(row) for passage in passages)
-                whole = Row(row.question, *(Inline([*getattr(row, name)]) for name in LISTS))
+                whole = QuestionRow(row.question, *(InlinePassages([*getattr(row, name)]) for name in LISTS))
                 own = write(whole)
             except BadRow as bad:
                 tally.leave_out(f"{where}: {bad}", bad.reason)
@@ -161,9 +160,9 @@ def _corpus(questions: Questions, folder: Path, target: Target) -> AbstractConte
     return nullcontext()
 
 
-def _inline(row: Row) -> list[Passages]:
+def _inline(row: QuestionRow) -> list[PassageList]:
     """The lists that are not chosen from the source's corpus."""
-    return [passages for name in LISTS if not isinstance(passages := getattr(row, name), Chosen)]
+    return [passages for name in LISTS if not isinstance(passages := getattr(row, name), CorpusPassages)]
 
 
 def _index(folder: Path) -> int:

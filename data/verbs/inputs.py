@@ -20,12 +20,12 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from data.config import PassageConfig
-from data.corpus import Chosen, Corpus, open_corpus
-from data.errors import ConfigError
+from data.corpus import Corpus, CorpusPassages, open_corpus
+from data.errors import BadRow, ConfigError
 from data.index import ShardIndex, index_shards
 from data.json_text import parse_json
-from data.passages import Inline, Passage, Passages
-from data.questions import Row, judgements, qrels_file
+from data.passages import InlinePassages, Passage, PassageList
+from data.questions import QuestionRow, judgements, qrels_file
 from data.records import (
     NAMED,
     PASSAGE_FIELDS,
@@ -33,9 +33,9 @@ from data.records import (
     QUESTION_FIELDS,
     format_of,
     passage_of,
+    printable,
     query_of,
     record_of,
-    shown,
     unknown_format,
 )
 from data.rows import SUFFIXES, Rows
@@ -45,7 +45,6 @@ from data.shards import Shards
 from data.sources import PACKED, ShardSource, local_path, parse_sources, split_sources
 from data.sources import SUFFIXES as SHARDS
 from data.storage import open_stream, shard_name
-from data.tables import BadRow
 from data.verbs.options import CheckOptions, PackOptions
 
 LOOKED_AT = 20  # lines of a file, to tell what it holds
@@ -54,7 +53,7 @@ AT_ONCE = 65_536
 COUNTED = 1_000  # names of fields without a use; those of a table of ids would have no end
 OTHERS = "other fields"
 
-Entries = Iterator[tuple[str, Row | BadRow]]
+Entries = Iterator[tuple[str, QuestionRow | BadRow]]
 Judgement = tuple[int, str, str, int]  # line, question id, passage id, grade
 
 
@@ -85,7 +84,7 @@ class Questions:
 
 def unread_fields(unread: Counter[str]) -> str:
     found = sorted((-count, what) for what, count in unread.items() if count)
-    listed = [f"{shown(what)} ({-count:,})" for count, what in found[:NAMED]]
+    listed = [f"{printable(what)} ({-count:,})" for count, what in found[:NAMED]]
     return ", ".join([*listed, *([f"{len(found) - NAMED:,} more fields"] if len(found) > NAMED else [])])
 
 
@@ -225,7 +224,7 @@ def _rows(
                 fields = rows.parse(i)
                 record = record_of(fields, config)
                 lists = (record.positives, record.negatives, record.hard_negatives)
-                row = Row(record.question, *(_resolved(passages, corpus, rows.where(i)) for passages in lists))
+                row = QuestionRow(record.question, *(_resolved(passages, corpus, rows.where(i)) for passages in lists))
             except BadRow as error:
                 yield rows.where(i), error
                 continue
@@ -235,19 +234,19 @@ def _rows(
     return Questions(corpus, found, unread)
 
 
-def _resolved(entries: Sequence[Passage] | Sequence[str], corpus: Corpus | None, where: str) -> Passages:
+def _resolved(entries: Sequence[Passage] | Sequence[str], corpus: Corpus | None, where: str) -> PassageList:
     ids = [entry for entry in entries if isinstance(entry, str)]
     if not ids:
-        return Inline([entry for entry in entries if isinstance(entry, Passage)])
+        return InlinePassages([entry for entry in entries if isinstance(entry, Passage)])
     if corpus is None:
         raise ConfigError(f"{where} names its passages by id: set corpus= to their file.")
     positions = corpus.positions(ids)
     if (positions < 0).any():
         raise BadRow("id that is not in the corpus", f"'{ids[int(np.argmin(positions))]}'")
-    return Chosen(corpus, positions)
+    return CorpusPassages(corpus, positions)
 
 
-def _count_unread(unread: Counter[str], fields: Mapping[str, Any], row: Row) -> None:
+def _count_unread(unread: Counter[str], fields: Mapping[str, Any], row: QuestionRow) -> None:
     """Fields that the row's format has no use for, and scored candidates between the best and the worst."""
     read = format_of(fields)
     assert read is not None
@@ -255,7 +254,7 @@ def _count_unread(unread: Counter[str], fields: Mapping[str, Any], row: Row) -> 
     _count_unread_of_metadata(unread, fields)
     entries = [entry for name in read.lists for entry in fields.get(name) or ()]
     for entry in entries:
-        _count_unread_of_passage(unread, entry if isinstance(entry, Mapping) else {}, read.of_passage)
+        _count_unread_of_passage(unread, entry if isinstance(entry, Mapping) else {}, read.passage_fields)
     if middle := len(entries) - len(row.positives) - len(row.negatives) - len(row.hard_negatives):
         unread["candidates in the middle"] += middle
 
@@ -291,7 +290,12 @@ def _beir(folder: str, split: str, corpus: Corpus | None) -> Questions:
             number = int(pairs[0, begin])
             where, fields = queries.rows.where(number), queries.rows.fields(number)
             try:
-                row = Row(query_of(fields), Chosen(passages, pairs[1, begin:end]), Inline(()), Inline(()))
+                row = QuestionRow(
+                    query_of(fields),
+                    CorpusPassages(passages, pairs[1, begin:end]),
+                    InlinePassages(()),
+                    InlinePassages(()),
+                )
             except BadRow as error:
                 yield where, error
                 continue

@@ -1,19 +1,24 @@
-"""The keys of `python -m data VERB`, with their defaults and meanings. Imports nothing heavy: --help reads it."""
+"""The keys of `python -m data VERB`, with defaults and meanings. Imports nothing heavy: `--help` reads it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
 
+from data.command_line import config_option
 from data.config import DataConfig, PassageConfig, QuestionConfig, check_split, described
 
 
 class OnError(Enum):
+    """What a bad row does."""
+
     stop = "stop"
     skip = "skip"
 
 
 class Target(Enum):
+    """Formats that questions are converted to."""
+
     shards = "shards"
     dpr = "dpr"
     tevatron = "tevatron"
@@ -24,26 +29,26 @@ class Target(Enum):
 
 @dataclass
 class IndexOptions:
+    """Keys of `python -m data index`."""
+
     out: str | None = described(None, "also write the manifest of all shards to this JSON file")
     workers: int | None = described(None, "processes that scan; null: one per core")
 
 
 @dataclass
 class CheckOptions:
+    """Keys of `python -m data check`."""
+
     workers: int | None = described(None, "pictures: processes that decode; null: one per core")
     captions: str = described(
         "txt,caption,captions,title,text,cls", "pictures: where captions are, first match: txt, json fields, cls"
     )
-    image_key: str = described(DataConfig.image_key, "pictures: their member names, first match")
-    max_image_pixels: int = described(DataConfig.max_image_pixels, "larger pictures are bad samples")
-    corpus: str | None = described(
-        PassageConfig.corpus, "questions that name passages by id: the .jsonl or .tsv of these"
-    )
-    split: str = described(QuestionConfig.split, "questions in a BEIR folder: those of qrels/<split>.tsv")
-    pos_pool: int = described(PassageConfig.pos_pool, "questions with scored candidates: the best n are right")
-    neg_pool: int = described(
-        PassageConfig.neg_pool, "questions with scored candidates: the worst n are hard negatives"
-    )
+    image_key: str = config_option(DataConfig, "image_key")
+    max_image_pixels: int = config_option(DataConfig, "max_image_pixels")
+    corpus: str | None = config_option(PassageConfig, "corpus")
+    split: str = config_option(QuestionConfig, "split")
+    pos_pool: int = config_option(PassageConfig, "pos_pool")
+    neg_pool: int = config_option(PassageConfig, "neg_pool")
 
     def __post_init__(self) -> None:
         check_split(self.split, "split")
@@ -51,38 +56,23 @@ class CheckOptions:
 
 @dataclass
 class PackOptions:
+    """Keys of `python -m data pack`."""
+
     out: str | None = described(None, "folder to write; must not exist yet (required)")
     to: Target = described(Target.shards, "what questions become; pictures become shards")
     maxcount: int = described(10_000, "samples per shard, at most")
     maxsize: float = described(1e9, "bytes of samples after which a shard is closed")
     on_error: OnError = described(OnError.stop, "a bad row: stop, or skip it and count")
-    corpus: str | None = described(
-        PassageConfig.corpus, "questions that name passages by id: the .jsonl or .tsv of these"
-    )
+    corpus: str | None = config_option(PassageConfig, "corpus")
     split: str = described(QuestionConfig.split, "questions: of a BEIR folder, qrels/<split>.tsv; names the new files")
-    pos_pool: int = described(PassageConfig.pos_pool, "questions with scored candidates: the best n are right")
-    neg_pool: int = described(
-        PassageConfig.neg_pool, "questions with scored candidates: the worst n are hard negatives"
-    )
+    pos_pool: int = config_option(PassageConfig, "pos_pool")
+    neg_pool: int = config_option(PassageConfig, "neg_pool")
     csv_separator: str = described("\\t", "CSV: between columns; \\t is a tab")
     csv_image_key: str = described("filepath", "CSV: column of the picture's path")
     csv_caption_key: str = described("title", "CSV: column of the caption")
     image_key: str | None = described(None, "Parquet, JSONL: field of the picture's path; null: image, filepath, …")
     caption_key: str | None = described(None, "Parquet, JSONL: field of the caption(s); null: caption, title, text, …")
-    max_image_pixels: int = described(DataConfig.max_image_pixels, "larger pictures are bad rows")
+    max_image_pixels: int = config_option(DataConfig, "max_image_pixels")
 
     def __post_init__(self) -> None:
         check_split(self.split, "split")
-
-
-@dataclass
-class UnpackOptions:
-    out: str | None = described(None, "the file to write; null: FILE without .gz or .zst")
-    max_ratio: float = described(100.0, "refuse what grows beyond this many times the size of FILE")
-    max_size: float | None = described(None, "refuse what holds more bytes than this; null: the ratio alone decides")
-
-
-@dataclass
-class BuildOptions:
-    out: str | None = described(None, "folder to write; null: data/samples/NAME")
-    check: bool = described(False, "write nothing, only compare a fresh build with the folder")

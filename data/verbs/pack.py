@@ -6,11 +6,11 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from data.errors import ConfigError, DataError
+from data.errors import BadRow, ConfigError, DataError
 from data.index import ShardIndex, index_shards
 from data.pictures import read_header
 from data.scan import MAX_BYTES, PICTURES
-from data.tables import BadRow, Pair, Table, content, open_table
+from data.tables import PairTable, TablePair, content, open_table
 from data.verbs.options import PackOptions, Target
 from data.verbs.outputs import Tally, checked_out, command, new_folder, shard_names, shard_writer
 
@@ -33,7 +33,7 @@ def pack_pairs(source: str, options: PackOptions) -> None:
     print(_summary(out, indexes, table, tally))
 
 
-def _write(source: str, table: Table, folder: Path, options: PackOptions) -> Tally:
+def _write(source: str, table: PairTable, folder: Path, options: PackOptions) -> Tally:
     tally = Tally(options.on_error)
     with shard_writer(folder, options) as write:
         for where, fields in table.rows():
@@ -48,7 +48,7 @@ def _write(source: str, table: Table, folder: Path, options: PackOptions) -> Tal
     return tally
 
 
-def _members(pair: Pair, table: Table, options: PackOptions) -> dict[str, bytes]:
+def _members(pair: TablePair, table: PairTable, options: PackOptions) -> dict[str, bytes]:
     """Picture, `txt` for a single caption, `json` for lists of captions and for other fields."""
     suffix, picture = _picture(pair.image, options.max_image_pixels)
     members = {suffix: picture}
@@ -77,7 +77,7 @@ def _picture(path: Path, max_pixels: int) -> tuple[str, bytes]:
         raise BadRow("undecodable picture", f"{path}: {error}") from None
 
 
-def _summary(out: Path, indexes: Sequence[ShardIndex], table: Table, tally: Tally) -> str:
+def _summary(out: Path, indexes: Sequence[ShardIndex], table: PairTable, tally: Tally) -> str:
     samples, megabytes = sum(i.samples for i in indexes), sum(i.size for i in indexes) / 1e6
     lines = [f"{samples:,} samples in {len(indexes)} shards ({megabytes:,.1f} MB) in {out}, indexed"]
     if tally.skipped:

@@ -26,17 +26,16 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from data.corpus import Corpus
-from data.errors import DataError
+from data.errors import BadRow, DataError
 from data.keys import key_name
 from data.passages import Passage, Question
-from data.questions import Row
+from data.questions import QuestionRow
 from data.scan import MAX_BYTES
-from data.tables import BadRow
 from data.verbs.options import PackOptions, Target
 from data.verbs.outputs import shard_writer
 
 Fields = dict[str, Any]
-Write = Callable[[Row], bool]  # whether the row stays one of its own
+Write = Callable[[QuestionRow], bool]  # whether the row stays one of its own
 IN_TABLE = '\t\r\n"'  # what an id in a table cannot have, since some readers split lines without csv
 
 
@@ -60,7 +59,7 @@ def question_id(question: Question) -> str:
 # ---- rows as fields ------------------------------------------------------------------------------------------------
 
 
-def dpr_fields(row: Row) -> Fields:
+def dpr_fields(row: QuestionRow) -> Fields:
     """Fields that DPR does not know, which it passes over, are there where the source gives them."""
     lists = {"positive": row.positives, "negative": row.negatives, "hard_negative": row.hard_negatives}
     return {
@@ -81,7 +80,7 @@ def _context(passage: Passage) -> Fields:
     return fields if passage.id is None else {**fields, "passage_id": passage.id}
 
 
-def tevatron_fields(row: Row) -> Fields:
+def tevatron_fields(row: QuestionRow) -> Fields:
     return {
         "query_id": question_id(row.question),
         "query": row.question.text,
@@ -91,7 +90,7 @@ def tevatron_fields(row: Row) -> Fields:
     }
 
 
-def tevatron_ids_fields(row: Row) -> Fields:
+def tevatron_ids_fields(row: QuestionRow) -> Fields:
     return {
         "query_id": question_id(row.question),
         "query_text": row.question.text,
@@ -101,7 +100,7 @@ def tevatron_ids_fields(row: Row) -> Fields:
     }
 
 
-def flag_fields(row: Row) -> Fields:
+def flag_fields(row: QuestionRow) -> Fields:
     return {
         "query": row.question.text,
         "pos": [passage.text for passage in row.positives],
@@ -113,7 +112,7 @@ def _document(id_key: str, passage: Passage) -> Fields:
     return {id_key: passage_id(passage), "title": passage.title, "text": passage.text}
 
 
-def _negatives(row: Row) -> Iterator[Passage]:
+def _negatives(row: QuestionRow) -> Iterator[Passage]:
     """For formats with one list: the hard ones first."""
     yield from row.hard_negatives
     yield from row.negatives
@@ -122,7 +121,7 @@ def _negatives(row: Row) -> Iterator[Passage]:
 # ---- files of rows -------------------------------------------------------------------------------------------------
 
 
-def _lines(fields: Callable[[Row], Fields]) -> Callable[[Path, PackOptions], Any]:
+def _lines(fields: Callable[[QuestionRow], Fields]) -> Callable[[Path, PackOptions], Any]:
     @contextmanager
     def opened(folder: Path, options: PackOptions) -> Iterator[Write]:
         with (folder / f"{options.split}.jsonl").open("wb") as file:
@@ -137,7 +136,7 @@ def _array(folder: Path, options: PackOptions) -> Iterator[Write]:
     with (folder / f"{options.split}.json").open("wb") as file:
         separators = iter([b"[\n"])
 
-        def write(row: Row) -> bool:
+        def write(row: QuestionRow) -> bool:
             content = json_bytes(dpr_fields(row))  # a bad row has no separator
             return _put(file, next(separators, b",\n"), content)
 
@@ -151,7 +150,7 @@ def _shards(folder: Path, options: PackOptions) -> Iterator[Write]:
     number = 0
     with shard_writer(folder, options) as write_sample:
 
-        def write(row: Row) -> bool:
+        def write(row: QuestionRow) -> bool:
             nonlocal number
             write_sample({"__key__": f"{number:09d}", "json": json_bytes(dpr_fields(row))})
             number += 1
@@ -168,7 +167,7 @@ def _beir(folder: Path, options: PackOptions) -> Iterator[Write]:
     with (folder / "queries.jsonl").open("wb") as queries, qrels.open("wb") as judged, seen(folder, "beir") as known:
         judged.write(b"query-id\tcorpus-id\tscore\n")
 
-        def write(row: Row) -> bool:
+        def write(row: QuestionRow) -> bool:
             name, right = question_id(row.question), dict.fromkeys(passage_id(passage) for passage in row.positives)
             for part in (name, *right):
                 _refuse_in_table(part)

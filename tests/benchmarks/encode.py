@@ -26,7 +26,7 @@ from torch import Tensor
 
 from data.config import PassageConfig
 from data.corpus import open_corpus
-from data.question_passage import Texts, passage_texts
+from data.question_passage import TextInputs, passage_texts
 from eval.embeddings import encode_corpus
 from eval.encode import Encoder
 from train.config import ModelConfig, Task, TextTower
@@ -42,7 +42,7 @@ LENGTH = 256  # tokens, what the model's own settings say
 class Some:
     """A few texts of all."""
 
-    texts: Texts
+    texts: TextInputs
     positions: np.ndarray
 
     @property

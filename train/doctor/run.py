@@ -11,18 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from data.config import DataConfig, Mode
-from data.errors import ConfigError, DataError, ExitCode, nearest
+from data.errors import BadRow, ConfigError, DataError, ExitCode, nearest
 from data.index import SCANS, has_index, stored_index
 from data.questions import named_files
 from data.records import query_of, record_of
 from data.rows import Rows
-from data.sample import Sample
+from data.sample import ShardSample
 from data.scan import Scan
 from data.shards import Shards
 from data.sources import ShardSource, parse_sources
 from data.storage import open_ranges, open_stream, scheme_of, stat
 from data.stream import first_of
-from data.tables import BadRow
 from train.config import ImageTower, ModelConfig, Task, TextTower, TrainConfig
 from train.doctor.machine import size
 from train.findings import Finding, fail, ok, warn
@@ -99,13 +98,13 @@ def _shard(path: str, total: str, config: TrainConfig) -> Iterator[Finding]:
 def _look(samples: Shards, position: int, config: TrainConfig) -> None:
     """Raises DataError, naming shard and sample, for one that training could not use."""
     if config.task is Task.image_text:
-        _picture_and_captions(Sample.read(samples, position), config.data)
+        _picture_and_captions(ShardSample.read(samples, position), config.data)
     else:
         rows = Rows(samples)
         _question(rows.fields(position), rows.where(position), config.data)
 
 
-def _picture_and_captions(sample: Sample, config: DataConfig) -> None:
+def _picture_and_captions(sample: ShardSample, config: DataConfig) -> None:
     sample.decoded(config.image_key, config.max_image_pixels)
     for place in config.captions:
         sample.captions(place)
@@ -136,7 +135,7 @@ def _scanned(path: str, config: TrainConfig) -> int:
     for sample in scan.samples[:1] + scan.samples[-1:]:
         members = {suffix: read(offset, offset + length) for suffix, offset, length in sample.members}
         if config.task is Task.image_text:
-            _picture_and_captions(Sample(f"{path}: sample '{sample.key}'", members), config.data)
+            _picture_and_captions(ShardSample(f"{path}: sample '{sample.key}'", members), config.data)
     return len(scan.samples)
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from data.batch import Known
+from data.batch import KnownPositives
 from train.losses.options.common import Duplicates, ObjectiveOptions, Similarity, TemperatureOptions
 from train.losses.strip import Columns, Strip, build_strip, integers, named
 
@@ -54,7 +54,7 @@ class Objective(nn.Module):
         excluded: Tensor | None = None,
         x_keys: Tensor | None = None,
         y_keys: Tensor | None = None,
-        known: Known | None = None,
+        known: KnownPositives | None = None,
         **more: Tensor | None,
     ) -> Result:
         """Loss of the global batch of which these are this rank's pairs; ranks may hold different numbers, also 0.

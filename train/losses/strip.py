@@ -9,7 +9,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from data.batch import Known
+from data.batch import KnownPositives
 from train.losses.duplicates import equal_pairs
 from train.losses.gather import Layout
 from train.losses.tiles import Pairs
@@ -119,7 +119,7 @@ def build_strip(
     x_keys: Tensor | None = None,
     y_keys: Tensor | None = None,
     sample_ids_b: Tensor | None = None,
-    known: Known | None = None,
+    known: KnownPositives | None = None,
     equal_is_positive: bool = False,
 ) -> Strip:
     """Gathers the columns of all ranks. Embeddings are as the score wants them (normalised for a cosine).
@@ -158,7 +158,7 @@ def build_strip(
     if known is not None:
         if y_keys is None:
             raise ValueError("known items are found by their keys: give y_keys too")
-        known = Known(*(integers("known", values, x_bD.device) for values in (known.row, known.keys)))
+        known = KnownPositives(*(integers("known", values, x_bD.device) for values in (known.row, known.keys)))
         _check_places("known: no row", known.row, len(x_bD))
         unlisted = _unlisted(known, keys[-1][1], pairs, len(y_MD))
         if equal_is_positive:
@@ -176,7 +176,7 @@ def _column_keys(y_keys: Tensor, columns: Layout, extra: Layout, negatives: Colu
     return torch.cat([keys_B, extra.gather(negatives.keys_k)])
 
 
-def _unlisted(known: Known, column_keys_M: Tensor, positives: Pairs, columns: int) -> Tensor:
+def _unlisted(known: KnownPositives, column_keys_M: Tensor, positives: Pairs, columns: int) -> Tensor:
     """(row, column) of the columns that hold a known item of a row and are none of its positives: (P, 2)."""
     place, column = equal_pairs(known.keys.contiguous(), column_keys_M).unbind(1)
     pairs_P2 = torch.stack([known.row[place], column], 1).unique(dim=0)

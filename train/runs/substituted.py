@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from data.batch import Bad, Batch
+from data.batch import BadSample, Batch
 from data.config import DataConfig
 from data.errors import DataError
-from data.substitutes import cases
+from data.substitutes import examples
 from train.distributed.agreement import agreed
 from train.distributed.world import World, any_rank, gather_objects
 from train.runs.ledger import Ledger
@@ -30,8 +30,8 @@ class Substituted:
     ) -> None:
         self._in_a_row, self._share = config.bad_in_a_row, config.bad_share
         self._global_batch_size, self._world, self._ledger, self._say = global_batch_size, world, ledger, say
-        self._untold: list[tuple[int, int, Bad]] = []  # place in the order, step, sample
-        self._first: list[Bad] = []
+        self._untold: list[tuple[int, int, BadSample]] = []  # place in the order, step, sample
+        self._first: list[BadSample] = []
         self.total, self._row, self._last = 0, 0, -1
         self._recent: list[int] = []
 
@@ -39,7 +39,7 @@ class Substituted:
         size, world = self._global_batch_size, self._world
         for index, batch in enumerate(batches, first_step):
             first = index * size + world.rank * size // world.size
-            self._untold += [(first + bad.place, index + 1, bad) for bad in batch.bad]
+            self._untold += [(first + bad.row, index + 1, bad) for bad in batch.bad]
             yield batch
 
     def tell(self) -> Mapping[str, float]:
@@ -61,16 +61,16 @@ class Substituted:
         self.total, self._row, self._last = state["total"], state["row"], state["last"]
         self._recent = list(state["recent"])
 
-    def _take(self, events: list[tuple[int, int, Bad]]) -> None:
+    def _take(self, events: list[tuple[int, int, BadSample]]) -> None:
         for _, step, bad in events:
-            facts = {"id": bad.id, "shard": bad.shard, "key": bad.key, "reason": bad.reason, "by": bad.by}
+            facts = {"id": bad.id, "shard": bad.shard, "key": bad.key, "reason": bad.reason, "by": bad.replaced_by}
             self._ledger.note(step, "substitute", **facts)
             if not bad.key:
                 self._say(f"step {step}: {bad.reason}")
         for place, step, bad in events:
             self._count(place, step, bad)
 
-    def _count(self, place: int, step: int, bad: Bad) -> None:
+    def _count(self, place: int, step: int, bad: BadSample) -> None:
         """One more. A substitute that is bad itself counts at the place of the first one."""
         self.total += 1
         self._row = self._row + 1 if place <= self._last + 1 else 1
@@ -86,6 +86,6 @@ class Substituted:
     def _stop(self, step: int, what: str, limit: str) -> None:
         raise DataError(
             f"step {step}: {what} cannot be used, {limit} is the limit; {self.total} in all, listed in "
-            f"{self._ledger.path}. {cases(self._first)}\n"
+            f"{self._ledger.path}. {examples(self._first)}\n"
             "Repair the shards (python -m data check SHARD), or raise the limit: the same command goes on"
         )

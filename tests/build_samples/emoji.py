@@ -20,8 +20,8 @@ from typing import Any
 
 from data.errors import ConfigError
 from data.parents import end_with_parent
-from data.recipes.emoji_names import SIZE, Concept, IconSet, match
-from data.recipes.packages import NpmPackage, Package, fetch, write_tar
+from tests.build_samples.emoji_names import SIZE, Concept, IconSet, match
+from tests.build_samples.packages import NpmPackage, Package, fetch, write_tar
 
 HELD_OUT = "twemoji"
 SPLITS = ("trained", "unseen", "undrawn")
@@ -122,8 +122,8 @@ def write_emoji(out: Path, packages: dict[Package, Path]) -> None:
         for vendor, drawings in drawn.items():
             here = [concept for concept in concepts if concept in drawings]
             pictures = pool.map(render, [sets[vendor].svg(drawings[concept]) for concept in here], chunksize=32)
-            _write_shards(out, vendor, dict(zip(here, pictures, strict=True)), split_of)
-    _write_tasks(out, concepts, split_of)
+            write_shards(out, vendor, dict(zip(here, pictures, strict=True)), split_of)
+    write_tasks(out, concepts, split_of)
     (out / "NOTICE.md").write_text(notice())
 
 
@@ -185,7 +185,7 @@ def render(svg: str) -> bytes:
     return file.getvalue()
 
 
-def _write_shards(out: Path, vendor: str, pictures: dict[Concept, bytes], split_of: dict[Concept, str]) -> None:
+def write_shards(out: Path, vendor: str, pictures: dict[Concept, bytes], split_of: dict[Concept, str]) -> None:
     for part in SPLITS:
         chosen = {c: picture for c, picture in pictures.items() if split_of[c] == part}
         if chosen:
@@ -219,7 +219,7 @@ def _some_tags(concept: Concept, variant: int) -> list[str]:
     return sorted(concept.tags, key=draw)[:3]
 
 
-def _write_tasks(out: Path, concepts: Sequence[Concept], split_of: dict[Concept, str]) -> None:
+def write_tasks(out: Path, concepts: Sequence[Concept], split_of: dict[Concept, str]) -> None:
     for label, file in (("group", "groups.json"), ("subgroup", "subgroups.json")):
         classes: dict[str, list[str]] = defaultdict(list)
         for concept in concepts:
@@ -243,9 +243,9 @@ def notice() -> str:
 NOTICE = """\
 # Emoji shards: whose work this is
 
-Made by `python -m data build emoji out=data/samples/emoji` from npm packages pinned by SHA-256;
-`python -m data build emoji check=true` builds them again and compares. `SHA256SUMS` in this folder lists every file
-(`sha256sum -c SHA256SUMS`).
+Made by `python -m tests.build_samples emoji` from npm packages pinned by SHA-256;
+`python -m tests.build_samples emoji check=true` builds them again and compares. `SHA256SUMS` in this folder lists every
+file (`sha256sum -c SHA256SUMS`).
 
 **Changes made to the originals:** the SVG drawings were put on a white square, rasterised to {size} x {size} pixels
 with resvg and stored as lossless WebP; skin tones and components were left out; words were joined to drawings by code

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from data.errors import ConfigError
-from data.recipes.beir import residue, write_beir
-from data.recipes.nave import Line, find_names, read_lines, tidy
-from data.recipes.packages import DebianPackage, fetch, unpack
-from data.recipes.sword import read_bible, read_dictionary
+from tests.build_samples.beir import residue, write_beir
+from tests.build_samples.nave import Line, find_names, read_lines, tidy
+from tests.build_samples.packages import DebianPackage, fetch, unpack
+from tests.build_samples.sword import read_bible, read_dictionary
 
 NAVE = DebianPackage("sword-dict-naves", "3.0-1", "244597b26cb8aaad3fffad7081d82174b8a7559c95a1e7722e9f716177ec287f")
 WEB = DebianPackage("sword-text-web", "426.0-1", "930b23670b352f0829a306501de4bebb5e654a2df02cde2cbe86b802177868e1")
@@ -200,9 +200,9 @@ def _row(split: str, queries: Sequence[Query]) -> str:
 NOTICE = """\
 # Topics: questions and passages with an editor's judgements
 
-Made by `python -m data build topics` from two Debian packages pinned by SHA-256;
-`python -m data build topics check=true` builds it again and compares. `SHA256SUMS` in this folder lists every file
-(`sha256sum -c SHA256SUMS`). A BEIR folder: `corpus.jsonl`, `queries.jsonl`, `qrels/{{train,dev,test}}.tsv`.
+Made by `python -m tests.build_samples topics` from two Debian packages pinned by SHA-256;
+`python -m tests.build_samples topics check=true` builds it again and compares. `SHA256SUMS` in this folder lists every
+file (`sha256sum -c SHA256SUMS`). A BEIR folder: `corpus.jsonl`, `queries.jsonl`, `qrels/{{train,dev,test}}.tsv`.
 
 ## Whose work this is
 
