@@ -137,7 +137,7 @@ def _table(rows: Rows) -> Int64s:
     return table
 
 
-# ---- columns of id hashes (2, n), as `keys.hashed` makes them ------------------------------------------------------
+# ---- columns of id hashes (2, n), as `keys.hash_ids` makes them ------------------------------------------------------
 
 
 def hashed_in_blocks(count: int, read_id: Callable[[int], str]) -> Int64s:

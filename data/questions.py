@@ -36,7 +36,7 @@ FORMAT = "1"
 COLUMNS = "2"  # format of the columns of rows; the ids do not enter the fingerprint
 BLOCK = 65_536  # judgements looked up at a time
 MAX_LINE = 1 << 20  # bytes of a line of judgements
-LENGTH = 2  # row of the columns, after the two of `keys.hashed`
+LENGTH = 2  # row of the columns, after the two of `keys.hash_ids`
 LISTS = ("positives", "negatives", "hard_negatives")
 
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from data.errors import ConfigError, DataError, printable
-from data.files import whole_file, whole_folder
+from data.files import whole_folder
 from data.verbs.options import OnError, PackOptions
 
 SHOWN = 5  # bad rows that are printed in full
@@ -31,16 +31,6 @@ def new_folder(out: Path) -> Iterator[Path]:
     try:
         with whole_folder(out, _beside(out)) as folder:
             yield folder
-    except OSError as error:
-        raise ConfigError(f"out={out} cannot be written: {error}") from error
-
-
-@contextmanager
-def new_file(out: Path) -> Iterator[BinaryIO]:
-    """A file beside `out` that becomes `out` when the block succeeds and vanishes when it does not."""
-    try:
-        with whole_file(out, _beside(out)) as file:
-            yield file
     except OSError as error:
         raise ConfigError(f"out={out} cannot be written: {error}") from error
 
