@@ -1,4 +1,4 @@
-"""What can be said about data. Torch-free: `python -m train --help` reads it."""
+"""The configuration of data: the keys data.* with their defaults and help. Does not import torch: --help reads it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from data.errors import ConfigError
 
 TYPED = "typed, \\n is a line break, \\t a tab, \\\\ a backslash; a SentenceTransformer brings its own"
+# largest values of data.augment.*
 LIMITS = {"rotate": 180, "aspect": 0.99, "shift": 1, "brightness": 1, "grey": 1, "flip": 1}
 
 
@@ -23,7 +24,7 @@ ResizeMode = Enum("ResizeMode", {"shortest": "shortest", "longest": "longest", "
 
 
 def described(default: Any, meaning: str) -> Any:
-    """A field with its one-line meaning, which `--help` prints."""
+    """A dataclass field with a default and the line that `--help` prints for it."""
     if isinstance(default, list | dict):
         return field(default_factory=lambda: type(default)(default), metadata={"help": meaning})
     return field(default=default, metadata={"help": meaning})
@@ -38,7 +39,7 @@ def check_least(config: object, section: str, **least: int) -> None:
 
 @dataclass
 class AugmentConfig:
-    """Training-time picture noise, drawn from (seed, epoch, sample id) alone. Zero turns a part off."""
+    """Random changes of training pictures, a function of (seed, epoch, sample id). The defaults change nothing."""
 
     crop_scale: list[float] = described([1.0, 1.0], "random resized crop: smallest and largest share of the area")
     rotate: float = described(0.0, "largest rotation in degrees, either way")
@@ -76,7 +77,7 @@ class QuestionConfig:
 
 
 def check_split(split: str, key: str) -> None:
-    """Raise ConfigError for a name that would not stay in its folder."""
+    """Raise ConfigError for a split whose name could lead out of the folder that it is read from or written to."""
     if not re.fullmatch(r"\w[\w.-]*", split):
         raise ConfigError(f"{key}={split}: the name of a split, as train, dev or test: letters, digits, '_', '.', '-'")
 
@@ -103,7 +104,7 @@ class PassageConfig:
 
 @dataclass
 class MiningConfig:
-    """Which passages of a search become hard negatives; `python -m eval.mine` has the same keys."""
+    """Which of the passages that a search finds become hard negatives. `python -m eval.mine` has the same keys."""
 
     first_rank: int = described(10, "ranks taken: from here, counted from 1 and over all passages found …")
     last_rank: int = described(60, "… to here")
@@ -152,7 +153,7 @@ class NegativesConfig:
 
 @dataclass
 class DataConfig:
-    """Where pairs come from and how a training sample is made of one."""
+    """Where training pairs come from, and how a training sample is made of a pair."""
 
     train: Any = described(None, "training shards: path, glob, 'd/{00..99}.tar', 'a@2::b@0.5' with weights, or a list")
     val: Any = described(None, "shards for retrieval while training, written like data.train")
@@ -191,7 +192,7 @@ class DataConfig:
 
     @property
     def tolerated(self) -> int:
-        """Bad samples in a row that are replaced."""
+        """How many consecutive bad samples may be replaced; 0 when data.bad_samples=stop."""
         return self.bad_in_a_row if self.bad_samples is BadSamples.substitute else 0
 
     def __post_init__(self) -> None:

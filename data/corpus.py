@@ -145,8 +145,10 @@ def hashed_in_blocks(count: int, read_id: Callable[[int], str]) -> Int64s:
 
 
 def unique_order(hashes: Int64s, repeated: Callable[[int, int], str]) -> Int64s:
-    """(n,) order that sorts by HASH, then CHECK. Raises DataError for an id that occurs twice, with the message
-    repeated(first position, second position)."""
+    """(n,) positions that sort the ids by HASH, then CHECK.
+
+    Raises DataError for an id that occurs twice. repeated(i, j): the message, for the positions i < j of that id.
+    """
     order = np.lexsort((hashes[CHECK], hashes[HASH]))
     same = (hashes[:, order[1:]] == hashes[:, order[:-1]]).all(axis=0)
     if same.any():

@@ -54,7 +54,7 @@ def distinct(keys: Sequence[int], excluded: set[int]) -> list[int]:
 
 
 def sample(pool: Sequence[int], draws: Sequence[float] | np.ndarray) -> list[int]:
-    """One of `pool` for each uniform, without replacement (Fisher and Yates); all of it when it has fewer."""
+    """One entry of `pool` for each uniform, without replacement (Fisher and Yates); all of them if there are fewer."""
     left = list(pool)
     for i, draw in enumerate(draws[: len(left)]):
         other = i + int(draw * (len(left) - i))

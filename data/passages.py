@@ -14,7 +14,7 @@ Rendered = tuple[str, str | None]  # a tokenizer's text, and the second text whe
 
 @dataclass(frozen=True)
 class Passage:
-    """id: None when the file gives none."""
+    """A passage of a corpus or of a row. id: None when the file gives none."""
 
     text: str
     title: str = ""
@@ -37,7 +37,7 @@ class Passage:
 
 @dataclass(frozen=True)
 class Question:
-    """answers: texts of which a relevant passage contains one, when the file gives them. group: the unit of bootstrap
+    """A question. answers: texts of which a relevant passage contains one, if the file gives them. group: the unit of bootstrap
     resampling, the field metadata.topic of a BEIR query."""
 
     id: str

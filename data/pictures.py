@@ -45,7 +45,8 @@ class Header(NamedTuple):
 
 
 def read_header(data: bytes, max_pixels: int) -> Header:
-    """The header of a JPEG, PNG or WebP picture. Raises DataError for anything else and for more than `max_pixels`."""
+    """The header of a JPEG, PNG or WebP picture. Raises DataError for anything else, for more than `max_pixels`, and
+    for a JPEG of too many scans."""
     from PIL import Image
 
     refuse_many_scans(data)

@@ -200,7 +200,7 @@ def _id(fields: Fields, names: Sequence[str], where: str) -> str | None:
 
 
 def _pools(fields: Fields, name: str, config: PassageConfig) -> tuple[list[Passage], list[Passage]]:
-    """Of candidates with scores: the best as positives, the worst of the others as hard negatives."""
+    """Positives and hard negatives of a field of candidates with scores: the best, and the worst of the others."""
     passages = _passages(fields, name)
     scores = [_score(entry, f"{name}[{i}]") for i, entry in enumerate(_list(fields, name))]
     best = sorted(range(len(scores)), key=lambda i: -scores[i])  # stable: of equal scores the first is better

@@ -24,7 +24,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Replacements:
-    """sizes: number of samples of each source. limit: consecutive bad samples that stop the run; 0: replace none."""
+    """Loads the samples of a batch and replaces those that cannot be used.
+
+    sizes: number of samples of each source. limit: consecutive bad samples that stop the run; 0: replace none.
+    """
 
     sizes: Sequence[int]
     seed: int
@@ -43,7 +46,7 @@ class Replacements:
         read: Callable[[int, int], T],
         origin: Callable[[int], tuple[str, str]],
     ) -> tuple[list[T], tuple[BadSample, ...]]:
-        """read(epoch, id) of every position or of its replacement, and the samples that were replaced.
+        """What read(epoch, id) returns for every position or for its replacement, and the samples that were replaced.
 
         origin(id): shard and key. Raises the SampleError when `limit` is 0, DataError after `limit` consecutive bad
         samples.
@@ -70,7 +73,7 @@ class Replacements:
 
 
 def check_any(items: Iterable[T], check: Callable[[T], None]) -> None:
-    """Raise the first SampleError when `check` raises one for every item: then the configuration may be wrong."""
+    """Raise the first SampleError when `check` raises one for every item: the configuration is probably wrong."""
     problem: SampleError | None = None
     for item in items:
         try:
