@@ -79,7 +79,7 @@ class Batch:
 
 
 def _mapped(record: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A copy of a dataclass with `change` applied to every tensor, also in the dataclasses inside it."""
+    """A copy of a dataclass, with `change` applied to every tensor, also in the dataclasses inside it."""
     parts = {field.name: getattr(record, field.name) for field in fields(record)}
     changed = {name: change(part) for name, part in parts.items() if isinstance(part, Tensor)}
     changed |= {name: _mapped(part, change) for name, part in parts.items() if is_dataclass(part)}

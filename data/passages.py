@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ Rendered = tuple[str, str | None]  # a tokenizer's text, and the second text whe
 
 @dataclass(frozen=True)
 class Passage:
-    """id: None when the file gives none."""
+    """A passage of a corpus or of a row. id: None when the file gives none."""
 
     text: str
     title: str = ""
@@ -38,7 +37,7 @@ class Passage:
 
 @dataclass(frozen=True)
 class Question:
-    """answers: texts of which a relevant passage contains one, when the file gives them. group: the unit of bootstrap
+    """A question. answers: texts of which a relevant passage contains one, if the file gives them. group: the unit of bootstrap
     resampling, the field metadata.topic of a BEIR query."""
 
     id: str
@@ -55,16 +54,8 @@ class Question:
         return config.prefix + self.text, None
 
 
-class PassageList(Sequence[Passage]):
-    """Passages of one row, read on access. keys: their content ids, known without reading them."""
-
-    @property
-    @abstractmethod
-    def keys(self) -> list[int]: ...
-
-
 @dataclass(frozen=True)
-class InlinePassages(PassageList):
+class InlinePassages(Sequence[Passage]):
     """Passages whose texts are in the row itself."""
 
     passages: Sequence[Passage]

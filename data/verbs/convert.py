@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from data.corpus import CorpusPassages
+from data.corpus import CorpusPassages, PassageList
 from data.errors import BadRow, ConfigError
 from data.index import index_shards
-from data.passages import InlinePassages, Passage, PassageList
+from data.passages import InlinePassages, Passage
 from data.questions import LISTS, QuestionRow
 from data.rows import SUFFIXES
 from data.verbs.inputs import Questions, open_input, open_passages, unread_fields

@@ -20,11 +20,12 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from data.config import PassageConfig
-from data.corpus import Corpus, CorpusPassages, open_corpus
+from data.corpus import Corpus, CorpusPassages, PassageList, open_corpus
 from data.errors import BadRow, ConfigError
 from data.index import ShardIndex, index_shards
 from data.json_text import parse_json
-from data.passages import InlinePassages, Passage, PassageList
+from data.passages import InlinePassages
+from data.passages import Passage
 from data.questions import QuestionRow, judgements, qrels_file
 from data.records import (
     NAMED,
