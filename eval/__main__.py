@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def check(command: EvalCommand, config: TrainConfig, specs: Sequence[str], val: Any) -> None:
-    """Raise ConfigError for what cannot work, before anything is loaded."""
+    """Raise ConfigError, before the model is loaded, for options that do not fit the run's task and for wrong specs."""
     from eval.suite import check_index, check_specs
 
     task = config.task.value
@@ -83,7 +83,7 @@ def check(command: EvalCommand, config: TrainConfig, specs: Sequence[str], val: 
 
 
 def evaluate(command: EvalCommand, run: Path, checkpoint: Path, specs: Sequence[str], val: Any) -> None:
-    """Load, encode, score; rank 0 writes the files and prints the tables."""
+    """Load the model, encode, score. Rank 0 writes the files and prints the tables."""
     from eval.results import facts, print_tables, result, write
     from eval.suite import build_evaluators
     from eval.trained import load_trained
@@ -140,7 +140,7 @@ def encoder(config: TrainConfig, model: Model, world: World) -> Encoder:
 
 
 def untrained(config: TrainConfig) -> Model:
-    """The model of the run's model.* and seed before any training, also before that of a run it took init_from."""
+    """The model with its first weights: as model.* and seed make it, before training and before init_from."""
     import torch
 
     from train.towers.build import build_model

@@ -100,7 +100,11 @@ def test_names_of_fields_and_whole_numbers_as_ids(tmp_path: Path) -> None:
         {"psg_id": "9", "text": "", "title": "only a title"},
     ]
     corpus = opened(write_lines(tmp_path / "a.jsonl", rows))
-    assert [corpus[i] for i in range(3)] == [Passage("a", "", "7"), Passage("b", "", "8"), Passage("", "only a title", "9")]
+    assert [corpus[i] for i in range(3)] == [
+        Passage("a", "", "7"),
+        Passage("b", "", "8"),
+        Passage("", "only a title", "9"),
+    ]
 
 
 def test_a_table_as_dpr_writes_it(tmp_path: Path) -> None:
