@@ -9,46 +9,17 @@ from typing import Any
 
 from data.errors import ConfigError
 
+TYPED = "typed, \\n is a line break, \\t a tab, \\\\ a backslash; a SentenceTransformer brings its own"
 LIMITS = {"rotate": 180, "aspect": 0.99, "shift": 1, "brightness": 1, "grey": 1, "flip": 1}
 
 
-class Shuffle(Enum):
-    window = "window"
-    full = "full"
-
-
-class Mode(Enum):
-    indexed = "indexed"
-    stream = "stream"
-
-
-class Title(Enum):
-    join = "join"
-    pair = "pair"
-    drop = "drop"
-
-
-class DrawnPositives(Enum):
-    one = "one"
-    first = "first"
-    all = "all"
-
-
-class NegativeList(Enum):
-    hard_negatives = "hard_negatives"
-    negatives = "negatives"
-    mined = "mined"
-
-
-class BadSamples(Enum):
-    substitute = "substitute"
-    stop = "stop"
-
-
-class ResizeMode(Enum):
-    shortest = "shortest"
-    longest = "longest"
-    squash = "squash"
+Shuffle = Enum("Shuffle", {"window": "window", "full": "full"})
+Mode = Enum("Mode", {"indexed": "indexed", "stream": "stream"})
+Title = Enum("Title", {"join": "join", "pair": "pair", "drop": "drop"})
+DrawnPositives = Enum("DrawnPositives", {"one": "one", "first": "first", "all": "all"})
+NegativeList = Enum("NegativeList", {"hard_negatives": "hard_negatives", "negatives": "negatives", "mined": "mined"})
+BadSamples = Enum("BadSamples", {"substitute": "substitute", "stop": "stop"})
+ResizeMode = Enum("ResizeMode", {"shortest": "shortest", "longest": "longest", "squash": "squash"})
 
 
 def described(default: Any, meaning: str) -> Any:
@@ -56,6 +27,13 @@ def described(default: Any, meaning: str) -> Any:
     if isinstance(default, list | dict):
         return field(default_factory=lambda: type(default)(default), metadata={"help": meaning})
     return field(default=default, metadata={"help": meaning})
+
+
+def check_least(config: object, section: str, **least: int) -> None:
+    """Raise ConfigError, naming the key, for a number below its least value."""
+    for name, limit in least.items():
+        if getattr(config, name) < limit:
+            raise ConfigError(f"{section}{name}={getattr(config, name)}: must be {limit} or more")
 
 
 @dataclass
@@ -89,17 +67,12 @@ class QuestionConfig:
     """The question side of question_passage."""
 
     split: str = described("train", "of a BEIR folder: qrels/<split>.tsv says which questions, and what is right")
-    prefix: str = described(
-        "",
-        "before every question, e.g. 'query: '; typed, \\n is a line break, \\t a tab, \\\\ a backslash; a "
-        "SentenceTransformer brings its own",
-    )
+    prefix: str = described("", f"before every question, e.g. 'query: '; {TYPED}")
     length: int = described(32, "longest question in tokens; a SentenceTransformer brings its own")
 
     def __post_init__(self) -> None:
         check_split(self.split, "data.question.split")
-        if self.length < 2:
-            raise ConfigError(f"data.question.length={self.length}: must be 2 or more")
+        check_least(self, "data.question.", length=2)
 
 
 def check_split(split: str, key: str) -> None:
@@ -115,11 +88,7 @@ class PassageConfig:
     corpus: str | None = described(
         None, "passages by id, for files that name ids: .jsonl or .tsv; null: the passages are in the rows"
     )
-    prefix: str = described(
-        "",
-        "before every passage, e.g. 'passage: '; typed, \\n is a line break, \\t a tab, \\\\ a backslash; a "
-        "SentenceTransformer brings its own",
-    )
+    prefix: str = described("", f"before every passage, e.g. 'passage: '; {TYPED}")
     length: int = described(128, "longest passage in tokens; a SentenceTransformer brings its own")
     title: Title = described(Title.join, "a passage's title: before its text, as the first of a pair, or left out")
     positives: DrawnPositives = described(
@@ -129,9 +98,7 @@ class PassageConfig:
     neg_pool: int = described(5, "rows with scored candidates: the worst n are hard negatives")
 
     def __post_init__(self) -> None:
-        for name in ("length", "pos_pool", "neg_pool"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"data.passage.{name}={getattr(self, name)}: must be 1 or more")
+        check_least(self, "data.passage.", length=1, pos_pool=1, neg_pool=1)
 
 
 @dataclass
@@ -155,8 +122,7 @@ class MiningConfig:
             raise ConfigError(
                 f"first_rank={self.first_rank}, last_rank={self.last_rank}: must be 1 <= first_rank <= last_rank"
             )
-        if self.keep < 1:
-            raise ConfigError(f"keep={self.keep}: must be 1 or more")
+        check_least(self, "", keep=1)
         if self.relative_margin is not None and not 0 <= self.relative_margin <= 1:
             raise ConfigError(f"relative_margin={self.relative_margin}: must be in 0 … 1")
 
@@ -174,9 +140,7 @@ class NegativesConfig:
     mining: MiningConfig = field(default_factory=MiningConfig)
 
     def __post_init__(self) -> None:
-        for name in ("per_row", "refresh_every"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"data.negatives.{name}={getattr(self, name)}: must be 0 or more")
+        check_least(self, "data.negatives.", per_row=0, refresh_every=0)
         if not self.lists:
             raise ConfigError("data.negatives.lists is empty. Choose of hard_negatives, negatives, mined")
         if self.refresh_every and not (self.per_row and NegativeList.mined in self.lists):

@@ -15,7 +15,7 @@ import numpy as np
 from data.errors import BadRow, ConfigError, DataError
 from data.kept import kept
 from data.keys import Int64s, hashed
-from data.passages import Passage, PassageList
+from data.passages import InlinePassages, Passage
 from data.records import named, passage_of
 from data.rows import SUFFIXES, Rows, open_rows
 from data.sources import local_path, parse_sources
@@ -72,13 +72,6 @@ class Corpus:
         """Ids of passages [start, stop)."""
         return [str(self[i].id) for i in range(start, min(stop, len(self)))]
 
-    def position(self, name: str) -> int:
-        """The position of the passage with this id. Raises KeyError when there is none."""
-        found = int(self.positions([name])[0])
-        if found < 0:
-            raise KeyError(name)
-        return found
-
     @property
     def id_hashes(self) -> Int64s:
         """(2, n): `keys.hashed` of the ids, mapped."""
@@ -91,7 +84,7 @@ class Corpus:
 
 
 @dataclass(frozen=True)
-class CorpusPassages(PassageList):
+class CorpusPassages(Sequence[Passage]):
     """The passages at some positions (k,) of a corpus, read on access."""
 
     corpus: Corpus
@@ -106,6 +99,9 @@ class CorpusPassages(PassageList):
 
     def __getitem__(self, i: Any, /) -> Any:
         return [self[j] for j in range(len(self))[i]] if isinstance(i, slice) else self.corpus[int(self.positions[i])]
+
+
+PassageList = InlinePassages | CorpusPassages
 
 
 def _read(rows: Rows, i: int) -> Passage:
@@ -130,10 +126,9 @@ def _table(rows: Rows) -> Int64s:
 
     ids = table[: CHECK + 1]
     ids[:] = hashed_in_blocks(len(rows), fill)
-    table[ORDER] = sorting_order(ids)
-    if repeated := first_repeated(ids, table[ORDER]):
-        first, second = repeated
-        raise DataError(f"{rows.where(second)}: id '{_read(rows, first).id}' again, first at {rows.where(first)}")
+    table[ORDER] = unique_order(
+        ids, lambda i, j: f"{rows.where(j)}: id '{_read(rows, i).id}' again, first at {rows.where(i)}"
+    )
     return table
 
 
@@ -149,23 +144,19 @@ def hashed_in_blocks(count: int, read_id: Callable[[int], str]) -> Int64s:
     return table
 
 
-def sorting_order(hashes: Int64s) -> Int64s:
-    """(n,) order that sorts by the first row, then the second."""
-    return np.lexsort((hashes[CHECK], hashes[HASH]))
-
-
-def first_repeated(hashes: Int64s, order: Int64s) -> tuple[int, int] | None:
-    """Positions of an id that occurs twice, or None. order: as `sorting_order`."""
+def unique_order(hashes: Int64s, repeated: Callable[[int, int], str]) -> Int64s:
+    """(n,) order that sorts by HASH, then CHECK. Raises DataError for an id that occurs twice, with the message
+    repeated(first position, second position)."""
+    order = np.lexsort((hashes[CHECK], hashes[HASH]))
     same = (hashes[:, order[1:]] == hashes[:, order[:-1]]).all(axis=0)
-    if not same.any():
-        return None
-    start = int(np.argmax(same))
-    first, second = sorted(order[start : start + 2].tolist())
-    return first, second
+    if same.any():
+        start = int(np.argmax(same))
+        raise DataError(repeated(*sorted(order[start : start + 2].tolist())))
+    return order
 
 
 def find_hashes(hashes: Int64s, order: Int64s, wanted: Int64s) -> Int64s:
-    """(k,) position in `hashes` of each column of wanted (2, k), −1 where it is missing. order: as `sorting_order`."""
+    """(k,) position in `hashes` of each column of wanted (2, k), −1 where it is missing. order: as `unique_order`."""
     found = np.full(wanted.shape[1], -1, np.int64)
     rank = np.searchsorted(hashes[HASH], wanted[HASH], sorter=order)
     left = np.flatnonzero(rank < len(order))

@@ -23,17 +23,8 @@ from data.config import DataConfig
 from data.keys import content_key
 from data.sample import ShardSample
 from data.shards import Shards
-from data.substitutes import Replacements
-from data.transforms import (
-    CROP_DRAWS,
-    DRAWS,
-    Floats,
-    ImageSpec,
-    add_noise,
-    evaluation_transform,
-    training_size,
-    uniforms,
-)
+from data.substitutes import Replacements, check_any
+from data.transforms import CROP_DRAWS, DRAWS, ImageSpec, add_noise, evaluation_transform, training_size, uniforms
 
 Tokenize = Callable[[list[str]], Tensor]  # n texts → int64 (n, L)
 CAPTION_DRAWS = 2  # uniforms: which name in data.captions, which caption under it
@@ -53,7 +44,7 @@ class TrainingPair:
     sample_id: int
     x_key: int
     y_key: int
-    draws: Floats
+    draws: np.ndarray
 
 
 class PairMaker:
@@ -105,26 +96,24 @@ class ImageText:
         reported before any process starts."""
         self.shards, self._maker = shards, PairMaker(spec, tokenize, config, seed)
         self._replacements = Replacements(shards.sizes, seed, config.tolerated)
-        self._replacements.check_first(len(shards), lambda i: self._maker.check(ShardSample.read(shards, i)))
-
-    def __len__(self) -> int:
-        return len(self.shards)
+        checked = range(min(len(shards), max(config.tolerated, 1)))
+        check_any(checked, lambda i: self._maker.check(ShardSample.read(shards, i)))
 
     def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
         """The batch of some positions (epoch, sample id).
 
         Raises DataError, naming the shard, when it cannot be read, and for too many bad samples in a row.
         """
-        pairs, bad = self._replacements.load(positions, self._pair, self.shards.origin)
-        return self._maker.batch(pairs, bad)
+
+        def pair(epoch: int, sample_id: int) -> TrainingPair:
+            sample = ShardSample.read(self.shards, sample_id)
+            return self._maker.pair(sample, sample_id, epoch=epoch, position=sample_id)
+
+        return self._maker.batch(*self._replacements.load(positions, pair, self.shards.origin))
 
     def where(self, sample_id: int) -> str:
         index, row = self.shards.locate(sample_id)
         return f"sample {row} of {index.path}"
-
-    def _pair(self, epoch: int, sample_id: int) -> TrainingPair:
-        sample = ShardSample.read(self.shards, sample_id)
-        return self._maker.pair(sample, sample_id, epoch=epoch, position=sample_id)
 
 
 def text_key(sample: ShardSample, text: str, config: DataConfig) -> int:

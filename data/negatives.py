@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from data.config import NegativeList, NegativesConfig
-from data.corpus import Corpus, CorpusPassages, find_hashes, first_repeated, sorting_order
+from data.corpus import Corpus, CorpusPassages, find_hashes, unique_order
 from data.errors import ConfigError, DataError
 from data.kept import Mapped, kept
 from data.keys import Int64s, hashed
@@ -30,8 +30,8 @@ FORMAT = "1"
 
 def draw_negatives(
     row: QuestionRow, i: int, mined: MinedNegatives | None, config: NegativesConfig, draws: Sequence[float] | np.ndarray
-) -> list[tuple[Passage, int]]:
-    """Hard negatives of row i with their content ids, at most one for each uniform in `draws`.
+) -> list[Passage]:
+    """Hard negatives of row i, at most one for each uniform in `draws`.
 
     They come from the first of data.negatives.lists that has any for the row; its positives are never drawn.
     """
@@ -42,9 +42,8 @@ def draw_negatives(
     }
     positives = set(row.positives.keys)
     for passages in (lists[name] for name in config.lists):
-        keys = passages.keys
-        if pool := distinct(keys, positives):
-            return [(passages[j], keys[j]) for j in sample(pool, draws)]
+        if pool := distinct(passages.keys, positives):
+            return [passages[j] for j in sample(pool, draws)]
     return []
 
 
@@ -121,10 +120,7 @@ def _by_row(rows: Rows, questions: QuestionRows, corpus: Corpus) -> Int64s:
         ids.append(name)
         lists.append(positions)
     hashes = hashed(ids)
-    order = sorting_order(hashes)
-    if repeated := first_repeated(hashes, order):
-        first, second = repeated
-        raise DataError(f"{rows.where(second)}: its question is there already, {rows.where(first)}")
+    order = unique_order(hashes, lambda i, j: f"{rows.where(j)}: its question is there already, {rows.where(i)}")
     line = find_hashes(hashes, order, questions.id_hashes)
     if len(rows) and (line < 0).all():
         raise ConfigError(f"{rows.files[0]}: none of its questions is among the training rows: it was mined of others.")

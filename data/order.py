@@ -1,7 +1,10 @@
-"""Which samples each optimiser step sees: arithmetic on (seed, epoch, position); no list, no state.
+"""Which samples each optimiser step sees: a function of (seed, epoch, position), without a list and without state.
 
-The ids of an epoch are rotated, so that those left over after the last full batch are others each time; chunks of CHUNK
-consecutive ids are permuted; samples are permuted inside windows. World size, workers and shards do not enter.
+The ids of an epoch are rotated, so that each epoch leaves out other ids after its last full batch. Chunks of CHUNK
+consecutive ids are permuted; then samples are permuted inside windows. The order does not depend on the world size, the
+workers or the shards.
+
+G samples of a global batch.
 """
 
 from __future__ import annotations
@@ -14,9 +17,9 @@ import numpy as np
 
 from data.errors import ConfigError
 
-CHUNK = 256
-WINDOW = 65_536
-ROUNDS = 6
+CHUNK = 256  # consecutive ids that stay together when chunks are permuted: their reads are local
+WINDOW = 65_536  # samples permuted among each other, at the least
+ROUNDS = 6  # of the Feistel network
 
 Ids = np.ndarray[tuple[int], np.dtype[np.int64]]
 
@@ -24,9 +27,10 @@ Ids = np.ndarray[tuple[int], np.dtype[np.int64]]
 class Order:
     """The order of training samples.
 
-    sizes, weights: samples and weight per source. In an epoch a source of weight w gives every sample ⌊w⌋ times and a
-    random share w - ⌊w⌋ of them once more, round(w · size) in all. `shuffle`: 'window' keeps reading local, 'full'
-    permutes single samples over the whole epoch. Raises ConfigError when an epoch holds less than one global batch.
+    sizes, weights: number of samples and weight of each source. In an epoch a source of weight w gives every sample ⌊w⌋
+    times and a random share w - ⌊w⌋ of them once more, round(w · size) in all. shuffle: 'window' keeps reads local,
+    'full' permutes single samples over the whole epoch. Raises ConfigError when an epoch holds less than one global
+    batch.
     """
 
     def __init__(
@@ -48,23 +52,20 @@ class Order:
             raise ConfigError(
                 f"global_batch_size={global_batch_size} is more than the {self.samples_per_epoch} samples of an epoch."
             )
-        self._kept = self.steps_per_epoch * global_batch_size
+        self._used = self.steps_per_epoch * global_batch_size
         self._chunk = CHUNK if shuffle == "window" else 1
-        self._window = min(self._kept, max(WINDOW, 4 * global_batch_size) if shuffle == "window" else self._kept)
-
-    def epoch(self, step: int) -> int:
-        return step // self.steps_per_epoch
+        self._window = min(self._used, max(WINDOW, 4 * global_batch_size) if shuffle == "window" else self._used)
 
     def ids(self, step: int) -> Ids:
-        """The global batch of a step: (G,) ids, sorted. An id comes twice only if its source weighs more than 1."""
-        epoch, place = divmod(step, self.steps_per_epoch)
-        position = np.arange(self.global_batch_size, dtype=np.int64) + place * self.global_batch_size
+        """The global batch of a step: (G,) ids, sorted. An id occurs twice only if its source weighs more than 1."""
+        epoch, batch = divmod(step, self.steps_per_epoch)
+        position = np.arange(self.global_batch_size, dtype=np.int64) + batch * self.global_batch_size
         shuffled = self._shuffled(position, epoch)
-        left_over = self.samples_per_epoch - self._kept
+        left_over = self.samples_per_epoch - self._used  # rotate by the samples that each epoch leaves out
         return np.sort(self._base_ids((shuffled + epoch * left_over) % self.samples_per_epoch, epoch))
 
     def local(self, step: int, rank: int, world_size: int) -> tuple[int, Ids]:
-        """Epoch and one rank's part of `ids(step)`: a run of it; the runs differ by at most one in size.
+        """Epoch and one rank's part of `ids(step)`: consecutive ids; the parts of ranks differ by at most one in size.
 
         Raises ConfigError when there are more ranks than samples in a batch.
         """
@@ -72,22 +73,22 @@ class Order:
         if world_size > self.global_batch_size:
             raise ConfigError(f"global_batch_size={self.global_batch_size} is less than the {world_size} processes.")
         first, last = (r * self.global_batch_size // world_size for r in (rank, rank + 1))
-        return self.epoch(step), self.ids(step)[first:last]
+        return step // self.steps_per_epoch, self.ids(step)[first:last]
 
     def _shuffled(self, position: Ids, epoch: int) -> Ids:
-        """A permutation of [0, kept): windows first, then the chunks that the windows consist of."""
-        windows = self._kept // self._window
+        """A permutation of the positions that an epoch uses: inside windows, then of the chunks in the windows."""
+        windows = self._used // self._window
         window = np.minimum(position // self._window, windows - 1)  # the last one takes the rest
         result = np.empty_like(position)
         for number in np.unique(window).tolist():
             start = number * self._window
-            size = self._window if number < windows - 1 else self._kept - start
+            size = self._window if number < windows - 1 else self._used - start
             inside = window == number
             result[inside] = start + permuted(position[inside] - start, size, self._keys(epoch, f"window {number}"))
-        return permuted_chunks(result, self._kept, self._chunk, self._keys(epoch, "chunks"))
+        return permuted_chunks(result, self._used, self._chunk, self._keys(epoch, "chunks"))
 
     def _base_ids(self, appearance: Ids, epoch: int) -> Ids:
-        """Sample ids of positions in the list of all appearances: source by source, copy by copy."""
+        """Sample ids of positions in an epoch before shuffling: source by source, copy by copy of its samples."""
         result = np.empty_like(appearance)
         first_id = 0
         for source, (size, weight) in enumerate(zip(self.sizes, self.weights, strict=True)):
@@ -115,21 +116,21 @@ def _appearances(sizes: Sequence[int], weights: Sequence[float]) -> list[int]:
 
 
 def permuted_chunks(position: Ids, size: int, chunk: int, keys: Sequence[int]) -> Ids:
-    """A permutation of [0, size) that moves runs of `chunk` as wholes. The short last run gets a random place."""
+    """A permutation of [0, size) that moves chunks as wholes. The short last chunk gets a random position."""
     full, short = divmod(size, chunk)
     start = keys[0] % (full + 1) * chunk
     in_short = (position >= start) & (position < start + short)
-    place = position[~in_short]
-    place = place - short * (place >= start + short)
+    other = position[~in_short]
+    other = other - short * (other >= start + short)  # as if the short chunk were not there
     result = position - start + full * chunk
-    result[~in_short] = permuted(place // chunk, full, keys) * chunk + place % chunk
+    result[~in_short] = permuted(other // chunk, full, keys) * chunk + other % chunk
     return result
 
 
 def permuted(value: Ids, size: int, keys: Sequence[int]) -> Ids:
-    """A keyed permutation of [0, size), in which `value` must lie.
+    """The images of some values under a keyed permutation of [0, size). Values must lie in that interval.
 
-    A Feistel network on the next power of two, repeated while outside ("cycle walking", Black and Rogaway 2002).
+    A Feistel network on the next power of two, repeated for results outside ("cycle walking", Black and Rogaway 2002).
     """
     bits = max(size - 1, 1).bit_length()
     low = np.uint64(bits - bits // 2)
@@ -142,7 +143,7 @@ def permuted(value: Ids, size: int, keys: Sequence[int]) -> Ids:
 
 
 def _feistel(value: np.ndarray, low_bits: np.uint64, high_bits: np.uint64, keys: Sequence[int]) -> np.ndarray:
-    """Each round changes one half by a hash of the other: a bijection of [0, 2^(low + high)) whatever the hash."""
+    """A bijection of [0, 2^(low + high)) for any hash: each round changes one half by a hash of the other."""
     one = np.uint64(1)
     low, high = value & ((one << low_bits) - one), value >> low_bits
     for number, key in enumerate(keys):
@@ -154,7 +155,7 @@ def _feistel(value: np.ndarray, low_bits: np.uint64, high_bits: np.uint64, keys:
 
 
 def _hash(value: np.ndarray, key: int) -> np.ndarray:
-    """SplitMix64's mixer (Steele, Lea and Flood 2014); products wrap at 2^64 on purpose."""
+    """SplitMix64's mixer (Steele, Lea and Flood 2014). The products wrap at 2^64 on purpose."""
     mixed = (value ^ np.uint64(key)) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return mixed ^ (mixed >> np.uint64(31))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,16 +54,8 @@ class Question:
         return config.prefix + self.text, None
 
 
-class PassageList(Sequence[Passage]):
-    """Passages of one row, read on access. keys: their content ids, known without reading them."""
-
-    @property
-    @abstractmethod
-    def keys(self) -> list[int]: ...
-
-
 @dataclass(frozen=True)
-class InlinePassages(PassageList):
+class InlinePassages(Sequence[Passage]):
     """Passages whose texts are in the row itself."""
 
     passages: Sequence[Passage]

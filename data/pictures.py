@@ -58,9 +58,14 @@ def read_header(data: bytes, max_pixels: int) -> Header:
         raise DataError(f"more pixels than max_image_pixels={max_pixels} ({error})") from None
     except Exception as error:  # PIL raises nearly any type on bytes made to confuse it
         raise DataError(f"no JPEG, PNG or WebP picture ({type(error).__name__}, begins with {data[:8]!r})") from None
-    if header.width * header.height > max_pixels:
-        raise DataError(f"{header.width} x {header.height} pixels are more than max_image_pixels={max_pixels}")
+    check_size(header.width, header.height, max_pixels, "max_image_pixels")
     return header
+
+
+def check_size(width: int, height: int, max_pixels: int, key: str) -> None:
+    """Raise DataError, naming the configuration's `key`, for more than `max_pixels`."""
+    if width * height > max_pixels:
+        raise DataError(f"{width} x {height} pixels are more than {key}={max_pixels}")
 
 
 def refuse_many_scans(data: bytes) -> None:

@@ -22,8 +22,8 @@ from data.corpus import Corpus
 from data.errors import ConfigError
 from data.keys import Int64s
 from data.negatives import MinedNegatives, distinct, draw_negatives
-from data.passages import Passage, Rendered
-from data.questions import QuestionRow, QuestionRows
+from data.passages import Passage, Question, Rendered
+from data.questions import QuestionRows
 from data.substitutes import Replacements
 from data.transforms import uniforms
 
@@ -42,14 +42,13 @@ def tokens(rendered: Sequence[Rendered], tokenize: TokenizeTexts, length: int) -
 
 @dataclass(frozen=True)
 class DrawnRow:
-    """What row i gives to a batch. key: content id of `positive`; extra: further passages of the batch, each with its
-    content id and whether it is positive; positive_keys: content ids of all positives of the row."""
+    """What row i gives to a batch. extra: further passages of the batch, each with whether it is positive;
+    positive_keys: content ids of all positives of the row."""
 
     i: int
-    row: QuestionRow
+    question: Question
     positive: Passage
-    key: int
-    extra: list[tuple[Passage, int, bool]]
+    extra: list[tuple[Passage, bool]]
     positive_keys: list[int]
 
 
@@ -74,9 +73,6 @@ class QuestionPassage:
         self.questions, self.tokenize, self.config, self.seed, self.mined = questions, tokenize, config, seed, mined
         self._replacements = Replacements(questions.sizes, seed, config.tolerated)
 
-    def __len__(self) -> int:
-        return len(self.questions)
-
     def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
         """The batch of some positions (epoch, row).
 
@@ -85,9 +81,9 @@ class QuestionPassage:
         drawn, bad = self._replacements.load(positions, self.drawn, self.questions.origin)
         config = self.config
         extra = [(row, *entry) for row, one in enumerate(drawn) for entry in one.extra]
-        passages = [one.positive for one in drawn] + [passage for _, passage, _, _ in extra]
+        passages = [one.positive for one in drawn] + [passage for _, passage, _ in extra]
         y = tokens([passage.rendered(config.passage) for passage in passages], self.tokenize, config.passage.length)
-        questions = [one.row.question for one in drawn]
+        questions = [one.question for one in drawn]
         x = tokens(
             [question.rendered(config.question) for question in questions], self.tokenize, config.question.length
         )
@@ -98,7 +94,7 @@ class QuestionPassage:
             y=y[: len(drawn)],
             sample_ids=torch.tensor([one.i for one in drawn]),
             x_keys=torch.tensor([question.key for question in questions]),
-            y_keys=torch.tensor([one.key for one in drawn]),
+            y_keys=torch.tensor([one.positive.key for one in drawn]),
             extra=_extra(y[len(drawn) :], extra) if may_have_extra else None,
             known_positives=KnownPositives(*torch.tensor(known, dtype=torch.int64).reshape(-1, 2).unbind(1)),
             bad=bad,
@@ -116,22 +112,21 @@ class QuestionPassage:
         draws = uniforms(self.seed, epoch, i, 1 + config.negatives.per_row)
         keys = row.positives.keys
         chosen = 0 if config.passage.positives is DrawnPositives.first else int(draws[0] * len(keys))
-        extra: list[tuple[Passage, int, bool]] = []
+        extra: list[tuple[Passage, bool]] = []
         if config.passage.positives is DrawnPositives.all:
-            extra += [(row.positives[j], keys[j], True) for j in distinct(keys, {keys[chosen]})]
+            extra += [(row.positives[j], True) for j in distinct(keys, {keys[chosen]})]
         if config.negatives.per_row:
-            negatives = draw_negatives(row, i, self.mined, config.negatives, draws[1:])
-            extra += [(passage, key, False) for passage, key in negatives]
-        return DrawnRow(i, row, row.positives[chosen], keys[chosen], extra, list(dict.fromkeys(keys)))
+            extra += [(passage, False) for passage in draw_negatives(row, i, self.mined, config.negatives, draws[1:])]
+        return DrawnRow(i, row.question, row.positives[chosen], extra, list(dict.fromkeys(keys)))
 
 
-def _extra(y: Tensor, entries: list[tuple[int, Passage, int, bool]]) -> Extra:
+def _extra(y: Tensor, entries: list[tuple[int, Passage, bool]]) -> Extra:
     """y (k, L): tokens of the passages of `entries`; k may be 0."""
     return Extra(
         y=y,
-        row=torch.tensor([row for row, _, _, _ in entries], dtype=torch.int64),
-        keys=torch.tensor([key for _, _, key, _ in entries], dtype=torch.int64),
-        positive=torch.tensor([positive for _, _, _, positive in entries], dtype=torch.bool),
+        row=torch.tensor([row for row, _, _ in entries], dtype=torch.int64),
+        keys=torch.tensor([passage.key for _, passage, _ in entries], dtype=torch.int64),
+        positive=torch.tensor([positive for _, _, positive in entries], dtype=torch.bool),
     )
 
 

@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 
 from data.config import DataConfig, PassageConfig
-from data.corpus import CHECK, Corpus, CorpusPassages, corpus_files, hashed_in_blocks, open_corpus
+from data.corpus import CHECK, Corpus, CorpusPassages, PassageList, corpus_files, hashed_in_blocks, open_corpus
 from data.errors import BadRow, ConfigError, DataError, nearest
 from data.index import sha256_of
 from data.kept import kept
 from data.keys import Int64s, key_name
 from data.manifest import Entry, entries
-from data.passages import InlinePassages, Passage, PassageList, Question
+from data.passages import InlinePassages, Passage, Question
 from data.records import Record, query_of, record_of
 from data.rows import SUFFIXES, Rows, open_rows
 from data.sources import local_path, parse_sources, parts, refuse_twice

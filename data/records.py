@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -49,7 +49,8 @@ class QuestionFormat:
     """A row that has the fields `question` and `positives` is of this format.
 
     negatives, hard_negatives: fields of these lists; "" in a format without them. read_list: reads such a field.
-    scored: `positives` holds candidates with scores, from which positives and hard negatives are chosen.
+    passage_fields: the fields that are read of a passage inside the row. With a score among them, positives and hard
+    negatives are chosen from the passages in `positives`.
     """
 
     name: str
@@ -58,17 +59,12 @@ class QuestionFormat:
     negatives: str
     hard_negatives: str
     read_list: Callable[[Fields, str], Sequence[Passage] | Sequence[str]]
-    scored: bool = False
+    passage_fields: tuple[str, ...] = PASSAGE_FIELDS
 
     @property
     def lists(self) -> tuple[str, ...]:
         """The fields that hold passages."""
         return tuple(name for name in (self.positives, self.negatives, self.hard_negatives) if name)
-
-    @property
-    def passage_fields(self) -> tuple[str, ...]:
-        """The fields that are read of a passage inside the row."""
-        return (*PASSAGE_FIELDS, "score") if self.scored else PASSAGE_FIELDS
 
 
 def format_of(fields: Fields) -> QuestionFormat | None:
@@ -80,10 +76,12 @@ def record_of(fields: Fields, config: PassageConfig) -> Record:
     found = format_of(fields)
     if found is None:
         raise unknown_format(fields)
-    question = _question(fields, found.question)
+    text = _not_blank(_text(fields[found.question], found.question), found.question)
     if found.name == "DPR":
-        question = replace(question, text=question.text.replace("’", "'"))
-    if found.scored:
+        text = text.replace("’", "'")
+    question_id = _id(fields, QUESTION_IDS, "the row") or ""
+    question = Question(question_id, text, tuple(_texts(fields, "answers")), group_of(fields))
+    if "score" in found.passage_fields:
         positives, hard_negatives = _pools(fields, found.positives, config)
         lists = (positives, (), hard_negatives)
     else:
@@ -121,12 +119,6 @@ def passage_of(fields: Any, where: str = "the row") -> Passage:
 
 
 # ---- fields --------------------------------------------------------------------------------------------------------
-
-
-def _question(fields: Fields, name: str) -> Question:
-    text = _not_blank(_text(fields[name], name), name)
-    name = _id(fields, QUESTION_IDS, "the row") or ""
-    return Question(name, text, tuple(_texts(fields, "answers")), group_of(fields))
 
 
 def _not_blank(text: str, name: str) -> str:
@@ -235,6 +227,6 @@ FORMATS = (
     QuestionFormat("Tevatron", "query", "positive_passages", "", "negative_passages", _passages),
     QuestionFormat("DPR", "question", "positive_ctxs", "negative_ctxs", "hard_negative_ctxs", _passages),
     QuestionFormat("FlagEmbedding", "query", "pos", "", "neg", _passage_texts),
-    QuestionFormat("scored candidates", "question", "candidates", "", "", _passages, scored=True),
-    QuestionFormat("scored candidates", "question", "ctxs", "", "", _passages, scored=True),
+    QuestionFormat("scored candidates", "question", "candidates", "", "", _passages, (*PASSAGE_FIELDS, "score")),
+    QuestionFormat("scored candidates", "question", "ctxs", "", "", _passages, (*PASSAGE_FIELDS, "score")),
 )

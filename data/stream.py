@@ -31,10 +31,9 @@ from data.order import Order
 from data.pull import pulled
 from data.sample import ShardSample
 from data.scan import Problem, Problems, Scan, stream_tar
-from data.scan import Sample as Found
 from data.sources import Source
 from data.storage import shard_name
-from data.substitutes import examples, too_many_in_a_row
+from data.substitutes import check_any, examples, too_many_in_a_row
 from data.workers import begin_item, prefetched
 
 NO_ID = -1
@@ -119,7 +118,7 @@ class Stream:
         self.progress = StreamProgress()
         self._rank, self._world_size, self._readers = 0, 1, 1
         self._reader: Reader | None = None
-        self._check()
+        check_any(islice(Reader(self, 0, 1).samples(), CHECKED), self._check)
 
     def begin(self, rank: int, world_size: int, workers: int, state: Mapping[str, Any] | None) -> str:
         """Set the readers of this rank, and continue from the `state` of a checkpoint. Returns lines for the log.
@@ -146,16 +145,10 @@ class Stream:
     def batches(self, first_step: int, last_step: int, *, workers: int, timeout: float) -> Iterator[Batch]:
         """This rank's part of the batches of steps first_step … last_step - 1. Each is added to `progress` when it is
         taken. timeout: seconds to wait for a batch, 0 for ever."""
-        batches = prefetched(
-            self._batch,
-            range(first_step, last_step),
-            where=self.shard_of,
-            workers=workers,
-            timeout=timeout,
-            rank=self._rank,
-            pin=torch.cuda.is_available(),
-        )
-        for batch in batches:
+        steps, pin = range(first_step, last_step), torch.cuda.is_available()
+        for batch in prefetched(
+            self._batch, steps, where=self.shard_of, workers=workers, timeout=timeout, rank=self._rank, pin=pin
+        ):
             self.progress.add(batch)
             yield batch
 
@@ -191,17 +184,9 @@ class Stream:
         start, stop = (r * self.global_batch_size // self._world_size for r in (self._rank, self._rank + 1))
         return self._reader.batch(stop - start)
 
-    def _check(self) -> None:
-        """Raise the first SampleError when the first samples are all bad: a wrong key is reported before training."""
-        errors = []
-        for found in islice(Reader(self, 0, 1).samples(), CHECKED):
-            try:
-                self.maker.check(found.sample)
-                self.sample_id(found.sample)
-                return
-            except SampleError as error:
-                errors.append(error)
-        raise errors[0]
+    def _check(self, found: StreamSample) -> None:
+        self.maker.check(found.sample)
+        self.sample_id(found.sample)
 
 
 class Reader:
@@ -256,9 +241,8 @@ class Reader:
                 continue
             begin_item(draw)
             shard, scan, samples = self._stream.shard_of(draw), Scan(), 0
-            for found, members in _walk(shard, scan):
-                sample = ShardSample(f"{shard}: sample '{found.key}'", members)
-                yield StreamSample(draw, samples, shard, found.key, sample)
+            for key, sample in _walk(shard, scan):
+                yield StreamSample(draw, samples, shard, key, sample)
                 samples += 1
             self._ended[draw] = samples
             if scan.problems.count:
@@ -278,20 +262,20 @@ class Reader:
 def first_of(shard: str) -> ShardSample:
     """The first sample of a shard. Raises DataError when there is none."""
     scan = Scan()
-    for found, members in _walk(shard, scan):
-        return ShardSample(f"{shard}: sample '{found.key}'", members)
+    for _, sample in _walk(shard, scan):
+        return sample
     if not scan.problems.count:
         raise DataError(f"{shard}: there is no sample in it")
     raise DataError(_lost_part(shard, scan.problems).reason)
 
 
-def _walk(shard: str, scan: Scan) -> Iterator[tuple[Found, dict[str, bytes]]]:
-    """Samples with their members by suffix. Damage of the shard and failures of its storage are added to `scan`."""
+def _walk(shard: str, scan: Scan) -> Iterator[tuple[str, ShardSample]]:
+    """The samples of a shard and their keys. Damage of the shard and failures of its storage are added to `scan`."""
     last = None
     try:
         with pulled(shard) as content:
             for last, members in stream_tar(content, scan):
-                yield last, members
+                yield last.key, ShardSample(f"{shard}: sample '{last.key}'", members)
     except OSError as error:
         if last is None:
             scan.problems.add(Problem(0, f"cannot be read: {error}"))

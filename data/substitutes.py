@@ -37,17 +37,6 @@ class Replacements:
         digest = hashlib.blake2b(f"{self.seed}/{epoch}/{sample_id}/{attempt}".encode(), digest_size=8).digest()
         return starts[source] + int.from_bytes(digest, "little") % self.sizes[source]
 
-    def check_first(self, samples: int, check: Callable[[int], None]) -> None:
-        """Raise the SampleError of sample 0 when `check` raises one for each of the first max(limit, 1) samples."""
-        problem: SampleError | None = None
-        for sample_id in range(min(samples, max(self.limit, 1))):
-            try:
-                return check(sample_id)
-            except SampleError as error:
-                problem = problem or error
-        if problem:
-            raise problem
-
     def load(
         self,
         positions: Iterable[tuple[int, int]],
@@ -78,6 +67,18 @@ class Replacements:
                 if attempts == self.limit:
                     raise too_many_in_a_row(self.limit, bad[-attempts:])
         return loaded, tuple(bad)
+
+
+def check_any(items: Iterable[T], check: Callable[[T], None]) -> None:
+    """Raise the first SampleError when `check` raises one for every item: then the configuration may be wrong."""
+    problem: SampleError | None = None
+    for item in items:
+        try:
+            return check(item)
+        except SampleError as error:
+            problem = problem or error
+    if problem:
+        raise problem
 
 
 def too_many_in_a_row(limit: int, bad: Sequence[BadSample]) -> DataError:

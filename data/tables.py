@@ -241,18 +241,14 @@ def _parquet_rows(path: Path) -> TableRows:
     import pyarrow.parquet as pq
 
     number = 0
-    with pq.ParquetFile(path) as file:
-        batches = file.iter_batches(batch_size=1024)
-        while True:
-            try:
-                rows = next(batches).to_pylist()
-            except StopIteration:
-                return
-            except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
-                raise DataError(f"{path}: after row {number} it cannot be read: {error}") from error
-            for fields in rows:
-                number += 1
-                yield f"row {number}", fields
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=1024):
+                for fields in batch.to_pylist():
+                    number += 1
+                    yield f"row {number}", fields
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+        raise DataError(f"{path}: after row {number} it cannot be read: {error}") from error
 
 
 def _jsonl(path: Path, options: TableOptions) -> PairTable:
@@ -270,10 +266,10 @@ def _jsonl_rows(path: Path) -> TableRows:
         for number, line in enumerate(file, start=1):
             try:
                 fields = parsed(line)
+                row = fields if isinstance(fields, dict) else BadRow("no JSON object")
             except ValueError as error:
-                yield f"line {number}", BadRow("no JSON", str(error))
-                continue
-            yield f"line {number}", fields if isinstance(fields, dict) else BadRow("no JSON object")
+                row = BadRow("no JSON", str(error))
+            yield f"line {number}", row
 
 
 OPENERS: dict[str, Callable[[Path, TableOptions], PairTable]] = {

@@ -25,7 +25,7 @@ from torchvision.transforms.v2 import functional as F
 
 from data.config import AugmentConfig
 from data.errors import DataError
-from data.pictures import JPEG_MAGIC, SUFFIX_OF, refuse_many_scans
+from data.pictures import JPEG_MAGIC, SUFFIX_OF, check_size, refuse_many_scans
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -70,7 +70,7 @@ def decode(data: bytes, max_pixels: int) -> Tensor:
     if data[:3] == JPEG_MAGIC:
         try:
             height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-            _check_size((int(width), int(height)), max_pixels)
+            check_size(int(width), int(height), max_pixels, "data.max_image_pixels")
             if colours in ("RGB", "YCbCr", "Gray"):
                 return torch.from_numpy(simplejpeg.decode_jpeg(data)).permute(2, 0, 1)
         except ValueError:
@@ -85,7 +85,7 @@ def _decode_with_pil(data: bytes, max_pixels: int) -> np.ndarray:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit comes next
             with Image.open(BytesIO(data), formats=tuple(SUFFIX_OF)) as picture:
-                _check_size(picture.size, max_pixels)
+                check_size(*picture.size, max_pixels, "data.max_image_pixels")
                 return np.array(_rgb(picture))
     except DataError:
         raise
@@ -95,12 +95,6 @@ def _decode_with_pil(data: bytes, max_pixels: int) -> np.ndarray:
         raise DataError(f"no sound JPEG, PNG or WebP picture (begins with {data[:8]!r})") from error
     except Exception as error:  # PIL raises nearly any type on bytes made to confuse it
         raise DataError(f"no sound JPEG, PNG or WebP picture ({type(error).__name__}: {error})") from error
-
-
-def _check_size(size: tuple[int, int], max_pixels: int) -> None:
-    width, height = size
-    if width * height > max_pixels:
-        raise DataError(f"{width} x {height} pixels are more than data.max_image_pixels={max_pixels}")
 
 
 def _rgb(picture: Image) -> Image:
@@ -189,7 +183,8 @@ def add_noise(batch: Tensor, augment: AugmentConfig, draws: Floats) -> Tensor:
     if not (moves or colours):
         return batch
     inverse = torch.from_numpy(_inverse_maps(augment, draws)).float()
-    gains = torch.from_numpy(_gains(augment, draws)).float()
+    brightness = 1 + augment.brightness * _between((-1, 1), draws[:, 9:10])
+    gains = torch.from_numpy(_between(augment.gain, draws[:, 6:9]) * brightness).float()
     grey = draws[:, 10] < augment.grey
     result = torch.empty_like(batch)
     block = max(1, NOISE_PIXELS // batch.shape[-1] ** 2)
@@ -227,12 +222,6 @@ def _warped(pixels: Tensor, inverse: Tensor) -> Tensor:
     # elementwise, not affine_grid: its matrix product may round differently in another batch
     grid = torch.stack([a * x + b * y + c for a, b, c in (row.unbind(1) for row in rows)], -1)
     return 255 - grid_sample(255 - pixels, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
-
-
-def _gains(augment: AugmentConfig, draws: Floats) -> Floats:
-    """(b, 3): factor of each colour channel."""
-    brightness = 1 + augment.brightness * _between((-1, 1), draws[:, 9])
-    return _between(augment.gain, draws[:, 6:9]) * brightness[:, None]
 
 
 def _between(interval: Interval, draws: Floats) -> Floats:

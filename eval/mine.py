@@ -154,7 +154,7 @@ def examples(source: Source, mined: Path, count: int) -> Iterator[str]:
             yield f"  right    {_short(row.positives[0].text)}"
             best = list(zip(found["negatives"], found["scores"], strict=True))[:SHOWN]
             for name, score in best:
-                yield f"  {score:<8.4g} {_short(source.corpus[source.corpus.position(name)].text)}"
+                yield f"  {score:<8.4g} {_short(source.corpus[int(source.corpus.positions([name])[0])].text)}"
             if not best:
                 yield "  no negatives"
 

@@ -83,7 +83,7 @@ class Ids:
         ids = torch.tensor([sample for _, sample in positions])
         return Batch(ids, ids, ids, ids, ids)
 
-    def place(self, sample_id: int) -> str:
+    def where(self, sample_id: int) -> str:
         return str(sample_id)
 
 

@@ -64,12 +64,8 @@ T = TypeVar("T")
 Entries = Iterator[tuple[str, QuestionRow | BadRow]]  # where it stands, and the row
 
 
-class InputKind(Enum):
-    """What an input holds."""
-
-    pictures = "pictures"
-    questions = "questions"
-    passages = "passages"
+# What an input holds.
+InputKind = Enum("InputKind", {"pictures": "pictures", "questions": "questions", "passages": "passages"})
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class Ids:
             assert self.shards.read(sample) == {"json": CONTENT}
         return Batch(ids, ids, ids, ids, ids)
 
-    def place(self, sample_id: int) -> str:
+    def where(self, sample_id: int) -> str:
         return self.shards.locate(sample_id)[0].path
 
 
