@@ -1,4 +1,4 @@
-"""`python -m data VERB`: index, check, make and convert data. Every verb imports what it needs when it runs."""
+"""`python -m data VERB`: index, check, pack and convert data. Each verb imports its modules when it runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from data.command_line import Verb, dispatch
 from data.errors import ConfigError, run
 from data.verbs.options import CheckOptions, IndexOptions, PackOptions
 
-PURPOSE = """Data for both tasks: list what is in it and what is broken, check it, make and convert it.
+PURPOSE = """Data for both tasks: list what is in it and what is broken, check it, pack and convert it.
   pictures and captions    shards: .tar files (webdataset), packed from CSV, Parquet, JSON-lines or a folder
   questions and passages   DPR .json or .jsonl, Tevatron .jsonl (passages inside, or by id from a corpus), FlagEmbedding
                            .jsonl, a BEIR folder, shards of these; passages alone: .jsonl, or .tsv with id, text, title
@@ -23,28 +23,31 @@ def index(arguments: list[str], options: IndexOptions) -> None:
     from data.sources import parse_sources
     from data.verbs.listing import list_shards
 
-    rows = any(argument.endswith((".json", ".tsv")) for argument in arguments)  # else a manifest.json is none of them
+    # a folder of shards may have a manifest.json: .json and .tsv files count only where they are named
+    rows = any(argument.endswith((".json", ".tsv")) for argument in arguments)
     list_shards(parse_sources(arguments, "SOURCE", SUFFIXES if rows else SHARDS), options)
 
 
 def check(arguments: list[str], options: CheckOptions) -> None:
-    from data.verbs.check import check_shards
-    from data.verbs.check_questions import check_passages, check_questions
-    from data.verbs.inputs import Kind, kind_of, refuse_unknown
+    from data.verbs.check import check_passages, check_questions, check_shards
+    from data.verbs.inputs import InputKind, kind_of, refuse_unknown
 
     kind = kind_of(arguments)
-    if kind is Kind.pictures:
+    if kind is InputKind.questions:
+        check_questions(arguments, options)
+    elif kind is InputKind.passages:
+        check_passages(arguments, options)
+    else:
         refuse_unknown(arguments)
-    checks = {Kind.pictures: check_shards, Kind.questions: check_questions, Kind.passages: check_passages}
-    checks[kind](arguments, options)
+        check_shards(arguments, options)
 
 
 def pack(arguments: list[str], options: PackOptions) -> None:
     from data.verbs.convert import convert, convert_passages
-    from data.verbs.inputs import Kind, kind_of
+    from data.verbs.inputs import InputKind, kind_of
     from data.verbs.pack import pack_pairs
 
-    packs = {Kind.pictures: pack_pairs, Kind.questions: convert, Kind.passages: convert_passages}
+    packs = {InputKind.pictures: pack_pairs, InputKind.questions: convert, InputKind.passages: convert_passages}
     packs[kind_of(arguments)](arguments[0], options)
 
 

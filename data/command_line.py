@@ -1,6 +1,7 @@
-"""key=value command lines from dataclasses of options: parsing, and the help. Imports nothing heavy.
+"""Command lines of key=value words for the commands other than training: reading them, and their help.
 
-A value is taken as it stands, so braces need no quotes of their own here; one pair of quotes around it is dropped.
+A dataclass describes the keys of a command: names, types, defaults and meanings (`data.config.described`). A value is
+taken as it stands, so braces need no quotes; one pair of quotes around it is dropped. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Verb:
-    """One command. run(arguments, options) gets the plain arguments and an instance of `options`."""
+    """One of several commands of a program. `run` gets the plain arguments and an instance of `options`."""
 
     name: str
     argument: str
@@ -41,11 +42,11 @@ class Verb:
     examples: tuple[str, ...]
     options: type
     run: Callable[[list[str], Any], None]
-    several: bool = False  # takes more than one argument, as a shell's braces and globs make them
+    several: bool = False  # takes more than one argument: a shell expands braces and globs to many
 
 
 def dispatch(program: str, purpose: str, verbs: Sequence[Verb], arguments: Sequence[str], closing: str = "") -> None:
-    """Run the verb that the arguments name, or print help. Raises ConfigError for what cannot be understood."""
+    """Run the verb that the arguments name, or print help. Raises ConfigError as `parse_verb`, and for another verb."""
     if not arguments or arguments[0] in HELP:
         print(_overview(program, purpose, verbs, closing))
         return
@@ -61,13 +62,13 @@ def dispatch(program: str, purpose: str, verbs: Sequence[Verb], arguments: Seque
 
 
 def parse_verb(program: str, verb: Verb, arguments: Sequence[str]) -> tuple[list[str], Any]:
-    """Plain arguments and options; raises ConfigError as parse_options, and for a wrong number of arguments."""
+    """The plain arguments and the options. Raises ConfigError as `parse_options`, and for too few or many arguments."""
     words = [word for word in arguments if word.startswith("-") or re.match(r"[A-Za-z_]\w*=", word)]
     options = parse_options(verb.options, words, f"python -m {program} {verb.name}")
     plain = [word for word in arguments if word not in words]
     if not plain or (len(plain) > 1 and not verb.several):
         got = "is missing" if not plain else f"is one, not {len(plain)}: {' '.join(plain)}"
-        raise ConfigError(f"{verb.argument} {got}. For example: {_line(program, verb.examples[0])}")
+        raise ConfigError(f"{verb.argument} {got}. For example: python -m {program} {verb.examples[0]}")
     return plain, options
 
 
@@ -124,14 +125,14 @@ def _misfit(message: str) -> str:
 
 def overridden(config: T, command: Any) -> T:
     """The dataclass `config` with the value of each field of the same name that `command` has and that is not None."""
-    names = {option.name for option in _fields(config)} & {option.name for option in _fields(command)}
-    given = {name: getattr(command, name) for name in names}
-    return replace(cast(Any, config), **{name: value for name, value in given.items() if value is not None})
+    names = {option.name for option in fields(cast(Any, config))} & vars(command).keys()
+    given = {name: value for name in names if (value := getattr(command, name)) is not None}
+    return replace(cast(Any, config), **given)
 
 
 def config_option(config: type, name: str) -> Any:
     """A field of a command that has the default and the meaning of the key `name` of a section of the configuration."""
-    (known,) = (option for option in _fields(config) if option.name == name)
+    (known,) = (option for option in fields(cast(Any, config)) if option.name == name)
     return field(default=known.default, metadata=known.metadata)
 
 
@@ -151,35 +152,29 @@ def help_text(purpose: str, examples: Mapping[str, str], schema: type, notes: st
     return "\n".join([purpose, "", "Commands to copy:", *commands, "", "Keys:", *_table(schema), "", *closing])
 
 
-def _line(program: str, example: str) -> str:
-    return f"python -m {program} {example}"
-
-
 def _overview(program: str, purpose: str, verbs: Sequence[Verb], closing: str) -> str:
     lines = [purpose, ""]
-    lines += [f"  {_line(program, verb.examples[0]):58} {verb.purpose}" for verb in verbs]
+    lines += [f"  {f'python -m {program} {verb.examples[0]}':58} {verb.purpose}" for verb in verbs]
     lines += ["", f"Keys and more examples: python -m {program} VERB --help", closing]
     return "\n".join(lines).rstrip()
 
 
 def _verb_help(program: str, verb: Verb) -> str:
-    argument = f"{verb.argument}{'...' if verb.several else ''}"
-    lines = [f"{verb.name}: {verb.purpose}", "", f"usage: {_line(program, verb.name)} {argument} [key=value ...]", ""]
-    lines += [f"  {_line(program, example)}" for example in verb.examples]
+    usage = f"python -m {program} {verb.name} {verb.argument}{'...' if verb.several else ''} [key=value ...]"
+    lines = [f"{verb.name}: {verb.purpose}", "", f"usage: {usage}", ""]
+    lines += [f"  python -m {program} {example}" for example in verb.examples]
     return "\n".join([*lines, "", *_table(verb.options)])
 
 
-def _table(options: type) -> list[str]:
-    """Key, default, meaning: one line each."""
-    width = max(len(option.name) for option in _fields(options))
+def _table(schema: Any) -> list[str]:
+    """Key, default, meaning and choices: one line for each key."""
+    options = fields(schema)
+    width = max(len(option.name) for option in options)
+    choices = [f" ({'|'.join(type(o.default).__members__)})" if isinstance(o.default, Enum) else "" for o in options]
     return [
-        f"  {option.name:<{width}}  {_default(option):26} {option.metadata['help']}{_choices(option.default)}"
-        for option in _fields(options)
+        f"  {option.name:<{width}}  {_default(option):26} {option.metadata['help']}{known}"
+        for option, known in zip(options, choices, strict=True)
     ]
-
-
-def _fields(schema: Any) -> tuple[Field[Any], ...]:
-    return fields(schema)
 
 
 def _default(option: Field[Any]) -> str:
@@ -190,7 +185,3 @@ def _default(option: Field[Any]) -> str:
         default.name if isinstance(default, Enum) else f"{default:g}" if isinstance(default, float) else str(default)
     )
     return {"None": "null", "True": "true", "False": "false"}.get(shown, shown)
-
-
-def _choices(default: Any) -> str:
-    return f" ({'|'.join(choice.name for choice in type(default))})" if isinstance(default, Enum) else ""

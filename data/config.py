@@ -24,8 +24,8 @@ ResizeMode = Enum("ResizeMode", {"shortest": "shortest", "longest": "longest", "
 
 
 def described(default: Any, meaning: str, **limits: float) -> Any:
-    """A dataclass field with a default and the line that `--help` prints for it. limits: `least`, the smallest legal number, or `above`,
-    a bound that a legal number exceeds; train.config.validate checks them."""
+    """A dataclass field with a default and the line that `--help` prints for it. limits: `least`, the smallest legal
+    number, or `above`, a bound that a legal number exceeds; train.config.validate checks them."""
     metadata = {"help": meaning, **limits}
     if isinstance(default, list | dict):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)

@@ -12,7 +12,7 @@ import re
 import shlex
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, islice
 from pathlib import Path
@@ -41,6 +41,10 @@ BLOCK = 65_536  # judgements looked up at a time
 MAX_LINE = 1 << 20  # bytes of a line of judgements
 LENGTH = 2  # row of the columns, after the two of `keys.hash_ids`
 LISTS = ("positives", "negatives", "hard_negatives")
+SIDES = ("question", "passage")  # of a judgement
+
+Judgement = tuple[int, tuple[str, str], int]  # line, ids of question and passage, grade
+JudgedPairs = tuple["array[int]", "array[int]"]  # positions of questions and of passages
 
 
 @dataclass(frozen=True)
@@ -173,9 +177,13 @@ class RowQuestions:
         return self._record(i).question
 
     def row(self, i: int) -> QuestionRow:
-        record = self._record(i)
-        lists = (record.positives, record.negatives, record.hard_negatives)
-        return QuestionRow(record.question, *(self._resolved(passages, i) for passages in lists))
+        try:
+            return row_of(self._record(i), self.corpus, self.rows.where(i), "data.passage.corpus")
+        except KeyError as error:
+            assert self.corpus is not None
+            (missing,) = error.args
+            where = self.rows.where(i)
+            raise DataError(f"{where}: id '{missing}' is not in the corpus {_names(self.corpus)}") from None
 
     def _record(self, i: int) -> Record:
         try:
@@ -189,18 +197,6 @@ class RowQuestions:
         question_id = record.question.id or key_name(record.question.key)
         return replace(record, question=replace(record.question, id=question_id))
 
-    def _resolved(self, passages: Sequence[Passage] | Sequence[str], i: int) -> PassageList:
-        ids = [entry for entry in passages if isinstance(entry, str)]
-        if not ids:
-            return InlinePassages([entry for entry in passages if isinstance(entry, Passage)])
-        if self.corpus is None:
-            raise ConfigError(f"{self.rows.where(i)} names its passages by id: set data.passage.corpus to their file.")
-        positions = self.corpus.positions(ids)
-        if (positions < 0).any():
-            missing = ids[int(np.argmin(positions))]
-            raise DataError(f"{self.rows.where(i)}: id '{missing}' is not in the corpus {_names(self.corpus)}")
-        return CorpusPassages(self.corpus, positions)
-
     def _columns(self) -> Int64s:
         """Reads every row once, so that a bad one is reported before training starts."""
         columns = np.empty((3, len(self)), np.int64)
@@ -212,6 +208,27 @@ class RowQuestions:
 
         columns[: CHECK + 1] = hashed_in_blocks(len(self), fill)
         return columns
+
+
+def row_of(record: Record, corpus: Corpus | None, where: str, key: str) -> QuestionRow:
+    """The row of a record: its question, and its passages, which the record may name by their ids in the corpus.
+
+    Raises ConfigError, naming `key`, for ids without a corpus; KeyError with the first id that the corpus lacks.
+    """
+
+    def passages(entries: Sequence[Passage] | Sequence[str]) -> PassageList:
+        ids = [entry for entry in entries if isinstance(entry, str)]
+        if not ids:
+            return InlinePassages([entry for entry in entries if isinstance(entry, Passage)])
+        if corpus is None:
+            raise ConfigError(f"{where} names its passages by id: set {key} to their file.")
+        positions = corpus.positions(ids)
+        if (positions < 0).any():
+            raise KeyError(ids[int(np.argmin(positions))])
+        return CorpusPassages(corpus, positions)
+
+    lists = (record.positives, record.negatives, record.hard_negatives)
+    return QuestionRow(record.question, *map(passages, lists))
 
 
 def _names(corpus: Corpus) -> str:
@@ -269,12 +286,15 @@ class BeirQuestions:
 
     def _judged(self, qrels: str) -> Int64s:
         """The mapped array. Reads every question in it once, so that a bad one is reported before training starts."""
-        questions, passages = _positives(qrels, self.queries, self.corpus)
-        pairs = np.unique(np.stack([questions, passages]), axis=1)  # a judgement that is there twice counts once
-        rows, counts = np.unique(pairs[0], return_counts=True)
+        relevant = (judgement for judgement in judgements(qrels) if judgement[2] > 0)
+        found: JudgedPairs = (array("q"), array("q"))
+        for (line, ids, _), unknown in find_judged(relevant, (self.queries, self.corpus), found):
+            side = (self.queries, self.corpus)[unknown]
+            raise DataError(f"{qrels}: line {line}: {SIDES[unknown]} id '{ids[unknown]}' is not in {_names(side)}")
+        rows, starts, passages = group_judged(found)
         for row in rows.tolist():
             self._query(row)
-        return np.concatenate([[len(rows)], rows, [0], np.cumsum(counts), pairs[1]]).astype(np.int64)
+        return np.concatenate([[len(rows)], rows, starts, passages]).astype(np.int64)
 
 
 QuestionSource = RowQuestions | BeirQuestions
@@ -295,8 +315,8 @@ def qrels_file(folder: str, split: str, asked: str) -> str:
     return str(path)
 
 
-def judgements(path: str) -> Iterator[tuple[int, str, str, int]]:
-    """(line, question id, passage id, grade) of a BEIR .tsv file with the columns query-id, corpus-id, score.
+def judgements(path: str) -> Iterator[Judgement]:
+    """The judgements of a BEIR .tsv file with the columns query-id, corpus-id, score.
 
     Raises DataError, naming the line, when it cannot be read.
     """
@@ -313,21 +333,30 @@ def judgements(path: str) -> Iterator[tuple[int, str, str, int]]:
                     f"{path}: line {line} is {content!r:.80}, not question id, passage id and grade with tabs between"
                 ) from None
             if re.fullmatch(r"-?[0-9]{1,9}", grade):
-                yield line, question, passage, int(grade)
+                yield line, (question, passage), int(grade)
             elif line > 1 or re.match(r"[-+]?[0-9]", grade):  # otherwise line 1 holds the names of the columns
                 raise DataError(f"{path}: line {line}: the grade {grade!r:.40} is no whole number")
 
 
-def _positives(path: str, queries: Corpus, corpus: Corpus) -> tuple[Int64s, Int64s]:
-    """(m,), (m,): positions of question and passage of each judgement above 0."""
-    found: tuple[array[int], array[int]] = (array("q"), array("q"))
-    relevant = ((line, question, passage) for line, question, passage, grade in judgements(path) if grade > 0)
-    while block := list(islice(relevant, BLOCK)):
-        lines, *columns = zip(*block, strict=True)
-        for side, kind, ids, column in zip((queries, corpus), ("question", "passage"), columns, found, strict=True):
-            positions = side.positions(ids)
-            if (positions < 0).any():
-                wrong = int(np.argmin(positions))
-                raise DataError(f"{path}: line {lines[wrong]}: {kind} id '{ids[wrong]}' is not in {_names(side)}")
-            column.extend(positions.tolist())
-    return np.asarray(found[0], np.int64), np.asarray(found[1], np.int64)
+def find_judged(
+    judged: Iterable[Judgement], corpora: tuple[Corpus, Corpus], found: JudgedPairs
+) -> Iterator[tuple[Judgement, int]]:
+    """Append the positions of question and passage of each judgement to `found`.
+
+    Yields a judgement that names an unknown id, with the number of its side: 0 question, 1 passage.
+    """
+    rest = iter(judged)
+    while block := list(islice(rest, BLOCK)):
+        positions = np.stack([side.positions([ids[i] for _, ids, _ in block]) for i, side in enumerate(corpora)])
+        known = (positions >= 0).all(axis=0)
+        for column, values in zip(found, positions[:, known], strict=True):
+            column.extend(values.tolist())
+        for i in np.flatnonzero(~known).tolist():
+            yield block[i], int(positions[0, i] >= 0)
+
+
+def group_judged(found: JudgedPairs) -> tuple[Int64s, Int64s, Int64s]:
+    """The questions (n,), where the passages of each begin (n + 1,), the passages. Equal judgements count once."""
+    pairs = np.unique(np.asarray(found, np.int64), axis=1)
+    rows, counts = np.unique(pairs[0], return_counts=True)
+    return rows, np.concatenate([[0], np.cumsum(counts)]), pairs[1]

@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def check(command: EvalCommand, config: TrainConfig, specs: Sequence[str], val: Any) -> None:
-    """Raise ConfigError for what cannot work, before anything is loaded."""
+    """Raise ConfigError, before the model is loaded, for options that do not fit the run's task and for wrong specs."""
     from eval.suite import check_index, check_specs
 
     task = config.task.value
@@ -81,7 +81,7 @@ def check(command: EvalCommand, config: TrainConfig, specs: Sequence[str], val: 
 
 
 def evaluate(command: EvalCommand, run: Path, checkpoint: Path, specs: Sequence[str], val: Any) -> None:
-    """Load, encode, score; rank 0 writes the files and prints the tables."""
+    """Load the model, encode, score. Rank 0 writes the files and prints the tables."""
     from eval.encode import Encoder
     from eval.results import facts, print_tables, result, write
     from eval.suite import build_evaluators
@@ -123,7 +123,7 @@ def evaluate(command: EvalCommand, run: Path, checkpoint: Path, specs: Sequence[
 
 
 def untrained(config: TrainConfig) -> TwoTowerModel:
-    """The model of the run's model.* and seed before any training, also before that of a run it took init_from."""
+    """The model with its first weights: as model.* and seed make it, before training and before init_from."""
     import torch
 
     from train.towers.build import build_model

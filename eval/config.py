@@ -14,25 +14,12 @@ from data.errors import ConfigError
 DEEPEST = 1000  # passages found for a question; TREC's runs end there too
 
 
-class Truth(Enum):
-    keys = "keys"
-    pairs = "pairs"
+Truth = Enum("Truth", {"keys": "keys", "pairs": "pairs"})
+AnswerMatch = Enum("AnswerMatch", {"string": "string", "regex": "regex"})
 
 
-class AnswerMatch(Enum):
-    string = "string"
-    regex = "regex"
-
-
-class EmbeddingType(Enum):
-    float32 = "float32"
-    float16 = "float16"
-
-
-class Baseline(Enum):
-    bm25 = "bm25"
-    untrained = "untrained"
-    fusion = "fusion"
+EmbeddingType = Enum("EmbeddingType", {"float32": "float32", "float16": "float16"})
+Baseline = Enum("Baseline", {"bm25": "bm25", "untrained": "untrained", "fusion": "fusion"})
 
 
 @dataclass

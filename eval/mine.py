@@ -82,7 +82,7 @@ def with_command(config: TrainConfig, command: MineCommand) -> TrainConfig:
 
 
 def negatives(command: MineCommand, config: TrainConfig, run: Path, checkpoint: Path) -> None:
-    """Encode, search, choose; rank 0 writes the files and says what came of it."""
+    """Encode, search and choose the negatives. Rank 0 writes the files and prints a report."""
     from eval.encode import Encoder
     from eval.mining import MINED, embedded, mine
     from eval.pair_scores import read_pair_scores
@@ -113,7 +113,7 @@ def negatives(command: MineCommand, config: TrainConfig, run: Path, checkpoint: 
 
 
 def opened(config: TrainConfig) -> tuple[QuestionRows, Corpus]:
-    """Raises ConfigError when the questions come without a corpus to search."""
+    """The questions and the corpus. Raises ConfigError when nothing says which passages to search."""
     from data.questions import open_questions
 
     questions = open_questions(config.data.train, config.data, "queries")
@@ -129,7 +129,7 @@ def opened(config: TrainConfig) -> tuple[QuestionRows, Corpus]:
 
 
 def report(summary: dict[str, Any]) -> Iterator[str]:
-    """What became of the passages that were found."""
+    """Lines that say how many of the passages found became negatives, and why the others did not."""
     yield (
         f"{summary['negatives']:,} negatives for {summary['questions']:,} questions, of {summary['found']:,} passages "
         f"found; {summary['without']:,} questions have none. Left out:"
@@ -139,7 +139,7 @@ def report(summary: dict[str, Any]) -> Iterator[str]:
 
 
 def examples(source: Source, mined: Path, count: int) -> Iterator[str]:
-    """Some questions, evenly spread, with a right passage and the best ranked negatives."""
+    """Lines that show `count` evenly spread questions, each with one relevant passage and the best ranked negatives."""
     from eval.mining import Groups
 
     groups = Groups(source.questions.id_hashes[0])
@@ -159,7 +159,7 @@ def examples(source: Source, mined: Path, count: int) -> Iterator[str]:
 
 
 def training_command(config: TrainConfig, run: Path, mined: Path) -> str:
-    """The run again, from its weights, with what was mined; where its objective takes no negatives, with info_nce."""
+    """The command that trains the run's weights on the mined negatives; with info_nce if its objective takes none."""
     from train.command.compose import words_for
     from train.config import ResumeConfig
     from train.losses import OBJECTIVES

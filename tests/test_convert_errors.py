@@ -23,7 +23,7 @@ from data.errors import ConfigError, DataError
 from data.questions import open_questions
 from data.scan import MAX_BYTES
 from data.verbs.convert import convert_passages
-from data.verbs.inputs import Kind, kind_of
+from data.verbs.inputs import InputKind, kind_of
 from data.verbs.options import OnError, PackOptions, Target
 
 # ---- bad rows ------------------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ def test_an_interrupted_run_leaves_nothing(tmp_path: Path) -> None:
     program = (
         "import sys; from data.verbs import convert, options;"
         "def stop(*_): raise KeyboardInterrupt\n"
-        "convert._index = stop\n"
+        "convert.index_new = stop\n"
         "from data.errors import run\n"
         "run(lambda: convert.convert(sys.argv[1], options.PackOptions(out=sys.argv[2], to=options.Target.beir)))"
     ).replace(";def", "\ndef")
@@ -269,23 +269,23 @@ def test_kind_of_an_input(tmp_path: Path) -> None:
     def lines(name: str, *rows: Any) -> str:
         return str(write_lines(tmp_path / name, list(rows)))
 
-    found: list[tuple[str, Kind]] = [
-        (lines("a.jsonl", GOOD), Kind.questions),
-        (lines("b.jsonl", "{\n", GOOD), Kind.questions),
-        (lines("c.jsonl", {"docid": "1", "text": "x"}), Kind.passages),
-        (lines("d.jsonl", {"image": "x.png", "text": "x"}), Kind.pictures),
-        (lines("e.jsonl", {"filepath": "x.png", "title": "x", "id": 1}), Kind.pictures),
-        (lines("f.tsv", "id\ttext\ttitle\n"), Kind.passages),
-        (lines("g.tsv", "filepath\ttitle\n"), Kind.pictures),
-        (str(write_dpr(tmp_path / "h.json", ROWS)), Kind.questions),
-        (str(write_dpr(tmp_path / "i.json", [{"id": 1, "text": "x"}])), Kind.passages),
-        (str(write_dpr(tmp_path / "j.json", [{"x": 1}])), Kind.questions),
-        (str(write_tar(tmp_path / "k.tar", [("0.json", b"{}")])), Kind.questions),
-        (str(write_tar(tmp_path / "l.tar", [("0.json", b"{}"), ("0.png", b"x")])), Kind.pictures),
-        (str(write_beir(tmp_path / "m")), Kind.questions),
-        (str(tmp_path / "none.csv"), Kind.pictures),
-        ("http://127.0.0.1:9/none.jsonl?signature=x", Kind.pictures),
-        (str(tmp_path), Kind.questions),
+    found: list[tuple[str, InputKind]] = [
+        (lines("a.jsonl", GOOD), InputKind.questions),
+        (lines("b.jsonl", "{\n", GOOD), InputKind.questions),
+        (lines("c.jsonl", {"docid": "1", "text": "x"}), InputKind.passages),
+        (lines("d.jsonl", {"image": "x.png", "text": "x"}), InputKind.pictures),
+        (lines("e.jsonl", {"filepath": "x.png", "title": "x", "id": 1}), InputKind.pictures),
+        (lines("f.tsv", "id\ttext\ttitle\n"), InputKind.passages),
+        (lines("g.tsv", "filepath\ttitle\n"), InputKind.pictures),
+        (str(write_dpr(tmp_path / "h.json", ROWS)), InputKind.questions),
+        (str(write_dpr(tmp_path / "i.json", [{"id": 1, "text": "x"}])), InputKind.passages),
+        (str(write_dpr(tmp_path / "j.json", [{"x": 1}])), InputKind.questions),
+        (str(write_tar(tmp_path / "k.tar", [("0.json", b"{}")])), InputKind.questions),
+        (str(write_tar(tmp_path / "l.tar", [("0.json", b"{}"), ("0.png", b"x")])), InputKind.pictures),
+        (str(write_beir(tmp_path / "m")), InputKind.questions),
+        (str(tmp_path / "none.csv"), InputKind.pictures),
+        ("http://127.0.0.1:9/none.jsonl?signature=x", InputKind.pictures),
+        (str(tmp_path), InputKind.questions),
     ]
     for source, kind in found:
         assert kind_of([source]) is kind, source
@@ -301,5 +301,5 @@ def test_a_long_line_is_not_read_byte_by_byte(tmp_path: Path, monkeypatch: pytes
             return super().readinto(buffer)
 
     monkeypatch.setattr("data.verbs.inputs.open_stream", Counted)
-    assert kind_of([str(source)]) is Kind.questions
+    assert kind_of([str(source)]) is InputKind.questions
     assert 0 < len(reads) < 1000

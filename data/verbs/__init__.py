@@ -1,1 +1,1 @@
-"""What `python -m data` does: index, check, pack. Imports nothing heavy."""
+"""The verbs of `python -m data`: index, check, pack."""

@@ -1,6 +1,6 @@
-"""What `python -m data pack` and `check` read: questions or passages of any format, row by row, the bad ones too.
+"""The inputs of `python -m data pack` and `check`: what kind they are, and their questions or passages, row by row.
 
-Training refuses a source with a bad row; here each is told with its line, and the good ones go on.
+Training refuses a source with a bad row. The readers here yield a BadRow in its place and go on.
 """
 
 from __future__ import annotations
@@ -14,19 +14,25 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from io import BufferedReader
-from itertools import islice, pairwise
-from typing import Any, BinaryIO
-
-import numpy as np
+from itertools import pairwise
+from typing import Any, TypeVar
 
 from data.config import PassageConfig
-from data.corpus import Corpus, CorpusPassages, PassageList, open_corpus
+from data.corpus import Corpus, CorpusPassages, open_corpus
 from data.errors import BadRow, ConfigError
-from data.index import ShardIndex, index_shards
+from data.index import index_shards
 from data.json_text import parse_json
 from data.passages import InlinePassages
 from data.passages import Passage
-from data.questions import QuestionRow, judgements, qrels_file
+from data.questions import QuestionRow
+from data.questions import judgements
+from data.questions import qrels_file
+from data.questions import SIDES
+from data.questions import JudgedPairs
+from data.questions import Judgement
+from data.questions import find_judged
+from data.questions import group_judged
+from data.questions import row_of
 from data.records import (
     NAMED,
     PASSAGE_FIELDS,
@@ -48,26 +54,25 @@ from data.sources import SUFFIXES as SHARDS
 from data.storage import open_stream, shard_name
 from data.verbs.options import CheckOptions, PackOptions
 
-LOOKED_AT = 20  # lines of a file, to tell what it holds
-READ_OF_QUERIES = (*PASSAGE_IDS, "text", "contents", "metadata")
-AT_ONCE = 65_536
-COUNTED = 1_000  # names of fields without a use; those of a table of ids would have no end
+LOOKED_AT = 20  # lines of a file that are read to tell what it holds
+QUERY_FIELDS = (*PASSAGE_IDS, "text", "contents", "metadata")  # that are read of a line of queries.jsonl
+COUNTED = 1_000  # names of unread fields that are counted one by one: a table keyed by ids may have any number
 OTHERS = "other fields"
 
-Entries = Iterator[tuple[str, QuestionRow | BadRow]]
-Judgement = tuple[int, str, str, int]  # line, question id, passage id, grade
+T = TypeVar("T")
+Entries = Iterator[tuple[str, QuestionRow | BadRow]]  # where it stands, and the row
 
 
-class Kind(Enum):
-    pictures = "pictures"
-    questions = "questions"
-    passages = "passages"
+# What an input holds.
+InputKind = Enum("InputKind", {"pictures": "pictures", "questions": "questions", "passages": "passages"})
 
 
 @dataclass(frozen=True)
-class Questions:
-    """rows() starts anew: (where, row). The id of a question is '' where the source gives none. corpus: all passages,
-    where they are in a file of their own. unread: how many fields of which name no format has a use for, as they come.
+class InputQuestions:
+    """The questions of an input. rows: starts a new pass; a question without an id has the id ''.
+
+    corpus: all passages, where they stand in a file of their own. unread: the number of fields, by name, that no format
+    has a use for; it grows while rows are read.
     """
 
     corpus: Corpus | None
@@ -75,15 +80,16 @@ class Questions:
     unread: Counter[str] = field(default_factory=Counter)
 
     def passages(self) -> Iterator[Passage]:
-        """Those of the corpus."""
+        """The passages of the corpus."""
         for i in range(len(self.corpus or ())):
             assert self.corpus is not None
             fields = self.corpus.rows.fields(i)
-            _count_unread_of_passage(self.unread, fields)
+            _count(self.unread, _unread_of_passage(fields))
             yield passage_of(fields)
 
 
 def unread_fields(unread: Counter[str]) -> str:
+    """The most frequent unread fields with their counts, for a message."""
     found = sorted((-count, what) for what, count in unread.items() if count)
     listed = [f"{printable(what)} ({-count:,})" for count, what in found[:NAMED]]
     return ", ".join([*listed, *([f"{len(found) - NAMED:,} more fields"] if len(found) > NAMED else [])])
@@ -97,19 +103,19 @@ def _count(unread: Counter[str], names: Iterable[str]) -> None:
 # ---- pictures, questions or passages? ------------------------------------------------------------------------------
 
 
-def kind_of(sources: Sequence[str]) -> Kind:
-    """What the first of some sources holds, by its first rows; pictures, when these do not tell."""
+def kind_of(sources: Sequence[str]) -> InputKind:
+    """What the first of some sources holds, judged by its first rows; pictures where these do not tell."""
     path = local_path(sources[0])
     if os.path.isfile(os.path.join(path, "queries.jsonl")) or path.endswith(PACKED):
-        return Kind.questions  # whose reader says what is missing, or how to unpack it
-    file = _first_file(sources)
+        return InputKind.questions  # their reader says what is missing, or how to unpack it
     with suppress(ConfigError, OSError):
-        return KINDS[os.path.splitext(shard_name(file))[1]](file) if file else Kind.pictures
-    return Kind.pictures
+        if file := _first_file(sources):
+            return _kind_of_file(file)
+    return InputKind.pictures
 
 
 def _first_file(sources: Sequence[str]) -> str | None:
-    for suffixes in (SHARDS, SUFFIXES):  # a folder of shards may have a manifest.json
+    for suffixes in (SHARDS, SUFFIXES):  # shards first: their folder may also have a manifest.json
         with suppress(ConfigError, OSError):
             return parse_sources(sources[0], "INPUT", suffixes)[0].shards[0]
     return None
@@ -127,66 +133,53 @@ def refuse_unknown(sources: Sequence[str]) -> None:
         )
 
 
-def _kind_of_fields(fields: Mapping[str, Any]) -> Kind:
+def _kind_of_file(file: str) -> InputKind:
+    suffix = os.path.splitext(shard_name(file))[1]
+    if suffix == ".tar":
+        (index,) = index_shards([file])
+        only_json = "json" in index.suffixes and not set(PICTURES) & set(index.suffixes)
+        return InputKind.questions if only_json else InputKind.pictures
+    if suffix == ".tsv":
+        with suppress(ValueError, csv.Error):
+            has_passages = {"id", "text"} <= set(cells(next(_first_lines(file))))
+            return InputKind.passages if has_passages else InputKind.pictures
+    if suffix == ".jsonl" and (fields := _first_fields(file)) is not None:
+        return _kind_of_fields(fields)
+    if suffix == ".json":  # an array, which holds questions unless its first row is a passage
+        rows = _open([file])
+        is_passage = len(rows) and _kind_of_fields(rows.fields(0)) is InputKind.passages
+        return InputKind.passages if is_passage else InputKind.questions
+    return InputKind.pictures
+
+
+def _kind_of_fields(fields: Mapping[str, Any]) -> InputKind:
     if format_of(fields):
-        return Kind.questions
+        return InputKind.questions
     known = any(name in fields for name in PASSAGE_IDS) or not set(fields).difference(PASSAGE_FIELDS)
-    return Kind.passages if known and ("text" in fields or "contents" in fields) else Kind.pictures
-
-
-def _kind_of_lines(file: str) -> Kind:
-    fields = _first_fields(file)
-    return Kind.pictures if fields is None else _kind_of_fields(fields)
+    return InputKind.passages if known and ("text" in fields or "contents" in fields) else InputKind.pictures
 
 
 def _first_fields(file: str) -> dict[str, Any] | None:
-    """The first row of a file of lines that can be read."""
-    with BufferedReader(open_stream(file)) as stream:  # type: ignore[arg-type]  # else it is read byte by byte
-        for _ in range(LOOKED_AT):
-            with suppress(ValueError):
-                fields = parse_json(_line(stream))
-                if isinstance(fields, dict):
-                    return fields
+    """The first row that can be read of a file of JSON lines."""
+    for line in _first_lines(file):
+        with suppress(ValueError):
+            fields = parse_json(line)
+            if isinstance(fields, dict):
+                return fields
     return None
 
 
-def _kind_of_array(file: str) -> Kind:
-    rows = _open([file])
-    found = _kind_of_fields(rows.fields(0)) if len(rows) else Kind.questions
-    return Kind.questions if found is Kind.pictures else found
-
-
-def _kind_of_table(file: str) -> Kind:
-    with BufferedReader(open_stream(file)) as stream:  # type: ignore[arg-type]
-        try:
-            return Kind.passages if {"id", "text"} <= set(cells(_line(stream))) else Kind.pictures
-        except (ValueError, csv.Error):
-            return Kind.pictures
-
-
-def _kind_of_tar(file: str) -> Kind:
-    """By its members, since questions in a tar have no picture beside them."""
-    (index,) = index_shards([file])
-    return Kind.pictures if set(PICTURES) & set(index.suffixes) or "json" not in index.suffixes else Kind.questions
-
-
-def _line(stream: BinaryIO) -> bytes:
-    """One line; no more of a file that has none than a row may have."""
-    return stream.readline(MAX_BYTES["json"]).rstrip(b"\r\n")
-
-
-KINDS: dict[str, Callable[[str], Kind]] = {
-    ".jsonl": _kind_of_lines,
-    ".json": _kind_of_array,
-    ".tsv": _kind_of_table,
-    ".tar": _kind_of_tar,
-}
+def _first_lines(file: str) -> Iterator[bytes]:
+    """The first LOOKED_AT lines; of a line that is longer than a row may be, its beginning."""
+    with BufferedReader(open_stream(file)) as stream:  # type: ignore[arg-type]  # without a buffer byte by byte
+        for _ in range(LOOKED_AT):
+            yield stream.readline(MAX_BYTES["json"]).rstrip(b"\r\n")
 
 
 # ---- questions -----------------------------------------------------------------------------------------------------
 
 
-def open_input(source: str | Sequence[str], options: PackOptions | CheckOptions, key: str) -> Questions:
+def open_input(source: str | Sequence[str], options: PackOptions | CheckOptions, key: str) -> InputQuestions:
     """The questions that `source` names, written like data.train. Raises ConfigError for what cannot work."""
     named = split_sources(source, key)
     if any(weight != 1 for _, weight in named):
@@ -199,138 +192,113 @@ def open_input(source: str | Sequence[str], options: PackOptions | CheckOptions,
 
 
 def _open(files: Sequence[str]) -> Rows:
-    """The rows that can be read; `_unreadable` tells of the others."""
+    """The rows that can be read; `_read` yields the others as BadRow."""
     return Rows(Shards([ShardSource(tuple(files))], list(index_shards(files))))
 
 
-def _unreadable(indexes: Sequence[ShardIndex]) -> Iterator[tuple[str, BadRow]]:
-    for index in indexes:
+def _open_source(source: str | Sequence[str], key: str) -> Rows:
+    return _open([file for each in parse_sources(source, key, SUFFIXES) for file in each.shards])
+
+
+def _read(rows: Rows, convert: Callable[[dict[str, Any], str], T]) -> Iterator[tuple[str, T | BadRow]]:
+    """Where each row stands, and what `convert` makes of its fields, or the BadRow that reading or `convert` raised.
+
+    The rows that the index could not read come first.
+    """
+    for index in rows.shards.indexes:
         for i in range(index.problem_count):
             problem = index.problems[i] if i < len(index.problems) else "python -m data index lists the first 100"
             last = isinstance(problem, Problem) and problem.last
             yield index.path, BadRow("unreadable rest of a file" if last else "unreadable row", str(problem))
+    for i in range(len(rows)):
+        where = rows.where(i)
+        try:
+            yield where, convert(rows.parsed(i), where)
+        except BadRow as error:
+            yield where, error
 
 
 def _rows(
     source: str | Sequence[str], options: PackOptions | CheckOptions, corpus: Corpus | None, key: str
-) -> Questions:
-    files = [file for each in parse_sources(source, key, SUFFIXES) for file in each.shards]
-    rows = _open(files)
-    config, unread = PassageConfig(pos_pool=options.pos_pool, neg_pool=options.neg_pool), Counter[str]()
+) -> InputQuestions:
+    """The questions of files."""
+    rows, unread = _open_source(source, key), Counter[str]()
+    config = PassageConfig(pos_pool=options.pos_pool, neg_pool=options.neg_pool)
 
-    def found() -> Entries:
-        yield from _unreadable(rows.shards.indexes)
-        for i in range(len(rows)):
-            try:
-                fields = rows.parse(i)
-                record = record_of(fields, config)
-                lists = (record.positives, record.negatives, record.hard_negatives)
-                row = QuestionRow(record.question, *(_resolved(passages, corpus, rows.where(i)) for passages in lists))
-            except BadRow as error:
-                yield rows.where(i), error
-                continue
-            _count_unread(unread, fields, row)
-            yield rows.where(i), row
+    def convert(fields: dict[str, Any], where: str) -> QuestionRow:
+        record = record_of(fields, config)
+        try:
+            row = row_of(record, corpus, where, "corpus=")
+        except KeyError as error:
+            raise BadRow("id that is not in the corpus", f"'{error.args[0]}'") from None
+        _count_unread(unread, fields, row)
+        return row
 
-    return Questions(corpus, found, unread)
-
-
-def _resolved(entries: Sequence[Passage] | Sequence[str], corpus: Corpus | None, where: str) -> PassageList:
-    ids = [entry for entry in entries if isinstance(entry, str)]
-    if not ids:
-        return InlinePassages([entry for entry in entries if isinstance(entry, Passage)])
-    if corpus is None:
-        raise ConfigError(f"{where} names its passages by id: set corpus= to their file.")
-    positions = corpus.positions(ids)
-    if (positions < 0).any():
-        raise BadRow("id that is not in the corpus", f"'{ids[int(np.argmin(positions))]}'")
-    return CorpusPassages(corpus, positions)
+    return InputQuestions(corpus, lambda: _read(rows, convert), unread)
 
 
 def _count_unread(unread: Counter[str], fields: Mapping[str, Any], row: QuestionRow) -> None:
-    """Fields that the row's format has no use for, and scored candidates between the best and the worst."""
+    """Count the fields that the row's format has no use for, and candidates that are neither the best nor the worst."""
     read = format_of(fields)
     assert read is not None
     _count(unread, (name for name in fields if name not in (read.question, *read.lists, *QUESTION_FIELDS)))
-    _count_unread_of_metadata(unread, fields)
+    _count(unread, _unread_metadata(fields))
     entries = [entry for name in read.lists for entry in fields.get(name) or ()]
     for entry in entries:
-        _count_unread_of_passage(unread, entry if isinstance(entry, Mapping) else {}, read.passage_fields)
+        if isinstance(entry, Mapping):
+            _count(unread, _unread_of_passage(entry, read.passage_fields))
     if middle := len(entries) - len(row.positives) - len(row.negatives) - len(row.hard_negatives):
         unread["candidates in the middle"] += middle
 
 
-def _count_unread_of_metadata(unread: Counter[str], fields: Mapping[str, Any]) -> None:
+def _unread_metadata(fields: Mapping[str, Any]) -> list[str]:
     metadata = fields.get("metadata")
     if isinstance(metadata, Mapping):
-        topic = ("topic",) if isinstance(metadata.get("topic"), str) else ()
-        _count(unread, (f"metadata.{name}" for name in metadata if name not in topic))
-    elif metadata is not None:
-        _count(unread, ["metadata"])
+        return [f"metadata.{name}" for name, value in metadata.items() if name != "topic" or not isinstance(value, str)]
+    return [] if metadata is None else ["metadata"]
 
 
-def _count_unread_of_passage(
-    unread: Counter[str], fields: Mapping[str, Any], read: Sequence[str] = PASSAGE_FIELDS
-) -> None:
-    _count(unread, (f"{name} of passages" for name in fields if name not in read))
+def _unread_of_passage(fields: Mapping[str, Any], read: Sequence[str] = PASSAGE_FIELDS) -> list[str]:
+    return [f"{name} of passages" for name in fields if name not in read]
 
 
-def _beir(folder: str, split: str, corpus: Corpus | None) -> Questions:
+def _beir(folder: str, split: str, corpus: Corpus | None) -> InputQuestions:
+    """The questions of a BEIR folder with a grade above 0, in the order of queries.jsonl.
+
+    Judgements that name unknown ids come first, as BadRow.
+    """
     qrels = qrels_file(folder, split, "split")
     queries = open_corpus(os.path.join(folder, "queries.jsonl"), "INPUT")
     passages = corpus or open_corpus(os.path.join(folder, "corpus.jsonl"), "INPUT")
     unread = Counter[str]()
 
+    def relevant() -> Iterator[Judgement]:
+        for judgement in judgements(qrels):
+            if judgement[2] > 0:
+                unread["grades above 1"] += judgement[2] > 1
+                yield judgement
+            else:
+                unread["judgements of 0 or less"] += 1
+
     def rows() -> Entries:
-        judged: tuple[array[int], array[int]] = (array("q"), array("q"))
-        for block in _blocks(judgements(qrels)):
-            yield from _resolve_block(block, qrels, (queries, passages), judged, unread)
-        pairs = np.unique(np.asarray(judged, np.int64), axis=1)  # in the order of queries.jsonl and corpus.jsonl
-        ends = np.flatnonzero(np.diff(pairs[0], append=-1)) + 1
-        for begin, end in pairwise([0, *ends.tolist()]):
-            number = int(pairs[0, begin])
+        found: JudgedPairs = (array("q"), array("q"))
+        for (line, ids, grade), unknown in find_judged(relevant(), (queries, passages), found):
+            unread["grades above 1"] -= grade > 1
+            yield f"{qrels}: line {line}", BadRow(f"{SIDES[unknown]} id that is not in the folder", f"'{ids[unknown]}'")
+        numbers, starts, positions = group_judged(found)
+        for number, (begin, end) in zip(numbers.tolist(), pairwise(starts.tolist()), strict=True):
             where, fields = queries.rows.where(number), queries.rows.fields(number)
             try:
-                row = QuestionRow(
-                    query_of(fields),
-                    CorpusPassages(passages, pairs[1, begin:end]),
-                    InlinePassages(()),
-                    InlinePassages(()),
-                )
+                question = query_of(fields)
             except BadRow as error:
                 yield where, error
                 continue
-            _count(unread, (name for name in fields if name not in READ_OF_QUERIES))
-            _count_unread_of_metadata(unread, fields)
-            yield where, row
+            _count(unread, (name for name in fields if name not in QUERY_FIELDS))
+            _count(unread, _unread_metadata(fields))
+            relevant_passages = CorpusPassages(passages, positions[begin:end])
+            yield where, QuestionRow(question, relevant_passages, InlinePassages(()), InlinePassages(()))
 
-    return Questions(passages, rows, unread)
-
-
-def _blocks(judged: Iterator[Judgement]) -> Iterator[list[Judgement]]:
-    while block := list(islice(judged, AT_ONCE)):
-        yield block
-
-
-def _resolve_block(
-    block: list[Judgement],
-    path: str,
-    sides: tuple[Corpus, Corpus],
-    judged: tuple[array[int], array[int]],
-    unread: Counter[str],
-) -> Entries:
-    """Add positions of question and passage of each judgement that says right; yields those that name what is not."""
-    columns = [side.positions([str(entry[1 + i]) for entry in block]) for i, side in enumerate(sides)]
-    for (line, question, passage, grade), *positions in zip(block, *columns, strict=True):
-        if grade <= 0:
-            unread["judgements of 0 or less"] += 1
-        elif min(positions) < 0:
-            what, name = ("question", question) if positions[0] < 0 else ("passage", passage)
-            yield f"{path}: line {line}", BadRow(f"{what} id that is not in the folder", f"'{name}'")
-        else:
-            unread["grades above 1"] += grade > 1
-            for column, position in zip(judged, positions, strict=True):
-                column.append(int(position))
+    return InputQuestions(passages, rows, unread)
 
 
 # ---- passages ------------------------------------------------------------------------------------------------------
@@ -339,15 +307,11 @@ def _resolve_block(
 def open_passages(
     source: str | Sequence[str], key: str, unread: Counter[str]
 ) -> Iterator[tuple[str, Passage | BadRow]]:
-    """The passages that `source` names, in order: (where, passage). A passage may lack an id here."""
-    rows = _open([file for each in parse_sources(source, key, SUFFIXES) for file in each.shards])
-    yield from _unreadable(rows.shards.indexes)
-    for i in range(len(rows)):
-        try:
-            fields = rows.parse(i)
-            passage = passage_of(fields)
-        except BadRow as error:
-            yield rows.where(i), error
-            continue
-        _count_unread_of_passage(unread, fields)
-        yield rows.where(i), passage
+    """Where each passage of `source` stands, and the passage. A passage may lack an id here."""
+
+    def convert(fields: dict[str, Any], where: str) -> Passage:
+        passage = passage_of(fields)
+        _count(unread, _unread_of_passage(fields))
+        return passage
+
+    return _read(_open_source(source, key), convert)

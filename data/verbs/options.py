@@ -8,12 +8,7 @@ from enum import Enum
 from data.command_line import config_option
 from data.config import DataConfig, PassageConfig, QuestionConfig, check_split, described
 
-
-class OnError(Enum):
-    """What a bad row does."""
-
-    stop = "stop"
-    skip = "skip"
+OnError = Enum("OnError", {"stop": "stop", "skip": "skip"})
 
 
 class Target(Enum):

@@ -1,4 +1,4 @@
-"""What a command writes appears whole under its name, or not at all; what it left out and what to do next is said."""
+"""Outputs of `python -m data pack`: a folder that appears only when it is complete, shards, counts of skipped rows."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ import os
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
 from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data.errors import ConfigError, DataError, printable
+from data.errors import ConfigError
+from data.errors import DataError
+from data.errors import printable
 from data.files import whole_folder
+from data.errors import BadRow
+from data.index import ShardIndex
+from data.index import index_shards
 from data.verbs.options import OnError, PackOptions
 
 SHOWN = 5  # bad rows that are printed in full
-
-
-def refuse_existing(out: Path, what: str = "folder") -> None:
-    """Raises ConfigError when `out` is there already; an empty folder may be filled."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"out={out} is there already; choose a new {what} or delete it.")
 
 
 @contextmanager
@@ -40,18 +42,20 @@ def _beside(out: Path) -> Path:
 
 
 def checked_out(options: PackOptions) -> Path:
-    """The new folder that `pack` is to write. Raises ConfigError for options that cannot work."""
+    """The folder that `pack` writes. Raises ConfigError for options that cannot work; an empty folder may be there."""
     if not options.out:
         raise ConfigError("pack needs out=FOLDER, for example out=shards.")
     if options.maxcount < 1 or options.maxsize <= 0:
         raise ConfigError(f"maxcount={options.maxcount} and maxsize={options.maxsize:g} must be positive.")
-    refuse_existing(Path(options.out))
-    return Path(options.out)
+    out = Path(options.out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"out={out} is there already; choose a new folder or delete it.")
+    return out
 
 
 @contextmanager
 def shard_writer(folder: Path, options: PackOptions) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A function that adds a sample {"__key__": …, suffix: bytes} to the shards 000000.tar …; the same bytes always."""
+    """A function that adds a sample {"__key__": …, suffix: bytes} to the shards 000000.tar …, reproducibly."""
     from webdataset.writer import ShardWriter
 
     pattern = str(folder).replace("%", "%%") + "/%06d.tar"
@@ -60,13 +64,20 @@ def shard_writer(folder: Path, options: PackOptions) -> Iterator[Callable[[dict[
         yield writer.write
 
 
+def index_new(files: Iterable[Path]) -> list[ShardIndex]:
+    """Index new files, which reads them as training will."""
+    indexes = list(index_shards(sorted(map(str, files))))
+    assert not any(index.problems for index in indexes), indexes
+    return indexes
+
+
 def shard_names(folder: Path, shards: int) -> Path:
     """All shards of a folder as one path with a brace list."""
     return folder / ("000000.tar" if shards == 1 else f"{{000000..{shards - 1:06d}}}.tar")
 
 
 def command(program: str, paths: Mapping[str, Path], *others: str) -> str:
-    """A command to copy: `paths` by key are quoted for the shell and for Hydra, whose grammar knows no bare braces."""
+    """A command to copy. `paths` by key are quoted for the shell and for Hydra, which does not read bare braces."""
     escaped = {key: str(path).replace("\\", "\\\\").replace('"', '\\"') for key, path in paths.items()}
     words = [*(f'{key}="{value}"' for key, value in escaped.items()), *others]
     return " ".join([program, *map(shlex.quote, words)])
@@ -74,23 +85,28 @@ def command(program: str, paths: Mapping[str, Path], *others: str) -> str:
 
 @dataclass
 class Tally:
-    """How many rows were read, and why some were left out."""
+    """The number of rows that were read, and of those that were skipped, by reason."""
 
     on_error: OnError
     rows: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
 
-    def leave_out(self, message: str, reason: str) -> None:
-        """Count a bad row; with on_error=stop raise DataError."""
-        message = f"{message:.1000}"
-        if self.on_error is OnError.stop:
-            raise DataError(f"{message}. With on_error=skip such rows are left out and counted.")
-        self.skipped[reason] += 1
-        if self.skipped.total() <= SHOWN:
-            print(printable(f"skipped {message}"), file=sys.stderr)
+    @contextmanager
+    def row(self, where: str) -> Iterator[None]:
+        """One row: a BadRow that the block raises is printed and counted. With on_error=stop it is a DataError."""
+        self.rows += 1
+        try:
+            yield
+        except BadRow as bad:
+            message = f"{f'{where}: {bad}':.1000}"
+            if self.on_error is OnError.stop:
+                raise DataError(f"{message}. With on_error=skip such rows are left out and counted.") from None
+            self.skipped[bad.reason] += 1
+            if self.skipped.total() <= SHOWN:
+                print(printable(f"skipped {message}"), file=sys.stderr)
 
-    def refuse_nothing(self, source: str) -> None:
-        """Raises DataError when there is no good row."""
+    def check_any(self, source: str) -> None:
+        """Raise DataError when no row was good."""
         if self.rows == self.skipped.total():
             raise DataError(f"{source}: no sample to write. {self if self.rows else 'It has no rows.'}")
 

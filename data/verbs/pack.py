@@ -1,4 +1,4 @@
-"""`python -m data pack`: pictures and captions into webdataset shards, byte for byte and the same bytes every time."""
+"""`python -m data pack` for pictures and captions: webdataset shards with the bytes of the pictures, reproducibly."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data.errors import BadRow, ConfigError, DataError
-from data.index import ShardIndex, index_shards
+from data.index import ShardIndex
 from data.pictures import read_header
 from data.scan import MAX_BYTES, PICTURES
 from data.tables import PairTable, TablePair, content, open_table
 from data.verbs.options import PackOptions, Target
-from data.verbs.outputs import Tally, checked_out, command, new_folder, shard_names, shard_writer
+from data.verbs.outputs import Tally, checked_out, command, index_new, new_folder, shard_names, shard_writer
 
 
 def pack_pairs(source: str, options: PackOptions) -> None:
     """Write the shards of an input into the new folder `options.out`, index them, print how to train on them.
 
-    Raises ConfigError for a folder that is there already or columns that are not, DataError naming the row for a
-    missing or undecodable picture and an empty caption (`on_error=stop`). Nothing is left behind in either case.
+    Raises ConfigError for a folder that exists or a column that does not, DataError naming the row for a missing or
+    undecodable picture or an empty caption (`on_error=stop`). Then the folder is not made.
     """
     out = checked_out(options)
     if options.to is not Target.shards:
@@ -27,9 +27,7 @@ def pack_pairs(source: str, options: PackOptions) -> None:
     table = open_table(Path(source), options)
     with new_folder(out) as folder:
         tally = _write(source, table, folder, options)
-        shards = sorted(str(shard) for shard in folder.glob("*.tar"))
-        indexes = list(index_shards(shards))
-        assert not any(index.problems for index in indexes), indexes
+        indexes = index_new(folder.glob("*.tar"))
     print(_summary(out, indexes, table, tally))
 
 
@@ -37,19 +35,15 @@ def _write(source: str, table: PairTable, folder: Path, options: PackOptions) ->
     tally = Tally(options.on_error)
     with shard_writer(folder, options) as write:
         for where, fields in table.rows():
-            tally.rows += 1
-            try:
+            with tally.row(f"{source}: {where}"):
                 members = _members(table.pair(fields), table, options)
-            except BadRow as bad:
-                tally.leave_out(f"{source}: {where}: {bad}", bad.reason)
-                continue
-            write({"__key__": f"{tally.rows - 1:09d}", **members})
-    tally.refuse_nothing(source)
+                write({"__key__": f"{tally.rows - 1:09d}", **members})
+    tally.check_any(source)
     return tally
 
 
 def _members(pair: TablePair, table: PairTable, options: PackOptions) -> dict[str, bytes]:
-    """Picture, `txt` for a single caption, `json` for lists of captions and for other fields."""
+    """The members of a sample by suffix: the picture, txt for one caption, json for several and for other fields."""
     suffix, picture = _picture(pair.image, options.max_image_pixels)
     members = {suffix: picture}
     if not table.listed:

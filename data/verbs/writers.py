@@ -1,4 +1,4 @@
-"""Questions and passages as files of each format that `python -m data pack` writes, one row after the other.
+"""Writers of the formats of `python -m data pack` for questions and passages, one row after the other.
 
     shards        000000.tar …: DPR's fields as the json member of each sample
     dpr           SPLIT.json: an array {question, answers, positive_ctxs, negative_ctxs, hard_negative_ctxs}
@@ -7,9 +7,9 @@
     flag          SPLIT.jsonl: {query, pos, neg}
     beir          queries.jsonl {_id, text, metadata}, qrels/SPLIT.tsv (query-id, corpus-id, score)
 
-All passages of a source are corpus.jsonl: {docid, title, text}, in beir {_id, title, text}, in dpr corpus.tsv with id,
-text and title. tevatron_ids and beir need them; for dpr and tevatron they are written where the source has such a file.
-Every row of a .jsonl has the same fields, as readers of JSON-lines into tables need it (datasets, pyarrow).
+The passages of a source are corpus.jsonl: {docid, title, text}, in beir {_id, title, text}; in dpr they are corpus.tsv
+with id, text and title. tevatron_ids and beir need this file; dpr and tevatron get it where the source has one.
+Every row of a .jsonl has the same fields: readers of JSON lines into tables need it (datasets, pyarrow).
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ import io
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -35,12 +36,15 @@ from data.verbs.options import PackOptions, Target
 from data.verbs.outputs import shard_writer
 
 Fields = dict[str, Any]
-Write = Callable[[QuestionRow], bool]  # whether the row stays one of its own
-IN_TABLE = '\t\r\n"'  # what an id in a table cannot have, since some readers split lines without csv
+Dropped = Counter[str]  # by name, how much of the source the new files cannot hold
+RowFields = Callable[[QuestionRow, Dropped], Fields]
+Write = Callable[[QuestionRow, Dropped], bool]  # False when the row was joined with an earlier one
+Line = Callable[[Passage, Dropped], bytes]
+IN_TABLE = '\t\r\n"'  # characters that an id in a table cannot have: some readers split lines without csv
 
 
 def json_bytes(fields: Fields) -> bytes:
-    """Raises BadRow for what no reader of ours would take: ids are short, what they stand for is not."""
+    """The fields as JSON. Raises BadRow when it is longer than our readers take: the source may name texts by ids."""
     content = json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()
     if len(content) > MAX_BYTES["json"]:
         raise BadRow("json too long", f"more than {MAX_BYTES['json']} bytes")
@@ -48,7 +52,7 @@ def json_bytes(fields: Fields) -> bytes:
 
 
 def passage_id(passage: Passage) -> str:
-    """Its id; where it has none, one made of its content, so that equal passages share it."""
+    """The id of a passage; without one, an id made of its content, so that equal passages share it."""
     return key_name(passage.key) if passage.id is None else passage.id
 
 
@@ -57,10 +61,11 @@ def question_id(question: Question) -> str:
 
 
 # ---- rows as fields ------------------------------------------------------------------------------------------------
+# Each function adds to `dropped` how much of the row the format cannot hold.
 
 
-def dpr_fields(row: QuestionRow) -> Fields:
-    """Fields that DPR does not know, which it passes over, are there where the source gives them."""
+def dpr_fields(row: QuestionRow, dropped: Dropped) -> Fields:
+    """The fields of DPR, and an id and metadata where the source gives them, which DPR ignores."""
     lists = {"positive": row.positives, "negative": row.negatives, "hard_negative": row.hard_negatives}
     return {
         **({"query_id": row.question.id} if row.question.id else {}),
@@ -80,31 +85,39 @@ def _context(passage: Passage) -> Fields:
     return fields if passage.id is None else {**fields, "passage_id": passage.id}
 
 
-def tevatron_fields(row: QuestionRow) -> Fields:
+def tevatron_fields(row: QuestionRow, dropped: Dropped) -> Fields:
+    dropped["question groups"] += row.question.group is not None
     return {
         "query_id": question_id(row.question),
         "query": row.question.text,
         "answers": [*row.question.answers],
         "positive_passages": [_document("docid", passage) for passage in row.positives],
-        "negative_passages": [_document("docid", passage) for passage in _negatives(row)],
+        "negative_passages": [_document("docid", passage) for passage in _one_list(row, dropped)],
     }
 
 
-def tevatron_ids_fields(row: QuestionRow) -> Fields:
+def tevatron_ids_fields(row: QuestionRow, dropped: Dropped) -> Fields:
+    dropped["question groups"] += row.question.group is not None
     return {
         "query_id": question_id(row.question),
         "query_text": row.question.text,
         "answers": [*row.question.answers],
         "positive_document_ids": [passage_id(passage) for passage in row.positives],
-        "negative_document_ids": [passage_id(passage) for passage in _negatives(row)],
+        "negative_document_ids": [passage_id(passage) for passage in _one_list(row, dropped)],
     }
 
 
-def flag_fields(row: QuestionRow) -> Fields:
+def flag_fields(row: QuestionRow, dropped: Dropped) -> Fields:
+    passages = [*row.positives, *row.negatives, *row.hard_negatives]
+    dropped["question ids"] += bool(row.question.id)
+    dropped["answers"] += len(row.question.answers)
+    dropped["question groups"] += row.question.group is not None
+    dropped["titles"] += sum(bool(passage.title) for passage in passages)
+    dropped["passage ids"] += sum(passage.id is not None for passage in passages)
     return {
         "query": row.question.text,
         "pos": [passage.text for passage in row.positives],
-        "neg": [passage.text for passage in _negatives(row)],
+        "neg": [passage.text for passage in _one_list(row, dropped)],
     }
 
 
@@ -112,20 +125,25 @@ def _document(id_key: str, passage: Passage) -> Fields:
     return {id_key: passage_id(passage), "title": passage.title, "text": passage.text}
 
 
-def _negatives(row: QuestionRow) -> Iterator[Passage]:
-    """For formats with one list: the hard ones first."""
-    yield from row.hard_negatives
-    yield from row.negatives
+def _one_list(row: QuestionRow, dropped: Dropped) -> list[Passage]:
+    """The negatives for formats that have one list of them: the hard ones first."""
+    dropped["marks that a negative is a plain one"] += len(row.negatives)
+    return [*row.hard_negatives, *row.negatives]
 
 
 # ---- files of rows -------------------------------------------------------------------------------------------------
 
 
-def _lines(fields: Callable[[QuestionRow], Fields]) -> Callable[[Path, PackOptions], Any]:
+def _lines(fields: RowFields) -> Callable[[Path, PackOptions], Any]:
     @contextmanager
     def opened(folder: Path, options: PackOptions) -> Iterator[Write]:
         with (folder / f"{options.split}.jsonl").open("wb") as file:
-            yield lambda row: _put(file, json_bytes(fields(row)), b"\n")
+
+            def write(row: QuestionRow, dropped: Dropped) -> bool:
+                file.write(json_bytes(fields(row, dropped)) + b"\n")
+                return True
+
+            yield write
 
     return opened
 
@@ -136,9 +154,10 @@ def _array(folder: Path, options: PackOptions) -> Iterator[Write]:
     with (folder / f"{options.split}.json").open("wb") as file:
         separators = iter([b"[\n"])
 
-        def write(row: QuestionRow) -> bool:
-            content = json_bytes(dpr_fields(row))  # a bad row has no separator
-            return _put(file, next(separators, b",\n"), content)
+        def write(row: QuestionRow, dropped: Dropped) -> bool:
+            content = json_bytes(dpr_fields(row, dropped))  # first: a bad row must not take a separator
+            file.write(next(separators, b",\n") + content)
+            return True
 
         yield write
         file.write(b"\n]\n")
@@ -147,13 +166,12 @@ def _array(folder: Path, options: PackOptions) -> Iterator[Write]:
 @contextmanager
 def _shards(folder: Path, options: PackOptions) -> Iterator[Write]:
     """Samples are named by their number among the good rows."""
-    number = 0
+    numbers = count()
     with shard_writer(folder, options) as write_sample:
 
-        def write(row: QuestionRow) -> bool:
-            nonlocal number
-            write_sample({"__key__": f"{number:09d}", "json": json_bytes(dpr_fields(row))})
-            number += 1
+        def write(row: QuestionRow, dropped: Dropped) -> bool:
+            content = json_bytes(dpr_fields(row, dropped))  # first: a bad row must not take a number
+            write_sample({"__key__": f"{next(numbers):09d}", "json": content})
             return True
 
         yield write
@@ -161,29 +179,34 @@ def _shards(folder: Path, options: PackOptions) -> Iterator[Write]:
 
 @contextmanager
 def _beir(folder: Path, options: PackOptions) -> Iterator[Write]:
-    """Rows of one question become one: queries and pairs are written when they come first."""
+    """Rows of one question become one: a question or a pair that was written before is not written again."""
     qrels = folder / "qrels" / f"{options.split}.tsv"
     qrels.parent.mkdir()
-    with (folder / "queries.jsonl").open("wb") as queries, qrels.open("wb") as judged, seen(folder, "beir") as known:
+    with (
+        (folder / "queries.jsonl").open("wb") as queries,
+        qrels.open("wb") as judged,
+        written_ids(folder, "beir") as written,
+    ):
         judged.write(b"query-id\tcorpus-id\tscore\n")
 
-        def write(row: QuestionRow) -> bool:
-            name, right = question_id(row.question), dict.fromkeys(passage_id(passage) for passage in row.positives)
-            for part in (name, *right):
+        def write(row: QuestionRow, dropped: Dropped) -> bool:
+            name = question_id(row.question)
+            relevant = dict.fromkeys(passage_id(passage) for passage in row.positives)
+            for part in (name, *relevant):
                 _refuse_in_table(part)
-            new = known.new(name, row.question.key, "question")
+            new = written.add(name, row.question.key, "question")
             if new:
-                _put(queries, json_bytes({"_id": name, "text": row.question.text, **_metadata(row.question)}), b"\n")
-            pairs = [pair for pair in (f"{name}\t{passage}" for passage in right) if known.new(pair, 1, "pair")]
-            _put(judged, *(f"{pair}\t1\n".encode() for pair in pairs))
+                content = json_bytes({"_id": name, "text": row.question.text, **_metadata(row.question)})
+                queries.write(content + b"\n")
+            for pair in (f"{name}\t{passage}" for passage in relevant):
+                if written.add(pair, 1, "pair"):
+                    judged.write(f"{pair}\t1\n".encode())
+            dropped["answers"] += len(row.question.answers)
+            dropped["negatives"] += len(row.negatives)
+            dropped["hard negatives"] += len(row.hard_negatives)
             return new
 
         yield write
-
-
-def _put(file: BinaryIO, *contents: bytes) -> bool:
-    file.write(b"".join(contents))
-    return True
 
 
 def _refuse_in_table(name: str) -> None:
@@ -204,123 +227,123 @@ ROWS: dict[Target, Callable[[Path, PackOptions], Any]] = {
 # ---- files of passages ---------------------------------------------------------------------------------------------
 
 
-def _table_line(passage: Passage) -> bytes:
+def _table_line(passage: Passage, dropped: Dropped) -> bytes:
     name = passage_id(passage)
     _refuse_in_table(name)
     line = io.StringIO()
-    # csv quotes a cell for the characters of the line's end that are in it, so both are named here
+    # csv quotes a cell that holds a character of the line end, so both characters are named and the line is cut
     csv.writer(line, delimiter="\t", lineterminator="\r\n").writerow([name, passage.text, passage.title])
+    # readers of such tables take quotes around a text for those of csv
+    dropped["outer quotes of texts"] += sum(part != part.strip('"') for part in (passage.text, passage.title))
     return line.getvalue().encode()[:-2] + b"\n"
 
 
-def _outer_quotes(passage: Passage) -> int:
-    """A table has none: its readers take those of a text for csv's own."""
-    return sum(part != part.strip('"') for part in (passage.text, passage.title))
+def _json_line(id_key: str) -> Line:
+    return lambda passage, dropped: json_bytes(_document(id_key, passage)) + b"\n"
 
 
 @dataclass(frozen=True)
 class CorpusFormat:
-    """lost: by name, how much of it a passage has that this file cannot hold."""
+    """A file of passages: its name, what makes a line of a passage, and the first line."""
 
     name: str
-    line: Callable[[Passage], bytes]
+    line: Line
     header: bytes = b""
-    lost: Mapping[str, Callable[[Passage], int]] = field(default_factory=dict)
 
 
-_DOCUMENTS = CorpusFormat("corpus.jsonl", lambda passage: json_bytes(_document("docid", passage)) + b"\n")
 CORPORA = {
-    Target.dpr: CorpusFormat("corpus.tsv", _table_line, b"id\ttext\ttitle\n", {"outer quotes of texts": _outer_quotes}),
-    Target.tevatron: _DOCUMENTS,
-    Target.tevatron_ids: _DOCUMENTS,
-    Target.beir: CorpusFormat("corpus.jsonl", lambda passage: json_bytes(_document("_id", passage)) + b"\n"),
+    Target.dpr: CorpusFormat("corpus.tsv", _table_line, b"id\ttext\ttitle\n"),
+    Target.tevatron: CorpusFormat("corpus.jsonl", _json_line("docid")),
+    Target.tevatron_ids: CorpusFormat("corpus.jsonl", _json_line("docid")),
+    Target.beir: CorpusFormat("corpus.jsonl", _json_line("_id")),
 }
 
 
 class CorpusWriter:
-    """A corpus that grows by the passages that are new; each id once. source: a corpus that is copied into it first."""
+    """Writes a corpus with each id once. source: a corpus whose passages are copied into it first, or None.
 
-    def __init__(self, file: BinaryIO, form: CorpusFormat, known: Seen, source: Corpus | None) -> None:
-        self.file, self.form, self.known, self.source = file, form, known, source
-        self.count, self.lost = 0, Counter[str]()
+    count: passages written. dropped: what of them the file cannot hold.
+    """
+
+    def __init__(self, file: BinaryIO, form: CorpusFormat, written: WrittenIds, source: Corpus | None) -> None:
+        self.file, self.form, self.written, self.source = file, form, written, source
+        self.count, self.dropped = 0, Counter[str]()
         file.write(form.header)
 
     def copy(self, passages: Iterable[Passage]) -> None:
-        """Those of `source`. Raises DataError for one that the file cannot hold: the rows need them all."""
+        """Write the passages of `source`. Raises DataError for one that the file cannot hold: rows may need it."""
         for passage in passages:
             try:
-                self._write(passage, self.form.line(passage))
+                self.file.write(self.form.line(passage, self.dropped))
             except BadRow as bad:
                 raise DataError(f"corpus: passage {self.count + 1}: {bad}") from None
+            self.count += 1
 
     def add(self, passages: Iterable[Passage]) -> int:
-        """Write the new ones, all or, when it raises BadRow, none; returns their number."""
-        fresh: dict[str, tuple[Passage, bytes]] = {}
+        """Write the new passages; returns their number. Raises BadRow, and writes none, when one cannot be written."""
+        new: dict[str, tuple[int, bytes]] = {}
+        dropped = Counter[str]()
         for passage in passages:
             name = passage_id(passage)
-            there = fresh[name][0].key if name in fresh else self._key(name)
-            if there is None:
-                fresh[name] = passage, self.form.line(passage)
-            elif there != passage.key:
+            key = new[name][0] if name in new else self._key(name)
+            if key is None:
+                new[name] = passage.key, self.form.line(passage, dropped)
+            elif key != passage.key:
                 raise BadRow("passage id with two texts", f"'{name}'")
-        for name, (passage, line) in fresh.items():
-            self._write(passage, line)
-            self.known.new(name, passage.key, "passage")
-        return len(fresh)
+        for name, (key, line) in new.items():
+            self.file.write(line)
+            self.written.add(name, key, "passage")
+        self.count += len(new)
+        self.dropped.update(dropped)
+        return len(new)
 
     def _key(self, name: str) -> int | None:
-        """Content key of the passage with this id, if it is there."""
+        """Content key of the passage with this id, None where no passage has it yet."""
         if self.source is not None and (position := int(self.source.positions([name])[0])) >= 0:
             return int(self.source.keys[position])
-        return self.known.key(name)
-
-    def _write(self, passage: Passage, line: bytes) -> None:
-        self.file.write(line)
-        self.count += 1
-        for what, lost in self.form.lost.items():
-            self.lost[what] += lost(passage)
+        return self.written.key(name)
 
 
 @contextmanager
 def corpus_writer(folder: Path, target: Target, source: Corpus | None) -> Iterator[CorpusWriter]:
     form = CORPORA[target]
-    with (folder / form.name).open("wb") as file, seen(folder, "passages") as known:
-        yield CorpusWriter(file, form, known, source)
+    with (folder / form.name).open("wb") as file, written_ids(folder, "passages") as written:
+        yield CorpusWriter(file, form, written, source)
 
 
 # ---- what was written ----------------------------------------------------------------------------------------------
 
 
-class Seen:
-    """Ids that were written, and the key of what each stands for; on disk, since there may be many millions."""
+class WrittenIds:
+    """Ids that were written, each with the content key of what it names. On disk: there may be many millions."""
 
     def __init__(self, base: sqlite3.Connection) -> None:
         self.base = base
-        base.execute("CREATE TABLE seen (id TEXT PRIMARY KEY, key INTEGER) WITHOUT ROWID")
+        base.execute("CREATE TABLE written (id TEXT PRIMARY KEY, key INTEGER) WITHOUT ROWID")
         base.execute("BEGIN")
 
     def key(self, name: str) -> int | None:
-        found = self.base.execute("SELECT key FROM seen WHERE id = ?", (name,)).fetchone()
+        found = self.base.execute("SELECT key FROM written WHERE id = ?", (name,)).fetchone()
         return None if found is None else int(found[0])
 
-    def new(self, name: str, key: int, what: str) -> bool:
-        """Whether the id is new; it is known afterwards. Raises BadRow when it stands for something else already."""
-        there = self.key(name)
-        if there is None:
-            self.base.execute("INSERT INTO seen VALUES (?, ?)", (name, key))
-        elif there != key:
+    def add(self, name: str, key: int, what: str) -> bool:
+        """Add an id; whether it is new. Raises BadRow when it names something else already."""
+        known = self.key(name)
+        if known is None:
+            self.base.execute("INSERT INTO written VALUES (?, ?)", (name, key))
+        elif known != key:
             raise BadRow(f"{what} id with two texts", f"'{name}'")
-        return there is None
+        return known is None
 
 
 @contextmanager
-def seen(folder: Path, name: str) -> Iterator[Seen]:
+def written_ids(folder: Path, name: str) -> Iterator[WrittenIds]:
     path = folder / f".{name}.sqlite"
     base = sqlite3.connect(path, isolation_level=None)
     try:
-        base.execute("PRAGMA journal_mode = OFF")
+        base.execute("PRAGMA journal_mode = OFF")  # the file is deleted at the end: it needs no safety
         base.execute("PRAGMA synchronous = OFF")
-        yield Seen(base)
+        yield WrittenIds(base)
     finally:
         base.close()
         path.unlink()
