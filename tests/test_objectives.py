@@ -181,7 +181,12 @@ REFUSED_INPUTS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ),
     ("clip", {}, {"negatives": torch.ones(9, 5)}, r"negatives must be \(b, k, D\), or Columns, not \(9, 5\)"),
     ("clip", {}, {"negatives": torch.ones(9, 1, 4)}, r"width of y, 5, not \(9, 4\)"),
-    ("clip", {}, {"known": Known(torch.tensor([9]), torch.tensor([1])), "y_keys": Y_KEYS}, "known: no row 9 among 9"),
+    (
+        "clip",
+        {},
+        {"known_positives": Known(torch.tensor([9]), torch.tensor([1])), "y_keys": Y_KEYS},
+        "known_positives: no row 9 among 9",
+    ),
     ("sogclr", {"num_samples": 9}, {"sample_ids_b": torch.ones(9)}, r"sample_ids must be int64 \(n,\), not float32"),
     (
         "one_sided_dpm",

@@ -156,7 +156,7 @@ class TrainStep:
     def _known(self, batch: Batch) -> dict[str, Known]:
         """What is right for a row, for an objective that can exclude it from its negatives."""
         known = batch.known if "excluded" in getattr(self.objective, "takes", ()) else None
-        return {} if known is None else {"known": known}
+        return {} if known is None else {"known_positives": known}
 
     def _embed(self, chunk: Chunk, step: int) -> Pair:
         """Embeddings of both sides, as many as count."""

@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from data.errors import ConfigError
 from train.config import BatchNorm
-from train.losses.functions import once
+from train.losses.functions import first_order_only
 from train.towers.pooled import Pooled
 
 
@@ -181,7 +181,7 @@ class _Normalised(torch.autograd.Function):
         return F.batch_norm(x, mean, var, weight, bias, eps=eps)
 
     @staticmethod
-    @once
+    @first_order_only
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """With mean and var fixed; less what flows through them, which are sums over all ranks.
 

@@ -10,7 +10,7 @@ from data.config import described
 from train.losses.options.common import (
     DIRECTIONS,
     NO_FURTHER,
-    Candidates,
+    CandidateSet,
     Directions,
     ExpectedBatch,
     ObjectiveRow,
@@ -126,7 +126,7 @@ OBJECTIVES = [
         "Global contrastive loss on the batch: symmetric DPM over negatives only, mean inside the log.",
         **DPM,
         directions=Directions.sum,
-        candidates=Candidates.negatives,
+        candidates=CandidateSet.negatives,
         partition=Partition.mean,
     ),
     ObjectiveRow("one_sided_dpm", OneSidedDPMOptions, **DPM),
