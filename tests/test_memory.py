@@ -126,7 +126,7 @@ def test_means_of_what_is_empty_infinite_or_alone() -> None:
 
 
 def test_numbers_of_one_sample_that_differ_are_our_mistake() -> None:
-    with pytest.raises(AssertionError, match=r"visit\.mean"):
+    with pytest.raises(AssertionError, match=r"StateRead\.mean"):
         write(SampleState(N, INITIAL), (2, 2), log_u=[0.0, 1.0])
 
 

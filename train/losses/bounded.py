@@ -65,7 +65,10 @@ def find_bound(tiles: Tiles, logits: Logits, layout: Layout) -> Bound | None:
 
 
 def bounded_sums(tiles: Tiles, logits: Logits, bound: Bound, layout: Layout) -> tuple[Tensor, Tensor] | None:
-    """Rows (b,) and columns (M,) of log Σ exp from plain sums; None, on all ranks alike, if one of them underflows."""
+    """log Σ exp of own rows (b,) and of all columns (M,) from plain sums. A collective.
+
+    None, on all ranks, if one of the sums underflows on any rank.
+    """
     info = torch.finfo(tiles.dtype)
     least = info.tiny / info.eps  # a sum above it has lost no digit to subnormal terms
     row_sums_b, column_sums_M = _sums(tiles, logits, bound)

@@ -72,7 +72,9 @@ def relations(batch: GatheredBatch, options: PairOptions) -> Relations:
     positive_keys = same if options.duplicates is Duplicates.positive else None
     negatives_only = options.candidates is CandidateSet.negatives or options.positives is Positives.exclude
     masked = same if negatives_only or positive_keys is None else None
-    dropped = _dropped(batch, negatives_only)
+    dropped = batch.positives if negatives_only else None  # listed pairs that are no candidates
+    if batch.excluded is not None:
+        dropped = Pairs(batch.excluded).joined(dropped or Pairs(batch.excluded[:0]))
     exclusion = None
     if masked or dropped:
         keys = batch.keys if masked else ()
@@ -117,13 +119,6 @@ def _with_equal_keys(batch: GatheredBatch) -> Pairs:
             "in memory linear in the batch. Set objective.positives=each, or objective.duplicates=mask"
         )
     return Pairs(torch.cat([batch.positives.pairs_P2, *(equal_pairs(*keys) for keys in batch.keys)]).unique(dim=0))
-
-
-def _dropped(batch: GatheredBatch, negatives_only: bool) -> Pairs | None:
-    """The listed pairs that are no candidates: excluded ones and, if negatives_only, positives."""
-    if batch.excluded is None:
-        return batch.positives if negatives_only else None
-    return Pairs(batch.excluded).joined(batch.positives if negatives_only else Pairs(batch.excluded[:0]))
 
 
 def _candidate_counts(

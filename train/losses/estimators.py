@@ -27,10 +27,10 @@ from train.losses.memory import SampleState, StateRead
 from train.losses.options.common import CandidateSet, Directions, Duplicates, PairOptions
 from train.losses.options.estimators import EstimatorOptions, ISogCLROptions, NuclrOptions, TemperatureGradient
 from train.losses.pairwise import Scales, log_partition
+from train.losses.robust import SIDES
 from train.losses.softmax import score_means
 from train.losses.strip import GatheredBatch
 
-SIDES = {Directions.sum: "xy", Directions.mean: "xy", Directions.x: "x", Directions.y: "y"}  # of the anchors
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 Numbers = dict[str, Tensor]  # by side or by name
 
@@ -351,14 +351,15 @@ class Nuclr(TemperatureObjective):
         with torch.enable_grad():
             leaves = Leaves(batch, state.old("zeta"))
             weights = {side: scale * zeta_B for side, zeta_B in leaves.numbers.items()}
+            row_weights_b, column_weights_M = weights["y"][own] if "y" in weights else None, weights.get("x")
+            embeddings, exclusion = (leaves.batch.x_bD, leaves.batch.y_MD), state.related.exclusion
             rows_b, columns_M = log_partition(
-                leaves.batch.x_bD,
-                leaves.batch.y_MD,
+                *embeddings,
                 scale,
                 batch.columns,
-                state.related.exclusion,
-                row_weights_b=weights["y"][own] if "y" in weights else None,
-                column_weights_M=weights.get("x"),
+                exclusion,
+                row_weights_b=row_weights_b,
+                column_weights_M=column_weights_M,
             )
             a_b = scale * leaves.batch.pair_scores()
             log_g = state.log_g(rows_b, columns_M, a_b, a_b)

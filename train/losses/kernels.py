@@ -32,7 +32,7 @@ tl: Any = import_module("triton.language") if INSTALLED else None
 STRIP = 8192  # rows and columns of a strip of G: 128 MB in bf16; with its operands it leaves room in the device's cache
 WIDEST = 4096  # the largest D
 KEYS = 2  # how many keys are compared, at most
-BLOCK_ROWS = 128  # rows of a block, alike for all shapes that are tried: there is one partial sum of columns for each
+BLOCK_ROWS = 128  # rows of a block, the same for all shapes that are tried: each block has one partial sum per column
 BLOCKS = ((128, 64, 4, 3), (128, 64, 4, 4), (128, 64, 8, 3), (256, 64, 8, 3), (256, 64, 8, 4))
 WIDEST_BLOCK = 256
 PROGRAMS = 1024  # enough to keep every processor of a device busy, few enough for partial sums of rows to be small
@@ -125,8 +125,8 @@ def gradient_strip(
 ) -> Tensor:
     """G_ij = E_ij (u_i + v_j) of at most STRIP rows and columns: (r, c) in the type of x; into `out`, if given.
 
-    u, v: float32. exclusion: of this strip (KernelExclusion.within). out: flat, STRIP² numbers, of which the first are
-    used; the next call with the same `out` overwrites the result. In fp16, small G are lost unless a power of two on u
+    u, v: float32. exclusion: of this strip (KernelExclusion.within). out: flat, STRIP² numbers, the first of which hold
+    the result; the next call with the same `out` overwrites the result. In fp16, small G are lost unless a power of two on u
     and v brings the largest near 2^14, as `gradients` does.
     """
     x_rD, y_cD = x_rD.contiguous(), y_cD.contiguous()
@@ -302,8 +302,8 @@ def _sums_kernel(
         )  # fmt: skip
         row_sums += tl.sum(e, 1)
         columns = start + tl.arange(0, BLOCK_COLUMNS)
-        place = of_columns + row_block.to(tl.int64) * column_count + columns
-        tl.store(place, tl.sum(e, 0), mask=columns < column_count)
+        address = of_columns + row_block.to(tl.int64) * column_count + columns
+        tl.store(address, tl.sum(e, 0), mask=columns < column_count)
     rows = row_block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     tl.store(of_rows + column_group * row_count + rows, row_sums, mask=rows < row_count)
 

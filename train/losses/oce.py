@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from train.losses.levels import row_threshold
 from train.losses.options.robust import Divergence, PairLoss, RobustOptions
-from train.losses.pair_sum import pair_sum
+from train.losses.pair_sum import Function, pair_sum
 from train.losses.tiles import Exclusion, Tiles, slices
 
 STEEPEST = 30.0  # KL's conjugate is linear beyond it: m e^30 does not overflow, and at the minimum over ν u ≤ log m
@@ -111,6 +111,13 @@ class Losses:
         of_rows = {name: getattr(self, name)[row_R] for name in ("x_RD", "p_R", "counts_R", "weights_R")}
         return replace(self, exclusion=exclusion, **of_rows)
 
+    def pair_sum(
+        self, f: Function, factors_R: Tensor, rows: Sequence[Tensor], parameters: Sequence[Tensor] = ()
+    ) -> Tensor:
+        """pair_sum of f over these scores, 0-d: see pair_sum.py."""
+        scores = self.x_RD, self.y_MD, self.exclusion
+        return pair_sum(f, *scores, row_factors_b=factors_R, rows=rows, parameters=parameters)
+
     def mean(self, values_R: Tensor) -> Tensor:
         """The weighted sum of values_R, 0-d. Its mean over ranks is the mean over all rows that are not skipped."""
         return self.weights_R.to(values_R.dtype) @ values_R
@@ -162,15 +169,7 @@ class OCE(ABC):
         def f(s: Tensor, p: Tensor, base: Tensor, offset: Tensor, tau: Tensor) -> Tensor:
             return tau * self.conjugate((losses.pair_loss(s - p) - base) / tau - offset)
 
-        conjugates = pair_sum(
-            f,
-            losses.x_RD,
-            losses.y_MD,
-            losses.exclusion,
-            row_factors_b=losses.weights_R / losses.m_R,
-            rows=(losses.p_R, base_R, offset_R),
-            parameters=(tau,),
-        )
+        conjugates = losses.pair_sum(f, losses.weights_R / losses.m_R, (losses.p_R, base_R, offset_R), (tau,))
         return losses.mean(base_R + tau * offset_R) + conjugates
 
 
@@ -255,14 +254,8 @@ class CVaR(OCE):
             chosen = torch.where(s == threshold, share, (s > threshold).to(s.dtype))
             return chosen * losses.pair_loss(s - p)
 
-        total = pair_sum(
-            f,
-            losses.x_RD,
-            losses.y_MD,
-            losses.exclusion,
-            row_factors_b=losses.weights_R / (self.alpha * losses.m_R),
-            rows=(losses.p_R, threshold_R, share_R),
-        )
+        factors_R = losses.weights_R / (self.alpha * losses.m_R)
+        total = losses.pair_sum(f, factors_R, (losses.p_R, threshold_R, share_R))
         return total, self._solution(losses, threshold_R, share_R, above_R, at_R)
 
     @torch.no_grad()
@@ -294,12 +287,9 @@ class CVaR(OCE):
 
 def build_oce(options: RobustOptions) -> OCE:
     """The OCE of options.divergence."""
-    divergences: dict[Divergence, Callable[[], OCE]] = {
-        Divergence.kl: KL,
-        Divergence.chi2: ChiSquare,
-        Divergence.cvar: lambda: CVaR(options.alpha),
-    }
-    return divergences[options.divergence]()
+    if options.divergence is Divergence.cvar:
+        return CVaR(options.alpha)
+    return KL() if options.divergence is Divergence.kl else ChiSquare()
 
 
 def _by_rows(losses: Losses, of_rows: Callable[[slice], tuple[Tensor, ...]], number: int) -> list[Tensor]:

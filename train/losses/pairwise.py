@@ -75,7 +75,7 @@ class _LogPartition(torch.autograd.Function):
         ctx.bound = bound if sums else None  # backward goes the way that forward went
         ctx.layout, ctx.exclusion = layout, exclusion
         ctx.save_for_backward(x_bD, y_MD, *logit_inputs, rows_b, columns_M)
-        return rows_b.clone(), columns_M.clone()  # copies: the caller may change its own in place
+        return rows_b.clone(), columns_M.clone()  # copies: the caller may change them in place
 
     @staticmethod
     @first_order_only

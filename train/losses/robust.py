@@ -30,11 +30,6 @@ from train.losses.strip import GatheredBatch
 from train.losses.tiles import Pairs
 
 Metrics = dict[str, Tensor]
-CANDIDATES = {
-    Setting.self: CandidateSet.negatives,
-    Setting.supervised: CandidateSet.negatives,
-    Setting.semi: CandidateSet.all,
-}
 SIDES = {Directions.x: "x", Directions.y: "y", Directions.sum: "xy", Directions.mean: "xy"}  # of the anchors
 
 
@@ -189,10 +184,11 @@ class Coce(RobustObjective):
             return ObjectiveResult(loss, {**score_means(batch), **metrics})
 
     def _one_anchor_per_sample(self, batch: GatheredBatch) -> bool:
+        """Whether each sample has at most one row of losses on each side."""
         options = self.options
         single = batch.positives.own is not None and options.duplicates is not Duplicates.positive
-        alike = batch.rows.sizes == batch.columns.sizes or options.directions is Directions.x
-        return single or (options.pair_loss is PairLoss.identity and alike)
+        same_layout = batch.rows.sizes == batch.columns.sizes or options.directions is Directions.x
+        return single or (options.pair_loss is PairLoss.identity and same_layout)
 
     def _losses(self, batch: GatheredBatch) -> Losses:
         """The losses with a row for every positive pair (i, p). A collective if pairs are listed.
@@ -202,8 +198,8 @@ class Coce(RobustObjective):
         options = self.options
         if options.duplicates is Duplicates.positive:  # the own pair is one of several positives
             batch = replace(batch, positives=Pairs(batch.positives.pairs_P2))
-        pairs = PairOptions(options.name, candidates=CANDIDATES[options.setting], duplicates=options.duplicates)
-        related = relations(batch, pairs)
+        candidates = CandidateSet.all if options.setting is Setting.semi else CandidateSet.negatives
+        related = relations(batch, PairOptions(options.name, candidates=candidates, duplicates=options.duplicates))
         batch, rows = related.batch, related.rows
         p_P, share = batch.pair_scores(), rows.share
         weights_b = share * rows.weights(p_P)
@@ -235,15 +231,9 @@ class PartialAUC(RobustObjective):
         positives, negatives = Layout.of(x_bD, y_mD)
         p_b = x_bD[:, 0].to(torch.promote_types(x_bD.dtype, torch.float32))
         counts_b = torch.full_like(p_b, negatives.total, dtype=torch.int64)
-        weight = positives.world_size / max(positives.total, 1) if negatives.total else 0.0
-        losses = Losses(
-            self._pair_loss,
-            torch.ones_like(x_bD),
-            negatives.gather(y_mD),
-            p_b,
-            counts_b,
-            torch.full_like(p_b, weight),
-        )
+        share = positives.world_size / max(positives.total, 1) if negatives.total else 0.0
+        weights_b = torch.full_like(p_b, share)
+        losses = Losses(self._pair_loss, torch.ones_like(x_bD), negatives.gather(y_mD), p_b, counts_b, weights_b)
         values, metrics = self.values({"x": losses}, inputs["sample_ids_b"], positives)
         return ObjectiveResult(values.sum(), metrics)
 

@@ -181,18 +181,10 @@ def core_terms(
     weights_P = torch.zeros_like(a_P) if weights_M is None else weights_M[indices[1]]
     single = batch.positives.own is not None or single_positive(options)
     mean = _merged if options.positives is Positives.merge else _by_key if related.same else _each
-    row, column = (
-        mean(
-            DirectionSums(
-                anchors, log_sums, partition, index, omega_P.masked_fill(~in_sum_P, -math.inf), single, layout
-            ),
-            a_P,
-        )
-        for anchors, log_sums, index, omega_P, layout in (
-            (related.rows, sums[0], indices[0], weights_P, None),
-            (related.columns, sums[1], indices[1], torch.zeros_like(a_P), batch.columns),
-        )
-    )
+    omegas = [weights.masked_fill(~in_sum_P, -math.inf) for weights in (weights_P, torch.zeros_like(a_P))]
+    rows = DirectionSums(related.rows, sums[0], partition, indices[0], omegas[0], single, None)
+    columns = DirectionSums(related.columns, sums[1], partition, indices[1], omegas[1], single, batch.columns)
+    row, column = mean(rows, a_P), mean(columns, a_P)
     if related.same:
         correction = _own_minus_mean(related, scale)
         row, column = row + related.rows.share * correction[0], column + related.columns.share * correction[1]

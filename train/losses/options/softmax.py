@@ -144,10 +144,7 @@ OBJECTIVES = [
         **DPR,
     ),
     ObjectiveRow(
-        "epr",
-        SoftmaxOptions,
-        "EPR: DPR with one hard negative per row, 2B − 1 negatives (Rubin et al. 2022).",
-        **DPR,
+        "epr", SoftmaxOptions, "EPR: DPR with one hard negative per row, 2B − 1 negatives (Rubin et al. 2022).", **DPR
     ),
     ObjectiveRow(
         "cross_entropy",
