@@ -126,7 +126,7 @@ def gradient_strip(
     """G_ij = E_ij (u_i + v_j) of at most STRIP rows and columns: (r, c) in the type of x; into `out`, if given.
 
     u, v: float32. exclusion: of this strip (KernelExclusion.within). out: flat, STRIP² numbers, the first of which hold
-    the result; the next call with the same `out` overwrites the result. In fp16, small G are lost unless a power of two on u
+    the result; the next call with the same `out` overwrites it. In fp16, small G are lost unless a power of two on u
     and v brings the largest near 2^14, as `gradients` does.
     """
     x_rD, y_cD = x_rD.contiguous(), y_cD.contiguous()

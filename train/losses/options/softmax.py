@@ -67,24 +67,22 @@ class OneSidedDPMOptions(SoftmaxOptions):
         return self.importance_file is not None
 
     def broken_rules(self) -> dict[str, bool]:
+        file, directions = self.importance_file, self.directions
+        unused = file is not None and self.importance is Importance.none
+        wrong = directions is not Directions.x
         return {
             **super().broken_rules(),
-            f"objective.directions={self.directions.value}: one_sided_dpm has directions=x only": (
-                self.directions is not Directions.x
-            ),
-            f"objective.importance_file={self.importance_file}: needs objective.importance=log_q or zeta": (
-                self.importance_file is not None and self.importance is Importance.none
-            ),
+            f"objective.directions={directions.value}: one_sided_dpm has directions=x only": wrong,
+            f"objective.importance_file={file}: needs objective.importance=log_q or zeta": unused,
         }
 
     def broken_by(self, batch: ExpectedBatch) -> dict[str, bool]:
-        weighted = self.importance is not Importance.none
+        key, weighted = f"objective.importance={self.importance.value}", self.importance is not Importance.none
+        no_file = weighted and self.importance_file is None
         return {
             **super().broken_by(batch),
-            f"objective.importance={self.importance.value}: give objective.importance_file, an .npy by sample id": (
-                weighted and self.importance_file is None
-            ),
-            f"objective.importance={self.importance.value}: {NO_FURTHER}": weighted and batch.further,
+            f"{key}: give objective.importance_file, an .npy by sample id": no_file,
+            f"{key}: {NO_FURTHER}": weighted and batch.further,
         }
 
 
