@@ -120,7 +120,7 @@ class Part:
     def _known(self) -> None:
         own = [(self.rows.index(i), key) for i, key in KNOWN if i in self.rows]
         row, keys = torch.tensor(own, dtype=torch.int64).view(-1, 2).unbind(1)
-        self.given["known"] = KnownPositives(row, keys)
+        self.given["known_positives"] = KnownPositives(row, keys)
 
     def _pairs(self, pairs: list[tuple[int, int]]) -> Tensor:
         own = [(self.rows.index(i), self.columns[j]) for i, j in pairs if i in self.rows]

@@ -37,8 +37,8 @@ def loss(name: str, positive: bool, **given: Any) -> Tensor:
 @pytest.mark.parametrize("positive", [False, True])
 def test_known_items_are_excluded_where_they_stand(name: str, positive: bool) -> None:
     listed = [pair for pair in EXCLUDED if not (positive and pair == (0, 6))]  # a further positive stays one
-    assert torch.equal(loss(name, positive, known=KNOWN), loss(name, positive, excluded=torch.tensor(listed)))
-    assert not torch.equal(loss(name, positive, known=KNOWN), loss(name, positive))
+    assert torch.equal(loss(name, positive, known_positives=KNOWN), loss(name, positive, excluded=torch.tensor(listed)))
+    assert not torch.equal(loss(name, positive, known_positives=KNOWN), loss(name, positive))
 
 
 @pytest.mark.parametrize("name", ["dpr", "clip", "siglip"])
@@ -52,24 +52,28 @@ def test_what_equal_keys_make_a_positive_stays_in_the_sum(name: str, positives: 
     of_both = KnownPositives(torch.tensor([0, 0, 1, 1]), torch.tensor([10, 11, 10, 11]))
     others = KnownPositives(torch.cat([of_both.row, torch.tensor([2])]), torch.cat([of_both.keys, torch.tensor([15])]))
     # column 4 has item 10 too: known for row 1, whose key it does not have
-    assert torch.equal(objective(x, y, **keys, known=of_both).loss, objective(x, y, **keys, excluded=ROW_1).loss)
+    assert torch.equal(
+        objective(x, y, **keys, known_positives=of_both).loss, objective(x, y, **keys, excluded=ROW_1).loss
+    )
     more = torch.cat([ROW_1, torch.tensor([(2, 5)])])
-    assert torch.equal(objective(x, y, **keys, known=others).loss, objective(x, y, **keys, excluded=more).loss)
+    assert torch.equal(
+        objective(x, y, **keys, known_positives=others).loss, objective(x, y, **keys, excluded=more).loss
+    )
 
 
 def test_both_kinds_of_exclusion_add_up() -> None:
-    both = loss("dpr", False, known=KNOWN, excluded=torch.tensor([(2, 0)]))
+    both = loss("dpr", False, known_positives=KNOWN, excluded=torch.tensor([(2, 0)]))
     assert torch.equal(both, loss("dpr", False, excluded=torch.tensor([*EXCLUDED, (2, 0)])))
 
 
 def test_nothing_known_changes_nothing() -> None:
     nothing = KnownPositives(torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
-    assert torch.equal(loss("dpr", False, known=nothing), loss("dpr", False))
+    assert torch.equal(loss("dpr", False, known_positives=nothing), loss("dpr", False))
 
 
 def test_keys_are_needed_and_the_objective_must_know_exclusion() -> None:
     x, y = embeddings(1, B), embeddings(2, B)
     with pytest.raises(ValueError, match="give y_keys too"):
-        build_objective("dpr").double()(x, y, known=KNOWN)
+        build_objective("dpr").double()(x, y, known_positives=KNOWN)
     with pytest.raises(ValueError, match="spectral takes no excluded"):
-        build_objective("spectral").double()(x, y, y_keys=KEYS, known=KNOWN)
+        build_objective("spectral").double()(x, y, y_keys=KEYS, known_positives=KNOWN)

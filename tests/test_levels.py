@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from train.losses.levels import Level, highest_level
+from train.losses.levels import RowThreshold, row_threshold
 
 DTYPES = [torch.float32, torch.float64]
 
@@ -26,8 +26,8 @@ def rows_of_all_kinds(dtype: torch.dtype) -> Tensor:
     return v
 
 
-def search(v: Tensor, reached: object, summed: bool = False) -> Level:
-    return highest_level(lambda: v.split(7, 1), reached, v[:, 0], summed=summed)  # pyright: ignore[reportArgumentType]
+def search(v: Tensor, reached: object, summed: bool = False) -> RowThreshold:
+    return row_threshold(lambda: v.split(7, 1), reached, v[:, 0], summed=summed)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -36,7 +36,7 @@ def test_the_kth_largest_and_its_ties(rank: int, dtype: torch.dtype) -> None:
     v = rows_of_all_kinds(dtype)
     found = search(v, lambda n, total, level: n >= rank)
     want = v.sort(1, descending=True).values[:, rank - 1]
-    assert torch.equal(found.level_r, want + 0.0)
+    assert torch.equal(found.threshold_r, want + 0.0)
     assert torch.equal(found.above_r, (v > want[:, None]).sum(1).double())
     assert torch.equal(found.at_r, (v == want[:, None]).sum(1).double())
 
@@ -48,7 +48,7 @@ def test_every_rank_of_a_row(share: float, dtype: torch.dtype) -> None:
     m = v.isfinite().sum(1)
     rank = (share * m).ceil().long()
     found = search(v, lambda n, total, level: n >= rank[:, None])
-    assert torch.equal(found.level_r, v.sort(1, descending=True).values.gather(1, rank[:, None] - 1)[:, 0] + 0.0)
+    assert torch.equal(found.threshold_r, v.sort(1, descending=True).values.gather(1, rank[:, None] - 1)[:, 0] + 0.0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -57,8 +57,8 @@ def test_the_water_level(volume: float, dtype: torch.dtype) -> None:
     """Σ (v − t)₊ = volume has its root between the level and the next float."""
     v = rows_of_all_kinds(dtype)[[0, 3, 4, 6, 7]]
     found = search(v, lambda n, total, level: total - n * level >= volume, summed=True)
-    exact, level = v.double(), found.level_r.double()
-    following = torch.nextafter(found.level_r, torch.full_like(found.level_r, math.inf)).double()
+    exact, level = v.double(), found.threshold_r.double()
+    following = torch.nextafter(found.threshold_r, torch.full_like(found.threshold_r, math.inf)).double()
     slack = 1e-13 * (volume + exact.masked_fill(exact == -math.inf, 0.0).abs().sum(1))
 
     def filled(t: Tensor) -> Tensor:
@@ -72,4 +72,4 @@ def test_the_water_level(volume: float, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_without_values(dtype: torch.dtype) -> None:
     found = search(torch.full((2, 9), -math.inf, dtype=dtype), lambda n, total, level: n >= 0.1)
-    assert not found.level_r.any() and not found.above_r.any() and not found.at_r.any()
+    assert not found.threshold_r.any() and not found.above_r.any() and not found.at_r.any()

@@ -16,13 +16,13 @@ from torch import Tensor
 from data.errors import ConfigError, HardwareError
 from train.losses import memory
 from train.losses.gather import Layout
-from train.losses.memory import SampleState, Visit
+from train.losses.memory import SampleState, StateRead
 
 N = 10
 INITIAL = {"log_u": math.nan, "tau": 0.5}
 
 
-def visit(state: SampleState, *ids: int, dtype: torch.dtype = torch.float32) -> Visit:
+def visit(state: SampleState, *ids: int, dtype: torch.dtype = torch.float32) -> StateRead:
     return state.read(torch.tensor(ids, dtype=torch.int64), Layout((len(ids),), 0), dtype)
 
 
@@ -126,7 +126,7 @@ def test_means_of_what_is_empty_infinite_or_alone() -> None:
 
 
 def test_numbers_of_one_sample_that_differ_are_our_mistake() -> None:
-    with pytest.raises(AssertionError, match=r"visit\.mean"):
+    with pytest.raises(AssertionError, match=r"StateRead\.mean"):
         write(SampleState(N, INITIAL), (2, 2), log_u=[0.0, 1.0])
 
 

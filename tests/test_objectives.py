@@ -184,8 +184,8 @@ REFUSED_INPUTS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     (
         "clip",
         {},
-        {"known": KnownPositives(torch.tensor([9]), torch.tensor([1])), "y_keys": Y_KEYS},
-        "known: no row 9 among 9",
+        {"known_positives": KnownPositives(torch.tensor([9]), torch.tensor([1])), "y_keys": Y_KEYS},
+        "known_positives: no row 9 among 9",
     ),
     ("sogclr", {"num_samples": 9}, {"sample_ids_b": torch.ones(9)}, r"sample_ids must be int64 \(n,\), not float32"),
     (

@@ -334,7 +334,7 @@ def _finish(unread: Counter[str], bad: BadLines, rows: int) -> None:
     """Print the fields that were not read and the bad lines. Raises DataError for a bad line or no row at all."""
     print(f"not read        {unread_fields(unread) or 'nothing'}")
     if bad.count:
-        print(shown(str(bad)))
+        print(printable(str(bad)))
         raise DataError(f"{bad.count:,} problems in {rows:,} rows.")
     if not rows:
         raise DataError("there is no row.")

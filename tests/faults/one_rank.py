@@ -20,7 +20,7 @@ from safetensors.torch import save
 import train.distributed.digest
 import train.fitting
 from data.batch import Batch
-from train.losses.base import Objective, Result
+from train.losses.base import Objective, ObjectiveResult
 from train.runs.checkpoint import capture
 from train.step import TrainStep
 
@@ -67,12 +67,12 @@ def weight_is_perturbed(step: TrainStep, batch: Batch) -> Batch:
     return batch
 
 
-def measured(self: Objective, x: torch.Tensor, *rest: Any, **more: Any) -> Result:
+def measured(self: Objective, x: torch.Tensor, *rest: Any, **more: Any) -> ObjectiveResult:
     if "nan embedding" in now:
         x = x * torch.ones(len(x), 1).index_fill(0, torch.tensor([1]), float("nan"))
     result = measure(self, x, *rest, **more)
     factor = float("nan") if "nan" in now else 3.0 if "tripled" in now else 1.0
-    return Result(result.loss * factor, result.metrics)
+    return ObjectiveResult(result.loss * factor, result.metrics)
 
 
 def taken(self: TrainStep, batch: Batch, step: int) -> Mapping[str, float]:

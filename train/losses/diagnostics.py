@@ -1,6 +1,6 @@
-"""Health of a batch of embeddings, from a fixed part of it: what a loss curve does not tell.
+"""Measures of the health of a batch of embeddings that a loss curve does not show.
 
-Second-order quantities need all scores, so they are of the first ROWS pairs of the global batch only.
+They need all scores of their pairs, so they are computed from the first ROWS pairs of the global batch only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from train.losses.gather import Layout
 
 ROWS = 1024
-SATURATED = 0.95  # share of log K beyond which the bound says little about the information
+SATURATED = 0.95  # a bound above this share of log K says little about the mutual information
 
 
 @torch.no_grad()
@@ -49,12 +49,12 @@ def diagnose(x_bD: Tensor, y_bD: Tensor, scale: float | Tensor | None, cosine: b
 
 @torch.no_grad()
 def duplicates(x_keys_b: Tensor, y_keys_b: Tensor) -> dict[str, float]:
-    """Share of the x, and of the y, of the global batch that have an equal twin in it, by content key. A collective."""
+    """Share of the x, and of the y, of the global batch whose content key occurs more than once. A collective."""
     return {f"duplicates_{side}": _repeated(keys_b) for side, keys_b in (("x", x_keys_b), ("y", y_keys_b))}
 
 
 def saturation(scalars: Mapping[str, float]) -> dict[str, float]:
-    """Whether the MI bound has come so near to log K, which it cannot pass, that it says little: 0 or 1."""
+    """mi_saturated: 1 if the bound on the mutual information is near log K, its largest value, else 0."""
     if "mi_bound" not in scalars or scalars["log_k"] <= 0:
         return {}
     return {"mi_saturated": float(scalars["mi_bound"] > SATURATED * scalars["log_k"])}
@@ -67,7 +67,7 @@ def _repeated(keys_b: Tensor) -> float:
 
 
 def _first_rows(e_bD: Tensor) -> Tensor:
-    """The first ROWS of all ranks, in the order of ranks, in float32 or better."""
+    """The first ROWS rows of the global batch, on every rank, in float32 or better. A collective."""
     (layout,) = Layout.of(e_bD)
     own = e_bD[: max(0, ROWS - layout.own.start)]
     (cut,) = Layout.of(own)
@@ -75,7 +75,7 @@ def _first_rows(e_bD: Tensor) -> Tensor:
 
 
 def _uniformity(unit: Tensor) -> Tensor:
-    """|u − v|² = 2 − 2 <u, v>."""
+    """log mean exp(−2|u_i − u_j|²) over i ≠ j, with |u − v|² = 2 − 2 <u, v>."""
     n = len(unit)
     if n < 2:
         return unit.new_zeros(())

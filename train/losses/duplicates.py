@@ -1,4 +1,4 @@
-"""Columns of the global batch that are the same item, by content key: counts and sums, without a list of pairs."""
+"""Columns of the global batch that hold the same item, by content key: counts and sums without a list of pairs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 
 
 class SameItem:
-    """The relation i ~ j on M columns: equal in at least one of the keys. Every column is related to itself.
+    """The relation i ~ j on M columns: one of their keys is equal. Every column is related to itself.
 
-    keys: one or more (≤ M,) int64; columns beyond those given are related to no other by that key. Not transitive with
-    two keys (i and j may share x, j and k share y). A sum over {j : j ~ i} is found by inclusion and exclusion: the
-    columns that share key 1, plus those that share key 2, minus those that share both.
+    keys: one or more (≤ M,) int64; columns beyond the keys given are related to no other by that key. The relation is
+    not transitive with two keys (i and j may share x, j and k share y). So a sum over {j : j ~ i} is found by inclusion
+    and exclusion: the columns that share key 1, plus those that share key 2, minus those that share both.
     """
 
     def __init__(self, keys: Sequence[Tensor], total: int) -> None:
@@ -26,7 +26,7 @@ class SameItem:
         ]
 
     def sums(self, values_M: Tensor, columns: slice) -> Tensor:
-        """Σ_{j ~ i} values_j for the columns i of the slice: (M, …) → (b, …). Differentiable; memory as values_M."""
+        """Σ_{j ~ i} values_j for the columns i of the slice: (M, …) → (b, …). Differentiable; memory like values_M."""
         total = torch.zeros_like(values_M[columns])
         for sign, class_M in self._groups:
             of_class = torch.zeros_like(values_M).index_add(0, class_M, values_M)
@@ -34,7 +34,7 @@ class SameItem:
         return total
 
     def counts(self, first: int) -> Tensor:
-        """How many of the first columns are the same item as i, itself included: (M,) int64."""
+        """How many of the first `first` columns hold the same item as column i, itself included: (M,) int64."""
         ones_M = torch.zeros_like(self._groups[0][1])
         ones_M[:first] = 1
         return self.sums(ones_M, slice(len(ones_M)))
@@ -52,17 +52,18 @@ def equal_pairs(row_keys_b: Tensor, column_keys_M: Tensor) -> Tensor:
     sorted_keys, order = column_keys_M.sort(stable=True)
     first_b, count_b = torch.searchsorted(sorted_keys, row_keys_b), equal_pair_counts(row_keys_b, column_keys_M)
     i = torch.arange(len(row_keys_b), device=order.device).repeat_interleave(count_b)
-    place = torch.arange(len(i), device=order.device) - (count_b.cumsum(0) - count_b)[i] + first_b[i]
-    return torch.stack([i, order[place]], 1)
+    # the n-th pair of row i has the column that is n-th among the equal keys, which begin at first_b[i]
+    position = torch.arange(len(i), device=order.device) - (count_b.cumsum(0) - count_b)[i] + first_b[i]
+    return torch.stack([i, order[position]], 1)
 
 
 def _padded(class_k: Tensor, total: int) -> Tensor:
-    """Class numbers below `total`, a new one for each column that has none."""
+    """The class numbers of `total` columns: a column beyond `class_k` gets a number of its own."""
     return torch.cat([class_k, torch.arange(len(class_k), total, device=class_k.device)])
 
 
 def _all_equal(classes: Sequence[Tensor]) -> Tensor:
-    """(M,) class numbers below M of the columns that are equal in every one of `classes`, themselves below M."""
+    """(M,) class numbers below M: two columns have the same number if they have it in each of `classes`."""
     joint_M = classes[0]
     for class_M in classes[1:]:
         joint_M = torch.unique(joint_M * len(class_M) + class_M, return_inverse=True)[1]

@@ -3,12 +3,12 @@
 Legend: n samples, b pairs (x_i, y_i) on this rank, B on all ranks; τ temperature, d_ij = s_ij − s_ii; C_i the
 negatives of anchor i in the batch, m_i = |C_i|.
 
-The loss wants g_i = mean_j e^(d_ij/τ) over the data set. A batch has ĝ_i = mean_{j∈C_i} e^(d_ij/τ), and log ĝ_i is too
-small in the mean (Jensen), by more the smaller the batch. So each sample keeps a running mean, u_i ← (1−γ) u_i + γ ĝ_i,
-and the gradient of log g_i is estimated by ∇ĝ_i / u_i (Wang & Yang 2022, arXiv:2202.12396). All in logs: no overflow,
-and no ε. With γ = 1 and the whole data as batch, everything is exact.
+The exact loss needs g_i = mean_j e^(d_ij/τ) over the data set. A batch gives ĝ_i = mean_{j∈C_i} e^(d_ij/τ), and log ĝ_i
+is too small in the mean (Jensen), the more so the smaller the batch. So each sample keeps a running mean
+u_i ← (1−γ) u_i + γ ĝ_i, and the gradient of log g_i is estimated by ∇ĝ_i / u_i (Wang & Yang 2022, arXiv:2202.12396).
+All are computed as logs: there is no overflow and no ε. With γ = 1 and the whole data as batch, everything is exact.
 
-Losses have the value that u gives and the gradient of the estimator: `pull` is 0, with gradient ∇ĝ_i / u_i.
+A loss has the value that u gives and the gradient of the estimator: zero_with_gradient is 0, with gradient ∇ĝ_i / u_i.
 """
 
 from __future__ import annotations
@@ -20,23 +20,26 @@ import torch
 from torch import Tensor
 
 from data.errors import ConfigError
-from train.losses.base import Objective, Result, TemperatureObjective
+from train.losses.base import Objective, ObjectiveResult, TemperatureObjective
 from train.losses.candidates import Anchors, Relations, relations
 from train.losses.functions import with_gradients
-from train.losses.memory import SampleState, Visit
-from train.losses.options.common import Candidates, Directions, Duplicates, PairOptions
+from train.losses.memory import SampleState, StateRead
+from train.losses.options.common import CandidateSet, Directions, Duplicates, PairOptions
 from train.losses.options.estimators import EstimatorOptions, ISogCLROptions, NuclrOptions, TemperatureGradient
 from train.losses.pairwise import Scales, log_partition
+from train.losses.robust import SIDES
 from train.losses.softmax import score_means
-from train.losses.strip import Strip
+from train.losses.strip import GatheredBatch
 
-SIDES = {Directions.sum: "xy", Directions.mean: "xy", Directions.x: "x", Directions.y: "y"}  # whose anchors count
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 Numbers = dict[str, Tensor]  # by side or by name
 
 
 def sample_state(options: EstimatorOptions, **initial: float) -> SampleState:
-    """log u and `initial` for the anchors of each side that counts: "log_u_x" and so on."""
+    """State with log u and `initial` for the anchors of each side, by names like "log_u_x".
+
+    Raises ConfigError without options.num_samples.
+    """
     if options.num_samples is None:
         raise ConfigError(
             f"objective={options.name} keeps state for every sample: say how many there are, objective.num_samples"
@@ -47,29 +50,32 @@ def sample_state(options: EstimatorOptions, **initial: float) -> SampleState:
 
 
 @dataclass(frozen=True)
-class Batch:
-    """The pairs of one step, how they are related, and the samples' numbers before it."""
+class StateBatch:
+    """The global batch of one step, its relations, and the state of its samples before the step."""
 
-    strip: Strip
+    batch: GatheredBatch
     related: Relations
-    visit: Visit
+    read: StateRead
     memory: SampleState
     options: EstimatorOptions
     epoch: int
 
     @staticmethod
-    def of(objective: Objective, strip: Strip) -> Batch:
-        """A collective. A sample is no negative of itself: where one is there twice, ids are compared."""
+    def of(objective: Objective, batch: GatheredBatch) -> StateBatch:
+        """Reads the state. A collective.
+
+        A sample is no negative of itself: if one occurs twice in the batch, ids are compared as keys.
+        """
         options, memory = objective.options, objective.memory
         assert memory is not None
-        visit = memory.read(strip.sample_ids_b, strip.rows, torch.promote_types(strip.x_bD.dtype, torch.float32))
+        read = memory.read(batch.sample_ids_b, batch.rows, torch.promote_types(batch.x_bD.dtype, torch.float32))
         duplicates = options.duplicates
-        if visit.repeated and strip.sample_ids_b is not None:
-            strip = replace(strip, keys=(*strip.keys, (strip.sample_ids_b, visit.ids_B)))
+        if read.repeated and batch.sample_ids_b is not None:
+            batch = replace(batch, keys=(*batch.keys, (batch.sample_ids_b, read.ids_B)))
             duplicates = Duplicates.mask
-        pairs = PairOptions(options.name, candidates=Candidates.negatives, duplicates=duplicates)
+        pairs = PairOptions(options.name, candidates=CandidateSet.negatives, duplicates=duplicates)
         epoch = memory.samples_seen // (options.samples_per_epoch or memory.num_samples)
-        return Batch(strip, relations(strip, pairs), visit, memory, options, epoch)
+        return StateBatch(batch, relations(batch, pairs), read, memory, options, epoch)
 
     @property
     def sides(self) -> str:
@@ -77,61 +83,67 @@ class Batch:
 
     @property
     def own(self) -> slice:
-        """The pairs of this rank among all B."""
-        return self.strip.rows.own
+        """The pairs of this rank among those of all ranks."""
+        return self.batch.rows.own
 
     def old(self, name: str) -> Numbers:
-        """(B,) numbers before this step, by side."""
-        return {side: self.visit.old[f"{name}_{side}"] for side in self.sides}
+        """The numbers `name` before this step, (B,) by side."""
+        return {side: self.read.old[f"{name}_{side}"] for side in self.sides}
 
     def log_g(self, rows_b: Tensor, columns_M: Tensor, a_x_b: Tensor, a_y_b: Tensor) -> Numbers:
-        """log ĝ_i of own anchors, (b,), from the sums over negatives and the logits of own pairs; −inf without any."""
+        """log ĝ_i of own anchors, (b,) by side, from the log-sums over negatives and the logits of own pairs.
+
+        −inf for an anchor without negatives.
+        """
         sums = {"x": rows_b - a_x_b, "y": columns_M[self.own] - a_y_b}
         counts = {side: self._anchors(side).counts[self._anchors(side).own] for side in self.sides}
         return {side: sums[side] - counts[side].clamp(min=1).to(a_x_b).log() for side in self.sides}
 
-    def moved(self, log_g: Numbers) -> dict[str, Moved]:
-        """The running means after this step, of all samples of the batch. A collective."""
+    def updated_means(self, log_g: Numbers) -> dict[str, UpdatedMeans]:
+        """The running means of all samples of the batch after this step, by side. A collective."""
         gamma = self.options.gamma_at(self.epoch)
         log_keep, log_take = (math.log(share) if share else -math.inf for share in (1 - gamma, gamma))
-        gathered = self.strip.rows.gather(torch.stack(list(log_g.values()), 1).detach())
+        gathered = self.batch.rows.gather(torch.stack(list(log_g.values()), 1).detach())
         found = {}
         for (side, old_B), column_B in zip(self.old("log_u").items(), gathered.unbind(1), strict=True):
-            log_g_B = self.visit.log_mean(column_B)
+            log_g_B = self.read.log_mean(column_B)
             mixed_B = torch.logaddexp(old_B + log_keep, log_g_B + log_take)
             new_B = torch.where(old_B.isnan(), log_g_B, mixed_B)
-            found[side] = Moved(log_g_B, torch.where(log_g_B == -math.inf, old_B, new_B))
+            found[side] = UpdatedMeans(log_g_B, torch.where(log_g_B == -math.inf, old_B, new_B))
         return found
 
     def mean(self, of_anchors: Numbers) -> Tensor:
-        """Means over anchors (b,) of the sides, summed or averaged: its mean over ranks is that of the batch."""
+        """The sum or mean over sides of the means over anchors, 0-d, from (b,) of own anchors.
+
+        The mean over ranks is the value of the global batch.
+        """
         valid = {side: self._anchors(side).valid[self._anchors(side).own] for side in self.sides}
         terms = [self.share(side) * torch.where(valid[side], of_anchors[side], 0.0).sum() for side in self.sides]
         return torch.stack(terms).sum()
 
     def share(self, side: str) -> Tensor:
-        """What this rank's sum over anchors is multiplied by."""
+        """The factor of this rank's sum over the anchors of a side, 0-d."""
         return self._anchors(side).share * (0.5 if self.options.directions is Directions.mean else 1.0)
 
-    def result(self, loss: Tensor, moved: dict[str, Moved], **more: Tensor) -> Result:
-        """staleness: mean |log u − log ĝ| over the anchors of the batch."""
-        off = torch.cat([(m.log_u_B - m.log_g_B)[m.counts_B] for m in moved.values()]).abs()
+    def result(self, loss: Tensor, updated: dict[str, UpdatedMeans], **more: Tensor) -> ObjectiveResult:
+        """The loss with its metrics. staleness: mean |log u − log ĝ| over the anchors of the batch."""
+        off = torch.cat([(m.log_u_B - m.log_g_B)[m.counts_B] for m in updated.values()]).abs()
         health = {
             "staleness": off.sum() / max(len(off), 1),
             "share_never_visited": off.new_tensor(self.memory.share_never_visited),
             "gamma": off.new_tensor(self.options.gamma_at(self.epoch)),
         }
-        return Result(loss, {**score_means(self.strip), **health, **more})
+        return ObjectiveResult(loss, {**score_means(self.batch), **health, **more})
 
     def _anchors(self, side: str) -> Anchors:
         return self.related.rows if side == "x" else self.related.columns
 
 
 @dataclass(frozen=True)
-class Moved:
-    """log ĝ, averaged over equal samples, −inf for those without negatives; and the new log u, for those the old: (B,).
+class UpdatedMeans:
+    """log ĝ, averaged over equal samples, and the new log u, (B,) each.
 
-    counts_B: whether a sample has negatives.
+    Samples without negatives have log ĝ = −inf and keep their old log u.
     """
 
     log_g_B: Tensor
@@ -139,19 +151,20 @@ class Moved:
 
     @property
     def counts_B(self) -> Tensor:
+        """Whether each sample has negatives, (B,) bool."""
         return self.log_g_B > -math.inf
 
     def log_u(self, own: slice) -> Tensor:
-        """Of own anchors, 0 for those that do not count."""
+        """log u of the anchors `own`, (b,); 0 for those without negatives."""
         return torch.where(self.counts_B, self.log_u_B, 0.0)[own]
 
 
-def log_u_of(moved: dict[str, Moved]) -> Numbers:
-    return {f"log_u_{side}": m.log_u_B for side, m in moved.items()}
+def log_u_by_name(updated: dict[str, UpdatedMeans]) -> Numbers:
+    return {f"log_u_{side}": m.log_u_B for side, m in updated.items()}
 
 
-def pull(log_g_b: Tensor, log_u_b: Tensor) -> Tensor:
-    """0, with gradient ∇ĝ_i / u_i."""
+def zero_with_gradient(log_g_b: Tensor, log_u_b: Tensor) -> Tensor:
+    """Zeros, (b,), with the gradient ∇ĝ_i / u_i of the estimator."""
     weight_b = (log_g_b - log_u_b).exp()
     return weight_b - weight_b.detach()
 
@@ -163,24 +176,28 @@ class SogCLR(TemperatureObjective):
         super().__init__(options)
         self.memory = sample_state(options)
 
-    def of_strip(self, strip: Strip, **more: Tensor) -> Result:
-        batch, scale = Batch.of(self, strip), self.scale(strip.x_bD)
+    def of_batch(self, batch: GatheredBatch, **more: Tensor) -> ObjectiveResult:
+        state, scale = StateBatch.of(self, batch), self.scale(batch.x_bD)
         in_g = self.in_g(scale)
-        rows_b, columns_M = log_partition(strip.x_bD, strip.y_MD, in_g, strip.columns, batch.related.exclusion)
-        a_b = in_g * strip.pair_scores()
-        log_g = batch.log_g(rows_b, columns_M, a_b, a_b)
-        moved = batch.moved(log_g)
-        log_u = {side: m.log_u(batch.own) for side, m in moved.items()}
-        terms = {side: self.of_anchors(log_u[side], pull(g, log_u[side]), 1 / scale) for side, g in log_g.items()}
+        rows_b, columns_M = log_partition(batch.x_bD, batch.y_MD, in_g, batch.columns, state.related.exclusion)
+        a_b = in_g * batch.pair_scores()
+        log_g = state.log_g(rows_b, columns_M, a_b, a_b)
+        updated = state.updated_means(log_g)
+        log_u = {side: m.log_u(state.own) for side, m in updated.items()}
+        terms = {
+            side: self.of_anchors(log_u[side], zero_with_gradient(g, log_u[side]), 1 / scale)
+            for side, g in log_g.items()
+        }
         if self.training and torch.is_grad_enabled():
-            batch.memory.write(batch.visit, log_u_of(moved))
-        return batch.result(batch.mean(terms), moved)
+            state.memory.write(state.read, log_u_by_name(updated))
+        return state.result(state.mean(terms), updated)
 
-    def of_anchors(self, log_u_b: Tensor, pull_b: Tensor, tau: Tensor) -> Tensor:
-        return tau * (log_u_b + pull_b)
+    def of_anchors(self, log_u_b: Tensor, zero_b: Tensor, tau: Tensor) -> Tensor:
+        """The loss of each anchor, (b,); zero_b: see zero_with_gradient."""
+        return tau * (log_u_b + zero_b)
 
     def in_g(self, scale: Tensor) -> Tensor:
-        """1/τ as it is in ĝ."""
+        """The 1/τ of the logits in ĝ."""
         return scale
 
 
@@ -190,8 +207,8 @@ class FastClipV0(SogCLR):
     ∂L/∂τ = −mean_i Ê_j[e^(d_ij/τ) d_ij] / (τ² u_i). The authors' code has this part, through ĝ, twice.
     """
 
-    def of_anchors(self, log_u_b: Tensor, pull_b: Tensor, tau: Tensor) -> Tensor:
-        return log_u_b + pull_b
+    def of_anchors(self, log_u_b: Tensor, zero_b: Tensor, tau: Tensor) -> Tensor:
+        return log_u_b + zero_b
 
     def in_g(self, scale: Tensor) -> Tensor:
         twice = self.options.temperature_gradient is TemperatureGradient.fastclip
@@ -201,36 +218,39 @@ class FastClipV0(SogCLR):
 class FastClipV3(FastClipV0):
     """FastCLIP-v3: L = mean_i τ log u_i + ρτ in each direction, τ learns (Wei et al. 2024, sec. 4).
 
-    ∂L/∂τ = mean_i [log u_i + ρ − Ê_j[e^(d_ij/τ) d_ij] / (τ u_i)] in each direction; the last part is that through ĝ.
+    ∂L/∂τ = mean_i [log u_i + ρ − Ê_j[e^(d_ij/τ) d_ij] / (τ u_i)] in each direction; the last part comes through ĝ.
     """
 
-    def of_anchors(self, log_u_b: Tensor, pull_b: Tensor, tau: Tensor) -> Tensor:
-        return robust(log_u_b, pull_b, tau, self.options.rho)
+    def of_anchors(self, log_u_b: Tensor, zero_b: Tensor, tau: Tensor) -> Tensor:
+        return robust(log_u_b, zero_b, tau, self.options.rho)
 
 
-def robust(log_u_b: Tensor, pull_b: Tensor, tau: Tensor, rho: float) -> Tensor:
-    """τ log u_i + ρτ, the dual of robustness over a KL ball of radius ρ; τ of its own for each anchor, or one."""
-    return tau * log_u_b + tau.detach() * pull_b + rho * tau
+def robust(log_u_b: Tensor, zero_b: Tensor, tau: Tensor, rho: float) -> Tensor:
+    """τ log u_i + ρτ, (b,), the dual of robustness over a KL ball of radius ρ. tau: (b,), or 0-d for all anchors."""
+    return tau * log_u_b + tau.detach() * zero_b + rho * tau
 
 
 class Leaves:
-    """Embeddings and numbers of samples as the leaves of a graph that is done with before the caller's backward.
+    """Embeddings and numbers of samples as leaves of an inner graph, which is differentiated during forward.
 
-    An objective that moves numbers of samples itself needs their gradients at once; the pass over the scores that
-    finds them finds those of the embeddings too, and they are kept for the backward that follows.
+    An objective that updates numbers of samples itself needs their gradients at once. The pass over the scores that
+    computes them computes the gradients of the embeddings too, which are stored for the caller's backward.
     """
 
-    def __init__(self, strip: Strip, numbers: Numbers) -> None:
+    def __init__(self, batch: GatheredBatch, numbers: Numbers) -> None:
         """numbers: (B,) by side."""
-        self._outer = strip
-        x_bD, y_MD = (e.detach().requires_grad_() for e in (strip.x_bD, strip.y_MD))
-        self.strip = replace(strip, x_bD=x_bD, y_MD=y_MD)
+        self._outer = batch
+        x_bD, y_MD = (e.detach().requires_grad_() for e in (batch.x_bD, batch.y_MD))
+        self.batch = replace(batch, x_bD=x_bD, y_MD=y_MD)
         self.numbers = {side: values_B.detach().requires_grad_() for side, values_B in numbers.items()}
 
     def differentiated(self, loss: Tensor) -> tuple[Tensor, Numbers]:
-        """The loss, with its gradient, as a function of the caller's embeddings; and of the numbers of all ranks."""
-        rows, inner = self._outer.rows, (self.strip.x_bD, self.strip.y_MD)
-        # Of the sum over anchors: float16, if the embeddings are, would lose what belongs to a mean
+        """The loss with its gradient in the caller's embeddings, and the gradient of the numbers over all ranks.
+
+        A collective.
+        """
+        rows, inner = self._outer.rows, (self.batch.x_bD, self.batch.y_MD)
+        # the gradient of a mean could underflow in float16, so that of the sum over anchors is taken and divided after
         gradients = torch.autograd.grad(loss * rows.total, [*inner, *self.numbers.values()])
         of_embeddings = [de.to(loss.dtype) / rows.total for de in gradients[:2]]
         summed = rows.sum_(torch.stack(gradients[2:]) / rows.total)
@@ -239,8 +259,11 @@ class Leaves:
 
 
 @dataclass(frozen=True)
-class Descent:
-    """Steps down along a running mean of clipped gradients, of which the first is the first mean; within bounds."""
+class MomentumStep:
+    """Gradient descent with momentum on numbers of samples: step size, momentum, largest gradient, and bounds.
+
+    The first gradient of a sample is its first running mean.
+    """
 
     lr: float
     momentum: float
@@ -248,12 +271,12 @@ class Descent:
     least: float = -math.inf
     most: float = math.inf
 
-    def __call__(self, name: str, batch: Batch, moved: dict[str, Moved], gradients: Numbers) -> Numbers:
-        """The numbers `name` of the samples and their velocities after this step, by name and side."""
+    def __call__(self, name: str, state: StateBatch, updated: dict[str, UpdatedMeans], gradients: Numbers) -> Numbers:
+        """The numbers `name` of the samples and their running mean gradients after this step: "name_side" → (B,)."""
         new = {}
-        for side, m in moved.items():
-            old_B, velocity_B = (batch.old(which)[side] for which in (name, f"{name}_velocity"))
-            gradient_B = batch.visit.mean(gradients[side] / batch.share(side)).clamp(-self.clip, self.clip)
+        for side, m in updated.items():
+            old_B, velocity_B = (state.old(which)[side] for which in (name, f"{name}_velocity"))
+            gradient_B = state.read.mean(gradients[side] / state.share(side)).clamp(-self.clip, self.clip)
             mixed_B = self.momentum * velocity_B + (1 - self.momentum) * gradient_B
             mixed_B = torch.where(velocity_B.isnan(), gradient_B, mixed_B)
             new_B = (old_B - self.lr * mixed_B).clamp(self.least, self.most)
@@ -263,7 +286,7 @@ class Descent:
 
 
 def quantiles(name: str, sides: str, new: Numbers) -> Numbers:
-    """Of the numbers `name` after this step, over the anchors of the batch."""
+    """QUANTILES of the numbers `name` after this step, over the anchors of the batch, 0-d each."""
     values = torch.cat([new[f"{name}_{side}"] for side in sides])
     found = torch.quantile(values, values.new_tensor(list(QUANTILES.values())))
     return {f"{name}_{label}": value for label, value in zip(QUANTILES, found.unbind(), strict=True)}
@@ -272,39 +295,39 @@ def quantiles(name: str, sides: str, new: Numbers) -> Numbers:
 class ISogCLR(Objective):
     """iSogCLR: L = mean_i τ_i log u_i + ρ τ_i, with a τ_i of each sample in each direction (Qiu et al. 2023, alg. 1).
 
-    ∂τ_i = log u_i + ρ − Ê_j[e^(d_ij/τ_i) d_ij] / (τ_i u_i), which is ρ − KL(π_i | uniform) where u_i = ĝ_i. Averaged
-    over time it moves τ_i after each visit; the loss is that of the τ_i before (arXiv:2305.11965).
+    ∂τ_i = log u_i + ρ − Ê_j[e^(d_ij/τ_i) d_ij] / (τ_i u_i), which is ρ − KL(π_i | uniform) where u_i = ĝ_i. Its running
+    mean moves τ_i after each batch of the sample; the loss is computed with the old τ_i (arXiv:2305.11965).
     """
 
     def __init__(self, options: ISogCLROptions) -> None:
         super().__init__(options)
         self.memory = sample_state(options, tau=options.temperature, tau_velocity=math.nan)
-        self._descent = Descent(
+        self._descent = MomentumStep(
             options.tau_lr, options.tau_momentum, options.tau_clip, options.min_temperature, options.max_temperature
         )
 
-    def of_strip(self, strip: Strip, **more: Tensor) -> Result:
-        options, batch = self.options, Batch.of(self, strip)
-        old, own = batch.old("tau"), batch.own
+    def of_batch(self, batch: GatheredBatch, **more: Tensor) -> ObjectiveResult:
+        options, state = self.options, StateBatch.of(self, batch)
+        old, own = state.old("tau"), state.own
         training = self.training and torch.is_grad_enabled()
         with torch.enable_grad():
-            leaves = Leaves(strip, old)
-            unused = torch.full_like(next(iter(old.values())), options.temperature)  # of a side that has no anchors
+            leaves = Leaves(batch, old)
+            unused = torch.full_like(next(iter(old.values())), options.temperature)  # for a side without anchors
             tau_x_b, tau_y_B = leaves.numbers.get("x", unused)[own], leaves.numbers.get("y", unused)
-            x_bD, y_MD, scales = leaves.strip.x_bD, leaves.strip.y_MD, Scales(1 / tau_x_b, 1 / tau_y_B)
-            rows_b, columns_M = log_partition(x_bD, y_MD, scales, strip.columns, batch.related.exclusion)
-            s_b = leaves.strip.pair_scores()
-            log_g = batch.log_g(rows_b, columns_M, s_b / tau_x_b, s_b / tau_y_B[own])
-            moved = batch.moved(log_g)
+            x_bD, y_MD, scales = leaves.batch.x_bD, leaves.batch.y_MD, Scales(1 / tau_x_b, 1 / tau_y_B)
+            rows_b, columns_M = log_partition(x_bD, y_MD, scales, batch.columns, state.related.exclusion)
+            s_b = leaves.batch.pair_scores()
+            log_g = state.log_g(rows_b, columns_M, s_b / tau_x_b, s_b / tau_y_B[own])
+            updated = state.updated_means(log_g)
             terms = {}
             for side, g in log_g.items():
-                log_u_b, tau_b = moved[side].log_u(own), leaves.numbers[side][own]
-                terms[side] = robust(log_u_b, pull(g, log_u_b), tau_b, options.rho)
-            loss, gradients = leaves.differentiated(batch.mean(terms))
-        new = log_u_of(moved) | self._descent("tau", batch, moved, gradients)
+                log_u_b, tau_b = updated[side].log_u(own), leaves.numbers[side][own]
+                terms[side] = robust(log_u_b, zero_with_gradient(g, log_u_b), tau_b, options.rho)
+            loss, gradients = leaves.differentiated(state.mean(terms))
+        new = log_u_by_name(updated) | self._descent("tau", state, updated, gradients)
         if training:
-            batch.memory.write(batch.visit, new)
-        return batch.result(loss, moved, **quantiles("tau", batch.sides, new))
+            state.memory.write(state.read, new)
+        return state.result(loss, updated, **quantiles("tau", state.sides, new))
 
 
 class Nuclr(TemperatureObjective):
@@ -312,42 +335,43 @@ class Nuclr(TemperatureObjective):
 
     L = mean_i τ log Σ_j e^((d_ij + ζ_j)/τ) − mean_j ζ_j over the data set, own pair included, in each direction:
     τ log((n−1) D_i) − ζ_i with D_i = u_i + e^(ζ_i/τ)/(n−1), u_i the running mean of Ê_j e^((d_ij + ζ_j)/τ) (alg. 1).
-    n ∂ζ_j = Σ_i e^((d_ij + ζ_j)/τ) / (m_i D_i) + e^(ζ_j/τ) / ((n−1) D_j) − 1 is 0 where each candidate gets as much
-    as one anchor gives. Averaged over time it moves ζ_j after each visit, from epoch zeta_warmup on.
+    n ∂ζ_j = Σ_i e^((d_ij + ζ_j)/τ) / (m_i D_i) + e^(ζ_j/τ) / ((n−1) D_j) − 1 is 0 where the weights that candidate j
+    gets from all anchors sum to 1. Its running mean moves ζ_j after each batch, from epoch zeta_warmup on.
     """
 
     def __init__(self, options: NuclrOptions) -> None:
         super().__init__(options)
         self.memory = sample_state(options, zeta=0.0, zeta_velocity=math.nan)
 
-    def of_strip(self, strip: Strip, **more: Tensor) -> Result:
-        options, batch, scale = self.options, Batch.of(self, strip), self.scale(strip.x_bD)
-        own = batch.own
-        log_others = math.log(batch.memory.num_samples - 1)
+    def of_batch(self, batch: GatheredBatch, **more: Tensor) -> ObjectiveResult:
+        options, state, scale = self.options, StateBatch.of(self, batch), self.scale(batch.x_bD)
+        own = state.own
+        log_others = math.log(state.memory.num_samples - 1)
         training = self.training and torch.is_grad_enabled()
         with torch.enable_grad():
-            leaves = Leaves(strip, batch.old("zeta"))
+            leaves = Leaves(batch, state.old("zeta"))
             weights = {side: scale * zeta_B for side, zeta_B in leaves.numbers.items()}
+            row_weights_b, column_weights_M = weights["y"][own] if "y" in weights else None, weights.get("x")
+            embeddings, exclusion = (leaves.batch.x_bD, leaves.batch.y_MD), state.related.exclusion
             rows_b, columns_M = log_partition(
-                leaves.strip.x_bD,
-                leaves.strip.y_MD,
+                *embeddings,
                 scale,
-                strip.columns,
-                batch.related.exclusion,
-                row_weights_b=weights["y"][own] if "y" in weights else None,
-                column_weights_M=weights.get("x"),
+                batch.columns,
+                exclusion,
+                row_weights_b=row_weights_b,
+                column_weights_M=column_weights_M,
             )
-            a_b = scale * leaves.strip.pair_scores()
-            log_g = batch.log_g(rows_b, columns_M, a_b, a_b)
-            moved = batch.moved(log_g)
+            a_b = scale * leaves.batch.pair_scores()
+            log_g = state.log_g(rows_b, columns_M, a_b, a_b)
+            updated = state.updated_means(log_g)
             terms = {}
             for side, g in log_g.items():
-                log_d_b = torch.logaddexp(moved[side].log_u(own), weights[side][own] - log_others)
-                pull_b = pull(g, log_d_b.detach())
-                terms[side] = (log_others + log_d_b + pull_b) / scale - leaves.numbers[side][own]
-            loss, gradients = leaves.differentiated(batch.mean(terms))
-        lr = options.zeta_lr if batch.epoch >= options.zeta_warmup else 0.0
-        new = log_u_of(moved) | Descent(lr, options.zeta_momentum)("zeta", batch, moved, gradients)
+                log_d_b = torch.logaddexp(updated[side].log_u(own), weights[side][own] - log_others)
+                zero_b = zero_with_gradient(g, log_d_b.detach())
+                terms[side] = (log_others + log_d_b + zero_b) / scale - leaves.numbers[side][own]
+            loss, gradients = leaves.differentiated(state.mean(terms))
+        lr = options.zeta_lr if state.epoch >= options.zeta_warmup else 0.0
+        new = log_u_by_name(updated) | MomentumStep(lr, options.zeta_momentum)("zeta", state, updated, gradients)
         if training:
-            batch.memory.write(batch.visit, new)
-        return batch.result(loss, moved, **quantiles("zeta", batch.sides, new))
+            state.memory.write(state.read, new)
+        return state.result(loss, updated, **quantiles("zeta", state.sides, new))

@@ -1,4 +1,4 @@
-"""What autograd functions of the objectives share: gradients without a graph, and without autocast."""
+"""Parts of the autograd functions of this package: gradients that are given, and products without autocast."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ import torch
 from torch import Tensor
 
 
-def once(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """A backward that refuses create_graph=True: a second derivative would silently miss the part of this function."""
+def first_order_only(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A backward that raises RuntimeError under create_graph=True.
+
+    Such a backward forms its gradient without a graph, so a second derivative would silently miss its part.
+    """
 
     @wraps(backward)
     def checked(ctx: Any, *gradients: Tensor) -> Any:
-        if torch.is_grad_enabled():  # in a backward: exactly with create_graph=True
+        if torch.is_grad_enabled():  # inside a backward this is so only with create_graph=True
             raise RuntimeError(
                 "this function has no second derivative: its gradient is formed in one pass, without a graph. Call "
                 "backward or autograd.grad without create_graph=True"
@@ -26,7 +29,7 @@ def once(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_gradients(value: Tensor, inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
-    """`value`, 0-d, as a function of the inputs that has these gradients."""
+    """`value`, 0-d, with a graph that gives `inputs` these `gradients`, each of the shape of its input."""
     return _WithGradients.apply(value.detach(), gradients, *inputs)  # pyright: ignore[reportReturnType]
 
 
@@ -38,13 +41,16 @@ class _WithGradients(torch.autograd.Function):
         return value.clone()
 
     @staticmethod
-    @once
-    def backward(ctx: Any, pull: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return None, None, *((pull * g).to(dtype) for g, dtype in zip(ctx.saved_tensors, ctx.types, strict=True))
+    @first_order_only
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return None, None, *((upstream * g).to(dtype) for g, dtype in zip(ctx.saved_tensors, ctx.types, strict=True))
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """left @ right, both matrices or batches of them, whose gradient is not rounded where backward is in autocast."""
+    """left @ right, two matrices or two batches of matrices, with a gradient in full precision.
+
+    Under autocast the backward of `@` would round its operands to half precision. It has derivatives of any order.
+    """
     return _Product.apply(left, right)  # pyright: ignore[reportReturnType]
 
 
@@ -55,8 +61,8 @@ class _Product(torch.autograd.Function):
         return left @ right
 
     @staticmethod
-    def backward(ctx: Any, pull: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         left, right = ctx.saved_tensors
-        with torch.autocast(pull.device.type, enabled=False):
-            d_left = product(pull, right.mT) if ctx.needs_input_grad[0] else None
-            return d_left, product(left.mT, pull) if ctx.needs_input_grad[1] else None
+        with torch.autocast(upstream.device.type, enabled=False):
+            d_left = product(upstream, right.mT) if ctx.needs_input_grad[0] else None
+            return d_left, product(left.mT, upstream) if ctx.needs_input_grad[1] else None

@@ -1,6 +1,6 @@
-"""How the rows of a global batch lie on the ranks, and their gathering with an exact gradient.
+"""The layout of a global batch over ranks, and collectives with an exact gradient.
 
-Works alike in one process without torch.distributed: then there is one rank and nothing is sent.
+In one process without torch.distributed there is one rank, and nothing is sent.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from train.losses.functions import once
+from train.losses.functions import first_order_only
 
 
 @dataclass(frozen=True)
 class Layout:
-    """sizes[r] rows on rank r, global rows in the order of ranks. Sizes may differ and may be 0."""
+    """Rank r holds sizes[r] rows; global rows are in the order of ranks. Sizes may differ and may be 0."""
 
     sizes: tuple[int, ...]
     rank: int
 
     @staticmethod
     def of(*groups: Tensor) -> tuple[Layout, ...]:
-        """The layout of each group of rows, of which these are here. A collective: every rank calls it."""
+        """The layout of each group of rows; `groups` are those of this rank. A collective: every rank calls it."""
         here = [len(rows) for rows in groups]
         if not (dist.is_available() and dist.is_initialized()):
             return tuple(Layout((size,), 0) for size in here)
@@ -43,16 +43,16 @@ class Layout:
 
     @property
     def own(self) -> slice:
-        """The rows of this rank among all."""
+        """The rows of this rank among those of all ranks."""
         start = sum(self.sizes[: self.rank])
         return slice(start, start + self.sizes[self.rank])
 
     def gather(self, rows: Tensor) -> Tensor:
-        """(b, …) of every rank → (B, …) on every rank; backward sums every rank's gradient into the owner's rows."""
+        """(b, …) of every rank → (B, …) on every rank. Backward sums the gradients of all ranks for the owner."""
         return _Gather.apply(rows, self) if self.world_size > 1 else rows  # pyright: ignore[reportReturnType]
 
     def sum(self, values: Tensor) -> Tensor:
-        """Sum over ranks, the same on all; any rank may use it, and backward sums every rank's gradient."""
+        """Sum over ranks, the same on all. Any rank may use it: backward sums the gradients of all ranks."""
         return _Sum.apply(values, self) if self.world_size > 1 else values  # pyright: ignore[reportReturnType]
 
     def sum_(self, values: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class Layout:
         return values
 
     def _pad(self, rows: Tensor, sizes: tuple[int, ...]) -> Tensor:
-        """Collectives want equal blocks: `rows` cut by `sizes`, each filled up with zeros to the largest."""
+        """`rows` cut into blocks by `sizes`, each padded with zeros to the largest: collectives need equal blocks."""
         if len(set(self.sizes)) == 1:
             return rows.contiguous()
         padded = rows.new_zeros(len(sizes), max(self.sizes), *rows.shape[1:])
@@ -89,10 +89,11 @@ class _Gather(torch.autograd.Function):
         return torch.cat([block[:size] for block, size in zip(everyone.split(most), layout.sizes, strict=True)])
 
     @staticmethod
-    @once
+    @first_order_only
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         layout: Layout = ctx.layout
-        wide = gradient.to(torch.promote_types(gradient.dtype, torch.float32))  # half precision would round every sum
+        # in half precision each addition of the reduction would be rounded
+        wide = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
         own = wide.new_empty(max(layout.sizes), *gradient.shape[1:])
         dist.reduce_scatter_tensor(own, layout._pad(wide, layout.sizes))
         return own[: layout.sizes[layout.rank]].to(gradient.dtype), None
@@ -105,6 +106,6 @@ class _Sum(torch.autograd.Function):
         return layout.sum_(values.clone())
 
     @staticmethod
-    @once
+    @first_order_only
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return ctx.layout.sum_(gradient.clone()), None

@@ -1,4 +1,4 @@
-"""The bounded way to sum, as Triton kernels: the scores of a tile stay in registers and are never written to memory.
+"""The bounded way to sum (bounded.py) as Triton kernels: scores stay in registers and are never written to memory.
 
 Legend: b rows of this rank, M columns of all ranks, D width; E_ij = exp(scale · <x_i, y_j> − shift), 0 where left out.
 The caller knows |scale · <x_i, y_j>| ≤ bound and has chosen one shift, so that no E and no sum of E overflows.
@@ -8,14 +8,13 @@ recomputes E and writes G_ij = E_ij (u_i + v_j), one strip at a time, for two ma
 Accumulators of both gradients would not fit on a processor of the device at D ≥ 512, and computing the scores once for
 each would cost 10·b·M·D flops instead of 8.
 
-Sums are partial sums that one program each has written, added in a fixed order: the same inputs give the same bits on
-the same machine (the block shapes, timed once for each D, are kept on disk).
+Each program writes partial sums, and these are added in a fixed order. So the same inputs give the same bits on the
+same machine; the block shapes, timed once for each D, are cached on disk.
 """
 
 # pyright: reportInvalidTypeForm=false
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -24,28 +23,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-HERE = find_spec("triton") is not None  # builds of torch for the CPU come without it: available() says so
-triton: Any = import_module("triton") if HERE else None
-tl: Any = import_module("triton.language") if HERE else None
+from train.losses.tiles import slices
+
+INSTALLED = find_spec("triton") is not None  # builds of torch for the CPU come without it
+triton: Any = import_module("triton") if INSTALLED else None
+tl: Any = import_module("triton.language") if INSTALLED else None
 
 STRIP = 8192  # rows and columns of a strip of G: 128 MB in bf16; with its operands it leaves room in the device's cache
 WIDEST = 4096  # the largest D
 KEYS = 2  # how many keys are compared, at most
-BLOCK_ROWS = 128  # rows of a block, alike for all shapes that are tried: there is one partial sum of columns for each
+BLOCK_ROWS = 128  # rows of a block, the same for all shapes that are tried: each block has one partial sum per column
 BLOCKS = ((128, 64, 4, 3), (128, 64, 4, 4), (128, 64, 8, 3), (256, 64, 8, 3), (256, 64, 8, 4))
 WIDEST_BLOCK = 256
 PROGRAMS = 1024  # enough to keep every processor of a device busy, few enough for partial sums of rows to be small
 LOG2_E = 1.4426950408889634
-INTERPRETED = HERE and triton.knobs.runtime.interpret
+INTERPRETED = INSTALLED and triton.knobs.runtime.interpret
 
 
 @dataclass(frozen=True)
 class KernelExclusion:
-    """Pairs (row i, column j) that leave the sums, decided in registers.
+    """Pairs (row i, column j) that the sums leave out, decided in registers.
 
-    keys: none, one or two of (row keys (b,), column keys (≤ M,)), int64; a pair leaves when either has equal keys;
-    columns beyond the keys given are not compared. first_own: row i's own column is first_own + i. It stays whatever
-    its keys, or leaves if own_dropped.
+    keys: none, one or two of (row keys (b,), column keys (≤ M,)), int64. A pair is left out when its keys are equal in
+    either; columns beyond the keys given are not compared. first_own: row i's own column is first_own + i. It stays in
+    whatever its keys, or is left out if own_dropped.
     """
 
     keys: tuple[tuple[Tensor, Tensor], ...]
@@ -53,7 +54,7 @@ class KernelExclusion:
     own_dropped: bool = False
 
     def within(self, rows: slice, columns: slice) -> KernelExclusion:
-        """The same of a part of the rows and columns, which are counted from its start."""
+        """The exclusion of a part of the matrix, with rows and columns counted from the start of the part."""
         keys = tuple((of_rows[rows], of_columns[columns]) for of_rows, of_columns in self.keys)
         return KernelExclusion(keys, self.first_own + rows.start - columns.start, self.own_dropped)
 
@@ -62,12 +63,12 @@ NOTHING = KernelExclusion((), 0)
 
 
 def available(x_bD: Tensor, y_MD: Tensor) -> bool:
-    """Whether the kernels take these: bf16 or fp16 on a CUDA device that Triton knows, D ≤ 4096.
+    """Whether the kernels can take these: bf16 or fp16 on a CUDA device that Triton supports, D ≤ 4096.
 
     Not float32: on tensor cores its products would be rounded to tf32, and elsewhere cuBLAS is as fast as we would be.
     With TRITON_INTERPRET=1 they are interpreted, on any device, very slowly.
     """
-    if not HERE or x_bD.dtype not in (torch.bfloat16, torch.float16) or y_MD.dtype != x_bD.dtype:
+    if not INSTALLED or x_bD.dtype not in (torch.bfloat16, torch.float16) or y_MD.dtype != x_bD.dtype:
         return False
     if not 0 < x_bD.shape[1] <= WIDEST or x_bD.device != y_MD.device:
         return False
@@ -86,7 +87,7 @@ def exp_sums(
     column_sums_M = torch.zeros(len(y_MD), dtype=torch.float32, device=x_bD.device)
     if not len(y_MD):
         return row_sums_b, column_sums_M
-    for rows in strips(len(x_bD)):
+    for rows in slices(len(x_bD), STRIP):
         part = (exclusion or NOTHING).within(rows, slice(0, len(y_MD)))
         row_sums_b[rows], of_columns_M = _strip_sums(x_bD[rows], y_MD, scale, shift, part)
         column_sums_M += of_columns_M
@@ -124,8 +125,8 @@ def gradient_strip(
 ) -> Tensor:
     """G_ij = E_ij (u_i + v_j) of at most STRIP rows and columns: (r, c) in the type of x; into `out`, if given.
 
-    u, v: float32. exclusion: of this strip (KernelExclusion.within). out: flat, STRIP² numbers, of which the first are
-    used; the next call with the same `out` overwrites the result. In fp16, small G are lost unless a power of two on u
+    u, v: float32. exclusion: of this strip (KernelExclusion.within). out: flat, STRIP² numbers, the first of which hold
+    the result; the next call with the same `out` overwrites it. In fp16, small G are lost unless a power of two on u
     and v brings the largest near 2^14, as `gradients` does.
     """
     x_rD, y_cD = x_rD.contiguous(), y_cD.contiguous()
@@ -160,8 +161,8 @@ def gradients(
     u_b, v_M = (u_b, v_M) if factor is None else (u_b * factor, v_M * factor)
     dx_bD, dy_MD = (torch.zeros_like(e, dtype=torch.float32) for e in (x_bD, y_MD))
     space = x_bD.new_empty(min(STRIP, len(x_bD)) * _stride(min(STRIP, len(y_MD))))
-    for rows in strips(len(x_bD)):
-        for columns in strips(len(y_MD)):
+    for rows in slices(len(x_bD), STRIP):
+        for columns in slices(len(y_MD), STRIP):
             part = exclusion and exclusion.within(rows, columns)
             x, y = x_bD[rows], y_MD[columns]
             g = gradient_strip(x, y, scale, shift, u_b[rows], v_M[columns], part, out=space)
@@ -173,32 +174,28 @@ def gradients(
 def _into_range(
     x_bD: Tensor, y_MD: Tensor, scale: float, shift: float, u_b: Tensor, v_M: Tensor, exclusion: KernelExclusion | None
 ) -> Tensor:
-    """The power of two, 0-d, on u and v that lets fp16 hold G: then |G| ≤ 2^14, and a 2^28th of that is still exact.
+    """The power of two, 0-d, to multiply u and v with so that fp16 holds G: |G| ≤ 2^14, exact down to 2^-28 of that.
 
-    |G_ij| is at most |u_i| Σ_j E_ij + |v_j| Σ_i E_ij. The sums are computed anew, for 2·b·M·D flops: those of the
-    forward pass are not at hand, and nobody could know that a gradient had silently become 0.
+    |G_ij| is at most |u_i| Σ_j E_ij + |v_j| Σ_i E_ij. The sums are computed anew, for 2·b·M·D flops: the caller
+    has not kept those of the forward pass, and without the bound a gradient could silently become 0.
     """
     sums = exp_sums(x_bD, y_MD, scale, shift, exclusion)
-    largest = torch.cat([pull.abs() * total for pull, total in zip((u_b, v_M), sums, strict=True)])
+    largest = torch.cat([value.abs() * total for value, total in zip((u_b, v_M), sums, strict=True)])
     largest = torch.cat([largest, largest.new_full((1,), 2.0**-100)]).max()
     return torch.exp2(13 - largest.log2().ceil())
 
 
 def _stride(columns: int) -> int:
-    """From one row of G to the next: rows that start at a multiple of 128 bytes are what cuBLAS is fast with."""
+    """Numbers from one row of G to the next: cuBLAS is fast when rows start at multiples of 128 bytes."""
     return 64 * _blocks(columns, 64)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left @ right in float32, of products that are not rounded."""
+    """total += left @ right, with products and sums in float32."""
     if total.is_cuda:
         torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
     else:
         total.addmm_(left.float(), right.float())
-
-
-def strips(count: int) -> Iterator[slice]:
-    return (slice(start, min(start + STRIP, count)) for start in range(0, count, STRIP))
 
 
 def _blocks(count: int, size: int) -> int:
@@ -206,7 +203,7 @@ def _blocks(count: int, size: int) -> int:
 
 
 def _key_arguments(exclusion: KernelExclusion, unused: Tensor) -> list[Any]:
-    """Row keys, column keys and how many, for the first and the second key; one that is not there is never read."""
+    """Row keys, column keys and their number for two keys; a kernel never reads a key beyond its KEYS."""
     arguments: list[Any] = []
     for of_rows, of_columns in exclusion.keys:
         arguments += [of_rows.contiguous(), of_columns.contiguous(), len(of_columns)]
@@ -214,15 +211,15 @@ def _key_arguments(exclusion: KernelExclusion, unused: Tensor) -> list[Any]:
 
 
 def _jit(function: Any) -> Any:
-    """Sizes that change from step to step must not compile anew."""
+    """triton.jit, without a new compilation when a size changes from step to step."""
     sizes = ["first_own", "row_count", "column_count", "group", "keyed_0", "keyed_1"]
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
-    return HERE and triton.jit(function, do_not_specialize=[name for name in sizes if name in names])
+    return INSTALLED and triton.jit(function, do_not_specialize=[name for name in sizes if name in names])
 
 
 def _tuned(function: Any) -> Any:
-    """The fastest block shape for each D, found in the first call; interpreted, the first."""
-    if not HERE:
+    """triton.autotune over BLOCKS: the first call for a D times them. Interpreted, the first of them alone."""
+    if not INSTALLED:
         return None
     configs = [
         triton.Config({"BLOCK_COLUMNS": columns, "BLOCK_D": depth}, num_warps=warps, num_stages=stages)
@@ -242,7 +239,7 @@ def _exponentials(
     rows = first_row + tl.arange(0, BLOCK_ROWS)
     columns = first_column + tl.arange(0, BLOCK_COLUMNS)
     d = tl.arange(0, BLOCK_D)
-    # beyond the edge the last row or column is read again
+    # threads beyond the edge read the last row or column again; their e is set to 0 below
     x_block = x + (tl.minimum(rows, row_count - 1).to(tl.int64) * D)[:, None] + d[None, :]
     y_block = y + (tl.minimum(columns, column_count - 1).to(tl.int64) * D)[None, :] + d[:, None]
     scores = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), dtype=tl.float32)
@@ -252,18 +249,18 @@ def _exponentials(
         else:
             x_part = tl.load(x_block, mask=d[None, :] < D - start, other=0.0)
             y_part = tl.load(y_block, mask=d[:, None] < D - start, other=0.0)
-        if INTERPRETED:  # its bf16 products are wrong
+        if INTERPRETED:  # the interpreter computes bf16 products wrongly
             x_part, y_part = x_part.to(tl.float32), y_part.to(tl.float32)
         scores = tl.dot(x_part, y_part, scores)
         x_block += BLOCK_D
         y_block += BLOCK_D
     e = tl.exp2(scores * exponent_scale - exponent_shift)
-    # most blocks touch neither an edge nor an own column: they are spared the comparisons
+    # most blocks touch neither an edge nor an own column, so they skip these comparisons
     if (first_row + BLOCK_ROWS > row_count) | (first_column + BLOCK_COLUMNS > column_count):
         e = tl.where((rows < row_count)[:, None] & (columns < column_count)[None, :], e, 0.0)
     own = first_row + first_own
     near_own = (own < first_column + BLOCK_COLUMNS) & (own + BLOCK_ROWS > first_column)
-    if OWN_DROPPED:  # noqa: SIM102 (this one is answered when the kernel is compiled)
+    if OWN_DROPPED:  # noqa: SIM102 (OWN_DROPPED is known when the kernel is compiled)
         if near_own:
             e = tl.where((rows + first_own)[:, None] == columns[None, :], 0.0, e)
     if KEYS > 0:
@@ -275,7 +272,7 @@ def _exponentials(
 
 @_jit
 def _without_equal(e, row_keys, column_keys, keyed, rows, columns, row_count, first_own, near_own):
-    """e, 0 where keys are equal; own columns stay (or are 0 already)."""
+    """e with 0 where keys are equal. Own columns keep their value, which is 0 already if they are dropped."""
     of_rows = tl.load(row_keys + tl.minimum(rows, row_count - 1))
     of_columns = tl.load(column_keys + columns, mask=columns < keyed, other=0)
     equal = (of_rows[:, None] == of_columns[None, :]) & (columns < keyed)[None, :]
@@ -293,7 +290,7 @@ def _sums_kernel(
     D: tl.constexpr, KEYS: tl.constexpr, OWN_DROPPED: tl.constexpr, INTERPRETED: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_ROWS: tl.constexpr = BLOCK_ROWS,
 ):  # fmt: skip
-    """A program takes a block of rows and a group of columns, and writes their sums over each other."""
+    """A program takes a block of rows and a group of columns, and writes the sums of E over either."""
     row_block, column_group = tl.program_id(0), tl.program_id(1)
     row_sums = tl.zeros((BLOCK_ROWS,), dtype=tl.float32)
     last = tl.minimum((column_group + 1) * group, column_count)
@@ -305,8 +302,8 @@ def _sums_kernel(
         )  # fmt: skip
         row_sums += tl.sum(e, 1)
         columns = start + tl.arange(0, BLOCK_COLUMNS)
-        place = of_columns + row_block.to(tl.int64) * column_count + columns
-        tl.store(place, tl.sum(e, 0), mask=columns < column_count)
+        address = of_columns + row_block.to(tl.int64) * column_count + columns
+        tl.store(address, tl.sum(e, 0), mask=columns < column_count)
     rows = row_block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     tl.store(of_rows + column_group * row_count + rows, row_sums, mask=rows < row_count)
 
@@ -318,7 +315,7 @@ def _gradient_kernel(
     D: tl.constexpr, KEYS: tl.constexpr, OWN_DROPPED: tl.constexpr, INTERPRETED: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_ROWS: tl.constexpr = BLOCK_ROWS,
 ):  # fmt: skip
-    """A program takes a block of G."""
+    """A program computes and writes one block of G."""
     first_row, first_column = tl.program_id(0) * BLOCK_ROWS, tl.program_id(1) * BLOCK_COLUMNS
     e = _exponentials(
         x, y, first_row, first_column, row_count, column_count, exponent_scale, exponent_shift,
@@ -331,14 +328,14 @@ def _gradient_kernel(
     e *= u_rows[:, None] + v_columns[None, :]
     if INTERPRETED and g.dtype.element_ty == tl.bfloat16:
         e = _rounded_to_bf16(e)
-    # up to the stride, not to the last column: a limit that is a multiple of 16 lets threads write 16 bytes at once
+    # columns up to the stride are written: a limit that is a multiple of 16 lets threads write 16 bytes at once
     within = (rows < row_count)[:, None] & (columns < stride)[None, :]
     tl.store(g + rows[:, None] * stride + columns[None, :], e.to(g.dtype.element_ty), mask=within)
 
 
 @_jit
 def _rounded_to_bf16(value):
-    """To nearest, ties to even: the interpreter's conversion only cuts off."""
+    """Rounds to nearest, ties to even: the interpreter's own conversion truncates."""
     bits = value.to(tl.uint32, bitcast=True)
     bits += 0x7FFF + ((bits >> 16) & 1)
     return (bits >> 16 << 16).to(tl.float32, bitcast=True)

@@ -1,7 +1,9 @@
-"""For each row of a matrix, the highest level that a condition on the values above it holds at.
+"""A radix select: for each row of a matrix, the largest threshold at which a condition on the values above it holds.
 
-The matrix is never there as a whole: every pass sees its tiles anew. Floats in their order are integers in their order,
-so the level is found digit by digit, by counting how many values have which digit: exact, whatever the values are.
+The matrix is never in memory as a whole: every pass computes its tiles anew. Floats, in their order, can be mapped to
+integers in the same order, so a threshold is found digit by digit, by counting the values that have each digit. The
+result is exact for all values, ties and subnormal numbers among them. Each digit costs one pass over the scores.
+Sorting whole rows instead is slower from a few thousand columns on and needs several times the memory.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-DIGIT = 11  # bits found in a pass: 3 passes for float32, 6 for float64
+DIGIT = 11  # bits of a digit: 3 passes for float32, 6 for float64
 DIGITS = 1 << DIGIT
 INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
@@ -21,78 +23,82 @@ TilesOfValues = Callable[[], Iterable[Tensor]]
 
 
 @dataclass(frozen=True)
-class Level:
-    """Of each row: the level, how many values are above and at it, the sum of those above (0 if not asked for).
+class RowThreshold:
+    """What row_threshold finds for each of r rows, float64 except for the threshold, which has the type of the values.
 
-    Float64, but for the level, which is 0 in a row where no level was reached.
+    threshold_r: 0 in a row where the condition holds nowhere. above_r, at_r: how many values are above it and equal to
+    it. sum_above_r: the sum of the values above it, 0 if sums were not asked for.
     """
 
-    level_r: Tensor
+    threshold_r: Tensor
     above_r: Tensor
     at_r: Tensor
     sum_above_r: Tensor
 
 
-def highest_level(
-    tiles: TilesOfValues, reached: Callable[[Tensor, Tensor, Tensor], Tensor], like_r: Tensor, *, summed: bool
-) -> Level:
-    """The largest float v of each row where reached(n = number of values ≥ v, their sum, v) holds.
+def row_threshold(
+    tiles: TilesOfValues, condition: Callable[[Tensor, Tensor, Tensor], Tensor], like_r: Tensor, *, summed: bool
+) -> RowThreshold:
+    """The largest float v of each row at which condition(n = number of values ≥ v, their sum, v) holds.
 
-    tiles(): a pass over all tiles (r, c) of values, −inf for none, to the bit the same in each. like_r: one number per
-    row, for type and device. reached: elementwise on (r, levels) float64; true up to some v, false above it and where
-    n = 0. summed: whether it needs the sums. Memory: r · 2¹¹ counts.
+    tiles(): one pass over all tiles (r, c) of values, −inf for none, equal to the bit in every pass. condition:
+    elementwise on (r, digits) float64; true up to some v and false above it, and false where n = 0. like_r: (r,), gives
+    type and device. summed: whether the condition needs the sums. Memory: r · 2¹¹ counts, and as many sums.
     """
-    places = torch.arange(DIGITS, device=like_r.device)
+    digits = torch.arange(DIGITS, device=like_r.device)
 
-    def digit(first_r1: Tensor, shift: int, unreached: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        counts, sums = _above(tiles(), first_r1, shift, summed)
-        levels = _floats((first_r1 + places) << shift, like_r.dtype).double()
-        holds = reached(counts[:, 1:-1], sums[:, 1:-1], levels) & (levels > -math.inf)
-        digit_r1 = torch.where(holds, places, -1).amax(1, keepdim=True)
-        return torch.where(digit_r1 < 0, unreached, digit_r1), counts, sums
+    def next_digit(first_r1: Tensor, shift: int, default: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """The largest digit after the prefix `first_r1` at which the condition holds, `default` if at none."""
+        counts, sums = _at_or_above(tiles(), first_r1, shift, summed)
+        values = _floats((first_r1 + digits) << shift, like_r.dtype).double()
+        holds = condition(counts[:, 1:-1], sums[:, 1:-1], values) & (values > -math.inf)
+        digit_r1 = torch.where(holds, digits, -1).amax(1, keepdim=True)
+        return torch.where(digit_r1 < 0, default, digit_r1), counts, sums
 
     top, *shifts = range(DIGIT * ((torch.finfo(like_r.dtype).bits - 1) // DIGIT), 0, -DIGIT)
-    zero = 1 << (torch.finfo(like_r.dtype).bits - 1 - top)  # the first digit of 0, from that of the lowest integer
+    zero = 1 << (torch.finfo(like_r.dtype).bits - 1 - top)  # the first digit of 0, counted from the lowest integer
     first_r1 = torch.full((len(like_r), 1), -zero, device=like_r.device)
-    first_r1 = (first_r1 + digit(first_r1, top, zero)[0]) << DIGIT
+    first_r1 = (first_r1 + next_digit(first_r1, top, zero)[0]) << DIGIT
     for shift in shifts:
-        first_r1 = (first_r1 + digit(first_r1, shift)[0]) << DIGIT
-    digit_r1, counts, sums = digit(first_r1, 0)
+        first_r1 = (first_r1 + next_digit(first_r1, shift)[0]) << DIGIT
+    digit_r1, counts, sums = next_digit(first_r1, 0)
     at_or_above_r, above_r = (counts.gather(1, digit_r1 + k)[:, 0] for k in (1, 2))
     sum_above_r = sums.gather(1, digit_r1 + 2)[:, 0]
-    return Level(_floats(first_r1 + digit_r1, like_r.dtype)[:, 0], above_r, at_or_above_r - above_r, sum_above_r)
+    threshold_r = _floats(first_r1 + digit_r1, like_r.dtype)[:, 0]
+    return RowThreshold(threshold_r, above_r, at_or_above_r - above_r, sum_above_r)
 
 
-def _above(tiles: Iterable[Tensor], first_r1: Tensor, shift: int, summed: bool) -> tuple[Tensor, Tensor]:
-    """How many values are at or above each digit after `first`, and their sums: (r, 1 + digits + 1) float64.
+def _at_or_above(tiles: Iterable[Tensor], first_r1: Tensor, shift: int, summed: bool) -> tuple[Tensor, Tensor]:
+    """How many values have each digit or a larger one after the prefix `first`, and their sums.
 
-    The columns at the ends are for all that is below, and above, every digit.
+    Both (r, 1 + DIGITS + 1) float64: the first and last columns hold what is below and above every digit.
     """
     counts = first_r1.new_zeros(len(first_r1), DIGITS + 2, dtype=torch.int32)
     sums = torch.zeros_like(counts, dtype=torch.float64)
     for values in tiles:
         keys = _keys(values)
         below_r1 = (first_r1 - 1).to(keys.dtype)
-        place = (keys >> shift).clamp_(below_r1, below_r1 + DIGITS + 1).sub_(below_r1).long()
-        counts.scatter_add_(1, place, counts.new_ones(()).expand_as(place))
+        column = (keys >> shift).clamp_(below_r1, below_r1 + DIGITS + 1).sub_(below_r1).long()
+        counts.scatter_add_(1, column, counts.new_ones(()).expand_as(column))
         if summed:
-            sums.scatter_add_(1, place, values.double())
+            sums.scatter_add_(1, column, values.double())
     counts = counts.flip(1).cumsum(1, dtype=torch.float64).flip(1)
     return counts, sums.flip(1).cumsum(1).flip(1) if summed else torch.zeros_like(counts)
 
 
 def _keys(values: Tensor) -> Tensor:
-    """Integers in the order of the floats; −0 is 0."""
+    """Integers in the order of the floats; −0 becomes 0."""
     integer = INTEGERS[values.dtype]
     return _flipped((values + 0.0).view(integer), integer)
 
 
 def _floats(keys: Tensor, dtype: torch.dtype) -> Tensor:
+    """The inverse of _keys."""
     integer = INTEGERS[dtype]
     return _flipped(keys.to(integer), integer).view(dtype)
 
 
 def _flipped(bits: Tensor, integer: torch.dtype) -> Tensor:
-    """A float's bits are its sign and its magnitude; of integers, more negative ones have smaller magnitudes below."""
+    """Flips the magnitude bits of negative numbers: floats store sign and magnitude, integers the two's complement."""
     info = torch.iinfo(integer)
     return bits ^ ((bits >> (info.bits - 1)) & info.max)

@@ -1,9 +1,9 @@
-"""Per-sample state of objectives: some numbers for every training sample, each kept by the rank that owns it.
+"""Per-sample state of objectives: k numbers for every training sample, stored on the rank that owns the sample.
 
-Legend: n samples, k numbers for each, W ranks; b samples on this rank and B on all ranks in this step, U distinct ones.
+Legend: n samples, k numbers for each, W ranks; in a step b samples on this rank, B on all ranks, U distinct ones.
 
-Sample i is owned by rank i // ⌈n/W⌉, so a rank keeps k·n/W numbers. A step sends the B ids and one all-reduce of k·B
-numbers, whatever n. The state is neither parameter nor buffer: data parallelism overwrites those with rank 0's.
+Rank i // ⌈n/W⌉ owns sample i, so a rank stores k·n/W numbers. A step sends the B ids and one all-reduce of k·B numbers,
+whatever n is. The state is neither parameter nor buffer: data parallelism overwrites these with the values of rank 0.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from data.errors import ConfigError, HardwareError
 from train.losses.gather import Layout
 
 BLOCK = 1 << 20  # samples written or sent at a time
-COUNTERS = ("samples_seen", "never_visited")  # what a checkpoint has besides the numbers
+COUNTERS = ("samples_seen", "never_visited")  # in a checkpoint beside the numbers
 
 
 @dataclass(frozen=True)
-class Visit:
-    """The samples of one global batch, in the order of ranks, and their numbers before it.
+class StateRead:
+    """The samples of one global batch, in the order of ranks, and their numbers before this step.
 
-    ids_B; old: name → (B,), NaN where a sample has no number yet. inverse_B: the place among the distinct ids of each;
-    counts_U: how often each of those is there.
+    ids_B: sample ids. old: name → (B,), NaN where a sample has no number yet. inverse_B: the index of each id among the
+    U distinct ones; counts_U: how often each of these occurs.
     """
 
     ids_B: Tensor
@@ -40,15 +40,15 @@ class Visit:
 
     @property
     def repeated(self) -> bool:
-        """Whether an id is there twice."""
+        """Whether an id occurs more than once."""
         return len(self.counts_U) < len(self.ids_B)
 
     def mean(self, values_B: Tensor) -> Tensor:
-        """(B,) → (B,), each the mean over the same sample: to the bit, whatever the order of the batch."""
+        """(B,) → (B,): each value becomes the mean of its sample. Equal to the bit for any order of the batch."""
         return self._reduced(values_B, "mean") if self.repeated else values_B
 
     def log_mean(self, log_values_B: Tensor) -> Tensor:
-        """The log of the mean of exponentials over the same sample."""
+        """(B,) → (B,): each value becomes the log of the mean exponential of its sample."""
         if not self.repeated:
             return log_values_B
         highest_B = self._reduced(log_values_B, "max")
@@ -57,16 +57,17 @@ class Visit:
 
     def _reduced(self, values_B: Tensor, how: str) -> Tensor:
         order_B = values_B.argsort()
-        order_B = order_B[self.inverse_B[order_B].argsort(stable=True)]  # by sample, then by value
+        # by sample, then by value: the order of summation does not depend on the order of the batch
+        order_B = order_B[self.inverse_B[order_B].argsort(stable=True)]
         return torch.segment_reduce(values_B[order_B], how, lengths=self.counts_U)[self.inverse_B]
 
 
 class SampleState:
     """Numbers by name for sample ids 0 … n−1.
 
-    initial: the number of a sample before its first visit; NaN where it has none and the first visit replaces it.
-    Numbers are float32, and float64 once they are read as such. A slice larger than memory_budget_mb (MiB per rank) is
-    mapped from a scratch file without a name in the temporary folder (TMPDIR), which goes with the process.
+    initial: name → the number of a sample before its first batch, NaN for none. Numbers are float32, and float64 after
+    they have been read as such. If this rank's share exceeds memory_budget_mb (MiB), it is mapped from an unnamed
+    scratch file in the temporary folder (TMPDIR), which ends with the process.
     """
 
     def __init__(self, num_samples: int, initial: Mapping[str, float], memory_budget_mb: int = 4096) -> None:
@@ -81,64 +82,64 @@ class SampleState:
 
     @property
     def share_never_visited(self) -> float:
-        """Share of all samples that have no number yet."""
+        """The share of all samples that have no number yet."""
         return self._never_visited / self.num_samples
 
-    def read(self, sample_ids_b: Tensor | None, layout: Layout, dtype: torch.dtype = torch.float32) -> Visit:
-        """The samples of the global batch, these being this rank's: layout.own of all. A collective.
+    def read(self, sample_ids_b: Tensor | None, layout: Layout, dtype: torch.dtype = torch.float32) -> StateRead:
+        """The numbers of the samples of the global batch; sample_ids_b are those of this rank. A collective.
 
-        Raises ConfigError, on every rank alike, for ids that are no samples.
+        Raises ConfigError without ids and, on all ranks, for ids outside 0 … n−1; ValueError for a wrong number of ids.
         """
         if sample_ids_b is None:
             raise ConfigError("this objective keeps state for every sample: give it sample_ids")
         if len(sample_ids_b) != layout.sizes[layout.rank]:
             raise ValueError(f"{len(sample_ids_b)} sample_ids for {layout.sizes[layout.rank]} rows")
-        self._undo = None  # what is undone is the call that begins here
+        self._undo = None  # undo concerns the call that begins here
         ids_B = layout.gather(sample_ids_b)
         on_cpu_B = ids_B.cpu()
         self._check(on_cpu_B)
-        table, own = self._numbers(dtype), self._own(*_place())
+        table, own = self._numbers(dtype), self._own(*_rank_and_world())
         mine_B = (on_cpu_B >= own.start) & (on_cpu_B < own.stop)
         old_kB = torch.zeros(len(self.names), layout.total, dtype=dtype)
         old_kB[:, mine_B] = table[on_cpu_B[mine_B] - own.start].T.to(dtype)
-        old_kB = layout.sum_(old_kB.to(ids_B.device))  # the others hold zeros
+        old_kB = layout.sum_(old_kB.to(ids_B.device))  # each column is zero on all ranks but the owner
         _, inverse_B, counts_U = on_cpu_B.unique(return_inverse=True, return_counts=True)
         old = dict(zip(self.names, old_kB.unbind(), strict=True))
-        return Visit(ids_B, old, inverse_B.to(ids_B.device), counts_U.to(ids_B.device))
+        return StateRead(ids_B, old, inverse_B.to(ids_B.device), counts_U.to(ids_B.device))
 
-    def write(self, visit: Visit, new: Mapping[str, Tensor]) -> None:
-        """Keep new numbers: name → (B,), equal for equal ids (see Visit.mean). Names not given stay as they are."""
-        ids_B = visit.ids_B.cpu()
+    def write(self, read: StateRead, new: Mapping[str, Tensor]) -> None:
+        """Store new numbers: name → (B,), equal for equal ids (see StateRead.mean). Other names keep their numbers."""
+        ids_B = read.ids_B.cpu()
         old_kB, new_kB = (
             torch.stack(columns).detach().cpu()
-            for columns in (list(visit.old.values()), [new.get(name, visit.old[name]) for name in self.names])
+            for columns in (list(read.old.values()), [new.get(name, read.old[name]) for name in self.names])
         )
         ids_U, inverse_B = ids_B.unique(return_inverse=True)
         first_U = torch.zeros_like(ids_U).scatter_(0, inverse_B, torch.arange(len(ids_B)))
         same = torch.allclose(new_kB, new_kB[:, first_U[inverse_B]], rtol=0, atol=0, equal_nan=True)
-        assert same, "the new numbers of one sample differ: average them with visit.mean"
-        table, own = self._numbers(new_kB.dtype), self._own(*_place())
+        assert same, "the new numbers of one sample differ: average them with StateRead.mean"
+        table, own = self._numbers(new_kB.dtype), self._own(*_rank_and_world())
         mine_U = (ids_U >= own.start) & (ids_U < own.stop)
-        place = ids_U[mine_U] - own.start
-        self._undo = (place, table[place], self.samples_seen, self._never_visited)
-        table[place] = new_kB[:, first_U[mine_U]].T.to(table.dtype)
+        row = ids_U[mine_U] - own.start
+        self._undo = (row, table[row], self.samples_seen, self._never_visited)
+        table[row] = new_kB[:, first_U[mine_U]].T.to(table.dtype)
         self.samples_seen += len(ids_B)
         lacked, lacks = (numbers_kB[:, first_U].isnan().any(0) for numbers_kB in (old_kB, new_kB))
         self._never_visited += int(lacks.sum() - lacked.sum())
 
     def undo(self) -> None:
-        """Restore, bit for bit, what the last `write` changed; nothing when it is undone already."""
+        """Restore, bit for bit, what the last `write` changed. A second call does nothing."""
         if self._undo is not None and self._table is not None:
-            place, before, self.samples_seen, self._never_visited = self._undo
-            self._table[place] = before
+            row, before, self.samples_seen, self._never_visited = self._undo
+            self._table[row] = before
             self._undo = None
 
     def gathered(self, device: torch.device) -> dict[str, Tensor]:
-        """For a checkpoint: name → (n,) of all samples and the counters, on rank 0; {} elsewhere.
+        """For a checkpoint: name → (n,) of all samples, and the counters, on rank 0; {} on other ranks. A collective.
 
-        device: where the process group sends from. A collective; sent in blocks, so that only rank 0 holds it all.
+        device: where the process group sends from. Blocks are sent one by one, so only rank 0 holds all samples.
         """
-        rank, world_size = _place()
+        rank, world_size = _rank_and_world()
         table = self._numbers(torch.float32)
         whole = {name: table.new_empty(self.num_samples if rank == 0 else 0) for name in self.names}
         for first in range(0, math.ceil(self.num_samples / world_size), BLOCK):
@@ -152,10 +153,10 @@ class SampleState:
         return whole if rank == 0 else {}
 
     def load(self, whole: Mapping[str, Tensor], more_samples: bool = False) -> None:
-        """Take over what `gathered` returned, at any world size: of each array, the slice of this rank.
+        """Take this rank's slice of what `gathered` returned, at any world size.
 
-        more_samples: it may be of fewer samples; the others are as before their first visit. Raises ConfigError, with
-        nothing changed, when it is the state of another objective or number of samples.
+        more_samples: `whole` may have fewer samples; the others take their initial numbers. Raises ConfigError, with
+        nothing changed, if `whole` is of another objective or number of samples.
         """
         if set(whole) != {*self.names, *COUNTERS}:
             there, here = (", ".join(sorted(set(names) - set(COUNTERS))) or "nothing" for names in (whole, self.names))
@@ -166,12 +167,12 @@ class SampleState:
                 f"the checkpoint has per-sample state of {samples:,} samples, but objective.num_samples is "
                 f"{self.num_samples:,}: use the same training data, or start another run.name with init_from"
             )
-        own = self._own(*_place())
+        own = self._own(*_rank_and_world())
         table = self._numbers(whole[self.names[0]].dtype)
         for column, name in enumerate(self.names):
-            known = whole[name][own]
-            table[: len(known), column] = known
-            table[len(known) :, column] = self._initial_k[column]
+            saved = whole[name][own]
+            table[: len(saved), column] = saved
+            table[len(saved) :, column] = self._initial_k[column]
         self.samples_seen, self._never_visited = (int(whole[name]) for name in COUNTERS)
         self._never_visited += (self.num_samples - samples) * bool(self._initial_k.isnan().any())
         self._undo = None
@@ -191,18 +192,18 @@ class SampleState:
             )
 
     def _numbers(self, dtype: torch.dtype) -> Tensor:
-        """The table, made when first needed, in the widest type asked for so far."""
+        """The (n/W, k) table of own samples, made on first use, in the widest type asked for so far."""
         narrow = self._table
         if narrow is not None and torch.promote_types(narrow.dtype, dtype) == narrow.dtype:
             return narrow
-        own = self._own(*_place())
+        own = self._own(*_rank_and_world())
         self._table = _table(own.stop - own.start, self._initial_k.to(dtype), self._budget)
         if narrow is not None:
             self._table.copy_(narrow)
         return self._table
 
     def _block(self, table: Tensor, first: int, world_size: int) -> Tensor:
-        """Rows first … first + BLOCK, as many as the largest slice has: blocks of all ranks are of one size."""
+        """Rows first … first + BLOCK of the table, padded so that the blocks of all ranks have one size."""
         size = min(BLOCK, math.ceil(self.num_samples / world_size) - first)
         block = table.new_zeros(size, len(self.names))
         rows = table[first : first + size]
@@ -210,7 +211,7 @@ class SampleState:
         return block
 
 
-def _place() -> tuple[int, int]:
+def _rank_and_world() -> tuple[int, int]:
     """This rank and the number of ranks."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
@@ -218,7 +219,7 @@ def _place() -> tuple[int, int]:
 
 
 def _on_rank_0(block: Tensor, world_size: int) -> list[Tensor]:
-    """The blocks of all ranks on rank 0, [] elsewhere."""
+    """The blocks of all ranks, on rank 0; [] on other ranks. A collective."""
     if world_size == 1:
         return [block]
     blocks = [torch.empty_like(block) for _ in range(world_size)] if dist.get_rank() == 0 else None
@@ -227,9 +228,9 @@ def _on_rank_0(block: Tensor, world_size: int) -> list[Tensor]:
 
 
 def _table(rows: int, initial_k: Tensor, budget: int) -> Tensor:
-    """(rows, k) filled with `initial_k`; in memory, or in a scratch file where it is larger than `budget` bytes.
+    """(rows, k) filled with `initial_k`; in memory, or in a scratch file if it is larger than `budget` bytes.
 
-    The file is written and not only made long, so that a full disk is an error here and not a crash later.
+    The file is written, not only extended, so that a full disk raises HardwareError here instead of a crash later.
     """
     size = rows * initial_k.nbytes
     if size <= budget:

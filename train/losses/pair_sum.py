@@ -1,7 +1,7 @@
 """Sums of any elementwise function over the score matrix, at memory linear in the batch.
 
-The incoming gradient of one sum is one number, so the gradient is formed in the same pass as the value, and
-scaled later: 6·b·M·D flops in all, where a second pass over the scores would need 8.
+The upstream gradient of a sum is one number. So the gradient is formed in the same pass as the value and multiplied
+later: 6·b·M·D flops in all, where a second pass over the scores would need 8.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from train.losses.functions import once
+from train.losses.functions import first_order_only
 from train.losses.tiles import Exclusion, Gradients, Tiles
 
 Function = Callable[..., Tensor]
@@ -32,9 +32,9 @@ def pair_sum(
     """Σ_i w_i Σ_j f(s_ij, *rows_i, *columns_j, *parameters) over own rows i and all columns j: 0-d, this rank's share.
 
     f: differentiable, elementwise on a tile (r, c) of scores s = <x_i, y_j>, with rows as (r, 1), columns as (1, c) and
-    parameters 0-d; must be finite, with a finite derivative, also where a pair is left out. row_factors_b: w, without
-    gradient. x_bD, y_MD: bf16, fp16, float32 or float64; scores are float32 or better. Differentiable in all else;
-    gradients of what is global (y, columns, parameters) are this rank's share, to be summed over ranks.
+    parameters 0-d; it must be finite, with a finite derivative, also where a pair is left out. row_factors_b: w, which
+    gets no gradient. x_bD, y_MD: bf16, fp16, float32 or float64; scores are float32 or better. Differentiable in all
+    other tensors; gradients of what is global (y, columns, parameters) are this rank's share, to be summed over ranks.
     """
     with torch.autocast(x_bD.device.type, enabled=False):
         return _PairSum.apply(  # pyright: ignore[reportReturnType]
@@ -61,18 +61,21 @@ class _PairSum(torch.autograd.Function):
         d_inputs = [torch.zeros_like(inputs[i]) for i in wanted]
         total = x_bD.new_zeros((), dtype=torch.float64)
         for rows, columns, s in tiles.scores():
-            places = [_place(i, counts, rows, columns) for i in range(len(inputs))]
-            s, leaves = s.detach(), [v[place].detach() for v, place in zip(inputs, places, strict=True)]
+            parts = [_part_of_tile(i, counts, rows, columns) for i in range(len(inputs))]
+            s, leaves = s.detach(), [v[part].detach() for v, part in zip(inputs, parts, strict=True)]
             with torch.set_grad_enabled(learning):
                 for leaf in (s, *(leaves[i] for i in wanted)):
                     leaf.requires_grad_(learning)
-                part = _part(f(s, *leaves), tiles.mask(rows, columns), row_factors_b, rows)
-            total += part.detach()
+                values = f(s, *leaves)
+                if exclusion and (mask := exclusion.mask(rows, columns)) is not None:
+                    values = values.masked_fill(mask, 0.0)
+                tile_sum = values.sum() if row_factors_b is None else row_factors_b[rows] @ values.sum(1)
+            total += tile_sum.detach()
             if gradients is not None:
-                g, *d_leaves = torch.autograd.grad(part, [s, *(leaves[i] for i in wanted)], materialize_grads=True)
+                g, *d_leaves = torch.autograd.grad(tile_sum, [s, *(leaves[i] for i in wanted)], materialize_grads=True)
                 gradients.add(rows, columns, g)
                 for i, d, d_leaf in zip(wanted, d_inputs, d_leaves, strict=True):
-                    d[places[i]] += d_leaf
+                    d[parts[i]] += d_leaf
         if gradients is not None:
             ctx.wanted = wanted
             ctx.types = (x_bD.dtype, y_MD.dtype)
@@ -80,24 +83,18 @@ class _PairSum(torch.autograd.Function):
         return total.to(tiles.dtype)
 
     @staticmethod
-    @once
+    @first_order_only
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         dx_bD, dy_MD, *d_inputs = ctx.saved_tensors
-        by_place = dict(zip(ctx.wanted, d_inputs, strict=True))
+        by_index = dict(zip(ctx.wanted, d_inputs, strict=True))
         count = len(ctx.needs_input_grad) - 6
         x_type, y_type = ctx.types
-        of_inputs = (gradient.to(d) * d if (d := by_place.get(i)) is not None else None for i in range(count))
+        of_inputs = (gradient.to(d) * d if (d := by_index.get(i)) is not None else None for i in range(count))
         return *(None,) * 4, (gradient * dx_bD).to(x_type), (gradient * dy_MD).to(y_type), *of_inputs
 
 
-def _place(index: int, counts: tuple[int, int], rows: slice, columns: slice) -> Any:
-    """Where the tile finds its part of input `index`: rows come first, then columns, then parameters."""
+def _part_of_tile(index: int, counts: tuple[int, int], rows: slice, columns: slice) -> Any:
+    """An index that takes a tile's part of input `index`: counts[0] of them are by row, then counts[1] by column."""
     if index < counts[0]:
         return rows, None
     return (None, columns) if index < sum(counts) else ...
-
-
-def _part(values: Tensor, mask: Tensor | None, row_factors_b: Tensor | None, rows: slice) -> Tensor:
-    if mask is not None:
-        values = values.masked_fill(mask, 0.0)
-    return values.sum() if row_factors_b is None else row_factors_b[rows] @ values.sum(1)

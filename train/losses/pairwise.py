@@ -2,13 +2,14 @@
 
 Legend: b rows of this rank, M columns of all ranks, D width; s_ij = <x_i, y_j>, logits a_ij = scale · s_ij.
 
-Schedule (one strip): a rank owns its rows against all columns, so each score is computed once per pass on the whole
-cluster: 2 matmuls of 2·b·M·D flops forward and backward for the scores, 2 for the gradients. Sent: the gathered y and
-its gradient (by Layout.gather), the M column sums, and the gradient of the M columns.
+Schedule: a rank computes its own rows against all columns, so that the cluster computes each score once per pass: 2
+matmuls of 2·b·M·D flops for the scores, forward and backward, and 2 for the gradients. Sent are the gathered y and its
+gradient (by Layout.gather), the M column sums, and the gradients of the M columns.
 
-Two ways to sum. Bounded: |a_ij| ≤ scale·max|x|·max|y| gives one shift that every rank knows, so one exp per score and
-plain sums, over tiles and over ranks. General: a running maximum per row and column, and a scale of their own for rows
-and columns. The first hands over to the second when a sum underflows or the bound is too wide for it.
+There are two ways to sum. The bounded way (bounded.py): |a_ij| ≤ scale·max|x|·max|y| gives one shift that every rank
+knows, so that one exp per score and plain sums over tiles and ranks suffice. The general way (general.py) keeps a
+running maximum per row and column, and serves scales of their own for rows and columns. It takes over when the bound
+is too wide or a plain sum underflows.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ import torch
 from torch import Tensor
 
 from train.losses.bounded import bounded_gradients, bounded_sums, find_bound
-from train.losses.functions import once
+from train.losses.functions import first_order_only
 from train.losses.gather import Layout
 from train.losses.general import general_gradients, general_sums
-from train.losses.logits import Logits, Pulls
+from train.losses.logits import Logits, UpstreamGradients
 from train.losses.tiles import Exclusion, Tiles
 
 
 @dataclass(frozen=True)
 class Scales:
-    """A scale 1/τ for every row (b,), used in the rows' sums, and for every column (M,), used in the columns'."""
+    """A scale 1/τ for each own row (b,), used in the row sums, and for each column (M,), used in the column sums."""
 
     rows_b: Tensor
     columns_M: Tensor
@@ -47,12 +48,14 @@ def log_partition(
 ) -> tuple[Tensor, Tensor]:
     """rows_i = log Σ_j exp(a_ij + column_weights_j) of own rows, columns_j = log Σ_i exp(a_ij + row_weights_i) of all.
 
-    x_bD, y_MD: bf16, fp16, float32 or float64, alike; y_MD the gathered columns. scale: 0-d, same on every rank, or
-    Scales. Weights: additive, in the log domain. Returns (b,) and (M,) in float32 or better; −inf (with zero gradient)
-    where everything is left out. Differentiable in x, y, scale and weights. The columns are the same on every rank, and
-    any rank may use any of them: the gradients that arrive for them are summed over ranks. Gradients of what is
-    global (y, scale, column weights) are this rank's share, to be summed over ranks, as Layout.gather does for y.
-    A collective, forward and backward: every rank calls it, with any number of rows.
+    x_bD, y_MD: bf16, fp16, float32 or float64, both of one type; y_MD holds the gathered columns. scale: 0-d, the same
+    on every rank, or Scales. Weights are added in the log domain. Returns (b,) and (M,) in float32 or better; −inf,
+    with gradient zero, where every pair is left out. Differentiable in x, y, scale and weights.
+
+    The columns are the same on every rank, and any rank may use any of them: the gradients that arrive for them are
+    summed over ranks. Gradients of what is global (y, scale, column weights) are this rank's share, to be summed over
+    ranks, as Layout.gather does for y. A collective, forward and backward: every rank calls it, with any number of
+    rows.
     """
     row_scale, column_scale = (scale.rows_b, scale.columns_M) if isinstance(scale, Scales) else (scale, None)
     with torch.autocast(x_bD.device.type, enabled=False):
@@ -69,22 +72,22 @@ class _LogPartition(torch.autograd.Function):
         bound = find_bound(tiles, logits, layout)
         sums = None if bound is None else bounded_sums(tiles, logits, bound, layout)
         rows_b, columns_M = sums or general_sums(tiles, logits, layout)
-        ctx.bound = bound if sums else None
+        ctx.bound = bound if sums else None  # backward goes the way that forward went
         ctx.layout, ctx.exclusion = layout, exclusion
         ctx.save_for_backward(x_bD, y_MD, *logit_inputs, rows_b, columns_M)
-        return rows_b.clone(), columns_M.clone()
+        return rows_b.clone(), columns_M.clone()  # copies: the caller may change them in place
 
     @staticmethod
-    @once
+    @first_order_only
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, row_gradient_b: Tensor, column_gradient_M: Tensor
     ) -> tuple[Tensor | None, ...]:
         x_bD, y_MD, *logit_inputs, rows_b, columns_M = ctx.saved_tensors
         tiles, logits = Tiles(x_bD, y_MD, ctx.exclusion), Logits(*logit_inputs)
-        pulls = Pulls(rows_b, columns_M, row_gradient_b, ctx.layout.sum_(column_gradient_M.clone()))
+        upstream = UpstreamGradients(rows_b, columns_M, row_gradient_b, ctx.layout.sum_(column_gradient_M.clone()))
         with torch.autocast(x_bD.device.type, enabled=False):
             if ctx.bound is None:
-                gradients = general_gradients(tiles, logits, pulls)
+                gradients = general_gradients(tiles, logits, upstream)
             else:
-                gradients = bounded_gradients(tiles, logits, ctx.bound, pulls)
+                gradients = bounded_gradients(tiles, logits, ctx.bound, upstream)
         return *gradients, None, None

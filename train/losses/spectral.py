@@ -1,9 +1,9 @@
-"""The spectral family: second moments of the embeddings as they are, without temperature.
+"""The spectral family: objectives of the second moments of the embeddings, without temperature.
 
 Legend: b pairs (x_i, y_i) on this rank, B on all W ranks, D width; M_X = XᵀX/B, M_Y = YᵀY/B (D, D).
 
-Σ_ij <x_i, y_j>² = tr(XᵀX YᵀY): no score but the own pairs' is ever formed and nothing is gathered: ranks sum D² numbers
-for each moment, at 2·b·D² flops each.
+Σ_ij <x_i, y_j>² = tr(XᵀX YᵀY), so only the scores of own pairs are computed and nothing is gathered: ranks sum D²
+numbers for each moment, which costs 2·b·D² flops.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from train.losses.base import Objective, Result
+from train.losses.base import Objective, ObjectiveResult
 from train.losses.functions import product
 from train.losses.gather import Layout
 from train.losses.options.spectral import Cov, PairSet, PcaPenaltyOptions, SpectralAlternatingOptions, SpectralOptions
@@ -24,7 +24,7 @@ from train.losses.softmax import DIRECTIONS
 class MomentObjective(Objective, ABC):
     """An objective of pairs and second moments. Subclasses implement `of_pairs`."""
 
-    def of_embeddings(self, x_bD: Tensor, y_mD: Tensor | None, **inputs: Any) -> Result:
+    def of_embeddings(self, x_bD: Tensor, y_mD: Tensor | None, **inputs: Any) -> ObjectiveResult:
         if y_mD is None or x_bD.ndim != 2 or x_bD.shape != y_mD.shape:
             shape = None if y_mD is None else tuple(y_mD.shape)
             raise ValueError(f"x and y must be (b, D) alike, not {tuple(x_bD.shape)} and {shape}")
@@ -35,19 +35,20 @@ class MomentObjective(Objective, ABC):
         return self.of_pairs(x_bD.to(dtype), y_mD.to(dtype), layout)
 
     @abstractmethod
-    def of_pairs(self, x_bD: Tensor, y_bD: Tensor, layout: Layout) -> Result: ...
+    def of_pairs(self, x_bD: Tensor, y_bD: Tensor, layout: Layout) -> ObjectiveResult:
+        """The result for own pairs in float32 or better. A collective."""
 
 
 class Spectral(MomentObjective):
     """L = −(2/B) Σ_i <x_i, y_i> + mean <x_i, y_j>², over i ≠ j or over all pairs (HaoChen et al. 2021).
 
-    Least at the truncated singular value decomposition of p(x, y)/√(p(x) p(y)). i ≠ j is unbiased: what tr(XᵀX YᵀY) has
-    too much are the squares of the own pairs. B = 1 has no such pair: the second term is dropped.
+    Its minimum is the truncated singular value decomposition of p(x, y)/√(p(x) p(y)). The mean over i ≠ j is unbiased;
+    it is tr(XᵀX YᵀY) without the squares of the own pairs. With B = 1 there is no such pair, and the term is dropped.
     """
 
     options: SpectralOptions
 
-    def of_pairs(self, x_bD: Tensor, y_bD: Tensor, layout: Layout) -> Result:
+    def of_pairs(self, x_bD: Tensor, y_bD: Tensor, layout: Layout) -> ObjectiveResult:
         total, ranks = layout.total, layout.world_size
         own_b = (x_bD * y_bD).sum(1)
         positive = ranks / total * own_b.sum()
@@ -59,16 +60,16 @@ class Spectral(MomentObjective):
             metrics = {"positive_score": positive, "negative_square": others, **moment_errors(sums_2DD / total)}
             cross_DD = layout.sum_(x_bD.T @ y_bD)
             metrics["rank"] = effective_rank(cross_DD)
-        return Result(spread - 2 * positive, metrics)
+        return ObjectiveResult(spread - 2 * positive, metrics)
 
 
 class SpectralAlternating(MomentObjective):
     """The spectral loss of one side φ against the other ν, frozen: L = −(2/B) Σ <φ_i, ν_i> + (1/B) Σ φ_iᵀ Λ φ_i.
 
-    Λ = E[ννᵀ], of the batch or a running mean: with the batch's own, value and gradient of φ are those of the spectral
-    loss over all pairs. `directions`: φ = x, φ = y, or both. y may come from a target tower.
+    Λ = E[ννᵀ], of the batch or a running mean. With the moment of the batch, value and gradient in φ are those of the
+    spectral loss over all pairs. `directions`: φ = x, φ = y, or both. y may come from a target tower.
 
-    moments_2DD: running E[xxᵀ] and E[yyᵀ], the first batch as it is; seen: 1 as soon as there is one, else 0.
+    moments_2DD: running means of E[xxᵀ] and E[yyᵀ], which start with the first batch. seen: 1 after it, 0 before.
     """
 
     options: SpectralAlternatingOptions
@@ -83,7 +84,7 @@ class SpectralAlternating(MomentObjective):
             self.register_buffer("seen", torch.tensor(0.0))
             self._before = (self.moments_2DD, self.seen)
 
-    def of_pairs(self, x_bD: Tensor, y_bD: Tensor, layout: Layout) -> Result:
+    def of_pairs(self, x_bD: Tensor, y_bD: Tensor, layout: Layout) -> ObjectiveResult:
         moves = self.training and torch.is_grad_enabled()
         with torch.no_grad():
             moments_2DD = self._averaged(layout.sum_(_moments(x_bD, y_bD)) / layout.total, moves)
@@ -91,7 +92,7 @@ class SpectralAlternating(MomentObjective):
         row = share * against_frozen(x_bD, y_bD.detach(), moments_2DD[1])
         column = share * against_frozen(y_bD, x_bD.detach(), moments_2DD[0])
         loss = DIRECTIONS[self.options.directions](row, column)
-        return Result(loss, {"positive_score": share * (x_bD * y_bD).sum(), **moment_errors(moments_2DD)})
+        return ObjectiveResult(loss, {"positive_score": share * (x_bD * y_bD).sum(), **moment_errors(moments_2DD)})
 
     def undo(self) -> None:
         super().undo()
@@ -99,7 +100,7 @@ class SpectralAlternating(MomentObjective):
             self.moments_2DD, self.seen = self._before
 
     def _averaged(self, batch_2DD: Tensor, moves: bool) -> Tensor:
-        """The running mean with this batch in it, which is kept if it moves."""
+        """The running means with this batch, (2, D, D); without momentum the batch's own. moves: store them."""
         if not self.options.lambda_momentum:
             return batch_2DD
         if batch_2DD.shape != self.moments_2DD.shape:
@@ -115,13 +116,13 @@ class SpectralAlternating(MomentObjective):
 class PcaPenalty(MomentObjective):
     """L = −(1/B) Σ_i <x_i, y_i> + λ ‖M − I‖²_F: M = M_X (cov=first), or the mean of M_X and M_Y (both).
 
-    Pairs agree while their embeddings keep unit variance and stay uncorrelated, as the constraints of a principal
+    Pairs get equal embeddings while the dimensions keep unit variance and stay uncorrelated, as in a principal
     component or canonical correlation analysis. center: M is the covariance, of each side about its own mean.
     """
 
     options: PcaPenaltyOptions
 
-    def of_pairs(self, x_bD: Tensor, y_bD: Tensor, layout: Layout) -> Result:
+    def of_pairs(self, x_bD: Tensor, y_bD: Tensor, layout: Layout) -> ObjectiveResult:
         total = layout.total
         positive = layout.world_size / total * (x_bD * y_bD).sum()
         views_vbD = torch.stack([x_bD] if self.options.cov is Cov.first else [x_bD, y_bD])
@@ -131,22 +132,22 @@ class PcaPenalty(MomentObjective):
         moment_DD = layout.sum(product(flat.T, flat)) / (total * len(views_vbD))
         distance = (moment_DD - torch.eye(len(moment_DD)).to(moment_DD)).square().sum()
         metrics = {"positive_score": positive, "moment_error": distance.detach().sqrt()}
-        return Result(self.options.penalty * distance - positive, metrics)
+        return ObjectiveResult(self.options.penalty * distance - positive, metrics)
 
 
 def against_frozen(phi_bD: Tensor, nu_bD: Tensor, lambda_DD: Tensor) -> Tensor:
-    """Σ_i φ_iᵀ Λ φ_i − 2 <φ_i, ν_i>: its gradient in φ_i is 2 (Λ φ_i − ν_i)."""
+    """Σ_i φ_iᵀ Λ φ_i − 2 <φ_i, ν_i>, 0-d. Its gradient in φ_i is 2 (Λ φ_i − ν_i)."""
     return ((product(phi_bD, lambda_DD) - 2 * nu_bD) * phi_bD).sum()
 
 
 def moment_errors(moments_2DD: Tensor) -> dict[str, Tensor]:
-    """‖M − I‖_F of both sides."""
+    """‖M − I‖_F of x and of y, 0-d each."""
     errors = (moments_2DD - torch.eye(moments_2DD.shape[-1]).to(moments_2DD)).square().sum((1, 2)).sqrt()
     return {"x_moment_error": errors[0], "y_moment_error": errors[1]}
 
 
 def effective_rank(c_DD: Tensor) -> Tensor:
-    """(Σ σ²)² / Σ σ⁴ of the singular values: D when all are equal, 1 when one stands out, 0 for zero."""
+    """(Σ σ²)² / Σ σ⁴ of the singular values: D if all are equal, 1 if one dominates, 0 for a zero matrix."""
     c_DD = c_DD / c_DD.abs().max().clamp(min=torch.finfo(c_DD.dtype).tiny)
     fourth = (c_DD.T @ c_DD).square().sum()
     return c_DD.square().sum().square() / fourth.clamp(min=torch.finfo(c_DD.dtype).tiny)

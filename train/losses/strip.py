@@ -1,4 +1,4 @@
-"""What an objective sees of a global batch: this rank's rows against all columns, and how they are related."""
+"""The global batch as an objective sees it: the rows of this rank, the gathered columns, and their relations."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from train.losses.tiles import Pairs
 
 @dataclass(frozen=True)
 class Columns:
-    """Further y-side items of this rank, flat: k ≥ 0 in all, any number per row.
+    """Further y items of this rank, k ≥ 0 in all, any number per row. They are candidates of every row.
 
-    embeddings_kD; row_k: local row each belongs to; keys_k: content ids, int64; positive_k: whether it is a further
-    positive of that row (else, and by default, a hard negative). Every row sees all of them.
+    embeddings_kD; row_k: the local row each belongs to, int64; keys_k: content ids, int64; positive_k: bool, whether
+    the item is a further positive of its row. By default all are hard negatives.
     """
 
     embeddings_kD: Tensor
@@ -30,7 +30,7 @@ class Columns:
 
     @staticmethod
     def of(negatives: Tensor | Columns) -> Columns:
-        """Columns, or (b, k, D) hard negatives, k for every row. Raises ValueError where a type or length is wrong."""
+        """Columns from Columns, or from (b, k, D), k hard negatives per row. Raises ValueError if they do not fit."""
         if isinstance(negatives, Columns):
             return negatives._checked()
         if negatives.ndim != 3:
@@ -40,10 +40,10 @@ class Columns:
 
     def _checked(self) -> Columns:
         count, device = len(self.embeddings_kD), self.embeddings_kD.device
-        row_k = integers("negatives.row_k", self.row_k, device)
-        keys_k = integers("negatives.keys_k", self.keys_k, device)
+        row_k = as_int64("negatives.row_k", self.row_k, device)
+        keys_k = as_int64("negatives.keys_k", self.keys_k, device)
         if self.positive_k is not None and self.positive_k.dtype is not torch.bool:
-            raise ValueError(f"negatives.positive_k must be bool (k,), not {named(self.positive_k.dtype)}")
+            raise ValueError(f"negatives.positive_k must be bool (k,), not {dtype_name(self.positive_k.dtype)}")
         for name, values_k in (("row_k", row_k), ("keys_k", keys_k), ("positive_k", self.positive_k)):
             if values_k is not None and values_k.shape != (count,):
                 raise ValueError(
@@ -53,31 +53,34 @@ class Columns:
 
 
 @overload
-def integers(name: str, values: Tensor, device: torch.device, *, pairs: bool = False) -> Tensor: ...
+def as_int64(name: str, values: Tensor, device: torch.device, *, pairs: bool = False) -> Tensor: ...
 @overload
-def integers(name: str, values: Tensor | None, device: torch.device, *, pairs: bool = False) -> Tensor | None: ...
-def integers(name: str, values: Tensor | None, device: torch.device, *, pairs: bool = False) -> Tensor | None:
-    """What a caller gives as whole numbers, of any width, a list or an array, as int64 (n,), or (P, 2) pairs."""
+def as_int64(name: str, values: Tensor | None, device: torch.device, *, pairs: bool = False) -> Tensor | None: ...
+def as_int64(name: str, values: Tensor | None, device: torch.device, *, pairs: bool = False) -> Tensor | None:
+    """`values` (a tensor, list or array of whole numbers) as int64 (n,), or (P, 2) if `pairs`.
+
+    Raises ValueError, with `name`, for other shapes and types.
+    """
     if values is None:
         return None
     tensor, shape = torch.as_tensor(values, device=device), "(P, 2)" if pairs else "(n,)"
     fits = tensor.ndim == 1 + pairs and (not pairs or tensor.shape[1] == 2)
     if not fits or tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype is torch.bool:
-        raise ValueError(f"{name} must be int64 {shape}, not {named(tensor.dtype)} {tuple(tensor.shape)}")
+        raise ValueError(f"{name} must be int64 {shape}, not {dtype_name(tensor.dtype)} {tuple(tensor.shape)}")
     return tensor.long()
 
 
-def named(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True)
-class Strip:
-    """Own rows (b,) against all columns (M,): y of rank 0, 1, …, then further columns of rank 0, 1, ….
+class GatheredBatch:
+    """Own rows x (b,) against all columns y (M,): y of rank 0, 1, …, then the further columns of rank 0, 1, ….
 
-    rows, columns: how x and y lie on the ranks. positives: of own rows; excluded: further pairs (P, 2) that no sum has.
-    keys: for x and for y, if given, (keys of own rows (b,), keys of the columns that have one (≤ M,)): equal keys are
-    the same item. sample_ids_b index per-sample state. All (row, column) pairs: local row, global column.
+    rows, columns: the layouts of x and y over ranks. All pairs are (local row, global column): positives of own rows;
+    excluded (P, 2), which no sum contains. keys: for x and for y, if given, (keys of own rows (b,), keys of the columns
+    that have one (≤ M,)); equal keys mean the same item. sample_ids_b: indices of per-sample state.
     """
 
     x_bD: Tensor
@@ -90,7 +93,7 @@ class Strip:
     sample_ids_b: Tensor | None = None
 
     def pair_scores(self) -> Tensor:
-        """s_ip of the positive pairs of own rows, in the order of `positives`: (P,), float32 or better."""
+        """The scores s_ip of the positive pairs, (P,) in the order of `positives`, float32 or better."""
         if self.positives.own is not None:
             x, y = self.x_bD, self.y_MD[self.positives.own : self.positives.own + len(self.x_bD)]
         else:
@@ -100,7 +103,10 @@ class Strip:
         return (x.to(dtype) * y.to(dtype)).sum(1)
 
     def counts(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
-        """How many of all ranks' pairs are in each own row (b,) and each column (M,), int64. A collective if listed."""
+        """How many pairs each own row (b,) and each column (M,) has, over all ranks, int64.
+
+        A collective, unless the pairs are the own columns.
+        """
         columns_M = torch.zeros(len(self.y_MD), dtype=torch.int64, device=self.y_MD.device)
         if pairs.own is not None:
             columns_M[: self.columns.total] = 1
@@ -110,7 +116,7 @@ class Strip:
         return torch.bincount(i, minlength=len(self.x_bD)), columns_M
 
 
-def build_strip(
+def gather_batch(
     x_bD: Tensor,
     y_mD: Tensor,
     negatives: Columns | None = None,
@@ -119,24 +125,26 @@ def build_strip(
     x_keys: Tensor | None = None,
     y_keys: Tensor | None = None,
     sample_ids_b: Tensor | None = None,
-    known: KnownPositives | None = None,
+    known_positives: KnownPositives | None = None,
     equal_is_positive: bool = False,
-) -> Strip:
-    """Gathers the columns of all ranks. Embeddings are as the score wants them (normalised for a cosine).
+) -> GatheredBatch:
+    """The global batch of this rank's rows. Gathers the columns of all ranks.
 
-    positives: (P, 2) instead of the own columns. known: what is right for a row, by key: excluded from its sums where
-    it is not among its positives, to which belongs what has an equal key if equal_is_positive. A collective: every rank
-    calls it, with `negatives` on all ranks or on none. Raises ValueError where shapes do not fit, and for a pair whose
-    row or column there is not.
+    Embeddings are as the score needs them (normalised for a cosine). positives: (P, 2), which replace the own columns.
+    known_positives: keys of items known to be relevant to a row. Such columns are excluded from the sums of the row,
+    unless they are listed positives of it, or equal_is_positive and they share a key with it.
+
+    A collective: every rank calls it, with `negatives` on all ranks or on none. Raises ValueError for shapes that do
+    not fit and for pairs of a row or column that does not exist.
     """
     further = negatives.embeddings_kD if negatives else y_mD[:0]
     more = further[:0] if negatives is None or negatives.positive_k is None else further[negatives.positive_k]
     rows, columns, extra, more_positives = Layout.of(x_bD, y_mD, further, more)
-    _check(rows, columns, positives, x_keys, y_keys)
+    _check_shapes(rows, columns, positives, x_keys, y_keys)
     for name, pairs_P2 in (("positives", positives), ("excluded", excluded)):
         if pairs_P2 is not None:
-            _check_places(f"{name}: no row", pairs_P2[:, 0], len(x_bD))
-            _check_places(f"{name}: no column", pairs_P2[:, 1], columns.total + extra.total)
+            _check_indices(f"{name}: no row", pairs_P2[:, 0], len(x_bD))
+            _check_indices(f"{name}: no column", pairs_P2[:, 1], columns.total + extra.total)
     y_MD = columns.gather(y_mD)
     if extra.total:
         y_MD = torch.cat([y_MD, extra.gather(further)])
@@ -146,28 +154,33 @@ def build_strip(
         own = torch.arange(len(x_bD), device=x_bD.device)
         listed = [positives if positives is not None else torch.stack([own, own + columns.own.start], 1)]
         if negatives and negatives.positive_k is not None:
-            _check_places("negatives.row_k: no row", negatives.row_k, len(x_bD))
-            place = torch.arange(len(further), device=x_bD.device) + first
-            listed.append(torch.stack([negatives.row_k, place], 1)[negatives.positive_k])
+            _check_indices("negatives.row_k: no row", negatives.row_k, len(x_bD))
+            column_k = torch.arange(len(further), device=x_bD.device) + first
+            listed.append(torch.stack([negatives.row_k, column_k], 1)[negatives.positive_k])
         pairs = Pairs(torch.cat(listed).unique(dim=0))
     keys = []
     if x_keys is not None:
         keys.append((x_keys, rows.gather(x_keys)))
     if y_keys is not None:
         keys.append((y_keys, _column_keys(y_keys, columns, extra, negatives)))
-    if known is not None:
+    if known_positives is not None:
         if y_keys is None:
             raise ValueError("known items are found by their keys: give y_keys too")
-        known = KnownPositives(*(integers("known", values, x_bD.device) for values in (known.row, known.keys)))
-        _check_places("known: no row", known.row, len(x_bD))
-        unlisted = _unlisted(known, keys[-1][1], pairs, len(y_MD))
+        row_P, keys_P = (
+            as_int64("known_positives", v, x_bD.device) for v in (known_positives.row, known_positives.keys)
+        )
+        _check_indices("known_positives: no row", row_P, len(x_bD))
+        index_P, column_P = equal_pairs(keys_P.contiguous(), keys[-1][1]).unbind(1)
+        known = Pairs(torch.stack([row_P[index_P], column_P], 1).unique(dim=0))
+        unlisted = known.pairs_P2[~known.isin(pairs, len(y_MD))]
         if equal_is_positive:
             unlisted = unlisted[~of_equal_keys(unlisted, keys)]
         excluded = unlisted if excluded is None else torch.cat([excluded, unlisted])
-    return Strip(x_bD, y_MD, rows, columns, pairs, excluded, tuple(keys), sample_ids_b)
+    return GatheredBatch(x_bD, y_MD, rows, columns, pairs, excluded, tuple(keys), sample_ids_b)
 
 
 def _column_keys(y_keys: Tensor, columns: Layout, extra: Layout, negatives: Columns | None) -> Tensor:
+    """The keys of all columns, (M,). A collective. Raises ValueError for further columns without keys."""
     keys_B = columns.gather(y_keys)
     if not extra.total:
         return keys_B
@@ -176,15 +189,8 @@ def _column_keys(y_keys: Tensor, columns: Layout, extra: Layout, negatives: Colu
     return torch.cat([keys_B, extra.gather(negatives.keys_k)])
 
 
-def _unlisted(known: KnownPositives, column_keys_M: Tensor, positives: Pairs, columns: int) -> Tensor:
-    """(row, column) of the columns that hold a known item of a row and are none of its positives: (P, 2)."""
-    place, column = equal_pairs(known.keys.contiguous(), column_keys_M).unbind(1)
-    pairs_P2 = torch.stack([known.row[place], column], 1).unique(dim=0)
-    return pairs_P2[~Pairs(pairs_P2).among(positives, columns)]
-
-
 def of_equal_keys(pairs_P2: Tensor, keys: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """(P,) bool: which (row, column) pairs are equal in one of the keys; these are as in Strip."""
+    """(P,) bool: which (row, column) pairs have equal keys in one of `keys`, which are those of a GatheredBatch."""
     i, j = pairs_P2.unbind(1)
     equal_P = torch.zeros_like(i, dtype=torch.bool)
     for row_keys, column_keys in keys:
@@ -193,25 +199,25 @@ def of_equal_keys(pairs_P2: Tensor, keys: Sequence[tuple[Tensor, Tensor]]) -> Te
     return equal_P
 
 
-def _check_places(what: str, places: Tensor, count: int) -> None:
-    """On a GPU it waits for the answer, as whatever lists pairs does there."""
-    wrong = places[(places < 0) | (places >= count)]
+def _check_indices(what: str, indices: Tensor, count: int) -> None:
+    """Raises ValueError for an index outside 0 … count − 1. It waits for the GPU, as all listing of pairs does."""
+    wrong = indices[(indices < 0) | (indices >= count)]
     if len(wrong):
         raise ValueError(
             f"{what} {int(wrong[0])} among {count}, which are numbered from 0 (local rows, global columns)"
         )
 
 
-def _check(rows: Layout, columns: Layout, positives: Tensor | None, *keys: Tensor | None) -> None:
+def _check_shapes(rows: Layout, columns: Layout, positives: Tensor | None, *keys: Tensor | None) -> None:
+    """Raises ValueError for a batch without rows, for x and y that are no pairs, and for keys that are not of pairs."""
+    own_rows = rows.sizes[rows.rank]
     if positives is None and rows.sizes != columns.sizes:
         raise ValueError(
-            f"{rows.sizes[rows.rank]} rows of x and {columns.sizes[rows.rank]} of y are no pairs: say which belong "
-            "together with positives=(local row, global column)"
+            f"{own_rows} rows of x and {columns.sizes[rows.rank]} of y are no pairs: say which belong together with "
+            "positives=(local row, global column)"
         )
     for key in keys:
-        if key is not None and (rows.sizes != columns.sizes or len(key) != rows.sizes[rows.rank]):
-            raise ValueError(
-                f"{len(key)} keys for {rows.sizes[rows.rank]} rows: keys are of pairs, row i with column i"
-            )
+        if key is not None and (rows.sizes != columns.sizes or len(key) != own_rows):
+            raise ValueError(f"{len(key)} keys for {own_rows} rows: keys are of pairs, row i with column i")
     if rows.total == 0:
         raise ValueError("the global batch has no pair")

@@ -1,4 +1,4 @@
-"""The score matrix of own rows against all columns, one tile at a time, and the pairs that are left out of it.
+"""The score matrix of own rows against all columns, one tile at a time, and the pairs that sums leave out.
 
 Legend: b rows of this rank, M columns of all ranks, D width; s_ij = <x_i, y_j>.
 """
@@ -16,7 +16,7 @@ TILE = 1024  # rows and columns of a tile: a tile of scores and its operands sta
 
 
 class Pairs:
-    """(row i, column j) pairs of own rows and global columns, (P, 2) int64; a tile finds its own at once.
+    """(row i, column j) pairs of own rows and global columns, (P, 2) int64, sorted by tile when a tile first asks.
 
     own: the first column when these are the pairs (i, own + i) of all rows, else None.
     """
@@ -26,67 +26,70 @@ class Pairs:
 
     @staticmethod
     def own_columns(rows: int, first: int, device: torch.device) -> Pairs:
+        """The pairs (i, first + i) of `rows` rows."""
         i = torch.arange(rows, device=device)
         return Pairs(torch.stack([i, i + first], 1), first)
 
     def joined(self, others: Pairs) -> Pairs:
-        """These and the others, each once."""
+        """The union of both lists, without repetition."""
         return Pairs(torch.cat([self.pairs_P2, others.pairs_P2]).unique(dim=0))
 
-    def among(self, others: Pairs, columns: int) -> Tensor:
-        """(P,) bool: which of these are among the others, of a matrix with so many columns."""
+    def isin(self, others: Pairs, columns: int) -> Tensor:
+        """(P,) bool: which of these pairs `others` has too. columns: the number of columns of the matrix."""
         number, listed = (pairs.pairs_P2[:, 0] * columns + pairs.pairs_P2[:, 1] for pairs in (self, others))
         return torch.isin(number, listed)
 
     def within(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor] | None:
-        """Indices into the tile of those that lie in it, if any do."""
+        """The pairs in this tile as (row indices, column indices) counted from its corner; None when there is none."""
         if self.own is not None:
             first, end = max(rows.start, columns.start - self.own), min(rows.stop, columns.stop - self.own)
             i = torch.arange(first, end, device=self.pairs_P2.device) if first < end else None
             return None if i is None else (i - rows.start, i + (self.own - columns.start))
-        sorted_P2, places = self._by_tile
-        place = places.get((rows.start // TILE, columns.start // TILE))
-        if place is None:
+        sorted_P2, part_of_tile = self._by_tile
+        part = part_of_tile.get((rows.start // TILE, columns.start // TILE))
+        if part is None:
             return None
-        i, j = sorted_P2[place].unbind(1)
+        i, j = sorted_P2[part].unbind(1)
         return i - rows.start, j - columns.start
 
     @cached_property
     def _by_tile(self) -> tuple[Tensor, dict[tuple[int, int], slice]]:
-        """The pairs, sorted by tile, and where those of each tile are. Made when the first tile asks."""
-        row_strip, column_strip = (self.pairs_P2 // TILE).unbind(1)
-        width = int(column_strip.max()) + 1 if len(column_strip) else 1
-        tile, order = (row_strip * width + column_strip).sort(stable=True)
+        """The pairs sorted by tile, and the slice of them that each (row, column) of tiles holds."""
+        tile_row, tile_column = (self.pairs_P2 // TILE).unbind(1)
+        width = int(tile_column.max()) + 1 if len(tile_column) else 1
+        tile, order = (tile_row * width + tile_column).sort(stable=True)
         tiles, counts = torch.unique_consecutive(tile, return_counts=True)
         ends = counts.cumsum(0)
-        places = map(slice, (ends - counts).tolist(), ends.tolist())
-        return self.pairs_P2[order], {divmod(t, width): place for t, place in zip(tiles.tolist(), places, strict=True)}
+        parts = map(slice, (ends - counts).tolist(), ends.tolist())
+        return self.pairs_P2[order], {divmod(t, width): part for t, part in zip(tiles.tolist(), parts, strict=True)}
 
 
 @dataclass(frozen=True)
 class Exclusion:
-    """Pairs (row i, column j) that count for nothing.
+    """Pairs (row i, column j) that the sums leave out.
 
-    keys: (row keys (b,), column keys (≤ M,)) int64; a pair is left out when any of these has equal keys; columns
-    beyond the keys given are not compared. kept: pairs that stay whatever their keys. dropped: pairs that are left out.
+    keys: (row keys (b,), column keys (≤ M,)) int64. A pair is left out when its keys are equal in any of these; columns
+    beyond the keys given are not compared. kept: pairs that stay in whatever their keys. dropped: pairs that are left
+    out whatever their keys, also where they are kept.
     """
 
     keys: tuple[tuple[Tensor, Tensor], ...] = ()
     kept: Pairs | None = None
     dropped: Pairs | None = None
 
-    def places(self, rows: slice, columns: slice) -> Tensor | tuple[Tensor, Tensor] | None:
-        """An index of the pairs of the tile that are left out: a mask, or a few places; None when none is."""
+    def index(self, rows: slice, columns: slice) -> Tensor | tuple[Tensor, Tensor] | None:
+        """An index of the left-out pairs of a tile: a mask, or (rows, columns) of a few pairs; None when none is."""
         return self.mask(rows, columns) if self.keys or not self.dropped else self.dropped.within(rows, columns)
 
     def mask(self, rows: slice, columns: slice) -> Tensor | None:
-        """Whether each pair of the tile is left out; None when none is."""
+        """Whether each pair of the tile is left out, (r, c) bool; None when none is."""
         found = [pair for keys in self.keys if (pair := _equal(keys, rows, columns)) is not None]
         dropped = self.dropped and self.dropped.within(rows, columns)
         if not found and dropped is None:
             return None
         shape = (rows.stop - rows.start, columns.stop - columns.start)
         device = found[0].device if found else dropped[0].device  # pyright: ignore[reportOptionalSubscript]
+        # a comparison of the whole tile is itself the mask; others cover its first columns alone
         whole = found.pop() if found and found[-1].shape == shape else None
         mask = torch.zeros(shape, dtype=torch.bool, device=device) if whole is None else whole
         for equal in found:
@@ -99,45 +102,49 @@ class Exclusion:
 
 
 def _equal(keys: tuple[Tensor, Tensor], rows: slice, columns: slice) -> Tensor | None:
-    """Rarely are there any: sparing a comparison of all pairs pays."""
+    """Which pairs of the tile have equal keys, (r, ≤ c) bool; None when none has."""
     row_keys, column_keys = keys[0][rows], keys[1][columns]
+    # isin first: equal keys are rare, and it costs far less than comparing all pairs
     return row_keys[:, None] == column_keys if torch.isin(row_keys, column_keys).any() else None
 
 
 class Tiles:
-    """Iterates over tiles of a score matrix, in memory that the next tile overwrites."""
+    """The tiles of a score matrix. Each tile lies in the same memory, which the next one overwrites."""
 
     def __init__(self, x_bD: Tensor, y_MD: Tensor, exclusion: Exclusion | None = None) -> None:
         self.x_bD, self.y_MD, self.exclusion = x_bD, y_MD, exclusion
         self.dtype = torch.promote_types(x_bD.dtype, torch.float32)
 
     def scores(self, scale: Tensor | None = None, shift: float = 0.0) -> Iterator[tuple[slice, slice, Tensor]]:
-        """(rows, columns, scale · s_ij − shift), float32 or better, nothing left out. The caller may overwrite it."""
+        """(rows, columns, scale · s_ij − shift) of each tile, float32 or better; left-out pairs are there too.
+
+        The caller may overwrite the scores.
+        """
         space = self.scratch()
-        for rows in strips(len(self.x_bD)):
+        for rows in slices(len(self.x_bD)):
             x = self.x_bD[rows].to(self.dtype)
             x = x if scale is None else x * scale
-            for columns in strips(len(self.y_MD)):
+            for columns in slices(len(self.y_MD)):
                 y = self.y_MD[columns].to(self.dtype)
                 s = torch.mm(x, y.T, out=shaped(space, len(x), len(y)))
                 yield rows, columns, s.sub_(shift) if shift else s
 
-    def mask(self, rows: slice, columns: slice) -> Tensor | None:
-        return self.exclusion.mask(rows, columns) if self.exclusion else None
-
     def leave_out_(self, rows: slice, columns: slice, value: float, *scores: Tensor) -> None:
-        """Put `value` in the places of the tile that are left out."""
-        places = self.exclusion and self.exclusion.places(rows, columns)
-        for s in scores if places is not None else ():
-            s[places] = value
+        """Set the left-out pairs of a tile to `value`, in each tensor of `scores`."""
+        index = self.exclusion and self.exclusion.index(rows, columns)
+        for s in scores if index is not None else ():
+            s[index] = value
 
     def scratch(self) -> Tensor:
-        """Memory for one tile, to be `shaped`."""
+        """Flat memory for one tile; see `shaped`."""
         return self.x_bD.new_empty(min(TILE, len(self.x_bD)) * min(TILE, len(self.y_MD)), dtype=self.dtype)
 
 
 class Gradients:
-    """Collects ∂L/∂x and ∂L/∂y from tiles of G = ∂L/∂s: G y and Gᵀ x, in float32 or better."""
+    """The sums ∂L/∂x = G y and ∂L/∂y = Gᵀ x over tiles of G = ∂L/∂s, in float32 or better.
+
+    found: both sums, where they are known already.
+    """
 
     def __init__(self, tiles: Tiles, found: tuple[Tensor, Tensor] | None = None) -> None:
         self._tiles = tiles
@@ -148,15 +155,17 @@ class Gradients:
         self.dx_bD[rows].addmm_(g, self._tiles.y_MD[columns].to(g.dtype))
         self.dy_MD[columns].addmm_(g.T, self._tiles.x_bD[rows].to(g.dtype))
 
-    def scaled(self, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """Both times `scale`, in the type of the embeddings."""
+    def scaled(self, scale: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Both sums times `scale`, if there is one, in the type of the embeddings. The sums are overwritten."""
         pair = ((self.dx_bD, self._tiles.x_bD), (self.dy_MD, self._tiles.y_MD))
-        dx_bD, dy_MD = (d.mul_(scale).to(e.dtype) for d, e in pair)
+        dx_bD, dy_MD = ((d if scale is None else d.mul_(scale)).to(e.dtype) for d, e in pair)
         return dx_bD, dy_MD
 
 
-def strips(count: int) -> Iterator[slice]:
-    return (slice(start, min(start + TILE, count)) for start in range(0, count, TILE))
+def slices(count: int, size: int | None = None) -> Iterator[slice]:
+    """0 … count cut into slices of `size`, by default TILE; the last may be shorter."""
+    size = size or TILE
+    return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 
 def shaped(space: Tensor, rows: int, columns: int) -> Tensor:

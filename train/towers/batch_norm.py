@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from data.errors import ConfigError
 from train.config import BatchNorm
-from train.losses.functions import once
+from train.losses.functions import first_order_only
 from train.towers.pooled import Pooled
 
 
@@ -186,7 +186,7 @@ class _Normalised(torch.autograd.Function):
         return F.batch_norm(x, mean, var, weight, bias, eps=eps)
 
     @staticmethod
-    @once
+    @first_order_only
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The gradient with mean and var fixed, minus the part through them, whose sums are over all ranks.
 

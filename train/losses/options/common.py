@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Similarity = Enum("Similarity", {"cosine": "cosine", "dot": "dot"})
 Duplicates = Enum("Duplicates", {"keep": "keep", "mask": "mask", "positive": "positive"})
 Positives = Enum("Positives", {"single": "single", "each": "each", "exclude": "exclude", "merge": "merge"})
-Candidates = Enum("Candidates", {"all": "all", "negatives": "negatives"})
+CandidateSet = Enum("CandidateSet", {"all": "all", "negatives": "negatives"})
 Directions = Enum("Directions", {"sum": "sum", "mean": "mean", "x": "x", "y": "y"})
 
 NO_FURTHER = "takes pairs only. Set data.negatives.per_row=0 and data.passage.positives=one"
@@ -167,7 +167,7 @@ class TemperatureOptions(ObjectiveOptions):
 class PairOptions(TemperatureOptions):
     """Objectives that relate rows and columns by lists of pairs and by content keys."""
 
-    candidates: Candidates = described(Candidates.all, "whether positives stand in their anchor's own sum")
+    candidates: CandidateSet = described(CandidateSet.all, "whether positives stand in their anchor's own sum")
     positives: Positives = described(
         Positives.each,
         "several positives: mean over each; each without the others; their sum; or one only",
@@ -186,7 +186,7 @@ class PairOptions(TemperatureOptions):
         }
 
     def broken_by(self, batch: ExpectedBatch) -> dict[str, bool]:
-        negatives_only = self.candidates is Candidates.negatives
+        negatives_only = self.candidates is CandidateSet.negatives
         return {
             **super().broken_by(batch),
             f"objective.candidates=negatives: {NONE_IN_ONE}": negatives_only and batch.without_negatives,

@@ -54,17 +54,15 @@ class EstimatorOptions(TemperatureOptions):
 
     def broken_rules(self) -> dict[str, bool]:
         least, largest = self.gamma_min, self.gamma_at(0)
+        one_alone = (least is None) != (self.gamma_epochs is None)
+        outside = least is not None and not 0 < least <= largest
+        several = self.duplicates is Duplicates.positive
         return {
             **super().broken_rules(),
-            f"objective.gamma_min={least} with objective.gamma_epochs={self.gamma_epochs}: a schedule needs both": (
-                (least is None) != (self.gamma_epochs is None)
-            ),
-            f"objective.gamma_min={least}: must be above 0 and at most objective.gamma={largest}": (
-                least is not None and not 0 < least <= largest
-            ),
-            "objective.duplicates=positive: an estimator has one positive per sample. Set mask or keep": (
-                self.duplicates is Duplicates.positive
-            ),
+            f"objective.gamma_min={least} with objective.gamma_epochs={self.gamma_epochs}: a schedule needs "
+            "both": one_alone,
+            f"objective.gamma_min={least}: must be above 0 and at most objective.gamma={largest}": outside,
+            "objective.duplicates=positive: an estimator has one positive per sample. Set mask or keep": several,
             self.learnable_refused: self.learnable and bool(self.learnable_refused),
         }
 

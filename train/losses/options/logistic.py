@@ -57,15 +57,11 @@ class NceOptions(LogisticOptions):
         return self.noise_file is not None
 
     def broken_rules(self) -> dict[str, bool]:
-        from_file = self.noise is Noise.file
+        from_file, given = self.noise is Noise.file, self.noise_file is not None
         return {
             **super().broken_rules(),
-            "objective.noise=file: give objective.noise_file, an .npy of log q by sample id": (
-                from_file and self.noise_file is None
-            ),
-            f"objective.noise_file={self.noise_file}: is read with objective.noise=file only": (
-                not from_file and self.noise_file is not None
-            ),
+            "objective.noise=file: give objective.noise_file, an .npy of log q by sample id": from_file and not given,
+            f"objective.noise_file={self.noise_file}: is read with objective.noise=file only": given and not from_file,
         }
 
     def broken_by(self, batch: ExpectedBatch) -> dict[str, bool]:
@@ -85,12 +81,12 @@ class BinaryNceOptions(LogisticOptions):
 
     def broken_by(self, batch: ExpectedBatch) -> dict[str, bool]:
         r = self.negatives_per_positive
+        if r is None:
+            return super().broken_by(batch)
         return {
             **super().broken_by(batch),
-            f"objective.negatives_per_positive={r}: must be below global_batch_size={batch.pairs}": (
-                r is not None and r >= batch.pairs
-            ),
-            f"objective.negatives_per_positive={r}: {NO_FURTHER}": r is not None and batch.further,
+            f"objective.negatives_per_positive={r}: must be below global_batch_size={batch.pairs}": r >= batch.pairs,
+            f"objective.negatives_per_positive={r}: {NO_FURTHER}": batch.further,
         }
 
 

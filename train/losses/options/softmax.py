@@ -10,7 +10,7 @@ from data.config import described
 from train.losses.options.common import (
     DIRECTIONS,
     NO_FURTHER,
-    Candidates,
+    CandidateSet,
     Directions,
     ExpectedBatch,
     ObjectiveRow,
@@ -67,24 +67,22 @@ class OneSidedDPMOptions(SoftmaxOptions):
         return self.importance_file is not None
 
     def broken_rules(self) -> dict[str, bool]:
+        file, directions = self.importance_file, self.directions
+        unused = file is not None and self.importance is Importance.none
+        wrong = directions is not Directions.x
         return {
             **super().broken_rules(),
-            f"objective.directions={self.directions.value}: one_sided_dpm has directions=x only": (
-                self.directions is not Directions.x
-            ),
-            f"objective.importance_file={self.importance_file}: needs objective.importance=log_q or zeta": (
-                self.importance_file is not None and self.importance is Importance.none
-            ),
+            f"objective.directions={directions.value}: one_sided_dpm has directions=x only": wrong,
+            f"objective.importance_file={file}: needs objective.importance=log_q or zeta": unused,
         }
 
     def broken_by(self, batch: ExpectedBatch) -> dict[str, bool]:
-        weighted = self.importance is not Importance.none
+        key, weighted = f"objective.importance={self.importance.value}", self.importance is not Importance.none
+        no_file = weighted and self.importance_file is None
         return {
             **super().broken_by(batch),
-            f"objective.importance={self.importance.value}: give objective.importance_file, an .npy by sample id": (
-                weighted and self.importance_file is None
-            ),
-            f"objective.importance={self.importance.value}: {NO_FURTHER}": weighted and batch.further,
+            f"{key}: give objective.importance_file, an .npy by sample id": no_file,
+            f"{key}: {NO_FURTHER}": weighted and batch.further,
         }
 
 
@@ -126,7 +124,7 @@ OBJECTIVES = [
         "Global contrastive loss on the batch: symmetric DPM over negatives only, mean inside the log.",
         **DPM,
         directions=Directions.sum,
-        candidates=Candidates.negatives,
+        candidates=CandidateSet.negatives,
         partition=Partition.mean,
     ),
     ObjectiveRow("one_sided_dpm", OneSidedDPMOptions, **DPM),
@@ -144,10 +142,7 @@ OBJECTIVES = [
         **DPR,
     ),
     ObjectiveRow(
-        "epr",
-        SoftmaxOptions,
-        "EPR: DPR with one hard negative per row, 2B − 1 negatives (Rubin et al. 2022).",
-        **DPR,
+        "epr", SoftmaxOptions, "EPR: DPR with one hard negative per row, 2B − 1 negatives (Rubin et al. 2022).", **DPR
     ),
     ObjectiveRow(
         "cross_entropy",
