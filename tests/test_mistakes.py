@@ -6,6 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from data.errors import ConfigError
+from eval.trained import read_config
 from train.__main__ import check_arguments
 from train.command.compose import compose_config, groups, keys, typed
 from train.command.synonyms import ADVICE, SYNONYMS
@@ -106,6 +107,19 @@ def test_a_run_from_before_a_key_was_added_keeps_its_name_and_goes_on(tmp_path: 
     assert "batch_norm: global" in config
     check_arguments(words)
     check_arguments([*words, "run.name=emoji-ccb9d8f7", "model.batch_norm=per_chunk"])
+
+
+def test_a_run_from_before_a_key_was_renamed_keeps_its_name_and_goes_on(tmp_path: Path) -> None:
+    words = [EMOJI, f"run.dir={tmp_path}", "tracking.wandb=disabled", "optim.max_skipped=5"]
+    run = open_run(compose_config(words))
+    assert run.name == "emoji-ccb9d8f7"
+    (run / "checkpoints" / "step_00000007").mkdir(parents=True)
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(config.replace("  max_skipped: 5\n", "  patience: 5\n"))
+    check_arguments(words)
+    assert read_config(run).optim.max_skipped == 5
+    with pytest.raises(ConfigError, match=r"unknown key 'optim\.patience'\. Did you mean 'optim\.max_skipped'\?"):
+        check_arguments([EMOJI, "optim.patience=5"])
 
 
 READ = {

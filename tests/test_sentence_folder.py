@@ -17,7 +17,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModel
 
 from data.errors import ConfigError
-from eval.__main__ import encoder as evaluation_encoder
+from eval.encode import Encoder
 from eval.trained import read_config
 from train.command.compose import compose_config
 from train.config import Pooling, TrainConfig
@@ -76,7 +76,7 @@ def embedded(config: TrainConfig) -> tuple[Source, np.ndarray, np.ndarray]:
     """Questions and passages before any training, by the encoder of `python -m eval`."""
     config.data.workers = 0
     model = build_text_pair(config.model)
-    encode = evaluation_encoder(config, model, World())
+    encode = Encoder.of(config, model, World())
     x = encode("x", Listed(QUESTIONS, config.data.question, model.tokenize))
     return Source("tiny", config, model), x, encode("y", Listed(PASSAGES, config.data.passage, model.tokenize))
 
