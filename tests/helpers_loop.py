@@ -22,7 +22,7 @@ from train.monitor import Monitor
 from train.pace import LocalTimer, Stragglers
 from train.runs.checkpoint import capture, find, load, restore, tidy
 from train.runs.ledger import Ledger
-from train.runs.run_state import locked, recorded
+from train.runs.run_state import RunState, locked
 from train.runs.saving import CheckpointWriter
 from train.runs.substituted import BadSampleCounter
 from train.signals import StopRequest
@@ -101,7 +101,7 @@ def run(run_dir: Path, pause: float = 0.0, toy: Toy | None = None) -> Outcome:
             state = capture(toy.modules, toy.optimizer, step, {"owed": evaluation_owed})
             (writer.save if last else writer.save_in_background)(state)
 
-        with logger, recorded(run_dir, first, STEPS) as record, writer:
+        with logger, RunState(run_dir, first, STEPS) as record, writer:
             outcome = fit(
                 plan,
                 toy.batches(first, STEPS),

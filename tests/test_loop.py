@@ -245,8 +245,8 @@ def test_times_are_means_over_the_window() -> None:
     watch = Stopwatch(global_batch_size=100, world_size=4)
     watch.add(waited=0.1, worked=0.3)
     watch.add(waited=0.3, worked=0.9)
-    watch.add_saving(2.0)
-    watch.add_saving(0.5)
+    watch.saving += 2.0
+    watch.saving += 0.5
     assert watch.read() == pytest.approx(
         {
             "data_time": 0.2,

@@ -109,15 +109,25 @@ def test_a_run_from_before_a_key_was_added_keeps_its_name_and_goes_on(tmp_path: 
     check_arguments([*words, "run.name=emoji-ccb9d8f7", "model.batch_norm=per_chunk"])
 
 
-def test_a_run_from_before_a_key_was_renamed_keeps_its_name_and_goes_on(tmp_path: Path) -> None:
-    words = [EMOJI, f"run.dir={tmp_path}", "tracking.wandb=disabled"]
+def test_a_run_from_before_keys_were_renamed_keeps_its_name_and_goes_on(tmp_path: Path) -> None:
+    words = [EMOJI, f"run.dir={tmp_path}", "tracking.wandb=disabled", "optim.max_skipped=5"]
     run = open_run(compose_config(words))
+    assert run.name == "emoji-ccb9d8f7"
     (run / "checkpoints" / "step_00000007").mkdir(parents=True)
     config = (run / "config.yaml").read_text()
-    (run / "config.yaml").write_text(config.replace("  frozen_cache_mb: 512\n", "  memo_mb: 64\n"))
-    assert "frozen_cache_mb: 512" in config
+    assert "  max_skipped: 5
+" in config and "  frozen_cache_mb: 512
+" in config
+    older = config.replace("  max_skipped: 5
+", "  patience: 5
+").replace("  frozen_cache_mb: 512
+", "  memo_mb: 64
+")
+    (run / "config.yaml").write_text(older)
     check_arguments(words)
-    assert read_config(run).model.frozen_cache_mb == 64
+    assert read_config(run).optim.max_skipped == 5 and read_config(run).model.frozen_cache_mb == 64
+    with pytest.raises(ConfigError, match=r"unknown key 'optim\.patience'\. Did you mean 'optim\.max_skipped'\?"):
+        check_arguments([EMOJI, "optim.patience=5"])
 
 
 READ = {

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from data.errors import ConfigError
-from train.runs.run_state import locked, recorded
+from train.runs.run_state import RunState, locked
 
 ROOT = Path(__file__).parent.parent
 HOLD = """
@@ -26,7 +26,7 @@ def state(folder: Path) -> dict[str, object]:
 
 
 def test_the_state_says_how_a_run_stands(tmp_path: Path) -> None:
-    with recorded(tmp_path, 3, 10) as record:
+    with RunState(tmp_path, 3, 10) as record:
         assert (state(tmp_path)["status"], state(tmp_path)["step"], state(tmp_path)["total_steps"]) == (
             "running",
             3,
@@ -38,7 +38,7 @@ def test_the_state_says_how_a_run_stands(tmp_path: Path) -> None:
 
 
 def test_an_error_leaves_failed_and_its_reason(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError), recorded(tmp_path, 0, 10):
+    with pytest.raises(ConfigError), RunState(tmp_path, 0, 10):
         raise ConfigError("no such thing")
     assert state(tmp_path)["status"] == "failed"
     assert state(tmp_path)["error"] == "ConfigError: no such thing"
@@ -46,7 +46,7 @@ def test_an_error_leaves_failed_and_its_reason(tmp_path: Path) -> None:
 
 def test_off_rank_0_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with recorded(None, 0, 10) as record:
+    with RunState(None, 0, 10) as record:
         record.write("finished", 10)
     assert not list(tmp_path.iterdir())
 

@@ -54,7 +54,7 @@ def test_while_the_configuration_is_read(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(signals, "STARTUP", StartupStop())
     signals.STARTUP.begin()  # train.__main__.main
     signal.raise_signal(signal.SIGTERM)
-    signals.STARTUP.begin()  # train.__main__.train
+    signals.STARTUP.begin()  # run.__main__.run
     with StopRequest() as stop:
         assert stop.requested
 

@@ -60,17 +60,28 @@ def check_sweep(words: Sequence[str], configs: Sequence[TrainConfig]) -> None:
 
 
 def run(config: TrainConfig) -> None:
-    """Check the configuration, then train. For a run that is finished already, print its last results instead."""
+    """Train as configured; every rank calls it. For a run that is finished already, print its last results instead.
+
+    Raises Preempted when the run was asked to stop.
+    """
     from train.runs.folder import is_finished, run_folder
+    from train.signals import START
 
-    check(config)
-    if not is_finished(config):
-        return train(config)
-    if _is_rank_0():
-        from eval.results import print_tables, saved_results
+    if is_finished(config):
+        if _is_rank_0():
+            from eval.results import print_tables, saved_results
 
-        print(f"already finished: {run_folder(config)}")
-        print_tables(saved_results(run_folder(config)))
+            print(f"already finished: {run_folder(config)}")
+            print_tables(saved_results(run_folder(config)))
+        return
+    START.begin()  # again for each run of a sweep
+    from train.distributed.contact import process_group
+    from train.fitting import train_run
+
+    with process_group(config.dist.timeout) as world:
+        status = train_run(world, config)
+    if status == "preempted":
+        raise errors.Preempted
 
 
 def _is_rank_0() -> bool:
@@ -129,20 +140,6 @@ def _check_paths(config: TrainConfig) -> None:
     mined = config.data.negatives.file
     if mined is not None and not Path(mined).expanduser().exists() and "://" not in mined:
         raise ConfigError(f"data.negatives.file={mined}: no such file. It is what `python -m eval.mine run=…` writes")
-
-
-def train(config: TrainConfig) -> None:
-    """Train on all ranks; every rank calls it. Raises Preempted when the run was asked to stop."""
-    from train.signals import STARTUP
-
-    STARTUP.begin()
-    from train.distributed.contact import process_group
-    from train.fitting import train_run
-
-    with process_group(config.dist.timeout) as world:
-        status = train_run(world, config)
-    if status == "preempted":
-        raise errors.Preempted
 
 
 if __name__ == "__main__":

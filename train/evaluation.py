@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from train.distributed.agreement import rank_0_only
 from train.tracking.metrics import Logger
 
 
+@dataclass
 class Evaluation:
     """Scores the current weights with all evaluators. Rank 0 writes the newest results to `eval/*.json`.
 
@@ -21,33 +23,28 @@ class Evaluation:
     cannot be written; they do not stop the run. All ranks call every method.
     """
 
-    def __init__(
-        self,
-        evaluators: Sequence[Evaluator],
-        encode: Encoder,
-        folder: Path,
-        last_step: int,
-        examples: int,
-        log: Callable[[str], None],
-    ) -> None:
-        self._evaluators, self._encode, self._folder = evaluators, encode, folder
-        self._last_step, self._examples, self._log = last_step, examples, log
-        self._results: list[dict[str, Any]] = []
+    evaluators: Sequence[Evaluator]
+    encoder: Encoder
+    folder: Path
+    last_step: int
+    examples: int
+    log: Callable[[str], None]
+    results: list[dict[str, Any]] = field(default_factory=list, init=False)
 
     def __call__(self, step: int) -> dict[str, float]:
-        examples = self._examples if step == self._last_step else None
-        reports = [evaluator.report(self._encode, examples) for evaluator in self._evaluators]
-        pairs = list(zip(reports, self._evaluators, strict=True))
-        self._results = rank_0_only(self._encode.world, lambda: self._write(pairs, step)) or []
+        examples = self.examples if step == self.last_step else None
+        reports = [evaluator.report(self.encoder, examples) for evaluator in self.evaluators]
+        pairs = list(zip(reports, self.evaluators, strict=True))
+        self.results = rank_0_only(self.encoder.world, lambda: self._write(pairs, step)) or []
         return {f"{e.name}/{metric}": value for report, e in pairs for metric, value in report.metrics.items()}
 
     def _write(self, pairs: Sequence[tuple[Report, Evaluator]], step: int) -> list[dict[str, Any]]:
         results = [result(report, evaluator, {"step": step}) for report, evaluator in pairs]
         try:
             for content, (report, _) in zip(results, pairs, strict=True):
-                write(self._folder / "eval", content, report.files)
+                write(self.folder / "eval", content, report.files)
         except HardwareError as error:
-            self._log(f"{error}: the results of step {step} are in metrics.jsonl alone. The run goes on")
+            self.log(f"{error}: the results of step {step} are in metrics.jsonl alone. The run goes on")
         return results
 
     def conclude(self, logger: Logger) -> None:
@@ -55,15 +52,15 @@ class Evaluation:
 
         def write() -> None:
             logger.flush()
-            report = written_report(self._folder, logger.print)
+            report = written_report(self.folder, logger.print)
             # a run that was killed after its last evaluation finds the results on the disk
-            results = self._results or saved_results(self._folder)
-            logger.conclude([panels(result, self._folder) for result in results], report)
+            results = self.results or saved_results(self.folder)
+            logger.conclude([panels(result, self.folder) for result in results], report)
 
-        rank_0_only(self._encode.world, write)
+        rank_0_only(self.encoder.world, write)
 
     def print_tables(self) -> None:
-        print_tables(self._results)
+        print_tables(self.results)
 
 
 def written_report(run: Path, log: Callable[[str], None]) -> Path | None:

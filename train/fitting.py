@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from data.batch import Batch
 from data.config import Mode
 from data.files import writable
-from data.loader import BatchSource, build_loader
+from data.loader import build_loader
 from data.order import Order
 from data.question_passage import QuestionPassage
 from data.stream import Stream
@@ -38,7 +38,7 @@ from train.refresh import NegativeRefresh
 from train.runs import checkpoint
 from train.runs.folder import STEP_FILES, all_keys, open_run, put_aside, run_folder
 from train.runs.ledger import Ledger
-from train.runs.run_state import recorded
+from train.runs.run_state import RunState
 from train.runs.saving import CheckpointWriter
 from train.runs.substituted import BadSampleCounter
 from train.signals import StopRequest
@@ -70,7 +70,7 @@ def train_run(world: World, config: TrainConfig) -> str:
         own_folder = folder if world.rank == 0 else None
         logger = stack.enter_context(rank_0_only(world, lambda: run.open_logger(tracking)) or Logger())
         run.announce(logger.print)
-        run_state = stack.enter_context(recorded(own_folder, plan.first_step, plan.total_steps))
+        run_state = stack.enter_context(RunState(own_folder, plan.first_step, plan.total_steps))
         stop = stack.enter_context(StopRequest())
 
         def should_stop() -> bool:
@@ -205,20 +205,10 @@ class TrainingRun:
             return dataset.batches(plan.first_step, plan.total_steps, workers=workers, timeout=timeout)
         assert isinstance(order, Order)
 
-        def load(dataset: BatchSource, first_step: int, last_step: int) -> Iterable[Batch]:
-            return build_loader(
-                dataset,
-                order,
-                rank=self.world.rank,
-                world_size=self.world.size,
-                first_step=first_step,
-                last_step=last_step,
-                workers=workers,
-                timeout=timeout,
-            )
-
+        rank, world_size = self.world.rank, self.world.size
+        load = partial(build_loader, order=order, rank=rank, world_size=world_size, workers=workers, timeout=timeout)
         if not config.data.negatives.refresh_every:
-            return load(dataset, plan.first_step, plan.total_steps)
+            return load(dataset, first_step=plan.first_step, last_step=plan.total_steps)
         assert isinstance(dataset, QuestionPassage)
         refresh = NegativeRefresh(dataset, encoder, self.folder, self.source.resume, log)
         return refresh.batches(plan.first_step, plan.total_steps, load)

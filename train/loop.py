@@ -77,7 +77,7 @@ def fit(
     def save_now(last: bool) -> None:
         start = perf_counter()
         save(done, owed, last)
-        stopwatch.add_saving(perf_counter() - start)
+        stopwatch.saving += perf_counter() - start
 
     try:
         if owed:
@@ -108,32 +108,34 @@ def fit(
     return Outcome("finished", plan.total_steps)
 
 
+@dataclass
 class Stopwatch:
-    """Times since the last reading: means over the steps in seconds, samples per second over all ranks and per device,
-    and the total seconds that the steps waited for checkpoints."""
+    """Seconds since the last reading: steps waited for batches, worked, and waited for checkpoints (saving)."""
 
-    def __init__(self, global_batch_size: int, world_size: int) -> None:
-        self._samples, self._devices = global_batch_size, world_size
-        self._steps, self._waited, self._worked, self._saving = 0, 0.0, 0.0, 0.0
+    global_batch_size: int
+    world_size: int
+    steps: int = 0
+    waited: float = 0.0
+    worked: float = 0.0
+    saving: float = 0.0
 
     def add(self, waited: float, worked: float) -> None:
-        self._steps, self._waited, self._worked = self._steps + 1, self._waited + waited, self._worked + worked
-
-    def add_saving(self, seconds: float) -> None:
-        self._saving += seconds
+        """Add one step."""
+        self.steps, self.waited, self.worked = self.steps + 1, self.waited + waited, self.worked + worked
 
     def read(self) -> dict[str, float]:
-        data_time, batch_time = self._waited / self._steps, (self._waited + self._worked) / self._steps
-        saving = self._saving
-        self._steps, self._waited, self._worked, self._saving = 0, 0.0, 0.0, 0.0
-        rate = self._samples / batch_time
-        return {
-            "data_time": data_time,
+        """Means over the steps; samples per second over all ranks and per device; total seconds of saving."""
+        batch_time = (self.waited + self.worked) / self.steps
+        rate = self.global_batch_size / batch_time
+        times = {
+            "data_time": self.waited / self.steps,
             "batch_time": batch_time,
             "samples_per_second": rate,
-            "samples_per_second_per_device": rate / self._devices,
-            "checkpoint_seconds": saving,
+            "samples_per_second_per_device": rate / self.world_size,
+            "checkpoint_seconds": self.saving,
         }
+        self.steps, self.waited, self.worked, self.saving = 0, 0.0, 0.0, 0.0
+        return times
 
 
 def timed(batches: Iterable[Batch]) -> Iterator[tuple[Batch, float]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
@@ -17,49 +18,45 @@ from train.runs.ledger import Ledger
 from train.runs.substituted import BadSampleCounter
 
 
+@dataclass
 class Monitor:
     """Observes the steps of a run. Every rank has one and calls the same methods.
 
     modules: what has weights, by name; digest_every: steps between two comparisons of the ranks' weights, 0 for none.
     """
 
-    def __init__(
-        self,
-        stragglers: Stragglers,
-        bad_samples: BadSampleCounter,
-        modules: Mapping[str, nn.Module],
-        digest_every: int,
-        ledger: Ledger,
-        world: World,
-    ) -> None:
-        self.bad_samples = bad_samples
-        self._stragglers, self._modules, self._ledger, self._world = stragglers, modules, ledger, world
-        self._digest_every, self._compared_at = digest_every, -1
+    stragglers: Stragglers
+    bad_samples: BadSampleCounter
+    modules: Mapping[str, nn.Module]
+    digest_every: int
+    ledger: Ledger
+    world: World
+    _compared_at: int = field(default=-1, init=False)
 
     def observe(self, batch: Batch, waited: float, step: int) -> None:
         """Call after each step. waited: seconds that the step waited for `batch`; step: finished steps, with this one.
 
         Raises HardwareError, every digest_every steps, when the ranks' weights differ.
         """
-        self._stragglers.observe(waited)
+        self.stragglers.observe(waited)
         self.bad_samples.observe(batch, step)
-        if self._digest_every and step % self._digest_every == 0:
+        if self.digest_every and step % self.digest_every == 0:
             self._compare_weights(step)
 
     def record_skipped(self, batch: Batch, step: int, reason: str, scalars: Mapping[str, float]) -> None:
         """Write a skipped step to the ledger, with the range of sample ids of its global batch. A collective."""
         own = (int(batch.sample_ids.min()), int(batch.sample_ids.max())) if len(batch) else None
-        first, last = zip(*filter(None, gather_objects(own, self._world)), strict=True)
+        first, last = zip(*filter(None, gather_objects(own, self.world)), strict=True)
         numbers = {name: scalars[name] for name in ("loss", "grad_norm")}
         finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
-        self._ledger.write(step, reason, first_id=min(first), last_id=max(last), **finite)
+        self.ledger.write(step, reason, first_id=min(first), last_id=max(last), **finite)
 
     def check(self) -> Mapping[str, float]:
         """Call when a step is logged. Warns of stragglers; returns what to log. A collective.
 
         Raises DataError, on all ranks, when there are too many bad samples.
         """
-        self._stragglers.check()
+        self.stragglers.check()
         return {"substituted": float(self.bad_samples.check())}
 
     def verify(self, step: int) -> None:
@@ -78,6 +75,6 @@ class Monitor:
         self.bad_samples.load_state_dict(state)
 
     def _compare_weights(self, step: int) -> None:
-        if self._digest_every and self._world.size > 1 and step != self._compared_at:
-            check_same_weights(self._world, named_tensors(self._modules), step)
+        if self.digest_every and self.world.size > 1 and step != self._compared_at:
+            check_same_weights(self.world, named_tensors(self.modules), step)
             self._compared_at = step

@@ -37,7 +37,7 @@ from train.runs import checkpoint
 FOLDER, EMBEDDINGS = "negatives", "embeddings"
 BLOCK = 256  # texts encoded at a time. Not eval.block, which may change at a restart, and with it the last bits
 
-Load = Callable[[QuestionPassage, int, int], Iterable[Batch]]  # (dataset, first step, last step) → their batches
+Load = Callable[..., Iterable[Batch]]  # (dataset, first_step=…, last_step=…) → their batches
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ class NegativeRefresh:
             begin = step - step % self._every
             end = min(begin + self._every, last_step)
             mined = self.negatives(begin, step)
-            yield from load(QuestionPassage(old.questions, old.tokenize, old.config, old.seed, mined), step, end)
+            dataset = QuestionPassage(old.questions, old.tokenize, old.config, old.seed, mined)
+            yield from load(dataset, first_step=step, last_step=end)
             step = end
 
     def negatives(self, begin: int, step: int) -> MinedNegatives | None:

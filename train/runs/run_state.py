@@ -23,11 +23,24 @@ LOCK = ".lock"
 
 
 class RunState:
-    """Writes `run_state.json`. Rank 0 only; with run_dir=None it writes nothing."""
+    """Writes `run_state.json`. Rank 0 only; with run_dir=None it writes nothing.
+
+    As a context: it says "running" at the start, and "failed" with the reason when the block raises. The block itself
+    writes how the run ended.
+    """
 
     def __init__(self, run_dir: Path | None, step: int, total_steps: int) -> None:
         self._path = run_dir and run_dir / "run_state.json"
         self._step, self._total_steps = step, total_steps
+
+    def __enter__(self) -> RunState:
+        self.write("running", pid=os.getpid(), host=socket.gethostname())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if error is not None:
+            with suppress(HardwareError):  # the first error is the one to report
+                self.write("failed", error=f"{type(error).__name__}: {error}")
 
     def write(self, status: str, step: int | None = None, **facts: str | float) -> None:
         """step: finished optimiser steps; None: as last written. Raises HardwareError when it cannot be written."""
@@ -37,19 +50,6 @@ class RunState:
             state = {"status": status, "step": self._step, "total_steps": self._total_steps, "time": now}
             with writable(self._path):
                 write_json(self._path, {**state, **without_secrets(facts)})
-
-
-@contextmanager
-def recorded(run_dir: Path | None, step: int, total_steps: int) -> Iterator[RunState]:
-    """Writes "running" now, and "failed" with the reason when the block raises. The block writes how it ended."""
-    state = RunState(run_dir, step, total_steps)
-    state.write("running", pid=os.getpid(), host=socket.gethostname())
-    try:
-        yield state
-    except BaseException as error:
-        with suppress(HardwareError):  # the first error is the one to report
-            state.write("failed", error=f"{type(error).__name__}: {error}")
-        raise
 
 
 @contextmanager
