@@ -252,7 +252,7 @@ def _is_length(value: Any) -> TypeGuard[int]:
 def _dense(
     name: str, folder: str | None, settings: Callable[[str], dict[str, Any]], fetch: bool
 ) -> tuple[Dense | None, str]:
-    """(Dense module, ""), or (None, why it cannot be taken)."""
+    """The folder's Dense module as (Dense, ""), or (None, the reason why it cannot be used)."""
     if folder is None:
         return None, SentenceFolder.no_dense
     said = settings(f"{folder}/config.json")
