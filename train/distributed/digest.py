@@ -32,13 +32,11 @@ def check_same_config(world: World, facts: Mapping[str, object]) -> None:
     minority = minority_ranks(values)
     other = next(rank for rank in range(world.size) if values[rank] != values[minority[0]])
     more = f", and {len(differing) - 1} more" if len(differing) > 1 else ""
-    raise _on_all_ranks(
-        world,
-        ConfigError(
-            f"{list_ranks(minority)} of {world.size} started with {name}={values[minority[0]][:60]}, rank {other} with "
-            f"{values[other][:60]}{more}: give all ranks the same command, code and data"
-        ),
+    message = (
+        f"{list_ranks(minority)} of {world.size} started with {name}={values[minority[0]][:60]}, rank {other} with "
+        f"{values[other][:60]}{more}: give all ranks the same command, code and data"
     )
+    raise _on_all_ranks(world, ConfigError(message))
 
 
 def check_same_weights(world: World, named: Mapping[str, Tensor], step: int) -> None:
@@ -61,13 +59,11 @@ def check_same_weights(world: World, named: Mapping[str, Tensor], step: int) -> 
     what = f"after step {step} the weights of {who} differ from those of the others"
     if len(minority) == world.size:
         what = f"after step {step} {who} have different weights, and no majority tells which are right"
-    raise _on_all_ranks(
-        world,
-        HardwareError(
-            f"{what}, first in {first}. Checkpoints are compared before they are written: the same command goes on "
-            "from the newest. If a rank is named again, leave its machine out"
-        ),
+    message = (
+        f"{what}, first in {first}. Checkpoints are compared before they are written: the same command goes on "
+        "from the newest. If a rank is named again, leave its machine out"
     )
+    raise _on_all_ranks(world, HardwareError(message))
 
 
 def bit_sums(tensors: Sequence[Tensor]) -> Tensor:

@@ -22,6 +22,7 @@ FOLDERS = {"question_encoder": "DPRQuestionEncoder", "ctx_encoder": "DPRContextE
 
 
 def write(folder: Path, source: ExportSource) -> None:
+    """Write one folder per side. Raises ConfigError for a tower with a projection, which AutoModel does not have."""
     for name, side in zip(FOLDERS, encoder_sides(source, "dpr"), strict=True):
         if not isinstance(side.tower.projection, nn.Identity):
             raise ConfigError(
@@ -52,6 +53,7 @@ def snippet(folder: Path, source: ExportSource) -> str:
 
 
 def _is_dpr(side: TextSide) -> bool:
+    """Whether the encoder has the architecture of DPR's own classes."""
     return isinstance(side.pooled.encoder, BertModel) and side.pooled.pooling is Pooling.cls
 
 

@@ -28,9 +28,9 @@ INPUTS = ["input_ids", "attention_mask"]  # no token types: the encoder was trai
 
 @dataclass(frozen=True)
 class TextSide:
-    """The text side, question side or passage side of a model.
+    """One side of a model that takes texts: its tower, its tokenizer and what is done to a text before.
 
-    length: most tokens of a text. paired: a text is a pair of title and text.
+    prefix: stands before every text. length: most tokens of a text. paired: a text is a pair of title and text.
     """
 
     tower: Tower
@@ -50,7 +50,10 @@ class TextSide:
 
     @torch.no_grad()
     def call(self, texts: list[str], *, unit: bool = False, adds_prefix: bool = False, **hints: Any) -> Call:
-        """A check of `texts`. unit: embeddings have length 1. adds_prefix: the library puts the prefix before texts."""
+        """The Call that checks `texts` (without prefix), with our embeddings of them.
+
+        unit: embeddings are scaled to length 1. adds_prefix: the library itself puts the prefix before texts.
+        """
         prefixed, pairs = [self.prefix + text for text in texts], texts if self.paired else None
         ours = self.tower.eval()(self.tokenize(prefixed, self.length, pairs))
         return Call(F.normalize(ours, dim=-1) if unit else ours, texts if adds_prefix else prefixed, pairs, hints=hints)

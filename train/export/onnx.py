@@ -79,6 +79,7 @@ class InferenceTower(nn.Module):
 
 
 def write(folder: Path, source: ExportSource) -> None:
+    """Write graphs, tokenizer.json and config.json. Raises ConfigError if tokenizer.json gives other tokens."""
     tokenizer = to_tokenizers(source.model)
     graphs = _graphs(source)
     tokenizer.save(str(folder / TOKENIZER))

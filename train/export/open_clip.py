@@ -20,6 +20,7 @@ OWN_SCALE = math.log(1 / 0.07)  # open_clip's initial logit_scale
 
 
 def write(folder: Path, source: ExportSource) -> None:
+    """Write weights (safetensors and .pt), configuration and tokenizer files. Raises ConfigError, as `_checked`."""
     model, config = _checked(source)
     image, scale = model.image, source.logit_scale
     tensors: dict[str, Tensor] = {k: v.detach().cpu().contiguous() for k, v in open_clip_state_dict(model).items()}

@@ -30,6 +30,7 @@ POOLINGS: dict[Pooling, PoolingMode] = {Pooling.cls: "cls", Pooling.mean: "mean"
 
 
 def write(folder: Path, source: ExportSource) -> None:
+    """Write the folder by sentence-transformers itself. Raises ConfigError for a model with two encoders."""
     question, passage = encoder_sides(source, "sentence_transformers")
     if question.tower is not passage.tower:
         raise ConfigError(

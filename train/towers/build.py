@@ -16,7 +16,7 @@ from data.transforms import ImageSpec
 from train.config import ModelConfig, Task, TextTower
 from train.towers.batch_norm import set_batch_norms
 from train.towers.image import build_image_tower
-from train.towers.open_clip_pair import BuildContext, open_clip_names
+from train.towers.open_clip_pair import PROJECTIONS, BuildContext, MatrixProjection
 from train.towers.text import build_text_encoder, build_text_tower
 from train.towers.tower import Tower, TwoTower
 
@@ -115,6 +115,20 @@ def _probe(tower: Tower, inputs: Tensor, problem: str) -> int:
 
 
 def open_clip_state_dict(model: ImageTextModel) -> dict[str, Tensor]:
-    """The towers' weights under the names that open_clip gives them. Only for a model with an open_clip_config."""
+    """The towers' weights under the names of open_clip's model class. Only for a model with an open_clip_config.
+
+    Most configurations make a class that has the text weights at its top, without "text." in their names.
+    """
     assert model.open_clip_config is not None
-    return open_clip_names({"visual": model.towers.x_tower, "text": model.towers.y_tower}, model.open_clip_config)
+    named: dict[str, Tensor] = {}
+    for part, tower in (("visual", model.towers.x_tower), ("text", model.towers.y_tower)):
+        assert isinstance(tower, Tower)
+        attribute, _ = PROJECTIONS[type(tower.trunk).__name__]
+        is_matrix = isinstance(tower.projection, MatrixProjection)
+        for name, tensor in tower.trunk.state_dict().items():
+            named[f"{part}.{name}"] = tensor
+        for name, tensor in tower.projection.state_dict().items():
+            named[f"{part}.{attribute}" if is_matrix else f"{part}.{attribute}.{name}"] = tensor
+    config = model.open_clip_config
+    custom = config.get("custom_text", False) or "hf_model_name" in config["text_cfg"]
+    return named if custom else {name.removeprefix("text."): tensor for name, tensor in named.items()}

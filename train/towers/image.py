@@ -118,7 +118,7 @@ def _load_timm(name: str, pretrained: str | None) -> Any:
 
 
 def _cnn(context: BuildContext) -> ImageParts:
-    """A trunk for small pictures: one stride-2 convolution per width, then all that is left, flattened.
+    """A trunk for small pictures: one stride-2 convolution per width, then the feature map, flattened.
 
     Not pooled: the position in a drawing matters. GroupNorm uses no statistics of the batch, so that neither the
     chunking nor the number of ranks changes an embedding.

@@ -1,10 +1,9 @@
-"""open_clip models: found by name or config file, created once for both towers, and their weights' open_clip names."""
+"""open_clip models: found by name or config file, and created once for both towers."""
 
 from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from data.errors import ConfigError, first_line, nearest
 from data.json_text import read_json
 from train.config import ImageTower, ModelConfig, TextTower
 from train.towers.published import check_open_clip, refuse_code, snapshot
-from train.towers.tower import Tower
 
 # Class of a trunk → the attribute with its projection, and whether the class takes None there (or needs a module)
 PROJECTIONS = {
@@ -208,21 +206,3 @@ def check_weights(name: str, pretrained: str | None) -> dict[str, Any]:
             f"Published: {', '.join(tags) or 'none'}"
         )
     return {key: published[key] for key in ("mean", "std", "interpolation", "resize_mode") if key in published}
-
-
-def open_clip_names(towers: Mapping[str, nn.Module], model_cfg: dict[str, Any]) -> dict[str, Tensor]:
-    """The weights of {"visual": Tower, "text": Tower} under the names of open_clip's model class for `model_cfg`.
-
-    Most configurations make a class that has the text weights at its top, without "text." in their names.
-    """
-    named: dict[str, Tensor] = {}
-    for part, tower in towers.items():
-        assert isinstance(tower, Tower)
-        attribute, _ = PROJECTIONS[type(tower.trunk).__name__]
-        is_matrix = isinstance(tower.projection, MatrixProjection)
-        for name, tensor in tower.trunk.state_dict().items():
-            named[f"{part}.{name}"] = tensor
-        for name, tensor in tower.projection.state_dict().items():
-            named[f"{part}.{attribute}" if is_matrix else f"{part}.{attribute}.{name}"] = tensor
-    custom = model_cfg.get("custom_text", False) or "hf_model_name" in model_cfg["text_cfg"]
-    return named if custom else {name.removeprefix("text."): tensor for name, tensor in named.items()}

@@ -55,7 +55,7 @@ def check_open_clip(key: str, model_cfg: Any) -> None:
 
 
 def package_folder(name: str) -> str:
-    """pkg:PACKAGE/FOLDER → the folder inside the installed package."""
+    """pkg:PACKAGE/FOLDER → the folder in the installed package. Raises ConfigError when it is not installed."""
     package, _, folder = name.removeprefix("pkg:").partition("/")
     # No dots: find_spec would import the parent package of a dotted name.
     found = importlib.util.find_spec(package) if package.isidentifier() else None
@@ -92,7 +92,7 @@ def snapshot(key: str, name: str) -> str:
 
 
 def file_of(name: str, file: str, fetch: bool) -> Path | None:
-    """The path of a file of a folder, of pkg:… or of a published model; None if it does not exist or cannot be had.
+    """The path of a file of a folder, of pkg:… or of a published model; None if it does not exist or is not available.
 
     Files of a published model come from the hub's cache. fetch: download a file that the cache does not know of.
     Raises ConfigError for a file that leads out of its folder.
@@ -108,7 +108,7 @@ def file_of(name: str, file: str, fetch: bool) -> Path | None:
 
 
 def is_unknown(name: str, file: str) -> bool:
-    """Whether the hub's cache does not know if a published model has this file."""
+    """Whether it is open if a published model has this file, as the hub's cache has no record. False for folders."""
     from huggingface_hub import try_to_load_from_cache
 
     model, revision = split_revision(os.path.expanduser(name))
@@ -118,7 +118,10 @@ def is_unknown(name: str, file: str) -> bool:
 
 @cache
 def _published(model: str, revision: str | None, file: str, fetch: bool) -> Path | None:
-    """file_of for a published model, asked once per process. It waits 5 s for the network; a download retries."""
+    """file_of for a published model, asked once per process.
+
+    The hub is asked with a timeout of 5 s before a download, which would retry much longer without a network.
+    """
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import EntryNotFoundError
 

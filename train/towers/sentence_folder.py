@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
@@ -124,6 +124,7 @@ def sentence_folder(name: str, fetch: bool = False) -> SentenceFolder | None:
     if not isinstance(prompts, dict):
         raise ConfigError(f"{path.parent}/config_sentence_transformers.json: prompts must be texts by name")
     prompts = {str(name): text for name, text in prompts.items() if isinstance(text, str)}
+    # The first of these prompts becomes our prefix.
     for side, names in (("question", ("query", "question")), ("passage", ("document", "passage", "corpus"))):
         found = [prompts[name] for name in names if name in prompts]
         defaults |= {f"data.{side}.prefix": found[0]} if found else {}
@@ -133,16 +134,9 @@ def sentence_folder(name: str, fetch: bool = False) -> SentenceFolder | None:
     elif similarity:
         refused["objective.similarity"] = f"its similarity is {similarity}"
     dense, no_dense = _dense(name, folders.get("Dense"), settings, fetch)
-    default_name = model.get("default_prompt_name")
-    return SentenceFolder(
-        name=name,
-        defaults=defaults,
-        refused=refused,
-        prompts=prompts,
-        default_prompt_name=default_name if default_name in prompts else None,
-        dense=dense,
-        no_dense=no_dense,
-    )
+    default_prompt_name = model.get("default_prompt_name")
+    default_prompt_name = default_prompt_name if default_prompt_name in prompts else None
+    return SentenceFolder(name, defaults, refused, prompts, default_prompt_name, dense, no_dense)
 
 
 def folder_of_config(config: TrainConfig | DictConfig, fetch: bool = False) -> SentenceFolder | None:
@@ -251,14 +245,14 @@ def _lengths(
     return {key: min(value, positions or value) for key, value in wanted.items() if value is not None}
 
 
-def _is_length(value: Any) -> bool:
+def _is_length(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and 2 <= value < 1 << 20
 
 
 def _dense(
     name: str, folder: str | None, settings: Callable[[str], dict[str, Any]], fetch: bool
 ) -> tuple[Dense | None, str]:
-    """(Dense module, ""), or (None, why it cannot be taken)."""
+    """The folder's Dense module as (Dense, ""), or (None, the reason why it cannot be used)."""
     if folder is None:
         return None, SentenceFolder.no_dense
     said = settings(f"{folder}/config.json")
@@ -268,4 +262,4 @@ def _dense(
         return None, f"its Dense module is no plain linear layer ({activation})"
     if weights is None or not _is_length(width) or width is None:
         return None, f"its Dense module has no {folder}/model.safetensors of a width"
-    return Dense(weights, bool(said.get("bias", True)), int(width)), ""
+    return Dense(weights, bool(said.get("bias", True)), width), ""

@@ -28,7 +28,7 @@ LONGEST = 512  # tokens, for a model that names no limit
 
 
 @dataclass(frozen=True)
-class Tokenizer:
+class FixedLengthTokenizer:
     """A transformers tokenizer for a fixed length: n texts → int64 (n, context), truncated and padded."""
 
     tokenizer: Any
@@ -71,7 +71,9 @@ def build_text_tower(context: BuildContext) -> tuple[Tower, Tokenize]:
         trunk, projection = context.open_clip_text()
         return Tower(trunk, projection, cache_bytes=config.frozen_cache_mb << 20), context.open_clip_tokenizer()
     tower, own = build_text_encoder(config, context.load_pretrained)
-    return tower, Tokenizer(own.tokenizer, config.text.context_length or min(own.limit, own.tokenizer.model_max_length))
+    return tower, FixedLengthTokenizer(
+        own.tokenizer, config.text.context_length or min(own.limit, own.tokenizer.model_max_length)
+    )
 
 
 def build_text_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[Tower, TextTokenizer]:
@@ -147,7 +149,7 @@ def _load(name: str, pretrained: bool) -> tuple[Any, Any]:
 
 
 def _check_size(key: str, model: nn.Module) -> None:
-    """Raise ConfigError for a model (on the meta device) whose float32 weights exceed the machine's memory."""
+    """Raise ConfigError for a model (built on the meta device) whose float32 weights exceed the machine's memory."""
     numbers = sum(tensor.numel() for tensor in [*model.parameters(), *model.buffers()])
     needed, memory = 4 * numbers / 2**30, psutil.virtual_memory().total / 2**30
     if needed > memory:
