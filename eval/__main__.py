@@ -86,12 +86,12 @@ def evaluate(command: EvalCommand, run: Path, checkpoint: Path, specs: Sequence[
     """Load, encode, score; rank 0 writes the files and prints the tables."""
     from eval.results import facts, print_tables, result, write
     from eval.suite import build_evaluators
-    from eval.trained import load_trained
+    from eval.trained import load_run
     from train.distributed.agreement import rank_0_first, rank_0_only
     from train.distributed.contact import together
     from train.evaluation import written_report
 
-    trained = load_trained(run, checkpoint)
+    trained = load_run(run, checkpoint)
     config = with_command(trained.config, command)
     with together(config.dist.timeout) as world:
         encode = encoder(config, trained.model, world)

@@ -20,7 +20,7 @@ from eval.config import MineCommand
 if TYPE_CHECKING:
     from data.corpus import Corpus
     from data.questions import Questions
-    from eval.mining import Source
+    from eval.mining import MiningInput
     from train.config import TrainConfig
 
 PURPOSE = """\
@@ -91,12 +91,12 @@ def negatives(command: MineCommand, config: TrainConfig, run: Path, checkpoint: 
     """Encode, search, choose; rank 0 writes the files and says what came of it."""
     from eval.mining import MINED, embedded, mine
     from eval.pair_scores import read_pair_scores
-    from eval.trained import load_trained
+    from eval.trained import load_run
     from train.distributed.agreement import agreed, rank_0_first
     from train.distributed.contact import together
     from train.parts import build_encoder
 
-    trained = load_trained(run, checkpoint)
+    trained = load_run(run, checkpoint)
     out = Path(command.out).expanduser() if command.out else run / "mined"
     with together(config.dist.timeout) as world:
         model = trained.model
@@ -145,7 +145,7 @@ def report(summary: dict[str, Any]) -> Iterator[str]:
     yield from (f"  {left_out[name]:>10,}  {meaning}" for name, meaning in REASONS.items() if name in left_out)
 
 
-def examples(source: Source, mined: Path, count: int) -> Iterator[str]:
+def examples(source: MiningInput, mined: Path, count: int) -> Iterator[str]:
     """Some questions, evenly spread, with a right passage and the best ranked negatives."""
     from eval.mining import Groups
 

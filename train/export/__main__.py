@@ -22,7 +22,7 @@ from data.config import described
 from data.errors import ConfigError
 
 if TYPE_CHECKING:
-    from eval.trained import Trained
+    from eval.trained import LoadedRun
     from train.export.library import Library, Source
     from train.panels import Scored
     from train.towers.build import Model
@@ -66,10 +66,10 @@ def main() -> None:
         return
     command = parse_options(ExportCommand, sys.argv[1:], "python -m train.export")
 
-    from eval.trained import find_run, load_trained
+    from eval.trained import find_run, load_run
     from train.export.library import Source
 
-    trained = load_trained(*find_run(command.run))
+    trained = load_run(*find_run(command.run))
     chosen = command.format or _own(trained.model)
     library: Library = import_module(f"train.export.{chosen.value}").LIBRARY
     out = Path(command.out).expanduser() if command.out else trained.run / "export" / chosen.value
@@ -127,7 +127,7 @@ def _refuse_other_files(out: Path, ours: set[str]) -> None:
         raise ConfigError(f"out={out} exists and holds '{min(strangers)}': choose another folder, or remove it")
 
 
-def _results(trained: Trained) -> list[Scored]:
+def _results(trained: LoadedRun) -> list[Scored]:
     """The scores of the evaluations at this step, from the run folder."""
     from eval.panels import scored
     from eval.results import saved_results
