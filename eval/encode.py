@@ -24,15 +24,15 @@ from torch import Tensor, nn
 
 from data.errors import DataError
 from data.workers import at, served
+from train.config import Precision
 from train.signals import Stopped
+from train.step import AUTOCAST
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from data.image_text import Items
     from train.distributed.world import World
-
-AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Encoder:
 
     def _embed(self, tower: nn.Module, inputs: Tensor) -> Tensor:
         device = self.world.device
-        dtype = AUTOCAST[self.precision]
+        dtype = AUTOCAST[Precision(self.precision)]
         with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
             embedding = tower(inputs.to(device, non_blocking=True))
         return F.normalize(embedding.float(), dim=-1) if self.cosine else embedding.float()
