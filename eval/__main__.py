@@ -85,12 +85,12 @@ def evaluate(command: EvalCommand, run: Path, checkpoint: Path, specs: Sequence[
     from eval.encode import Encoder
     from eval.results import facts, print_tables, result, write
     from eval.suite import build_evaluators
-    from eval.trained import load_trained
+    from eval.trained import load_run
     from train.distributed.agreement import rank_0_first, rank_0_only
     from train.distributed.contact import process_group
     from train.evaluation import written_report
 
-    trained = load_trained(run, checkpoint)
+    trained = load_run(run, checkpoint)
     own = trained.config
     config = replace(own, eval=overridden(own.eval, command), data=overridden(own.data, command))
     with process_group(config.dist.timeout) as world:

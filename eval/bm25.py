@@ -1,10 +1,10 @@
-"""BM25, the baseline without a model: Lucene's formula over words stemmed by Snowball English (bm25s, PyStemmer).
+"""BM25, the baseline without a model: Lucene's formula on words stemmed by Snowball English (bm25s, PyStemmer).
 
-score(q, d) = Σ over words t of q, as often as they stand there, of ln(1 + (N − df + ½) / (df + ½)) · tf / (tf + k1
+score(q, d) = Σ over the words t of q, with repetitions, of ln(1 + (N − df + ½) / (df + ½)) · tf / (tf + k1
 (1 − b + b |d| / average length)). N passages, df those with t, tf its count in d (Kamphuis et al. 2020, "accurate"
-Lucene: the true lengths, and no constant factor k1 + 1, which changes no order). A word is two or more letters, digits
-or underscores, in lower case; Lucene's 33 stop words are left out: on the development topics nDCG@10 is .306 without
-and .298 with them.
+Lucene: with the true lengths, and without the constant factor k1 + 1, which does not change the order). A word is two
+or more letters, digits or underscores, in lower case. Lucene's 33 stop words are left out: on the development topics
+nDCG@10 is .306 without them and .298 with them.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _STOP = frozenset(STOPWORDS_EN)
 
 @dataclass(frozen=True)
 class BM25:
-    """An index of n passages in positions 0 … n-1."""
+    """An index of n passages with the positions 0 … n-1."""
 
     index: Any  # bm25s.BM25
 
     def search(self, queries: Sequence[str], k: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """For each query (scores float32 descending, positions int64): its k best, only passages that share a word.
+        """For each query (scores float32 descending, positions int64) of its k best passages that share a word with it.
 
-        Equal scores: the earlier position first.
+        Of equal scores the lower position comes first. Raises ValueError if k < 1.
         """
         if k < 1:
             raise ValueError(f"k={k}: must be 1 or more")
@@ -52,7 +52,7 @@ class BM25:
     def _best(self, words: list[str], k: int) -> tuple[np.ndarray, np.ndarray]:
         score_n = self.index.get_scores_from_ids(self.index.get_tokens_ids(words))
         matched = np.flatnonzero(score_n > 0)
-        if len(matched) > k:  # all that tie with the k-th stay in until they are sorted
+        if len(matched) > k:  # all ties with the k-th stay until they are sorted
             worst = np.partition(score_n[matched], len(matched) - k)[len(matched) - k]
             matched = matched[score_n[matched] >= worst]
         best = matched[np.argsort(-score_n[matched], kind="stable")[:k]]
@@ -60,7 +60,7 @@ class BM25:
 
 
 def build_bm25(texts: Iterable[str], k1: float = K1, b: float = B) -> BM25:
-    """An index in memory: some 30 bytes per word of a text while it is built, 8 per different one after."""
+    """Build an index in memory: about 30 bytes a word while it is built, then 8 a distinct word of a text."""
     stem = _Stems()
     vocabulary: dict[str, int] = {}
     rows = [array("i", [vocabulary.setdefault(w, len(vocabulary)) for w in stem(text)]) for text in texts]
@@ -72,10 +72,11 @@ def build_bm25(texts: Iterable[str], k1: float = K1, b: float = B) -> BM25:
 
 
 def open_bm25(texts: Iterable[str], folder: Path, identity: str, k1: float = K1, b: float = B) -> BM25:
-    """The index kept in `folder`, mapped into memory, built and kept first if it is not there.
+    """The memory-mapped index in `folder`; it is built and written first if it is not there.
 
-    identity: tells the corpus and how its texts are made, e.g. a fingerprint; `texts` is not read when the index is
-    there. Several processes may open it at once. The files are arrays without pickle, and JSON.
+    identity: of the corpus and of the way its texts are made, for example a fingerprint. `texts` is not read if the
+    index is there. Several processes may open it at once. The files are arrays without pickle, and JSON. Raises
+    DataError for a damaged index.
     """
     name = hashlib.sha256(json.dumps([FORMAT, identity, k1, b, bm25s.__version__, Stemmer.version()]).encode())
     kept = folder / f"bm25-{name.hexdigest()[:16]}"
@@ -98,7 +99,7 @@ def _keep(bm25: BM25, kept: Path) -> None:
 
 
 class _Stems:
-    """Text → stemmed words without stop words. Keeps the stems it has made."""
+    """Text → stemmed words without stop words. Stems are cached."""
 
     def __init__(self) -> None:
         self._stemmer = Stemmer.Stemmer("english")

@@ -1,7 +1,7 @@
 """Confidence intervals of a mean over queries, by the bootstrap over groups of queries.
 
-Queries of one topic succeed and fail together, so topics are drawn, not queries (cluster bootstrap; Field and Welsh
-2007). Two systems are compared by the interval of their differences per query: what both find easy cancels.
+Results of queries of one topic are correlated, so topics are drawn, not queries (cluster bootstrap; Field and Welsh
+2007). Two systems are compared by the interval of their differences per query, in which common difficulty cancels.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-DRAWS = 2**21  # drawn groups held at a time: 16 MiB for each of a few arrays
+DRAWS = 2**21  # drawn groups in memory at a time: 16 MiB for each of a few arrays
 
 
 def interval(
@@ -21,11 +21,11 @@ def interval(
     samples: int = 10_000,
     level: float = 0.95,
 ) -> tuple[float, float]:
-    """(low, high): percentile interval of the mean of n values; as many groups as there are, drawn with replacement.
+    """(low, high): the percentile interval of the mean of n values. Each sample draws all groups with replacement.
 
-    groups: one name per value; None is a group of its own. For two systems: values of one minus values of the other.
-    The same draws for the same number of groups, samples and seed. (nan, nan) with fewer than two groups: they tell
-    nothing of others.
+    groups: one name for each value; a value with None is a group of its own. For two systems: values of one minus
+    values of the other. The draws depend on the number of groups, samples and the seed only. (nan, nan) with fewer than
+    two groups. Raises ValueError if the lengths differ.
     """
     number, size = _numbered(groups)
     values = np.asarray(values, dtype=np.float64)
@@ -46,11 +46,11 @@ def interval(
 def class_mean_interval(
     hit: np.ndarray, label: np.ndarray, seed: int = 0, samples: int = 10_000, level: float = 0.95
 ) -> tuple[float, float]:
-    """(low, high) of the mean over classes of their share of hits, by the bootstrap over n queries.
+    """(low, high) of the mean over classes of the share of hits, by the bootstrap over n queries.
 
-    hit (n,) bool; label (n,): the class of each. Queries drawn with replacement fall on classes as a multinomial, and
-    hits within a class are binomial: so counts are drawn, and the cost does not grow with n. A class that a sample
-    misses is not in its mean. (nan, nan) with fewer than two queries.
+    hit (n,) bool; label (n,): the class of each query. The counts of classes in a sample are multinomial, and the hits
+    within a class are binomial; drawing these counts makes the cost independent of n. A class that a sample does not
+    contain is not in its mean. (nan, nan) with fewer than two queries.
     """
     if len(hit) < 2:
         return float("nan"), float("nan")
@@ -67,12 +67,12 @@ def class_mean_interval(
 
 
 def limits(interval: tuple[float, float]) -> list[float] | None:
-    """An interval for JSON, which has no nan: None where there is none."""
+    """An interval for JSON, which has no nan: None if it is unknown."""
     return None if math.isnan(interval[0]) else list(interval)
 
 
 def group_means(values: np.ndarray | Sequence[float], groups: Sequence[Hashable]) -> np.ndarray:
-    """(G,) mean of each group in order of first appearance: their mean does not let a few large topics decide.
+    """(G,) the mean of each group in order of first appearance. In the mean of these, all topics have equal weight.
 
     Its interval: `interval(means, range(len(means)))`.
     """
@@ -86,7 +86,7 @@ def _percentiles(means: np.ndarray, level: float) -> tuple[float, float]:
 
 
 def _numbered(groups: Sequence[Hashable]) -> tuple[np.ndarray, int]:
-    """((n,) number of each value's group by first appearance, how many)."""
+    """((n,) the number of each value's group in order of first appearance, the number of groups)."""
     numbers: dict[Hashable, int] = {}
     alone = object()
     names = ((alone, i) if group is None else group for i, group in enumerate(groups))

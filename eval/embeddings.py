@@ -1,16 +1,16 @@
-"""Embeddings of a corpus, in a folder that grows window by window: killed at any moment, the next start goes on.
+"""Embeddings of a corpus, in memory or in a folder that is written window by window, so that a restart continues.
 
-Items are taken in windows of WINDOW. Inside a window they are sorted by length, the longest first, and cut into the
-encoder's blocks, so that little is padding and all ranks share the blocks of the whole corpus. Which items a block
-holds depends on nothing else, so neither the number of ranks nor a restart changes a bit of the result.
+Items are processed in windows of WINDOW items. Inside a window they are sorted by length, the longest first, and cut
+into the encoder's blocks; so there is little padding, and all ranks share the blocks of the whole corpus. The items of
+a block depend on nothing else, so the number of ranks and restarts do not change the result.
 
-    embeddings.npy   (N, D) float32 or float16, in the items' order
-    ids.txt          N lines: the id of each
-    state.json       what the embeddings are of, and how many windows are on disk; after each window
+    embeddings.npy   (N, D) float32 or float16, in the order of the items
+    ids.txt          N lines: the id of each item
+    state.json       identity of the embeddings and number of windows on disk; written after each window
 
-Rank 0 writes; with several machines the folder must be on a file system that all of them see.
+Rank 0 writes. With several machines the folder must be on a shared file system.
 
-N items, D embedding width, S items of a window.
+N items, D embedding width, S items in a window.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from data.errors import ConfigError, DataError
 from data.files import sync, whole_file, writable, write_json
 from eval.encode import Encoder, check_finite
-from eval.memory import trim
+from eval.memory import trim_heap
 from eval.progress import print_line, progress
 from train.distributed.agreement import from_rank_0, rank_0_only
 from train.distributed.world import World
@@ -48,9 +48,9 @@ Ids = Callable[[int, int], Sequence[str]]  # (start, stop) → the ids of these 
 
 
 class SizedItems(Protocol):
-    """Tower inputs in any order; can be pickled, since loader processes read them.
+    """Tower inputs with random access. Must be picklable, since loader processes read them.
 
-    lengths: (N,) how long each item is, in any unit.
+    lengths: (N,) the length of each item, in any unit.
     """
 
     @property
@@ -59,13 +59,13 @@ class SizedItems(Protocol):
     def __len__(self) -> int: ...
 
     def take(self, rows: Sequence[int], /) -> Tensor:
-        """Inputs of these items: (len(rows), …), padded to one shape."""
+        """The inputs of these items, (len(rows), …), padded to one shape."""
         ...
 
 
 @dataclass(frozen=True)
 class Embeddings:
-    """vectors: (N, D) float32 or float16, mapped from `folder` and not to be written; in RAM where folder is None."""
+    """vectors: (N, D) float32 or float16, memory-mapped read-only from `folder`; in RAM if folder is None."""
 
     vectors: np.ndarray
     folder: Path | None
@@ -89,18 +89,18 @@ def encode_corpus(
     identity: str = "",
     dtype: str = "float32",
     window: int = WINDOW,
-    say: Callable[[str], None] | None = None,
+    log: Callable[[str], None] | None = None,
 ) -> Embeddings:
-    """All items as one matrix, the same on every rank; every rank must call it.
+    """The embeddings of all items as one matrix, the same on every rank. A collective.
 
-    folder: where it is kept, so that it is never whole in RAM; None: in RAM. identity: says of which weights and items
-    it is (see identity_of): a folder that has all of it is only opened, one that has a part is completed, one of
-    something else is filled anew, with a line. ids: not needed without a folder. window: rounded up to whole blocks.
-    say: where lines go; None: a progress bar on a terminal, lines on standard output elsewhere.
+    folder: the matrix is written there and never whole in RAM; None: in RAM. identity: of weights and items (see
+    identity_of). A folder with this identity is opened, and completed if a part is missing; a folder with another one
+    is written anew, with a line. ids: needed with a folder only. window: rounded up to whole blocks. log: prints lines;
+    None: a progress bar on a terminal, lines on standard output elsewhere.
 
-    Raises ConfigError for a folder that is in use, that holds files of somebody else, or whose disk is too small;
-    DataError for a damaged one, an id with a line break, and values that are not finite; HardwareError when the disk
-    fails.
+    Raises ConfigError for a folder that is in use, contains files of other origin, or is on a disk without enough
+    space; DataError for a damaged folder, an id with a line break, and values that are not finite; HardwareError if
+    the disk fails.
     """
     if dtype not in DTYPES:
         raise ConfigError(f"dtype={dtype}: must be one of {', '.join(DTYPES)}")
@@ -122,21 +122,22 @@ def encode_corpus(
         else:
             assert ids is not None, "a folder needs ids"
             store = _Folder(folder, settings, world)
-            first = from_rank_0(world, lambda: store.opened(ids, stack, say or print_line)) * size
+            first = from_rank_0(world, lambda: store.opened(ids, stack, log or print_line)) * size
         if first < len(items):
-            tell = say if world.rank == 0 else _nothing
-            hear = stack.enter_context(progress(f"Encode {side}", len(items), first, tell))
+            on_rank_0 = log if world.rank == 0 else lambda line: None
+            on_progress = stack.enter_context(progress(f"Encode {side}", len(items), first, on_rank_0))
             for start, vectors in _windows(encode, side, items, size, first):
                 store.write(start, vectors)
-                trim()
-                hear(start + len(vectors))
+                trim_heap()
+                on_progress(start + len(vectors))
         return store.embeddings()
 
 
 def identity_of(tower: nn.Module, *facts: str) -> str:
-    """A digest of the tower's weights by name, and of what else embeddings depend on: the corpus, lengths, prefixes.
+    """A digest of a tower's weights by name, and of `facts`: all else that embeddings depend on, as prefixes.
 
-    What a module says of itself counts too, as how it pools. Wrappers for data parallelism leave no trace.
+    The extra_repr of the modules is included, for example the kind of pooling. Wrappers for data parallelism do not
+    change the digest.
     """
     digest = hashlib.sha256(json.dumps(facts).encode())
     for module in tower.modules():
@@ -152,7 +153,7 @@ def identity_of(tower: nn.Module, *facts: str) -> str:
 
 @dataclass
 class _Sorted:
-    """The items from `first` on as the encoder takes them: window after window, the longest of each first."""
+    """The items from number `first` on in encoding order: window by window, the longest item of a window first."""
 
     items: SizedItems
     size: int
@@ -168,7 +169,7 @@ class _Sorted:
         return self.items.take((window + self.order(window)[begin : begin + stop - start]).tolist())
 
     def order(self, window: int) -> np.ndarray:
-        """The items of the window that begins there, counted from 0, in the order in which they are encoded."""
+        """The encoding order of the items of the window that begins at item `window`, as numbers from 0."""
         if self._order[0] != window:
             lengths = np.asarray(self.items.lengths[window : window + self.size]).astype(np.int64)
             self._order = window, np.argsort(-lengths, kind="stable")
@@ -178,7 +179,7 @@ class _Sorted:
 def _windows(
     encode: Encoder, side: Literal["x", "y"], items: SizedItems, size: int, first: int
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """(start, float32 (S, D) in the items' own order) of each window from item `first` on, on every rank."""
+    """(start, float32 (S, D) in the order of the items) of each window from item `first` on, on every rank."""
     view, at, window = _Sorted(items, size, first), first, np.empty((0, 0), np.float32)
     for vectors in encode.rounds(side, view):
         while len(vectors):
@@ -199,6 +200,8 @@ def _windows(
 
 @dataclass
 class _Memory:
+    """A store in RAM, filled by every rank."""
+
     settings: dict[str, Any]
     vectors: np.ndarray | None = None
 
@@ -215,14 +218,14 @@ class _Memory:
 
 @dataclass(frozen=True)
 class _Folder:
-    """Rank 0 writes, all read."""
+    """A store in a folder. Rank 0 writes, all ranks read."""
 
     folder: Path
     settings: dict[str, Any]
     world: World
 
-    def opened(self, ids: Ids, stack: ExitStack, say: Callable[[str], None]) -> int:
-        """How many windows are done. Holds the folder until `stack` closes. On rank 0."""
+    def opened(self, ids: Ids, stack: ExitStack, log: Callable[[str], None]) -> int:
+        """Open the folder on rank 0, lock it until `stack` closes, and return the number of finished windows."""
         with writable(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(self.folder, "folder"))
@@ -230,12 +233,12 @@ class _Folder:
             if state is not None and state["settings"] != self.settings:
                 theirs = state["settings"]
                 other = ", ".join(k for k in self.settings if theirs.get(k) != self.settings[k])
-                say(f"{self.folder}: has embeddings of other {other}; they are made anew")
+                log(f"{self.folder}: has embeddings of other {other}; they are made anew")
                 state = None
             if state is None or state["windows"] == 0:
                 self._begin(ids)
                 return 0
-            self.embeddings()  # DataError now and not in the end
+            self.embeddings()  # raises DataError before the rest is encoded
             return state["windows"]
 
     def write(self, start: int, vectors: np.ndarray) -> None:
@@ -252,7 +255,7 @@ class _Folder:
         return Embeddings(vectors, self.folder)
 
     def _state(self) -> dict[str, Any] | None:
-        """What state.json says; None for a new folder."""
+        """The content of state.json; None for a new folder."""
         path = self.folder / STATE
         if not path.exists():
             foreign = [name for name in (VECTORS, IDS) if (self.folder / name).exists()]
@@ -270,7 +273,7 @@ class _Folder:
         return state
 
     def _begin(self, ids: Ids) -> None:
-        """state.json comes first: it says whose the others are."""
+        """Write state.json first, which marks the folder as ours, then ids.txt."""
         self._save(windows=0)
         (self.folder / VECTORS).unlink(missing_ok=True)
         items, slab = self.settings["items"], self.settings["window"]
@@ -291,7 +294,7 @@ class _Folder:
             self._save(windows=start // self.settings["window"] + 1)
 
     def _create(self, path: Path, shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
-        """The header, and room for all rows."""
+        """Write the header of the matrix, and reserve space for all rows."""
         needed, free = shape[0] * shape[1] * dtype.itemsize, shutil.disk_usage(self.folder).free
         if free < needed:
             raise ConfigError(f"{self.folder}: the embeddings need {needed:,} bytes, {free:,} are free")
@@ -320,7 +323,3 @@ def _line(name: str) -> bytes:
     if b"\n" in line:
         raise DataError(f"the id {name!r} has a line break, and {IDS} holds one id a line")
     return line + b"\n"
-
-
-def _nothing(line: str) -> None:
-    pass

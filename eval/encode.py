@@ -1,9 +1,9 @@
-"""Encode items with a tower so that the result does not depend on the number of ranks.
+"""Encoding of items with a tower, with a result that does not depend on the number of ranks.
 
-Items are cut into fixed blocks of E; block k = items [kE, (k+1)E), the last one padded by repetition. Rank r
-encodes the blocks k ≡ r mod W, every rank makes the same number of tower calls (a surplus call repeats the last
-block), and after each round all ranks hold the embeddings of that round. A tower therefore sees the same blocks
-whatever W is, every item counts once, and the device holds W blocks at a time.
+Items are cut into blocks of E: block k has the items [kE, (k+1)E), and the last block is padded by repetition. Rank r
+encodes the blocks k ≡ r mod W. All ranks make the same number of tower calls (a surplus call repeats the last block),
+and after each round all ranks have the embeddings of that round. So a tower gets the same blocks for every W, every
+item counts once, and the device holds W blocks at a time.
 
 N items, E block size, W ranks, D embedding width.
 """
@@ -23,9 +23,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from data.errors import DataError
-from data.workers import begin_item, prefetched
+from data.workers import begin_item
+from data.workers import prefetched
 from train.losses.options.common import Similarity
+from train.config import Precision
 from train.signals import Stopped
+from train.step import AUTOCAST
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,16 +38,14 @@ if TYPE_CHECKING:
     from train.distributed.world import World
     from train.towers.build import TwoTowerModel
 
-AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-
 
 @dataclass(frozen=True)
 class Encoder:
     """`encoder("x", items)` → float32 (N, D) on every rank, L2-normalised when the score is the cosine.
 
-    precision: fp32, bf16 or fp16, of the towers alone. workers: loader processes of this rank, 0 for none;
-    timeout: seconds to wait for a block of theirs, 0 for ever.
-    should_stop: asked before each round, the same answer on all ranks; where it is True, the encoding raises Stopped.
+    precision: fp32, bf16 or fp16, of the towers only. workers: loader processes of this rank, 0 for none. timeout:
+    seconds to wait for a block of a worker, 0: without limit. should_stop: called before each round, with the same
+    result on all ranks; if it is True, the encoding raises Stopped.
     """
 
     towers: dict[str, nn.Module]
@@ -74,14 +75,14 @@ class Encoder:
         )
 
     def __call__(self, side: Literal["x", "y"], items: Items) -> np.ndarray:
-        """Raises DataError when the tower returns a value that is not finite."""
+        """Encode all items. A collective. Raises DataError if the tower returns a value that is not finite."""
         embeddings = np.concatenate(list(self.rounds(side, items)))
         check_finite(embeddings, side)
         return embeddings
 
-    @torch.no_grad()  # not inference_mode: what a frozen trunk remembers here must serve in training too
+    @torch.no_grad()  # not inference_mode: features that a frozen trunk caches here are used in training too
     def rounds(self, side: Literal["x", "y"], items: Items) -> Iterator[np.ndarray]:
-        """The embeddings in order, float32 (W·E, D) at a time and the rest at last, on every rank. Take all of them."""
+        """The embeddings in order on every rank, float32 (W·E, D) a round. A collective: iterate to the end."""
         tower, world = self.towers[side], self.world
         blocks = _Blocks(items, self.block, world.rank, world.size)
         left = len(items)
@@ -95,13 +96,13 @@ class Encoder:
 
     def _embed(self, tower: nn.Module, inputs: Tensor) -> Tensor:
         device = self.world.device
-        dtype = AUTOCAST[self.precision]
+        dtype = AUTOCAST[Precision(self.precision)]
         with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
             embedding = tower(inputs.to(device, non_blocking=True))
         return F.normalize(embedding.float(), dim=-1) if self.cosine else embedding.float()
 
     def _load(self, blocks: _Blocks) -> Iterator[Tensor]:
-        workers = min(self.workers, len(blocks) - 1)  # one block: a process would only cost its start
+        workers = min(self.workers, len(blocks) - 1)  # for one block, a process costs more than it saves
         rank, pin = self.world.rank, self.world.device.type == "cuda"
         indices = range(len(blocks))
         return prefetched(
@@ -111,9 +112,10 @@ class Encoder:
 
 @dataclass(frozen=True)
 class Report:
-    """What one evaluator found. chance: what a random order would score; details: more for the JSON, on rank 0.
+    """The result of one evaluator. task: a key of eval.result_kinds.KINDS. chance: metrics of a random order.
 
-    files: beside the JSON, on rank 0: the end of the name → what writes it, a file or a folder.
+    details: further parts of the JSON, on rank 0. files: end of the name → writer of a file or folder beside the JSON,
+    on rank 0.
     """
 
     task: str
@@ -125,9 +127,9 @@ class Report:
 
 @dataclass(frozen=True)
 class Evaluator(ABC):
-    """One data set and how it is scored. All ranks call it together and hold the same numbers afterwards.
+    """The evaluation on one data set. All ranks call it together and get the same metrics.
 
-    name: "val" or "eval/<data set>", the prefix of its scalars; source: what the user wrote.
+    name: "val" or "eval/<data set>", the prefix of its metrics. source: the entry as the user wrote it.
     """
 
     name: str
@@ -135,17 +137,18 @@ class Evaluator(ABC):
 
     @abstractmethod
     def report(self, encode: Encoder, examples: int | None = None) -> Report:
-        """Metrics; with `examples`, also what people look at: intervals, how scores are spread, what is confused, and
-        so many cases of each kind (0: none).
+        """The metrics. With `examples`, also intervals, score histograms, confusions, and so many cases of each kind.
+
+        examples=0 gives no cases; None gives the metrics alone. A collective.
         """
 
     def run(self, encode: Encoder) -> dict[str, float]:
-        """The scalars alone, as the training loop wants them; names without the evaluator's own."""
+        """The metrics alone, for the training loop; without the evaluator's name in front."""
         return self.report(encode).metrics
 
 
 class _Blocks:
-    """The blocks of one rank. A surplus index repeats the last block; its rows are cut off after the gathering."""
+    """The blocks of one rank. A surplus index repeats the last block; its rows are cut off after the gather."""
 
     def __init__(self, items: Items, block: int, rank: int, size: int) -> None:
         assert len(items) > 0, "nothing to encode"
@@ -169,7 +172,7 @@ class _Blocks:
 
 @contextmanager
 def _evaluating(tower: nn.Module) -> Iterator[None]:
-    """eval(), and back to the mode of each part: a frozen trunk may have been in eval() all along."""
+    """Set eval mode, and restore the mode of each module: a frozen trunk may have been in eval mode before."""
     modes = {module: module.training for module in tower.modules()}
     tower.eval()
     try:
@@ -188,11 +191,11 @@ def _gathered(embedding_ED: Tensor, world: World) -> np.ndarray:
     return embedding_ED.cpu().numpy()
 
 
-def check_finite(embeddings: np.ndarray, side: str, first: int = 0) -> None:
-    """Raise DataError for values that are not finite. first: which item the first row is."""
+def check_finite(embeddings: np.ndarray, side: str, first_id: int = 0) -> None:
+    """Raise DataError for values that are not finite. first_id: the number of the first row's item."""
     bad = ~np.isfinite(embeddings).all(axis=1)
     if bad.any():
         raise DataError(
             f"{int(bad.sum())} of {len(embeddings)} embeddings of the {side} tower are not finite, the first is item "
-            f"{first + int(bad.argmax())}: the weights have diverged, or fp16 overflowed (try precision=bf16)"
+            f"{first_id + int(bad.argmax())}: the weights have diverged, or fp16 overflowed (try precision=bf16)"
         )

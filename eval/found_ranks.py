@@ -1,4 +1,4 @@
-"""The rank of the best right item among those that an index finds, as far as it looks. n queries, m items, k found."""
+"""Ranks of the best right items among the k hits of an index. n queries, m items."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from eval.matches import Matches, Ranking
 
 
 def found_ranks(queries_nD: np.ndarray, index: Index, matches: Matches, k: int) -> tuple[Ranking, dict[str, Any]]:
-    """Ranks in the items of an index, and what the search was, with its recall.
+    """(ranks of the queries, facts about the search with its recall). A collective.
 
-    Where no right item is among the k that are found, the rank is behind them all, and above k. The best wrong score
-    is that of what is found. Memory: as BLOCK queries and STRIP scores need. Ties: see eval/index.py. A collective.
+    If no right item is among the k hits, the rank is max(m, k) + 1. The best wrong score is that of the hits. Memory:
+    BLOCK queries and STRIP scores. Ties are ordered as in eval/index.py.
     """
     (n, m), items_mD = matches.shape, index.corpus
     hits = index.search(queries_nD, k)
@@ -27,8 +27,8 @@ def found_ranks(queries_nD: np.ndarray, index: Index, matches: Matches, k: int) 
         right[rows] = np.bincount(row, minlength=rows.stop - start)
         np.maximum.at(best[rows], row, _pair_scores(queries_nD[rows], items_mD, row, item))
         positions_tk, scores_tk = hits.positions[rows], hits.scores[rows]
-        places = np.arange(len(positions_tk))[:, None] * (m + 1) + positions_tk
-        is_right_tk = np.isin(places, row * (m + 1) + item)
+        pairs_tk = np.arange(len(positions_tk))[:, None] * (m + 1) + positions_tk  # one number for each pair
+        is_right_tk = np.isin(pairs_tk, row * (m + 1) + item)
         hit = is_right_tk.any(axis=1)
         rank[rows][hit] = 1 + is_right_tk[hit].argmax(axis=1)
         best_wrong[rows] = np.where(is_right_tk, -np.inf, scores_tk).max(axis=1)
@@ -38,7 +38,7 @@ def found_ranks(queries_nD: np.ndarray, index: Index, matches: Matches, k: int) 
 
 
 def _pair_scores(queries_tD: np.ndarray, items_mD: np.ndarray, row: np.ndarray, item: np.ndarray) -> np.ndarray:
-    """(p,) the score of each pair, from copies of SLAB bytes at a time."""
+    """(p,) the score of each pair; copies at most SLAB bytes of items at a time."""
     size = max(1, SLAB // (4 * items_mD.shape[1]))
     parts = [slice(start, start + size) for start in range(0, len(row), size)]
     return np.concatenate([np.einsum("pd,pd->p", queries_tD[row[p]], items_mD[item[p]]) for p in parts])

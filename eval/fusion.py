@@ -1,4 +1,4 @@
-"""One ranking out of several: reciprocal rank fusion (Cormack, Clarke and Buettcher, SIGIR 2009)."""
+"""Reciprocal rank fusion of several rankings (Cormack, Clarke and Buettcher, SIGIR 2009)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from eval.trec import Run, ranked
 
 
 def reciprocal_rank_fusion(runs: Sequence[Run], k: int = 60, depth: int | None = None) -> Run:
-    """score(document) = Σ 1 / (k + rank) over the runs that have it, ranks from 1 by `ranked`.
+    """The run with score(document) = Σ 1 / (k + rank) over the runs that contain it; ranks from 1 as in `ranked`.
 
-    depth: only the first `depth` of each run count, and the best `depth` are kept. Queries of any run are answered.
-    The order of the runs does not matter: sums are exact.
+    depth: only the first `depth` documents of each run count, and the best `depth` are returned. The result has the
+    queries of all runs. The sums are exact, so the order of the runs does not matter.
     """
     fused: Run = {}
     for query in dict.fromkeys(query for run in runs for query in run):

@@ -1,19 +1,18 @@
-"""The k best rows of a corpus by inner product, with FAISS: exact or with an index, in memory or larger than it.
+"""Search of the k best rows of a corpus by inner product, with FAISS: exact or with an index, also beyond the memory.
 
-The corpus is a matrix, float32 or float16, in RAM or mapped. It is searched shard by shard; a shard takes `memory`
-bytes as the index holds it, and where it begins and ends depends on nothing else. On a CPU exact search is as fast with
-small shards; an index answers better, and a GPU faster, with large ones. Answers are merged as they come.
-Queries go in blocks of BLOCK. Ranks share the pairs of (shard, block): every rank makes the calls that one process
-would make, so the result does not depend on their number.
+The corpus is a matrix, float32 or float16, in RAM or memory-mapped. It is searched shard by shard. A shard takes
+`memory` bytes in the form that the index holds, and its limits depend on nothing else. On a CPU, exact search is as
+fast with small shards; an index is more accurate, and a GPU faster, with large shards. Hits are merged shard by shard.
+Queries are searched in blocks of BLOCK. The ranks share the pairs of (shard, block) and together make the same calls as
+one process, so the result does not depend on their number.
 
-Ties: of equal scores the lower position comes first, and is taken when only one of them is among the k best. So an
-exact search is the stable sort of its float32 scores. An approximate index chooses among equal scores as it likes, and
-what it found is ordered so.
+Ties: of equal scores the lower position comes first, also at the end of the k best. So an exact search is the stable
+sort of the float32 scores. An approximate index chooses among equal scores freely, and its hits are ordered this way.
 
-Scores are float32 and of float32 vectors: bf16 would change two of a hundred neighbours. FAISS is on the GEMM floor of
-a CPU. On a GPU torch does the exact search; an index goes there when FAISS's GPU build is installed and knows it.
+Scores are float32, of float32 vectors: with bf16, two of a hundred neighbours change. On a CPU, FAISS is as fast as the
+matrix product. On a GPU, torch does the exact search, and an index is moved there if FAISS's GPU build supports it.
 
-n queries, m corpus rows, D width, k answers, q queries of a block, s rows of a shard.
+n queries, m corpus rows, D width, k hits, q queries of a block, s rows of a shard.
 """
 
 from __future__ import annotations
@@ -31,32 +30,32 @@ from torch import Tensor
 
 from data.errors import ConfigError
 from eval.index_spec import EXACT, Spec, has_gpu, load_faiss
-from eval.memory import forget_pages
+from eval.memory import drop_pages
 from train.distributed.agreement import from_rank_0
 from train.distributed.world import World
 
 MEMORY, EXACT_ON_CPU = 2**30, 2**26  # bytes of a shard
 BLOCK = 1024  # queries
-SAMPLE = 65_536  # corpus rows that an index is trained on; more when it has many lists
+SAMPLE = 65_536  # corpus rows that an index is trained on; more if it has many lists
 PER_LIST = 64
-TOO_FEW = "Number of training points"  # how FAISS begins to say that there are fewer than lists or codes
-SLAB = 2**24  # bytes of a corpus that are turned into float32 at a time
-STRIP, STRIP_GPU = 2**20, 2**28  # scores held at a time
+TOO_FEW = "Number of training points"  # start of FAISS's message about fewer rows than lists or codes
+SLAB = 2**24  # bytes of a corpus that are converted to float32 at a time
+STRIP, STRIP_GPU = 2**20, 2**28  # scores in memory at a time
 ALONE = World()
 
 
 class Hits(NamedTuple):
     """scores (n, k) float32, descending; positions (n, k) int64 in the corpus.
 
-    An approximate index may find fewer than k. The rest of its row has score −inf and position m, the number of corpus
-    rows: whoever looks that up gets an IndexError, and not the last row as with FAISS's −1.
+    An approximate index may find fewer than k. The rest of the row has the score −inf and the position m, the number
+    of corpus rows: it raises an IndexError if it is used, while FAISS's −1 would be the last row.
     """
 
     scores: np.ndarray
     positions: np.ndarray
 
     def found(self, query: int) -> list[tuple[int, float]]:
-        """(position, score) of what was found, the best first."""
+        """(position, score) of the hits of a query, best first."""
         pairs = zip(self.positions[query].tolist(), self.scores[query].tolist(), strict=True)
         return [(position, score) for position, score in pairs if score != -np.inf]
 
@@ -77,24 +76,24 @@ def search(
 def recall_against_exact(
     hits: Hits, queries_nD: np.ndarray, corpus_mD: np.ndarray, *, sample: int = 200, world: World = ALONE
 ) -> float:
-    """Which share of the exact k best an approximate search has found: of `sample` queries, evenly spread."""
+    """The share of the exact k best that are among the hits, for `sample` evenly spread queries. A collective."""
     rows = np.unique(np.linspace(0, len(queries_nD) - 1, min(sample, len(queries_nD))).astype(np.int64))
     exact = search(queries_nD[rows], corpus_mD, hits.positions.shape[1], world=world).positions
     return float(np.mean([np.isin(e, h).mean() for e, h in zip(exact, hits.positions[rows], strict=True)]))
 
 
 class Index:
-    """A corpus made ready for many searches.
+    """A corpus prepared for many searches.
 
-    spec: what FAISS's index_factory takes, and options of the search: "IVF256,PQ32;nprobe=16". "Flat" is exact. What
-    an index learns (lists, codebooks) it learns once, from rows spread evenly over the corpus. A shard's index is kept
-    until another shard needs the room. world: all ranks then search together, with the same queries; ALONE: this
-    process for itself. With several threads the graph of an HNSW index differs a little from run to run.
+    spec: an argument of FAISS's index_factory and options of the search, as "IVF256,PQ32;nprobe=16"; "Flat" is exact.
+    An index is trained (lists, codebooks) once, on evenly spread rows of the corpus. The index of a shard is kept until
+    another shard is searched. world: all its ranks search together, with the same queries; ALONE: this process only.
+    With several threads the graph of an HNSW index differs a little from run to run.
 
-    A corpus that is too small for its index to learn from is searched exactly. how: which index it is, and why.
+    A corpus that is too small to train the index is searched exactly. how: the index in use, and the reason.
 
-    Raises ConfigError for a bad spec and without FAISS; ValueError when vectors are not finite float32 or float16 of
-    one width.
+    Raises ConfigError for a bad spec and without FAISS; ValueError if vectors are not finite float32 or float16 of one
+    width.
     """
 
     def __init__(
@@ -130,7 +129,7 @@ class Index:
         return _over_ranks(best, self.world)
 
     def _work(self, n: int) -> Iterator[tuple[int, int]]:
-        """(first corpus row of a shard, first query of a block) of this rank: one run of all, shard by shard."""
+        """(first corpus row of a shard, first query of a block) of the pairs of this rank, shard by shard."""
         shards, blocks = range(0, len(self.corpus), self._rows), range(0, n, BLOCK)
         units = len(shards) * len(blocks)
         begin, end = (units * rank // self.world.size for rank in (self.world.rank, self.world.rank + 1))
@@ -142,7 +141,7 @@ class Index:
 
 
 class _Exact:
-    """All scores of a shard: by FAISS on a CPU, by torch on a GPU, whatever FAISS was built for."""
+    """Exact search of a shard: by FAISS on a CPU, by torch on a GPU, with any build of FAISS."""
 
     def __init__(self, faiss: ModuleType) -> None:
         self.faiss, self.on_gpu = faiss, torch.cuda.is_available()
@@ -155,13 +154,13 @@ class _Exact:
     def search(self, corpus: np.ndarray, start: int, stop: int, queries_qD: np.ndarray, k: int) -> Hits:
         """The k best of the rows [start, stop); positions count from `start`."""
         if self._kept[0] != start:
-            self._kept = (-1, None)  # one at a time
+            self._kept = (-1, None)  # frees its memory before the next one is made
             shard = _shard(corpus, start, stop)
             self._kept = (start, _tensor(shard).cuda() if self.on_gpu else shard)
         shard = self._kept[1]
         if self.on_gpu:
             return _first_best(_tensor(queries_qD).cuda(), shard, k)
-        # one more than k shows whether the last of them is one of several that score the same
+        # the hit after the k-th shows whether the k-th has ties outside
         more = min(k + 1, len(shard))
         scores, positions = self.faiss.knn(queries_qD, shard, more, self.faiss.METRIC_INNER_PRODUCT)
         best = _in_order(scores, positions)
@@ -173,7 +172,7 @@ class _Exact:
 
 
 class _Approximate:
-    """A FAISS index that has learnt what it needs, filled with one shard after the other."""
+    """A trained FAISS index, filled with one shard after the other."""
 
     memory = MEMORY
 
@@ -184,7 +183,7 @@ class _Approximate:
         self._kept: tuple[int, Any] = (-1, None)
 
     def bytes_per_row(self, width: int) -> int:
-        """Measured, as it depends on the kind of index."""
+        """Measured on sample rows, since it depends on the kind of index."""
         sample = np.random.default_rng(0).standard_normal((256, width), dtype=np.float32)
         with self.spec.errors():
             index = self.faiss.clone_index(self.empty)
@@ -195,7 +194,7 @@ class _Approximate:
     def search(self, corpus: np.ndarray, start: int, stop: int, queries_qD: np.ndarray, k: int) -> Hits:
         with self.spec.errors():
             if self._kept[0] != start:
-                self._kept = (-1, None)  # one at a time
+                self._kept = (-1, None)  # frees its memory before the next one is made
                 self._kept = (start, self._filled(corpus, start, stop))
             scores, positions = self._kept[1].search(queries_qD, k)
         missing = positions < 0
@@ -217,7 +216,7 @@ class _Approximate:
 
 
 def _learnt(faiss: ModuleType, spec: Spec, corpus: np.ndarray) -> tuple[np.ndarray | None, str]:
-    """(an empty index that has learnt from the corpus, ""); (None, FAISS's words) where that has too few rows."""
+    """(a trained empty index, serialised, ""); (None, FAISS's message) if the corpus has too few rows for training."""
     index = spec.built(faiss, corpus.shape[1])
     lists = faiss.try_extract_index_ivf(index)
     count = min(len(corpus), max(SAMPLE, PER_LIST * (lists.nlist if lists else 0)))
@@ -230,7 +229,7 @@ def _learnt(faiss: ModuleType, spec: Spec, corpus: np.ndarray) -> tuple[np.ndarr
         if not few:
             raise
         return None, few + counts.partition(". ")[0]
-    forget_pages(corpus)
+    drop_pages(corpus)
     return faiss.serialize_index(index), ""
 
 
@@ -243,7 +242,7 @@ def _check(name: str, array: np.ndarray) -> None:
 
 
 def _finite(name: str, rows: np.ndarray) -> np.ndarray:
-    """As contiguous float32, without a copy where it is that."""
+    """The rows as contiguous float32, without a copy if they are; raises ValueError for values that are not finite."""
     rows = np.ascontiguousarray(rows, dtype=np.float32)
     if not np.isfinite(rows).all():
         raise ValueError(f"{name}: holds values that are not finite")
@@ -251,15 +250,15 @@ def _finite(name: str, rows: np.ndarray) -> np.ndarray:
 
 
 def _slabs(corpus: np.ndarray, start: int, stop: int) -> Iterator[tuple[int, np.ndarray]]:
-    """(row, some rows from there on as float32) of [start, stop); those of a mapped file leave memory again."""
+    """(first row, some rows as float32) of [start, stop); the pages of a mapped file are dropped afterwards."""
     step = max(1, SLAB // (4 * corpus.shape[1]))
     for row in range(start, stop, step):
         yield row, _finite("corpus", corpus[row : min(row + step, stop)])
-        forget_pages(corpus)
+        drop_pages(corpus)
 
 
 def _shard(corpus: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """Rows [start, stop) as float32: a view of a matrix in RAM, a copy of one that is mapped or float16."""
+    """Rows [start, stop) as float32: a view of a float32 matrix in RAM, a copy of a mapped or float16 matrix."""
     if not isinstance(corpus, np.memmap) and corpus.dtype == np.float32 and corpus.flags.c_contiguous:
         for _ in _slabs(corpus, start, stop):
             pass
@@ -271,7 +270,7 @@ def _shard(corpus: np.ndarray, start: int, stop: int) -> np.ndarray:
 
 
 def _tensor(array: np.ndarray) -> Tensor:
-    """The same memory, which is only read: torch would warn of arrays that cannot be written."""
+    """A tensor of the same memory, to be read only; torch's warning about read-only arrays is suppressed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(array)
@@ -282,7 +281,7 @@ def _tensor(array: np.ndarray) -> Tensor:
 
 @torch.inference_mode()
 def _first_best(queries_qD: Tensor, shard_sD: Tensor, k: int) -> Hits:
-    """The k first of a stable descending sort of each row's scores, in strips of queries."""
+    """The first k of a stable descending sort of the scores of each query, in strips of queries."""
     size = max(1, (STRIP_GPU if shard_sD.is_cuda else STRIP) // len(shard_sD))
     parts = [_first_best_strip(part @ shard_sD.T, k) for part in queries_qD.split(size)]
     scores, positions = (torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True))
@@ -293,7 +292,7 @@ def _first_best_strip(score_ts: Tensor, k: int) -> tuple[Tensor, Tensor]:
     last_t = score_ts.topk(k, dim=1).values[:, -1:]
     chosen_ts = score_ts >= last_t
     tied = (chosen_ts.sum(dim=1) > k).nonzero()[:, 0]
-    if len(tied):  # of those that score like the last, the first few
+    if len(tied):  # of the scores equal to the k-th, only the first ones
         equal = score_ts[tied] == last_t[tied]
         room = k - (score_ts[tied] > last_t[tied]).sum(dim=1, keepdim=True)
         chosen_ts[tied] &= ~equal | (equal.cumsum(dim=1, dtype=torch.int32) <= room)
@@ -303,7 +302,7 @@ def _first_best_strip(score_ts: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _in_order(scores: np.ndarray, positions: np.ndarray) -> Hits:
-    """FAISS's answers, the lower position first where scores are equal."""
+    """FAISS's hits, of equal scores the lower position first."""
     rows = (scores[:, 1:] == scores[:, :-1]).any(axis=1).nonzero()[0]
     order = np.lexsort((positions[rows], -scores[rows]), axis=-1)
     positions[rows] = np.take_along_axis(positions[rows], order, axis=1)
@@ -311,14 +310,14 @@ def _in_order(scores: np.ndarray, positions: np.ndarray) -> Hits:
 
 
 def _merged(parts: Sequence[Hits], k: int) -> Hits:
-    """The k best of answers from parts of the corpus that follow one another."""
+    """The k best of the hits from consecutive parts of the corpus."""
     scores, positions = (np.concatenate(column, axis=1) for column in zip(*parts, strict=True))
     order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     return Hits(np.take_along_axis(scores, order, axis=1), np.take_along_axis(positions, order, axis=1))
 
 
 def _over_ranks(best: Hits, world: World) -> Hits:
-    """The k best of what all ranks have found, in place. Ranks have searched parts that follow one another."""
+    """The k best of the hits of all ranks, in place. The ranks have searched consecutive parts."""
     for start in range(0, len(best.scores), BLOCK) if world.size > 1 else ():
         rows = slice(start, start + BLOCK)
         found = [_gathered(part[rows], world) for part in best]

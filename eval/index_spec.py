@@ -1,11 +1,11 @@
-"""What a user writes for a search index: FAISS's words for it, and options of the search.
+"""The specification of a search index: an argument for FAISS's index_factory, and options of the search.
 
     Flat                      exact
-    IVF256,Flat;nprobe=16     256 lists, of which each query looks into 16
+    IVF256,Flat;nprobe=16     256 lists; each query searches 16 of them
     IVF256,PQ32;nprobe=16     the same with 32 bytes a vector
-    HNSW32;efSearch=128       a graph of 32 neighbours a vector, and how many candidates a query follows
+    HNSW32;efSearch=128       a graph with 32 neighbours a vector; a query follows 128 candidates
 
-The part before ";" is for FAISS's index_factory, an option is a name of its ParameterSpace. Scores are inner products.
+An option is a name of FAISS's ParameterSpace. Scores are inner products.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ EXAMPLES = '"Flat", "IVF256,Flat;nprobe=16", "IVF256,PQ32;nprobe=16", "HNSW32;ef
 
 
 def check_spec(spec: str, width: int = 64) -> None:
-    """Raise ConfigError for an index that cannot be, as far as that shows without vectors."""
+    """Raise ConfigError for an index that FAISS cannot build, as far as this shows without vectors."""
     Spec.parsed(spec).built(load_faiss(), width)
 
 
 @dataclass(frozen=True)
 class Spec:
-    """text: as the user wrote it; factory: for FAISS's index_factory; options: of the search."""
+    """A parsed specification. text: as written. factory: for FAISS's index_factory. options: of the search."""
 
     text: str
     factory: str
@@ -46,13 +46,13 @@ class Spec:
             raise ConfigError(f"index '{text}': options are name=number. Examples: {EXAMPLES}") from None
 
     def built(self, faiss: ModuleType, width: int) -> Any:
-        """The index, untrained, with its options."""
+        """The untrained index with its options; raises ConfigError if FAISS refuses it."""
         with self.errors(f" (for vectors of width {width})"):
             index = faiss.index_factory(width, self.factory, faiss.METRIC_INNER_PRODUCT)
             lists = faiss.try_extract_index_ivf(index)
             if lists is not None and lists.nlist < 1:
                 raise RuntimeError("an index of 0 lists")
-            _learn_from_few(faiss, index)
+            _allow_few_rows(faiss, index)
         self.set_options(faiss.ParameterSpace(), index)
         return index
 
@@ -63,7 +63,7 @@ class Spec:
 
     @contextmanager
     def errors(self, where: str = "") -> Iterator[None]:
-        """What FAISS says of a bad spec, in one line."""
+        """Turn FAISS's error about a bad specification into a ConfigError of one line."""
         try:
             yield
         except RuntimeError as error:
@@ -71,8 +71,8 @@ class Spec:
             raise ConfigError(f"index '{self.text}': FAISS says: {reason}{where}. Examples: {EXAMPLES}") from error
 
 
-def _learn_from_few(faiss: ModuleType, index: Any) -> None:
-    """FAISS would print a warning at every small corpus; ours is the recall that we report."""
+def _allow_few_rows(faiss: ModuleType, index: Any) -> None:
+    """Switch off FAISS's warning about few training rows: we report the recall instead."""
     lists = faiss.try_extract_index_ivf(index)
     parts = [index] if lists is None else [index, faiss.downcast_index(lists)]
     for learner in [*parts, *(part.pq for part in parts if hasattr(part, "pq"))]:
@@ -91,5 +91,5 @@ def load_faiss() -> ModuleType:
 
 
 def has_gpu(faiss: Any) -> bool:
-    """The CPU build of FAISS lacks StandardGpuResources; the GPU build may stand on a machine without a GPU."""
+    """Whether FAISS can use a GPU. Its CPU build has no StandardGpuResources; the GPU build may be without a GPU."""
     return hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus() > 0

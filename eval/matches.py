@@ -1,4 +1,4 @@
-"""Which items are right for which queries, and the rank that each query's best right one has."""
+"""The truth of a retrieval, which items are right for which queries, and the ranks of the best right items."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Labels:
-    """What items are about: item `index[p]` carries `label[p]`. An item may carry several; `index` ascends."""
+    """Labels of `size` items: item `index[p]` has the label `label[p]`. An item may have several; `index` ascends."""
 
     index: np.ndarray
     label: np.ndarray
@@ -18,14 +18,14 @@ class Labels:
 
     @staticmethod
     def of(*carried: tuple[np.ndarray, np.ndarray], size: int) -> Labels:
-        """From (index, label) arrays, in any order."""
+        """Labels from (index, label) arrays in any order."""
         index, label = (np.concatenate(parts) for parts in zip(*carried, strict=True))
         order = np.argsort(index, kind="stable")
         return Labels(index[order], label[order], size)
 
 
 class Matches:
-    """Which of m items are right for each of n queries: those that share a label. Pairs are made strip by strip."""
+    """The right pairs of n queries and m items: those that share a label. Pairs are made strip by strip."""
 
     def __init__(self, queries: Labels, items: Labels) -> None:
         self.queries = queries
@@ -34,7 +34,7 @@ class Matches:
         self._label, self._item = items.label[order], items.index[order]
 
     def pairs(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """(query − start, item) of all right pairs of queries [start, stop), each pair once, in order."""
+        """(query − start, item) of all right pairs of queries [start, stop), each pair once, in ascending order."""
         begin, end = np.searchsorted(self.queries.index, [start, stop])
         rows, labels = self.queries.index[begin:end] - start, self.queries.label[begin:end]
         low, high = np.searchsorted(self._label, labels, "left"), np.searchsorted(self._label, labels, "right")
@@ -46,9 +46,8 @@ class Matches:
 
 
 class Ranking(NamedTuple):
-    """Of each of n queries: its rank, the number of right items, the scores of the best right and the best wrong one.
-
-    int64 and float32; −inf where there is no wrong item.
+    """Arrays (n,) for n queries: the rank and the number of right items, int64; the scores of the best right and the
+    best wrong item, float32, −inf if there is no such item.
     """
 
     rank: np.ndarray

@@ -1,4 +1,4 @@
-"""Memory that nobody needs any more, given back: otherwise it counts as this process's."""
+"""Return memory that is no longer needed to the operating system."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from functools import cache
 import numpy as np
 
 
-def forget_pages(array: np.ndarray) -> None:
-    """Pages of a mapped file that were read; they are read again when asked for. Any other array stays as it is."""
+def drop_pages(array: np.ndarray) -> None:
+    """Drop the pages of a memory-mapped file that were read; they are read again on the next access. No-op for other
+    arrays."""
     base = array
     while isinstance(base, np.ndarray) and base.base is not None:
         base = base.base
-    if isinstance(base, mmap.mmap) and not array.flags.writeable:  # own changes would be lost
+    if isinstance(base, mmap.mmap) and not array.flags.writeable:  # changes that are not yet in the file would be lost
         base.madvise(mmap.MADV_DONTNEED)
 
 
-def trim() -> None:
-    """What was freed between things that are still in use: glibc keeps it, after some thousand texts of different
-    lengths hundreds of megabytes. Milliseconds; nothing where the C library is another.
+def trim_heap() -> None:
+    """malloc_trim(0): return the free parts of a fragmented heap to the system. It takes milliseconds.
+
+    Without it, some thousand texts of different lengths leave hundreds of megabytes. No-op without glibc.
     """
     if release := _malloc_trim():
         release(0)

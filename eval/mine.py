@@ -20,7 +20,7 @@ from eval.config import MineCommand
 if TYPE_CHECKING:
     from data.corpus import Corpus
     from data.questions import QuestionRows
-    from eval.mining import Source
+    from eval.mining import MiningInput
     from train.config import TrainConfig
 
 PURPOSE = """\
@@ -86,11 +86,12 @@ def negatives(command: MineCommand, config: TrainConfig, run: Path, checkpoint: 
     from eval.encode import Encoder
     from eval.mining import MINED, embedded, mine
     from eval.pair_scores import read_pair_scores
-    from eval.trained import load_trained
-    from train.distributed.agreement import raise_on_all, rank_0_first
+    from train.distributed.agreement import raise_on_all
+    from train.distributed.agreement import rank_0_first
     from train.distributed.contact import process_group
+    from eval.trained import load_run
 
-    trained = load_trained(run, checkpoint)
+    trained = load_run(run, checkpoint)
     out = Path(command.out).expanduser() if command.out else run / "mined"
     with process_group(config.dist.timeout) as world:
         model = trained.model
@@ -138,7 +139,7 @@ def report(summary: dict[str, Any]) -> Iterator[str]:
     yield from (f"  {left_out[name]:>10,}  {meaning}" for name, meaning in REASONS.items() if name in left_out)
 
 
-def examples(source: Source, mined: Path, count: int) -> Iterator[str]:
+def examples(source: MiningInput, mined: Path, count: int) -> Iterator[str]:
     """Lines that show `count` evenly spread questions, each with one relevant passage and the best ranked negatives."""
     from eval.mining import Groups
 

@@ -1,18 +1,18 @@
-"""Hard negatives: passages that a model ranks high for a question although they are not right.
+"""Mining of hard negatives: passages that a model ranks high for a question although they are not right.
 
-Ranks are those of the search, from 1, over all passages found: what is left out keeps its rank. Within the range of
-ranks a passage is left out for the first of these that holds:
-    right      it is a right passage of the question, by its id or by its text: a copy of a right passage is right
+Ranks are those of the search, from 1, over all hits; a passage that is left out keeps its rank. Within the range of
+ranks a passage is left out for the first of these reasons that holds:
+    right      it is a right passage of the question, by id or by text: a copy of a right passage is right
     unscored   scores of another model are given, and it has none
     unknown    there is a margin, and no right passage of the question is in the corpus with a score
-    margin     it scores more than the best right passage less the margin
-    max_score  it scores more than max_score
-    repeated   its text came before, among those with none of these against them
+    margin     its score is above the best right score minus the margin
+    max_score  its score is above max_score
+    repeated   an earlier passage without any of these reasons has the same text
     answer     it contains an answer of the question
-The relative margin is a share of the magnitude of the best right score: it means the same below zero. Scores of another
-model, a cross-encoder's say, take the place of the search's in the margins and in max_score; ranks stay the search's.
+The relative margin is a share of the magnitude of the best right score, so it also works below zero. Scores of another
+model, for example a cross-encoder, replace those of the search in the margins and in max_score, but not in the ranks.
 
-b questions at a time, n in all, m passages, D width, k ranks looked at.
+b questions in a block, n in all, m passages, D width, k hits of a question.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ from train.distributed.world import World, gather_objects
 MINED, SUMMARY = "mined.jsonl", "mined.json"
 FORMAT = 1
 BLOCK = 16_384  # questions at a time; a corpus larger than memory is read once for each block
-SCAN = 1 << 20  # content keys of the corpus looked through at a time
+SCAN = 1 << 20  # content keys of the corpus that are read at a time
 JUDGED = ("", "rank", "right", "unscored", "unknown", "margin", "max_score")
 
 
 @dataclass(frozen=True)
-class Source:
-    """What is mined: questions with queries_nD, passages with passages_mD (either may be mapped from a file).
+class MiningInput:
+    """Questions with their embeddings queries_nD, and passages with passages_mD; both may be memory-mapped.
 
-    scores: of another model, to judge by.
+    scores: of another model, for margins and max_score.
     """
 
     questions: QuestionRows
@@ -63,13 +63,15 @@ class Source:
     scores: PairScores | None = None
 
 
-def mine(source: Source, config: MiningConfig, out: Path, world: World, identity: dict[str, Any]) -> dict[str, Any]:
-    """Write out/mined.jsonl and out/mined.json, its summary, which all ranks return. A collective.
+def mine(
+    source: MiningInput, config: MiningConfig, out: Path, world: World, identity: dict[str, Any]
+) -> dict[str, Any]:
+    """Write out/mined.jsonl and its summary out/mined.json; all ranks return the summary. A collective.
 
-    A line for each question: {"query_id", "negatives": passage ids, best ranked first, "scores": the search's}. Rows
-    with the same question id are one question, whose right passages are those of all of them. Ranks search together
-    and share what is found; rank 0 writes it in order. In memory are a block of questions and some 60 bytes for each.
-    identity: what the negatives come from, for the summary. Raises ConfigError for a bad index, DataError for damaged
+    A line for each question: {"query_id", "negatives": passage ids, best first, "scores": of the search}. Rows with the
+    same question id are one question with the right passages of all these rows. The ranks search together and share
+    the hits; rank 0 writes the lines in order. Memory: one block of questions, and about 60 bytes for each question.
+    identity: the origin of the negatives, for the summary. Raises ConfigError for a bad index, DataError for damaged
     data, HardwareError when the files cannot be written.
     """
     groups = Groups(source.questions.id_hashes[0])
@@ -95,10 +97,11 @@ def embedded(
     tokenize: TokenizeTexts,
     config: DataConfig,
     folder: Path,
-    say: Callable[[str], None] | None = None,
-) -> Source:
-    """The embeddings of both sides with the weights as they are, kept in `folder`: what a killed start left is taken
-    up where the weights and the data are still the same. A collective.
+    log: Callable[[str], None] | None = None,
+) -> MiningInput:
+    """The embeddings of both sides with the current weights, written to `folder`. A collective.
+
+    Embeddings that an earlier start has written are used if the weights and the data are the same.
     """
     asked, passages = (
         question_texts(questions, tokenize, config.question),
@@ -110,13 +113,13 @@ def embedded(
     def names(start: int, stop: int) -> list[str]:
         return [questions.question(i).id for i in range(start, stop)]
 
-    kept = encode_corpus(encode, "x", asked, folder / "questions", ids=names, identity=x, say=say)
-    sought = encode_corpus(encode, "y", passages, folder / "passages", ids=corpus.ids, identity=y, say=say)
-    return Source(questions, kept.vectors, corpus, sought.vectors)
+    kept = encode_corpus(encode, "x", asked, folder / "questions", ids=names, identity=x, log=log)
+    sought = encode_corpus(encode, "y", passages, folder / "passages", ids=corpus.ids, identity=y, log=log)
+    return MiningInput(questions, kept.vectors, corpus, sought.vectors)
 
 
 class Groups:
-    """Rows that are one question, by the hash of its id; in the order of first rows."""
+    """Groups of rows with the same question id, given by its hash; in the order of their first rows."""
 
     def __init__(self, keys_n: np.ndarray) -> None:
         _, first, group_n = np.unique(keys_n, return_index=True, return_inverse=True)
@@ -137,7 +140,7 @@ class Groups:
 
 @dataclass(frozen=True)
 class Block:
-    """Rows of each of b questions, and what the search found."""
+    """The rows of each of b questions, and the hits of the search."""
 
     groups: Sequence[list[int]]
     queries_bD: np.ndarray
@@ -148,7 +151,7 @@ class Block:
 class Asked:
     """A question with the answers and right passages of all its rows.
 
-    keys: content keys of what is right; positions: where that is in the corpus, of equal texts the first.
+    keys: content keys of the right passages. positions: theirs in the corpus; of equal texts the first.
     """
 
     id: str
@@ -157,16 +160,16 @@ class Asked:
     positions: np.ndarray
 
 
-def _mined(source: Source, config: MiningConfig, block: Block) -> tuple[bytes, Counter[str]]:
-    """Lines of mined.jsonl, and what became of the passages found."""
+def _mined(source: MiningInput, config: MiningConfig, block: Block) -> tuple[bytes, Counter[str]]:
+    """(lines of mined.jsonl, counts of the hits by what became of them)."""
     counts: Counter[str] = Counter()
     lines = []
     for i, question in enumerate(_asked(source, block.groups)):
         found = block.hits.scores[i] > -np.inf
-        places, scores = block.hits.positions[i][found], block.hits.scores[i][found]
-        candidates = Candidates(question, block.queries_bD[i], places, scores)
+        positions, scores = block.hits.positions[i][found], block.hits.scores[i][found]
+        candidates = QuestionHits(question, block.queries_bD[i], positions, scores)
         chosen = _chosen(source, config, candidates, counts)
-        counts.update(questions=1, without=not chosen, negatives=len(chosen), found=len(places))
+        counts.update(questions=1, without=not chosen, negatives=len(chosen), found=len(positions))
         names, best = zip(*chosen, strict=True) if chosen else ((), ())
         line = {"query_id": question.id, "negatives": names, "scores": [float(f"{score:.6g}") for score in best]}
         lines.append(json.dumps(line, ensure_ascii=False) + "\n")
@@ -174,8 +177,8 @@ def _mined(source: Source, config: MiningConfig, block: Block) -> tuple[bytes, C
 
 
 @dataclass(frozen=True)
-class Candidates:
-    """What the search found for a question, best first."""
+class QuestionHits:
+    """The hits of one question, best first."""
 
     question: Asked
     query_D: np.ndarray
@@ -184,9 +187,9 @@ class Candidates:
 
 
 def _chosen(
-    source: Source, config: MiningConfig, candidates: Candidates, counts: Counter[str]
+    source: MiningInput, config: MiningConfig, candidates: QuestionHits, counts: Counter[str]
 ) -> list[tuple[str | None, float]]:
-    """(passage id, score) of the candidates that become negatives; `counts` hears why the others do not."""
+    """(passage id, score) of the candidates that become negatives; `counts` counts the reasons against the others."""
     positions_k = candidates.positions_k
     keys_k = source.corpus.keys[positions_k]
     reasons_k = _judged(source, config, candidates, keys_k)
@@ -210,8 +213,8 @@ def _chosen(
     return chosen
 
 
-def _judged(source: Source, config: MiningConfig, candidates: Candidates, keys_k: np.ndarray) -> np.ndarray:
-    """(k,) index into JUDGED of the first reason against each candidate, 0 for none so far."""
+def _judged(source: MiningInput, config: MiningConfig, candidates: QuestionHits, keys_k: np.ndarray) -> np.ndarray:
+    """(k,) the index in JUDGED of the first reason against each candidate, 0 if there is none so far."""
     question = candidates.question
     right_k = np.isin(keys_k, question.keys) | np.isin(candidates.positions_k, question.positions)
     scores_k, right_scores = _scores(source, candidates)
@@ -230,44 +233,42 @@ def _judged(source: Source, config: MiningConfig, candidates: Candidates, keys_k
 
 
 def _limit(config: MiningConfig, best: float) -> float:
-    """The most that a negative may score: NaN when that takes a right score and there is none."""
+    """The highest score of a negative; NaN if there is a margin and no right score. best: the best right score."""
     limits = [] if config.margin is None else [best - config.margin]
     limits += [] if config.relative_margin is None else [best - config.relative_margin * abs(best)]
     return min(limits, default=np.inf)
 
 
-def _scores(source: Source, candidates: Candidates) -> tuple[np.ndarray, np.ndarray]:
-    """What counts in margins: scores of the candidates, and of the right passages in the corpus; NaN for none."""
-    question, places = candidates.question, candidates.question.positions
+def _scores(source: MiningInput, candidates: QuestionHits) -> tuple[np.ndarray, np.ndarray]:
+    """(scores of the candidates, scores of the right passages in the corpus) for the margins; NaN for unknown ones."""
+    question, right_positions = candidates.question, candidates.question.positions
     if source.scores is None:
-        return candidates.scores_k, source.passages_mD[places].astype(np.float32) @ candidates.query_D
-    found, right = ([_id(source.corpus, p) for p in some.tolist()] for some in (candidates.positions_k, places))
+        return candidates.scores_k, source.passages_mD[right_positions].astype(np.float32) @ candidates.query_D
+    found, right = (
+        [source.corpus.ids(p, p + 1)[0] for p in some.tolist()] for some in (candidates.positions_k, right_positions)
+    )
     return source.scores.of(question.id, found), source.scores.of(question.id, right)
-
-
-def _id(corpus: Corpus, position: int) -> str:
-    return corpus.ids(position, position + 1)[0]
 
 
 # ---- right passages --------------------------------------------------------------------------------------------------
 
 
-def _asked(source: Source, groups: Sequence[list[int]]) -> list[Asked]:
-    """The questions of a block with all that is right for them."""
+def _asked(source: MiningInput, groups: Sequence[list[int]]) -> list[Asked]:
+    """The questions of a block with all their right passages."""
     asked = [_of_rows(source, rows) for rows in groups]
     wanted = np.unique(np.concatenate([np.empty(0, np.int64), *(question.keys for question in asked)]))
     first = _first_with(source.corpus.keys, wanted)
     by_text = [first[np.searchsorted(wanted, question.keys)] for question in asked]
     return [
-        replace(question, positions=np.unique(np.concatenate([question.positions, places[places >= 0]])))
-        for question, places in zip(asked, by_text, strict=True)
+        replace(question, positions=np.unique(np.concatenate([question.positions, found[found >= 0]])))
+        for question, found in zip(asked, by_text, strict=True)
     ]
 
 
-def _of_rows(source: Source, numbers: Sequence[int]) -> Asked:
-    """What the rows of one question say themselves: positions are those of right passages with an id of the corpus.
+def _of_rows(source: MiningInput, numbers: Sequence[int]) -> Asked:
+    """The question of some rows; its positions are those of right passages with an id in the corpus.
 
-    Rows are dropped at once: with all their passages they are a thousand times as large.
+    The rows are not kept: with all their passages they are a thousand times as large.
     """
     keys: set[int] = set()
     ids: list[str] = []
@@ -276,18 +277,18 @@ def _of_rows(source: Source, numbers: Sequence[int]) -> Asked:
         row = source.questions.row(number)
         keys.update(row.positives.keys)
         ids += [passage.id for passage in row.positives if passage.id is not None]
-        answers.update(dict.fromkeys(answer for answer in row.question.answers if answer.strip()))  # "" is everywhere
-    name, places = source.questions.question(numbers[0]).id, source.corpus.positions(ids)
-    return Asked(name, tuple(answers), np.array(sorted(keys), dtype=np.int64), places[places >= 0])
+        answers.update(dict.fromkeys(answer for answer in row.question.answers if answer.strip()))  # "" is in all
+    name, positions = source.questions.question(numbers[0]).id, source.corpus.positions(ids)
+    return Asked(name, tuple(answers), np.array(sorted(keys), dtype=np.int64), positions[positions >= 0])
 
 
 def _first_with(keys_m: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """The first position of each wanted key (they are sorted), -1 where it is not among keys_m."""
+    """The first position in keys_m of each of the sorted keys `wanted`; -1 if it is not there."""
     first = np.full(len(wanted), -1, dtype=np.int64)
     for start in range(0, len(keys_m) if len(wanted) else 0, SCAN):
         part = np.asarray(keys_m[start : start + SCAN])
         slot = np.minimum(np.searchsorted(wanted, part), len(wanted) - 1)
-        hits = np.flatnonzero(wanted[slot] == part)[::-1]  # backwards, so that of several the first stays
+        hits = np.flatnonzero(wanted[slot] == part)[::-1]  # backwards, so that the first of several positions remains
         hits = hits[first[slot[hits]] < 0]
         first[slot[hits]] = start + hits
     return first

@@ -1,8 +1,8 @@
-"""Scores of question–passage pairs from a file, as a cross-encoder gives them: JSONL or TSV.
+"""Scores of question–passage pairs from a file, for example of a cross-encoder, in JSONL or TSV.
 
     {"query_id": "q1", "docid": "p7", "score": 3.2}
     q1 <tab> p7 <tab> 3.2            a first line that ends in "score" is a header
-Twelve bytes of memory for a pair, whatever its ids are.
+A pair takes twelve bytes of memory, whatever its ids are.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ LONGEST_LINE = 1 << 16  # bytes: two ids and a number
 
 
 class PairScores:
-    """score of (question id, passage id), NaN where the file has none. Later lines win over earlier ones."""
+    """Scores by question id and passage id. If a pair has several lines in the file, the last one counts."""
 
     def __init__(self, keys: np.ndarray, scores: np.ndarray) -> None:
-        """keys, scores (n,): content keys of pairs, in the order of the file."""
+        """keys, scores (n,): the hash of each pair and its score, in the order of the file."""
         order = np.argsort(keys, kind="stable")
         self._keys, self._scores = keys[order], scores[order]
 
@@ -34,7 +34,7 @@ class PairScores:
         return len(self._keys)
 
     def of(self, question: str, passages: Sequence[str]) -> np.ndarray:
-        """(k,) float32."""
+        """(k,) float32 scores of k passages for a question; NaN for pairs that the file does not have."""
         wanted = np.array([_key(question, passage) for passage in passages], dtype=np.int64)
         if not len(self._keys):
             return np.full(len(wanted), np.nan, dtype=np.float32)
@@ -43,12 +43,12 @@ class PairScores:
 
 
 def read_pair_scores(path: str) -> PairScores:
-    """Raises ConfigError when there is no such file, DataError naming the first line that cannot be used."""
+    """Read a file of scores. Raises ConfigError if there is no such file, DataError with the first unusable line."""
     keys, scores = array("q"), array("f")
     try:
         with Path(path).expanduser().open("rb") as file:
-            for place, line in _lines(file, path):
-                question, passage, score = _fields(line, place)
+            for where, line in _lines(file, path):
+                question, passage, score = _fields(line, where)
                 keys.append(_key(question, passage))
                 scores.append(score)
     except OSError as error:
@@ -57,22 +57,22 @@ def read_pair_scores(path: str) -> PairScores:
 
 
 def _lines(file: BinaryIO, path: str) -> Iterator[tuple[str, str]]:
-    """("file, line n", text) of the lines that say something."""
+    """("file, line n", text) of the lines that are not empty and no header."""
     number = 0
     while raw := file.readline(LONGEST_LINE + 1):
         number += 1
-        place = f"{path}, line {number}"
+        where = f"{path}, line {number}"
         if len(raw) > LONGEST_LINE:
-            raise DataError(f"{place}: longer than {LONGEST_LINE:,} bytes, which no pair of ids and a score is")
+            raise DataError(f"{where}: longer than {LONGEST_LINE:,} bytes, which no pair of ids and a score is")
         try:
             line = raw.decode("utf-8").strip("\r\n")
         except UnicodeDecodeError as error:
-            raise DataError(f"{place}: is not UTF-8: {error.reason}") from error
+            raise DataError(f"{where}: is not UTF-8: {error.reason}") from error
         if line.strip() and not (number == 1 and line.endswith("\tscore")):
-            yield place, line
+            yield where, line
 
 
-def _fields(line: str, place: str) -> tuple[str, str, float]:
+def _fields(line: str, where: str) -> tuple[str, str, float]:
     try:
         if line.startswith("{"):
             row = json.loads(line)
@@ -82,13 +82,13 @@ def _fields(line: str, place: str) -> tuple[str, str, float]:
             score = float(text)
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise DataError(
-            f'{place}: must be {{"query_id": …, "docid": …, "score": number}} or three fields with tabs between: '
+            f'{where}: must be {{"query_id": …, "docid": …, "score": number}} or three fields with tabs between: '
             f"question id, passage id, score; it is {line[:60]!r}"
         ) from None
     if not (isinstance(question, str) and isinstance(passage, str)):
-        raise DataError(f"{place}: query_id and docid must be strings")
+        raise DataError(f"{where}: query_id and docid must be strings")
     if not abs(score) <= MAX_FLOAT32:
-        raise DataError(f"{place}: the score is {score}: must be a finite float32")
+        raise DataError(f"{where}: the score is {score}: must be a finite float32")
     return question, passage, score
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,9 +23,6 @@ def progress(
     done: items that an earlier start has finished. log: for a caller with a console of its own; without it, lines go to
     standard output.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
     began = last_line = time.monotonic()
 
     def facts(now: int) -> str:
@@ -36,13 +35,21 @@ def progress(
             last_line = time.monotonic()
             (log or print_line)(f"{what} [{now:>{len(str(total))}}/{total} ({100 * now // total}%)] {facts(now)}")
 
-    if log is not None or not Console().is_interactive:
+    if log is not None or not on_terminal():
         yield line
         return
+
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[facts]}"))
     with Progress(*columns, refresh_per_second=4) as bar:
         task = bar.add_task(what, total=total, completed=done, facts="")
         yield lambda now: bar.update(task, completed=now, facts=facts(now))
+
+
+def on_terminal() -> bool:
+    """Whether standard output is a terminal that can move its cursor."""
+    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def print_line(line: str) -> None:

@@ -1,7 +1,7 @@
-"""Task files of zero-shot classification: which pictures, which classes, which prompts. Torch-free.
+"""Task files of zero-shot classification: pictures, classes and prompts. Torch-free.
 
-JSON: {"source": shards, relative to the file, "label": json field that holds a sample's class, or "cls",
-"templates": ["a photo of {c}"], "classes": {name: [prompts]}}; an empty list of prompts means the name itself.
+JSON: {"source": shards, relative to the file, "label": the JSON field with the class of a sample, or "cls",
+"templates": ["a photo of {c}"], "classes": {name: [prompts]}}. An empty list of prompts stands for the name itself.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ _KEYS = {"source": str, "label": str, "templates": list, "classes": dict}
 
 
 @dataclass(frozen=True)
-class Task:
-    """classes: name → texts, templates already applied."""
+class ZeroShotTask:
+    """A task file. classes: name → prompts, with the templates applied."""
 
     source: str
     label: str
     classes: Mapping[str, Sequence[str]]
 
 
-def read_task(path: Path) -> Task:
-    """Raises ConfigError naming the file and the key that is missing or wrong."""
+def read_task(path: Path) -> ZeroShotTask:
+    """Read a task file; raises ConfigError with the file and the key that is missing or wrong."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -42,11 +42,11 @@ def read_task(path: Path) -> Task:
         if not isinstance(content.get(key), kind):
             raise ConfigError(f"{path}: '{key}' must be a {kind.__name__}.{nearest(key, set(content) - set(_KEYS))}")
     source = content["source"] if "://" in content["source"] else str(path.parent / content["source"])
-    return Task(source, content["label"], prompted(content["classes"], content["templates"], path))
+    return ZeroShotTask(source, content["label"], prompted(content["classes"], content["templates"], path))
 
 
 def prompted(classes: Mapping[str, list[str]], templates: Sequence[str], path: Path) -> dict[str, list[str]]:
-    """Every prompt of every class in every template; raises ConfigError naming what is wrong in `path`."""
+    """Class → all its prompts in all templates; raises ConfigError with what is wrong in the file `path`."""
     if len(classes) < 2 or not templates:
         raise ConfigError(f"{path}: needs two classes and one template at least, e.g. 'a photo of {{c}}'")
     for template in templates:

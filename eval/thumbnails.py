@@ -1,4 +1,4 @@
-"""Small copies of the pictures that a gallery shows, in a folder beside the result: WebP without metadata."""
+"""Small copies of the pictures in a gallery, as WebP without metadata, in a folder beside the result."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ QUALITY = 80
 
 
 class Thumbnails:
-    """Pictures are asked for by position, and written together."""
+    """Collects the positions of the pictures that a gallery shows, and writes all of them at once."""
 
     def __init__(self, pictures: Pictures) -> None:
         self._pictures = pictures
         self._asked: set[int] = set()
 
     def name(self, i: int) -> str:
-        """The file that picture i will have. It is made of the position: a sample's key may hold anything."""
+        """The file name of picture i. It has the position in it, since a sample's key may contain any character."""
         self._asked.add(i)
         return f"{i}.webp"
 
     def write(self, folder: Path) -> None:
-        """Put all that were asked for into `folder` in one move, and what it had away; without any it goes.
+        """Replace `folder` in one move by a folder of the pictures that were named; remove it if there are none.
 
         Raises DataError for a picture that cannot be read.
         """
@@ -48,7 +48,7 @@ class Thumbnails:
 
 
 def thumbnail(picture: Tensor) -> bytes:
-    """A picture, uint8 (3, H, W), as WebP of at most SIDE pixels a side."""
+    """The WebP file of a picture, uint8 (3, H, W), with at most SIDE pixels a side."""
     image = Image.fromarray(picture.permute(1, 2, 0).numpy())
     image.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
     buffer = BytesIO()

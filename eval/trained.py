@@ -1,4 +1,4 @@
-"""The model of a run, for evaluation and export: its configuration, its newest whole checkpoint, its weights."""
+"""Load the model of a run, for evaluation and export: its configuration, its newest whole checkpoint, its weights."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Trained:
-    """logit_scale: log 1/τ as the objective learnt it, None when it has no temperature."""
+class LoadedRun:
+    """A run and its model. logit_scale: log 1/τ as learnt by the objective; None if it has no temperature."""
 
     run: Path
     checkpoint: Path
@@ -34,16 +34,17 @@ class Trained:
     logit_scale: float | None
 
 
-def note(line: str) -> None:
-    """Say it once, whatever the number of ranks."""
+def print_once(line: str) -> None:
+    """Print a line on stderr, on rank 0 only."""
     if os.environ.get("RANK", "0") == "0":
         print(printable(line), file=sys.stderr)
 
 
-def find_run(path: str, note: Callable[[str], None] = note) -> tuple[Path, Path]:
-    """(run folder, checkpoint folder) that `path` means: a run's newest whole checkpoint, or one checkpoint.
+def find_run(path: str, log: Callable[[str], None] = print_once) -> tuple[Path, Path]:
+    """(run folder, checkpoint folder) of a path, which is a run (its newest whole checkpoint) or one checkpoint.
 
-    `note` hears of damaged ones that are passed over. ConfigError when there is none, DataError when none is whole.
+    log: prints a line for each damaged checkpoint that is skipped. Raises ConfigError if there is no checkpoint,
+    DataError if none is whole.
     """
     folder = Path(path).expanduser()
     if not folder.is_dir():
@@ -52,12 +53,12 @@ def find_run(path: str, note: Callable[[str], None] = note) -> tuple[Path, Path]
 
     from train.runs.checkpoint import locate
 
-    checkpoint = locate(folder, note)
+    checkpoint = locate(folder, log)
     return (folder if checkpoint != folder else folder.resolve().parent.parent), checkpoint
 
 
-def load_trained(run: Path, checkpoint: Path) -> Trained:
-    """Raises DataError when the checkpoint is damaged, ConfigError when it does not fit the run's configuration."""
+def load_run(run: Path, checkpoint: Path) -> LoadedRun:
+    """Load a checkpoint. Raises DataError if it is damaged, ConfigError if it does not fit the configuration."""
     from data.image_text import image_spec
     from train.runs.checkpoint import load_weights, restore_weights, step_of
     from train.towers.build import ImageTextModel, build_model
@@ -70,11 +71,11 @@ def load_trained(run: Path, checkpoint: Path) -> Trained:
     if isinstance(model, ImageTextModel):
         model = replace(model, image=image_spec(model.image, config.data))
     scale = weights.get("objective.logit_scale")
-    return Trained(run, checkpoint, step, config, model, None if scale is None else float(scale))
+    return LoadedRun(run, checkpoint, step, config, model, None if scale is None else float(scale))
 
 
 def read_config(run: Path) -> TrainConfig:
-    """The configuration the run was trained with; raises ConfigError when its config.yaml is missing or not ours."""
+    """The configuration of a run; raises ConfigError if its config.yaml is missing or of another shape."""
     saved = OmegaConf.create(saved_config(run))
     try:
         objective = OmegaConf.merge(OmegaConf.structured(OBJECTIVES[saved.objective.name].options), saved.objective)

@@ -1,8 +1,8 @@
 """Data sets in CLIP_benchmark's folder layout. Torch-free.
 
 test/nshards.txt, test/0.tar …      or 0.tar … in the folder itself
-classnames.txt, zeroshot_classification_templates.txt    classification: .cls holds the number of the class, from 0
-dataset_type.txt saying "retrieval"                      retrieval: .txt holds one caption per line
+classnames.txt, zeroshot_classification_templates.txt    classification: .cls has the number of the class, from 0
+dataset_type.txt with the word "retrieval"               retrieval: .txt has one caption per line
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ LARGEST = 4 << 20  # bytes of a file of names
 
 @dataclass(frozen=True)
 class WdsFolder:
-    """classes: name → texts, in the order of the file; empty for retrieval."""
+    """A folder. classes: name → prompts, in the order of the file; empty for retrieval."""
 
     path: Path
     shards: Sequence[str]
     classes: Mapping[str, Sequence[str]]
 
     def class_name(self, label: str) -> str:
-        """The class that a .cls member means."""
+        """The name of the class with this number; raises DataError for any other label."""
         names = self._names
         if not re.fullmatch("[0-9]{1,9}", label) or int(label) >= len(names):
             raise DataError(f"wds:{self.path}: label '{label:.80}', but classnames.txt has {len(names)} classes")
@@ -42,7 +42,7 @@ class WdsFolder:
 
 
 def read_wds(path: Path) -> WdsFolder:
-    """Raises ConfigError naming the file that is missing or wrong."""
+    """Read the names in a folder; raises ConfigError with the file that is missing or wrong."""
     if not path.is_dir():
         raise ConfigError(f"wds:{path} is no folder")
     kind = (_lines(path / "dataset_type.txt", needed=False) or ["classification"])[0].lower()
@@ -52,7 +52,7 @@ def read_wds(path: Path) -> WdsFolder:
 
 
 def _shards(path: Path) -> list[str]:
-    """Shards of the test split in the order of their numbers."""
+    """The shards of the test split in the order of their numbers."""
     count = _lines(path / "test" / "nshards.txt", needed=False)
     if count and re.fullmatch("[0-9]{1,6}", count[0]):
         return [str(path / "test" / f"{n}.tar") for n in range(int(count[0]))]
@@ -71,7 +71,7 @@ def _classes(path: Path) -> dict[str, list[str]]:
 
 
 def _lines(path: Path, needed: bool = True) -> list[str]:
-    """The lines that are not blank, stripped; of a missing file none, or ConfigError when it is needed."""
+    """The stripped lines that are not blank; [] for a missing file, or ConfigError if it is needed."""
     if not path.is_file():
         if needed:
             raise ConfigError(f"{path} is missing")

@@ -17,7 +17,7 @@ import numpy as np
 from data.config import DataConfig, MiningConfig
 from data.corpus import open_corpus
 from data.questions import open_questions
-from eval.mining import Source, mine
+from eval.mining import MiningInput, mine
 from eval.pair_scores import read_pair_scores
 from train.distributed.world import World
 
@@ -52,19 +52,19 @@ def row(name: str, right: Sequence[str], answers: Sequence[str] = ()) -> dict[st
 
 def source(
     folder: Path, texts: Sequence[str], rows: Sequence[Fields], scores: np.ndarray, judged: str | None = None
-) -> Source:
+) -> MiningInput:
     """scores (m, n): of each passage for each row."""
     corpus = str(write_corpus(folder, texts))
     config = DataConfig()
     config.passage.corpus = corpus
     questions = open_questions(str(write_lines(folder / "train.jsonl", rows)), config)
     passages, queries = np.asarray(scores, np.float32), np.eye(len(rows), dtype=np.float32)
-    return Source(
+    return MiningInput(
         questions, queries, open_corpus(corpus, "corpus"), passages, read_pair_scores(judged) if judged else None
     )
 
 
-def random_source(folder: Path, seed: int, count: int = 60) -> tuple[Source, list[str], list[dict[str, Any]]]:
+def random_source(folder: Path, seed: int, count: int = 60) -> tuple[MiningInput, list[str], list[dict[str, Any]]]:
     """Passages with copies, questions with several rows, several right passages and answers."""
     chance = random.Random(seed)
     texts = [" ".join(chance.choices("abcdefgh", k=3)) for _ in range(120)]  # 512 texts: some come twice
@@ -83,7 +83,7 @@ def random_source(folder: Path, seed: int, count: int = 60) -> tuple[Source, lis
     return source(folder, texts, rows, scores), texts, rows
 
 
-def mined(found: Source, out: Path, **settings: Any) -> tuple[dict[str, list[str]], dict]:
+def mined(found: MiningInput, out: Path, **settings: Any) -> tuple[dict[str, list[str]], dict]:
     """(question id → negatives, summary)."""
     summary = mine(found, MiningConfig(**{"first_rank": 1, **settings}), out, World(), {})
     return {line["query_id"]: line["negatives"] for line in read_lines(out / "mined.jsonl")}, summary

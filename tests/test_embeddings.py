@@ -213,7 +213,7 @@ def test_of_something_else_it_is_made_anew_with_a_line(tmp_path: Path) -> None:
     def filled(count: int, identity: str, dtype: str = "float32") -> np.ndarray:
         items = Glosses(count)
         return encode_corpus(
-            encode, "y", items, tmp_path / "e", ids=names, identity=identity, dtype=dtype, say=said.append
+            encode, "y", items, tmp_path / "e", ids=names, identity=identity, dtype=dtype, log=said.append
         ).vectors
 
     filled(300, "these weights")
@@ -237,7 +237,7 @@ def test_progress_is_told_in_lines_and_shown_on_a_terminal(monkeypatch, capsys) 
     for line, start in zip(lines, expected, strict=True):
         assert re.fullmatch(start + r" [\d.]+/s ETA \d+:\d\d:\d\d", line)
     said: list[str] = []
-    encode_corpus(encode, "y", Glosses(300), None, window=300, say=said.append)
+    encode_corpus(encode, "y", Glosses(300), None, window=300, log=said.append)
     assert len(said) == 1 and capsys.readouterr().out == ""
     monkeypatch.setattr(progress, "on_terminal", lambda: True)
     encode_corpus(encode, "y", Glosses(300), None, window=100)

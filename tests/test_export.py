@@ -19,7 +19,7 @@ from torch.nn.functional import normalize
 from data.config import DataConfig
 from data.errors import ConfigError, HardwareError
 from eval.__main__ import main as evaluate
-from eval.trained import Trained, find_run, load_trained
+from eval.trained import LoadedRun, find_run, load_run
 from train.config import ImageTower, ModelConfig, TrainConfig
 from train.export import reload
 from train.export.__main__ import export, main
@@ -53,8 +53,8 @@ def exported(run: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(run: Path) -> Trained:
-    return load_trained(*find_run(str(run), print))
+def trained(run: Path) -> LoadedRun:
+    return load_run(*find_run(str(run), print))
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +67,7 @@ def export_open_clip(model: TwoTowerModel, scale: float | None, out: Path, name:
     return export(LIBRARY, ExportSource(name, config, model, scale), out)
 
 
-def test_open_clip_loads_the_folder_with_equal_embeddings(exported: Path, trained: Trained) -> None:
+def test_open_clip_loads_the_folder_with_equal_embeddings(exported: Path, trained: LoadedRun) -> None:
     open_clip: Any = import_module("open_clip")
     pictures = torch.randint(0, 256, (3, 3, 64, 64), dtype=torch.uint8)
     texts = ["wheel of dharma", "glass of milk"]
@@ -147,7 +147,7 @@ def test_numbers_equal_those_of_clip_benchmark(exported: Path, run: Path, tmp_pa
         assert len({round(v, 3) for v in theirs["metrics"].values() if 0 < v < 1}) >= 3  # they say something
 
 
-def test_writing_again_replaces_an_export_and_nothing_else(trained: Trained, tmp_path: Path) -> None:
+def test_writing_again_replaces_an_export_and_nothing_else(trained: LoadedRun, tmp_path: Path) -> None:
     out = tmp_path / "out"
     for scale in (1.0, 2.0):
         assert export_open_clip(trained.model, scale, out) < 1e-5
@@ -179,20 +179,20 @@ def test_a_hugging_face_tokenizer_comes_along(tmp_path: Path) -> None:
     assert export_open_clip(model, None, tmp_path / "out", "other") < 1e-5
 
 
-def test_a_place_that_cannot_be_written_is_named(trained: Trained, tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_named(trained: LoadedRun, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be written"):
         export_open_clip(trained.model, None, tmp_path / "file" / "out")
 
 
-def test_a_difference_stops_the_export(trained: Trained, tmp_path: Path, monkeypatch) -> None:
+def test_a_difference_stops_the_export(trained: LoadedRun, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("train.export.library.TOLERANCE", -1.0)
     with pytest.raises(AssertionError, match="other embeddings"):
         export_open_clip(trained.model, None, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_other_models_are_refused_by_name(trained: Trained, tmp_path: Path) -> None:
+def test_other_models_are_refused_by_name(trained: LoadedRun, tmp_path: Path) -> None:
     config = ModelConfig(name=str(find_model(trained)), embed_dim=32)
     config.image.kind, config.image.image_size = ImageTower.cnn, 64
     with pytest.raises(ConfigError, match=r"model\.image\.kind=open_clip"):
@@ -200,7 +200,7 @@ def test_other_models_are_refused_by_name(trained: Trained, tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def find_model(trained: Trained) -> Path:
+def find_model(trained: LoadedRun) -> Path:
     assert trained.config.model.name
     return Path(trained.config.model.name)
 

@@ -15,7 +15,7 @@ from data.config import MiningConfig
 from data.errors import ConfigError, DataError, HardwareError
 from data.storage import sha256_of
 from eval import mining
-from eval.mining import Groups, Source
+from eval.mining import Groups, MiningInput
 from eval.pair_scores import read_pair_scores
 
 # Ranks of the one question: p0 .95 (1), p1 .90 (2), p2 .85 (3) … p9 .50 (10)
@@ -218,7 +218,7 @@ def test_as_a_plain_reading_of_the_rules(tmp_path: Path, seed: int, settings: di
 
 def test_half_precision_passages(tmp_path: Path) -> None:
     found, texts, rows = random_source(tmp_path / "data", 3)
-    half = Source(found.questions, found.queries_nD, found.corpus, found.passages_mD.astype(np.float16))
+    half = MiningInput(found.questions, found.queries_nD, found.corpus, found.passages_mD.astype(np.float16))
     expected = plainly(texts, rows, half.passages_mD.astype(np.float32), MiningConfig(first_rank=1, margin=0.3))
     assert mined(half, tmp_path / "out", margin=0.3)[0] == expected
 
@@ -259,7 +259,7 @@ def test_the_summary_says_what_the_file_is(tmp_path: Path) -> None:
 
 def test_what_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     found, _, _ = random_source(tmp_path / "data", 0)
-    broken = Source(found.questions, found.queries_nD, found.corpus, found.passages_mD)
+    broken = MiningInput(found.questions, found.queries_nD, found.corpus, found.passages_mD)
     corpus = tmp_path / "data" / "corpus.jsonl"
     stamp = corpus.stat().st_mtime_ns
     corpus.write_bytes(corpus.read_bytes().replace(b"a", b"b"))

@@ -21,7 +21,7 @@ from eval.bootstrap import interval
 from eval.encode import Encoder, Evaluator
 from eval.scores import chance
 from eval.suite import build_evaluators
-from eval.trained import load_trained, read_config
+from eval.trained import load_run, read_config
 from eval.trec import Run, measures, ranked
 from train.config import Task
 from train.towers.build import build_model
@@ -191,7 +191,7 @@ def test_cases_stand_beside_those_of_the_other_systems(out: Path, beir: Path) ->
 
 
 def test_evaluations_in_between_show_no_cases(run: Path, beir: Path) -> None:
-    trained = load_trained(run, run / "checkpoints" / "step_00000007")
+    trained = load_run(run, run / "checkpoints" / "step_00000007")
     config, task = trained.config, Task.question_passage
     parts = {"model": trained.model, "data_config": config.data, "eval_config": config.eval}
     (evaluator,) = build_evaluators([f"beir:{beir}@dev"], None, task=task, **parts)
@@ -229,7 +229,7 @@ def test_a_thousand_passages_add_a_measure(run: Path, beir: Path, monkeypatch, t
 
 def test_embeddings_are_kept_and_made_anew_for_other_weights(run: Path, beir: Path, tmp_path: Path) -> None:
     """One folder for two question sets of one corpus; the same again encodes nothing."""
-    trained = load_trained(run, run / "checkpoints" / "step_00000007")
+    trained = load_run(run, run / "checkpoints" / "step_00000007")
     config = trained.config
     config.eval.embeddings = str(tmp_path / "kept")
     encode = Encoder.of(config, trained.model, LOCAL)

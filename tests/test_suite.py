@@ -17,7 +17,7 @@ from eval.__main__ import main
 from eval.config import EvalCommand, Truth
 from eval.results import write
 from eval.suite import KINDS, check_specs
-from eval.trained import find_run, load_trained, read_config
+from eval.trained import find_run, load_run, read_config
 from train.config import Task
 
 
@@ -127,7 +127,7 @@ def test_a_checkpoint_folder_is_taken_itself(run: Path, tmp_path: Path) -> None:
         older = run / "checkpoints" / "step_00000007"
         found, checkpoint = find_run(str(older), print)
         assert (found.resolve(), checkpoint) == (run.resolve(), older)
-        assert load_trained(found, checkpoint).step == 7
+        assert load_run(found, checkpoint).step == 7
     finally:
         for file in newer.iterdir():
             file.unlink()
@@ -143,7 +143,7 @@ def test_a_damaged_checkpoint_is_passed_over_or_refused(tmp_path: Path) -> None:
     assert find_run(str(run), notes.append)[1].name == "step_00000007"
     assert len(notes) == 1 and "step_00000009" in notes[0]
     with pytest.raises(DataError, match=r"model\.safetensors"):
-        load_trained(*find_run(str(newer), notes.append))
+        load_run(*find_run(str(newer), notes.append))
 
 
 def test_the_saved_configuration_is_read_back(run: Path, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""Charts as SVG that stands in a page: text stays text, colours are the page's, and no state is shared.
+"""Charts as SVG for the page. Text stays text, colours come from the page, and no global state is used.
 
-Matplotlib knows no variables of a style sheet, so it draws in stand-ins that `_svg` puts the variables for.
+Matplotlib does not know CSS variables, so it draws with placeholder colours, which `_svg` replaces by the variables.
 """
 
 from __future__ import annotations
@@ -21,14 +21,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, SOFT, GRID, ON_FULL = "#010101", "#020202", "#030303", "#040404"
-LINES = ("#010001", "#010002", "#010003")  # blue, vermilion and green of Okabe and Ito: told apart by everybody
+LINES = (
+    "#010001",
+    "#010002",
+    "#010003",
+)  # blue, vermilion and green of Okabe and Ito, which colour-blind people can discern
 VARIABLES = {INK: "--ink", SOFT: "--soft", GRID: "--grid", ON_FULL: "--on-full"}
 VARIABLES |= {line: f"--line-{n}" for n, line in enumerate(LINES)}
-DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)))  # so that lines differ without colour
-FULL = (0.0, 0.447, 0.698)  # of a cell of the confusion matrix; how full it is, is its opacity
-LEGIBLE = 0.85  # share of a cell up to which ink stands out from it
+DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)))  # lines also differ without colour
+FULL = (0.0, 0.447, 0.698)  # colour of a cell of the confusion matrix; its opacity is its share
+LEGIBLE = 0.85  # up to this share dark text is legible on a cell
 DECADES = 30  # ratio of values from which an axis is logarithmic
-POINTS = 200  # of a line; more are averaged
+POINTS = 200  # of a line; more points are averaged
 WIDTH, HEIGHT = 3.7, 2.1  # inches of 72 units
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -53,7 +57,7 @@ STYLE: dict[Any, Any] = {
 
 
 def line_chart(chart: Chart, name: str, marks: Sequence[float] = ()) -> str:
-    """name: of the figure, one for each in a page; marks: steps that get a vertical line."""
+    """A chart as SVG. name: of the figure, unique in the page. marks: steps with a vertical line."""
     from matplotlib import rc_context
 
     with rc_context(STYLE):
@@ -78,17 +82,17 @@ def line_chart(chart: Chart, name: str, marks: Sequence[float] = ()) -> str:
         axes.locator_params(axis="x", nbins=5)
         if not log:
             axes.locator_params(axis="y", nbins=6)
-        return _svg(figure, name, told(chart))
+        return _svg(figure, name, in_words(chart))
 
 
 def _ratio(chart: Chart) -> float:
-    """Of the largest to the smallest value; 0 where one is not above 0, and has no logarithm."""
+    """The ratio of the largest to the smallest value; 0 if a value has no logarithm."""
     values = [v for s in chart.series for part in (s.values, *(s.band or ())) for v in part]
     return max(values) / min(values) if min(values) > 0 else 0.0
 
 
-def told(chart: Chart) -> str:
-    """A chart in words, for who cannot see it."""
+def in_words(chart: Chart) -> str:
+    """A chart in words, for screen readers."""
     lines = [
         f"{series.label} from {series.values[0]:.4g} at step {series.steps[0]:,.0f} to {series.values[-1]:.4g} at step "
         f"{series.steps[-1]:,.0f}, least {min(series.values):.4g}, most {max(series.values):.4g}".strip()
@@ -99,7 +103,7 @@ def told(chart: Chart) -> str:
 
 
 def score_histogram(scores: Mapping[str, Any], name: str) -> str:
-    """Scores of right pairs, of wrong ones, and of the best wrong one of each query; each as shares of its own."""
+    """The histogram of a result as SVG: right pairs, wrong pairs and best wrong items, each with a sum of 1."""
     from matplotlib import rc_context
 
     with rc_context(STYLE):
@@ -120,7 +124,7 @@ def score_histogram(scores: Mapping[str, Any], name: str) -> str:
 
 
 def confusion_matrix(classes: Sequence[str], counts: Sequence[Sequence[int]], name: str) -> str:
-    """Rows are true classes; a cell is as full as its share of the row, and says it in percent where there is room."""
+    """A confusion matrix as SVG with a row for each true class; cells show their share of the row."""
     from matplotlib import rc_context
 
     shares = np.asarray(counts, dtype=float)
@@ -172,7 +176,7 @@ def _line(axes: Axes, series: Series, number: int) -> None:
 
 
 def _averaged(values: Sequence[float], how: Any = None) -> list[float]:
-    """At most POINTS numbers: of equal parts of `values` the mean, or what `how` makes of them."""
+    """At most POINTS numbers: the mean, or `how`, of equal parts of `values`."""
     if len(values) <= POINTS:
         return list(values)
     cuts = np.linspace(0, len(values), POINTS + 1).astype(int).tolist()
@@ -185,7 +189,7 @@ def _mean(scores: Mapping[str, Any], which: str) -> float:
 
 
 def _label(text: str) -> str:
-    """A class name as an axis can bear it."""
+    """A class name for an axis: printable and short."""
     shown = "".join(c if c.isprintable() else " " for c in str(text))
     return shown if len(shown) <= 20 else f"{shown[:19]}…"
 
@@ -195,12 +199,12 @@ def _count(value: float) -> str:
 
 
 def _svg(figure: Figure, name: str, words: str) -> str:
-    """The figure without what only a file needs; ids get `name` before them, since they share a page."""
+    """The figure as an <svg> element. Its ids get the prefix `name`, since all figures share a page."""
     from xml.sax.saxutils import quoteattr
 
     file = io.StringIO()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of glyphs that our font lacks: the reader's browser has another font
+        warnings.simplefilter("ignore")  # about glyphs that our font lacks: the browser has other fonts
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     svg = file.getvalue()
     svg = svg[svg.index("<svg") :]

@@ -1,4 +1,4 @@
-"""What a run folder tells without its weights: read whole, whatever of it there is, of runs of any age."""
+"""Read a run folder without its weights: everything that is there, of runs of any age."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ GONE_ON = re.compile(rb"going on at step (\d{1,15}) from ")
 
 @dataclass(frozen=True)
 class RunFolder:
-    """config: the plain tree of config.yaml, redacted, and config_text: the same as YAML; state: of run_state.json, {}
-    without; records: of metrics.jsonl; results: of eval/*.json. They have the shapes of eval/shapes.py.
+    """The content of a run folder, in the shapes of eval/shapes.py.
 
-    gone_on: steps where a later start went on; unread: what could not be read, a line each.
+    config: the tree of config.yaml without secrets; config_text: the same as YAML. state: run_state.json, {} if it is
+    missing. records: metrics.jsonl. results: eval/*.json. gone_on: the steps at which later starts continued. unread: a
+    line for each part that could not be read.
     """
 
     path: Path
@@ -44,13 +45,13 @@ class RunFolder:
 
     @property
     def step(self) -> int:
-        """The last step that anything knows of."""
+        """The last step in run_state.json or metrics.jsonl."""
         logged = column(self.records, "step")
         return max([int(self.state.get("step") or 0), *(int(step) for step in list(logged)[-1:])])
 
 
 def read_run(path: Path) -> RunFolder:
-    """Raises ConfigError when this is no run folder."""
+    """Read a run folder; raises ConfigError if it is none."""
     unread: list[str] = []
     config = redacted(saved_config(path))
     shown, wrong = fitting(CONFIG, config)
@@ -78,7 +79,7 @@ def _object(path: Path, name: str, shape: TypeAdapter[Any], unread: list[str]) -
 
 
 def _records(path: Path, unread: list[str]) -> list[dict[str, Any]]:
-    """The objects of metrics.jsonl, of which a kill may have torn the last one."""
+    """The objects of metrics.jsonl; its last line may be incomplete after a kill."""
     found, others = [], 0
     for line in _lines(path, METRICS, unread):
         record = None
@@ -93,12 +94,12 @@ def _records(path: Path, unread: list[str]) -> list[dict[str, Any]]:
 
 
 def _gone_on(path: Path, unread: list[str]) -> list[int]:
-    """Steps at which a later start of the run went on, as log.txt has them."""
+    """The steps at which later starts of the run continued, from log.txt."""
     return sorted({int(found[1]) for line in _lines(path, LOG, unread) if (found := GONE_ON.search(line))})
 
 
 def _lines(path: Path, name: str, unread: list[str]) -> Iterator[bytes]:
-    """Of a file of the folder, an empty one for each that is too long; none where it has no such file."""
+    """The lines of a file in the folder, an empty line for each that is too long; none if there is no such file."""
     if file := file_inside(path, name):
         with file.open("rb") as lines:
             begins = True

@@ -21,8 +21,10 @@ from data.errors import ConfigError
 from data.files import remove, whole_folder
 
 if TYPE_CHECKING:
-    from train.export.library import ExportSource, Library
+    from train.export.library import ExportSource
+    from train.export.library import Library
     from train.towers.build import TwoTowerModel
+    from eval.trained import LoadedRun
 
 
 CARD = "README.md"
@@ -65,10 +67,11 @@ def main() -> None:
 
     from eval.panels import scored
     from eval.results import saved_results
-    from eval.trained import find_run, load_trained
+    from eval.trained import find_run
     from train.export.library import ExportSource
+    from eval.trained import load_run
 
-    trained = load_trained(*find_run(command.run))
+    trained = load_run(*find_run(command.run))
     chosen = command.format or _default_format(trained.model)
     library: Library = import_module(f"train.export.{chosen.value}").LIBRARY
     out = Path(command.out).expanduser() if command.out else trained.run / "export" / chosen.value
