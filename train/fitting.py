@@ -42,7 +42,7 @@ from train.signals import StopRequest
 from train.step import TrainStep
 from train.towers.sentence_folder import compared
 from train.tracking.metrics import Logger, build_logger
-from train.tracking.trackers import decided
+from train.tracking.trackers import resolve_wandb_mode
 from train.watch import Watch
 
 
@@ -54,7 +54,7 @@ def run_on(world: World, config: TrainConfig) -> str:
     refuse_different_starts(world, {**_of_all_ranks(config), "torch": torch.__version__, "code": code_digest()})
     validate(config, world.size)
     folder = run_folder(config)
-    tracking = from_rank_0(world, lambda: decided(config.tracking, folder, print))
+    tracking = from_rank_0(world, lambda: resolve_wandb_mode(config.tracking, folder, print))
     parts = build_parts(config, world)
     refuse_different_starts(world, {"data": parts.data.fingerprint})
     with ExitStack() as stack:
