@@ -14,10 +14,8 @@ import numpy as np
 
 from data.errors import BadRow, ConfigError, DataError
 from data.kept import cached_array
-from data.keys import Int64s
-from data.keys import hash_ids
-from data.passages import Passage
-from data.passages import InlinePassages
+from data.keys import Int64s, hash_ids
+from data.passages import InlinePassages, Passage
 from data.records import named, passage_of
 from data.rows import SUFFIXES, Rows, open_rows
 from data.sources import local_path, parse_sources

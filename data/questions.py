@@ -25,11 +25,8 @@ from data.corpus import CHECK, Corpus, CorpusPassages, PassageList, corpus_files
 from data.errors import BadRow, ConfigError, DataError, nearest
 from data.kept import cached_array
 from data.keys import Int64s, key_name
-from data.manifest import FileEntry
-from data.manifest import file_entries
-from data.passages import InlinePassages
-from data.passages import Passage
-from data.passages import Question
+from data.manifest import FileEntry, file_entries
+from data.passages import InlinePassages, Passage, Question
 from data.records import Record, query_of, record_of
 from data.rows import SUFFIXES, Rows, open_rows
 from data.sources import local_path, parse_sources, refuse_twice, split_sources

@@ -30,11 +30,7 @@ from data.image_text import PairMaker, TrainingPair
 from data.order import Order
 from data.pull import open_sequential
 from data.sample import ShardSample
-from data.scan import Problem
-from data.scan import Problems
-from data.scan import Scan
-from data.scan import ScannedSample
-from data.scan import stream_tar
+from data.scan import Problem, Problems, Scan, stream_tar
 from data.sources import ShardSource
 from data.storage import shard_name
 from data.substitutes import check_any, examples, too_many_in_a_row

@@ -23,10 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from data.errors import DataError
-from data.workers import begin_item
-from data.workers import prefetched
-from train.losses.options.common import Similarity
+from data.workers import begin_item, prefetched
 from train.config import Precision
+from train.losses.options.common import Similarity
 from train.signals import Stopped
 from train.step import AUTOCAST
 

@@ -86,10 +86,9 @@ def negatives(command: MineCommand, config: TrainConfig, run: Path, checkpoint: 
     from eval.encode import Encoder
     from eval.mining import MINED, embedded, mine
     from eval.pair_scores import read_pair_scores
-    from train.distributed.agreement import raise_on_all
-    from train.distributed.agreement import rank_0_first
-    from train.distributed.contact import process_group
     from eval.trained import load_run
+    from train.distributed.agreement import raise_on_all, rank_0_first
+    from train.distributed.contact import process_group
 
     trained = load_run(run, checkpoint)
     out = Path(command.out).expanduser() if command.out else run / "mined"

@@ -27,10 +27,10 @@ from eval.panels import panels
 from tests.helpers_report import finished
 from train.config import TrackingConfig, Wandb
 from train.tracking.metrics import build_logger
-from train.tracking.trackers import decided
+from train.tracking.trackers import resolve_wandb_mode
 folder, mode, wandb_id, first, how, _ = sys.argv[1:]
 folder, first = Path(folder), int(first)
-config = decided(TrackingConfig(wandb=Wandb[mode], project="toys"), folder, print)
+config = resolve_wandb_mode(TrackingConfig(wandb=Wandb[mode], project="toys"), folder, print)
 logger = build_logger(
     folder, config, wandb_id=wandb_id or None, first_step=first,
     total_steps=8, steps_per_epoch=4, global_batch_size=100,

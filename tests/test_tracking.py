@@ -17,7 +17,7 @@ from data.errors import ConfigError
 from train.config import TrackingConfig, Wandb
 from train.panels import Panels
 from train.tracking import trackers
-from train.tracking.trackers import Guest, check_tracking, decided, wandb_mode
+from train.tracking.trackers import BackgroundTracker, check_tracking, resolve_wandb_mode, wandb_mode
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_the_mode_of_wandb_is_known_before_anything_starts(no_key: Path, monkeyp
 def test_the_decision_is_one_line(no_key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def line(wanted: Wandb) -> str:
         told: list[str] = []
-        assert decided(TrackingConfig(wandb=wanted), tmp_path, told.append).wandb is not Wandb.auto
+        assert resolve_wandb_mode(TrackingConfig(wandb=wanted), tmp_path, told.append).wandb is not Wandb.auto
         return "\n".join(told)
 
     later = f"; later: wandb sync {tmp_path}/wandb/offline-run-*"
@@ -67,7 +67,7 @@ def test_the_decision_is_one_line(no_key: Path, tmp_path: Path, monkeypatch: pyt
 def test_a_package_that_does_not_load_is_said_and_left(no_key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     told: list[str] = []
-    assert decided(TrackingConfig(), Path("run"), told.append).wandb is Wandb.disabled
+    assert resolve_wandb_mode(TrackingConfig(), Path("run"), told.append).wandb is Wandb.disabled
     assert len(told) == 1
     assert told[0].startswith("W&B: disabled (the package does not load: import of wandb halted")
 
@@ -85,7 +85,7 @@ def test_a_server_that_does_not_answer_means_offline(
             server.listen()
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
         monkeypatch.setenv("WANDB_BASE_URL", url.replace("//", "//me:pass@") if listens else url)
-        assert decided(TrackingConfig(wandb=Wandb.online), tmp_path, told.append).wandb is Wandb.offline
+        assert resolve_wandb_mode(TrackingConfig(wandb=Wandb.online), tmp_path, told.append).wandb is Wandb.offline
     shown = url.replace("//", "//[redacted]@") if listens else url
     assert told == [
         f"W&B: offline ({shown} does not answer within 0 s); later: wandb sync {tmp_path}/wandb/offline-run-*"
@@ -121,7 +121,7 @@ class Toy:
 def guest_told(start: Callable[[], Toy]) -> list[str]:
     """What a run with this tracker says."""
     lines: list[str] = []
-    guest = Guest("Toy", start, lines.append, lambda: lines.append("left"))
+    guest = BackgroundTracker("Toy", start, lines.append, lambda: lines.append("left"))
     for step in range(3):
         guest.log({"step": step})
     guest.conclude([], None)
@@ -177,10 +177,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 events = EventAccumulator(str(folder / "tensorboard"))
 events.Reload()
 tags = events.Tags()
-texts = {tag: [(e.step, e.tensor_proto.string_val[0].decode()) for e in events.Tensors(tag)] for tag in tags["tensors"]}
 (scores,) = events.Histograms("scores/val_best_wrong")
 print(json.dumps([
-    [(e.step, e.value) for e in events.Scalars("train/loss")], tags["histograms"], texts, scores.step,
+    [(e.step, e.value) for e in events.Scalars("train/loss")], tags["histograms"], tags["tensors"], scores.step,
     scores.histogram_value.bucket_limit, scores.histogram_value.bucket,
 ]))
 """
@@ -189,27 +188,12 @@ print(json.dumps([
     )
     assert f"TensorBoard: tensorboard --logdir {tmp_path}/tensorboard" in run.stdout
     loss, histograms, texts, *scores = json.loads(run.stdout.splitlines()[-1])
+    assert texts == []  # no galleries or tables
     assert loss == [[step, float(step)] for step in range(1, 7)]
     kinds, sets = ("right", "wrong", "best_wrong"), ("val", "groups", "topics")
     assert histograms == [f"scores/{dataset}_{kind}" for dataset in sets for kind in kinds]
     given = helpers_report.scores()
     assert scores == [6, given["edges"][1:], given["best_wrong"]]
-    titles = [
-        "val_picture_to_texts",
-        "val_text_to_pictures",
-        "groups_picture_to_classes",
-        "topics_question_to_passages",
-    ]
-    tables = [f"gallery/{title}" for title in titles] + ["confusion/groups", "classes/groups"]
-    assert sorted(texts) == sorted(f"{table}/text_summary" for table in tables)
-    ((step, text),) = texts["gallery/topics_question_to_passages/text_summary"]
-    best = text.splitlines()[2]
-    assert step == 6
-    assert best.startswith(
-        "| best | What is the answer? | two cups | 1. 3.000 &#60;script&#62;alert(1)&#60;/script&#62;"
-    )
-    assert "<br>2. ✓ 2.000 Deep: Before" in best
-    assert "The answer is «forty-two», &#60;script" in best
 
 
 def test_tensorboard_that_is_not_installed_is_said_at_once() -> None:

@@ -44,7 +44,7 @@ from train.runs.substituted import BadSampleCounter
 from train.signals import StopRequest
 from train.towers.sentence_folder import describe_choices
 from train.tracking.metrics import Logger, build_logger
-from train.tracking.trackers import decided
+from train.tracking.trackers import resolve_wandb_mode
 
 
 def train_run(world: World, config: TrainConfig) -> str:
@@ -56,7 +56,7 @@ def train_run(world: World, config: TrainConfig) -> str:
     check_same_config(world, {**_equal_keys(config), "torch": torch.__version__, "code": code_digest()})
     validate(config, world.size)
     folder = run_folder(config)
-    tracking = from_rank_0(world, lambda: decided(config.tracking, folder, print))
+    tracking = from_rank_0(world, lambda: resolve_wandb_mode(config.tracking, folder, print))
     parts = build_parts(config, world)
     check_same_config(world, {"data": parts.data.fingerprint})
     with ExitStack() as stack:

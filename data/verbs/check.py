@@ -20,25 +20,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from data.errors import DataError
-from data.errors import SampleError
-from data.errors import printable
-from data.index import ShardIndex
-from data.index import available_cores
-from data.index import index_shards
-from data.errors import BadRow
+from data.errors import BadRow, DataError, SampleError, printable
+from data.index import ShardIndex, available_cores, index_shards
 from data.keys import content_key
 from data.parents import end_with_parent
 from data.passages import InlinePassages, Passage
 from data.pictures import read_header
 from data.questions import LISTS, QuestionRow
 from data.shards import Shards
-from data.sources import ShardSource
-from data.sources import parse_sources
+from data.sources import ShardSource, parse_sources
 from data.storage import sha256_of
-from data.verbs.inputs import open_input
-from data.verbs.inputs import open_passages
-from data.verbs.inputs import unread_fields
+from data.verbs.inputs import open_input, open_passages, unread_fields
 from data.verbs.listing import BadLines, count_repeated, report_problems, with_progress
 from data.verbs.options import CheckOptions
 

@@ -22,17 +22,18 @@ from data.corpus import Corpus, CorpusPassages, open_corpus
 from data.errors import BadRow, ConfigError
 from data.index import index_shards
 from data.json_text import parse_json
-from data.passages import InlinePassages
-from data.passages import Passage
-from data.questions import QuestionRow
-from data.questions import judgements
-from data.questions import qrels_file
-from data.questions import SIDES
-from data.questions import JudgedPairs
-from data.questions import Judgement
-from data.questions import find_judged
-from data.questions import group_judged
-from data.questions import row_of
+from data.passages import InlinePassages, Passage
+from data.questions import (
+    SIDES,
+    JudgedPairs,
+    Judgement,
+    QuestionRow,
+    find_judged,
+    group_judged,
+    judgements,
+    qrels_file,
+    row_of,
+)
 from data.records import (
     NAMED,
     PASSAGE_FIELDS,

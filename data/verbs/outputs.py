@@ -6,22 +6,15 @@ import os
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data.errors import ConfigError
-from data.errors import DataError
-from data.errors import printable
+from data.errors import BadRow, ConfigError, DataError, printable
 from data.files import whole_folder
-from data.errors import BadRow
-from data.index import ShardIndex
-from data.index import index_shards
+from data.index import ShardIndex, index_shards
 from data.verbs.options import OnError, PackOptions
 
 SHOWN = 5  # bad rows that are printed in full

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -30,7 +29,7 @@ python -m train.doctor translate "torchrun --nproc_per_node 4 -m open_clip_train
 
 Every line is ok, warn or fail, with what mends it. Nothing is written. Exit codes: 0 no failure, 2 configuration,
 3 damaged data, 4 the machine"""
-PICTURE = 3 * 224 * 224  # bytes of one in shared memory, where no size is said
+USUAL_SIDE = 224  # pixels of a picture, where the configuration does not say it
 
 
 def main() -> None:
@@ -46,19 +45,24 @@ def main() -> None:
 
 
 def report(looked: Iterable[Finding], as_json: bool) -> int:
-    """Print every finding as it comes; the exit code: 0, or the least of the failures'."""
-    findings: list[Finding] = []
-    for finding in _different(looked):
-        findings.append(finding)
-        if not as_json:
+    """Print every finding as it comes. Returns the exit code: 0, or the smallest code of the failures."""
+    findings: dict[str, Finding] = {}  # by text: more than one check may find a file missing
+    for finding in looked:
+        if finding.text not in findings and not as_json:
             print(printable(str(finding)), flush=True)
-    told = [without_secrets(asdict(finding)) for finding in findings]
-    print(json.dumps(told, indent=1) if as_json else _summary(findings))
-    return min((finding.code for finding in findings if finding.level is Level.fail), default=ExitCode.OK)
+        findings.setdefault(finding.text, finding)
+    levels = [finding.level for finding in findings.values()]
+    failed, warned = levels.count(Level.fail), levels.count(Level.warn)
+    if as_json:
+        print(json.dumps([without_secrets(asdict(finding)) for finding in findings.values()], indent=1))
+    else:
+        known = f", {warned} to know of" if warned or failed else ""
+        print(f"\n{f'{failed} to mend' if failed else 'ready'}{known}")
+    return min((found.code for found in findings.values() if found.level is Level.fail), default=ExitCode.OK)
 
 
 def look(words: Sequence[str]) -> Iterator[Finding]:
-    """All findings; those of the configuration only where words say one."""
+    """All findings. words: those of python -m train; without any, only the machine is checked."""
     config = None
     if words:
         from train.command.compose import compose_config
@@ -67,7 +71,9 @@ def look(words: Sequence[str]) -> Iterator[Finding]:
             config = compose_config(words)
         except ConfigError as error:
             yield fail("words", str(error), code=ExitCode.CONFIG)
-    groups = _start_groups()
+    groups = [(group.gloo, group.ProcessGroup("gloo", 2))]  # they import torch while the rest is checked
+    if gpus := machine.gpu_count():
+        groups.append((group.nccl, group.ProcessGroup("nccl", min(gpus, 2))))
     yield ok("checkout", str(machine.ROOT))
     yield from found("packages", machine.versions)
     yield from found("devices", lambda: machine.devices(config.precision.name if config else ""))
@@ -76,15 +82,18 @@ def look(words: Sequence[str]) -> Iterator[Finding]:
     yield from found("faiss", machine.faiss_kind)
     yield from found("/dev/shm", lambda: machine.shared_memory(*_loaders(config)))
     yield from found("open files", machine.open_files)
-    yield from found("clock", lambda: machine.clock(time.time()))
-    yield from found("run.dir", lambda: machine.disk("run.dir", Path(config.run.dir if config else "runs")))
-    yield from found("cache", lambda: machine.disk("cache", _cache()))
+    runs, cache = (
+        Path(config.run.dir if config else "runs"),
+        os.environ.get("HF_HOME") or os.environ.get("XDG_CACHE_HOME"),
+    )
+    yield from found("run.dir", lambda: machine.disk("run.dir", runs, "run.dir=FOLDER elsewhere"))
+    elsewhere = "set HF_HOME or XDG_CACHE_HOME to a folder elsewhere"
+    yield from found("cache", lambda: machine.disk("cache", Path(cache or "~/.cache"), elsewhere))
     if config is not None:
         from train.doctor import run
 
         yield from found("data", lambda: run.data(config))
         yield from found("model", lambda: run.model(config))
-        yield from found("batch norm", lambda: run.batch_norm(config))
         yield from found("wandb", lambda: run.tracking(config))
         yield from found("run", lambda: run.run(words, config))
     elif not words:
@@ -94,51 +103,22 @@ def look(words: Sequence[str]) -> Iterator[Finding]:
 
 
 def found(topic: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
-    """What a check finds; a mistake of the user is a failure with its own words, anything else is told as it is."""
+    """The findings of a check. An error of the user becomes a failure in its own words, as does any other exception."""
     try:
         yield from check()
     except UserError as error:
         yield fail(topic, str(error), code=ExitCode(error.exit_code))
-    except Exception as error:  # a doctor does not die of what it looks at
+    except Exception as error:  # one broken check must not end the others
         reason = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
         yield fail(topic, f"cannot be looked at: {reason}")
 
 
-def _start_groups() -> list[tuple[group.Check, group.Group]]:
-    """Started first: they import torch while the rest is looked at."""
-    groups: list[tuple[group.Check, group.Group]] = [(group.gloo, group.Group("gloo", 2))]
-    if gpus := machine.gpu_count():
-        groups.append((group.nccl, group.Group("nccl", min(gpus, 2))))
-    return groups
-
-
 def _loaders(config: TrainConfig | None) -> tuple[int, int]:
-    """Loader processes, and bytes of a batch of one process; 0 where nothing is known."""
+    """(loader processes, bytes of a batch of one rank); 0 where it is unknown."""
     if config is None or config.task is Task.question_passage:
         return 0 if config is None else config.data.workers, 0
-    side = config.model.image.image_size
-    per_rank = config.global_batch_size // int(os.environ.get("WORLD_SIZE", "1"))
-    return config.data.workers, per_rank * (3 * side * side if side else PICTURE)
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("HF_HOME") or os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-
-
-def _different(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Without what was said before: a missing file is found by more than one check."""
-    said: set[str] = set()
-    for finding in findings:
-        if finding.text not in said:
-            said.add(finding.text)
-            yield finding
-
-
-def _summary(findings: Sequence[Finding]) -> str:
-    count = {level: sum(finding.level is level for finding in findings) for level in Level}
-    if count[Level.fail]:
-        return f"\n{count[Level.fail]} to mend, {count[Level.warn]} to know of"
-    return f"\nready, {count[Level.warn]} to know of" if count[Level.warn] else "\nready"
+    side = config.model.image.image_size or USUAL_SIDE
+    return config.data.workers, config.global_batch_size // int(os.environ.get("WORLD_SIZE", "1")) * 3 * side * side
 
 
 if __name__ == "__main__":

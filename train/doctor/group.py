@@ -1,4 +1,4 @@
-"""Do processes find each other? python -m train.doctor starts some: -m train.doctor.group BACKEND COUNT."""
+"""Check that processes of this machine find each other: `-m train.doctor.group BACKEND COUNT` starts some of them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ SECONDS = 20.0
 AGREED = "all agree"
 
 
-class Group:
-    """Processes that sum a number over all. They start at once, import torch, and are asked later."""
+class ProcessGroup:
+    """Processes that all-reduce a number. They start at once and import torch; `problem` waits for their result."""
 
     def __init__(self, backend: str, count: int, interface: str | None = None) -> None:
         self.backend, self._count = backend, count
@@ -31,7 +31,7 @@ class Group:
         )
 
     def problem(self) -> str:
-        """'' when all agree, else the last that one of them said."""
+        """The last line that a process printed, empty if all have the right sum."""
         try:
             said, _ = self._process.communicate(timeout=5 * SECONDS)
         except subprocess.TimeoutExpired:
@@ -45,11 +45,11 @@ class Group:
         self._process.communicate()
 
 
-Check = Callable[[Group], Iterator[Finding]]
+Check = Callable[[ProcessGroup], Iterator[Finding]]
 
 
-def gloo(group: Group) -> Iterator[Finding]:
-    """Whether two processes of this machine meet over gloo; if not, by which interface they do."""
+def gloo(group: ProcessGroup) -> Iterator[Finding]:
+    """Whether two processes form a gloo group; if not, whether they do over the loopback interface."""
     named = os.environ.get("GLOO_SOCKET_IFNAME")
     interfaces = [name for _, name in socket.if_nameindex()]
     if named and named not in interfaces:
@@ -58,7 +58,7 @@ def gloo(group: Group) -> Iterator[Finding]:
         yield fail("gloo", f"GLOO_SOCKET_IFNAME={named}: this machine has no such interface", fix)
     elif problem := group.problem():
         loopback = next((name for name in interfaces if name.startswith("lo")), "lo")
-        works = not Group("gloo", 2, loopback).problem()
+        works = not ProcessGroup("gloo", 2, loopback).problem()
         others = ", ".join(name for name in interfaces if name != loopback)
         fix = f"export GLOO_SOCKET_IFNAME={loopback} on one machine, {others or 'the network interface'} on several"
         yield fail("gloo", f"two processes do not meet: {problem}", fix if works else "")
@@ -67,7 +67,8 @@ def gloo(group: Group) -> Iterator[Finding]:
     yield from _own_name()
 
 
-def nccl(group: Group) -> Iterator[Finding]:
+def nccl(group: ProcessGroup) -> Iterator[Finding]:
+    """Whether processes on two GPUs, or on the only one, form an NCCL group."""
     if problem := group.problem():
         fix = "run with NCCL_DEBUG=WARN for the reason; NCCL_P2P_DISABLE=1 or NCCL_SHM_DISABLE=1 show which path fails"
         yield fail("nccl", problem, fix)
@@ -76,7 +77,7 @@ def nccl(group: Group) -> Iterator[Finding]:
 
 
 def _own_name() -> Iterator[Finding]:
-    """Other machines are told this one's name."""
+    """Whether the host name has an address: other machines get the name to connect to."""
     name = socket.gethostname()
     try:
         socket.getaddrinfo(name, None)
@@ -87,7 +88,7 @@ def _own_name() -> Iterator[Finding]:
 
 
 def main(backend: str, count: int) -> None:
-    """The processes are forks of this one, which imports torch for all."""
+    """Fork `count` processes after torch is imported once. Each prints the result of `agree`."""
     import torch.distributed  # noqa: F401
 
     with socket.socket() as free:
@@ -101,6 +102,7 @@ def main(backend: str, count: int) -> None:
 
 
 def agree(backend: str, rank: int, count: int, port: int) -> str:
+    """Form a process group and add 1 over all ranks. Returns AGREED if the sum is `count`, else the problem."""
     import torch
     import torch.distributed as dist
 

@@ -1,7 +1,8 @@
-"""What the machine offers: versions, devices, cores, faiss, shared memory, open files, clock, disk."""
+"""Checks of the machine: versions, devices, cores, faiss, shared memory, open files, disk."""
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import shutil
@@ -24,10 +25,8 @@ from train.findings import Finding, fail, ok, warn
 
 ROOT = Path(__file__).resolve().parents[2]
 SHOWN = ("torch", "transformers", "open-clip-torch", "timm", "accelerate", "hydra-core", "wandb")
-FAISS = {"cpu": "faiss-cpu", "gpu": "faiss-gpu-cuvs"}
 INSTALL = "pip install -e '.[cpu]' -c requirements.lock   ([gpu] with a GPU), or: source launch/setup.sh demo"
-BF16 = {"avx512_bf16", "amx_bf16", "bf16"}  # x86 and Arm names of a CPU that computes in bfloat16
-LOADERS_SHARE = 1 << 30  # bytes of shared memory that batches of usual pictures want
+LEAST_SHARED, GOOD_SHARED = 32 << 20, 1 << 30  # bytes
 LEAST_DISK, GOOD_DISK = 100 << 20, 5 << 30
 LEAST_FILES, GOOD_FILES = 256, 1024
 
@@ -49,8 +48,7 @@ def versions() -> Iterator[Finding]:
             wrong.append(f"{needed.name} {version} is not {needed.specifier}")
     for problem in wrong:
         yield fail("packages", problem, INSTALL, ExitCode.CONFIG)
-    other = [f"{name} {here[name]} ({locked} there)" for name, locked in _locked().items() if _differs(name, locked)]
-    if other:
+    if other := [*_not_as_locked()]:
         more = f" and {len(other) - 5} more" if len(other) > 5 else ""
         yield warn("packages", f"not as in requirements.lock: {', '.join(other[:5])}{more}", INSTALL)
     elif not wrong:
@@ -60,7 +58,7 @@ def versions() -> Iterator[Finding]:
 
 @cache
 def installed() -> Mapping[str, str]:
-    """Versions by canonical name, each as the import system would find it: the first of the path."""
+    """Canonical name → version of each package. Of several copies, the one that the import system finds: the first."""
     here: dict[str, str] = {}
     for distribution in distributions():
         if distribution.metadata["Name"]:
@@ -68,22 +66,20 @@ def installed() -> Mapping[str, str]:
     return here
 
 
-def _locked() -> Mapping[str, str]:
-    """Versions that requirements.lock has for this machine."""
-    lines = (ROOT / "requirements.lock").read_text().splitlines()
-    entries = [Requirement(line) for line in lines if line and line[0] not in "#- "]
-    wanted = [entry for entry in entries if entry.marker is None or entry.marker.evaluate()]
-    return {canonicalize_name(entry.name): next(iter(entry.specifier)).version for entry in wanted if entry.specifier}
-
-
-def _differs(name: str, locked: str) -> bool:
-    """Builds of one version (2.15.0+cpu, 2.15.0+cu132) are alike."""
-    version = installed().get(name)
-    return version is not None and Version(version).public != Version(locked).public
+def _not_as_locked() -> Iterator[str]:
+    """Packages whose version differs from requirements.lock; builds of one version (2.15.0+cpu) are alike."""
+    for line in (ROOT / "requirements.lock").read_text().splitlines():
+        entry = Requirement(line) if line and line[0] not in "#- " else None
+        if entry is None or not entry.specifier or (entry.marker and not entry.marker.evaluate()):
+            continue
+        name, locked = canonicalize_name(entry.name), next(iter(entry.specifier)).version
+        version = installed().get(name)
+        if version is not None and Version(version).public != Version(locked).public:
+            yield f"{name} {version} ({locked} there)"
 
 
 def devices(precision: str) -> Iterator[Finding]:
-    """GPUs that torch can use, or why it cannot; what the CPU does with `precision`."""
+    """The GPUs that torch can use, or the reason why it cannot use one, and whether `precision` suits the device."""
     import torch
 
     with warnings.catch_warnings(record=True) as said:
@@ -103,9 +99,6 @@ def devices(precision: str) -> Iterator[Finding]:
         yield fail("devices", f"{driver}, but not for torch {torch.__version__}: {why}", fix)
     else:
         yield ok("devices", f"no GPU: torch {torch.__version__} on {available_cores()} cores")
-    flags = _cpu_flags()
-    if precision == "bf16" and flags and not flags & BF16:
-        yield warn("precision", "bf16, but this CPU has no instructions for it: slower than fp32", "precision=fp32")
     if precision == "fp16":
         yield warn("precision", "fp16 is for GPUs", "precision=bf16 or fp32 on a CPU")
 
@@ -129,12 +122,12 @@ def gpu_count() -> int:
     import torch
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # devices() tells why there is none
+        warnings.simplefilter("ignore")  # devices() reports the reason
         return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def _driver() -> str:
-    """The first GPU and its driver as nvidia-smi tells them; '' without."""
+    """Name and driver of the first GPU, by nvidia-smi; "" without one."""
     if not shutil.which("nvidia-smi"):
         return ""
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
@@ -142,20 +135,11 @@ def _driver() -> str:
     return f"{done.stdout.splitlines()[0]} (driver)" if done.returncode == 0 and done.stdout.strip() else ""
 
 
-def _cpu_flags() -> set[str]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return set()
-    return {flag for line in lines if line.startswith(("flags", "Features")) for flag in line.split()}
-
-
 def threads() -> Iterator[Finding]:
-    """Threads of this process against the cores it may use."""
+    """Whether the processes of a run start more threads than there are cores for them."""
     import torch
 
-    cores, quota = available_cores(), _quota()
-    usable = min(cores, quota or cores)
+    usable = min(available_cores(), _quota())
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     wanted = torch.get_num_threads() * processes
     name = f"OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']}" if "OMP_NUM_THREADS" in os.environ else "torch"
@@ -168,7 +152,7 @@ def threads() -> Iterator[Finding]:
 
 
 def load(average: float) -> Iterator[Finding]:
-    """Processes that compute, the mean of the last minute, against the cores."""
+    """Whether more processes compute than there are cores. average: number of processes, mean of the last minute."""
     shown = f"{average:.1f} processes compute, on {os.cpu_count()} cores"
     if average > (os.cpu_count() or 1):
         yield warn("load", f"{shown}: a step takes several times as long", "wait for them, or stop them")
@@ -176,59 +160,55 @@ def load(average: float) -> Iterator[Finding]:
         yield ok("load", shown)
 
 
-def _quota() -> float | None:
-    """Cores that the container may use, where it is limited."""
+def _quota() -> float:
+    """Cores that the container may use; infinity without a limit."""
     try:
         limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return None if limit == "max" else int(limit) / int(period)
-    except (OSError, ValueError):
-        return None
+        return int(limit) / int(period)
+    except (OSError, ValueError):  # not in a cgroup, or "max"
+        return math.inf
 
 
 def faiss_kind() -> Iterator[Finding]:
-    """One faiss, of the kind that fits the machine."""
+    """Whether exactly one faiss is installed, and whether it is the one for a GPU where there is a GPU."""
     import torch
 
     named = sorted(name for name in installed() if name.startswith("faiss"))
     kind = "gpu" if torch.cuda.is_available() else "cpu"
+    install = f"pip install -e '.[{kind}]' -c requirements.lock"
+    replace = f"pip uninstall -y {' '.join(named)}; {install}"
     if len(named) > 1:
-        fix = f"pip uninstall -y {' '.join(named)}; pip install -e '.[{kind}]' -c requirements.lock"
-        yield fail("faiss", f"{' and '.join(named)} install the same module over each other", fix, ExitCode.CONFIG)
-        return
-    if not named:
-        fix = f"pip install -e '.[{kind}]' -c requirements.lock"
-        yield fail("faiss", "is not installed: evaluation and mining search with it", fix, ExitCode.CONFIG)
-        return
-    import faiss
-
-    on_gpu = hasattr(faiss, "StandardGpuResources")
-    shown = f"{named[0]} {faiss.__version__}, {'GPU and CPU' if on_gpu else 'CPU'}"
-    if kind == "gpu" and not on_gpu:
-        fix = f"pip uninstall -y {named[0]}; pip install -e '.[gpu]' -c requirements.lock"
-        yield warn("faiss", f"{shown}: searches leave the GPU idle", fix)
+        yield fail("faiss", f"{' and '.join(named)} install the same module over each other", replace, ExitCode.CONFIG)
+    elif not named:
+        yield fail("faiss", "is not installed: evaluation and mining search with it", install, ExitCode.CONFIG)
     else:
-        yield ok("faiss", shown)
+        import faiss
+
+        on_gpu = hasattr(faiss, "StandardGpuResources")
+        shown = f"{named[0]} {faiss.__version__}, {'GPU and CPU' if on_gpu else 'CPU'}"
+        idle = kind == "gpu" and not on_gpu
+        yield warn("faiss", f"{shown}: searches leave the GPU idle", replace) if idle else ok("faiss", shown)
 
 
 def shared_memory(workers: int, batch_bytes: int, folder: Path = Path("/dev/shm")) -> Iterator[Finding]:
-    """Room for the batches that loader processes hand over. batch_bytes: one, of one process; 0: unknown."""
+    """Whether shared memory holds the batches of `workers` loader processes. batch_bytes: size of one, 0 if unknown."""
     if not folder.is_dir():
         return
     _, _, free = shutil.disk_usage(folder)
     needed = (2 * workers + 1) * batch_bytes
     shown = f"{size(free)} free"
     fix = "docker run --shm-size=8g (or --ipc=host), mount -o remount,size=8g /dev/shm, or data.workers=0"
-    if free < needed or free < 32 << 20:
+    if free < needed or free < LEAST_SHARED:
         wants = f"; {workers} workers want up to {size(needed)}" if needed else ""
         yield fail(str(folder), f"{shown}{wants}: loader processes die with a bus error", fix)
-    elif not needed and free < LOADERS_SHARE:
+    elif not needed and free < GOOD_SHARED:
         yield warn(str(folder), f"{shown}: too little for loaders of large batches", fix)
     else:
         yield ok(str(folder), shown)
 
 
 def open_files() -> Iterator[Finding]:
-    """Each loader process keeps up to 256 shards open."""
+    """Whether a process may open enough files: each loader process keeps up to 256 shards open."""
     try:
         import resource
     except ImportError:  # Windows
@@ -244,40 +224,26 @@ def open_files() -> Iterator[Finding]:
         yield ok("open files", f"at most {limit}")
 
 
-def clock(now: float) -> Iterator[Finding]:
-    """A clock behind our own files: certificates fail, time stamps of indexes and checkpoints mislead."""
-    newest = max(path.stat().st_mtime for path in Path(__file__).parent.glob("*.py"))
-    if now < newest - 86_400:
-        yield warn("clock", "is days behind this checkout's own files", "set it: timedatectl set-ntp true")
-    else:
-        yield ok("clock", "is not behind this checkout's files")
-
-
-def disk(topic: str, folder: Path) -> Iterator[Finding]:
-    """Room and permission where `folder` is or will be."""
-    place = folder.expanduser().absolute()
-    place = next(parent for parent in (place, *place.parents) if parent.exists())
-    free = shutil.disk_usage(place).free
+def disk(topic: str, folder: Path, fix: str) -> Iterator[Finding]:
+    """Free space and write permission of `folder`, or of its nearest parent that exists. fix: how to take another."""
+    path = folder.expanduser().absolute()
+    path = next(parent for parent in (path, *path.parents) if parent.exists())
+    free = shutil.disk_usage(path).free
     shown = f"{folder}: {size(free)} free"
-    if not os.access(place, os.W_OK):
-        yield fail(topic, f"{folder}: {place} cannot be written", _elsewhere(topic), ExitCode.CONFIG)
+    if not os.access(path, os.W_OK):
+        yield fail(topic, f"{folder}: {path} cannot be written", fix, ExitCode.CONFIG)
     elif free < LEAST_DISK:
-        yield fail(topic, f"{shown}: the first checkpoint would not fit", _elsewhere(topic))
+        yield fail(topic, f"{shown}: the first checkpoint would not fit", fix)
     elif free < GOOD_DISK:
-        full = f"{shown}: a few checkpoints of a large model fill it"
-        yield warn(topic, full, f"{_elsewhere(topic)}, checkpoint.keep=1")
+        yield warn(topic, f"{shown}: a few checkpoints of a large model fill it", f"{fix}, checkpoint.keep=1")
     else:
         yield ok(topic, shown)
 
 
 def size(count: float) -> str:
-    """Bytes as people read them: 512 MiB."""
+    """A number of bytes with its unit, e.g. 512 MiB."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
-
-
-def _elsewhere(topic: str) -> str:
-    return "run.dir=FOLDER elsewhere" if topic == "run.dir" else "set HF_HOME or XDG_CACHE_HOME to a folder elsewhere"

@@ -21,10 +21,8 @@ from data.errors import ConfigError
 from data.files import remove, whole_folder
 
 if TYPE_CHECKING:
-    from train.export.library import ExportSource
-    from train.export.library import Library
+    from train.export.library import ExportSource, Library
     from train.towers.build import TwoTowerModel
-    from eval.trained import LoadedRun
 
 
 CARD = "README.md"
@@ -67,9 +65,8 @@ def main() -> None:
 
     from eval.panels import scored
     from eval.results import saved_results
-    from eval.trained import find_run
+    from eval.trained import find_run, load_run
     from train.export.library import ExportSource
-    from eval.trained import load_run
 
     trained = load_run(*find_run(command.run))
     chosen = command.format or _default_format(trained.model)

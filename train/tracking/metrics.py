@@ -7,32 +7,22 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from data.errors import printable
 from data.files import LineFile, read_lines, whole_file
 from train.config import TrackingConfig, Wandb
 from train.panels import Panels
-from train.tracking.progress import Lines, LogFile, Output, Record, build_console, is_training
+from train.tracking.progress import Lines, LogFile, Output, Record, Sink, build_console, is_training
 from train.tracking.tensorboard import TensorBoard
-from train.tracking.trackers import Guest
-from train.tracking.wandb_run import Place, WandbRun, leave, new_wandb_id, place
-
-
-class Sink(Protocol):
-    """Something that takes records, and the panels and the report that a run ends with."""
-
-    def log(self, record: Record) -> None: ...
-
-    def conclude(self, panels: Sequence[Panels], report: Path | None) -> None: ...
-
-    def close(self, failed: bool) -> None: ...
+from train.tracking.trackers import BackgroundTracker
+from train.tracking.wandb_run import RecordPosition, WandbRun, leave, new_wandb_id, position
 
 
 class Logger:
-    """What the loop talks to. Built with nothing in it (`Logger()`, every rank but 0) it does nothing.
+    """The logger of the training loop: passes records to sinks and lines to outputs. `Logger()` does nothing.
 
-    wandb_id: identity of the W&B run, to be kept in checkpoints; None when it has never had one.
+    Every rank but 0 has an empty one. wandb_id: id of the W&B run, saved in checkpoints; None without W&B.
     """
 
     def __init__(
@@ -80,11 +70,11 @@ class Logger:
         self.close(failed=kind is not None)
 
 
-class JsonLines:
+class JsonLines(Sink):
     """`metrics.jsonl`: one flat object per line, written at once; null where a number is not finite."""
 
-    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
-        self._file = LineFile(path, say)
+    def __init__(self, path: Path, log: Callable[[str], None]) -> None:
+        self._file = LineFile(path, log)
 
     def log(self, record: Record) -> None:
         finite = {k: v if math.isfinite(v) else None for k, v in record.items()}
@@ -93,15 +83,12 @@ class JsonLines:
     def sync(self) -> None:
         self._file.sync()
 
-    def conclude(self, panels: Sequence[Panels], report: Path | None) -> None:
-        pass
-
     def close(self, failed: bool) -> None:
         self._file.close()
 
 
-class Spoken:
-    """Records as lines, for all outputs."""
+class TextLines(Sink):
+    """Formats records as lines of text and passes them to all outputs."""
 
     def __init__(self, lines: Lines, outputs: Sequence[Output]) -> None:
         self._lines, self._outputs = lines, outputs
@@ -110,12 +97,6 @@ class Spoken:
         line = self._lines(record)
         for output in self._outputs:
             output.log(record, line)
-
-    def conclude(self, panels: Sequence[Panels], report: Path | None) -> None:
-        pass
-
-    def close(self, failed: bool) -> None:
-        pass
 
 
 def build_logger(
@@ -130,33 +111,33 @@ def build_logger(
     evaluation_owed: bool = False,
     wandb_id: str | None = None,
 ) -> Logger:
-    """The logger of rank 0 of a run that goes on from `first_step`; what was logged past it is taken back.
+    """The logger of rank 0 for a run that continues from `first_step`. Records past it are removed from metrics.jsonl.
 
-    config: as `tracking.decided` leaves it. run_config: plain and resolved, for the trackers (secrets are blacked out).
-    wandb_id: from the checkpoint.
+    config: with W&B's mode resolved (`resolve_wandb_mode`). run_config: plain values for the trackers, which redact
+    secrets. wandb_id: from the checkpoint.
     """
     path = run_dir / "metrics.jsonl"
     lines = Lines(total_steps, steps_per_epoch, global_batch_size)
     console = build_console(lines, first_step)
     outputs = [LogFile(run_dir / "log.txt", console.print), console]
 
-    note = Logger(outputs=outputs).print
-    taken_back = cut(path, first_step, note, evaluation_owed)
-    metrics = JsonLines(path, note)
-    sinks: list[Sink] = [metrics, Spoken(lines, outputs)]
+    log = Logger(outputs=outputs).print
+    taken_back = cut(path, first_step, log, evaluation_owed)
+    metrics = JsonLines(path, log)
+    sinks: list[Sink] = [metrics, TextLines(lines, outputs)]
     if config.wandb is not Wandb.disabled:
         wandb_id = wandb_id or new_wandb_id()
         run = partial(WandbRun, config.wandb, run_dir, config.project, wandb_id, run_config, first_step, taken_back)
-        sinks.append(Guest("W&B", run, note, partial(leave, run_dir / "wandb")))
+        sinks.append(BackgroundTracker("W&B", run, log, partial(leave, run_dir / "wandb")))
     if config.tensorboard:
-        sinks.append(Guest("TensorBoard", partial(TensorBoard, run_dir, first_step), note, lambda: None))
+        sinks.append(BackgroundTracker("TensorBoard", partial(TensorBoard, run_dir, first_step), log, lambda: None))
     return Logger(sinks, outputs, metrics, global_batch_size, wandb_id)
 
 
-def cut(path: Path, step: int, say: Callable[[str], None], evaluation_owed: bool = False) -> set[Place]:
-    """Take back, in one move, the lines of `metrics.jsonl` past `step`; they will come again. Returns what they were.
+def cut(path: Path, step: int, log: Callable[[str], None], evaluation_owed: bool = False) -> set[RecordPosition]:
+    """Remove the lines of `metrics.jsonl` past `step`, which will be logged again. Returns their positions. Atomic.
 
-    evaluation_owed: the evaluation at `step` itself comes again too. Damaged lines go as well, and `say` hears of them.
+    evaluation_owed: the evaluation at `step` will be logged again too. Damaged lines are removed and reported to `log`.
     """
 
     def stays(record: Record) -> bool:
@@ -165,11 +146,11 @@ def cut(path: Path, step: int, say: Callable[[str], None], evaluation_owed: bool
 
     if not path.exists():
         return set()
-    taken_back: set[Place] = set()
+    taken_back: set[RecordPosition] = set()
     with whole_file(path) as kept:
-        for line, record in read_lines(path, say):
+        for line, record in read_lines(path, log):
             if stays(record):
                 kept.write(line.rstrip() + b"\n")
             else:
-                taken_back.add(place(record))
+                taken_back.add(position(record))
     return taken_back

@@ -1,11 +1,11 @@
-"""What a run says while it trains: lines in open_clip's words, a progress bar on a terminal. Torch-free."""
+"""Console output of a run: lines in the format of open_clip, or a progress bar on a terminal. Torch-free."""
 
 from __future__ import annotations
 
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -16,8 +16,11 @@ from data.files import LineFile
 Record = Mapping[str, float]
 
 
+from train.panels import Panels
+
+
 class Lines:
-    """A record of `metrics.jsonl` as a line. "Loss: 3.21 (3.30)": now, and the mean of this epoch's lines so far."""
+    """Formats a record as a line. "Loss: 3.21 (3.30)" has the loss and its mean over this epoch's lines so far."""
 
     def __init__(self, total_steps: int, steps_per_epoch: int, global_batch_size: int) -> None:
         self.total_steps = total_steps
@@ -64,8 +67,21 @@ def is_training(record: Record) -> bool:
     return "train/loss" in record
 
 
+class Sink:
+    """Takes records while a run trains, and its results and report at the end. A method does nothing by default."""
+
+    def log(self, record: Record) -> None:
+        pass
+
+    def conclude(self, panels: Sequence[Panels], report: Path | None) -> None:
+        pass
+
+    def close(self, failed: bool) -> None:
+        pass
+
+
 class Output(Protocol):
-    """Where lines go."""
+    """A destination of lines: log file or console."""
 
     def log(self, record: Record, line: str) -> None: ...
 
@@ -77,8 +93,8 @@ class Output(Protocol):
 class LogFile:
     """`log.txt`: every line, with open_clip's time stamp."""
 
-    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
-        self._file = LineFile(path, say)
+    def __init__(self, path: Path, log: Callable[[str], None]) -> None:
+        self._file = LineFile(path, log)
 
     def log(self, record: Record, line: str) -> None:
         self.print(line)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from train.panels import Cell, Grid, Panels, Picture
+from train.panels import Panels
 from train.tracking.progress import Record
 
 
 class TensorBoard:
-    """A Tracker; what an earlier start wrote past `first_step` is hidden."""
+    """A Tracker. TensorBoard hides what an earlier start of the run wrote past `first_step`."""
 
     def __init__(self, run_dir: Path, first_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -28,16 +28,10 @@ class TensorBoard:
                 self._writer.add_scalar(name, value, self._step)
 
     def conclude(self, panels: Sequence[Panels], report: Path | None) -> None:
-        """Galleries and confusions as text, scores as histograms; the page itself has no place there."""
+        """Histograms of the scores. Galleries and tables are in report.html and W&B only."""
         for shown in panels:
-            name = shown.dataset
-            tables = {f"gallery/{name}_{title}": table for title, table in shown.galleries.items()}
-            tables |= {f"confusion/{name}": shown.confusion, f"classes/{name}": shown.classes}
-            for tag, table in tables.items():
-                if table:
-                    self._writer.add_text(tag, _markdown(table), self._step)
             for kind, (edges, counts) in shown.histograms.items():
-                self._histogram(f"scores/{name}_{kind}", edges, counts)
+                self._histogram(f"scores/{shown.dataset}_{kind}", edges, counts)
 
     def _histogram(self, tag: str, edges: Sequence[float], counts: Sequence[float]) -> None:
         middles = [(low + high) / 2 for low, high in pairwise(edges)]
@@ -55,16 +49,3 @@ class TensorBoard:
 
     def close(self, failed: bool) -> None:
         self._writer.close()
-
-
-def _markdown(table: Grid) -> str:
-    lines = [table.columns, ["---"] * len(table.columns), *([_text(cell) for cell in row] for row in table.rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _text(cell: Cell) -> str:
-    """One line of Markdown that shows the text as it is."""
-    text = "" if cell is None else cell.caption if isinstance(cell, Picture) else str(cell)
-    for mark in "\\`*_[]<>|":
-        text = text.replace(mark, f"&#{ord(mark)};")
-    return text.replace("\n", "<br>")

@@ -1,6 +1,6 @@
-"""Trackers as guests of a run: decided on before the data are read, kept in their own thread, dropped when they fail.
+"""Trackers run in threads of their own; one that fails or hangs is dropped, since metrics.jsonl has every number.
 
-What a tracker may cost a run, in all: PROBE + PATIENCE + LEAVE seconds of waiting. metrics.jsonl has everything anyway.
+A tracker costs a run at most PROBE + PATIENCE + LEAVE seconds of waiting. W&B's mode is resolved before data are read.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from data.errors import ConfigError, first_line
 from data.secrets import netrc_hosts, without_credentials
 from train.config import TrackingConfig, Wandb
 from train.panels import Panels
-from train.tracking.progress import Record
+from train.tracking.progress import Record, Sink
 
-PROBE, PATIENCE, LEAVE = 5.0, 24.0, 1.0  # seconds
-WAITING = 10_000  # records that a tracker may lag behind
+PROBE, PATIENCE, LEAVE = 5.0, 24.0, 1.0  # seconds: for the server's answer, for start and close, to be dropped
+WAITING = 10_000  # records in a tracker's queue
 CLOUD = {"api.wandb.ai", "api.forge.coreweave.com"}  # one service under two names: a key for either will do
 
 
 def wandb_mode(config: TrackingConfig) -> Wandb:
-    """What tracking.wandb comes to here: auto is WANDB_MODE if set, online with an API key, offline without.
+    """The mode of tracking.wandb on this machine: auto is WANDB_MODE if set, else online with an API key, else offline.
 
-    Looks at the environment and ~/.netrc, never at the network. Raises ConfigError for online without a key.
+    Reads the environment and ~/.netrc, never the network. Raises ConfigError for online without a key.
     """
     named = os.environ.get("WANDB_MODE", "")
     wanted = Wandb[named] if config.wandb is Wandb.auto and named in ("online", "offline", "disabled") else config.wandb
@@ -51,16 +51,16 @@ def wandb_mode(config: TrackingConfig) -> Wandb:
 
 
 def check_tracking(config: TrackingConfig) -> None:
-    """Raises ConfigError for what cannot work. Without the network; call it on rank 0, before anything heavy."""
+    """Raise ConfigError for trackers that cannot work. Uses no network; call it on rank 0, before heavy imports."""
     wandb_mode(config)
     if config.tensorboard and find_spec("tensorboard") is None:
         raise ConfigError("tracking.tensorboard=true needs the package: pip install tensorboard")
 
 
-def decided(config: TrackingConfig, run_dir: Path, note: Callable[[str], None]) -> TrackingConfig:
-    """`config` with W&B settled on online, offline or disabled, said in one line; call it before data are read.
+def resolve_wandb_mode(config: TrackingConfig, run_dir: Path, log: Callable[[str], None]) -> TrackingConfig:
+    """`config` with tracking.wandb resolved to online, offline or disabled. Logs one line. Call before data are read.
 
-    A server that does not answer means offline; a package that does not load, disabled. Raises ConfigError as
+    A server that does not answer means offline; a package that does not load means disabled. Raises ConfigError, as
     `wandb_mode`.
     """
     mode, why = wandb_mode(config), ""
@@ -71,18 +71,18 @@ def decided(config: TrackingConfig, run_dir: Path, note: Callable[[str], None]) 
     elif config.wandb is Wandb.auto:
         why = " (WANDB_MODE)" if os.environ.get("WANDB_MODE") else "" if mode is Wandb.online else " (no API key)"
     if mode is Wandb.online:
-        note(f"W&B: online{why} at {without_credentials(server())}, project {config.project}")
+        log(f"W&B: online{why} at {without_credentials(server())}, project {config.project}")
     elif mode is Wandb.offline:
-        note(f"W&B: offline{why}; later: wandb sync {run_dir}/wandb/offline-run-*")
+        log(f"W&B: offline{why}; later: wandb sync {run_dir}/wandb/offline-run-*")
     elif config.wandb is not mode:
-        note(f"W&B: disabled{why}")
+        log(f"W&B: disabled{why}")
     return replace(config, wandb=mode)
 
 
 class Tracker(Protocol):
-    """Something that shows a run. A method may fail or never return: a Guest calls it.
+    """Shows a run to people. A method may fail or never return, so a BackgroundTracker calls it.
 
-    where: to look, for people; "" when they know. rest: how they see what it lacks when it fails; "" when they do not.
+    where: address or command to see it, "" if it needs none. rest: command that completes it after a failure, or "".
     """
 
     where: str
@@ -95,17 +95,17 @@ class Tracker(Protocol):
     def close(self, failed: bool) -> None: ...
 
 
-class Guest:
-    """A tracker in a thread of its own. It is waited for PATIENCE seconds in all, when it starts and when it closes.
+class BackgroundTracker(Sink):
+    """Runs a tracker in a thread. The run waits PATIENCE seconds in all for its start and its close.
 
-    One that fails, lags behind or does not answer is dropped with one line. start: makes it, in that thread.
-    leave: called once it is dropped; returns within LEAVE seconds and sees to it that the process can end.
+    A tracker that fails, does not answer, or falls WAITING records behind is dropped with one line. start: creates it,
+    in that thread. leave: called when it is dropped; it returns within LEAVE seconds and lets the process end.
     """
 
     def __init__(
-        self, name: str, start: Callable[[], Tracker], note: Callable[[str], None], leave: Callable[[], None]
+        self, name: str, start: Callable[[], Tracker], log: Callable[[str], None], leave: Callable[[], None]
     ) -> None:
-        self._name, self._note, self._leave = name, note, leave
+        self._name, self._log, self._leave = name, log, leave
         self._patience = PATIENCE
         self._jobs: Queue[Callable[[Tracker], None] | None] = Queue(WAITING)
         self._started, self._ended = threading.Event(), threading.Event()
@@ -115,17 +115,17 @@ class Guest:
         threading.Thread(target=self._work, args=(start,), name=name, daemon=True).start()
         self._wait_for(self._started)
         if self._where:
-            note(f"{name}: {self._where}")
+            log(f"{name}: {self._where}")
 
     def log(self, record: Record) -> None:
-        self._ask(lambda tracker: tracker.log(record))
+        self._submit(lambda tracker: tracker.log(record))
 
     def conclude(self, panels: Sequence[Panels], report: Path | None) -> None:
-        self._ask(lambda tracker: tracker.conclude(panels, report))
+        self._submit(lambda tracker: tracker.conclude(panels, report))
 
     def close(self, failed: bool) -> None:
-        self._ask(lambda tracker: tracker.close(failed))
-        self._ask(None)
+        self._submit(lambda tracker: tracker.close(failed))
+        self._submit(None)
         self._wait_for(self._ended)
 
     def _work(self, start: Callable[[], Tracker]) -> None:
@@ -135,13 +135,13 @@ class Guest:
             self._started.set()
             while not self._dropped and (job := self._jobs.get()):
                 job(tracker)
-        except Exception as error:  # whatever a tracker throws, training goes on
+        except Exception as error:  # training goes on after any error of a tracker
             self._error = error
         finally:
             self._started.set()
             self._ended.set()
 
-    def _ask(self, job: Callable[[Tracker], None] | None) -> None:
+    def _submit(self, job: Callable[[Tracker], None] | None) -> None:
         if self._dropped:
             return
         if self._error:
@@ -164,32 +164,33 @@ class Guest:
     def _drop(self, error: Exception) -> None:
         self._dropped = True
         rest = self._rest and f", and {self._rest}"
-        self._note(f"{self._name} is left out from here: {first_line(error)}. metrics.jsonl has everything{rest}")
+        self._log(f"{self._name} is left out from here: {first_line(error)}. metrics.jsonl has everything{rest}")
         self._leave()
 
 
 def server() -> str:
-    """The address of the W&B server, from the environment or from what `wandb login --host` left."""
+    """Address of the W&B server, from the environment or the settings that `wandb login --host` wrote."""
     wanted = os.environ.get("WANDB_BASE_URL")
     return wanted or wandb_package().setup(wandb_package().Settings(silent=True)).settings.base_url
 
 
 def wandb_package() -> Any:
-    """The package. Error reports are off: they call home, offline too, and wait 10 s for an answer at exit."""
+    """Import wandb without its error reports, which use the network, offline too, and wait 10 s at exit."""
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     return import_module("wandb")
 
 
 def _problem_with_wandb() -> str:
-    """Loads the package, a second's work or two; what went wrong, or ""."""
+    """The reason why the package does not load, or "". Takes a second or two."""
     try:
         wandb_package()
-    except Exception as error:  # a clash of versions, as a rule
+    except Exception as error:  # usually versions that do not fit together
         return f"the package does not load: {first_line(error)}"
     return ""
 
 
 def _has_key() -> bool:
+    """Whether there is an API key. W&B's own check is private, and another one in each version."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     hosts = netrc_hosts().keys()
@@ -198,7 +199,7 @@ def _has_key() -> bool:
 
 
 def answers(url: str, seconds: float) -> bool:
-    """Whether anything at all comes back. In a thread of its own: looking up a name cannot be given a time limit."""
+    """Whether a server answers within `seconds`, with any status. In a thread, as name lookups have no time limit."""
     answered = []
 
     def ask() -> None:

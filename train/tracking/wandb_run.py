@@ -1,7 +1,7 @@
-"""Weights & Biases: one run per run folder, gone on with under its id, shown as report.html shows it.
+"""Weights & Biases: one W&B run per run folder, continued under its id, with the panels of report.html.
 
-No step= (a lower step would be dropped after a resume) but an axis metric of our own; files inside the run folder.
-W&B works in a service of its own, which may outlive a run whose server is silent by FINISH seconds.
+Records carry an axis metric of our own instead of step=, because W&B drops lower steps after a resume. All files are in
+the run folder. W&B's service process may outlive a run by FINISH seconds when its server does not answer.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from train.tracking.trackers import LEAVE, PROBE, answers, server, wandb_package
 START, FINISH = 10.0, 12.0  # seconds that W&B itself waits for its server
 AXIS = "trainer/global_step"
 GROUPS = ("train", "val", "eval", "gallery", "scores", "confusion", "classes", "report")  # sections of the dashboard
-Place = tuple[float, bool]
+RecordPosition = tuple[float, bool]
 
 
-def place(record: Record) -> Place:
-    """Where in a run a record stands: its step, and whether it is of training (else of evaluation)."""
+def position(record: Record) -> RecordPosition:
+    """Position of a record in a run: its step, and whether it is of training rather than of evaluation."""
     return record["step"], is_training(record)
 
 
@@ -40,10 +40,10 @@ def new_wandb_id() -> str:
 
 
 class WandbRun:
-    """One W&B run, begun or gone on with; a Tracker.
+    """A Tracker that starts or continues one W&B run.
 
-    mode: online or offline. first_step: to go on from. taken_back: what an earlier start has sent and this one makes
-    again.
+    mode: online or offline. first_step: step to continue from. taken_back: positions of records that an earlier start
+    sent and that this one logs again.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class WandbRun:
         run_id: str,
         run_config: Mapping[str, Any],
         first_step: int,
-        taken_back: set[Place],
+        taken_back: set[RecordPosition],
     ) -> None:
         folder = self._folder = run_dir / "wandb"
         clean_logs(folder)
-        os.environ["WANDB_DATA_DIR"] = str(folder.resolve())  # where tables and the report wait to be sent
+        os.environ["WANDB_DATA_DIR"] = str(folder.resolve())  # W&B stages tables and the report here
         self._wandb = wandb_package()
         self._wandb.setup(self._wandb.Settings(silent=True))
         self._run = self._wandb.init(
@@ -77,7 +77,7 @@ class WandbRun:
                 finish_timeout_raises=True,
                 login_timeout=START,
                 disable_code=True,
-                x_disable_meta=any(without_credentials(a) != a for a in sys.argv),  # it has the command line
+                x_disable_meta=any(without_credentials(a) != a for a in sys.argv),  # the metadata has the command line
             ),
         )
         self.where = self._run.url or ""
@@ -92,7 +92,7 @@ class WandbRun:
 
     def log(self, record: Record) -> None:
         self._at = {AXIS: record["step"], "trainer/samples_seen": record["samples_seen"]}
-        if place(record) in self._sent:
+        if position(record) in self._sent:
             return
         values = {k: v for k, v in record.items() if k not in ("step", "samples_seen")}
         for name in [name for name in values if name not in self._named]:
@@ -102,7 +102,7 @@ class WandbRun:
         self._run.log({**values, **self._at})
 
     def conclude(self, panels: Sequence[Panels], report: Path | None) -> None:
-        """The panels of report.html and the page itself, once per last step however often the run ends there."""
+        """Send the panels of report.html and the page, once per last step, even if the run ends there several times."""
         if _read(self._concluded) == self._at[AXIS]:
             return
         if not (self._run.offline or answers(server(), PROBE)):  # W&B would ask it for 20 s
@@ -124,7 +124,7 @@ class WandbRun:
         self._run.log({**drawn, **self._at})
 
     def _drawn(self, shown: Panels) -> dict[str, Any]:
-        """Key → what W&B shows, of one data set."""
+        """Key → W&B object, for one data set."""
         name, plot, histograms = shown.dataset, self._wandb.plot, shown.histograms
         drawn: dict[str, Any] = {
             f"gallery/{name}_{title}": self._table(table) for title, table in shown.galleries.items()
@@ -159,10 +159,7 @@ class WandbRun:
 
 
 def leave(folder: Path) -> None:
-    """Let the process end although W&B does not: it would wait at exit for its service, which is told to stop now.
-
-    folder: where W&B writes.
-    """
+    """Stop W&B's service, for which the process would wait at exit. folder: where W&B writes."""
 
     def tear_down() -> None:
         with suppress(Exception):
@@ -175,7 +172,7 @@ def leave(folder: Path) -> None:
 
 
 def clean_logs(folder: Path) -> None:
-    """Black out, in W&B's own logs, secrets that its server has sent back. In place: W&B may still be writing."""
+    """Overwrite secrets in W&B's own logs, where its server sent them back. In place, as W&B may still be writing."""
     for path in folder.glob("*run-*/logs/*.log"):
         with suppress(OSError):
             content = clean = b"" if path.is_symlink() else path.read_bytes()  # a link leads out of the run folder
@@ -187,21 +184,21 @@ def clean_logs(folder: Path) -> None:
 
 
 def _summary(name: str) -> str | None:
-    """What a dashboard keeps of a metric; None: its last value."""
+    """W&B's summary of a metric on the dashboard; None: its last value."""
     if not name.startswith(("val/", "eval/")) or "num_" in name:
         return None
     return "min,last" if name.endswith("_rank") else "max,last"
 
 
-def _sent(path: Path, taken_back: set[Place]) -> set[Place]:
-    """What all earlier starts have sent of what comes again: kept in a file, since a run may be killed many times."""
+def _sent(path: Path, taken_back: set[RecordPosition]) -> set[RecordPosition]:
+    """Positions that any earlier start sent and that are logged again. In a file, as a run may be killed many times."""
     before = {(step, training) for step, training in _read(path) or ()}
     write_json(path, sorted(before | taken_back))
     return before | taken_back
 
 
 def _read(path: Path) -> Any:
-    """What write_json wrote; None where there is no such file, or a damaged one."""
+    """The content of a JSON file; None if it does not exist or is damaged."""
     with suppress(OSError, ValueError):
         return json.loads(path.read_bytes())
     return None
