@@ -37,10 +37,10 @@ from train.parts import batch_norms
 from train.runs.folder import is_finished, run_folder
 from train.towers.batch_norm import set_batch_norms
 from train.towers.image import build_image_tower
-from train.towers.open_clip_pair import OpenClipPair, check_weights, model_name
-from train.towers.published import file_of, place_of, split_revision
+from train.towers.open_clip_pair import BuildContext, check_weights, model_name
+from train.towers.published import file_of, location_of, split_revision
 from train.towers.sentence_folder import describe_choices
-from train.towers.text import build_encoder, build_text_tower
+from train.towers.text import build_text_encoder, build_text_tower
 from train.tracking.trackers import wandb_mode
 
 SCANNED = 256 << 20  # bytes of an unindexed shard that are read whole
@@ -145,8 +145,7 @@ def _scan(path: str, config: TrainConfig) -> int:
             _check_pair(first_of(path), config.data)
         return len(scan.samples)
     if len(scan.key) and scan.suffix == "json":
-        start = scan.offset[0]
-        content = open_ranges(path)(start, start + scan.size[0])
+        content = open_ranges(path)(scan.offset[0], scan.offset[0] + scan.size[0])
         _check_question(json.loads(content), f"{path}: {scan.key[0]}", config.data)
     return len(scan.key)
 
@@ -176,10 +175,10 @@ def _towers(config: TrainConfig) -> nn.Module:
     """The towers on the meta device: no memory, no weights. Raises ConfigError, as a run."""
     with torch.device("meta"):
         if config.task is Task.question_passage:
-            towers = [build_encoder(config.model, load_pretrained=False)]
+            towers = [build_text_encoder(config.model, load_pretrained=False)]
         else:
-            pair = OpenClipPair(config.model, load_pretrained=False)
-            towers = [build(config.model, pair, False) for build in (build_image_tower, build_text_tower)]
+            context = BuildContext(config.model, load_pretrained=False)
+            towers = [build_image_tower(context), build_text_tower(context)]
     modules = nn.ModuleList([tower for tower, _ in towers]).train()
     set_batch_norms(modules, config.model.batch_norm)
     return modules
@@ -195,6 +194,8 @@ def _sources(config: TrainConfig) -> Iterator[tuple[str, str, Wanted]]:
         weights = {} if text.from_scratch else {"weights": WEIGHTS}
         yield "model.text.name", name, {"its configuration": ("config.json",), "a tokenizer": TOKENIZERS, **weights}
     if config.task is Task.question_passage:
+        if text.kind is not TextTower.transformers:
+            raise ConfigError("model.text.kind=open_clip: questions and passages take model.text.kind=transformers")
         return
     if image.kind is ImageTower.timm and image.pretrained:
         if not Path(image.pretrained).suffix:
@@ -202,8 +203,9 @@ def _sources(config: TrainConfig) -> Iterator[tuple[str, str, Wanted]]:
             yield "model.image.pretrained", published, {"weights": ("model.safetensors", "pytorch_model.bin")}
         elif not Path(image.pretrained).expanduser().is_file():
             raise ConfigError(f"model.image.pretrained={image.pretrained}: no such file")
-    of_open_clip = [tower for tower in (image, text) if tower.kind.name == "open_clip"]
-    for name, pretrained in dict.fromkeys((t.name or both.name, t.pretrained or both.pretrained) for t in of_open_clip):
+    context = BuildContext(both, load_pretrained=False)
+    models = [(context.image_model, image.kind.name), (context.text_model, text.kind.name)]
+    for name, pretrained in dict.fromkeys(model for model, kind in models if kind == "open_clip"):
         known = model_name(name)
         check_weights(known, pretrained)
         if pretrained and not Path(pretrained).expanduser().is_file():
@@ -222,12 +224,12 @@ def _absent(key: str, name: str, absent: Sequence[str], wanted: Wanted) -> Findi
 
     Raises ConfigError for a folder or package that does not exist, and for what cannot be a published name.
     """
-    place = place_of(name)
-    if name.startswith("pkg:") or os.path.isabs(place) or place.startswith(".") or os.path.isdir(place):
-        if not os.path.isdir(place):
-            raise ConfigError(f"{key}={name}: there is no folder {place}")
+    folder = location_of(name)
+    if name.startswith("pkg:") or os.path.isabs(folder) or folder.startswith(".") or os.path.isdir(folder):
+        if not os.path.isdir(folder):
+            raise ConfigError(f"{key}={name}: there is no folder {folder}")
         files = " or ".join(wanted[absent[0]][:2])
-        fix = f"put {files} into {place}, or name another folder"
+        fix = f"put {files} into {folder}, or name another folder"
         return fail("model", f"{key}={name} lacks {' and '.join(absent)}", fix, ExitCode.CONFIG)
     try:
         validate_repo_id(split_revision(name)[0])
