@@ -37,8 +37,11 @@ class Passage:
 
 @dataclass(frozen=True)
 class Question:
-    """A question. answers: texts of which a relevant passage contains one, if the file gives them. group: the unit of bootstrap
-    resampling, the field metadata.topic of a BEIR query."""
+    """A question.
+
+    answers: texts of which a relevant passage contains one, if the file gives them. group: the unit of bootstrap
+    resampling, the field metadata.topic of a BEIR query.
+    """
 
     id: str
     text: str
