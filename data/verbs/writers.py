@@ -39,7 +39,7 @@ Fields = dict[str, Any]
 Dropped = Counter[str]  # by name, how much of the source the new files cannot hold
 RowFields = Callable[[QuestionRow, Dropped], Fields]
 Write = Callable[[QuestionRow, Dropped], bool]  # False when the row was joined with an earlier one
-Line = Callable[[Passage, Dropped], bytes]
+PassageLine = Callable[[Passage, Dropped], bytes]
 IN_TABLE = '\t\r\n"'  # characters that an id in a table cannot have: some readers split lines without csv
 
 
@@ -238,7 +238,7 @@ def _table_line(passage: Passage, dropped: Dropped) -> bytes:
     return line.getvalue().encode()[:-2] + b"\n"
 
 
-def _json_line(id_key: str) -> Line:
+def _json_line(id_key: str) -> PassageLine:
     return lambda passage, dropped: json_bytes(_document(id_key, passage)) + b"\n"
 
 
@@ -247,7 +247,7 @@ class CorpusFormat:
     """A file of passages: its name, what makes a line of a passage, and the first line."""
 
     name: str
-    line: Line
+    line: PassageLine
     header: bytes = b""
 
 
