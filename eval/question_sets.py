@@ -105,7 +105,7 @@ def open_beir(target: str, config: DataConfig) -> QuestionSet:
 def _judged(path: str) -> Qrels:
     """All judgements of a file; raises DataError for contradictions, too high grades and an empty file."""
     qrels: Qrels = {}
-    for line, question, passage, grade in judgements(path):
+    for line, (question, passage), grade in judgements(path):
         if abs(grade) > MAX_GRADE:
             raise DataError(f"{path}:{line}: '{grade}' is not a grade: needs a whole number of at most {MAX_GRADE}")
         if qrels.setdefault(question, {}).setdefault(passage, grade) != grade:

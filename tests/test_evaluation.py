@@ -11,7 +11,7 @@ from eval.encode import Encoder, Evaluator, Report
 from train.evaluation import Evaluation, written_report
 from train.panels import Panels
 from train.tracking.metrics import Logger
-from train.tracking.progress import Record
+from train.tracking.progress import Record, Sink
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Counted(Evaluator):
         return Report("zeroshot_classification", metrics, chance, {"truth": "keys"}, files)
 
 
-class Heard:
+class Heard(Sink):
     """A tracker, and where lines go."""
 
     def __init__(self) -> None:

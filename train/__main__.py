@@ -65,7 +65,7 @@ def run(config: TrainConfig) -> None:
     Raises Preempted when the run was asked to stop.
     """
     from train.runs.folder import is_finished, run_folder
-    from train.signals import START
+    from train.signals import STARTUP
 
     if is_finished(config):
         if _is_rank_0():
@@ -74,7 +74,7 @@ def run(config: TrainConfig) -> None:
             print(f"already finished: {run_folder(config)}")
             print_tables(saved_results(run_folder(config)))
         return
-    START.begin()  # again for each run of a sweep
+    STARTUP.begin()  # again for each run of a sweep
     from train.distributed.contact import process_group
     from train.fitting import train_run
 

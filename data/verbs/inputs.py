@@ -214,7 +214,7 @@ def _read(rows: Rows, convert: Callable[[dict[str, Any], str], T]) -> Iterator[t
     for i in range(len(rows)):
         where = rows.where(i)
         try:
-            yield where, convert(rows.parsed(i), where)
+            yield where, convert(rows.parse(i), where)
         except BadRow as error:
             yield where, error
 

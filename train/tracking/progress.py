@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Protocol
 
 from data.files import LineFile
+from train.panels import Panels
 
 Record = Mapping[str, float]
-
-
-from train.panels import Panels
 
 
 class Lines:
