@@ -20,7 +20,9 @@ from helpers_tiny import make_models, tiny_arguments
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has it ignored by all that is started here
+# nohup and a background job of a script have these ignored by all that is started here
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from itertools import count, takewhile
 from pathlib import Path
 from shutil import copy, copytree, rmtree
+from typing import cast
 
 import pytest
 import torch
@@ -143,6 +144,19 @@ def test_scalar_optimiser_state_survives(tmp_path: Path) -> None:
     assert again.state[layer.weight] == {"count": 3}
     with pytest.raises(AssertionError, match=r"state\.json"):
         capture({"m": layer}, optimizer, 1, {"step": 2})
+
+
+def test_names_do_not_show_how_a_module_is_wrapped(tmp_path: Path) -> None:
+    tower = Tower()
+    plain = {"tower": tower}
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        parallel = nn.parallel.DistributedDataParallel(nn.ModuleDict({"inner": cast(nn.Module, torch.compile(tower))}))
+        wrapped = named_tensors({"tower": parallel})
+    finally:
+        torch.distributed.destroy_process_group()
+    expected = {name.replace("tower.", "tower.inner."): tensor for name, tensor in named_tensors(plain).items()}
+    assert same(wrapped, expected)
 
 
 def test_state_per_sample_is_kept_to_the_bit_and_only_where_there_is_some(saved: Path, tmp_path: Path) -> None:

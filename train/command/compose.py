@@ -44,7 +44,7 @@ CONFIG_DIR = Path(__file__).resolve().parents[2] / "configs"
 def register() -> None:
     """Register the schema and the objectives in Hydra's ConfigStore."""
     store = ConfigStore.instance()
-    store.store(name="open_schema", node=open_schema(TrainConfig))
+    store.store(name="schema", node=open_schema(TrainConfig))
     for name, row in OBJECTIVES.items():
         store.store(group="objective", name=name, node=open_schema(row.options, "objective."))
 

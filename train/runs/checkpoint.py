@@ -34,6 +34,7 @@ from data.storage import sha256_of
 FORMAT = 2
 MODEL, OPTIMIZER, MEMORY = "model.safetensors", "optimizer.safetensors", "memory.safetensors"
 STATE, MANIFEST = "state.json", "manifest.json"
+WRAPPERS = {"DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}  # class → attribute of the real module
 # errors of reading JSON that has another structure than ours
 OTHER_SHAPE = (LookupError, ValueError, TypeError, AttributeError, RecursionError, OverflowError)
 
@@ -57,11 +58,11 @@ class CheckpointState:
 def named_tensors(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
     """Parameters and persistent buffers as "<module>.<path>", each once (shared ones under their first name).
 
-    Pass the modules themselves, not wrappers for data parallelism, whose names would differ.
+    Wrappers for data parallelism and compilation leave no trace in the names: they may change between two starts.
     """
     found: dict[int, tuple[str, Tensor]] = {}
     for part, module in modules.items():
-        for name, tensor in module.state_dict(prefix=f"{part}.", keep_vars=True).items():
+        for name, tensor in _walk(module, f"{part}."):
             found.setdefault(id(tensor), (name, tensor))
     return dict(found.values())
 
@@ -316,6 +317,18 @@ def _write(folder: Path, state: CheckpointState) -> None:
     with ThreadPoolExecutor() as pool:  # hashing one file overlaps with waiting for the disk to take another
         entries = dict(zip(names, pool.map(described, names), strict=True))
     write_json(folder / MANIFEST, {"format": FORMAT, "files": entries})
+
+
+def _walk(module: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
+    """(dotted name, tensor) of every parameter and persistent buffer below a module, wrapped or not."""
+    while attribute := WRAPPERS.get(type(module).__name__):
+        module = getattr(module, attribute)
+    for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+        if tensor is not None and name not in module._non_persistent_buffers_set:
+            yield prefix + name, tensor
+    for name, child in module._modules.items():
+        if child is not None:
+            yield from _walk(child, f"{prefix}{name}.")
 
 
 def _checkpoints(run_dir: Path) -> list[tuple[int, Path]]:

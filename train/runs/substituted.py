@@ -67,7 +67,7 @@ class BadSampleCounter:
                 "shard": bad.shard,
                 "key": bad.key,
                 "reason": bad.reason,
-                "replaced_by": bad.replaced_by,
+                "by": bad.replaced_by,
             }
             self._ledger.write(step, "substitute", **facts)
             if not bad.key:
