@@ -263,5 +263,5 @@ class TrainingRun:
 
 def _equal_keys(config: TrainConfig) -> dict[str, Any]:
     """The keys that must be equal on every rank: all but those that say how much a machine can do."""
-    free = ("model.memo_mb",) if config.data.mode is Mode.stream else ("data.workers", "model.memo_mb")
+    free = ("model.frozen_cache_mb",) if config.data.mode is Mode.stream else ("data.workers", "model.frozen_cache_mb")
     return {key: value for key, value in all_keys(config).items() if key not in free}
