@@ -148,7 +148,7 @@ def test_a_damaged_checkpoint_is_passed_over_or_refused(tmp_path: Path) -> None:
 
 def test_the_saved_configuration_is_read_back(run: Path, tmp_path: Path) -> None:
     config = read_config(run)
-    assert config.objective.temperature == 0.05 and type(config.objective).__name__ == "ClipOptions"
+    assert config.objective.temperature == 0.05 and type(config.objective).__name__ == "SoftmaxOptions"
     assert config.data.text_key == "concept"
     with pytest.raises(ConfigError, match=r"no config\.yaml"):
         read_config(tmp_path)
