@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from omegaconf import OmegaConf
 
 from data.errors import ConfigError
 from train.__main__ import check_arguments
+from train.command import compose
 from train.command.compose import CONFIG_DIR, compose_config, groups, keys, preview, read_line
 from train.command.usage import COMMON, help_text
 from train.config import TrainConfig
@@ -188,3 +190,15 @@ def test_threads_that_wait_leave_the_cores_soon_unless_it_is_typed(typed: dict[s
         command, cwd=ROOT, env={**environment, **typed, "OMP_DISPLAY_ENV": "verbose"}, capture_output=True, text=True
     )
     assert f"GOMP_SPINCOUNT = '{rounds}'" in ended.stderr
+
+
+def test_a_former_key_in_a_preset_of_ones_own_is_named_with_its_new_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(CONFIG_DIR, tmp_path / "configs")
+    (tmp_path / "configs/optim/mine.yaml").write_text("defaults: [adamw]\npatience: 5\n")
+    monkeypatch.setattr(compose, "CONFIG_DIR", tmp_path / "configs")
+    with pytest.raises(
+        ConfigError, match=r"'optim\.patience' in the preset 'optim/mine'\. Did you mean 'optim\.max_sk"
+    ):
+        compose_config(["experiment=emoji", "optim=mine"])

@@ -107,7 +107,7 @@ class OptimConfig:
         3, "skipped steps in a row that end the run: their loss or gradient is not finite, or spikes", least=1
     )
     spike: float | None = described(
-        None, "a step whose loss is above this many times the mean of the last 10 is not taken, e.g. 2; null: all are"
+        None, "a step whose loss is above this many times the mean of the last 10 is skipped, e.g. 2; null: none is"
     )
 
 
@@ -204,7 +204,7 @@ def validate(config: TrainConfig, world_size: int) -> None:
         "objective.setting=supervised: nothing says which further columns are positive, so it would be setting=self. "
         "Set objective.duplicates=positive, or data.passage.positives=all": _is_unlabelled(config),
         f"global_batch_size={size}: needs at least one pair for each of {world_size} processes": size < world_size,
-        f"optim.spike={optim.spike}: must be above 1, e.g. 2; null takes every step": optim.spike is not None
+        f"optim.spike={optim.spike}: must be above 1, e.g. 2; null skips none": optim.spike is not None
         and optim.spike <= 1,
         f"dist.slow_rank={config.dist.slow_rank}: must be below 1, a share of the others' pace": config.dist.slow_rank
         >= 1,

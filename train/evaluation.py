@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data.errors import HardwareError
+from data.errors import HardwareError, first_line
 from eval.encode import Encoder, Evaluator, Report
 from eval.panels import panels
 from eval.results import print_tables, result, saved_results, write
@@ -55,7 +55,12 @@ class Evaluation:
             report = written_report(self.folder, logger.print)
             # a run that was killed after its last evaluation finds the results on the disk
             results = self.results or saved_results(self.folder)
-            logger.conclude([panels(result, self.folder) for result in results], report)
+            try:
+                shown = [panels(result, self.folder) for result in results]
+            except Exception as error:  # what trackers show must not end a finished run
+                logger.print(f"no panels of the results ({type(error).__name__}: {first_line(error)})")
+                shown = []
+            logger.conclude(shown, report)
 
         rank_0_only(self.encoder.world, write)
 

@@ -326,4 +326,7 @@ def _first_cause(error: BaseException, overrides: Sequence[str]) -> str:
     if key and (found := re.match(r"Invalid value '(.*)', expected one of \[(.*)\]", lines[0])):
         value = typed_out.get(key, found[1])
         return f"{key}={value}: must be one of {found[2]}.{nearest(value, found[2].split(', '))}"
+    if key and any(line.startswith(f"Key '{key.rpartition('.')[2]}' not in") for line in lines):
+        preset = lines[0].partition(":")[0].removeprefix("In ")
+        return f"unknown key '{key}' in the preset {preset}.{_nearest_key(key, {name for name, _, _ in keys()})}"
     return f"{key}: {lines[0]}" if key and key not in lines[0] else lines[0]

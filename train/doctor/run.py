@@ -140,13 +140,15 @@ def _scan(path: str, config: TrainConfig) -> int:
         scan = SCANS.get(os.path.splitext(path)[1], SCANS[".tar"])(stream)
     if scan.problems.first:
         raise DataError(f"{path}: {scan.problems.first[0]}. All of it: python -m data check {shlex.quote(path)}")
+    read = open_ranges(path)
     if isinstance(scan, Scan):
-        if config.task is Task.image_text:
-            _check_pair(first_of(path), config.data)
+        for sample in scan.samples[:1] + scan.samples[-1:] if config.task is Task.image_text else ():
+            members = {suffix: read(offset, offset + length) for suffix, offset, length in sample.members}
+            _check_pair(ShardSample(f"{path}: sample '{sample.key}'", members), config.data)
         return len(scan.samples)
-    if len(scan.key) and scan.suffix == "json":
-        content = open_ranges(path)(scan.offset[0], scan.offset[0] + scan.size[0])
-        _check_question(json.loads(content), f"{path}: {scan.key[0]}", config.data)
+    for row in (0, -1) if len(scan.key) and scan.suffix == "json" else ():
+        content = read(scan.offset[row], scan.offset[row] + scan.size[row])
+        _check_question(json.loads(content), f"{path}: {scan.key[row]}", config.data)
     return len(scan.key)
 
 

@@ -260,6 +260,6 @@ def _dense(
     weights, width = file_of(name, f"{folder}/model.safetensors", fetch), said.get("out_features")
     if activation != "Identity" or said.get("use_residual"):
         return None, f"its Dense module is no plain linear layer ({activation})"
-    if weights is None or not _is_length(width) or width is None:
+    if weights is None or not _is_length(width):
         return None, f"its Dense module has no {folder}/model.safetensors of a width"
     return Dense(weights, bool(said.get("bias", True)), width), ""
