@@ -88,7 +88,7 @@ def parse_options(schema: type[T], words: Iterable[str], command: str) -> T:
             raise ConfigError(f"unknown key '{key}'.{nearest(key, types_of)} Keys: {', '.join(types_of)}")
         if key in given:
             raise ConfigError(f"{key} is given twice. If the shell expanded braces, quote: '{key}=d/{{0..9}}.tar'")
-        if "${" in text:  # OmegaConf would resolve it, also to variables of the environment
+        if "${" in text or text == "???":  # OmegaConf would resolve it, also to variables of the environment
             raise ConfigError(f"{key}={text}: nothing is read inside ${{…}} here. Write the value itself.")
         given.add(key)
         try:
@@ -107,6 +107,8 @@ def _value(text: str, kind: Any) -> Any:
     if get_origin(kind) is list:
         inner = text[1:-1] if text.startswith("[") and text.endswith("]") else text
         return [_value(part.strip(), get_args(kind)[0]) for part in AT_COMMAS.findall(inner) if part.strip()]
+    if kind is bool and text not in ("true", "false"):  # OmegaConf takes more words
+        raise ValidationError(f"Value '{text}' is not a valid bool")
     if kind is int:
         with suppress(ValueError, OverflowError):  # 1e4 is a whole number here
             return int(float(text)) if float(text).is_integer() else text

@@ -1,4 +1,5 @@
-"""Files and folders that are written completely or not at all, also at a power cut and on a full disk. Torch-free."""
+"""Files that are written completely or not at all, also at a power cut and on a full disk; folders likewise, but for a
+power cut. Torch-free."""
 
 from __future__ import annotations
 
@@ -46,23 +47,37 @@ def whole_file(path: Path, temporary: Path | None = None) -> Iterator[BinaryIO]:
         if isinstance(error, OSError) and error.errno and error.filename in (None, str(temporary)):
             error.filename = str(path)  # the user does not know the temporary name
         raise
-    sync(path.parent)
+    with suppress(OSError):  # the file is whole; some file systems cannot sync a folder
+        sync(path.parent)
 
 
 @contextmanager
-def whole_folder(path: Path, temporary: Path | None = None) -> Iterator[Path]:
+def whole_folder(path: Path, temporary: Path | None = None, replace: bool = False) -> Iterator[Path]:
     """Give a new folder to fill, which is renamed to `path` when the block ends. It is removed when the block raises.
 
-    temporary: its path until then, as in `whole_file`. Raises OSError when `path` then exists and is not empty.
+    A kill leaves the old folder or the new one; a power cut may lose the bytes of files that the block did not sync.
+    temporary: its path until the move, as in `whole_file`. replace: whether a folder `path` makes room for the new one;
+    otherwise OSError is raised when it exists and is not empty.
     """
     temporary = temporary or path.with_name(f".{path.name}.partial")
+    old = path.with_name(f".{path.name}.old")
     remove(temporary)
     try:
         temporary.mkdir(parents=True)
         yield temporary
-        os.replace(temporary, path)
+        if replace and path.is_dir():
+            remove(old)
+            os.replace(path, old)
+        try:
+            os.replace(temporary, path)
+        except OSError:
+            if replace and old.is_dir():
+                os.replace(old, path)
+            raise
     finally:
         remove(temporary)
+    if replace:
+        remove(old)
 
 
 def write_bytes(path: Path, content: bytes) -> None:

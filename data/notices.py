@@ -41,9 +41,9 @@ def notices(values: Sequence[str | Path]) -> list[Notice]:
     """
     found: dict[str, Notice] = {}
     for value in map(str, values):
-        path = re.sub(r"^[a-z_]+:(?!//|:)", "", value)  # without the kind of an entry of eval.suite
-        for place, _ in split_sources(path, "data"):
-            for file in _notice_files(place):
+        kind = SUITE_KIND.match(value)
+        for path, _ in split_sources(value[kind.end() :] if kind and not os.path.exists(value) else value, "data"):
+            for file in _notice_files(path):
                 found.setdefault(os.path.realpath(file), Notice(value, str(file), _text(file)))
     return list(found.values())
 

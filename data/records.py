@@ -136,11 +136,11 @@ def group_of(fields: Fields) -> str | None:
 
 def named(fields: Iterable[str]) -> str:
     """The first names of some fields, for a message, without control characters."""
-    names = [printable(name) for name in islice(fields, NAMED + 1)]
+    names = [short_name(name) for name in islice(fields, NAMED + 1)]
     return ", ".join([*names[:NAMED], *(["…"] if len(names) > NAMED else [])]) or "none"
 
 
-def printable(name: str) -> str:
+def short_name(name: str) -> str:
     return f"{name if name.isprintable() else repr(name):.80}"
 
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from data.config import check_split
 from data.corpus import Corpus, open_corpus
 from data.errors import ConfigError, DataError, nearest
 from data.passages import Passage, Question
@@ -84,6 +85,7 @@ def check_beir(target: str) -> tuple[Path, str]:
     missing = [name for name in ("corpus.jsonl", "queries.jsonl", "qrels") if not (folder / name).exists()]
     if missing:
         raise ConfigError(f"beir:{target}: {folder} has no {missing[0]}, so it is no BEIR folder")
+    check_split(split, f"{KEY}: beir:{target}: split")
     qrels_file(str(folder), split, f"{KEY}: beir:{target}: split")
     return folder, split
 

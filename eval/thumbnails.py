@@ -38,12 +38,11 @@ class Thumbnails:
         """
         if not self._asked:
             return remove(folder)
-        with whole_folder(folder) as new:
+        with whole_folder(folder, replace=True) as new:
             for i in sorted(self._asked):
                 path = new / self.name(i)
                 path.write_bytes(thumbnail(self._pictures.decoded(i)))
                 sync(path)
-            remove(folder)
         sync(folder.parent)
 
 

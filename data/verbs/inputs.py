@@ -41,9 +41,9 @@ from data.records import (
     QUESTION_FIELDS,
     format_of,
     passage_of,
-    printable,
     query_of,
     record_of,
+    short_name,
     unknown_format,
 )
 from data.rows import SUFFIXES, Rows
@@ -92,7 +92,7 @@ class InputQuestions:
 def unread_fields(unread: Counter[str]) -> str:
     """The most frequent unread fields with their counts, for a message."""
     found = sorted((-count, what) for what, count in unread.items() if count)
-    listed = [f"{printable(what)} ({-count:,})" for count, what in found[:NAMED]]
+    listed = [f"{short_name(what)} ({-count:,})" for count, what in found[:NAMED]]
     return ", ".join([*listed, *([f"{len(found) - NAMED:,} more fields"] if len(found) > NAMED else [])])
 
 

@@ -18,6 +18,11 @@ from train.runs.folder import all_keys, by_section, flat
 
 FIRST = 8  # data sets that have more than their numbers on the page
 TRUTHS = {"keys": "right is what has equal content", "pairs": "right is the own pair"}
+# Keys that say what a run is: shown also at their defaults
+ALWAYS = (
+    *("model.name", "model.image.kind", "model.image.name", "model.text.kind", "model.text.name", "precision"),
+    *("objective.similarity", "objective.temperature", "optim.lr", "optim.warmup", "optim.schedule"),
+)
 SHOWN = (
     "task",
     "seed",
@@ -56,7 +61,7 @@ def summary(run: RunFolder) -> str:
 
 
 def facts(run: RunFolder) -> dict[str, str]:
-    """Name → value of what a reader needs first. Of the configuration: the keys that differ from the defaults."""
+    """Name → value of what a reader needs first."""
     config = run.config
     seconds, rate = trained_seconds(run), _rate(run)
     speed, changed = f", {rate:,.0f} pairs a second" if rate else "", _changed(config)
@@ -100,12 +105,14 @@ def trained_seconds(run: RunFolder) -> float:
 
 
 def _changed(config: Mapping[str, Any]) -> dict[str, str]:
-    """Section → "key=value, …" of the keys that differ from the defaults, without those that other facts show."""
+    """Section → "key=value, …" of the keys of ALWAYS and those that differ from the defaults."""
     name = option(config, "objective.name")
     usual = all_keys(TrainConfig)
     if name in OBJECTIVES:
         usual |= {f"objective.{key}": value for key, value in all_keys(OBJECTIVES[name].options).items()}
-    keys = {key: value for key, value in flat(config).items() if key not in SHOWN and value != usual.get(key)}
+    idle = ("model.image.", "model.name") if option(config, "task") == "question_passage" else ()
+    always = {key for key in ALWAYS if not key.startswith(idle) and option(config, key) is not None}
+    keys = {k: v for k, v in flat(config).items() if k not in SHOWN and (k in always or v != usual.get(k))}
     return by_section(keys)
 
 

@@ -18,7 +18,7 @@ from data import errors
 from data.command_line import help_text, parse_options
 from data.config import described
 from data.errors import ConfigError
-from data.files import remove, whole_folder
+from data.files import whole_folder
 
 if TYPE_CHECKING:
     from train.export.library import ExportSource, Library
@@ -92,14 +92,13 @@ def export(library: Library, source: ExportSource, out: Path) -> float:
 
     out = out.absolute()
     try:
-        with whole_folder(out) as temporary:
+        with whole_folder(out, replace=True) as temporary:
             library.write(temporary, source)
             existing = _files(out) if out.is_dir() else {out.name} if out.exists() else set()
             if foreign := existing - _files(temporary) - {CARD}:
                 raise ConfigError(f"out={out} exists and holds '{min(foreign)}': choose another folder, or remove it")
             distance = difference(library, temporary, source)
             (temporary / CARD).write_text(card(library, source, distance), encoding="utf-8")
-            remove(out)
     except OSError as error:
         raise ConfigError(f"out={out} cannot be written: {error.strerror or error}") from error
     return distance

@@ -100,7 +100,7 @@ def _origins(config: TrainConfig) -> Iterator[str]:
 def _quoted(notice: Notice) -> dict[str, str]:
     """A notice for the template. The fence keeps its text from being rendered as Markdown."""
     name = html.escape(_one_line(public_path(notice.file)))
-    return {"name": name, "fence": _fence(notice.text, 3), "text": notice.text}
+    return {"name": name, "fence": _fence(notice.text, 3), "text": "\n".join(notice.text.splitlines())}
 
 
 def code(value: object) -> str:
