@@ -88,8 +88,10 @@ def parse_options(schema: type[T], words: Iterable[str], command: str) -> T:
             raise ConfigError(f"unknown key '{key}'.{nearest(key, types_of)} Keys: {', '.join(types_of)}")
         if key in given:
             raise ConfigError(f"{key} is given twice. If the shell expanded braces, quote: '{key}=d/{{0..9}}.tar'")
-        if "${" in text or text == "???":  # OmegaConf would resolve it, also to variables of the environment
+        if "${" in text:  # OmegaConf would resolve it, also to variables of the environment
             raise ConfigError(f"{key}={text}: nothing is read inside ${{…}} here. Write the value itself.")
+        if text == "???":  # OmegaConf's word for a missing value
+            raise ConfigError(f"{key}=???: write the value itself.")
         given.add(key)
         try:
             options[key] = _value(text, types_of[key])

@@ -270,6 +270,7 @@ def test_help_of_a_verb_names_every_key(
             ["pack", "a", "out=${oc.env:HOME}"],
             "out=${oc.env:HOME}: nothing is read inside ${…} here. Write the value itself.",
         ),
+        (["pack", "a", "out=???"], "out=???: write the value itself."),
         (["pack", "a", "out=b", "on_error=skp"], "on_error=skp is not one of stop, skip. Did you mean 'skip'?"),
         (["check", "nowhere.tar"], "SOURCE=nowhere.tar matches nothing: no 'nowhere.tar' in .."),
     ],

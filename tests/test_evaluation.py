@@ -94,6 +94,15 @@ def test_a_page_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     assert heard.concluded == [([], None)]
 
 
+def test_panels_that_cannot_be_made_do_not_end_a_finished_run(tmp_path: Path) -> None:
+    heard = Heard()
+    evaluate = evaluation(tmp_path, Counted("val", "a.tar"))
+    evaluate(4)
+    evaluate.results[0]["histograms"] = evaluate.results[0]["metrics"] = 5
+    evaluate.conclude(Logger([heard], [heard]))
+    assert heard.concluded == [([], None)] and heard.lines[-1].startswith("no panels of the results (")
+
+
 def test_a_page_is_made_and_named(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("task: image_text\nsteps: 4\n")
     said: list[str] = []

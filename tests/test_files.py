@@ -61,3 +61,18 @@ def test_a_folder_is_there_when_the_block_ends(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="bad"), whole_folder(tmp_path / "other"):
         raise ValueError("bad")
     assert names(tmp_path) == ["out"] and names(tmp_path / "out") == ["a"]
+
+
+def test_a_folder_makes_room_for_the_new_one(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "old").touch()
+    with pytest.raises(ValueError, match="bad"), whole_folder(tmp_path / "out", replace=True):
+        raise ValueError("bad")
+    assert names(tmp_path) == ["out"] and names(tmp_path / "out") == ["old"]
+    with whole_folder(tmp_path / "out", replace=True) as folder:
+        (folder / "new").touch()
+        assert names(tmp_path / "out") == ["old"]
+    assert names(tmp_path) == ["out"] and names(tmp_path / "out") == ["new"]
+    with pytest.raises(OSError, match="No such file"), whole_folder(tmp_path / "out", replace=True) as folder:
+        folder.rmdir()  # so that it cannot be renamed
+    assert names(tmp_path) == ["out"] and names(tmp_path / "out") == ["new"]

@@ -11,10 +11,12 @@ import pytest
 from helpers_dist import launch
 from helpers_mining import mined, random_source, read_lines, row, source, write_lines
 
+from data.command_line import parse_options
 from data.config import MiningConfig
 from data.errors import ConfigError, DataError, HardwareError
 from data.storage import sha256_of
 from eval import mining
+from eval.config import MineCommand
 from eval.mining import Groups, MiningInput
 from eval.pair_scores import read_pair_scores
 
@@ -274,3 +276,8 @@ def test_what_fails_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_any_number_of_ranks_writes_the_same_bytes(tmp_path: Path) -> None:
     launch("dist_mining.py", 2)
+
+
+def test_only_true_and_false_are_booleans() -> None:
+    with pytest.raises(ConfigError, match=r"^drop_answers=yes is not one of true, false\.$"):
+        parse_options(MineCommand, ["run=x", "drop_answers=yes"], "python -m eval.mine")
