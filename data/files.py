@@ -3,6 +3,7 @@ power cut. Torch-free."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ from typing import Any, BinaryIO
 from data.errors import HardwareError
 
 NAMED = 8  # damaged lines that a message names
+UNSYNCABLE = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)  # a folder whose file system or rights allow no fsync of it
 
 
 def sync(path: Path) -> None:
@@ -47,17 +49,20 @@ def whole_file(path: Path, temporary: Path | None = None) -> Iterator[BinaryIO]:
         if isinstance(error, OSError) and error.errno and error.filename in (None, str(temporary)):
             error.filename = str(path)  # the user does not know the temporary name
         raise
-    with suppress(OSError):  # the file is whole; some file systems cannot sync a folder
+    try:
         sync(path.parent)
+    except OSError as error:
+        if error.errno not in UNSYNCABLE:
+            raise
 
 
 @contextmanager
 def whole_folder(path: Path, temporary: Path | None = None, replace: bool = False) -> Iterator[Path]:
     """Give a new folder to fill, which is renamed to `path` when the block ends. It is removed when the block raises.
 
-    A kill leaves the old folder or the new one; a power cut may lose the bytes of files that the block did not sync.
-    temporary: its path until the move, as in `whole_file`. replace: whether a folder `path` makes room for the new one;
-    otherwise OSError is raised when it exists and is not empty.
+    temporary: its path until the move, as in `whole_file`. replace: whether a folder `path` makes room for the new one:
+    it is renamed to `.NAME.old`, where a kill between the two renames leaves it. Otherwise OSError is raised when it
+    exists and is not empty. A power cut may lose the bytes of files that the block did not sync.
     """
     temporary = temporary or path.with_name(f".{path.name}.partial")
     old = path.with_name(f".{path.name}.old")

@@ -12,6 +12,7 @@ from pathlib import Path
 import helpers_bert
 import pytest
 from helpers_cli import ROOT
+from helpers_shards import pairs, picture, write_tar
 
 from data.errors import ExitCode
 from data.index import index_shard
@@ -63,6 +64,14 @@ def test_good_data_are_read_and_nothing_is_written(shard: Path) -> None:
     shutil.rmtree(shard.parent / ".index")
     assert is_told(worst(data(shard)), Level.ok, "read whole, indexed at the start")
     assert sorted(shard.parent.rglob("*")) == [path for path in before if ".index" not in str(path)]
+
+
+@pytest.mark.parametrize("bad", [0, 2])
+def test_both_ends_of_a_shard_without_an_index_are_read(bad: int, tmp_path: Path) -> None:
+    members = pairs(3)
+    members[2 * bad] = (members[2 * bad][0], picture()[:40])
+    finding = worst(data(write_tar(tmp_path / "a.tar", members), "data.captions=[txt]", "data.caption_weights=null"))
+    assert is_told(finding, Level.fail, f"sample '{bad:06d}'") and finding.code is ExitCode.DATA
 
 
 def test_a_missing_shard(tmp_path: Path) -> None:

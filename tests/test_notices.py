@@ -30,6 +30,15 @@ def test_values_are_read_as_they_are_written(monkeypatch: pytest.MonkeyPatch) ->
     ]
 
 
+def test_a_path_with_a_colon_is_no_kind_of_a_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("corpus:v2", "v2"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "NOTICE").write_text(f"of {folder}")
+        (tmp_path / folder / "a.jsonl").touch()
+    monkeypatch.chdir(tmp_path)
+    assert [notice.text for notice in notices(["corpus:v2/a.jsonl", "beir:v2"])] == ["of corpus:v2", "of v2"]
+
+
 def test_what_is_elsewhere_or_gone_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert notices([tmp_path / "a.tar", str(tmp_path / "a" / "b" / "c" / "d.tar")]) == []
     (tmp_path / "README").write_text("of the folder of today")
