@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -314,3 +315,13 @@ def test_batch_norms_are_told_and_several_chunks_of_them_fail() -> None:
     failed = told("model.name=RN50", "chunk_size=8")
     assert is_told(failed, Level.fail, "model.batch_norm=per_chunk") and failed.code is ExitCode.CONFIG
     assert "batch norm" not in str(told())
+
+
+def test_each_process_of_a_group_writes_its_line_at_once() -> None:
+    """They share a pipe: two writes per line mix the lines. A datagram socket keeps the writes apart."""
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    command = [sys.executable, "-m", "train.doctor.group", "gloo", "2"]
+    with here, there:
+        subprocess.run(command, cwd=ROOT, stdout=there, env={**os.environ, "PYTHONUNBUFFERED": "1"}, check=True)
+        lines = [here.recv(100) for _ in range(2)]
+    assert lines == [b"all agree\n"] * 2

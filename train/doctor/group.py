@@ -88,7 +88,7 @@ def _own_name() -> Iterator[Finding]:
 
 
 def main(backend: str, count: int) -> None:
-    """Fork `count` processes after torch is imported once. Each prints the result of `agree`."""
+    """Fork `count` processes after torch is imported once. Each prints the result of `agree` on a line."""
     import torch.distributed  # noqa: F401
 
     with socket.socket() as free:
@@ -96,7 +96,9 @@ def main(backend: str, count: int) -> None:
         port = free.getsockname()[1]
     for rank in range(count):
         if os.fork() == 0:
-            return print(agree(backend, rank, count, port), flush=True)
+            # One write per line, also with PYTHONUNBUFFERED=1: the processes share the pipe.
+            sys.stdout.write(f"{agree(backend, rank, count, port)}\n")
+            return
     for _ in range(count):
         os.wait()
 
