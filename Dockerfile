@@ -27,7 +27,7 @@ COPY --from=dependencies /opt/dyad /opt/dyad
 COPY . .
 # The user may be any (docker run --user): it writes to /dyad/runs and to a home of its own below /cache, see entrypoint.sh.
 RUN bash launch/setup.sh ${DYAD_EXTRAS} \
-    && python -m compileall -q data eval train \
+    && python -m compileall -q data eval train dyad \
     && install -d -m 1777 /cache runs
 ENV HOME=/cache XDG_CACHE_HOME=/cache USER=dyad PYTHONUNBUFFERED=1
 USER 1000:1000

@@ -1,1 +1,1 @@
-"""Shards, order, loading: everything up to a Batch. Imports nothing of ours and, at the top, nothing heavy."""
+"""From bytes to a Batch: shards, the two data sets, the order of samples, loading, and the data command."""

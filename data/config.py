@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from data.errors import ConfigError
+from dyad.data.base.errors import ConfigError
 
 TYPED = "typed, \\n is a line break, \\t a tab, \\\\ a backslash; a SentenceTransformer brings its own"
 # largest values of data.augment.*

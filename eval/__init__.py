@@ -1,3 +1,1 @@
-"""Evaluation of dual encoders. Importing this package loads nothing heavy."""
-
-import train  # noqa: F401  (which refuses a stranger's data/ in the working folder)
+"""Evaluation of dual encoders: encode, search, measure, mine, report."""

@@ -7,9 +7,9 @@ from enum import Enum
 
 from omegaconf import MISSING
 
-from data.command_line import run_option
-from data.config import DataConfig, MiningConfig, described
-from data.errors import ConfigError
+from dyad.data.base.command_line import run_option
+from dyad.data.base.errors import ConfigError
+from dyad.data.config import DataConfig, MiningConfig, described
 
 DEEPEST = 1000  # passages found for a question; TREC's runs end there too
 

@@ -13,14 +13,14 @@ dyad_numbers() { # NAME=VALUE …: whole numbers, before arithmetic, which would
 
 dyad_check() { # refuses a mistake at once, and says it once, not in every process; prints the run folder, if there is one
     WORLD_SIZE=$((NPROC * ${NNODES:-1})) python -c 'import sys
-from data.errors import run
-from train.__main__ import check_arguments
+from dyad.data.base.errors import run
+from dyad.train.run.main import check_arguments
 run(lambda: print(check_arguments(sys.argv[1:]) or ""))' "$@"
 }
 
 dyad_port() { # refuses a port that the first of several machines cannot open: torchrun would tell it on twenty lines
     python -c 'import os, socket, sys
-from data.errors import HardwareError, run
+from dyad.data.base.errors import HardwareError, run
 def open_once():
     try:
         socket.create_server(("", int(sys.argv[1]))).close()

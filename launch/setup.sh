@@ -69,6 +69,8 @@ print(hashlib.sha256(open("requirements.lock", "rb").read()).hexdigest()[:12], f
         "$shared/bin/python" -c 'import sysconfig; p = sysconfig.get_path("purelib")
 print(f"import site; site.addsitedir({p!r})", p, sep="\n")' >"$site/dyad-dependencies.pth"
         echo "$PWD" >"$site/dyad-checkout.pth"
+        printf '%s\n' "#!$PWD/.venv/bin/python" 'from dyad.__main__ import script' 'script()' >.venv/bin/dyad
+        chmod +x .venv/bin/dyad
         echo "$PWD $shared" >.venv/.dyad
     fi
     for script in "$shared"/bin/*; do # each time: an extra may have come, and a run of this checkout may be under way

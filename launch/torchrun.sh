@@ -65,10 +65,10 @@ train() { # prepares, and becomes torchrun's agent
     if [ "${NNODES:-1}" != 1 ] && [ "${SLURM_NODEID:-}" = 0 ]; then dyad_port "${MASTER_PORT:-29500}"; fi
     threads=$((${SLURM_CPUS_PER_TASK:-$(nproc)} / NPROC))
     : "${OMP_NUM_THREADS:=$((threads > 1 ? threads : 1))}"
-    export OMP_NUM_THREADS DYAD_AGENT=$BASHPID # see data/parents.py
+    export OMP_NUM_THREADS DYAD_AGENT=$BASHPID # see data/base/child_processes.py
     kill -0 $$ 2>/dev/null || exit # this script was killed meanwhile
     # A scheduler signals every process of a job. torchrun would die of SIGUSR1, and kills its trainers 30 s after SIGTERM:
-    # it never gets either, see stop. Trainers hear signals as soon as they can answer, see train/signals.py.
+    # it never gets either, see stop. Trainers hear signals as soon as they can answer, see train/distributed/signals.py.
     exec env --block-signal=TERM,INT,HUP,USR1 setpriv --pdeathsig KILL "${command[@]}"
 }
 
@@ -83,7 +83,7 @@ watch() { # when the trainers have left with a code, torchrun may wait for ever 
 }
 
 source "$(dirname "${BASH_SOURCE[0]}")/job.sh"
-DYAD_EXIT_CODE=$(mktemp) # the trainer writes its exit code here, see data/errors.py
+DYAD_EXIT_CODE=$(mktemp) # the trainer writes its exit code here, see data/base/errors.py
 export DYAD_EXIT_CODE
 trap 'rm -f "$DYAD_EXIT_CODE"' EXIT
 set -m # a process group of its own, for stop

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers_cli import Commands
-from helpers_tiny import make_models, tiny_arguments
+from helpers.cli import Commands
+from helpers.tiny_runs import make_models, tiny_arguments
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")

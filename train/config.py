@@ -8,11 +8,11 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from data.config import DataConfig, DrawnPositives, Mode, NegativeList, Shuffle, described
-from data.errors import ConfigError
-from eval.config import EvalConfig
-from train.losses.options.common import Duplicates, ExpectedBatch, ObjectiveOptions
-from train.losses.options.robust import Setting
+from dyad.data.base.errors import ConfigError
+from dyad.data.config import DataConfig, DrawnPositives, Mode, NegativeList, Shuffle, described
+from dyad.eval.config import EvalConfig
+from dyad.train.losses.options.common import Duplicates, ExpectedBatch, ObjectiveOptions
+from dyad.train.losses.options.robust import Setting
 
 Task = StrEnum("Task", ["image_text", "question_passage"])
 Precision = StrEnum("Precision", ["fp32", "bf16", "fp16"])

@@ -1,6 +1,6 @@
 """What an evaluation gives to trackers and model cards besides scalars, in plain types.
 
-eval/panels.py makes them from results, the wiring hands them over. Each tracker draws what it can.
+eval/results/panels.py makes them from results, the wiring hands them over. Each tracker draws what it can.
 """
 
 from __future__ import annotations

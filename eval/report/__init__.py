@@ -1,1 +1,1 @@
-"""report.html: one page of a run that one can look at, hand over and print."""
+"""`python -m eval.report`: the page of a run."""

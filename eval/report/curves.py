@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from eval.result_kinds import companion, headline, label
-from eval.summary import Result, evaluator, finite, score
+from dyad.eval.results.kinds import companion, headline, label
+from dyad.eval.results.summary import Result, evaluator, finite, score
 
 Records = Sequence[Mapping[str, Any]]
 Results = Sequence[Result]

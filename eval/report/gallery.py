@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from eval.cases import Case, Item
-from eval.summary import SYSTEMS, finite, marked, part, picture
+from dyad.eval.results.cases import Case, Item
+from dyad.eval.results.summary import SYSTEMS, finite, marked, part, picture
 
 KINDS = {
     "random": "Drawn at random: what to expect",

@@ -11,10 +11,16 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from eval.report.curves import Records, Results, evaluations
-from eval.report.health_numbers import Numbers, evaluation_numbers, half_width, result_numbers, training_numbers
-from eval.summary import evaluator
-from train.findings import Finding, Level
+from dyad.data.base.findings import Finding, Level
+from dyad.eval.report.curves import Records, Results, evaluations
+from dyad.eval.report.health_numbers import (
+    Numbers,
+    evaluation_numbers,
+    half_width,
+    result_numbers,
+    training_numbers,
+)
+from dyad.eval.results.summary import evaluator
 
 
 @dataclass(frozen=True)

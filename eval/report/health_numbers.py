@@ -11,9 +11,9 @@ from math import inf
 from statistics import fmean, median
 from typing import Any
 
-from eval.report.curves import Records, column, evaluations, option, waiting
-from eval.result_kinds import headline, label
-from eval.summary import Result, finite, lead, number, part, score, signed, systems
+from dyad.eval.report.curves import Records, column, evaluations, option, waiting
+from dyad.eval.results.kinds import headline, label
+from dyad.eval.results.summary import Result, finite, lead, number, part, score, signed, systems
 
 Numbers = dict[str, Any]  # name → a number, or words about numbers, for the texts of CHECKS
 ENOUGH = 8  # records; of fewer no trend is computed

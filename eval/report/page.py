@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from data.secrets import public_path
-from eval.report.curves import column, option
-from eval.report.run_folder import RunFolder
-from eval.result_kinds import Number, headline, label
-from eval.summary import SYSTEMS, Result, confusions, finite, number, score, systems
-from train.config import TrainConfig
-from train.losses import OBJECTIVES
-from train.runs.folder import all_keys, by_section, flat
+from dyad.data.base.secrets import public_path
+from dyad.eval.report.curves import column, option
+from dyad.eval.report.run_folder import RunFolder
+from dyad.eval.results.kinds import Number, headline, label
+from dyad.eval.results.summary import SYSTEMS, Result, confusions, finite, number, score, systems
+from dyad.train.config import TrainConfig
+from dyad.train.losses import OBJECTIVES
+from dyad.train.run_folder.folder import all_keys, by_section, flat
 
 FIRST = 8  # data sets that have more than their numbers on the page
 TRUTHS = {"keys": "right is what has equal content", "pairs": "right is the own pair"}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from eval.report.curves import Chart, Series
+from dyad.eval.report.curves import Chart, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

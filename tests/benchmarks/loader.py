@@ -22,13 +22,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from data.config import AugmentConfig, DataConfig
-from data.image_text import ImageText
-from data.loader import build_loader
-from data.order import Order
-from data.shards import open_shards
-from data.sources import parse_sources
-from data.transforms import ImageSpec
+from dyad.data.config import AugmentConfig, DataConfig
+from dyad.data.image_text.dataset import ImageText
+from dyad.data.image_text.transforms import ImageSpec
+from dyad.data.loading.loader import build_loader
+from dyad.data.loading.order import Order
+from dyad.data.shards.shards import open_shards
+from dyad.data.shards.sources import parse_sources
 
 SAMPLES, BATCH, ROUNDS = 512, 64, 7
 EMOJI = Path(__file__).parents[2] / "data" / "samples" / "emoji"

@@ -26,8 +26,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from train.losses import build_objective
-from train.losses.tiles import TILE
+from dyad.train.losses import build_objective
+from dyad.train.losses.sums.tiles import TILE
 
 D = 512
 TAU = 0.01

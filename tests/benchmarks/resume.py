@@ -22,13 +22,13 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from data.batch import Batch
-from data.index import MEMBER, ROW, ShardIndex
-from data.loader import build_loader
-from data.order import Order
-from data.shards import Shards
-from data.sources import ShardSource
-from data.storage import stat
+from dyad.data.batch import Batch
+from dyad.data.loading.loader import build_loader
+from dyad.data.loading.order import Order
+from dyad.data.shards.index import MEMBER, ROW, ShardIndex
+from dyad.data.shards.shards import Shards
+from dyad.data.shards.sources import ShardSource
+from dyad.data.shards.storage import stat
 
 SHARDS, SAMPLES, BATCH, ROUNDS = 100, 100_000, 4096, 3
 CONTENT = b'{"caption": "a"}\n'

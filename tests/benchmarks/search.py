@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from eval.config import Truth
-from eval.index import Hits, Index, recall_against_exact, search
-from eval.retrieval import STRIP, count_ranks, match_pairs
-from train.distributed.world import World
+from dyad.eval.config import Truth
+from dyad.eval.search.index import Hits, Index, recall_against_exact, search
+from dyad.eval.tasks.image_text_retrieval import STRIP, count_ranks, match_pairs
+from dyad.train.distributed.world import World
 
 ROUNDS = 3
 SPECS = ("Flat", "IVF256,Flat;nprobe=16", "IVF256,PQ32x4;nprobe=16", "HNSW32;efSearch=128")

@@ -15,14 +15,14 @@ from time import process_time
 
 import torch
 
-from data.batch import Batch
-from train.config import ModelConfig, OptimConfig
-from train.distributed.world import World
-from train.losses import build_objective
-from train.optim import build_optimizer
-from train.step import StepOptions, TrainStep
-from train.towers.build import build_image_text
-from train.towers.tower import TwoTower
+from dyad.data.batch import Batch
+from dyad.train.config import ModelConfig, OptimConfig
+from dyad.train.distributed.world import World
+from dyad.train.losses import build_objective
+from dyad.train.step.optim import build_optimizer
+from dyad.train.step.step import StepOptions, TrainStep
+from dyad.train.towers.build import build_image_text
+from dyad.train.towers.tower import TwoTower
 
 ROUNDS = 7
 CHUNKS = ((1, 1), (2, 1), (4, 1), (4, 2), (4, 4), (8, 1), (8, 4))  # chunks, and how many of them keep their graphs

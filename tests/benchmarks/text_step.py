@@ -18,15 +18,15 @@ from time import process_time
 
 import torch
 
-from data.config import DataConfig, DrawnPositives
-from data.order import Order
-from data.question_passage import QuestionPassage
-from data.questions import open_questions
-from train.config import ModelConfig, OptimConfig, Precision, Task, TextTower
-from train.distributed.world import World
-from train.losses import build_objective
-from train.step import StepOptions, TrainStep
-from train.towers.build import TextPairModel, build_model
+from dyad.data.config import DataConfig, DrawnPositives
+from dyad.data.loading.order import Order
+from dyad.data.question_passage.dataset import QuestionPassage
+from dyad.data.question_passage.questions import open_questions
+from dyad.train.config import ModelConfig, OptimConfig, Precision, Task, TextTower
+from dyad.train.distributed.world import World
+from dyad.train.losses import build_objective
+from dyad.train.step.step import StepOptions, TrainStep
+from dyad.train.towers.build import TextPairModel, build_model
 
 ROUNDS = 5
 TOPICS = Path(__file__).parents[2] / "data" / "samples" / "topics"

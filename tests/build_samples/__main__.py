@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from data import errors
-from data.command_line import HELP, help_text, parse_options
-from data.config import described
-from data.errors import ConfigError, DataError, nearest
+from dyad.data.base import errors
+from dyad.data.base.command_line import HELP, help_text, parse_options
+from dyad.data.base.errors import ConfigError, DataError, nearest
+from dyad.data.config import described
 from tests.build_samples.emoji import build_emoji
 from tests.build_samples.packages import sha256
 from tests.build_samples.topics import build_topics

@@ -18,8 +18,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from data.errors import ConfigError
-from data.parents import end_with_parent
+from dyad.data.base.child_processes import end_with_parent
+from dyad.data.base.errors import ConfigError
 from tests.build_samples.emoji_names import SIZE, Concept, IconSet, match
 from tests.build_samples.packages import NpmPackage, Package, fetch, write_tar
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
-from data.errors import ConfigError, DataError
+from dyad.data.base.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True)

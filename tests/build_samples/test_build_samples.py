@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from data.errors import ConfigError, DataError
+from dyad.data.base.errors import ConfigError, DataError
 from tests.build_samples import emoji
 from tests.build_samples.__main__ import SAMPLES, SUMS, build, main, verify
 from tests.build_samples.emoji import HELD_OUT, VENDORS, WORDS, notice

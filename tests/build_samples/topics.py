@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from data.errors import ConfigError
+from dyad.data.base.errors import ConfigError
 from tests.build_samples.beir import residue, write_beir
 from tests.build_samples.nave import Line, find_names, read_lines, tidy
 from tests.build_samples.packages import DebianPackage, fetch, unpack

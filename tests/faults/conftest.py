@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from harness import Jobs
-from helpers_cli import Commands
+from helpers.cli import Commands
 
 
 @pytest.fixture

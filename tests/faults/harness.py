@@ -8,10 +8,10 @@
         assert outcome.codes == [4, -9] and not outcome.orphans
         assert newest_whole(job.run) >= 5                             # step of the newest checkpoint that verifies
 
-`jobs.run(W, keys)` starts, waits for the end with code 0 and gives the run folder. keys override those of helpers_tiny:
-a model and shards for which a step takes milliseconds. job.run is tmp_path/runs/<run.name, or "a">: start again with
-the same keys and it goes on. What its folder says: losses, records, state, without_timings of helpers_tiny; here
-newest_whole and digest. With observed=True it notes the samples of every step, for `ids_of_steps(job.run)`. Further
+`jobs.run(W, keys)` starts, waits for the end with code 0 and gives the run folder. keys override those of
+helpers.tiny_runs: a model and shards for which a step takes milliseconds. job.run is tmp_path/runs/<run.name, or "a">:
+start again with the same keys and it goes on. What its folder says: losses, records, state, without_timings of
+helpers.tiny_runs; here newest_whole and digest. With observed=True it notes the samples of every step, for `ids_of_steps(job.run)`. Further
 keywords of start and launch are environment variables. Files are damaged with flip and cut; small_disk(folder, bytes)
 is a disk of that size.
 """
@@ -33,13 +33,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from helpers_cli import ROOT, Commands, Running
-from helpers_tiny import logged, wait_for
+from helpers.cli import ROOT, Commands, Running
+from helpers.tiny_runs import logged, wait_for
 
-from data.errors import DataError
-from train.runs.checkpoint import verify
+from dyad.data.base.errors import DataError
+from dyad.train.run_folder.checkpoint import verify
 
-EPOCH = 13  # steps of 32 in the shard of helpers_tiny
+EPOCH = 13  # steps of 32 in the shard of helpers.tiny_runs
 GRACE = 12.0  # seconds in which loader processes see that their parent is gone: torch looks every five
 
 
@@ -132,7 +132,7 @@ class Job(ABC):
 
 
 class Forks(Job):
-    """One process per rank, started by helpers_cli; each has a session, which its loader processes share."""
+    """One process per rank, started by helpers.cli; each has a session, which its loader processes share."""
 
     def __init__(self, run: Path, running: list[Running]) -> None:
         super().__init__(run)
@@ -190,7 +190,7 @@ class Launched(Job):
 
 
 class Jobs:
-    """Starts jobs, and kills those that a failing test leaves. arguments: as helpers_tiny makes them of keys."""
+    """Starts jobs, and kills those that a failing test leaves. arguments: as helpers.tiny_runs makes them of keys."""
 
     def __init__(self, commands: Commands, arguments: Callable[[dict[str, Any]], list[str]], folder: Path) -> None:
         self.folder, self._commands, self._arguments = folder, commands, arguments

@@ -6,8 +6,8 @@ import runpy
 from collections.abc import Mapping
 from pathlib import Path
 
-from data.batch import Batch
-from train.step import TrainStep
+from dyad.data.batch import Batch
+from dyad.train.step.step import TrainStep
 
 take = TrainStep.__call__
 notes = (Path(os.environ["IDS"]) / f"{os.environ['MASTER_PORT']}-{os.environ['RANK']}.jsonl").open("a")

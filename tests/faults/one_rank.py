@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-import train.distributed.digest
-import train.fitting
-from data.batch import Batch
-from train.losses.base import Objective, ObjectiveResult
-from train.runs.checkpoint import capture
-from train.step import TrainStep
+import dyad.train.distributed.consistency
+import dyad.train.run.run
+from dyad.data.batch import Batch
+from dyad.train.losses.objectives.base import Objective, ObjectiveResult
+from dyad.train.run_folder.checkpoint import capture
+from dyad.train.step.step import TrainStep
 
 here = os.environ["RANK"] == os.environ.get("ON", os.environ["RANK"])
 faults = [fault.split("@") for fault in os.environ["FAULT"].split(",")]
@@ -101,7 +101,7 @@ def digest(step: TrainStep) -> str:
 
 
 def stop_at_the_evaluators() -> None:
-    from eval import suite
+    from dyad.eval.run import suite
 
     def stopped(*_: Any, **__: Any) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -110,7 +110,7 @@ def stop_at_the_evaluators() -> None:
 
 
 def other_code() -> None:
-    train.distributed.digest.ROOT = Path(os.environ["CODE"])
+    dyad.train.distributed.consistency.ROOT = Path(os.environ["CODE"])
 
 
 def other_data() -> None:

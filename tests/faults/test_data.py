@@ -16,14 +16,14 @@ from typing import Any
 import psutil
 import pytest
 from harness import Job, Jobs, Outcome, flip, ids_of_steps
-from helpers_cli import Commands
-from helpers_data_cli import code_of
-from helpers_shards import BLOCK, Member, headers_of, overwrite, write_tar
-from helpers_tiny import SHARD, VAL, last_weights, losses, records, state
-from helpers_topics import arguments, write_topics
+from helpers.cli import Commands
+from helpers.data_cli import code_of
+from helpers.shards import BLOCK, Member, headers_of, overwrite, write_tar
+from helpers.tiny_runs import SHARD, VAL, last_weights, losses, records, state
+from helpers.topics import arguments, write_topics
 from PIL import Image
 
-from data.shards import index_shard
+from dyad.data.shards.shards import index_shard
 
 NOT_A_PICTURE = b"\x89PNG\r\n\x1a\n but no more"
 SAMPLES = 400

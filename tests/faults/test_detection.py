@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from harness import Forks, Job, Jobs, Outcome, digest, newest_whole
-from helpers_cli import ROOT, Commands
-from helpers_tiny import SHARD, VAL, records, state, wait_for
+from helpers.cli import ROOT, Commands
+from helpers.tiny_runs import SHARD, VAL, records, state, wait_for
 
 TIMEOUT = 10  # of the group, in seconds
 LONG = {"steps": 100_000, "dist.timeout": TIMEOUT, "checkpoint.every": 5}

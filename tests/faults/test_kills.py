@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 from harness import Forks, Job, Jobs, digest, every_sample_once_an_epoch, newest_whole
-from helpers_cli import ROOT, Commands
-from helpers_tiny import QUIET, VAL, logged, losses, state, without_timings
+from helpers.cli import ROOT, Commands
+from helpers.tiny_runs import QUIET, VAL, logged, losses, state, without_timings
 
 
 def test_a_rank_is_killed(jobs: Jobs) -> None:
@@ -62,7 +62,7 @@ def test_the_indexing_of_shards_is_killed(commands: Commands, tmp_path: Path) ->
 
 @pytest.mark.linux
 def test_a_trainer_that_starts_after_torchrun_was_killed_leaves() -> None:
-    script = "from data.errors import run; run(lambda: print('here'))"
+    script = "from dyad.data.base.errors import run; run(lambda: print('here'))"
     for agent, output in ((os.getpid(), "here\n"), (1, "")):
         environment = {**os.environ, "TORCHELASTIC_RUN_ID": "none", "DYAD_AGENT": str(agent)}
         command = [sys.executable, "-c", script]

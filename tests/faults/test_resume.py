@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from harness import EPOCH, Jobs, digest, every_sample_once_an_epoch, ids_of_steps
-from helpers_tiny import QUIET, losses, records, without_timings
+from helpers.tiny_runs import QUIET, losses, records, without_timings
 
 
 def stopped(jobs: Jobs, world: int, keys: dict[str, Any], step: int) -> Path:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from harness import Jobs
-from helpers_tiny import losses, records
+from helpers.tiny_runs import losses, records
 from safetensors.torch import load_file
 
 RESNET = {"image_size": 64, "layers": [1, 1, 1, 1], "width": 16, "head_width": 32}  # torch's batch norms

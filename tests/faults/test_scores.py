@@ -5,10 +5,10 @@ import math
 from pathlib import Path
 
 import torch
-from helpers_cli import Commands
-from helpers_tiny import QUIET, VAL
+from helpers.cli import Commands
+from helpers.tiny_runs import QUIET, VAL
 
-from train.runs.checkpoint import MANIFEST, MODEL, load, save
+from dyad.train.run_folder.checkpoint import MANIFEST, MODEL, load, save
 
 
 def test_data_that_the_processes_cannot_share_evenly(commands: Commands, tiny, tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from harness import Jobs, Launched, checkpoints
-from helpers_cli import Commands
-from helpers_tiny import SHARD, logged, records, state, wait_for
+from helpers.cli import Commands
+from helpers.tiny_runs import SHARD, logged, records, state, wait_for
 from test_kills import is_saving
 
 Tiny = Callable[[dict[str, Any]], list[str]]

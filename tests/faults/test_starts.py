@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 from harness import Jobs, ids_of_steps
-from helpers_cli import ROOT, Commands
-from helpers_shards import write_pairs
-from helpers_tiny import QUIET, losses, refused, state
+from helpers.cli import ROOT, Commands
+from helpers.shards import write_pairs
+from helpers.tiny_runs import QUIET, losses, refused, state
 from test_signals import CONNECTED, has_socket
 
 PAIRS = {"data": "image_text", "data.val": "null"}

@@ -1,5 +1,5 @@
 """Files of strangers, given to the commands that read them: nothing in them runs, nothing is written elsewhere, no
-secret is kept. What is refused is refused in one line. The same file by file, without commands: tests/test_trust.py."""
+secret is kept. What is refused is refused in one line. File by file, without commands: tests/journeys/test_trust.py."""
 
 import hashlib
 import json
@@ -13,14 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers_canary import Canary
-from helpers_cli import ROOT, Commands
-from helpers_shards import picture
-from helpers_tiny import QUIET, records, refused
-from helpers_topics import arguments, write_topics
+from helpers.canary import Canary
+from helpers.cli import ROOT, Commands
+from helpers.shards import picture
+from helpers.tiny_runs import QUIET, records, refused
+from helpers.topics import arguments, write_topics
 
-from data.index import index_shard
-from train.runs.checkpoint import FORMAT
+from dyad.data.shards.index import index_shard
+from dyad.train.run_folder.checkpoint import FORMAT
 
 SMALL = {**QUIET, "steps": 2, "global_batch_size": 8, "eval.suite": "[]"}
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from harness import Jobs, cut, newest_whole
-from helpers_shards import picture, write_tar
-from helpers_tiny import losses
+from helpers.shards import picture, write_tar
+from helpers.tiny_runs import losses
 
 SHARDS, SIZE = 6, 24
 KEYS = {

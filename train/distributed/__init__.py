@@ -1,1 +1,1 @@
-"""The ranks of a run: process groups, collectives, gradient averaging, checks that ranks are equal, failure reports."""
+"""Process group, collectives, agreement, failures, signals, data parallelism."""

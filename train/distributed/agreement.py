@@ -7,9 +7,9 @@ from typing import TypeVar
 
 import torch
 
-from data.errors import ExitCode, Preempted, UserError
-from train.distributed.world import World, all_reduce_sum, broadcast_object
-from train.signals import STARTUP
+from dyad.data.base.errors import ExitCode, Preempted, UserError
+from dyad.train.distributed.signals import STARTUP
+from dyad.train.distributed.world import World, all_reduce_sum, broadcast_object
 
 T = TypeVar("T")
 

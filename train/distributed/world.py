@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from data.connections import Connection, open_connections
-from data.errors import HardwareError, first_line
+from dyad.data.base.errors import HardwareError, first_line
+from dyad.data.base.sockets import Connection, open_connections
 
 T = TypeVar("T")
 SILENCE = 10.0  # seconds without an answer of rank 0 until this process prints that it waits

@@ -1,1 +1,1 @@
-"""python -m train.doctor: is this machine ready, and ready for this run?"""
+"""`python -m train.doctor`: is this machine ready for that run? And translation of open_clip's command lines."""

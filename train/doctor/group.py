@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 
-from train.findings import Finding, fail, ok, warn
+from dyad.data.base.findings import Finding, fail, ok, warn
 
 SECONDS = 20.0
 AGREED = "all agree"
@@ -22,7 +22,7 @@ class ProcessGroup:
     def __init__(self, backend: str, count: int, interface: str | None = None) -> None:
         self.backend, self._count = backend, count
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "train.doctor.group", backend, str(count)],
+            [sys.executable, "-m", "dyad.train.doctor.group", backend, str(count)],
             env={**os.environ, **({"GLOO_SOCKET_IFNAME": interface} if interface else {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

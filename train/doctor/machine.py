@@ -19,9 +19,9 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from data.errors import ExitCode
-from data.index import available_cores
-from train.findings import Finding, fail, ok, warn
+from dyad.data.base.errors import ExitCode
+from dyad.data.base.findings import Finding, fail, ok, warn
+from dyad.data.shards.index import available_cores
 
 ROOT = Path(__file__).resolve().parents[2]
 SHOWN = ("torch", "transformers", "open-clip-torch", "timm", "accelerate", "hydra-core", "wandb")

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import NoReturn
 
-from data.errors import ConfigError, nearest
-from train.command import open_clip_flags as flags
+from dyad.data.base.errors import ConfigError, nearest
+from dyad.train.cli import open_clip_flags as flags
 
 PROGRAM = re.compile(r"(?:-m\s+)?(?:\S*/)?(?:open_clip_train|training)(?:\.main|/main\.py)\b")
 GPUS_PER_MACHINE = 8  # assumed where neither the command nor gpus=N says it

@@ -18,30 +18,30 @@ from huggingface_hub.utils import validate_repo_id
 from open_clip.pretrained import get_pretrained_cfg
 from torch import nn
 
-from data.config import DataConfig, Mode
-from data.errors import BadRow, ConfigError, DataError, ExitCode
-from data.index import SCANS, has_index, stored_index
-from data.questions import named_files
-from data.records import query_of, record_of
-from data.rows import Rows
-from data.sample import ShardSample
-from data.scan import Scan
-from data.shards import Shards
-from data.sources import ShardSource, parse_sources
-from data.storage import open_ranges, open_stream, scheme_of, stat
-from data.stream import first_of
-from train.config import ImageTower, Task, TextTower, TrainConfig
-from train.doctor.machine import size
-from train.findings import Finding, fail, ok, warn
-from train.parts import batch_norms
-from train.runs.folder import is_finished, run_folder
-from train.towers.batch_norm import set_batch_norms
-from train.towers.image import build_image_tower
-from train.towers.open_clip_pair import BuildContext, check_weights, model_name
-from train.towers.published import file_of, location_of, split_revision
-from train.towers.sentence_folder import describe_choices
-from train.towers.text import build_text_encoder, build_text_tower
-from train.tracking.trackers import wandb_mode
+from dyad.data.base.errors import BadRow, ConfigError, DataError, ExitCode
+from dyad.data.base.findings import Finding, fail, ok, warn
+from dyad.data.config import DataConfig, Mode
+from dyad.data.image_text.sample import ShardSample
+from dyad.data.image_text.stream import first_of
+from dyad.data.question_passage.formats import query_of, record_of
+from dyad.data.question_passage.questions import named_files
+from dyad.data.shards.index import SCANS, has_index, stored_index
+from dyad.data.shards.rows import Rows
+from dyad.data.shards.scan_tar import Scan
+from dyad.data.shards.shards import Shards
+from dyad.data.shards.sources import ShardSource, parse_sources
+from dyad.data.shards.storage import open_ranges, open_stream, scheme_of, stat
+from dyad.train.config import ImageTower, Task, TextTower, TrainConfig
+from dyad.train.doctor.machine import size
+from dyad.train.run.components import batch_norms
+from dyad.train.run_folder.folder import is_finished, run_folder
+from dyad.train.towers.batch_norm import set_batch_norms
+from dyad.train.towers.image import build_image_tower
+from dyad.train.towers.open_clip import BuildContext, check_weights, model_name
+from dyad.train.towers.published import file_of, location_of, split_revision
+from dyad.train.towers.sentence_transformers import describe_choices
+from dyad.train.towers.text import build_text_encoder, build_text_tower
+from dyad.train.tracking.trackers import wandb_mode
 
 SCANNED = 256 << 20  # bytes of an unindexed shard that are read whole
 TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
@@ -57,7 +57,7 @@ Wanted = Mapping[str, Sequence[str]]  # kind of file → names, of which one is 
 
 def run(words: Sequence[str], config: TrainConfig) -> Iterator[Finding]:
     """The checks of `python -m train` before it loads anything, and whether the run is new, goes on or is finished."""
-    from train.__main__ import check_sweep
+    from dyad.train.run.main import check_sweep
 
     check_sweep(words, [config])
     folder = run_folder(config)

@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from data.errors import ConfigError, nearest
-from train.command import open_clip_flags as flags
-from train.command.compose import written
-from train.doctor.open_clip_line import Launch, read_line
+from dyad.data.base.errors import ConfigError, nearest
+from dyad.train.cli import open_clip_flags as flags
+from dyad.train.cli.compose import written
+from dyad.train.doctor.open_clip_line import Launch, read_line
 
 NUMBER = re.compile(r"[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?")
 

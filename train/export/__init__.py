@@ -1,1 +1,1 @@
-"""Export of a trained model for open_clip, sentence-transformers, transformers and onnxruntime, with a model card."""
+"""`python -m train.export`: weights for open_clip, sentence-transformers, DPR, ONNX."""

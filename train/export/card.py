@@ -15,13 +15,13 @@ from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from data.notices import Notice, notices
-from data.secrets import public_path
-from data.sources import split_sources
-from train.config import Task, TextTower, TrainConfig
-from train.export.library import ExportSource, Library
-from train.runs.folder import by_section, maths_keys
-from train.towers.published import package_folder
+from dyad.data.base.secrets import public_path
+from dyad.data.shards.licences import Notice, notices
+from dyad.data.shards.sources import split_sources
+from dyad.train.config import Task, TextTower, TrainConfig
+from dyad.train.export.library import ExportSource, Library
+from dyad.train.run_folder.folder import by_section, maths_keys
+from dyad.train.towers.published import package_folder
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("dyad", "torch", "transformers", "open_clip_torch", "sentence-transformers", "onnx", "onnxruntime")

@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import BertModel
 
-from data.errors import ConfigError
-from train.config import Pooling
-from train.export.encoder import TextSide, encoder_sides
-from train.export.library import PROBES, Call, ExportSource, Library, render
+from dyad.data.base.errors import ConfigError
+from dyad.train.config import Pooling
+from dyad.train.export.encoder import TextSide, encoder_sides
+from dyad.train.export.library import PROBES, Call, ExportSource, Library, render
 
 FOLDERS = {"question_encoder": "DPRQuestionEncoder", "ctx_encoder": "DPRContextEncoder"}  # x, y; and DPR's classes
 

@@ -13,15 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import MODEL_MAPPING
 
-from data.config import Title
-from data.errors import ConfigError
-from train.config import Task, TrainConfig
-from train.export.library import PROBES, Call, ExportSource
-from train.towers.adapters import merged
-from train.towers.build import TextPairModel
-from train.towers.pooled import Pooled
-from train.towers.text import TextTokenizer
-from train.towers.tower import Tower
+from dyad.data.base.errors import ConfigError
+from dyad.data.config import Title
+from dyad.train.config import Task, TrainConfig
+from dyad.train.export.library import PROBES, Call, ExportSource
+from dyad.train.towers.adapters import merged
+from dyad.train.towers.build import TextPairModel
+from dyad.train.towers.pooled import Pooled
+from dyad.train.towers.text import TextTokenizer
+from dyad.train.towers.tower import Tower
 
 INPUTS = ["input_ids", "attention_mask"]  # no token types: the encoder was trained without them
 

@@ -17,11 +17,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from data.errors import ConfigError, HardwareError
-from train.config import TrainConfig
-from train.export import reload
-from train.panels import Scored
-from train.towers.build import TwoTowerModel
+from dyad.data.base.errors import ConfigError, HardwareError
+from dyad.train.config import TrainConfig
+from dyad.train.export import reload
+from dyad.train.panels import Scored
+from dyad.train.towers.build import TwoTowerModel
 
 TOLERANCE = 1e-5  # share of a row's length that another order of summation may change
 TEMPLATES = Environment(

@@ -18,16 +18,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from data.errors import ConfigError
-from train.export.encoder import TextSide, text_sides
-from train.export.library import PROBES, Call, ExportSource, Library, probe_pictures, render
-from train.export.to_tokenizers import to_tokenizers
-from train.losses.options.common import Similarity
-from train.towers.adapters import merged
-from train.towers.build import ImageTextModel, TextPairModel
-from train.towers.pooled import Pooled
-from train.towers.text import TextTokenizer
-from train.towers.tower import Tower
+from dyad.data.base.errors import ConfigError
+from dyad.train.export.encoder import TextSide, text_sides
+from dyad.train.export.library import PROBES, Call, ExportSource, Library, probe_pictures, render
+from dyad.train.export.to_tokenizers import to_tokenizers
+from dyad.train.losses.options.common import Similarity
+from dyad.train.towers.adapters import merged
+from dyad.train.towers.build import ImageTextModel, TextPairModel
+from dyad.train.towers.pooled import Pooled
+from dyad.train.towers.text import TextTokenizer
+from dyad.train.towers.tower import Tower
 
 try:
     import onnxruntime  # noqa: F401  (reload.py runs it)

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from data.errors import ConfigError
-from train.export.library import PROBES, Call, ExportSource, Library, probe_pictures, render
-from train.towers.build import ImageTextModel, open_clip_state_dict
+from dyad.data.base.errors import ConfigError
+from dyad.train.export.library import PROBES, Call, ExportSource, Library, probe_pictures, render
+from dyad.train.towers.build import ImageTextModel, open_clip_state_dict
 
 WEIGHTS, CHECKPOINT, CONFIG = "open_clip_model.safetensors", "open_clip_pytorch_model.pt", "open_clip_config.json"
 OWN_SCALE = math.log(1 / 0.07)  # open_clip's initial logit_scale

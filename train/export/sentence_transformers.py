@@ -9,12 +9,12 @@ from tempfile import TemporaryDirectory
 
 from torch import nn
 
-from data.errors import ConfigError
-from train.config import Pooling
-from train.export.encoder import encoder_sides
-from train.export.library import PROBES, Call, ExportSource, Library, render
-from train.losses.options.common import Similarity
-from train.towers.sentence_folder import SentenceFolder, folder_of_config
+from dyad.data.base.errors import ConfigError
+from dyad.train.config import Pooling
+from dyad.train.export.encoder import encoder_sides
+from dyad.train.export.library import PROBES, Call, ExportSource, Library, render
+from dyad.train.losses.options.common import Similarity
+from dyad.train.towers.sentence_transformers import SentenceFolder, folder_of_config
 
 try:
     from sentence_transformers import SentenceTransformer

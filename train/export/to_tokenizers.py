@@ -6,10 +6,10 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from data.errors import ConfigError
-from train.towers.build import TwoTowerModel
-from train.towers.pooled import Pooled
-from train.towers.tower import Tower
+from dyad.data.base.errors import ConfigError
+from dyad.train.towers.build import TwoTowerModel
+from dyad.train.towers.pooled import Pooled
+from dyad.train.towers.tower import Tower
 
 _LINE = [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
 _QUOTES = [normalizers.Replace(Regex("[‘’]"), "'"), normalizers.Replace(Regex("[“”]"), '"')]  # as ftfy does

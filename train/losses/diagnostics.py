@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from train.losses.gather import Layout
+from dyad.train.losses.sums.all_gather import Layout
 
 ROWS = 1024
 SATURATED = 0.95  # a bound above this share of log K says little about the mutual information

@@ -1,1 +1,1 @@
-"""The encoders: open_clip, timm, transformers and small CNN towers, their tokenizers, and the cache of frozen ones."""
+"""The towers: open_clip, transformers, timm and our own, their adapters and the cache of frozen features."""

@@ -6,8 +6,8 @@ import copy
 
 from torch import nn
 
-from data.errors import ConfigError, first_line
-from train.config import TextTowerConfig
+from dyad.data.base.errors import ConfigError, first_line
+from dyad.train.config import TextTowerConfig
 
 
 def add_adapters(encoder: nn.Module, config: TextTowerConfig) -> None:

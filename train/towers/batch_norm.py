@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from data.errors import ConfigError
-from train.config import BatchNorm
-from train.losses.functions import first_order_only
-from train.towers.pooled import Pooled
+from dyad.data.base.errors import ConfigError
+from dyad.train.config import BatchNorm
+from dyad.train.losses.sums.functions import first_order_only
+from dyad.train.towers.pooled import Pooled
 
 
 class GlobalStatistics(_BatchNorm):

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data.errors import ConfigError, first_line
-from data.transforms import ImageSpec
-from train.config import ModelConfig, Task, TextTower
-from train.towers.batch_norm import set_batch_norms
-from train.towers.image import build_image_tower
-from train.towers.open_clip_pair import PROJECTIONS, BuildContext, MatrixProjection
-from train.towers.text import build_text_encoder, build_text_tower
-from train.towers.tower import Tower, TwoTower
+from dyad.data.base.errors import ConfigError, first_line
+from dyad.data.image_text.transforms import ImageSpec
+from dyad.train.config import ModelConfig, Task, TextTower
+from dyad.train.towers.batch_norm import set_batch_norms
+from dyad.train.towers.image import build_image_tower
+from dyad.train.towers.open_clip import PROJECTIONS, BuildContext, MatrixProjection
+from dyad.train.towers.text import build_text_encoder, build_text_tower
+from dyad.train.towers.tower import Tower, TwoTower
 
 TOKENS_REFUSED = "model.text: this tower cannot take its tokenizer's tokens"
 

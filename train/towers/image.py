@@ -12,11 +12,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from data.errors import ConfigError, first_line, nearest
-from data.transforms import ImageSpec
-from train.config import ImageTower
-from train.towers.open_clip_pair import BuildContext
-from train.towers.tower import Tower, freeze
+from dyad.data.base.errors import ConfigError, first_line, nearest
+from dyad.data.image_text.transforms import ImageSpec
+from dyad.train.config import ImageTower
+from dyad.train.towers.open_clip import BuildContext
+from dyad.train.towers.tower import Tower, freeze
 
 HALF = (0.5, 0.5, 0.5)
 GROUP = 8  # channels of a group of GroupNorm in the small CNN

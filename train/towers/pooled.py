@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from train.config import Pooling
-from train.towers.memo import padded_length, token_counts
+from dyad.train.config import Pooling
+from dyad.train.towers.frozen_cache import padded_length, token_counts
 
 # For every shape of a matrix product, oneDNN and torch's layer above it cache compiled code of megabytes: 1,024 shapes
 # by default, which is gigabytes after 100,000 texts. The layers of an encoder share shapes, so 16 are as fast. The

@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from data import json_text
-from data.errors import ConfigError, first_line
+from dyad.data.base import json_text
+from dyad.data.base.errors import ConfigError, first_line
 
 ALLOWED_FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]
 MAX_BYTES = 128 << 20  # of a tokenizer's file or of other settings

@@ -13,15 +13,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from data.errors import ConfigError, first_line
-from train.config import ModelConfig, TextTower
-from train.towers.adapters import add_adapters
-from train.towers.memo import padded_length
-from train.towers.open_clip_pair import BuildContext
-from train.towers.pooled import Pooled
-from train.towers.published import check_settings, file_of, location_of, refuse_code, split_revision
-from train.towers.sentence_folder import SentenceFolder, sentence_folder
-from train.towers.tower import Tower, freeze
+from dyad.data.base.errors import ConfigError, first_line
+from dyad.train.config import ModelConfig, TextTower
+from dyad.train.towers.adapters import add_adapters
+from dyad.train.towers.frozen_cache import padded_length
+from dyad.train.towers.open_clip import BuildContext
+from dyad.train.towers.pooled import Pooled
+from dyad.train.towers.published import check_settings, file_of, location_of, refuse_code, split_revision
+from dyad.train.towers.sentence_transformers import SentenceFolder, sentence_folder
+from dyad.train.towers.tower import Tower, freeze
 
 Tokenize = Callable[[list[str]], Tensor]
 LONGEST = 512  # tokens, for a model that names no limit

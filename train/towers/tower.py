@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from train.towers.memo import FrozenCache
+from dyad.train.towers.frozen_cache import FrozenCache
 
 
 class Tower(nn.Module):

@@ -1,1 +1,1 @@
-"""What a run tells while it trains: to the console, to metrics.jsonl, to Weights & Biases and TensorBoard."""
+"""Where metrics go: the console, metrics.jsonl, W&B, TensorBoard."""

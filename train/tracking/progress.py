@@ -11,8 +11,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Protocol
 
-from data.files import LineFile
-from train.panels import Panels
+from dyad.data.base.files import LineFile
+from dyad.train.panels import Panels
 
 Record = Mapping[str, float]
 

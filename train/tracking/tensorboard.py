@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from train.panels import Panels
-from train.tracking.progress import Record
+from dyad.train.panels import Panels
+from dyad.train.tracking.progress import Record
 
 
 class TensorBoard:

@@ -21,11 +21,11 @@ from queue import Full, Queue
 from typing import Any, Protocol
 from urllib.parse import urlparse
 
-from data.errors import ConfigError, first_line
-from data.secrets import netrc_hosts, without_credentials
-from train.config import TrackingConfig, Wandb
-from train.panels import Panels
-from train.tracking.progress import Record, Sink
+from dyad.data.base.errors import ConfigError, first_line
+from dyad.data.base.secrets import netrc_hosts, without_credentials
+from dyad.train.config import TrackingConfig, Wandb
+from dyad.train.panels import Panels
+from dyad.train.tracking.progress import Record, Sink
 
 PROBE, PATIENCE, LEAVE = 5.0, 24.0, 1.0  # seconds: for the server's answer, for start and close, to be dropped
 WAITING = 10_000  # records in a tracker's queue

@@ -1,0 +1,1 @@
+"""The options of each family of objectives, without torch."""

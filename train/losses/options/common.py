@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
 
 from omegaconf import MISSING
 
-from data.config import described
-from data.errors import ConfigError
+from dyad.data.base.errors import ConfigError
+from dyad.data.config import described
 
 if TYPE_CHECKING:
-    from train.losses.base import Objective
+    from dyad.train.losses.objectives.base import Objective
 
 Similarity = Enum("Similarity", {"cosine": "cosine", "dot": "dot"})
 Duplicates = Enum("Duplicates", {"keep": "keep", "mask": "mask", "positive": "positive"})
@@ -104,7 +104,7 @@ class ObjectiveOptions:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled by name and values: no module holds the classes that ObjectiveRow makes."""
-        from train.losses.registry import configure
+        from dyad.train.losses.options.registry import configure
 
         return partial(configure, **vars(self)), ()
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
 
-from data.config import described
-from train.losses.options.common import (
+from dyad.data.config import described
+from dyad.train.losses.options.common import (
     DIRECTIONS,
     NONE_IN_ONE,
     Directions,
@@ -26,7 +26,7 @@ TemperatureGradient = Enum("TemperatureGradient", {"paper": "paper", "fastclip":
 class EstimatorOptions(TemperatureOptions):
     """A running mean u_i of every anchor's mean exponential over negatives, kept for every sample."""
 
-    formula: ClassVar[str] = "train.losses.estimators:SogCLR"
+    formula: ClassVar[str] = "dyad.train.losses.objectives.estimators:SogCLR"
     learnable_refused: ClassVar[str] = (
         "objective.learnable=true: a loss multiplied by τ has no optimum in τ. Set it false, or choose "
         "objective=fastclip_v3 (a radius ρ), fastclip_v0 (not multiplied) or isogclr (τ per sample)"
@@ -82,7 +82,7 @@ class EstimatorOptions(TemperatureOptions):
 class FastClipV0Options(EstimatorOptions):
     """FastCLIP-v0: SogCLR not multiplied by τ, so that τ can learn (Wei et al. 2024)."""
 
-    formula: ClassVar[str] = "train.losses.estimators:FastClipV0"
+    formula: ClassVar[str] = "dyad.train.losses.objectives.estimators:FastClipV0"
     learnable_refused: ClassVar[str] = ""
 
     learnable: bool = described(True, "whether τ learns")
@@ -96,7 +96,7 @@ class FastClipV0Options(EstimatorOptions):
 class FastClipV3Options(FastClipV0Options):
     """FastCLIP-v3: multiplied by τ, which learns towards a KL radius ρ (Wei et al. 2024)."""
 
-    formula: ClassVar[str] = "train.losses.estimators:FastClipV3"
+    formula: ClassVar[str] = "dyad.train.losses.objectives.estimators:FastClipV3"
 
     rho: float = number(6.5, "ρ: radius of the KL ball, in nats; towards it τ learns", "0 or more")
 
@@ -105,7 +105,7 @@ class FastClipV3Options(FastClipV0Options):
 class ISogCLROptions(EstimatorOptions):
     """iSogCLR: a temperature of its own for every sample and direction (Qiu et al. 2023)."""
 
-    formula: ClassVar[str] = "train.losses.estimators:ISogCLR"
+    formula: ClassVar[str] = "dyad.train.losses.objectives.estimators:ISogCLR"
     learnable_refused: ClassVar[str] = (
         "objective.learnable=true: each sample's τ learns with objective.tau_lr. Set it false"
     )
@@ -132,7 +132,7 @@ class ISogCLROptions(EstimatorOptions):
 class NuclrOptions(EstimatorOptions):
     """NUCLR: candidates weigh e^(ζ/τ), ζ learned for every sample; popular items weigh less (Wang et al. 2024)."""
 
-    formula: ClassVar[str] = "train.losses.estimators:Nuclr"
+    formula: ClassVar[str] = "dyad.train.losses.objectives.estimators:Nuclr"
 
     zeta_lr: float = number(0.01, "step size of ζ", "0 or more")
     zeta_momentum: float = number(

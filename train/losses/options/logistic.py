@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from omegaconf import MISSING
 
-from data.config import described
-from train.losses.options.common import (
+from dyad.data.config import described
+from dyad.train.losses.options.common import (
     NO_FURTHER,
     Duplicates,
     ExpectedBatch,
@@ -41,7 +41,7 @@ class LogisticOptions(TemperatureOptions):
 class NceOptions(LogisticOptions):
     """Noise-contrastive estimation with the batch as noise: logit log u − log q − log k (Gutmann & Hyvärinen 2012)."""
 
-    formula: ClassVar[str] = "train.losses.logistic:Nce"
+    formula: ClassVar[str] = "dyad.train.losses.objectives.logistic:Nce"
 
     k: float | None = number(None, "noise points per data point; null: as many as the batch has, B − 1", "above 0")
     noise: Noise = described(
@@ -73,7 +73,7 @@ class NceOptions(LogisticOptions):
 class BinaryNceOptions(LogisticOptions):
     """NCE with equal priors: half data, half noise; noise from the batch, all of it or r columns per row."""
 
-    formula: ClassVar[str] = "train.losses.logistic:BinaryNce"
+    formula: ClassVar[str] = "dyad.train.losses.objectives.logistic:BinaryNce"
 
     negatives_per_positive: int | None = number(
         None, "columns per row that are noise, cost O(B); null: all others", "1 or more"
@@ -94,7 +94,7 @@ class BinaryNceOptions(LogisticOptions):
 class LocalNceOptions(LogisticOptions):
     """Local NCE: a logistic decision for every column of an anchor, summed (Ma & Collins 2018)."""
 
-    formula: ClassVar[str] = "train.losses.logistic:LocalNce"
+    formula: ClassVar[str] = "dyad.train.losses.objectives.logistic:LocalNce"
 
     init_bias: float | None = described(
         None, "where the bias starts; null: at 0, on top of −log(K − 1) of every batch's K columns"
@@ -105,7 +105,7 @@ class LocalNceOptions(LogisticOptions):
 class CpcOptions(TemperatureOptions):
     """Contrastive predictive coding: contexts predict the encodings some steps ahead (van den Oord et al. 2018)."""
 
-    formula: ClassVar[str] = "train.losses.cpc:Cpc"
+    formula: ClassVar[str] = "dyad.train.losses.objectives.cpc:Cpc"
     inputs: ClassVar[str] = "sequences"
 
     similarity: Similarity = described(Similarity.dot, "score of a prediction and an encoding")

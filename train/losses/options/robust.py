@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
 
-from data.config import described
-from train.losses.options.common import (
+from dyad.data.config import described
+from dyad.train.losses.options.common import (
     DIRECTIONS,
     NONE_IN_ONE,
     Directions,
@@ -73,7 +73,7 @@ class RobustOptions(TemperatureOptions):
 class CoceOptions(RobustOptions):
     """Compositional OCE: robust contrastive learning over a chosen set of candidates (Zhu et al. 2022)."""
 
-    formula: ClassVar[str] = "train.losses.robust:Coce"
+    formula: ClassVar[str] = "dyad.train.losses.objectives.robust:Coce"
 
     setting: Setting = described(
         Setting.self,
@@ -98,7 +98,7 @@ class CoceOptions(RobustOptions):
 class PartialAUCOptions(RobustOptions):
     """One-way partial AUC: every positive score x (b, 1) against all negative scores y (m, 1)."""
 
-    formula: ClassVar[str] = "train.losses.robust:PartialAUC"
+    formula: ClassVar[str] = "dyad.train.losses.objectives.robust:PartialAUC"
     inputs: ClassVar[str] = "scores"
 
     similarity: Similarity = described(Similarity.dot, "x and y are scores: dot")

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
 
-from data.config import described
-from train.losses.options.common import (
+from dyad.data.config import described
+from dyad.train.losses.options.common import (
     DIRECTIONS,
     NO_FURTHER,
     CandidateSet,
@@ -29,7 +29,7 @@ Views = Enum("Views", {"stacked": "stacked", "interleaved": "interleaved"})
 class SoftmaxOptions(PairOptions):
     """The softmax family: one core term and its options."""
 
-    formula: ClassVar[str] = "train.losses.softmax:SoftmaxObjective"
+    formula: ClassVar[str] = "dyad.train.losses.objectives.softmax:SoftmaxObjective"
 
     partition: Partition = described(Partition.sum, "sum or mean inside the log")
     tau_scaled: bool = described(False, "multiply the loss by τ (then τ learns only with a radius rho)")
@@ -54,7 +54,7 @@ class SoftmaxOptions(PairOptions):
 class OneSidedDPMOptions(SoftmaxOptions):
     """One-sided DPM: rows only, candidates weighted by importance (Wang et al. 2024)."""
 
-    formula: ClassVar[str] = "train.losses.softmax:OneSidedDPM"
+    formula: ClassVar[str] = "dyad.train.losses.objectives.softmax:OneSidedDPM"
 
     directions: Directions = described(Directions.x, "x→y only")
     importance: Importance = described(
@@ -90,7 +90,7 @@ class OneSidedDPMOptions(SoftmaxOptions):
 class SimCLROptions(TemperatureOptions):
     """SimCLR: 2N views, each against all others but itself (Chen et al. 2020)."""
 
-    formula: ClassVar[str] = "train.losses.softmax:SimCLR"
+    formula: ClassVar[str] = "dyad.train.losses.objectives.softmax:SimCLR"
 
     views: Views = described(Views.stacked, "how one tensor holds the views when y is not given")
     tau_scaled: bool = described(False, "multiply the loss by τ (then τ cannot learn: it has no optimum)")

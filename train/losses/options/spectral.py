@@ -6,8 +6,15 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
 
-from data.config import described
-from train.losses.options.common import SIMILARITY, Directions, ObjectiveOptions, ObjectiveRow, Similarity, number
+from dyad.data.config import described
+from dyad.train.losses.options.common import (
+    SIMILARITY,
+    Directions,
+    ObjectiveOptions,
+    ObjectiveRow,
+    Similarity,
+    number,
+)
 
 PairSet = Enum("PairSet", {"offdiag": "offdiag", "all": "all"})
 Cov = Enum("Cov", {"first": "first", "both": "both"})
@@ -24,7 +31,7 @@ class SpectralFamilyOptions(ObjectiveOptions):
 class SpectralOptions(SpectralFamilyOptions):
     """Spectral contrastive loss: low-rank approximation of p(x, y)/√(p(x) p(y)) (HaoChen et al. 2021)."""
 
-    formula: ClassVar[str] = "train.losses.spectral:Spectral"
+    formula: ClassVar[str] = "dyad.train.losses.objectives.spectral:Spectral"
 
     pairs: PairSet = described(PairSet.offdiag, "pairs of the squared term: no own pairs (unbiased), or all (D² form)")
 
@@ -33,7 +40,7 @@ class SpectralOptions(SpectralFamilyOptions):
 class SpectralAlternatingOptions(SpectralFamilyOptions):
     """Spectral loss against a frozen target: one side learns at a time."""
 
-    formula: ClassVar[str] = "train.losses.spectral:SpectralAlternating"
+    formula: ClassVar[str] = "dyad.train.losses.objectives.spectral:SpectralAlternating"
 
     directions: Directions = described(Directions.sum, "which side learns against the other, frozen")
     lambda_momentum: float = number(
@@ -53,7 +60,7 @@ class SpectralAlternatingOptions(SpectralFamilyOptions):
 class PcaPenaltyOptions(SpectralFamilyOptions):
     """Alignment of pairs with a penalty on the second moment: λ‖E[aaᵀ] − I‖²."""
 
-    formula: ClassVar[str] = "train.losses.spectral:PcaPenalty"
+    formula: ClassVar[str] = "dyad.train.losses.objectives.spectral:PcaPenalty"
 
     penalty: float = number(1.0, "λ", "0 or more")
     cov: Cov = described(Cov.both, "second moment of x alone, or averaged over both sides")

@@ -1,0 +1,136 @@
+"""Exit codes, the errors that a user can cause, and the frame of every command."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from enum import IntEnum
+from pathlib import Path
+from typing import NoReturn
+
+from dyad.data.base.child_processes import end_with_parent
+from dyad.data.base.secrets import without_credentials
+
+
+class ExitCode(IntEnum):
+    """Exit codes of all commands."""
+
+    OK = 0
+    BUG = 1
+    CONFIG = 2
+    DATA = 3
+    HARDWARE = 4
+    REQUEUE = 75
+
+
+class UserError(Exception):
+    """An error that the user can fix. Its message is all that is printed: the file, key or value, the choices, the fix.
+
+    An empty message is not printed. printed_elsewhere: another process prints the message. everywhere: all processes of
+    the run stop with this error.
+    """
+
+    exit_code = ExitCode.CONFIG
+    everywhere = False
+    printed_elsewhere = False
+
+
+class ConfigError(UserError):
+    """An invalid key, value or combination, or a path that matches nothing."""
+
+
+class DataError(UserError):
+    """Damaged or inconsistent data; the message names the shard and the offset or line."""
+
+    exit_code = ExitCode.DATA
+
+
+class SampleError(DataError):
+    """One sample that cannot be used; the other samples of its shard can."""
+
+
+class BadRow(Exception):
+    """A row of a file that cannot become a sample. reason: a few words, the same for all rows with this fault."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+
+
+class HardwareError(UserError):
+    """A fault of a device, a process group or another part of a machine; the message names the rank."""
+
+    exit_code = ExitCode.HARDWARE
+
+
+class Preempted(UserError):
+    """The run was stopped on request and is saved; the same command resumes it. All ranks raise it, no message."""
+
+    exit_code = ExitCode.REQUEUE
+    everywhere = True
+
+
+def nearest(word: str, choices: Iterable[str]) -> str:
+    """ " Did you mean 'x'?" if a choice is close to `word`, else "". It starts with a space, to follow a sentence."""
+    close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
+    return f" Did you mean '{close[0]}'?" if close else ""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message without the full stop, or else the name of its type."""
+    return (str(error).splitlines() or [""])[0].rstrip(".") or type(error).__name__
+
+
+def run(main: Callable[[], None]) -> None:
+    """Run a command and exit. A UserError becomes one message on stderr and its exit code, Ctrl-C becomes code 130.
+
+    Files get at most mode 0640 and folders 0750. A trainer ends together with torchrun's agent. A waiting OpenMP thread
+    spins for 30,000 rounds instead of 300,000, because on a shared core the spinning delays the thread that it waits
+    for. torch reads this variable once, when it is loaded; a value that the user has set stays.
+    """
+    os.umask(os.umask(0o077) | 0o027)
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun sets it; a plain command outlives its shell, as nohup expects
+        end_with_parent()
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "30000")
+    try:
+        main()
+        sys.stdout.flush()
+    except UserError as error:
+        if str(error) and not error.printed_elsewhere:
+            print(f"error: {printable(str(error))}", file=sys.stderr)
+        exit_with(int(error.exit_code), error.everywhere)
+    except KeyboardInterrupt:
+        exit_with(130)
+    except BrokenPipeError:  # the reader of the output has closed it: … --help | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes stdout at exit
+    except Exception:
+        print(printable(traceback.format_exc()), file=sys.stderr, end="")
+        exit_with(ExitCode.BUG)
+
+
+def printable(text: str) -> str:
+    """`text` for a terminal: without credentials, and with control characters and lone surrogates escaped.
+
+    Names in untrusted data may hold such characters.
+    """
+    return re.sub(
+        "[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", lambda found: repr(found[0])[1:-1], without_credentials(text)
+    )
+
+
+def exit_with(code: int, everywhere: bool = False) -> NoReturn:
+    """End this process. torchrun turns every code into 1, so a file that launch/torchrun.sh names gets the code.
+
+    The file keeps the least code of all processes: the loss of a peer (4) is a consequence of an error on another rank.
+    """
+    if name := os.environ.get("DYAD_EXIT_CODE"):
+        file = Path(name)
+        others = file.read_text() if file.exists() else ""
+        file.write_text(str(min(code, int(others or code))))
+        code = 0 if everywhere else code
+    sys.exit(code)

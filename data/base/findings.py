@@ -1,0 +1,43 @@
+"""Findings of health checks, for `doctor` and the report: ok, a warning or a failure, with a fix. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from dyad.data.base.errors import ExitCode
+
+
+class Level(StrEnum):
+    """Severity of a finding, from none to a failure."""
+
+    ok = "ok"
+    warn = "warn"
+    fail = "fail"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """topic: what was checked; fix: what to type or set; code: exit code of a command with this failure."""
+
+    level: Level
+    topic: str
+    text: str
+    fix: str = ""
+    code: ExitCode = ExitCode.HARDWARE
+
+    def __str__(self) -> str:
+        fix = f"\n{'':19}→ {self.fix}" if self.fix else ""
+        return f"{self.level:<5} {self.topic:<13}{self.text}{fix}"
+
+
+def ok(topic: str, text: str) -> Finding:
+    return Finding(Level.ok, topic, text)
+
+
+def warn(topic: str, text: str, fix: str) -> Finding:
+    return Finding(Level.warn, topic, text, fix)
+
+
+def fail(topic: str, text: str, fix: str = "", code: ExitCode = ExitCode.HARDWARE) -> Finding:
+    return Finding(Level.fail, topic, text, fix, code)

@@ -1,0 +1,1 @@
+"""`python -m data`: index, check, pack."""

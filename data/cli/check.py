@@ -1,0 +1,332 @@
+"""`python -m data check`: reads everything, counts what is there and lists what training would refuse.
+
+Shards of pictures: every byte is compared with the index, every picture is decoded. Questions and passages: every row
+is read as training reads it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from functools import partial
+from multiprocessing import get_context
+from operator import iadd
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dyad.data.base.child_processes import end_with_parent
+from dyad.data.base.errors import BadRow, DataError, SampleError, printable
+from dyad.data.cli.index import BadLines, count_repeated, report_problems, with_progress
+from dyad.data.cli.inputs import open_input, open_passages, unread_fields
+from dyad.data.cli.options import CheckOptions
+from dyad.data.image_text.pictures import read_header
+from dyad.data.question_passage.passages import InlinePassages, Passage
+from dyad.data.question_passage.questions import LISTS, QuestionRow
+from dyad.data.shards.content_keys import content_key
+from dyad.data.shards.index import ShardIndex, available_cores, index_shards
+from dyad.data.shards.shards import Shards
+from dyad.data.shards.sources import ShardSource, parse_sources
+from dyad.data.shards.storage import sha256_of
+
+if TYPE_CHECKING:
+    from dyad.data.image_text.sample import ShardSample
+
+BLOCK = 512  # samples per task
+TASKS_PER_PROCESS = 16  # a process that gets fewer spends more time on its imports
+NUMBERS = partial(array, "q")
+
+
+# ---- pictures ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class PictureFindings:
+    """What some samples hold. Findings of parts add up with `+=`.
+
+    widths, heights: pixels. words: number of words in each caption. pictures, texts: 64-bit digests.
+    """
+
+    samples: int = 0
+    formats: Counter[str] = field(default_factory=Counter)
+    modes: Counter[str] = field(default_factory=Counter)
+    widths: array[int] = field(default_factory=NUMBERS)
+    heights: array[int] = field(default_factory=NUMBERS)
+    words: array[int] = field(default_factory=NUMBERS)
+    pictures: array[int] = field(default_factory=NUMBERS)
+    texts: array[int] = field(default_factory=NUMBERS)
+    bad: BadLines = field(default_factory=BadLines)
+
+    def __iadd__(self, other: PictureFindings) -> PictureFindings:
+        for part in fields(self):
+            setattr(self, part.name, iadd(getattr(self, part.name), getattr(other, part.name)))
+        return self
+
+
+CheckTask = tuple[ShardIndex, range, CheckOptions]
+
+
+def check_shards(values: Sequence[str], options: CheckOptions) -> None:
+    """Check all shards and print a summary. Raises DataError at the end when anything is damaged.
+
+    The samples of a shard whose structure is broken are not read; its problems are listed.
+    """
+    paths = [shard for source in parse_sources(values, "SOURCE") for shard in source.shards]
+    indexes = list(with_progress(index_shards(paths, options.workers), len(paths), "indexing"))
+    sound = [index for index in indexes if not index.problems]
+    tasks = [
+        (index, range(index.samples)[start : start + BLOCK], options)
+        for index in sound
+        for start in range(0, index.samples, BLOCK)
+    ]
+    found = PictureFindings()
+    with _spread(options.workers, len(tasks)) as spread:
+        for index, digest in zip(sound, spread(sha256_of, [index.path for index in sound]), strict=True):
+            if digest != index.sha256:
+                found.bad.add(f"{index.path}: its SHA-256 is not as indexed")
+        for part in with_progress(spread(examine, tasks), len(tasks), "decoding"):
+            found += part
+    print(printable("\n".join(_summary(found, sound))))
+    report_problems(indexes)
+    if not found.samples:
+        raise DataError("there is no sample.")
+    if found.bad.count:
+        raise DataError(f"{found.bad.count:,} findings of damage in {found.samples:,} samples.")
+
+
+@contextmanager
+def _spread(
+    workers: int | None, tasks: int
+) -> Iterator[Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]]:
+    """A `map` that runs in several processes, or in this one when there are few tasks. workers: None: one per core."""
+    processes = min(workers if workers is not None else available_cores(), tasks // TASKS_PER_PROCESS)
+    if processes < 2:
+        yield map
+        return
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=end_with_parent) as pool:
+        yield pool.map
+
+
+def examine(task: CheckTask) -> PictureFindings:
+    """Read and decode some samples of one shard."""
+    from dyad.data.image_text.sample import ShardSample
+
+    index, rows, options = task
+    shards, found = Shards([ShardSource((index.path,))], [index]), PictureFindings()
+    for row in rows:
+        found.samples += 1
+        try:
+            sample = ShardSample.read(shards, row)
+            sample.decoded(options.image_key, options.max_image_pixels)
+            encoded = sample.picture(options.image_key)
+            header = read_header(encoded, options.max_image_pixels)
+            found.formats[header.suffix] += 1
+            found.modes[header.mode] += 1
+            found.widths.append(header.width)
+            found.heights.append(header.height)
+            found.pictures.append(_digest(encoded))
+            for text in _captions(sample, options.captions.split(",")):
+                found.words.append(len(text.split()))
+                found.texts.append(_digest(text.encode()))
+        except DataError as error:
+            found.bad.add(str(error))
+    return found
+
+
+def _captions(sample: ShardSample, names: Sequence[str]) -> Sequence[str]:
+    """The captions in the first of `names` that the sample has; none for the class number `cls`, which is checked.
+
+    Raises SampleError as training does.
+    """
+    held = {*sample.members, *sample.fields} - {"json"}
+    name = next((name for name in names if name in held), None)
+    if name is None:
+        has = ", ".join(sorted(held))
+        raise SampleError(f"{sample.where} has no caption: captions={','.join(names)}, it has {has:.200}.")
+    if name == "cls":
+        sample.label(name)
+        return ()
+    return sample.captions(name)
+
+
+def _digest(data: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
+
+
+def _summary(found: PictureFindings, sound: Sequence[ShardIndex]) -> list[str]:
+    repeated = f"{count_repeated(found.pictures):,} pictures, {count_repeated(found.texts):,} texts"
+    return [
+        f"samples     {found.samples:,} in {len(sound)} shards, {sum(index.size for index in sound) / 1e6:,.1f} MB",
+        f"pictures    {_counts(found.formats)}; modes {_counts(found.modes)}",
+        f"width       {_range(found.widths)}",
+        f"height      {_range(found.heights)}",
+        f"captions    {len(found.words):,}; words {_range(found.words)}",
+        f"duplicates  {repeated}",
+        f"damage      {found.bad.count:,}",
+        *([str(found.bad)] if found.bad.count else []),
+    ]
+
+
+def _counts(counter: Counter[str]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counter.most_common()) or "none"
+
+
+def _range(values: array[int]) -> str:
+    return f"min {min(values)}, median {np.median(values):g}, max {max(values)}" if values else "none"
+
+
+# ---- questions and passages ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class PassageStatistics:
+    """What passages hold, as numbers: 64-bit hashes of their ids, content keys, bytes of their texts."""
+
+    id_hashes: array[int] = field(default_factory=NUMBERS)
+    keys: array[int] = field(default_factory=NUMBERS)
+    sizes: array[int] = field(default_factory=NUMBERS)
+    titles: int = 0
+
+    def add(self, passage: Passage) -> None:
+        self.keys.append(passage.key)
+        self.sizes.append(len(passage.text.encode()))
+        self.titles += bool(passage.title)
+        if passage.id is not None:
+            self.id_hashes.append(content_key(passage.id.encode()))
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.keys):,}, {self.titles:,} with a title, {count_repeated(self.keys):,} repeat another;"
+            f" bytes {_quantiles(self.sizes)}"
+        )
+
+
+@dataclass
+class QuestionFindings:
+    """What the rows hold. lengths: for each list of passages, its length in each row. questions: content keys.
+
+    inline: the passages that stand in the rows themselves. positives: content keys of the positives among them.
+    """
+
+    lengths: dict[str, array[int]] = field(default_factory=lambda: {name: NUMBERS() for name in LISTS})
+    questions: array[int] = field(default_factory=NUMBERS)
+    inline: PassageStatistics = field(default_factory=PassageStatistics)
+    positives: array[int] = field(default_factory=NUMBERS)
+    answered: int = 0
+    answers: int = 0
+
+    def add(self, row: QuestionRow) -> None:
+        for name, lengths in self.lengths.items():
+            passages = getattr(row, name)
+            lengths.append(len(passages))
+            for passage in passages if isinstance(passages, InlinePassages) else ():
+                self.inline.add(passage)
+        if isinstance(row.positives, InlinePassages):
+            self.positives.extend(row.positives.keys)
+        self.questions.append(row.question.key)
+        self.answers += len(row.question.answers)
+        self.answered += bool(row.question.answers)
+
+
+def _contradictions(row: QuestionRow) -> Iterator[str]:
+    """Messages about passages that the row lists as positive and as negative."""
+    positives = {key: i for i, key in reversed(list(enumerate(row.positives.keys)))}
+    for name in LISTS[1:]:
+        for i, key in enumerate(getattr(row, name).keys):
+            if key in positives:
+                yield f"right and wrong at once: positives[{positives[key]}] is {name}[{i}]"
+
+
+def check_questions(values: Sequence[str], options: CheckOptions) -> None:
+    """Read every row and its corpus and print a summary.
+
+    Raises DataError at the end when training would refuse a row, or a row lists a passage as positive and as negative.
+    """
+    source, found, bad, rows = open_input(values, options, "SOURCE"), QuestionFindings(), BadLines(), 0
+    for where, row in source.rows():
+        rows += 1
+        if isinstance(row, BadRow):
+            bad.add(f"{where}: {row}")
+            continue
+        found.add(row)
+        for message in _contradictions(row):
+            bad.add(f"{where}: {message}")
+    corpus = PassageStatistics()
+    for i, passage in enumerate(source.passages()):
+        corpus.add(passage)
+        if source.corpus and _is_empty(passage):
+            bad.add(f"{source.corpus.rows.where(i)}: empty passage")
+    repeated = count_repeated(found.questions)
+    print(f"questions       {len(found.questions):,} of {rows:,} rows, {repeated:,} repeat another")
+    for name, lengths in found.lengths.items():
+        print(f"{name.replace('_', ' '):15} {sum(lengths):,}; per row {_quantiles(lengths)}")
+    print(f"answers         {found.answers:,}, of {found.answered:,} questions")
+    if found.inline.keys:
+        print(f"passages        {found.inline}")
+    if source.corpus:
+        print(f"corpus          {corpus}")
+    if source.corpus and found.positives:
+        missing = np.isin(np.array(found.positives, np.int64), source.corpus.keys, invert=True).sum()
+        print(f"not in corpus   {missing:,} of the {len(found.positives):,} positives that are in the rows")
+    _finish(source.unread, bad, rows)
+
+
+def check_passages(values: Sequence[str], options: CheckOptions) -> None:
+    """Read every passage of files without questions and print a summary.
+
+    Raises DataError at the end when a passage is empty or cannot be read, or has no id or the id of another one.
+    """
+    found, bad, unread, rows = PassageStatistics(), BadLines(), Counter[str](), 0
+    for where, passage in open_passages(values, "SOURCE", unread):
+        rows += 1
+        if isinstance(passage, BadRow):
+            bad.add(f"{where}: {passage}")
+            continue
+        found.add(passage)
+        if passage.id is None:
+            bad.add(f"{where}: no id")
+        if _is_empty(passage):
+            bad.add(f"{where}: empty passage")
+    for line in _repeated_ids(values, found) if count_repeated(found.id_hashes) else ():
+        bad.add(line)
+    print(f"passages        {found}")
+    _finish(unread, bad, rows)
+
+
+def _repeated_ids(values: Sequence[str], found: PassageStatistics) -> Iterator[str]:
+    """Messages about ids that stand twice. Reads all passages again, since only hashes of the ids were kept."""
+    hashes, counts = np.unique(np.array(found.id_hashes, np.int64), return_counts=True)
+    first: dict[int, str] = dict.fromkeys(hashes[counts > 1].tolist(), "")
+    for where, passage in open_passages(values, "SOURCE", Counter()):
+        if isinstance(passage, BadRow) or passage.id is None:
+            continue
+        if (key := content_key(passage.id.encode())) in first:
+            if first[key]:
+                yield f"{where}: id '{passage.id}' again, first at {first[key]}"
+            first[key] = first[key] or where
+
+
+def _is_empty(passage: Passage) -> bool:
+    return not passage.text.strip() and not passage.title.strip()
+
+
+def _quantiles(values: array[int]) -> str:
+    if not values:
+        return "none"
+    low, median, high, most = np.quantile(np.array(values), [0, 0.5, 0.95, 1], method="nearest")
+    return f"min {low:g}, median {median:g}, 95 % {high:g}, max {most:g}"
+
+
+def _finish(unread: Counter[str], bad: BadLines, rows: int) -> None:
+    """Print the fields that were not read and the bad lines. Raises DataError for a bad line or no row at all."""
+    print(f"not read        {unread_fields(unread) or 'nothing'}")
+    if bad.count:
+        print(printable(str(bad)))
+        raise DataError(f"{bad.count:,} problems in {rows:,} rows.")
+    if not rows:
+        raise DataError("there is no row.")

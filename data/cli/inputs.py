@@ -1,0 +1,318 @@
+"""The inputs of `python -m data pack` and `check`: what kind they are, and their questions or passages, row by row.
+
+Training refuses a source with a bad row. The readers here yield a BadRow in its place and go on.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import Enum
+from io import BufferedReader
+from itertools import pairwise
+from typing import Any, TypeVar
+
+from dyad.data.base.errors import BadRow, ConfigError
+from dyad.data.base.json_text import parse_json
+from dyad.data.cli.options import CheckOptions, PackOptions
+from dyad.data.config import PassageConfig
+from dyad.data.question_passage.corpus import Corpus, CorpusPassages, open_corpus
+from dyad.data.question_passage.formats import (
+    NAMED,
+    PASSAGE_FIELDS,
+    PASSAGE_IDS,
+    QUESTION_FIELDS,
+    format_of,
+    passage_of,
+    query_of,
+    record_of,
+    short_name,
+    unknown_format,
+)
+from dyad.data.question_passage.passages import InlinePassages, Passage
+from dyad.data.question_passage.questions import (
+    SIDES,
+    JudgedPairs,
+    Judgement,
+    QuestionRow,
+    find_judged,
+    group_judged,
+    judgements,
+    qrels_file,
+    row_of,
+)
+from dyad.data.shards.index import index_shards
+from dyad.data.shards.rows import SUFFIXES, Rows
+from dyad.data.shards.scan_rows import cells
+from dyad.data.shards.scan_tar import MAX_BYTES, PICTURES, Problem
+from dyad.data.shards.shards import Shards
+from dyad.data.shards.sources import PACKED, ShardSource, local_path, parse_sources, split_sources
+from dyad.data.shards.sources import SUFFIXES as SHARDS
+from dyad.data.shards.storage import open_stream, shard_name
+
+LOOKED_AT = 20  # lines of a file that are read to tell what it holds
+QUERY_FIELDS = (*PASSAGE_IDS, "text", "contents", "metadata")  # that are read of a line of queries.jsonl
+COUNTED = 1_000  # names of unread fields that are counted one by one: a table keyed by ids may have any number
+OTHERS = "other fields"
+
+T = TypeVar("T")
+Entries = Iterator[tuple[str, QuestionRow | BadRow]]  # where it stands, and the row
+
+
+# What an input holds.
+InputKind = Enum("InputKind", {"pictures": "pictures", "questions": "questions", "passages": "passages"})
+
+
+@dataclass(frozen=True)
+class InputQuestions:
+    """The questions of an input. rows: starts a new pass; a question without an id has the id ''.
+
+    corpus: all passages, where they stand in a file of their own. unread: the number of fields, by name, that no format
+    has a use for; it grows while rows are read.
+    """
+
+    corpus: Corpus | None
+    rows: Callable[[], Entries]
+    unread: Counter[str] = field(default_factory=Counter)
+
+    def passages(self) -> Iterator[Passage]:
+        """The passages of the corpus."""
+        for i in range(len(self.corpus or ())):
+            assert self.corpus is not None
+            fields = self.corpus.rows.fields(i)
+            _count(self.unread, _unread_of_passage(fields))
+            yield passage_of(fields)
+
+
+def unread_fields(unread: Counter[str]) -> str:
+    """The most frequent unread fields with their counts, for a message."""
+    found = sorted((-count, what) for what, count in unread.items() if count)
+    listed = [f"{short_name(what)} ({-count:,})" for count, what in found[:NAMED]]
+    return ", ".join([*listed, *([f"{len(found) - NAMED:,} more fields"] if len(found) > NAMED else [])])
+
+
+def _count(unread: Counter[str], names: Iterable[str]) -> None:
+    for name in names:
+        unread[name if name in unread or len(unread) < COUNTED else OTHERS] += 1
+
+
+# ---- pictures, questions or passages? ------------------------------------------------------------------------------
+
+
+def kind_of(sources: Sequence[str]) -> InputKind:
+    """What the first of some sources holds, judged by its first rows; pictures where these do not tell."""
+    path = local_path(sources[0])
+    if os.path.isfile(os.path.join(path, "queries.jsonl")) or path.endswith(PACKED):
+        return InputKind.questions  # their reader says what is missing, or how to unpack it
+    with suppress(ConfigError, OSError):
+        if file := _first_file(sources):
+            return _kind_of_file(file)
+    return InputKind.pictures
+
+
+def _first_file(sources: Sequence[str]) -> str | None:
+    for suffixes in (SHARDS, SUFFIXES):  # shards first: their folder may also have a manifest.json
+        with suppress(ConfigError, OSError):
+            return parse_sources(sources[0], "INPUT", suffixes)[0].shards[0]
+    return None
+
+
+def refuse_unknown(sources: Sequence[str]) -> None:
+    """Raise ConfigError, naming its fields, when the first of some sources has rows that are of no known format."""
+    file, fields = _first_file(sources), None
+    with suppress(OSError):
+        fields = _first_fields(file) if file and shard_name(file).endswith(".jsonl") else None
+    if fields is not None:
+        raise ConfigError(
+            f"{file}: {unknown_format(fields)}; passages: text, and one of {', '.join(PASSAGE_IDS)}."
+            " Pairs of a picture and its caption are checked when they are packed."
+        )
+
+
+def _kind_of_file(file: str) -> InputKind:
+    suffix = os.path.splitext(shard_name(file))[1]
+    if suffix == ".tar":
+        (index,) = index_shards([file])
+        only_json = "json" in index.suffixes and not set(PICTURES) & set(index.suffixes)
+        return InputKind.questions if only_json else InputKind.pictures
+    if suffix == ".tsv":
+        with suppress(ValueError, csv.Error):
+            has_passages = {"id", "text"} <= set(cells(next(_first_lines(file))))
+            return InputKind.passages if has_passages else InputKind.pictures
+    if suffix == ".jsonl" and (fields := _first_fields(file)) is not None:
+        return _kind_of_fields(fields)
+    if suffix == ".json":  # an array, which holds questions unless its first row is a passage
+        rows = _open([file])
+        is_passage = len(rows) and _kind_of_fields(rows.fields(0)) is InputKind.passages
+        return InputKind.passages if is_passage else InputKind.questions
+    return InputKind.pictures
+
+
+def _kind_of_fields(fields: Mapping[str, Any]) -> InputKind:
+    if format_of(fields):
+        return InputKind.questions
+    known = any(name in fields for name in PASSAGE_IDS) or not set(fields).difference(PASSAGE_FIELDS)
+    return InputKind.passages if known and ("text" in fields or "contents" in fields) else InputKind.pictures
+
+
+def _first_fields(file: str) -> dict[str, Any] | None:
+    """The first row that can be read of a file of JSON lines."""
+    for line in _first_lines(file):
+        with suppress(ValueError):
+            fields = parse_json(line)
+            if isinstance(fields, dict):
+                return fields
+    return None
+
+
+def _first_lines(file: str) -> Iterator[bytes]:
+    """The first LOOKED_AT lines; of a line that is longer than a row may be, its beginning."""
+    with BufferedReader(open_stream(file)) as stream:  # type: ignore[arg-type]  # without a buffer byte by byte
+        for _ in range(LOOKED_AT):
+            yield stream.readline(MAX_BYTES["json"]).rstrip(b"\r\n")
+
+
+# ---- questions -----------------------------------------------------------------------------------------------------
+
+
+def open_input(source: str | Sequence[str], options: PackOptions | CheckOptions, key: str) -> InputQuestions:
+    """The questions that `source` names, written like data.train. Raises ConfigError for what cannot work."""
+    named = split_sources(source, key)
+    if any(weight != 1 for _, weight in named):
+        raise ConfigError(f"{key}={source}: weights are for training; leave them out here.")
+    folders = [path for path, _ in named if os.path.isfile(os.path.join(local_path(path), "queries.jsonl"))]
+    if folders and len(named) > 1:
+        raise ConfigError(f"{key}={source}: {folders[0]} is a BEIR folder, which goes alone.")
+    corpus = open_corpus(options.corpus, "corpus") if options.corpus else None
+    return _beir(local_path(folders[0]), options.split, corpus) if folders else _rows(source, options, corpus, key)
+
+
+def _open(files: Sequence[str]) -> Rows:
+    """The rows that can be read; `_read` yields the others as BadRow."""
+    return Rows(Shards([ShardSource(tuple(files))], list(index_shards(files))))
+
+
+def _open_source(source: str | Sequence[str], key: str) -> Rows:
+    return _open([file for each in parse_sources(source, key, SUFFIXES) for file in each.shards])
+
+
+def _read(rows: Rows, convert: Callable[[dict[str, Any], str], T]) -> Iterator[tuple[str, T | BadRow]]:
+    """Where each row stands, and what `convert` makes of its fields, or the BadRow that reading or `convert` raised.
+
+    The rows that the index could not read come first.
+    """
+    for index in rows.shards.indexes:
+        for i in range(index.problem_count):
+            problem = index.problems[i] if i < len(index.problems) else "python -m data index lists the first 100"
+            last = isinstance(problem, Problem) and problem.last
+            yield index.path, BadRow("unreadable rest of a file" if last else "unreadable row", str(problem))
+    for i in range(len(rows)):
+        where = rows.where(i)
+        try:
+            yield where, convert(rows.parse(i), where)
+        except BadRow as error:
+            yield where, error
+
+
+def _rows(
+    source: str | Sequence[str], options: PackOptions | CheckOptions, corpus: Corpus | None, key: str
+) -> InputQuestions:
+    """The questions of files."""
+    rows, unread = _open_source(source, key), Counter[str]()
+    config = PassageConfig(pos_pool=options.pos_pool, neg_pool=options.neg_pool)
+
+    def convert(fields: dict[str, Any], where: str) -> QuestionRow:
+        record = record_of(fields, config)
+        try:
+            row = row_of(record, corpus, where, "corpus=")
+        except KeyError as error:
+            raise BadRow("id that is not in the corpus", f"'{error.args[0]}'") from None
+        _count_unread(unread, fields, row)
+        return row
+
+    return InputQuestions(corpus, lambda: _read(rows, convert), unread)
+
+
+def _count_unread(unread: Counter[str], fields: Mapping[str, Any], row: QuestionRow) -> None:
+    """Count the fields that the row's format has no use for, and candidates that are neither the best nor the worst."""
+    read = format_of(fields)
+    assert read is not None
+    _count(unread, (name for name in fields if name not in (read.question, *read.lists, *QUESTION_FIELDS)))
+    _count(unread, _unread_metadata(fields))
+    entries = [entry for name in read.lists for entry in fields.get(name) or ()]
+    for entry in entries:
+        if isinstance(entry, Mapping):
+            _count(unread, _unread_of_passage(entry, read.passage_fields))
+    if middle := len(entries) - len(row.positives) - len(row.negatives) - len(row.hard_negatives):
+        unread["candidates in the middle"] += middle
+
+
+def _unread_metadata(fields: Mapping[str, Any]) -> list[str]:
+    metadata = fields.get("metadata")
+    if isinstance(metadata, Mapping):
+        return [f"metadata.{name}" for name, value in metadata.items() if name != "topic" or not isinstance(value, str)]
+    return [] if metadata is None else ["metadata"]
+
+
+def _unread_of_passage(fields: Mapping[str, Any], read: Sequence[str] = PASSAGE_FIELDS) -> list[str]:
+    return [f"{name} of passages" for name in fields if name not in read]
+
+
+def _beir(folder: str, split: str, corpus: Corpus | None) -> InputQuestions:
+    """The questions of a BEIR folder with a grade above 0, in the order of queries.jsonl.
+
+    Judgements that name unknown ids come first, as BadRow.
+    """
+    qrels = qrels_file(folder, split, "split")
+    queries = open_corpus(os.path.join(folder, "queries.jsonl"), "INPUT")
+    passages = corpus or open_corpus(os.path.join(folder, "corpus.jsonl"), "INPUT")
+    unread = Counter[str]()
+
+    def relevant() -> Iterator[Judgement]:
+        for judgement in judgements(qrels):
+            if judgement[2] > 0:
+                unread["grades above 1"] += judgement[2] > 1
+                yield judgement
+            else:
+                unread["judgements of 0 or less"] += 1
+
+    def rows() -> Entries:
+        found: JudgedPairs = (array("q"), array("q"))
+        for (line, ids, grade), unknown in find_judged(relevant(), (queries, passages), found):
+            unread["grades above 1"] -= grade > 1
+            yield f"{qrels}: line {line}", BadRow(f"{SIDES[unknown]} id that is not in the folder", f"'{ids[unknown]}'")
+        numbers, starts, positions = group_judged(found)
+        for number, (begin, end) in zip(numbers.tolist(), pairwise(starts.tolist()), strict=True):
+            where, fields = queries.rows.where(number), queries.rows.fields(number)
+            try:
+                question = query_of(fields)
+            except BadRow as error:
+                yield where, error
+                continue
+            _count(unread, (name for name in fields if name not in QUERY_FIELDS))
+            _count(unread, _unread_metadata(fields))
+            relevant_passages = CorpusPassages(passages, positions[begin:end])
+            yield where, QuestionRow(question, relevant_passages, InlinePassages(()), InlinePassages(()))
+
+    return InputQuestions(passages, rows, unread)
+
+
+# ---- passages ------------------------------------------------------------------------------------------------------
+
+
+def open_passages(
+    source: str | Sequence[str], key: str, unread: Counter[str]
+) -> Iterator[tuple[str, Passage | BadRow]]:
+    """Where each passage of `source` stands, and the passage. A passage may lack an id here."""
+
+    def convert(fields: dict[str, Any], where: str) -> Passage:
+        passage = passage_of(fields)
+        _count(unread, _unread_of_passage(fields))
+        return passage
+
+    return _read(_open_source(source, key), convert)

@@ -1,0 +1,73 @@
+"""The keys of `python -m data VERB`, with defaults and meanings. Imports nothing heavy: `--help` reads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from dyad.data.base.command_line import config_option
+from dyad.data.config import DataConfig, PassageConfig, QuestionConfig, check_split, described
+
+OnError = Enum("OnError", {"stop": "stop", "skip": "skip"})
+
+
+class Target(Enum):
+    """Formats that questions are converted to."""
+
+    shards = "shards"
+    dpr = "dpr"
+    tevatron = "tevatron"
+    tevatron_ids = "tevatron_ids"
+    flag = "flag"
+    beir = "beir"
+
+
+@dataclass
+class IndexOptions:
+    """Keys of `python -m data index`."""
+
+    out: str | None = described(None, "also write the manifest of all shards to this JSON file")
+    workers: int | None = described(None, "processes that scan; null: one per core")
+
+
+@dataclass
+class CheckOptions:
+    """Keys of `python -m data check`."""
+
+    workers: int | None = described(None, "pictures: processes that decode; null: one per core")
+    captions: str = described(
+        "txt,caption,captions,title,text,cls", "pictures: where captions are, first match: txt, json fields, cls"
+    )
+    image_key: str = config_option(DataConfig, "image_key")
+    max_image_pixels: int = config_option(DataConfig, "max_image_pixels")
+    corpus: str | None = config_option(PassageConfig, "corpus")
+    split: str = config_option(QuestionConfig, "split")
+    pos_pool: int = config_option(PassageConfig, "pos_pool")
+    neg_pool: int = config_option(PassageConfig, "neg_pool")
+
+    def __post_init__(self) -> None:
+        check_split(self.split, "split")
+
+
+@dataclass
+class PackOptions:
+    """Keys of `python -m data pack`."""
+
+    out: str | None = described(None, "folder to write; must not exist yet (required)")
+    to: Target = described(Target.shards, "what questions become; pictures become shards")
+    maxcount: int = described(10_000, "samples per shard, at most")
+    maxsize: float = described(1e9, "bytes of samples after which a shard is closed")
+    on_error: OnError = described(OnError.stop, "a bad row: stop, or skip it and count")
+    corpus: str | None = config_option(PassageConfig, "corpus")
+    split: str = described(QuestionConfig.split, "questions: of a BEIR folder, qrels/<split>.tsv; names the new files")
+    pos_pool: int = config_option(PassageConfig, "pos_pool")
+    neg_pool: int = config_option(PassageConfig, "neg_pool")
+    csv_separator: str = described("\\t", "CSV: between columns; \\t is a tab")
+    csv_image_key: str = described("filepath", "CSV: column of the picture's path")
+    csv_caption_key: str = described("title", "CSV: column of the caption")
+    image_key: str | None = described(None, "Parquet, JSONL: field of the picture's path; null: image, filepath, …")
+    caption_key: str | None = described(None, "Parquet, JSONL: field of the caption(s); null: caption, title, text, …")
+    max_image_pixels: int = config_option(DataConfig, "max_image_pixels")
+
+    def __post_init__(self) -> None:
+        check_split(self.split, "split")

@@ -1,0 +1,108 @@
+"""Outputs of `python -m data pack`: a folder that appears only when it is complete, shards, counts of skipped rows."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dyad.data.base.errors import BadRow, ConfigError, DataError, printable
+from dyad.data.base.files import whole_folder
+from dyad.data.cli.options import OnError, PackOptions
+from dyad.data.shards.index import ShardIndex, index_shards
+
+SHOWN = 5  # bad rows that are printed in full
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """A folder beside `out` that becomes `out` when the block succeeds and vanishes when it does not."""
+    try:
+        with whole_folder(out, _beside(out)) as folder:
+            yield folder
+    except OSError as error:
+        raise ConfigError(f"out={out} cannot be written: {error}") from error
+
+
+def _beside(out: Path) -> Path:
+    return out.resolve().parent / f".{out.name}.{os.getpid()}.partial"
+
+
+def checked_out(options: PackOptions) -> Path:
+    """The folder that `pack` writes. Raises ConfigError for options that cannot work; an empty folder may be there."""
+    if not options.out:
+        raise ConfigError("pack needs out=FOLDER, for example out=shards.")
+    if options.maxcount < 1 or options.maxsize <= 0:
+        raise ConfigError(f"maxcount={options.maxcount} and maxsize={options.maxsize:g} must be positive.")
+    out = Path(options.out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"out={out} is there already; choose a new folder or delete it.")
+    return out
+
+
+@contextmanager
+def shard_writer(folder: Path, options: PackOptions) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A function that adds a sample {"__key__": …, suffix: bytes} to the shards 000000.tar …, reproducibly."""
+    from webdataset.writer import ShardWriter
+
+    pattern = str(folder).replace("%", "%%") + "/%06d.tar"
+    limits = {"maxcount": options.maxcount, "maxsize": options.maxsize}
+    with ShardWriter(pattern, **limits, mtime=0, encoder=False, verbose=0) as writer:
+        yield writer.write
+
+
+def index_new(files: Iterable[Path]) -> list[ShardIndex]:
+    """Index new files, which reads them as training will."""
+    indexes = list(index_shards(sorted(map(str, files))))
+    assert not any(index.problems for index in indexes), indexes
+    return indexes
+
+
+def shard_names(folder: Path, shards: int) -> Path:
+    """All shards of a folder as one path with a brace list."""
+    return folder / ("000000.tar" if shards == 1 else f"{{000000..{shards - 1:06d}}}.tar")
+
+
+def command(program: str, paths: Mapping[str, Path], *others: str) -> str:
+    """A command to copy. `paths` by key are quoted for the shell and for Hydra, which does not read bare braces."""
+    escaped = {key: str(path).replace("\\", "\\\\").replace('"', '\\"') for key, path in paths.items()}
+    words = [*(f'{key}="{value}"' for key, value in escaped.items()), *others]
+    return " ".join([program, *map(shlex.quote, words)])
+
+
+@dataclass
+class Tally:
+    """The number of rows that were read, and of those that were skipped, by reason."""
+
+    on_error: OnError
+    rows: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+
+    @contextmanager
+    def row(self, where: str) -> Iterator[None]:
+        """One row: a BadRow that the block raises is printed and counted. With on_error=stop it is a DataError."""
+        self.rows += 1
+        try:
+            yield
+        except BadRow as bad:
+            message = f"{f'{where}: {bad}':.1000}"
+            if self.on_error is OnError.stop:
+                raise DataError(f"{message}. With on_error=skip such rows are left out and counted.") from None
+            self.skipped[bad.reason] += 1
+            if self.skipped.total() <= SHOWN:
+                print(printable(f"skipped {message}"), file=sys.stderr)
+
+    def check_any(self, source: str) -> None:
+        """Raise DataError when no row was good."""
+        if self.rows == self.skipped.total():
+            raise DataError(f"{source}: no sample to write. {self if self.rows else 'It has no rows.'}")
+
+    def __str__(self) -> str:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in self.skipped.most_common())
+        return f"skipped {self.skipped.total():,} of {self.rows:,} rows: {reasons}"

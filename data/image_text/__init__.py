@@ -1,0 +1,1 @@
+"""The image–text data set: samples, pictures, transforms, streaming."""

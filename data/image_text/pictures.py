@@ -1,0 +1,102 @@
+"""The header of an encoded picture, read without decoding the picture.
+
+How unusual pictures are decoded (data/image_text/transforms.py):
+    grey, palette, 1 bit, CMYK (JPEG)       converted to RGB as PIL does
+    transparent (RGBA, LA, palette)         drawn on white
+    16 bits a channel                       the upper 8 bits are used
+    animated (WebP, PNG)                    the first frame is used
+    rotated by EXIF                         decoded as stored: the tag is ignored
+    1 x 1                                   resized like any other
+    one side more than 16 times the other   only its middle, or every n-th row, is resized: this bounds the memory
+    more than max_image_pixels              DataError; the header is enough, nothing is decoded
+    a JPEG of more than MAX_SCANS scans     DataError: each scan costs as much as a picture
+    cut, damaged, empty, another format     DataError; a truncated picture is never filled with grey
+    a member of more than 64 MiB            reported by the index, which training refuses
+In training a sample with a DataError here is replaced; an evaluation stops at it.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator
+from io import BytesIO
+from itertools import islice
+from typing import NamedTuple
+
+from dyad.data.base.errors import DataError
+
+SUFFIX_OF = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp"}
+JPEG_MAGIC = b"\xff\xd8\xff"
+MAX_SCANS = 100  # a progressive JPEG has about ten
+MAX_SEGMENTS = 10_000  # of a JPEG
+SEGMENT = re.compile(rb"\xff([\x02-\xcf\xd8-\xfe])")  # other markers are escaped bytes or have no length field
+START_OF_SCAN, END_OF_IMAGE = b"\xda", b"\xd9"
+SEQUENTIAL_FRAMES = (b"\xc0", b"\xc1", b"\xc9")
+
+
+class Header(NamedTuple):
+    """suffix: jpg, png or webp, by content; mode: in PIL's terms; width, height: pixels."""
+
+    suffix: str
+    mode: str
+    width: int
+    height: int
+
+
+def read_header(data: bytes, max_pixels: int) -> Header:
+    """The header of a JPEG, PNG or WebP picture. Raises DataError for anything else, for more than `max_pixels`, and
+    for a JPEG of too many scans."""
+    from PIL import Image
+
+    refuse_many_scans(data)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit below is stricter
+            with Image.open(BytesIO(data), formats=tuple(SUFFIX_OF)) as picture:
+                header = Header(SUFFIX_OF[str(picture.format)], picture.mode, *picture.size)
+    except Image.DecompressionBombError as error:
+        raise DataError(f"more pixels than max_image_pixels={max_pixels} ({error})") from None
+    except Exception as error:  # PIL raises nearly any type on bytes made to confuse it
+        raise DataError(f"no JPEG, PNG or WebP picture ({type(error).__name__}, begins with {data[:8]!r})") from None
+    check_size(header.width, header.height, max_pixels, "max_image_pixels")
+    return header
+
+
+def check_size(width: int, height: int, max_pixels: int, key: str) -> None:
+    """Raise DataError, naming the configuration's `key`, for more than `max_pixels`."""
+    if width * height > max_pixels:
+        raise DataError(f"{width} x {height} pixels are more than {key}={max_pixels}")
+
+
+def refuse_many_scans(data: bytes) -> None:
+    """Raise DataError for a JPEG with so many scans that its decoding takes minutes."""
+    # count() also finds the marker's bytes in metadata: only when it finds many are the segments parsed
+    if data[:3] != JPEG_MAGIC or _is_one_scan(data) or data.count(b"\xff" + START_OF_SCAN) <= MAX_SCANS:
+        return
+    scans = 0
+    for number, (marker, _) in enumerate(_segments(data)):
+        scans += marker == START_OF_SCAN
+        if scans > MAX_SCANS or number >= MAX_SEGMENTS:
+            raise DataError(
+                f"a JPEG of more than {MAX_SCANS} scans or {MAX_SEGMENTS} segments takes too long to decode"
+            )
+
+
+def _is_one_scan(data: bytes) -> bool:
+    """Whether a decoder reads only the first scan: the frame is sequential, and that scan has all its components."""
+    components = None
+    for marker, offset in islice(_segments(data), MAX_SEGMENTS):
+        if marker in SEQUENTIAL_FRAMES:
+            components = data[offset + 7 : offset + 8]
+        elif marker == START_OF_SCAN:
+            return data[offset + 2 : offset + 3] == components
+    return False
+
+
+def _segments(data: bytes) -> Iterator[tuple[bytes, int]]:
+    """(marker, offset of its length field) of each segment of a JPEG."""
+    offset = 2
+    while (found := SEGMENT.search(data, offset)) and found[1] != END_OF_IMAGE:
+        yield found[1], found.end()
+        offset = found.end() + int.from_bytes(data[found.end() : found.end() + 2], "big")

@@ -1,0 +1,120 @@
+"""One sample of a shard: its picture, captions and fields, or a SampleError that names shard and key.
+
+How unusual texts are treated:
+    the member or field of data.captions is missing, null, a number    SampleError
+    empty or blank, also one of several captions in a list             SampleError
+    not UTF-8, half a surrogate pair, unreadable json                  SampleError
+    json nested deep or with very many values (data/base/json_text.py)      SampleError
+    longer than MAX_LETTERS                                            cut; towers read less than that
+    a .txt member of more than 1 MiB, a .json of more than 16          reported by the index, which training refuses
+    no caption, where other samples of the shard have one              reported by the index, which training refuses
+In training a sample with a SampleError is replaced (data/loading/replacement.py); an evaluation stops at it.
+Unusual pictures: data/image_text/pictures.py.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+
+from dyad.data.base.errors import DataError, SampleError, nearest
+from dyad.data.base.json_text import parse_json
+from dyad.data.image_text.transforms import decode
+from dyad.data.shards.shards import Shards
+
+SURROGATE = re.compile("[\ud800-\udfff]")  # half of a pair: JSON can write it, UTF-8 cannot
+MAX_LETTERS = 16_384  # open_clip's tokenizer takes time quadratic in the length of a word
+
+
+@dataclass(frozen=True)
+class ShardSample:
+    """The members of one sample by suffix. where: shard and key; every SampleError begins with it."""
+
+    where: str
+    members: dict[str, bytes]
+
+    @staticmethod
+    def read(shards: Shards, sample_id: int) -> ShardSample:
+        path, key = shards.origin(sample_id)
+        return ShardSample(f"{path}: sample '{key}'", shards.read(sample_id))
+
+    def picture(self, image_key: str) -> bytes:
+        """The encoded picture: the first member that `image_key` ("jpg;png") names."""
+        name = next((name for name in image_key.split(";") if name in self.members), None)
+        if name is None:
+            raise SampleError(
+                f"{self.where} has no picture: data.image_key={image_key}, its members are {self._members}."
+            )
+        return self.members[name]
+
+    def decoded(self, image_key: str, max_pixels: int) -> Tensor:
+        """The picture as uint8 (3, H, W)."""
+        data = self.picture(image_key)
+        try:
+            return decode(data, max_pixels)
+        except DataError as error:
+            raise SampleError(f"{self.where}: {error}.") from error
+
+    def captions(self, name: str) -> list[str]:
+        """The captions under `name`: the lines of the txt member for "txt", else a json field.
+
+        At least one; none is blank or longer than MAX_LETTERS.
+        """
+        if name == "txt":
+            value = [line for line in map(str.strip, self._text("txt").split("\n")) if line]
+        else:
+            value = self.field(name)
+        captions = [value] if isinstance(value, str) else value
+        if not isinstance(captions, list) or not all(isinstance(caption, str) for caption in captions):
+            raise SampleError(f"{self.where}: '{name}' is {value!r:.80}, no text or list of texts.")
+        captions = [caption[:MAX_LETTERS] for caption in captions]
+        if not captions or not all(caption.strip() for caption in captions):
+            raise SampleError(f"{self.where}: its caption in '{name}' is empty.")
+        if any(SURROGATE.search(caption) for caption in captions):
+            raise SampleError(f"{self.where}: its caption in '{name}' has half a surrogate pair: it is no Unicode.")
+        return captions
+
+    def field(self, name: str) -> Any:
+        """A field of the json member."""
+        if name not in self.fields:
+            there = f"the json member has {', '.join(self.fields)}" if self.fields else f"members are {self._members}"
+            raise SampleError(f"{self.where} has no field '{name}'; {there}.{nearest(name, self.fields)}")
+        return self.fields[name]
+
+    def label(self, name: str) -> str:
+        """The class: the number in the cls member for "cls", else a json field."""
+        if name != "cls":
+            return str(self.field(name))
+        text = self._text("cls").strip()
+        if not re.fullmatch(r"\d{1,9}", text):
+            raise SampleError(f"{self.where}: its cls member is {text!r:.80}, no class number.")
+        return str(int(text))
+
+    @property
+    def _members(self) -> str:
+        return ", ".join(self.members)
+
+    @cached_property
+    def fields(self) -> dict[str, Any]:
+        """The fields of the json member; empty when there is no such member."""
+        if "json" not in self.members:
+            return {}
+        try:
+            fields = parse_json(self._text("json"))
+        except ValueError as error:
+            raise SampleError(f"{self.where}: its json member cannot be read: {error}.") from error
+        if not isinstance(fields, dict):
+            raise SampleError(f"{self.where}: its json member is a {type(fields).__name__}, not an object with fields.")
+        return fields
+
+    def _text(self, member: str) -> str:
+        if member not in self.members:
+            raise SampleError(f"{self.where} has no {member} member; its members are {self._members}.")
+        try:
+            return self.members[member].decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise SampleError(f"{self.where}: its {member} member is not UTF-8: {error}.") from error

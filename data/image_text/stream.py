@@ -1,0 +1,293 @@
+"""Training pairs from shards that can only be read from end to end: an endless stream of draws, each one shard.
+
+The shard of draw k is a function of (seed, k): in one pass over all shards each comes once, or as often as its weight
+says. Draws are dealt to readers, one in each loader process of each rank: reader r of R takes draws r, r + R, … A
+reader gives as many samples as it is asked for, whatever its shards hold: every rank takes part in every step. All that
+is random about a sample depends on (seed, draw, position in the shard).
+
+The shards are webdataset's, but they are not read with its library. Its reader silently skips what follows a damaged
+part; here a shard is parsed as strictly as by the index. Its shuffle buffer may hold a sample for ever, so that no
+shard is ever known to be used up; here samples are mixed block by block, and a resumed run restarts only a few shards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count, islice
+from typing import Any
+
+import torch
+
+from dyad.data.base.errors import ConfigError, DataError, SampleError
+from dyad.data.batch import BadSample, Batch
+from dyad.data.config import DataConfig
+from dyad.data.image_text.dataset import PairMaker, TrainingPair
+from dyad.data.image_text.sample import ShardSample
+from dyad.data.loading.order import Order
+from dyad.data.loading.replacement import check_any, examples, too_many_in_a_row
+from dyad.data.loading.workers import begin_item, prefetched
+from dyad.data.shards.scan_tar import Problem, Problems, Scan, stream_tar
+from dyad.data.shards.sequential import open_sequential
+from dyad.data.shards.sources import ShardSource
+from dyad.data.shards.storage import shard_name
+
+NO_ID = -1
+CHECKED = 10  # samples checked at the start: a wrong key in the configuration makes all of them bad
+MIN_EMPTY = 3  # consecutive shards without a sample that stop a run, at the least
+SHOWN = 3  # damaged places of a shard that a message lists
+
+
+@dataclass
+class StreamBatch(Batch):
+    """A batch and what its reader used for it. bad: also shards of which a part could not be read.
+
+    taken: number of samples used, by draw. ended: for draws whose shard was read to its end meanwhile, the number of
+    samples in it.
+    """
+
+    taken: dict[int, int] = field(default_factory=dict)
+    ended: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class OneEpoch:
+    """Stands in for data.order.Order, since the samples of a stream are not counted: the whole run is one epoch."""
+
+    steps_per_epoch: int
+    sizes: Sequence[int] = ()
+
+
+@dataclass
+class StreamProgress:
+    """Which draws are used up: all below `first`, and those in `finished`. taken, ended: of the other draws.
+
+    Counts the batches that the trainer took, not those that loader processes prepared ahead.
+    """
+
+    first: int = 0
+    finished: set[int] = field(default_factory=set)
+    taken: Counter[int] = field(default_factory=Counter)
+    ended: dict[int, int] = field(default_factory=dict)
+
+    def add(self, batch: StreamBatch) -> None:
+        self.taken.update(batch.taken)
+        self.ended |= batch.ended
+        for draw in {*batch.taken, *batch.ended}:
+            if self.ended.get(draw) == self.taken[draw]:
+                self.finished.add(draw)
+                del self.ended[draw], self.taken[draw]
+
+
+@dataclass(frozen=True)
+class StreamSample:
+    """A sample, the draw that it belongs to and its position in the shard."""
+
+    draw: int
+    position: int
+    shard: str
+    key: str
+    sample: ShardSample
+
+
+class Stream:
+    """Training pairs of a stream, by step. Can be pickled until it is read from."""
+
+    def __init__(
+        self, sources: Sequence[ShardSource], maker: PairMaker, config: DataConfig, *, seed: int, global_batch_size: int
+    ) -> None:
+        """Raises SampleError when none of the first samples can be used as configured, ConfigError for a weight so
+        small that a source would never be read."""
+        self.shards = [shard for source in sources for shard in source.shards]
+        self.maker, self.id_key, self.buffer = maker, config.id_key, config.buffer
+        self.limit = config.tolerated  # consecutive bad samples that stop the run; 0: any lost sample stops it
+        self.seed, self.global_batch_size = seed, global_batch_size
+        sizes, weights = [len(source.shards) for source in sources], [source.weight for source in sources]
+        for size, weight in zip(sizes, weights, strict=True):
+            if not round(size * weight):
+                raise ConfigError(f"data.train: @{weight:g} of {size} shards is less than one in a pass of the stream")
+        # the samples of this order are shards, and each step is one draw
+        self._draws = Order(sizes, weights, seed=seed, global_batch_size=1, shuffle="full")
+        self.draws_per_pass = self._draws.steps_per_epoch
+        identity = [[shard_name(shard) for shard in self.shards], weights]
+        self.fingerprint = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+        self.progress = StreamProgress()
+        self._rank, self._world_size, self._readers = 0, 1, 1
+        self._reader: Reader | None = None
+        check_any(islice(Reader(self, 0, 1).samples(), CHECKED), self._check)
+
+    def begin(self, rank: int, world_size: int, workers: int, state: Mapping[str, Any] | None) -> str:
+        """Set the readers of this rank, and continue from the `state` of a checkpoint. Returns lines for the log.
+
+        The number of ranks and workers may differ from those that wrote the state.
+        """
+        self._rank, self._world_size, self._readers = rank, world_size, max(workers, 1)
+        readers, shards = world_size * self._readers, self.draws_per_pass
+        text = f"stream: {shards} shards a pass, read by {readers} {'process' if readers == 1 else 'processes'}"
+        if shards < readers:
+            text += (
+                ": several read the same shard, each in a pass of its own, so a batch may hold a sample twice. More "
+                "shards or fewer data.workers avoid it"
+            )
+        if state is not None:
+            self.progress = StreamProgress(state["first"], set(state["through"]))
+            again = sum(count for _, count in state["taken"])
+            text += (
+                f"\nstream: goes on in pass {state['first'] // shards}. {len(state['taken'])} shards were read in part "
+                f"and begin anew: {again} samples come again, none is left out"
+            )
+        return text
+
+    def batches(self, first_step: int, last_step: int, *, workers: int, timeout: float) -> Iterator[Batch]:
+        """This rank's part of the batches of steps first_step … last_step - 1. Each is added to `progress` when it is
+        taken. timeout: seconds to wait for a batch, 0 for ever."""
+        steps, pin = range(first_step, last_step), torch.cuda.is_available()
+        for batch in prefetched(
+            self._batch, steps, where=self.shard_of, workers=workers, timeout=timeout, rank=self._rank, pin=pin
+        ):
+            self.progress.add(batch)
+            yield batch
+
+    def state(self, gather: Callable[[StreamProgress], Sequence[StreamProgress]]) -> dict[str, Any]:
+        """The progress of all ranks as JSON of bounded size, for a checkpoint. A collective if `gather` is one."""
+        parts = gather(self.progress)
+        first, finished = self.progress.first, set[int]().union(*(part.finished for part in parts))
+        while first in finished:
+            first += 1
+        self.progress.first = first
+        self.progress.finished = {draw for draw in self.progress.finished if draw > first}
+        taken = sorted([draw, count] for part in parts for draw, count in part.taken.items())
+        return {"first": first, "through": sorted(draw for draw in finished if draw > first), "taken": taken}
+
+    def shard_of(self, draw: int) -> str:
+        return self.shards[int(self._draws.ids(draw)[0])]
+
+    def sample_id(self, sample: ShardSample) -> int:
+        """The number in the field data.id_key, NO_ID without that key. Raises SampleError for any other value."""
+        if self.id_key is None:
+            return NO_ID
+        value = sample.field(self.id_key)
+        if type(value) is not int or not 0 <= value < 1 << 63:
+            raise SampleError(f"{sample.where}: '{self.id_key}' is {value!r:.80}, no number of a sample: 0, 1, …")
+        return value
+
+    def _batch(self, step: int) -> StreamBatch:
+        """The next batch of this process's reader. torch deals steps to workers in turn: this fixes the reader."""
+        number = self._rank * self._readers + step % self._readers
+        if self._reader is None:
+            self._reader = Reader(self, number, self._world_size * self._readers)
+        assert self._reader.number == number, "a process is one reader"
+        start, stop = (r * self.global_batch_size // self._world_size for r in (self._rank, self._rank + 1))
+        return self._reader.batch(stop - start)
+
+    def _check(self, found: StreamSample) -> None:
+        self.maker.check(found.sample)
+        self.sample_id(found.sample)
+
+
+class Reader:
+    """Reader `number` of `readers`, which share the draws of a stream. Gives samples without end."""
+
+    def __init__(self, stream: Stream, number: int, readers: int) -> None:
+        self.number, self._readers, self._stream = number, readers, stream
+        self._ended: dict[int, int] = {}
+        self._bad: list[BadSample] = []
+        self._bad_in_a_row: list[BadSample] = []
+        self._mixed = self._mix()
+
+    def batch(self, size: int) -> StreamBatch:
+        """The next `size` samples that can be used. Raises DataError for too many bad ones in a row."""
+        pairs: list[TrainingPair] = []
+        taken = Counter[int]()
+        while len(pairs) < size:
+            found = next(self._mixed)
+            taken[found.draw] += 1
+            try:
+                sample_id = self._stream.sample_id(found.sample)
+                pair = self._stream.maker.pair(found.sample, sample_id, epoch=found.draw, position=found.position)
+                pairs.append(pair)
+                self._bad_in_a_row = []
+            except SampleError as error:
+                bad = BadSample(len(pairs), NO_ID, found.shard, found.key, str(error), NO_ID)
+                self._report(bad)
+                self._bad_in_a_row.append(bad)
+            if self._bad_in_a_row and len(self._bad_in_a_row) >= self._stream.limit:
+                raise too_many_in_a_row(self._stream.limit, self._bad_in_a_row)
+        batch = self._stream.maker.batch(pairs, tuple(self._bad))
+        ended, self._ended, self._bad = self._ended, {}, []
+        return StreamBatch(**vars(batch), taken=dict(taken), ended=ended)
+
+    def _mix(self) -> Iterator[StreamSample]:
+        """The samples, in random order inside blocks of data.buffer."""
+        samples = self.samples()
+        while block := list(islice(samples, self._stream.buffer)):
+            random.Random(f"{self._stream.seed}/{block[0].draw}/{block[0].position}").shuffle(block)
+            yield from block
+
+    def samples(self) -> Iterator[StreamSample]:
+        """The samples of this reader's draws that are not used up, in order.
+
+        Raises DataError when too many consecutive shards give none.
+        """
+        progress, empty = self._stream.progress, list[BadSample]()
+        limit = max(-(-self._stream.draws_per_pass // self._readers), MIN_EMPTY)
+        first = progress.first + (self.number - progress.first) % self._readers
+        for draw in count(first, self._readers):
+            if draw in progress.finished:
+                continue
+            begin_item(draw)
+            shard, scan, samples = self._stream.shard_of(draw), Scan(), 0
+            for key, sample in _walk(shard, scan):
+                yield StreamSample(draw, samples, shard, key, sample)
+                samples += 1
+            self._ended[draw] = samples
+            if scan.problems.count:
+                self._report(_lost_part(shard, scan.problems))
+            elif not samples:
+                scan.problems.add(Problem(0, "there is no sample in it"))
+            empty = [] if samples else [*empty, _lost_part(shard, scan.problems)]
+            if len(empty) >= limit:
+                raise DataError(f"{len(empty)} shards in a row gave no sample. {examples(empty)}")
+
+    def _report(self, bad: BadSample) -> None:
+        if not self._stream.limit:
+            raise DataError(bad.reason)
+        self._bad.append(bad)
+
+
+def first_of(shard: str) -> ShardSample:
+    """The first sample of a shard. Raises DataError when there is none."""
+    scan = Scan()
+    for _, sample in _walk(shard, scan):
+        return sample
+    if not scan.problems.count:
+        raise DataError(f"{shard}: there is no sample in it")
+    raise DataError(_lost_part(shard, scan.problems).reason)
+
+
+def _walk(shard: str, scan: Scan) -> Iterator[tuple[str, ShardSample]]:
+    """The samples of a shard and their keys. Damage of the shard and failures of its storage are added to `scan`."""
+    last = None
+    try:
+        with open_sequential(shard) as content:
+            for last, members in stream_tar(content, scan):
+                yield last.key, ShardSample(f"{shard}: sample '{last.key}'", members)
+    except OSError as error:
+        if last is None:
+            scan.problems.add(Problem(0, f"cannot be read: {error}"))
+        else:
+            scan.problems.add(Problem(last.offset, f"cannot be read on from sample '{last.key}': {error}", last=True))
+
+
+def _lost_part(shard: str, problems: Problems) -> BadSample:
+    """What could not be read of a shard, as an entry of `Batch.bad`."""
+    reasons = [str(problem) for problem in problems.first[:SHOWN]]
+    if problems.count > SHOWN:
+        reasons.append(f"{problems.count - SHOWN} more such places")
+    if problems.first[-1].last:
+        reasons.append("what is there and all that follows are left out")
+    return BadSample(0, NO_ID, shard, "", f"{shard}: {'; '.join(reasons)}", NO_ID)

@@ -1,0 +1,230 @@
+"""From the bytes of a picture to the uint8 square that a tower takes: decoding, resizing, augmentation.
+
+Pictures are uint8 until the device normalises them. Augmentation is a function of (seed, epoch, sample id): the same on
+any rank, in any worker and in any batch, to the bit.
+
+b pictures of a batch; H, W sides of a decoded picture; S side of the tower's input.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+import numpy as np
+import simplejpeg
+import torch
+from torch import Tensor
+from torch.nn.functional import grid_sample
+from torchvision.transforms.v2 import InterpolationMode
+from torchvision.transforms.v2 import functional as F
+
+from dyad.data.base.errors import DataError
+from dyad.data.config import AugmentConfig
+from dyad.data.image_text.pictures import JPEG_MAGIC, SUFFIX_OF, check_size, refuse_many_scans
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MAX_ASPECT = 16  # of a picture with a longer side than this times the shorter one, only a part is resized
+CROP_ATTEMPTS = 10
+CROP_DRAWS, NOISE_DRAWS = 2 * CROP_ATTEMPTS + 2, 11
+DRAWS = CROP_DRAWS + NOISE_DRAWS  # uniforms that the augmentation of one picture takes
+CROP_RATIO = (3 / 4, 4 / 3)  # of width to height
+LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as PIL's "L"
+NOISE_PIXELS = 2**15  # augmented at a time: their floats fit into the CPU's cache
+
+Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+Interval = Sequence[float]
+
+
+@dataclass(frozen=True)
+class ImageSpec:
+    """The input of a picture tower. size: S pixels; mean, std: of its normalisation, for values in 0..1.
+
+    resize: "shortest" (resize the shorter side, crop the centre), "longest" (resize the longer side, pad with black) or
+    "squash". interpolation: "bicubic" or "bilinear". The terms are open_clip's.
+    """
+
+    size: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    resize: str = "shortest"
+    interpolation: str = "bicubic"
+
+
+# Decoding -------------------------------------------------------------------------------------------------------------
+
+
+def decode(data: bytes, max_pixels: int) -> Tensor:
+    """The picture as uint8 (3, H, W). Transparent areas become white. Of an animation the first frame is decoded.
+
+    Raises DataError with the reason for anything that is no sound JPEG, PNG or WebP, has more than `max_pixels` or too
+    many scans. Size and scans are checked before anything is decoded.
+    """
+    refuse_many_scans(data)
+    if data[:3] == JPEG_MAGIC:
+        try:
+            height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
+            check_size(int(width), int(height), max_pixels, "data.max_image_pixels")
+            if colours in ("RGB", "YCbCr", "Gray"):
+                return torch.from_numpy(simplejpeg.decode_jpeg(data)).permute(2, 0, 1)
+        except ValueError:
+            pass  # PIL decodes what libjpeg only warns of, and gives a reason for what is broken
+    return torch.from_numpy(_decode_with_pil(data, max_pixels)).permute(2, 0, 1)
+
+
+def _decode_with_pil(data: bytes, max_pixels: int) -> np.ndarray:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit comes next
+            with Image.open(BytesIO(data), formats=tuple(SUFFIX_OF)) as picture:
+                check_size(*picture.size, max_pixels, "data.max_image_pixels")
+                return np.array(_rgb(picture))
+    except DataError:
+        raise
+    except Image.DecompressionBombError as error:
+        raise DataError(f"more pixels than data.max_image_pixels={max_pixels} ({error})") from error
+    except UnidentifiedImageError as error:
+        raise DataError(f"no sound JPEG, PNG or WebP picture (begins with {data[:8]!r})") from error
+    except Exception as error:  # PIL raises nearly any type on bytes made to confuse it
+        raise DataError(f"no sound JPEG, PNG or WebP picture ({type(error).__name__}: {error})") from error
+
+
+def _rgb(picture: Image) -> Image:
+    from PIL import Image
+
+    if picture.mode.startswith("I"):  # 16 bits a pixel, which convert() would clip
+        picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
+    if picture.has_transparency_data:
+        picture = picture.convert("RGBA")
+        white = Image.new("RGBA", picture.size, "white")
+        picture = Image.alpha_composite(white, picture)
+    return picture if picture.mode == "RGB" else picture.convert("RGB")
+
+
+# Resizing -------------------------------------------------------------------------------------------------------------
+
+
+def evaluation_transform(picture: Tensor, spec: ImageSpec) -> Tensor:
+    """(3, H, W) uint8 → (3, S, S) uint8 without augmentation; agrees with open_clip's preprocessing to 2/255."""
+    size, (height, width) = spec.size, picture.shape[-2:]
+    if height == width == size:
+        return picture
+    shorter, longer = sorted((height, width))
+    if longer > MAX_ASPECT * shorter:  # resize only a part of the pixels: the whole would take much memory
+        if spec.resize == "shortest":
+            height, width = (min(side, MAX_ASPECT * shorter) for side in (height, width))
+            picture = F.center_crop(picture, [height, width])
+        else:
+            down, right = (max(1, side // (MAX_ASPECT * size)) for side in (height, width))
+            picture = picture[:, ::down, ::right]
+    if spec.resize == "squash":
+        target = [size, size]
+    elif spec.resize == "longest":
+        ratio = longer / size
+        target = [max(1, round(height / ratio)), max(1, round(width / ratio))]
+    else:
+        target = [max(size, size * side // shorter) for side in (height, width)]
+    return F.center_crop(_resize(picture, target, spec), [size, size])
+
+
+def _resize(picture: Tensor, size: list[int], spec: ImageSpec) -> Tensor:
+    return F.resize(picture, size, InterpolationMode(spec.interpolation), antialias=True)
+
+
+# Augmentation ---------------------------------------------------------------------------------------------------------
+
+
+def uniforms(seed: int, epoch: int, sample_id: int, count: int) -> Floats:
+    """`count` numbers in [0, 1) that depend only on the arguments. Each sample has its own Philox stream."""
+    key, counter = np.array([seed % 2**64, epoch], np.uint64), np.array([0, 0, 0, sample_id], np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=counter)).random(count)
+
+
+def training_size(picture: Tensor, spec: ImageSpec, augment: AugmentConfig, draws: Floats) -> Tensor:
+    """(3, H, W) uint8, draws (DRAWS,) → (3, S, S) uint8: resized as in evaluation, or a random crop, resized."""
+    if tuple(augment.crop_scale) == (1, 1):
+        return evaluation_transform(picture, spec)
+    top, left, height, width = crop_box(picture.shape[1], picture.shape[2], augment.crop_scale, draws)
+    return _resize(picture[:, top : top + height, left : left + width], [spec.size] * 2, spec)
+
+
+def crop_box(height: int, width: int, scale: Interval, draws: Floats) -> tuple[int, int, int, int]:
+    """(top, left, height, width) of a random resized crop like torchvision's: up to ten attempts, then the centre."""
+    shapes = draws[: 2 * CROP_ATTEMPTS].reshape(CROP_ATTEMPTS, 2)
+    area = height * width * _between(scale, shapes[:, 0])
+    ratio = np.exp(_between([math.log(side) for side in CROP_RATIO], shapes[:, 1]))
+    widths, heights = np.rint(np.sqrt(area * ratio)).astype(int), np.rint(np.sqrt(area / ratio)).astype(int)
+    fitting = np.flatnonzero((widths > 0) & (widths <= width) & (heights > 0) & (heights <= height))
+    if len(fitting):
+        h, w = int(heights[fitting[0]]), int(widths[fitting[0]])
+        down, right = draws[2 * CROP_ATTEMPTS : CROP_DRAWS]
+        return int(down * (height - h + 1)), int(right * (width - w + 1)), h, w
+    h = min(height, round(width / CROP_RATIO[0]))
+    w = min(width, round(height * CROP_RATIO[1]))
+    return (height - h) // 2, (width - w) // 2, h, w
+
+
+def add_noise(batch: Tensor, augment: AugmentConfig, draws: Floats) -> Tensor:
+    """Rotate, zoom, stretch, shift and flip on white, then change colours.
+
+    batch (b, 3, S, S) uint8; draws (b, NOISE_DRAWS). Every value is computed from its own picture and draws, with the
+    same instructions at any position in the batch.
+    """
+    moves = augment.rotate or augment.aspect or augment.shift or augment.flip or tuple(augment.zoom) != (1, 1)
+    colours = augment.brightness or augment.grey or tuple(augment.gain) != (1, 1)
+    if not (moves or colours):
+        return batch
+    inverse = torch.from_numpy(_inverse_maps(augment, draws)).float()
+    brightness = 1 + augment.brightness * _between((-1, 1), draws[:, 9:10])
+    gains = torch.from_numpy(_between(augment.gain, draws[:, 6:9]) * brightness).float()
+    grey = draws[:, 10] < augment.grey
+    result = torch.empty_like(batch)
+    block = max(1, NOISE_PIXELS // batch.shape[-1] ** 2)
+    for start in range(0, len(batch), block):
+        rows = slice(start, start + block)
+        pixels = batch[rows].float()
+        if moves:
+            pixels = _warped(pixels, inverse[rows])
+        pixels.mul_(gains[rows, :, None, None])
+        for row in np.flatnonzero(grey[rows]).tolist():
+            red, green, blue = (channel * weight for channel, weight in zip(pixels[row], LUMA, strict=True))
+            pixels[row] = red + green + blue
+        result[rows] = pixels.add_(0.5).clamp_(0, 255)
+    return result
+
+
+def _inverse_maps(augment: AugmentConfig, draws: Floats) -> Floats:
+    """(b, 2, 3): affine maps from the coordinates of an output pixel to those of its input pixel, in [-1, 1]."""
+    angle = np.radians(augment.rotate) * _between((-1, 1), draws[:, 0])
+    zoom = _between(augment.zoom, draws[:, 1])
+    stretch = np.sqrt(1 + augment.aspect * _between((-1, 1), draws[:, 2]))
+    shift = 2 * augment.shift * _between((-1, 1), draws[:, 3:5])
+    mirror = np.where(draws[:, 5] < augment.flip, -1.0, 1.0)
+    cos, sin = np.cos(angle), np.sin(angle)
+    x, y = mirror / (zoom * stretch), stretch / zoom
+    return np.stack([np.stack([cos * x, sin * x, shift[:, 0]], 1), np.stack([-sin * y, cos * y, shift[:, 1]], 1)], 1)
+
+
+def _warped(pixels: Tensor, inverse: Tensor) -> Tensor:
+    """(b, 3, S, S) float 0..255: bilinear samples at the coordinates that `inverse` (b, 2, 3) gives, white outside."""
+    size = pixels.shape[-1]
+    centres = (torch.arange(size) * 2 + 1) / size - 1  # of pixels, in [-1, 1]
+    x, y = centres[None, None, :], centres[None, :, None]
+    rows = inverse[:, :, :, None, None].unbind(1)
+    # elementwise, not affine_grid: its matrix product may round differently in another batch
+    grid = torch.stack([a * x + b * y + c for a, b, c in (row.unbind(1) for row in rows)], -1)
+    return 255 - grid_sample(255 - pixels, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+
+
+def _between(interval: Interval, draws: Floats) -> Floats:
+    """Maps uniforms in [0, 1) to the interval."""
+    low, high = interval
+    return low + (high - low) * draws

@@ -1,0 +1,58 @@
+"""One rank's training batches, step after step, prepared ahead by worker processes.
+
+`data.order.Order` decides which samples a step sees; the workers only share the decoding. One iterator serves all steps
+of a run, so the workers are not restarted between two epochs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Protocol
+
+import torch
+
+from dyad.data.batch import Batch
+from dyad.data.loading.order import Order
+from dyad.data.loading.workers import prefetched
+
+Positions = Sequence[tuple[int, int]]  # (epoch, sample id) each
+
+
+class BatchSource(Protocol):
+    """A data set that makes whole batches. where: how an error names a sample; it must not read any storage."""
+
+    def __getitems__(self, positions: Positions) -> Batch: ...
+    def where(self, sample_id: int) -> str: ...
+
+
+def build_loader(
+    dataset: BatchSource,
+    order: Order,
+    *,
+    rank: int,
+    world_size: int,
+    first_step: int,
+    last_step: int,
+    workers: int,
+    timeout: float = 0,
+) -> Iterator[Batch]:
+    """This rank's part of the batches of steps first_step … last_step - 1.
+
+    With CUDA the batches lie in pinned memory. timeout: seconds to wait for a batch, 0 for ever. Raises as
+    `data.workers.prefetched`.
+    """
+    return prefetched(
+        partial(_batch, dataset, order, rank, world_size),
+        range(first_step, last_step),
+        where=dataset.where,
+        workers=workers,
+        timeout=timeout,
+        rank=rank,
+        pin=torch.cuda.is_available(),
+    )
+
+
+def _batch(dataset: BatchSource, order: Order, rank: int, world_size: int, step: int) -> Batch:
+    epoch, ids = order.local(step, rank, world_size)
+    return dataset.__getitems__([(epoch, sample_id) for sample_id in ids.tolist()])

@@ -1,0 +1,161 @@
+"""Which samples each optimiser step sees: a function of (seed, epoch, position), without a list and without state.
+
+The ids of an epoch are rotated, so that each epoch leaves out other ids after its last full batch. Chunks of CHUNK
+consecutive ids are permuted; then samples are permuted inside windows. The order does not depend on the world size, the
+workers or the shards.
+
+G samples of a global batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+
+from dyad.data.base.errors import ConfigError
+
+CHUNK = 256  # consecutive ids that stay together when chunks are permuted: their reads are local
+WINDOW = 65_536  # samples permuted among each other, at the least
+ROUNDS = 6  # of the Feistel network
+
+Ids = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+
+class Order:
+    """The order of training samples.
+
+    sizes, weights: number of samples and weight of each source. In an epoch a source of weight w gives every sample ⌊w⌋
+    times and a random share w - ⌊w⌋ of them once more, round(w · size) in all. shuffle: 'window' keeps reads local,
+    'full' permutes single samples over the whole epoch. Raises ConfigError when an epoch holds less than one global
+    batch.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        weights: Sequence[float],
+        *,
+        seed: int,
+        global_batch_size: int,
+        shuffle: str = "window",
+    ) -> None:
+        assert len(sizes) == len(weights) and global_batch_size > 0 and shuffle in ("window", "full")
+        self.seed, self.global_batch_size = seed, global_batch_size
+        self.sizes, self.weights = list(sizes), list(weights)
+        self._starts = [0, *accumulate(_appearances(sizes, weights))]
+        self.samples_per_epoch = self._starts[-1]
+        self.steps_per_epoch = self.samples_per_epoch // global_batch_size
+        if not self.steps_per_epoch:
+            raise ConfigError(
+                f"global_batch_size={global_batch_size} is more than the {self.samples_per_epoch} samples of an epoch."
+            )
+        self._used = self.steps_per_epoch * global_batch_size
+        self._chunk = CHUNK if shuffle == "window" else 1
+        self._window = min(self._used, max(WINDOW, 4 * global_batch_size) if shuffle == "window" else self._used)
+
+    def ids(self, step: int) -> Ids:
+        """The global batch of a step: (G,) ids, sorted. An id occurs twice only if its source weighs more than 1."""
+        epoch, batch = divmod(step, self.steps_per_epoch)
+        position = np.arange(self.global_batch_size, dtype=np.int64) + batch * self.global_batch_size
+        shuffled = self._shuffled(position, epoch)
+        left_over = self.samples_per_epoch - self._used  # rotate by the samples that each epoch leaves out
+        return np.sort(self._base_ids((shuffled + epoch * left_over) % self.samples_per_epoch, epoch))
+
+    def local(self, step: int, rank: int, world_size: int) -> tuple[int, Ids]:
+        """Epoch and one rank's part of `ids(step)`: consecutive ids; the parts of ranks differ by at most one in size.
+
+        Raises ConfigError when there are more ranks than samples in a batch.
+        """
+        assert 0 <= rank < world_size
+        if world_size > self.global_batch_size:
+            raise ConfigError(f"global_batch_size={self.global_batch_size} is less than the {world_size} processes.")
+        first, last = (r * self.global_batch_size // world_size for r in (rank, rank + 1))
+        return step // self.steps_per_epoch, self.ids(step)[first:last]
+
+    def _shuffled(self, position: Ids, epoch: int) -> Ids:
+        """A permutation of the positions that an epoch uses: inside windows, then of the chunks in the windows."""
+        windows = self._used // self._window
+        window = np.minimum(position // self._window, windows - 1)  # the last one takes the rest
+        result = np.empty_like(position)
+        for number in np.unique(window).tolist():
+            start = number * self._window
+            size = self._window if number < windows - 1 else self._used - start
+            inside = window == number
+            result[inside] = start + permuted(position[inside] - start, size, self._keys(epoch, f"window {number}"))
+        return permuted_chunks(result, self._used, self._chunk, self._keys(epoch, "chunks"))
+
+    def _base_ids(self, appearance: Ids, epoch: int) -> Ids:
+        """Sample ids of positions in an epoch before shuffling: source by source, copy by copy of its samples."""
+        result = np.empty_like(appearance)
+        first_id = 0
+        for source, (size, weight) in enumerate(zip(self.sizes, self.weights, strict=True)):
+            start, end = self._starts[source : source + 2]
+            inside = (appearance >= start) & (appearance < end)
+            local = appearance[inside] - start
+            extra = local >= int(weight) * size
+            chosen = permuted_chunks(local[extra] % size, size, self._chunk, self._keys(epoch, f"source {source}"))
+            local[extra], local[~extra] = chosen, local[~extra] % size
+            result[inside] = first_id + local
+            first_id += size
+        return result
+
+    def _keys(self, epoch: int, purpose: str) -> list[int]:
+        digest = hashlib.blake2b(f"{self.seed}/{epoch}/{purpose}".encode(), digest_size=8 * ROUNDS).digest()
+        return np.frombuffer(digest, "<u8").tolist()
+
+
+def _appearances(sizes: Sequence[int], weights: Sequence[float]) -> list[int]:
+    counts = [round(weight * size) for size, weight in zip(sizes, weights, strict=True)]
+    for count, size, weight in zip(counts, sizes, weights, strict=True):
+        if size and not count:
+            raise ConfigError(f"weight {weight} of a source with {size} samples is less than one sample per epoch.")
+    return counts
+
+
+def permuted_chunks(position: Ids, size: int, chunk: int, keys: Sequence[int]) -> Ids:
+    """A permutation of [0, size) that moves chunks as wholes. The short last chunk gets a random position."""
+    full, short = divmod(size, chunk)
+    start = keys[0] % (full + 1) * chunk
+    in_short = (position >= start) & (position < start + short)
+    other = position[~in_short]
+    other = other - short * (other >= start + short)  # as if the short chunk were not there
+    result = position - start + full * chunk
+    result[~in_short] = permuted(other // chunk, full, keys) * chunk + other % chunk
+    return result
+
+
+def permuted(value: Ids, size: int, keys: Sequence[int]) -> Ids:
+    """The images of some values under a keyed permutation of [0, size). Values must lie in that interval.
+
+    A Feistel network on the next power of two, repeated for results outside ("cycle walking", Black and Rogaway 2002).
+    """
+    bits = max(size - 1, 1).bit_length()
+    low = np.uint64(bits - bits // 2)
+    result = value.astype(np.uint64)
+    outside = np.arange(len(result))
+    while len(outside):
+        result[outside] = _feistel(result[outside], low, np.uint64(bits // 2), keys)
+        outside = outside[result[outside] >= size]
+    return result.astype(np.int64)
+
+
+def _feistel(value: np.ndarray, low_bits: np.uint64, high_bits: np.uint64, keys: Sequence[int]) -> np.ndarray:
+    """A bijection of [0, 2^(low + high)) for any hash: each round changes one half by a hash of the other."""
+    one = np.uint64(1)
+    low, high = value & ((one << low_bits) - one), value >> low_bits
+    for number, key in enumerate(keys):
+        if number % 2:
+            high ^= _hash(low, key) >> (np.uint64(64) - high_bits) if high_bits else np.uint64(0)
+        else:
+            low ^= _hash(high, key) >> (np.uint64(64) - low_bits)
+    return high << low_bits | low
+
+
+def _hash(value: np.ndarray, key: int) -> np.ndarray:
+    """SplitMix64's mixer (Steele, Lea and Flood 2014). The products wrap at 2^64 on purpose."""
+    mixed = (value ^ np.uint64(key)) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))

@@ -1,0 +1,93 @@
+"""Replacement of samples that cannot be used. The replacement is a function of (seed, epoch, id, attempt).
+
+Therefore all ranks, any number of workers and a resumed run choose the same replacement without communication. It comes
+from the same source and has its own id, keys and noise, as if the order had named it. `Batch.bad` lists what was
+replaced. Only a SampleError leads to a replacement. A missing or changed shard and failing storage stop the run: they
+can be repaired, and a run that went on without them would not be reproducible.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TypeVar
+
+from dyad.data.base.errors import DataError, SampleError
+from dyad.data.batch import BadSample
+from dyad.data.loading.workers import begin_item
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Replacements:
+    """Loads the samples of a batch and replaces those that cannot be used.
+
+    sizes: number of samples of each source. limit: consecutive bad samples that stop the run; 0: replace none.
+    """
+
+    sizes: Sequence[int]
+    seed: int
+    limit: int
+
+    def id(self, epoch: int, sample_id: int, attempt: int) -> int:
+        """The replacement of a sample. attempt: 1, 2, … while the replacements cannot be used either."""
+        starts = [0, *accumulate(self.sizes)]
+        source = bisect_right(starts, sample_id) - 1
+        digest = hashlib.blake2b(f"{self.seed}/{epoch}/{sample_id}/{attempt}".encode(), digest_size=8).digest()
+        return starts[source] + int.from_bytes(digest, "little") % self.sizes[source]
+
+    def load(
+        self,
+        positions: Iterable[tuple[int, int]],
+        read: Callable[[int, int], T],
+        origin: Callable[[int], tuple[str, str]],
+    ) -> tuple[list[T], tuple[BadSample, ...]]:
+        """What read(epoch, id) returns for every position or for its replacement, and the samples that were replaced.
+
+        origin(id): shard and key. Raises the SampleError when `limit` is 0, DataError after `limit` consecutive bad
+        samples.
+        """
+        loaded: list[T] = []
+        bad: list[BadSample] = []
+        for row, (epoch, sample_id) in enumerate(positions):
+            tried, attempts = sample_id, 0
+            while True:
+                begin_item(tried)
+                try:
+                    loaded.append(read(epoch, tried))
+                    break
+                except SampleError as error:
+                    if not self.limit:
+                        raise
+                    attempts += 1
+                    replacement = self.id(epoch, sample_id, attempts)
+                    bad.append(BadSample(row, tried, *origin(tried), str(error), replacement))
+                    tried = replacement
+                if attempts == self.limit:
+                    raise too_many_in_a_row(self.limit, bad[-attempts:])
+        return loaded, tuple(bad)
+
+
+def check_any(items: Iterable[T], check: Callable[[T], None]) -> None:
+    """Raise the first SampleError when `check` raises one for every item: the configuration is probably wrong."""
+    problem: SampleError | None = None
+    for item in items:
+        try:
+            return check(item)
+        except SampleError as error:
+            problem = problem or error
+    if problem:
+        raise problem
+
+
+def too_many_in_a_row(limit: int, bad: Sequence[BadSample]) -> DataError:
+    return DataError(f"{limit} samples in a row cannot be used (data.bad_in_a_row). {examples(bad)}")
+
+
+def examples(bad: Sequence[BadSample]) -> str:
+    """The reasons of the first three, for an error message."""
+    return "For example:" + "".join(f"\n  {one.reason}" for one in bad[:3])

@@ -1,0 +1,263 @@
+"""DataLoader workers that ignore outside signals, exit with their parent, and whose death or hang is an error.
+
+A scheduler signals every process of a job, and a terminal the whole group. The trainer answers such a signal with a
+checkpoint and needs its loader until then. So the workers ignore it.
+
+A worker that is killed, or that keeps its parent waiting for too long, stops the parent with a HardwareError that names
+the worker. torch's own timeout does not cover this: it applies only before the first byte of a batch, so a worker that
+is stopped halfway through sending one blocks the parent for ever. Signal handlers (SIGCHLD, SIGALRM) end every wait.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import RawArray, active_children, parent_process
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import FrameType
+from typing import Any, Generic, NoReturn, TypeVar
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from dyad.data.base.errors import HardwareError, UserError
+from dyad.data.base.sockets import open_connections
+
+T = TypeVar("T")
+IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+POLL_SECONDS = 0.5  # between two checks that the parent is alive
+LIKELY_CAUSE = {-signal.SIGKILL: "Did memory run out?", -signal.SIGBUS: "Is /dev/shm full?"}
+NO_ITEM = -1
+
+
+def prefetched(
+    make: Callable[[Any], T],
+    entries: Sequence[Any],
+    *,
+    where: Callable[[int], str],
+    workers: int,
+    timeout: float,
+    rank: int = 0,
+    pin: bool = False,
+) -> Iterator[T]:
+    """make(entry) of all entries, in their order, prepared ahead by worker processes; workers=0: by this process.
+
+    where(item): how an error names an item given to `begin_item`; it must not read any storage. timeout: seconds to
+    wait for a value, 0 for ever. pin: copy values to pinned memory; they must have a method pin_memory.
+
+    A UserError of `make` is raised here without a worker's traceback. HardwareError is raised, wherever the main thread
+    is at that moment, when a worker has died, and when a value takes longer than `timeout`.
+    """
+    if workers:  # otherwise the tokenizers library prints at every fork that it stops using threads
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    group = WorkerGroup(workers, rank, where)
+    loader = DataLoader(
+        _Outcomes(make),
+        batch_size=None,
+        sampler=entries,
+        num_workers=workers,
+        worker_init_fn=partial(_start_worker, group.current_items),
+        pin_memory=pin,
+        generator=torch.Generator(),  # otherwise the start of workers draws from the global generator
+    )
+    with group.running(loader) as outcomes:
+        for number in range(len(entries)):
+            with group.waiting_for(number, timeout):
+                outcome = next(outcomes)
+            if isinstance(outcome.value, UserError):
+                raise outcome.value
+            yield outcome.value
+
+
+@dataclass(frozen=True)
+class _Outcome(Generic[T]):
+    """A value, or the error raised instead. torch calls `pin_memory` of any object that has it."""
+
+    value: T | UserError
+
+    def pin_memory(self) -> _Outcome[Any]:
+        return self if isinstance(self.value, UserError) else _Outcome(self.value.pin_memory())  # type: ignore[attr-defined]
+
+
+class _Outcomes(Dataset[_Outcome[T]]):
+    """Returns errors as values: torch would turn an exception of a worker into a text with its traceback."""
+
+    def __init__(self, make: Callable[[Any], T]) -> None:
+        self.make = make
+
+    def __getitem__(self, entry: Any) -> _Outcome[T]:
+        try:
+            return _Outcome(self.make(entry))
+        except UserError as error:
+            return _Outcome(error)
+
+
+# ---- in the parent process -----------------------------------------------------------------------------------------
+
+_running: list[WorkerGroup] = []
+_failed: list[WorkerGroup] = []  # kept alive: torch's `__del__` joins its workers, and a killed one can block for ever
+
+
+class WorkerGroup:
+    """The workers of one loader. current_items: shared memory; for each worker, the item that it is working on."""
+
+    def __init__(self, size: int, rank: int, where: Callable[[int], str]) -> None:
+        self.size, self.rank, self.where = size, rank, where
+        self.current_items = RawArray("q", [NO_ITEM] * size)
+        self.error: HardwareError | None = None
+
+    @contextmanager
+    def running(self, loader: DataLoader[T]) -> Iterator[Iterator[T]]:
+        """Start the workers and give the loader's iterator. Inside, the death of a worker raises HardwareError."""
+        others = active_children()
+        self.outcomes = _start(loader)
+        started_now = [child for child in active_children() if child not in others]
+        self.processes = sorted(started_now, key=lambda child: child.pid or 0)
+        _running.append(self)
+        if threading.current_thread() is threading.main_thread():  # only the main thread may set a handler
+            signal.signal(signal.SIGCHLD, _on_child_exit)
+        try:
+            self.check_alive()
+            yield self.outcomes
+        finally:
+            if self in _running:
+                _running.remove(self)
+            for process in self.processes:
+                if _is_stopped(process):  # it would never read torch's request to exit
+                    process.kill()
+
+    @contextmanager
+    def waiting_for(self, number: int, seconds: float) -> Iterator[None]:
+        """Inside, value `number` must arrive within so many seconds. The workers make values in turn."""
+        self._raise_earlier_error()
+        try:
+            with _alarm(seconds if self.size else 0, lambda: self._time_out(number % self.size, seconds)):
+                yield
+        except Exception as error:  # torch catches ours and raises one of its own
+            self._raise_earlier_error()
+            if isinstance(error, OSError | EOFError):  # a dying worker closes its connections before it has exited
+                dying = wait([process.sentinel for process in self.processes], POLL_SECONDS)
+                for process in self.processes:
+                    if process.sentinel in dying:
+                        process.join()
+                self.check_alive()
+            raise
+
+    def _raise_earlier_error(self) -> None:
+        """Raise the error of a signal handler again: other code may have caught it."""
+        if self.error:
+            raise self.error from None
+
+    def check_alive(self) -> None:
+        """Raise HardwareError when a worker has died."""
+        for worker, process in enumerate(self.processes):
+            if code := process.exitcode:
+                how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+                _fail(f"{self._describe(worker)} {how}. {LIKELY_CAUSE.get(code, 'Its own words are above.')}")
+
+    def _time_out(self, expected: int, seconds: float) -> NoReturn:
+        """expected: the worker whose turn it is. A stopped worker is named instead: it may hold up the others."""
+        self.check_alive()
+        stopped = [worker for worker, process in enumerate(self.processes) if _is_stopped(process)]
+        how = "is stopped by a signal" if stopped else "hangs (is its storage gone?)"
+        _fail(
+            f"{self._describe([*stopped, expected][0])} {how}: nothing came for {seconds:g} s. Raise data.timeout if a "
+            "batch may take that long"
+        )
+
+    def _describe(self, worker: int) -> str:
+        item = self.current_items[worker]
+        where = "" if item == NO_ITEM else f", at {self.where(item)}"
+        return f"rank {self.rank}: loader worker {worker} (process {self.processes[worker].pid}{where})"
+
+
+def _fail(message: str) -> NoReturn:
+    """Kill all workers and raise HardwareError. A stopped worker would keep this process from exiting."""
+    error = HardwareError(message)
+    for group in _running:
+        group.error = error
+        for process in group.processes:
+            process.kill()
+    _failed.extend(_running)
+    _running.clear()
+    raise error
+
+
+def _on_child_exit(number: int, frame: FrameType | None) -> None:
+    """SIGCHLD handler in place of torch's, whose error does not name the worker."""
+    for group in list(_running):
+        group.check_alive()
+
+
+@contextmanager
+def _alarm(seconds: float, ring: Callable[[], None]) -> Iterator[None]:
+    """Call ring() in the main thread if the block takes longer than so many seconds; 0: never."""
+    if not seconds or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, lambda *_: ring())
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _is_stopped(process: BaseProcess) -> bool:
+    try:
+        return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False
+
+
+def _start(loader: DataLoader[T]) -> Iterator[T]:
+    """The loader's iterator, whose creation starts the workers. Signals are blocked meanwhile, in the workers too, so
+    that none dies before it is set up."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
+    try:
+        return iter(loader)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+# ---- in a worker ---------------------------------------------------------------------------------------------------
+
+_record_item: Callable[[int], None] | None = None  # None in a process that is no worker
+
+
+def begin_item(item: int) -> None:
+    """Record the item that this worker begins: an error of the parent names it."""
+    if _record_item is not None:
+        _record_item(item)
+
+
+def _start_worker(current_items: Any, worker: int) -> None:
+    global _record_item
+    _running.clear()
+    for inherited in list(open_connections()):  # otherwise they stay open when the parent closes them or dies
+        inherited.close_here()
+    signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    _record_item = partial(current_items.__setitem__, worker)
+
+
+def _exit_with_parent() -> None:
+    """Exit when the parent sends a signal or is gone. torch's own check runs only every five seconds.
+
+    This needs a thread: only sigtimedwait tells which process sent a signal.
+    """
+    parent = parent_process()
+    assert parent is not None
+    while os.getppid() == parent.pid:
+        received = signal.sigtimedwait(IGNORED_SIGNALS, POLL_SECONDS)
+        if received is not None and received.si_pid == parent.pid:
+            break
+    os._exit(0)

@@ -1,0 +1,1 @@
+"""The question–passage data set: file formats, questions, corpora, hard negatives."""

@@ -1,0 +1,232 @@
+"""The formats of question files. A parsed row of any format becomes a Record, or a BadRow says why it cannot.
+
+The fields of a row tell its format:
+
+- DPR: question, answers [str], positive_ctxs, negative_ctxs, hard_negative_ctxs [{title, text, psg_id | passage_id}].
+  A typographic apostrophe of the question becomes ', as in DPR's own reader.
+- Tevatron: query_id, query, answers, positive_passages, negative_passages [{docid, title, text}]; with ids:
+  query_id, query_text, positive_document_ids, negative_document_ids [str] of data.passage.corpus. These negatives were
+  mined, so they are read as hard negatives.
+- FlagEmbedding: query, pos [str], neg [str]; neg are hard negatives. pos_scores, neg_scores and prompt are not read.
+- scored candidates (EPR): question, and candidates or ctxs [{title, text, score}]; a greater score is better. The best
+  data.passage.pos_pool are positives, the worst data.passage.neg_pool of the others are hard negatives.
+
+A question's id is its field query_id, qid, question_id, id or _id, if it has one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from dyad.data.base.errors import BadRow
+from dyad.data.config import PassageConfig
+from dyad.data.question_passage.passages import Passage, Question
+
+Fields = Mapping[str, Any]
+QUESTION_IDS = ("query_id", "qid", "question_id", "id", "_id")
+QUESTION_FIELDS = (*QUESTION_IDS, "answers", "metadata")
+PASSAGE_IDS = ("_id", "docid", "id", "psg_id", "passage_id", "pid")
+PASSAGE_FIELDS = (*PASSAGE_IDS, "text", "contents", "title")
+NAMED = 20  # fields that a message lists
+
+
+@dataclass(frozen=True)
+class Record:
+    """A question and its passages: ids in a format that names passages by id, otherwise the passages themselves."""
+
+    question: Question
+    positives: Sequence[Passage] | Sequence[str]
+    negatives: Sequence[Passage] | Sequence[str]
+    hard_negatives: Sequence[Passage] | Sequence[str]
+
+
+@dataclass(frozen=True)
+class QuestionFormat:
+    """A row that has the fields `question` and `positives` is of this format.
+
+    negatives, hard_negatives: fields of these lists; "" in a format without them. read_list: reads such a field.
+    passage_fields: the fields that are read of a passage inside the row. With a score among them, positives and hard
+    negatives are chosen from the passages in `positives`.
+    """
+
+    name: str
+    question: str
+    positives: str
+    negatives: str
+    hard_negatives: str
+    read_list: Callable[[Fields, str], Sequence[Passage] | Sequence[str]]
+    passage_fields: tuple[str, ...] = PASSAGE_FIELDS
+
+    @property
+    def lists(self) -> tuple[str, ...]:
+        """The fields that hold passages."""
+        return tuple(name for name in (self.positives, self.negatives, self.hard_negatives) if name)
+
+
+def format_of(fields: Fields) -> QuestionFormat | None:
+    return next((f for f in FORMATS if f.question in fields and f.positives in fields), None)
+
+
+def record_of(fields: Fields, config: PassageConfig) -> Record:
+    """The record of a row. A question without an id gets "". Raises BadRow for a damaged row or an unknown format."""
+    found = format_of(fields)
+    if found is None:
+        raise unknown_format(fields)
+    text = _not_blank(_text(fields[found.question], found.question), found.question)
+    if found.name == "DPR":
+        text = text.replace("’", "'")
+    question_id = _id(fields, QUESTION_IDS, "the row") or ""
+    question = Question(question_id, text, tuple(_texts(fields, "answers")), group_of(fields))
+    if "score" in found.passage_fields:
+        positives, hard_negatives = _pools(fields, found.positives, config)
+        lists = (positives, (), hard_negatives)
+    else:
+        names = (found.positives, found.negatives, found.hard_negatives)
+        lists = tuple(found.read_list(fields, name) if name else () for name in names)
+    if not lists[0]:
+        raise BadRow("no positive", f"{found.positives} is empty")
+    return Record(question, *lists)
+
+
+def unknown_format(fields: Fields) -> BadRow:
+    known = "; ".join(f"{f.name}: {f.question}, {f.positives}" for f in FORMATS)
+    return BadRow("unknown format", f"its fields are {named(fields)}. Known are {known}")
+
+
+def query_of(fields: Fields) -> Question:
+    """The question of a line of BEIR's queries.jsonl, which has the fields of a passage. Raises BadRow."""
+    query = passage_of(fields)
+    return Question(str(query.id), _not_blank(query.text, "text"), group=group_of(fields))
+
+
+def passage_of(fields: Any, where: str = "the row") -> Passage:
+    """A passage of a corpus or of a list: text (or contents), title and one of PASSAGE_IDS. Raises BadRow."""
+    if not isinstance(fields, Mapping):
+        raise BadRow("no passage", f"{where} is {fields!r:.80}, no object with a text")
+    name = next((name for name in ("text", "contents") if name in fields), None)
+    if name is None:
+        raise BadRow("no text", f"{where} has the fields {named(fields)}")
+    title = fields.get("title")
+    return Passage(
+        _text(fields[name], f"{name} of {where}"),
+        "" if title is None else _text(title, f"title of {where}"),
+        _id(fields, PASSAGE_IDS, where),
+    )
+
+
+# ---- fields --------------------------------------------------------------------------------------------------------
+
+
+def _not_blank(text: str, name: str) -> str:
+    if not text.strip():
+        raise BadRow("empty question", f"{name} is {text!r:.80}")
+    return text
+
+
+def group_of(fields: Fields) -> str | None:
+    """The field metadata.topic, if it is a text. Raises BadRow when it is no valid Unicode."""
+    metadata = fields.get("metadata")
+    topic = metadata.get("topic") if isinstance(metadata, Mapping) else None
+    return _text(topic, "metadata.topic") if isinstance(topic, str) else None
+
+
+def named(fields: Iterable[str]) -> str:
+    """The first names of some fields, for a message, without control characters."""
+    names = [short_name(name) for name in islice(fields, NAMED + 1)]
+    return ", ".join([*names[:NAMED], *(["…"] if len(names) > NAMED else [])]) or "none"
+
+
+def short_name(name: str) -> str:
+    return f"{name if name.isprintable() else repr(name):.80}"
+
+
+def _text(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise BadRow("no text", f"{where} is {value!r:.80}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise BadRow("no Unicode text", f"{where} has half a surrogate pair at {error.start}") from None
+    return value
+
+
+def _list(fields: Fields, name: str) -> list[Any]:
+    value = fields.get(name)
+    if value is None:
+        return []
+    if isinstance(value, str):
+        raise BadRow("a text where a list belongs", f"{name} is {value!r:.80}; write [{value!r:.20}…]")
+    if not isinstance(value, list):
+        raise BadRow("no list", f"{name} is {value!r:.80}")
+    return value
+
+
+def _texts(fields: Fields, name: str) -> list[str]:
+    return [_text(value, f"{name}[{i}]") for i, value in enumerate(_list(fields, name))]
+
+
+def _passages(fields: Fields, name: str) -> list[Passage]:
+    entries = ((entry, f"{name}[{i}]") for i, entry in enumerate(_list(fields, name)))
+    return [_not_empty(passage_of(entry, where), where) for entry, where in entries]
+
+
+def _passage_texts(fields: Fields, name: str) -> list[Passage]:
+    return [_not_empty(Passage(text), f"{name}[{i}]") for i, text in enumerate(_texts(fields, name))]
+
+
+def _not_empty(passage: Passage, where: str) -> Passage:
+    if not passage.text.strip() and not passage.title.strip():
+        raise BadRow("empty passage", where)
+    return passage
+
+
+def _ids(fields: Fields, name: str) -> list[str]:
+    return [_id({"id": value}, ("id",), f"{name}[{i}]") or "" for i, value in enumerate(_list(fields, name))]
+
+
+def _id(fields: Fields, names: Sequence[str], where: str) -> str | None:
+    """The value of the first of `names` that is there: a text that is not empty, or the digits of a whole number."""
+    name = next((name for name in names if fields.get(name) is not None), None)
+    if name is None:
+        return None
+    value = fields[name]
+    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+        raise BadRow("no id", f"{name} of {where} is {value!r:.80}, neither a text nor a whole number")
+    return _text(str(value), f"{name} of {where}")
+
+
+def _pools(fields: Fields, name: str, config: PassageConfig) -> tuple[list[Passage], list[Passage]]:
+    """Positives and hard negatives of a field of candidates with scores: the best, and the worst of the others."""
+    passages = _passages(fields, name)
+    scores = [_score(entry, f"{name}[{i}]") for i, entry in enumerate(_list(fields, name))]
+    best = sorted(range(len(scores)), key=lambda i: -scores[i])  # stable: of equal scores the first is better
+    others = best[config.pos_pool :]
+    return [passages[i] for i in best[: config.pos_pool]], [passages[i] for i in others[-config.neg_pool :]]
+
+
+def _score(entry: Any, where: str) -> float:
+    score = entry.get("score")
+    if "has_answer" in entry:
+        raise BadRow(
+            "results of a retriever", f"{where} has has_answer; their scores do not say which passage is right"
+        )
+    try:
+        if not isinstance(score, bool) and isinstance(score, int | float) and math.isfinite(score):
+            return float(score)
+    except OverflowError:  # a whole number too large for a float
+        pass
+    raise BadRow("no score", f"score of {where} is {score!r:.80}, no finite number")
+
+
+FORMATS = (
+    QuestionFormat("Tevatron with ids", "query_text", "positive_document_ids", "", "negative_document_ids", _ids),
+    QuestionFormat("Tevatron", "query", "positive_passages", "", "negative_passages", _passages),
+    QuestionFormat("DPR", "question", "positive_ctxs", "negative_ctxs", "hard_negative_ctxs", _passages),
+    QuestionFormat("FlagEmbedding", "query", "pos", "", "neg", _passage_texts),
+    QuestionFormat("scored candidates", "question", "candidates", "", "", _passages, (*PASSAGE_FIELDS, "score")),
+    QuestionFormat("scored candidates", "question", "ctxs", "", "", _passages, (*PASSAGE_FIELDS, "score")),
+)

@@ -1,0 +1,133 @@
+"""Hard negatives: which passages a training row draws, and the file of mined ones that `python -m eval.mine` writes.
+
+mined.jsonl has one line per question: {"query_id": id, "negatives": [passage ids, best ranked first], "scores": [...]}.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from dyad.data.base.errors import ConfigError, DataError
+from dyad.data.config import NegativeList, NegativesConfig
+from dyad.data.question_passage.corpus import Corpus, CorpusPassages, find_hashes, unique_order
+from dyad.data.question_passage.formats import named
+from dyad.data.question_passage.passages import InlinePassages, Passage
+from dyad.data.question_passage.questions import QuestionRow, QuestionRows
+from dyad.data.shards.content_keys import Int64s, hash_ids
+from dyad.data.shards.index_cache import MemmapArray, cached_array
+from dyad.data.shards.manifest import file_entries
+from dyad.data.shards.rows import Rows, open_rows
+from dyad.data.shards.sources import parse_sources
+
+FORMAT = "1"
+
+
+# ---- drawing -------------------------------------------------------------------------------------------------------
+
+
+def draw_negatives(
+    row: QuestionRow, i: int, mined: MinedNegatives | None, config: NegativesConfig, draws: Sequence[float] | np.ndarray
+) -> list[Passage]:
+    """Hard negatives of row i, at most one for each uniform in `draws`.
+
+    They come from the first of data.negatives.lists that has any for the row; its positives are never drawn.
+    """
+    lists = {
+        NegativeList.hard_negatives: row.hard_negatives,
+        NegativeList.negatives: row.negatives,
+        NegativeList.mined: mined.passages(i) if mined else InlinePassages(()),
+    }
+    positives = set(row.positives.keys)
+    for passages in (lists[name] for name in config.lists):
+        if pool := distinct(passages.keys, positives):
+            return [passages[j] for j in sample(pool, draws)]
+    return []
+
+
+def distinct(keys: Sequence[int], excluded: set[int]) -> list[int]:
+    """Positions of the keys that are neither in `excluded` nor repeat an earlier one."""
+    first = {key: i for i, key in reversed(list(enumerate(keys))) if key not in excluded}
+    return sorted(first.values())
+
+
+def sample(pool: Sequence[int], draws: Sequence[float] | np.ndarray) -> list[int]:
+    """One entry of `pool` for each uniform, without replacement (Fisher and Yates); all of them if there are fewer."""
+    left = list(pool)
+    for i, draw in enumerate(draws[: len(left)]):
+        other = i + int(draw * (len(left) - i))
+        left[i], left[other] = left[other], left[i]
+    return left[: len(draws)]
+
+
+# ---- mined negatives -----------------------------------------------------------------------------------------------
+
+
+class MinedNegatives:
+    """Mined passages of every row of some questions, as two mapped columns. Can be pickled.
+
+    files: name and content of the file, for the manifest of a run.
+    """
+
+    def __init__(self, corpus: Corpus, mapped: MemmapArray, count: int, rows: Rows) -> None:
+        self.corpus, self._mapped, self._count = corpus, mapped, count
+        self.fingerprint, self.files = rows.fingerprint, file_entries(rows.shards.indexes)
+
+    @staticmethod
+    def open(path: str, questions: QuestionRows, corpus: Corpus | None = None) -> MinedNegatives:
+        """The file `path`, for the rows of `questions`. corpus: by default the one that `questions` have.
+
+        Raises ConfigError when the file or the corpus is missing, or none of its questions is among the rows;
+        DataError, naming the line, for a row of another form, a repeated question, and an id missing in the corpus.
+        """
+        corpus = corpus or questions.corpus
+        if corpus is None:
+            raise ConfigError("data.negatives.file names passages by id: set data.passage.corpus to their file.")
+        source, *others = parse_sources([path], "data.negatives.file")
+        if others or source.weight != 1:
+            raise ConfigError(f"data.negatives.file={path}: write one file, without a weight.")
+        rows = open_rows(source.shards)
+        state = [FORMAT, rows.fingerprint, questions.fingerprint, corpus.fingerprint]
+        mapped = cached_array(rows.files, "mined", corpus.rows.files, state, lambda: _by_row(rows, questions, corpus))
+        return MinedNegatives(corpus, mapped, len(questions), rows)
+
+    def positions(self, i: int) -> Int64s:
+        """(k,) corpus positions of row i, best ranked first; empty when the file has no line for its question."""
+        starts = self._mapped.array[: self._count + 1]
+        return self._mapped.array[self._count + 1 :][starts[i] : starts[i + 1]]
+
+    def passages(self, i: int) -> CorpusPassages:
+        return CorpusPassages(self.corpus, self.positions(i))
+
+
+def _by_row(rows: Rows, questions: QuestionRows, corpus: Corpus) -> Int64s:
+    """One array: where the positions of each row begin (n + 1), then the positions."""
+    ids, lists = [], []
+    for i in range(len(rows)):
+        fields = rows.fields(i)
+        name, negatives = fields.get("query_id"), fields.get("negatives")
+        if not _is_text(name) or not isinstance(negatives, list) or not all(map(_is_text, negatives)):
+            raise DataError(
+                f'{rows.where(i)} is not {{"query_id": text, "negatives": [passage ids]}}: its fields are '
+                f"{named(fields)}"
+            )
+        positions = corpus.positions(negatives)
+        if (positions < 0).any():
+            missing = negatives[int(np.argmin(positions))]
+            raise DataError(f"{rows.where(i)}: id '{missing}' is not in the corpus {corpus.rows.files[0]}")
+        ids.append(name)
+        lists.append(positions)
+    hashes = hash_ids(ids)
+    order = unique_order(hashes, lambda i, j: f"{rows.where(j)}: its question is there already, {rows.where(i)}")
+    line = find_hashes(hashes, order, questions.id_hashes)
+    if len(rows) and (line < 0).all():
+        raise ConfigError(f"{rows.files[0]}: none of its questions is among the training rows: it was mined of others.")
+    chosen = [lists[j] if j >= 0 else np.empty(0, np.int64) for j in line.tolist()]
+    starts = np.cumsum([0, *map(len, chosen)])
+    return np.concatenate([starts, *chosen]).astype(np.int64)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and not re.search("[\ud800-\udfff]", value)  # UTF-8 cannot hold half a pair

@@ -1,0 +1,367 @@
+"""Rows of question_passage in any format: the rows of files, or the judged questions of BEIR folders.
+
+n rows of a source, m judgements.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shlex
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dyad.data.base.errors import BadRow, ConfigError, DataError, nearest
+from dyad.data.config import DataConfig, PassageConfig
+from dyad.data.question_passage.corpus import (
+    CHECK,
+    Corpus,
+    CorpusPassages,
+    PassageList,
+    corpus_files,
+    hashed_in_blocks,
+    open_corpus,
+)
+from dyad.data.question_passage.formats import Record, query_of, record_of
+from dyad.data.question_passage.passages import InlinePassages, Passage, Question
+from dyad.data.shards.content_keys import Int64s, key_name
+from dyad.data.shards.index_cache import cached_array
+from dyad.data.shards.manifest import FileEntry, file_entries
+from dyad.data.shards.rows import SUFFIXES, Rows, open_rows
+from dyad.data.shards.sources import local_path, parse_sources, refuse_twice, split_sources
+from dyad.data.shards.storage import sha256_of
+
+FORMAT = "1"
+COLUMNS = "2"  # format of the columns of rows; the ids do not enter the fingerprint
+BLOCK = 65_536  # judgements looked up at a time
+MAX_LINE = 1 << 20  # bytes of a line of judgements
+LENGTH = 2  # row of the columns, after the two of `keys.hash_ids`
+LISTS = ("positives", "negatives", "hard_negatives")
+SIDES = ("question", "passage")  # of a judgement
+
+Judgement = tuple[int, tuple[str, str], int]  # line, ids of question and passage, grade
+JudgedPairs = tuple["array[int]", "array[int]"]  # positions of questions and of passages
+
+
+@dataclass(frozen=True)
+class QuestionRow:
+    """A question and its passages. Passages that the row names by id are read from the corpus on access."""
+
+    question: Question
+    positives: PassageList
+    negatives: PassageList
+    hard_negatives: PassageList
+
+
+def named_files(value: str | Sequence[str], config: DataConfig, key: str = "data.train") -> list[str]:
+    """The files that hold the rows. Raises ConfigError as `open_questions`. Reads and indexes nothing."""
+    if config.passage.corpus:
+        corpus_files(config.passage.corpus, "data.passage.corpus")
+    named: list[str] = []
+    for path, _ in split_sources(value, key):
+        named += [_qrels_of(path, config.question.split, key)] if is_beir(path) else _files(path, key)
+    refuse_twice(named, key)
+    return named
+
+
+def open_questions(value: str | Sequence[str], config: DataConfig, key: str = "data.train") -> QuestionRows:
+    """The rows that `value` names, written like data.train: files and shards of any format, and BEIR folders.
+
+    Raises ConfigError, naming `key`, for a value that cannot work; DataError, naming the line, for a row that cannot be
+    used. The first call for some files reads all of them.
+    """
+    named_files(value, config, key)
+    shared = open_corpus(config.passage.corpus, "data.passage.corpus") if config.passage.corpus else None
+    sources: list[QuestionSource] = []
+    for path, _ in split_sources(value, key):
+        if is_beir(path):
+            sources.append(BeirQuestions(local_path(path), config.question.split, shared, key))
+        else:
+            sources.append(RowQuestions(open_rows(_files(path, key)), config.passage, shared))
+    return QuestionRows(sources, [weight for _, weight in split_sources(value, key)], shared)
+
+
+def _files(path: str, key: str) -> list[str]:
+    return [file for source in parse_sources([path], key, SUFFIXES) for file in source.shards]
+
+
+def is_beir(path: str) -> bool:
+    """Whether a path is a folder with judgements."""
+    return os.path.isdir(os.path.join(local_path(path), "qrels"))
+
+
+class QuestionRows:
+    """Rows 0 … len - 1, source by source. corpus: the one that ids of mined negatives refer to, None without one."""
+
+    def __init__(
+        self, sources: Sequence[QuestionSource], weights: Sequence[float], shared: Corpus | None = None
+    ) -> None:
+        self.sources, self.weights = list(sources), list(weights)
+        self.sizes = [len(source) for source in sources]
+        self._starts = [0, *accumulate(self.sizes)]
+        self.fingerprint = _digest([source.fingerprint for source in sources])
+        self.files = [entry for source in sources for entry in source.files]
+        own = {source.corpus.fingerprint: source.corpus for source in sources if source.corpus is not None}
+        self.corpus = shared or (next(iter(own.values())) if len(own) == 1 else None)
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def question(self, i: int) -> Question:
+        source, row = self._locate(i)
+        return source.question(row)
+
+    def row(self, i: int) -> QuestionRow:
+        source, row = self._locate(i)
+        return source.row(row)
+
+    def origin(self, i: int) -> tuple[str, str]:
+        """File and key of a row."""
+        source, row = self._locate(i)
+        return source.origin(row)
+
+    @property
+    def lengths(self) -> Int64s:
+        """(len,) bytes of the questions."""
+        return np.concatenate([source.columns[LENGTH] for source in self.sources])
+
+    @property
+    def id_hashes(self) -> Int64s:
+        """(2, len): `keys.hash_ids` of the questions' ids."""
+        return np.concatenate([source.columns[: CHECK + 1] for source in self.sources], axis=1)
+
+    def _locate(self, i: int) -> tuple[QuestionSource, int]:
+        if not 0 <= i < len(self):
+            raise IndexError(f"row {i} is not in [0, {len(self)})")
+        number = bisect_right(self._starts, i) - 1
+        return self.sources[number], i - self._starts[number]
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
+
+
+# ---- rows of files -------------------------------------------------------------------------------------------------
+
+
+class RowQuestions:
+    """The rows of some files, in any format that `records` knows. Can be pickled.
+
+    A question without an id gets one made of its text, as `python -m data pack` makes it; it does not depend on the
+    name or folder of the file. columns: (3, n) int64, mapped: the id's hash in two rows, and the bytes of the text.
+    """
+
+    def __init__(self, rows: Rows, config: PassageConfig, corpus: Corpus | None) -> None:
+        self.rows, self.config, self.corpus = rows, config, corpus
+        state = [FORMAT, rows.fingerprint, corpus.fingerprint if corpus else ""]
+        self.fingerprint = _digest(state)
+        self.files = file_entries(rows.shards.indexes)
+        others = corpus.rows.files if corpus else []
+        self._mapped = cached_array(rows.files, "questions", others, [COLUMNS, *state], self._columns)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def columns(self) -> Int64s:
+        return self._mapped.array
+
+    def origin(self, i: int) -> tuple[str, str]:
+        return self.rows.origin(i)
+
+    def question(self, i: int) -> Question:
+        return self._record(i).question
+
+    def row(self, i: int) -> QuestionRow:
+        try:
+            return row_of(self._record(i), self.corpus, self.rows.where(i), "data.passage.corpus")
+        except KeyError as error:
+            assert self.corpus is not None
+            (missing,) = error.args
+            where = self.rows.where(i)
+            raise DataError(f"{where}: id '{missing}' is not in the corpus {_names(self.corpus)}") from None
+
+    def _record(self, i: int) -> Record:
+        try:
+            record = record_of(self.rows.fields(i), self.config)
+        except BadRow as error:
+            file = shlex.quote(self.rows.shards.locate(i)[0].path)
+            raise DataError(
+                f"{self.rows.where(i)}: {error}. "
+                f"Rows like this one are left out by: python -m data pack {file} out=FOLDER to=dpr on_error=skip"
+            ) from None
+        question_id = record.question.id or key_name(record.question.key)
+        return replace(record, question=replace(record.question, id=question_id))
+
+    def _columns(self) -> Int64s:
+        """Reads every row once, so that a bad one is reported before training starts."""
+        columns = np.empty((3, len(self)), np.int64)
+
+        def fill(i: int) -> str:
+            question = self.row(i).question
+            columns[LENGTH, i] = len(question.text.encode())
+            return question.id
+
+        columns[: CHECK + 1] = hashed_in_blocks(len(self), fill)
+        return columns
+
+
+def row_of(record: Record, corpus: Corpus | None, where: str, key: str) -> QuestionRow:
+    """The row of a record: its question, and its passages, which the record may name by their ids in the corpus.
+
+    Raises ConfigError, naming `key`, for ids without a corpus; KeyError with the first id that the corpus lacks.
+    """
+
+    def passages(entries: Sequence[Passage] | Sequence[str]) -> PassageList:
+        ids = [entry for entry in entries if isinstance(entry, str)]
+        if not ids:
+            return InlinePassages([entry for entry in entries if isinstance(entry, Passage)])
+        if corpus is None:
+            raise ConfigError(f"{where} names its passages by id: set {key} to their file.")
+        positions = corpus.positions(ids)
+        if (positions < 0).any():
+            raise KeyError(ids[int(np.argmin(positions))])
+        return CorpusPassages(corpus, positions)
+
+    lists = (record.positives, record.negatives, record.hard_negatives)
+    return QuestionRow(record.question, *map(passages, lists))
+
+
+def _names(corpus: Corpus) -> str:
+    return corpus.rows.files[0] + (f" and {len(corpus.rows.files) - 1} more" if len(corpus.rows.files) > 1 else "")
+
+
+# ---- BEIR folders --------------------------------------------------------------------------------------------------
+
+
+class BeirQuestions:
+    """The questions of a BEIR folder with a grade above 0 in qrels/<split>.tsv, in the order of queries.jsonl.
+
+    Can be pickled. corpus: used in place of the folder's own corpus.jsonl. columns: as in `RowQuestions`. The mapped
+    array holds, one after the other: n; the position of each question in queries.jsonl (n); where its relevant passages
+    begin (n + 1); the positions of the relevant passages.
+    """
+
+    def __init__(self, folder: str, split: str, corpus: Corpus | None, key: str) -> None:
+        self.queries = open_corpus(os.path.join(folder, "queries.jsonl"), key)
+        self.corpus = corpus or open_corpus(os.path.join(folder, "corpus.jsonl"), key)
+        qrels = _qrels_of(folder, split, key)
+        state = [FORMAT, self.queries.fingerprint, self.corpus.fingerprint, sha256_of(qrels)]
+        self.fingerprint = _digest(state)
+        files = [*self.queries.rows.files, *self.corpus.rows.files]
+        self._mapped = cached_array([qrels], "judged", files, state, lambda: self._judged(qrels))
+        self._count = int(self._mapped.array[0])
+        name = os.path.join(os.path.basename(os.path.normpath(folder)), "qrels", f"{split}.tsv")
+        self.files = [FileEntry(name, os.path.getsize(qrels), self._count, self.fingerprint)]
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def columns(self) -> Int64s:
+        rows = self._mapped.array[1 : 1 + self._count]
+        return np.stack([*self.queries.id_hashes[:, rows], self.queries.lengths[rows]])
+
+    def origin(self, i: int) -> tuple[str, str]:
+        return self.queries.rows.origin(int(self._mapped.array[1 + i]))
+
+    def question(self, i: int) -> Question:
+        return self._query(int(self._mapped.array[1 + i]))
+
+    def row(self, i: int) -> QuestionRow:
+        starts = 1 + self._count
+        begin, end = self._mapped.array[starts + i : starts + i + 2] + (starts + self._count + 1)
+        relevant = CorpusPassages(self.corpus, np.array(self._mapped.array[begin:end]))
+        return QuestionRow(self.question(i), relevant, InlinePassages(()), InlinePassages(()))
+
+    def _query(self, row: int) -> Question:
+        try:
+            return query_of(self.queries.rows.fields(row))
+        except BadRow as error:
+            raise DataError(f"{self.queries.rows.where(row)}: {error}") from None
+
+    def _judged(self, qrels: str) -> Int64s:
+        """The mapped array. Reads every question in it once, so that a bad one is reported before training starts."""
+        relevant = (judgement for judgement in judgements(qrels) if judgement[2] > 0)
+        found: JudgedPairs = (array("q"), array("q"))
+        for (line, ids, _), unknown in find_judged(relevant, (self.queries, self.corpus), found):
+            side = (self.queries, self.corpus)[unknown]
+            raise DataError(f"{qrels}: line {line}: {SIDES[unknown]} id '{ids[unknown]}' is not in {_names(side)}")
+        rows, starts, passages = group_judged(found)
+        for row in rows.tolist():
+            self._query(row)
+        return np.concatenate([[len(rows)], rows, starts, passages]).astype(np.int64)
+
+
+QuestionSource = RowQuestions | BeirQuestions
+
+
+def _qrels_of(folder: str, split: str, key: str) -> str:
+    return qrels_file(folder, split, f"{key}={folder}: data.question.split")
+
+
+def qrels_file(folder: str, split: str, asked: str) -> str:
+    """The file with the judgements of a split. Raises ConfigError, beginning with `asked`, for an unknown split."""
+    path = Path(local_path(folder), "qrels", f"{split}.tsv")
+    if not path.is_file():
+        splits = sorted(file.stem for file in path.parent.glob("*.tsv"))
+        raise ConfigError(
+            f"{asked}={split}: there is no {path}. Splits are {', '.join(splits) or 'none'}.{nearest(split, splits)}"
+        )
+    return str(path)
+
+
+def judgements(path: str) -> Iterator[Judgement]:
+    """The judgements of a BEIR .tsv file with the columns query-id, corpus-id, score.
+
+    Raises DataError, naming the line, when it cannot be read.
+    """
+    with open(path, "rb") as file:
+        for line, content in enumerate(iter(lambda: file.readline(MAX_LINE), b""), start=1):
+            if len(content) == MAX_LINE:
+                raise DataError(f"{path}: line {line} is longer than {MAX_LINE - 1} bytes: no judgement")
+            try:
+                question, passage, grade = content.decode("utf-8").rstrip("\r\n").split("\t")
+            except UnicodeDecodeError as error:
+                raise DataError(f"{path}: line {line} is not UTF-8: {error.reason} at byte {error.start}") from None
+            except ValueError:
+                raise DataError(
+                    f"{path}: line {line} is {content!r:.80}, not question id, passage id and grade with tabs between"
+                ) from None
+            if re.fullmatch(r"-?[0-9]{1,9}", grade):
+                yield line, (question, passage), int(grade)
+            elif line > 1 or re.match(r"[-+]?[0-9]", grade):  # otherwise line 1 holds the names of the columns
+                raise DataError(f"{path}: line {line}: the grade {grade!r:.40} is no whole number")
+
+
+def find_judged(
+    judged: Iterable[Judgement], corpora: tuple[Corpus, Corpus], found: JudgedPairs
+) -> Iterator[tuple[Judgement, int]]:
+    """Append the positions of question and passage of each judgement to `found`.
+
+    Yields a judgement that names an unknown id, with the number of its side: 0 question, 1 passage.
+    """
+    rest = iter(judged)
+    while block := list(islice(rest, BLOCK)):
+        positions = np.stack([side.positions([ids[i] for _, ids, _ in block]) for i, side in enumerate(corpora)])
+        known = (positions >= 0).all(axis=0)
+        for column, values in zip(found, positions[:, known], strict=True):
+            column.extend(values.tolist())
+        for i in np.flatnonzero(~known).tolist():
+            yield block[i], int(positions[0, i] >= 0)
+
+
+def group_judged(found: JudgedPairs) -> tuple[Int64s, Int64s, Int64s]:
+    """The questions (n,), where the passages of each begin (n + 1,), the passages. Equal judgements count once."""
+    pairs = np.unique(np.asarray(found, np.int64), axis=1)
+    rows, counts = np.unique(pairs[0], return_counts=True)
+    return rows, np.concatenate([[0], np.cumsum(counts)]), pairs[1]

@@ -1,0 +1,1 @@
+"""Shards and rows read by offset: storage, the index of each shard, its cache, tables, manifests."""

@@ -1,0 +1,260 @@
+"""The index of a shard: made by one scan, stored beside the shard, read without unpickling.
+
+`.index/<shard>.json` describes the shard (name, size, time stamp, SHA-256, samples, problems) and names the `.npy` file
+with the table of offsets, CRC32s and keys. The name of the table holds its digest, and the JSON is written last, by
+rename, so that a reader finds a whole index or none. Each shard has an index of its own, so any selection of shards can
+be opened without a scan. The JSON carries seals (index_cache.py); an index without a valid seal is made anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, fields
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from dyad.data.base.child_processes import end_with_parent
+from dyad.data.base.errors import DataError
+from dyad.data.shards.index_cache import cache_folders, read_cached, write_cached
+from dyad.data.shards.scan_rows import RowScan, scan_array, scan_lines, scan_table
+from dyad.data.shards.scan_tar import MAX_BYTES, Problem, Scan, ScannedSample, scan_tar
+from dyad.data.shards.storage import Stat, open_stream, shard_name, stat
+
+FORMAT = 1
+LARGEST = max(MAX_BYTES.values())
+STATS_AT_ONCE = 16  # a remote one takes a round trip
+BYTES_PER_PROCESS = 64 << 20  # a smaller scan ends before a process has started
+SCANS: dict[str, Callable[[BinaryIO], Scan | RowScan]] = {
+    ".jsonl": scan_lines,
+    ".json": scan_array,
+    ".tsv": scan_table,
+    ".tar": scan_tar,
+}
+
+# One row per sample: `member` and `key` are the starts of its members and key. A last row holds the ends of the ranges.
+ROW = np.dtype([("crc32", "<u4"), ("member", "<u4"), ("key", "<u4")])
+MEMBER = np.dtype([("offset", "<i8"), ("size", "<u4"), ("suffix", "<u2")])
+
+
+@dataclass(frozen=True)
+class OffsetTable:
+    """Offsets of all samples of a shard: rows (samples + 1,) of ROW, members of MEMBER, keys as concatenated UTF-8.
+
+    A row is checked only when it is read, so that opening a shard takes no time. Another user may have made the index.
+    """
+
+    index: ShardIndex
+    rows: np.ndarray
+    members: np.ndarray
+    keys: np.ndarray
+
+    def member_ranges(self, row: int) -> list[tuple[int, int, int]]:
+        """(offset, size, number of the suffix) of each member, in file order. DataError when they are impossible."""
+        found = self.members[int(self.rows[row]["member"]) : int(self.rows[row + 1]["member"])].tolist()
+        ends, suffixes = self.index.size, len(self.index.suffixes)
+        if not found or not all(0 <= o <= ends - size and size <= LARGEST and n < suffixes for o, size, n in found):
+            raise self.index.damaged(f"row {row} leads nowhere")
+        return found
+
+    def key(self, row: int) -> str:
+        """The key of a sample."""
+        found = self.keys[int(self.rows[row]["key"]) : int(self.rows[row + 1]["key"])]
+        return found.tobytes().decode("utf-8", "replace")
+
+
+@dataclass(frozen=True)
+class ShardIndex:
+    """Facts about a shard. mtime: time stamp in ns, or the entity tag of a remote file; table_file: a path."""
+
+    path: str
+    name: str
+    size: int
+    mtime: str
+    sha256: str
+    samples: int
+    members: int
+    suffixes: tuple[str, ...]
+    ignored: dict[str, int]
+    problem_count: int
+    problems: tuple[Problem, ...]
+    table_file: str
+
+    def table(self) -> OffsetTable:
+        """The table, mapped into memory. Raises DataError when its file is damaged or missing."""
+        try:
+            raw = np.asarray(np.load(self.table_file, mmap_mode="r", allow_pickle=False))
+            end = (self.samples + 1) * ROW.itemsize
+            rows, members, keys = np.split(raw, [end, end + self.members * MEMBER.itemsize])
+            return OffsetTable(self, rows.view(ROW), members.view(MEMBER), keys)
+        except (OSError, ValueError) as error:
+            raise self.damaged(error) from error
+
+    def damaged(self, how: object) -> DataError:
+        """The error for a damaged index."""
+        return DataError(f"{self.table_file}: the index of {self.path} is damaged ({how}); delete it.")
+
+
+def index_shard(path: str) -> ShardIndex:
+    """The index of one shard: the stored one if size and time stamp are unchanged, else that of a new scan.
+
+    Raises ConfigError when the shard does not exist. Errors inside the shard are in `.problems`.
+    """
+    found = stat(path)
+    return _load(path, found) or _scan(path, found)
+
+
+def stored_index(path: str) -> ShardIndex | None:
+    """The stored index of one shard, or None if there is none of its present state. Raises as `data.storage.stat`."""
+    return _load(path, stat(path))
+
+
+def has_index(path: str) -> bool:
+    """Whether there is an index of the shard, of its present state or an earlier one."""
+    return any((folder / f"{shard_name(path)}.json").is_file() for folder in cache_folders(path))
+
+
+def index_shards(paths: Sequence[str], workers: int | None = None) -> Iterator[ShardIndex]:
+    """Indexes in the order of `paths`; those that need a scan are spread over `workers` processes (None: all cores)."""
+    with ThreadPoolExecutor(STATS_AT_ONCE) as threads:
+        stats = dict(zip(paths, threads.map(stat, paths), strict=True))
+    stored = {path: index for path in paths if (index := _load(path, stats[path]))}
+    stale = [path for path in paths if path not in stored]
+    useful = sum(stats[path].size for path in stale) // BYTES_PER_PROCESS
+    processes = min(workers if workers is not None else available_cores(), len(stale), useful)
+    if processes < 2:
+        yield from (stored.get(path) or _scan(path, stats[path]) for path in paths)
+        return
+    # spawn: the caller may have threads (torch, fsspec), and a fork would copy their locks
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=end_with_parent) as pool:
+        scanned = pool.map(index_shard, stale)
+        yield from (stored.get(path) or next(scanned) for path in paths)
+
+
+def available_cores() -> int:
+    """Number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def fingerprint(indexes: Iterable[ShardIndex]) -> str:
+    """SHA-256 over names, sizes, contents and sample counts in order. It does not depend on the folders."""
+    facts = [[index.name, index.size, index.sha256, index.samples] for index in indexes]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+# ---- scanning ------------------------------------------------------------------------------------------------------
+
+
+class _Hashing(io.RawIOBase):
+    """A stream that computes the SHA-256 of all bytes read through it."""
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self.raw, self.sha256 = raw, hashlib.sha256()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        count = self.raw.readinto(buffer)  # type: ignore[attr-defined]
+        self.sha256.update(memoryview(buffer)[:count])
+        return count
+
+
+def _scan(path: str, found: Stat) -> ShardIndex:
+    with open_stream(path) as raw:
+        hashing = _Hashing(raw)
+        stream = io.BufferedReader(hashing, 1 << 20)
+        scan = SCANS.get(os.path.splitext(shard_name(path))[1], scan_tar)(stream)
+        while stream.read(1 << 20):  # a scan may stop early; the digest is that of the whole file
+            pass
+    return _store(path, found, scan, hashing.sha256.hexdigest())
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Parts of an OffsetTable: CRC32, number of members and length of the key per sample; all members and keys."""
+
+    crc32: np.ndarray
+    counts: np.ndarray
+    key_sizes: np.ndarray
+    members: np.ndarray
+    keys: bytes
+    suffixes: tuple[str, ...]
+
+    def packed(self) -> np.ndarray:
+        """The table as one array of bytes."""
+        rows = np.zeros(len(self.crc32) + 1, ROW)
+        rows["crc32"][:-1] = self.crc32
+        rows["member"][1:], rows["key"][1:] = np.cumsum(self.counts), np.cumsum(self.key_sizes)
+        return np.frombuffer(b"".join((rows.data, self.members.data, self.keys)), np.uint8)
+
+
+def _of_samples(samples: list[ScannedSample]) -> _Columns:
+    suffixes = tuple(sorted({suffix for sample in samples for suffix, _, _ in sample.members}))
+    number = {suffix: i for i, suffix in enumerate(suffixes)}
+    keys = [sample.key.encode("utf-8") for sample in samples]
+    return _Columns(
+        crc32=np.array([sample.crc32 for sample in samples], np.uint32),
+        counts=np.array([len(sample.members) for sample in samples], np.uint32),
+        key_sizes=np.array([len(key) for key in keys], np.uint32),
+        members=np.array([(at, size, number[s]) for sample in samples for s, at, size in sample.members], MEMBER),
+        keys=b"".join(keys),
+        suffixes=suffixes,
+    )
+
+
+def _of_rows(scan: RowScan) -> _Columns:
+    """Computed without an object per row: there may be tens of millions."""
+    members = np.zeros(len(scan.key), MEMBER)
+    members["offset"], members["size"] = scan.offset, scan.size
+    keys = np.asarray(scan.key).astype("S12")
+    return _Columns(
+        crc32=np.asarray(scan.crc32),
+        counts=np.ones(len(scan.key), np.uint32),
+        key_sizes=np.strings.str_len(keys),
+        members=members,
+        keys=keys.tobytes().replace(b"\0", b""),
+        suffixes=(scan.suffix,),
+    )
+
+
+# ---- storing -------------------------------------------------------------------------------------------------------
+
+
+def _load(path: str, found: Stat) -> ShardIndex | None:
+    for table, facts in read_cached(path, shard_name(path)):
+        if facts.get("format") == FORMAT and (facts["size"], facts["mtime"]) == found:
+            return _of_facts(path, facts, table)
+    return None
+
+
+def _store(path: str, found: Stat, scan: Scan | RowScan, sha256: str) -> ShardIndex:
+    columns = _of_rows(scan) if isinstance(scan, RowScan) else _of_samples(scan.samples)
+    facts = {
+        "format": FORMAT,
+        "name": shard_name(path),
+        "size": found.size,
+        "mtime": found.mtime,
+        "sha256": sha256,
+        "samples": len(columns.crc32),
+        "members": len(columns.members),
+        "suffixes": columns.suffixes,
+        "ignored": {} if isinstance(scan, RowScan) else dict(sorted(scan.ignored.items())),
+        "problem_count": scan.problems.count,
+        "problems": [asdict(problem) for problem in scan.problems.first],
+    }
+    return _of_facts(path, facts, write_cached(path, shard_name(path), facts, columns.packed()))
+
+
+def _of_facts(path: str, facts: dict[str, Any], table: Path) -> ShardIndex:
+    problems = tuple(Problem(**problem) for problem in facts["problems"])
+    values = facts | {"suffixes": tuple(facts["suffixes"]), "problems": problems}
+    values |= {"path": path, "table_file": str(table)}
+    return ShardIndex(**{field.name: values[field.name] for field in fields(ShardIndex)})

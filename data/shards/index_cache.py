@@ -1,0 +1,174 @@
+"""Cache of arrays derived from data files: in `.index/` beside them, or in the user's cache folder.
+
+`NAME.json` holds facts and names the array, `NAME.<digest of its content>.npy`. Processes map the array into memory,
+because it may have gigabytes. Files are written by rename, the JSON last, so that a reader finds all or nothing.
+
+The JSON carries seals over its facts, one for each folder and user that wrote it. An entry is used if it was written in
+this folder (the folder's seal depends on its inode number) or by this user (the user's seal is an HMAC with a key in
+the user's cache; it stays valid in copies of the folder, so the digest of the array is compared, too). Any other entry
+is made anew. A process that finds the same facts adds its seals to those that are there, so that several nodes or users
+can share a folder.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import hmac
+import io
+import json
+import os
+import secrets
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dyad.data.base.errors import DataError
+from dyad.data.base.files import whole_file
+from dyad.data.base.json_text import read_json
+from dyad.data.shards.content_keys import Int64s
+from dyad.data.shards.storage import scheme_of, sha256_of, shard_name
+
+KEY, KEY_BYTES = "index.key", 32
+MOST_SEALS = 8  # otherwise another user could ship seals for all likely inode numbers
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "dyad"
+
+
+def cache_folders(path: str) -> list[Path]:
+    """The folders for files derived from `path`: `.index` beside it, and the user's cache if that cannot be written."""
+    remote = scheme_of(path)
+    parent = path.rpartition("/")[0] if remote else os.path.dirname(os.path.realpath(path))
+    cached = _cache() / "index" / hashlib.sha256(parent.encode()).hexdigest()[:16]
+    beside = Path(parent) / ".index"
+    return [cached] if remote or beside.is_symlink() else [beside, cached]  # a link could lead anywhere
+
+
+def read_cached(path: str, name: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """(path of the array, facts) of each entry `name` for `path` that has a valid seal."""
+    for folder in cache_folders(path):
+        facts, seals = _read(folder / f"{name}.json")
+        with suppress(OSError, KeyError, TypeError):  # there is no array
+            array = folder / facts["table_file"]
+            if (facts["name"] == name and array.is_file()) and (
+                _folders_seal(folder, facts) in seals
+                or (_users_seal(facts) in seals and sha256_of(array) == facts["table_sha256"])
+            ):
+                yield array, facts
+
+
+def write_cached(path: str, name: str, facts: dict[str, Any], content: np.ndarray) -> Path:
+    """Write an array and its facts (plain JSON) into the first of `path`'s folders that can be written.
+
+    Returns the path of the array. The array of an earlier state is deleted. Raises DataError when no folder can be
+    written.
+    """
+    written = io.BytesIO()
+    np.save(written, content, allow_pickle=False)
+    sha256 = hashlib.sha256(written.getbuffer()).hexdigest()
+    facts = json.loads(json.dumps(facts)) | {"table_file": f"{name}.{sha256[:16]}.npy", "table_sha256": sha256}
+    _make_key()
+    failures = []
+    for folder in cache_folders(path):
+        try:
+            if not folder.is_dir():
+                folder.mkdir(parents=True, exist_ok=True)
+                folder.chmod(0o755)  # as open to others as the data beside it
+            array = folder / facts["table_file"]
+            same = array.is_file() and array.stat().st_size == written.tell() and sha256_of(array) == sha256
+            if not same:  # an equal file stays: other processes may have mapped it
+                _write(array, written.getbuffer())
+            ours = [seal for seal in (_folders_seal(folder, facts), _users_seal(facts)) if seal]
+            stored, others = _read(folder / f"{name}.json")
+            seals = [*ours, *(seal for seal in others if stored == facts and seal not in ours)][:MOST_SEALS]
+            _write(folder / f"{name}.json", json.dumps({**facts, "seals": seals}, indent=1).encode())
+        except OSError as error:
+            failures.append(f"{folder}: {error.strerror or error}")
+            continue
+        for earlier in folder.glob(f"{glob.escape(name)}.{'[0-9a-f]' * 16}.npy"):
+            if earlier != array:
+                earlier.unlink(missing_ok=True)
+        return array
+    raise DataError(f"the index of {path} cannot be written ({'; '.join(failures)}). Set XDG_CACHE_HOME.")
+
+
+def _read(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Facts and seals of an entry; empty when the file does not exist or has another form."""
+    try:
+        facts = read_json(path)
+        return facts, [seal for seal in facts.pop("seals")[:MOST_SEALS] if isinstance(seal, str)]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}, []
+
+
+def _folders_seal(folder: Path, facts: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps([folder.stat().st_ino, facts]).encode()).hexdigest()
+
+
+def _users_seal(facts: dict[str, Any]) -> str | None:
+    try:
+        key = (_cache() / KEY).read_bytes()
+    except OSError:
+        return None
+    return hmac.new(key, json.dumps(facts).encode(), "sha256").hexdigest() if len(key) == KEY_BYTES else None
+
+
+def _make_key() -> None:
+    """Create the user's key if there is none and the cache can be written. Of several processes, one succeeds."""
+    file = _cache() / KEY
+    with suppress(OSError):
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=file.parent, prefix=".") as made:  # of mode 0600
+                made.write(secrets.token_bytes(KEY_BYTES))
+                made.flush()
+                os.fsync(made.fileno())
+                os.link(made.name, file)
+
+
+def _write(path: Path, content: bytes | memoryview) -> None:
+    with whole_file(path, path.with_name(f".{secrets.token_hex(8)}")) as file:  # several processes may write it
+        os.fchmod(file.fileno(), 0o644)
+        file.write(content)
+
+
+class MemmapArray:
+    """An int64 array in a file, mapped into memory. Pickling stores only its path."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises DataError when the file is damaged or missing."""
+        self.path = path
+        try:
+            self.array: Int64s = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+            if self.array.dtype != np.int64:
+                raise ValueError(f"it holds {self.array.dtype}")
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path}: this index is damaged ({error}); delete it.") from error
+
+    def __reduce__(self) -> tuple[type[MemmapArray], tuple[Path]]:
+        return MemmapArray, (self.path,)
+
+
+def cached_array(
+    paths: Sequence[str], kind: str, others: Sequence[str], made_of: Sequence[str], make: Callable[[], Int64s]
+) -> MemmapArray:
+    """The array that `make` derives from the files `paths` and `others`; it is computed once per state of the files.
+
+    made_of: texts that describe the state, such as fingerprints. The array is stored beside the first of `paths`; that
+    of an earlier state of the same files is deleted.
+    """
+    here = "/" if scheme_of(paths[0]) else os.path.dirname(os.path.realpath(paths[0]))
+    relative = (other if scheme_of(other) else os.path.relpath(os.path.realpath(other), here) for other in others)
+    files = json.dumps([*map(shard_name, paths), *relative])
+    name = f"{shard_name(paths[0])}.{kind}-{hashlib.sha256(files.encode()).hexdigest()[:8]}"
+    facts: dict[str, Any] = {"name": name, "made_of": list(made_of)}
+    for array, stored in read_cached(paths[0], name):
+        if stored | facts == stored:
+            return MemmapArray(array)
+    return MemmapArray(write_cached(paths[0], name, facts, make()))

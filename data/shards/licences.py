@@ -1,0 +1,75 @@
+"""Licence texts of data: the NOTICE, LICENSE and README files beside them. Torch-free.
+
+Reports and exported models quote them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from dyad.data.base.untrusted_paths import file_inside
+from dyad.data.shards.sources import local_path, split_sources
+from dyad.data.shards.storage import scheme_of
+
+NAMES = re.compile(r"(NOTICE|LICEN[CS]E|COPYING|README)[^/]*", re.IGNORECASE)
+SUFFIXES = ("", ".md", ".txt", ".rst")
+PROGRAM = ("pyproject.toml", "setup.py")  # a LICENSE beside one of these is that of a program, not of the data
+SUITE_KIND = re.compile(r"(?!pipe:)\w+:(?!:|//)")  # "beir:" of the entry "beir:FOLDER" of eval.suite; no URL
+LEVELS = 2  # folders above the one that holds the data
+LARGEST = 1 << 16  # bytes of one file
+
+
+@dataclass(frozen=True)
+class Notice:
+    """source: the value that names the data; file: path of the notice; text: at most LARGEST bytes of it."""
+
+    source: str
+    file: str
+    text: str
+
+
+def notices(values: Sequence[str | Path]) -> list[Notice]:
+    """The notices beside the data that `values` name, each file once.
+
+    values: as in data.train or eval.suite. Only local paths are looked at. For each path the nearest folder that has
+    such a file counts: the folder of the data, or at most LEVELS above it.
+    """
+    found: dict[str, Notice] = {}
+    for value in map(str, values):
+        kind = SUITE_KIND.match(value)
+        for path, _ in split_sources(value[kind.end() :] if kind and not os.path.exists(value) else value, "data"):
+            for file in _notice_files(path):
+                found.setdefault(os.path.realpath(file), Notice(value, str(file), _text(file)))
+    return list(found.values())
+
+
+def _notice_files(path: str) -> list[Path]:
+    """The notices of the nearest folder that has any: NOTICE first, then LICENSE, COPYING, README."""
+    if scheme_of(path):
+        return []
+    data = Path(local_path(path)).absolute()
+    with suppress(OSError):  # a folder that cannot be listed
+        if not data.exists():  # it may end in the name of a split, as in FOLDER@SPLIT
+            data = Path(str(data).rpartition("@")[0] or data)
+        first = data if data.is_dir() else data.parent
+        for folder in (first, *first.parents[:LEVELS]):
+            if not folder.is_dir():  # of a path with braces
+                continue
+            if folder == Path.home() or any((folder / name).exists() for name in PROGRAM):
+                return []
+            files = [f for f in folder.iterdir() if NAMES.fullmatch(f.name) and f.suffix.lower() in SUFFIXES]
+            if regular := [file for file in files if file_inside(folder, file.name)]:
+                return sorted(regular, key=lambda file: ("NLCR".index(file.name[0].upper()), file.name))
+    return []
+
+
+def _text(file: Path) -> str:
+    with file.open("rb") as stream:
+        content = stream.read(LARGEST + 1)
+    text = content[:LARGEST].decode(errors="replace").strip()
+    return f"{text}\n… (cut: {file.stat().st_size:,} bytes)" if len(content) > LARGEST else text

@@ -1,0 +1,156 @@
+"""All samples of some sources under dense ids, read by offset. Each read is checked against the sample's CRC32."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import zlib
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from functools import lru_cache, reduce
+from itertools import accumulate, pairwise
+from typing import Any, TypeVar
+
+from dyad.data.base.errors import ConfigError, DataError, SampleError
+from dyad.data.shards.index import OffsetTable, ShardIndex, fingerprint, index_shard, index_shards
+from dyad.data.shards.sources import SUFFIXES, ShardSource
+from dyad.data.shards.storage import ReadRange, Stat, open_ranges, read_stat, with_retries
+
+__all__ = ["ShardIndex", "Shards", "index_shard", "open_shards"]
+
+T = TypeVar("T")
+
+OPEN_SHARDS = 256  # per process, two file descriptors each at most
+GAP = 64 << 10  # bytes between members; with more of them the members are read one by one
+
+
+def open_shards(sources: Sequence[ShardSource], workers: int | None = None) -> Shards:
+    """Index the shards without an index in `workers` processes (None: one per core), and open all.
+
+    Raises ConfigError for a shard that does not exist, DataError when any shard has a problem.
+    """
+    indexes = list(index_shards([shard for source in sources for shard in source.shards], workers))
+    broken = [index for index in indexes if index.problems]
+    if broken:
+        first = f"{broken[0].path}: {broken[0].problems[0]}"
+        parents = shlex.join(dict.fromkeys(_index_argument(index.path) for index in broken))
+        raise DataError(
+            f"{len(broken)} of {len(indexes)} shards are broken. First: {first}\n"
+            f"All of them are listed by: python -m data index {parents}"
+        )
+    return Shards(sources, indexes)
+
+
+class Shards:
+    """Samples 0 … len - 1, ordered by source, shard and position. Can be pickled; each process opens its own files."""
+
+    def __init__(self, sources: Sequence[ShardSource], indexes: Sequence[ShardIndex]) -> None:
+        assert sum(len(source.shards) for source in sources) == len(indexes)
+        self.indexes = list(indexes)
+        self.weights = [source.weight for source in sources]
+        self._starts = [0, *accumulate(index.samples for index in indexes)]
+        firsts = [0, *accumulate(len(source.shards) for source in sources)]
+        self.sizes = [self._starts[b] - self._starts[a] for a, b in pairwise(firsts)]
+        self.fingerprint = fingerprint(indexes)
+        self._forget_files()
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_open", "_process")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._forget_files()
+
+    def locate(self, sample_id: int) -> tuple[ShardIndex, int]:
+        """The shard of a sample and its row there."""
+        shard, row = self._position(sample_id)
+        return self.indexes[shard], row
+
+    def origin(self, sample_id: int) -> tuple[str, str]:
+        """The path of a sample's shard, and its key."""
+        return self.locate(sample_id)[0].path, self.key(sample_id)
+
+    def key(self, sample_id: int) -> str:
+        """The key of a sample."""
+        shard, row = self._position(sample_id)
+        return self._opened(shard)[0].key(row)
+
+    def read(self, sample_id: int) -> dict[str, bytes]:
+        """Members of a sample by suffix (lower case, without the first dot).
+
+        Raises SampleError, naming shard, key and offset, when the bytes differ from the indexed ones in two reads;
+        DataError when the shard has changed or cannot be read.
+        """
+        shard, row = self._position(sample_id)
+        table, read_range = self._opened(shard)
+        ranges, index = table.member_ranges(row), self.indexes[shard]
+        for _ in range(2):  # a storage error may be gone at the second read
+            try:
+                payloads = _payloads(read_range, ranges)
+            except OSError as error:
+                raise DataError(f"{self._where(shard, row)}: cannot be read: {error}") from error
+            if reduce(lambda crc, content: zlib.crc32(content, crc), payloads, 0) == table.rows[row]["crc32"]:
+                suffixes = (index.suffixes[number] for _, _, number in ranges)
+                return dict(zip(suffixes, payloads, strict=True))
+        if _stat_now(index) != (index.size, index.mtime):
+            raise _changed(index)
+        raise SampleError(f"{self._where(shard, row)}: its CRC32 is not as indexed: the shard is damaged.")
+
+    def _position(self, sample_id: int) -> tuple[int, int]:
+        """The number of the sample's shard, and its row there."""
+        if not 0 <= sample_id < len(self):
+            raise IndexError(f"sample id {sample_id} is not in [0, {len(self)})")
+        shard = bisect_right(self._starts, sample_id) - 1
+        return shard, sample_id - self._starts[shard]
+
+    def _where(self, shard: int, row: int) -> str:
+        table = self._opened(shard)[0]
+        return f"{self.indexes[shard].path}: sample '{table.key(row)}' at offset {table.member_ranges(row)[0][0]}"
+
+    def _opened(self, shard: int) -> tuple[OffsetTable, ReadRange]:
+        if self._process != os.getpid():  # after a fork: the parent's files and connections must not be used
+            self._forget_files()
+        return self._open(shard)
+
+    def _forget_files(self) -> None:
+        self._process = os.getpid()
+        self._open = lru_cache(maxsize=OPEN_SHARDS)(lambda shard: _open_shard(self.indexes[shard]))
+
+
+def _index_argument(path: str) -> str:
+    """The argument of `data index` for a file: its folder, if the command looks for files of this suffix in folders."""
+    return os.path.dirname(path) or "." if path.endswith(SUFFIXES) else path
+
+
+def _open_shard(index: ShardIndex) -> tuple[OffsetTable, ReadRange]:
+    if _stat_now(index).size != index.size:  # the time stamp is not compared: the CRC32 of each sample says more
+        raise _changed(index)
+    return index.table(), _try_open(index, lambda: open_ranges(index.path))
+
+
+def _stat_now(index: ShardIndex) -> Stat:
+    return _try_open(index, lambda: read_stat(index.path))
+
+
+def _try_open(index: ShardIndex, action: Callable[[], T]) -> T:
+    try:
+        return with_retries(action)
+    except (ConfigError, OSError) as error:
+        reason = f"shard {index.path} was there when it was indexed and cannot be opened now: {error}"
+        raise DataError(reason) from error
+
+
+def _changed(index: ShardIndex) -> DataError:
+    return DataError(f"shard {index.path} has changed since it was indexed. Start again to index it anew.")
+
+
+def _payloads(read_range: ReadRange, ranges: list[tuple[int, int, int]]) -> list[bytes]:
+    """The members' bytes, by one read when they lie together, as they nearly always do."""
+    start, end = ranges[0][0], ranges[-1][0] + ranges[-1][1]
+    if end - start > sum(size for _, size, _ in ranges) + GAP:
+        return [read_range(offset, offset + size) for offset, size, _ in ranges]
+    span = read_range(start, end)
+    return [span[offset - start : offset - start + size] for offset, size, _ in ranges]

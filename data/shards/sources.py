@@ -1,0 +1,161 @@
+"""Parses values such as data.train into lists of shards: paths, folders, globs, brace lists, URLs, with weights."""
+
+from __future__ import annotations
+
+import glob
+import math
+import os
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dyad.data.base.errors import ConfigError, nearest
+from dyad.data.base.secrets import HIDDEN
+from dyad.data.shards.storage import SCHEMES, list_remote, scheme_of, shard_name
+
+SUFFIXES = (".tar", ".jsonl")
+PACKED = (".gz", ".zst", ".tgz")
+LISTED_SCHEMES = ("s3", "gs", "memory")  # http servers cannot be asked what they hold
+FORMS = "a path, a folder, a glob, 'd/{000..099}.tar', several joined by '::', each with a weight like '@2' or '@0.5'"
+
+
+@dataclass(frozen=True)
+class ShardSource:
+    """Shards that share a weight: how often each of their samples appears per epoch."""
+
+    shards: tuple[str, ...]
+    weight: float = 1.0
+
+
+def parse_sources(
+    value: str | Sequence[str], key: str = "data.train", suffixes: Sequence[str] = SUFFIXES
+) -> list[ShardSource]:
+    """The sources that `value` names, in its order; shards of a folder or glob are sorted by name.
+
+    key: the configuration key, for messages. Raises ConfigError when a part matches nothing, does not end in one of
+    `suffixes`, appears twice, has an unknown URL scheme or a weight that is not a positive number.
+    """
+    sources = [
+        ShardSource(tuple(_shards(path, key, tuple(suffixes))), weight) for path, weight in split_sources(value, key)
+    ]
+    refuse_twice([shard for source in sources for shard in source.shards], key)
+    return sources
+
+
+def split_sources(value: str | Sequence[str], key: str) -> list[tuple[str, float]]:
+    """(path or URL as written, weight) of each part of `value`. Raises ConfigError as `parse_sources`."""
+    texts = [value] if isinstance(value, str) else value
+    is_text = isinstance(texts, Sequence) and all(isinstance(text, str) for text in texts)
+    written = [part.strip() for text in texts for part in text.split("::")] if is_text else []
+    if not written or not all(written):
+        raise ConfigError(f"{key}={value!r} names no shards. Write {FORMS}, or a list of these.")
+    return [_split_weight(part, key) for part in written]
+
+
+def _split_weight(part: str, key: str) -> tuple[str, float]:
+    path, at, number = part.rpartition("@")
+    try:
+        weight = float(number)
+    except ValueError:
+        return part, 1.0  # an @ inside a name
+    if not at:
+        return part, 1.0
+    if not path or not math.isfinite(weight) or weight <= 0:
+        raise ConfigError(f"{key}: the weight in '{part}' must be a positive number, like '@2' or '@0.5'.")
+    return path, weight
+
+
+def local_path(path: str) -> str:
+    """A local path without `file://` and `~`; other URLs stay as they are."""
+    return os.path.expanduser(path.removeprefix("file://"))
+
+
+def _shards(path: str, key: str, suffixes: tuple[str, ...]) -> Iterator[str]:
+    path = local_path(path)
+    if os.path.exists(path):
+        yield from _local(path, key, suffixes)
+        return
+    from braceexpand import braceexpand
+
+    try:
+        expanded = braceexpand(path)
+    except ValueError:
+        raise ConfigError(f"{key}={path}: a brace is not closed; write lists like 'd/{{000..099}}.tar'.") from None
+    for one in expanded:
+        yield from (_remote if scheme_of(one) else _local)(one, key, suffixes)
+
+
+def _local(path: str, key: str, suffixes: tuple[str, ...]) -> list[str]:
+    if os.path.isdir(path):
+        return _of_folder(sorted(str(file) for file in Path(path).iterdir()), path, key, suffixes)
+    if os.path.isfile(path):
+        return [_shard(path, key, suffixes)]
+    found = sorted(file for file in glob.glob(path, recursive=True) if file.endswith(suffixes))
+    if not found:
+        raise ConfigError(f"{key}={path} matches nothing{_missing_part(path)}")
+    return found
+
+
+def _remote(url: str, key: str, suffixes: tuple[str, ...]) -> list[str]:
+    scheme = scheme_of(url)
+    if HIDDEN in url:
+        raise ConfigError(f"{key}={url}: the credentials of a URL are never kept. Give it again, whole.")
+    if scheme not in SCHEMES:
+        raise ConfigError(f"{key}={url}: '{scheme}:' is not read. Use a local path or {', '.join(SCHEMES)}.")
+    if shard_name(url).endswith(suffixes) and not (scheme in LISTED_SCHEMES and glob.has_magic(url)):
+        return [url]  # indexing checks that it exists, for many shards at the same time
+    if scheme not in LISTED_SCHEMES:
+        return [_shard(url, key, suffixes)]
+    try:
+        return _of_folder(list_remote(url), url, key, suffixes)
+    except OSError as error:
+        raise ConfigError(f"{key}={url} cannot be listed: {error}") from error
+
+
+def _of_folder(files: list[str], path: str, key: str, suffixes: tuple[str, ...]) -> list[str]:
+    shards = [file for file in files if file.endswith(suffixes) and not shard_name(file).startswith(".")]
+    if not shards:
+        packed = next((f" {_how_to_unpack(file)}" for file in files if file.endswith(PACKED)), "")
+        raise ConfigError(f"{key}={path} matches nothing: there is no {_either(suffixes)} file.{packed}")
+    return shards
+
+
+def _shard(path: str, key: str, suffixes: tuple[str, ...]) -> str:
+    if not shard_name(path).endswith(suffixes):
+        packed = shard_name(path).endswith(PACKED)
+        why = _how_to_unpack(path) if packed else f"shards end in {_either(suffixes)}."
+        raise ConfigError(f"{key}={path}: {why}")
+    return path
+
+
+def _either(suffixes: tuple[str, ...]) -> str:
+    *others, last = suffixes
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _how_to_unpack(path: str) -> str:
+    program = "zstd -d" if path.endswith(".zst") else "gunzip -k"
+    return f"compressed files cannot be read by offset: unpack it with: {program} {shlex.quote(path)}"
+
+
+def _missing_part(path: str) -> str:
+    """The first part of the path that does not exist: ": no 'emojy' in data/samples. Did you mean 'emoji'?"."""
+    folder = Path(path).anchor or "."
+    for part in Path(path).relative_to(Path(path).anchor).parts:
+        if not os.path.isdir(folder):
+            return f": {folder} is no folder."
+        if glob.has_magic(part):
+            break
+        if not os.path.exists(os.path.join(folder, part)):
+            return f": no '{part}' in {folder}.{nearest(part, os.listdir(folder))}"
+        folder = os.path.join(folder, part)
+    return f" in {folder}."
+
+
+def refuse_twice(shards: Sequence[str], key: str) -> None:
+    """Raise ConfigError when a file is named twice: each of its samples would have two ids."""
+    for shard, count in Counter(shards).items():
+        if count > 1:
+            raise ConfigError(f"{key}: {shard} appears twice. To see it more often, give it a weight: '{shard}@2'.")

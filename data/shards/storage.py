@@ -1,0 +1,153 @@
+"""Bytes of a shard by position, from a local file or through fsspec."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar, cast
+from urllib.parse import urlsplit
+
+from dyad.data.base.errors import ConfigError, DataError, UserError
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+SCHEMES = ("https", "http", "s3", "gs", "memory")
+PACKAGES = {"https": "aiohttp", "http": "aiohttp", "s3": "s3fs", "gs": "gcsfs"}
+STAMPS = ("ETag", "etag", "LastModified", "last_modified", "updated", "mtime", "created")
+RETRY_SECONDS = (0.1, 1.0, 5.0)
+
+T = TypeVar("T")
+ReadRange = Callable[[int, int], bytes]
+
+
+class Stat(NamedTuple):
+    """Size in bytes and time stamp or entity tag. A file with an equal Stat is taken as unchanged."""
+
+    size: int
+    mtime: str
+
+
+def scheme_of(path: str) -> str:
+    """'s3' of 's3://bucket/x', 'pipe' of 'pipe:cat x', '' of a local path."""
+    found = re.match(r"(pipe(?=:)|[A-Za-z][A-Za-z0-9+.-]*(?=://))", path)
+    return found[0].lower() if found else ""
+
+
+def shard_name(path: str) -> str:
+    """Last part of a path or URL, without a query."""
+    return os.path.basename(urlsplit(path).path if scheme_of(path) else path)
+
+
+def filesystem(url: str) -> tuple[AbstractFileSystem, str]:
+    """fsspec's file system of a URL and the path in it; ConfigError names the package when its driver is missing."""
+    import fsspec.core
+
+    scheme = scheme_of(url)
+    assert scheme in SCHEMES, url
+    try:
+        return fsspec.core.url_to_fs(url)
+    except ImportError:
+        raise ConfigError(f"reading {scheme}:// needs a package: pip install {PACKAGES[scheme]}") from None
+
+
+def list_remote(url: str) -> list[str]:
+    """The URLs that a remote glob matches or a remote folder holds, sorted. Raises OSError when storage fails."""
+    fs, path = filesystem(url)
+    with as_os_errors():
+        names: Any = fs.glob(path) if glob.has_magic(url) else fs.ls(path, detail=False) if fs.isdir(path) else []
+        return sorted(str(fs.unstrip_protocol(name)) for name in names)
+
+
+@contextmanager
+def as_os_errors() -> Iterator[None]:
+    """Turn errors of a storage driver's own types (HTTP status, credentials) into OSError."""
+    try:
+        yield
+    except (OSError, UserError):
+        raise
+    except Exception as error:
+        raise OSError(f"{type(error).__name__}: {error}") from error
+
+
+def stat(path: str) -> Stat:
+    """Size and stamp of a shard; ConfigError when it does not exist, DataError when storage fails."""
+    try:
+        return read_stat(path)
+    except FileNotFoundError:
+        raise ConfigError(f"shard {path} does not exist.") from None
+    except OSError as error:
+        raise DataError(f"shard {path} cannot be read: {error}") from error
+
+
+def read_stat(path: str) -> Stat:
+    """As `stat`; raises OSError, or DataError for a server that does not give the size."""
+    if not scheme_of(path):
+        found = os.stat(path)
+        return Stat(found.st_size, str(found.st_mtime_ns))
+    fs, inner = filesystem(path)
+    with as_os_errors():
+        info: dict[str, Any] = fs.info(inner)
+    if not isinstance(info.get("size"), int):
+        raise DataError(f"shard {path}: the server does not tell its size, so it cannot be read by offset.")
+    return Stat(info["size"], next((str(info[stamp]) for stamp in STAMPS if info.get(stamp)), ""))
+
+
+def open_stream(path: str) -> BinaryIO:
+    """The whole shard from its start, unbuffered where that is possible."""
+    if not scheme_of(path):
+        return open(path, "rb", buffering=0)
+    fs, inner = filesystem(path)
+    return cast(BinaryIO, fs.open(inner, "rb", block_size=8 << 20))
+
+
+def sha256_of(path: str | Path) -> str:
+    """SHA-256 of a file, local or remote, in hexadecimal."""
+    with open_stream(str(path)) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
+
+
+def open_ranges(path: str) -> ReadRange:
+    """A function (start, end) -> bytes of the shard; shorter where the file ends. OSError after three retries."""
+    if not scheme_of(path):
+        return _LocalRanges(path)
+    fs, inner = filesystem(path)
+
+    def fetch(start: int, end: int) -> bytes:
+        with as_os_errors():
+            return cast(bytes, fs.cat_file(inner, start=start, end=end))
+
+    return lambda start, end: with_retries(lambda: fetch(start, end))
+
+
+class _LocalRanges:
+    """Reads by pread, not mmap: when a mapped file is cut or its disk fails, SIGBUS kills the process."""
+
+    def __init__(self, path: str) -> None:
+        self.descriptor = -1  # __del__ runs also when os.open fails
+        self.descriptor = os.open(path, os.O_RDONLY)
+
+    def __call__(self, start: int, end: int) -> bytes:
+        return with_retries(lambda: os.pread(self.descriptor, end - start, start))
+
+    def __del__(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+
+
+def with_retries(read: Callable[[], T]) -> T:
+    """read(); after an OSError it is tried again after each of RETRY_SECONDS. FileNotFoundError is raised at once."""
+    for pause in RETRY_SECONDS:
+        try:
+            return read()
+        except FileNotFoundError:
+            raise
+        except OSError:
+            time.sleep(pause)
+    return read()

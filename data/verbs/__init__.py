@@ -1,1 +1,0 @@
-"""The verbs of `python -m data`: index, check, pack."""

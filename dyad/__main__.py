@@ -1,0 +1,39 @@
+"""dyad COMMAND …: the commands of Dyad under one name; python -m train … is dyad train …."""
+
+import sys
+from importlib import import_module
+
+from dyad.data.base.errors import ConfigError, nearest, run
+
+COMMANDS = {
+    "train": ("dyad.train.run.main", "train a run, or go on with it"),
+    "eval": ("dyad.eval.run.main", "evaluate a run"),
+    "data": ("dyad.data.cli.main", "index, check and pack data"),
+    "doctor": ("dyad.train.doctor.main", "is this machine ready for that run?"),
+    "export": ("dyad.train.export.main", "weights for other libraries"),
+    "mine": ("dyad.eval.run.mine", "mine hard negatives with a run"),
+    "report": ("dyad.eval.report.main", "write the report of a run"),
+}
+
+
+def main() -> None:
+    """Run the command that the first word names; its help is `dyad COMMAND --help`."""
+    words = sys.argv[1:]
+    if not words or words[0] in ("-h", "--help"):
+        print("dyad COMMAND …\n\n" + "\n".join(f"  {name:8} {purpose}" for name, (_, purpose) in COMMANDS.items()))
+        return
+    if words[0] not in COMMANDS:
+        raise ConfigError(
+            f"dyad {words[0]}: no such command.{nearest(words[0], COMMANDS)} Choices: {', '.join(COMMANDS)}"
+        )
+    sys.argv = [f"dyad {words[0]}", *words[1:]]
+    import_module(COMMANDS[words[0]][0]).main()
+
+
+def script() -> None:
+    """The console script `dyad`."""
+    run(main)
+
+
+if __name__ == "__main__":
+    script()

@@ -1,0 +1,1 @@
+"""Embeddings of items in blocks, kept on disk where they are large."""

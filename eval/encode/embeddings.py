@@ -1,0 +1,325 @@
+"""Embeddings of a corpus, in memory or in a folder that is written window by window, so that a restart continues.
+
+Items are processed in windows of WINDOW items. Inside a window they are sorted by length, the longest first, and cut
+into the encoder's blocks; so there is little padding, and all ranks share the blocks of the whole corpus. The items of
+a block depend on nothing else, so the number of ranks and restarts do not change the result.
+
+    embeddings.npy   (N, D) float32 or float16, in the order of the items
+    ids.txt          N lines: the id of each item
+    state.json       identity of the embeddings and number of windows on disk; written after each window
+
+Rank 0 writes. With several machines the folder must be on a shared file system.
+
+N items, D embedding width, S items in a window.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dyad.data.base.errors import ConfigError, DataError
+from dyad.data.base.files import sync, whole_file, writable, write_json
+from dyad.eval.encode.encoder import Encoder, check_finite
+from dyad.eval.encode.process_memory import trim_heap
+from dyad.eval.encode.progress import print_line, progress
+from dyad.train.distributed.agreement import from_rank_0, rank_0_only
+from dyad.train.distributed.world import World
+from dyad.train.run_folder.checkpoint import named_tensors
+from dyad.train.run_folder.run_state import locked
+
+VECTORS, IDS, STATE = "embeddings.npy", "ids.txt", "state.json"
+FORMAT = 1
+WINDOW = 16_384
+DTYPES = ("float32", "float16")
+
+Ids = Callable[[int, int], Sequence[str]]  # (start, stop) → the ids of these items
+
+
+class SizedItems(Protocol):
+    """Tower inputs with random access. Must be picklable, since loader processes read them.
+
+    lengths: (N,) the length of each item, in any unit.
+    """
+
+    @property
+    def lengths(self) -> np.ndarray: ...
+
+    def __len__(self) -> int: ...
+
+    def take(self, rows: Sequence[int], /) -> Tensor:
+        """The inputs of these items, (len(rows), …), padded to one shape."""
+        ...
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """vectors: (N, D) float32 or float16, memory-mapped read-only from `folder`; in RAM if folder is None."""
+
+    vectors: np.ndarray
+    folder: Path | None
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    def ids(self) -> list[str]:
+        """All ids, read from the folder."""
+        assert self.folder is not None, "embeddings in RAM have no ids"
+        return (self.folder / IDS).read_bytes().decode().split("\n")[:-1]
+
+
+def encode_corpus(
+    encode: Encoder,
+    side: Literal["x", "y"],
+    items: SizedItems,
+    folder: Path | None,
+    *,
+    ids: Ids | None = None,
+    identity: str = "",
+    dtype: str = "float32",
+    window: int = WINDOW,
+    log: Callable[[str], None] | None = None,
+) -> Embeddings:
+    """The embeddings of all items as one matrix, the same on every rank. A collective.
+
+    folder: the matrix is written there and never whole in RAM; None: in RAM. identity: of weights and items (see
+    identity_of). A folder with this identity is opened, and completed if a part is missing; a folder with another one
+    is written anew, with a line. ids: needed with a folder only. window: rounded up to whole blocks. log: prints lines;
+    None: a progress bar on a terminal, lines on standard output elsewhere.
+
+    Raises ConfigError for a folder that is in use, contains files of other origin, or is on a disk without enough
+    space; DataError for a damaged folder, an id with a line break, and values that are not finite; HardwareError if
+    the disk fails.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype={dtype}: must be one of {', '.join(DTYPES)}")
+    world, size = encode.world, -(-window // encode.block) * encode.block
+    settings = {
+        "format": FORMAT,
+        "identity": identity,
+        "side": side,
+        "items": len(items),
+        "dtype": dtype,
+        "window": size,
+        "block": encode.block,
+        "precision": encode.precision,
+        "normalised": encode.cosine,
+    }
+    with ExitStack() as stack:
+        if folder is None:
+            store, first = _Memory(settings), 0
+        else:
+            assert ids is not None, "a folder needs ids"
+            store = _Folder(folder, settings, world)
+            first = from_rank_0(world, lambda: store.opened(ids, stack, log or print_line)) * size
+        if first < len(items):
+            on_rank_0 = log if world.rank == 0 else lambda line: None
+            on_progress = stack.enter_context(progress(f"Encode {side}", len(items), first, on_rank_0))
+            for start, vectors in _windows(encode, side, items, size, first):
+                store.write(start, vectors)
+                trim_heap()
+                on_progress(start + len(vectors))
+        return store.embeddings()
+
+
+def identity_of(tower: nn.Module, *facts: str) -> str:
+    """A digest of a tower's weights by name, and of `facts`: all else that embeddings depend on, as prefixes.
+
+    The extra_repr of the modules is included, for example the kind of pooling. Wrappers for data parallelism do not
+    change the digest.
+    """
+    digest = hashlib.sha256(json.dumps(facts).encode())
+    for module in tower.modules():
+        digest.update(module.extra_repr().encode())
+    for name, tensor in named_tensors({"tower": tower}).items():
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+# ---- windows -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Sorted:
+    """The items from number `first` on in encoding order: window by window, the longest item of a window first."""
+
+    items: SizedItems
+    size: int
+    first: int
+    _order: tuple[int, np.ndarray] = (-1, np.empty(0, np.int64))
+
+    def __len__(self) -> int:
+        return len(self.items) - self.first
+
+    def block(self, start: int, stop: int) -> Tensor:
+        window = (start + self.first) // self.size * self.size
+        begin = start + self.first - window
+        return self.items.take((window + self.order(window)[begin : begin + stop - start]).tolist())
+
+    def order(self, window: int) -> np.ndarray:
+        """The encoding order of the items of the window that begins at item `window`, as numbers from 0."""
+        if self._order[0] != window:
+            lengths = np.asarray(self.items.lengths[window : window + self.size]).astype(np.int64)
+            self._order = window, np.argsort(-lengths, kind="stable")
+        return self._order[1]
+
+
+def _windows(
+    encode: Encoder, side: Literal["x", "y"], items: SizedItems, size: int, first: int
+) -> Iterator[tuple[int, np.ndarray]]:
+    """(start, float32 (S, D) in the order of the items) of each window from item `first` on, on every rank."""
+    view, at, window = _Sorted(items, size, first), first, np.empty((0, 0), np.float32)
+    for vectors in encode.rounds(side, view):
+        while len(vectors):
+            start = at // size * size
+            stop = min(start + size, len(items))
+            if at == start:
+                window = np.empty((stop - start, vectors.shape[1]), np.float32)
+            part, vectors = vectors[: stop - at], vectors[stop - at :]
+            window[view.order(start)[at - start :][: len(part)]] = part
+            at += len(part)
+            if at == stop:
+                check_finite(window, side, start)
+                yield start, window
+
+
+# ---- where they are kept -------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Memory:
+    """A store in RAM, filled by every rank."""
+
+    settings: dict[str, Any]
+    vectors: np.ndarray | None = None
+
+    def write(self, start: int, vectors: np.ndarray) -> None:
+        stored = _stored(vectors, self.settings["dtype"])
+        if self.vectors is None:
+            self.vectors = np.empty((self.settings["items"], vectors.shape[1]), stored.dtype)
+        self.vectors[start : start + len(stored)] = stored
+
+    def embeddings(self) -> Embeddings:
+        assert self.vectors is not None
+        return Embeddings(self.vectors, None)
+
+
+@dataclass(frozen=True)
+class _Folder:
+    """A store in a folder. Rank 0 writes, all ranks read."""
+
+    folder: Path
+    settings: dict[str, Any]
+    world: World
+
+    def opened(self, ids: Ids, stack: ExitStack, log: Callable[[str], None]) -> int:
+        """Open the folder on rank 0, lock it until `stack` closes, and return the number of finished windows."""
+        with writable(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(self.folder, "folder"))
+            state = self._state()
+            if state is not None and state["settings"] != self.settings:
+                theirs = state["settings"]
+                other = ", ".join(k for k in self.settings if theirs.get(k) != self.settings[k])
+                log(f"{self.folder}: has embeddings of other {other}; they are made anew")
+                state = None
+            if state is None or state["windows"] == 0:
+                self._begin(ids)
+                return 0
+            self.embeddings()  # raises DataError before the rest is encoded
+            return state["windows"]
+
+    def write(self, start: int, vectors: np.ndarray) -> None:
+        rank_0_only(self.world, lambda: self._write(start, vectors))
+
+    def embeddings(self) -> Embeddings:
+        path = self.folder / VECTORS
+        try:
+            vectors = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise DataError(f"{path} is damaged ({error}): delete {self.folder} to encode anew") from error
+        if (vectors.ndim, *vectors.shape[:1], vectors.dtype) != (2, self.settings["items"], self.settings["dtype"]):
+            raise DataError(f"{path} is not what {STATE} says: delete {self.folder} to encode anew")
+        return Embeddings(vectors, self.folder)
+
+    def _state(self) -> dict[str, Any] | None:
+        """The content of state.json; None for a new folder."""
+        path = self.folder / STATE
+        if not path.exists():
+            foreign = [name for name in (VECTORS, IDS) if (self.folder / name).exists()]
+            if foreign:
+                raise ConfigError(
+                    f"{self.folder} has {foreign[0]} but no {STATE}, so it is not of our making: choose another folder"
+                )
+            return None
+        try:
+            state = json.loads(path.read_bytes())
+            if not isinstance(state["settings"], dict) or not isinstance(state["windows"], int) or state["windows"] < 0:
+                raise ValueError("unknown fields")
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{path} is damaged: delete {self.folder} to encode anew") from error
+        return state
+
+    def _begin(self, ids: Ids) -> None:
+        """Write state.json first, which marks the folder as ours, then ids.txt."""
+        self._save(windows=0)
+        (self.folder / VECTORS).unlink(missing_ok=True)
+        items, slab = self.settings["items"], self.settings["window"]
+        with whole_file(self.folder / IDS) as file:
+            for start in range(0, items, slab):
+                file.writelines(_line(name) for name in ids(start, min(start + slab, items)))
+
+    def _write(self, start: int, vectors: np.ndarray) -> None:
+        stored = _stored(vectors, self.settings["dtype"])
+        path, rows = self.folder / VECTORS, self.settings["items"]
+        with writable(self.folder):
+            if start == 0:
+                self._create(path, (rows, stored.shape[1]), stored.dtype)
+            with path.open("r+b") as file:
+                file.seek(-(rows - start) * stored[0].nbytes, os.SEEK_END)
+                file.write(stored.data)
+            sync(path)
+            self._save(windows=start // self.settings["window"] + 1)
+
+    def _create(self, path: Path, shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
+        """Write the header of the matrix, and reserve space for all rows."""
+        needed, free = shape[0] * shape[1] * dtype.itemsize, shutil.disk_usage(self.folder).free
+        if free < needed:
+            raise ConfigError(f"{self.folder}: the embeddings need {needed:,} bytes, {free:,} are free")
+        with path.open("wb") as file:
+            descr = np.lib.format.dtype_to_descr(dtype)
+            np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
+            file.truncate(file.tell() + needed)
+
+    def _save(self, windows: int) -> None:
+        write_json(self.folder / STATE, {"settings": self.settings, "windows": windows})
+
+
+def _stored(vectors: np.ndarray, dtype: str) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        stored = vectors.astype(dtype, copy=False)
+    if dtype == "float16" and not np.isfinite(stored).all():
+        raise DataError("embeddings are too large for float16: take dtype=float32")
+    return stored
+
+
+def _line(name: str) -> bytes:
+    try:
+        line = name.encode()
+    except UnicodeEncodeError:
+        raise DataError(f"the id {name!r} is no Unicode text") from None
+    if b"\n" in line:
+        raise DataError(f"the id {name!r} has a line break, and {IDS} holds one id a line")
+    return line + b"\n"

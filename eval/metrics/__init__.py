@@ -1,0 +1,1 @@
+"""Measures of rankings: TREC, answers, bootstrap intervals."""

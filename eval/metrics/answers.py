@@ -1,0 +1,159 @@
+"""Whether a passage contains an answer, by the rule of DPR's retrieval accuracy.
+
+Karpukhin et al. 2020 (arXiv 2004.04906) took the rule from DrQA. Text and answer are normalised to NFD. A token is a
+longest run of letters, numbers and marks, or else one character that is neither space nor control. Tokens are compared
+in lower case (not case-folded), and the tokens of the answer must be adjacent in the text. Titles are not searched. An
+answer without tokens is in every text. In `regex` mode the answer is a pattern, searched regardless of case; a pattern
+that does not compile is in no text.
+
+The character classes are those of the `regex` module, as in DPR: its Unicode version is newer than Python's.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal, Protocol
+
+import numpy as np
+import regex
+
+from dyad.data.base.errors import DataError
+
+Mode = Literal["string", "regex"]
+Span = tuple[int, int]
+
+TOP_K = (1, 5, 20, 100)
+_TOKEN = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")
+_BETWEEN = "\x1f"  # a control character is in no token, and lower() treats the tokens beside it separately
+_SECONDS = 10.0  # for one pattern in one text; a pattern with catastrophic backtracking would never end
+
+
+class Answers(Protocol):
+    """The answers of one question, prepared for many texts."""
+
+    def within(self, text: str) -> bool:
+        """Whether the text contains one of the answers."""
+        ...
+
+    def spans(self, text: str) -> list[Span]:
+        """[start, end) of all answers in the text as given, in order; spans that overlap are joined."""
+        ...
+
+
+def prepared(answers: Iterable[str], mode: Mode = "string") -> Answers:
+    """The matcher of some answers."""
+    return {"string": _Strings, "regex": _Patterns}[mode](answers)
+
+
+def top_k_accuracy(hits: Sequence[Sequence[bool]], ks: Iterable[int] = TOP_K) -> dict[str, np.ndarray]:
+    """{"accuracy@k": (n,) of 0 and 1}: whether one of the first k passages of a question contains an answer.
+
+    hits: for each of n questions whether each passage contains an answer, best passage first; a row may be shorter
+    than k.
+    """
+    first = np.array([next((i for i, hit in enumerate(row) if hit), np.inf) for row in hits])
+    return {f"accuracy@{k}": (first < k).astype(np.float64) for k in ks}
+
+
+class _Strings:
+    def __init__(self, answers: Iterable[str]) -> None:
+        self._tokens = [_lower_tokens(_decomposed(answer)) for answer in answers]
+        self._joined = [_joined(tokens) for tokens in self._tokens]
+        self._longest = [_folded(max(tokens, key=len, default="")) for tokens in self._tokens]
+        self._everywhere = [] in self._tokens
+
+    def within(self, text: str) -> bool:
+        """Only texts that contain the longest token of an answer as a substring are cut into tokens: few do."""
+        if self._everywhere:
+            return True
+        text = _decomposed(text)
+        folded = _folded(text.lower())
+        likely = [joined for joined, longest in zip(self._joined, self._longest, strict=True) if longest in folded]
+        if not likely:
+            return False
+        tokens = _joined(_TOKEN.findall(text)).lower()
+        return any(joined in tokens for joined in likely)
+
+    def spans(self, text: str) -> list[Span]:
+        decomposed = _decomposed(text)
+        tokens = [match.span() for match in _TOKEN.finditer(decomposed)]
+        words = [decomposed[start:end].lower() for start, end in tokens]
+        found = (
+            (tokens[i][0], tokens[i + len(answer) - 1][1])
+            for answer in self._tokens
+            if answer
+            for i in range(len(words) - len(answer) + 1)
+            if words[i : i + len(answer)] == answer
+        )
+        return _joined_spans(found, _origin(text, decomposed))
+
+
+class _Patterns:
+    def __init__(self, answers: Iterable[str]) -> None:
+        self._patterns = [p for answer in answers if (p := _compiled(_decomposed(answer))) is not None]
+
+    def within(self, text: str) -> bool:
+        text = _decomposed(text)
+        return any(next(_matches(pattern, text), None) is not None for pattern in self._patterns)
+
+    def spans(self, text: str) -> list[Span]:
+        decomposed = _decomposed(text)
+        found = (span for pattern in self._patterns for span in _matches(pattern, decomposed) if span[0] < span[1])
+        return _joined_spans(found, _origin(text, decomposed))
+
+
+def _compiled(pattern: str) -> regex.Pattern[str] | None:
+    """The compiled pattern; None if it does not compile for any reason, since the data are not ours."""
+    try:
+        return regex.compile(pattern, flags=regex.IGNORECASE | regex.UNICODE | regex.MULTILINE)
+    except Exception:
+        return None
+
+
+def _matches(pattern: regex.Pattern[str], text: str) -> Iterator[Span]:
+    try:
+        yield from (match.span() for match in pattern.finditer(text, timeout=_SECONDS))
+    except TimeoutError:
+        raise DataError(
+            f"the answer pattern {pattern.pattern!r} takes more than {_SECONDS:.0f} s on a text of {len(text)} "
+            "characters: write it without a repetition inside a repetition"
+        ) from None
+
+
+def _decomposed(text: str) -> str:
+    return text if text.isascii() else unicodedata.normalize("NFD", text)
+
+
+def _lower_tokens(decomposed: str) -> list[str]:
+    return [token.lower() for token in _TOKEN.findall(decomposed)]
+
+
+def _joined(tokens: list[str]) -> str:
+    """One string: adjacent tokens are a substring of it."""
+    return f"{_BETWEEN}{_BETWEEN.join(tokens)}{_BETWEEN}"
+
+
+def _folded(lower: str) -> str:
+    """Lower-case sigma in one form: Σ is the only letter whose lower case depends on its neighbours."""
+    return lower.replace("ς", "σ")
+
+
+def _origin(text: str, decomposed: str) -> Sequence[int]:
+    """For each character of the NFD form, the index of the character of `text` that it came from.
+
+    NFD also reorders the marks of a letter, but no token ends between two marks.
+    """
+    if decomposed == text:
+        return range(len(text))
+    return [i for i, character in enumerate(text) for _ in unicodedata.normalize("NFD", character)]
+
+
+def _joined_spans(found: Iterable[Span], origin: Sequence[int]) -> list[Span]:
+    spans: list[Span] = []
+    for start, end in sorted((origin[start], origin[end - 1] + 1) for start, end in found):
+        if spans and start < spans[-1][1]:
+            spans[-1] = (spans[-1][0], max(end, spans[-1][1]))
+        else:
+            spans.append((start, end))
+    return spans

@@ -1,0 +1,337 @@
+"""Mining of hard negatives: passages that a model ranks high for a question although they are not right.
+
+Ranks are those of the search, from 1, over all hits; a passage that is left out keeps its rank. Within the range of
+ranks a passage is left out for the first of these reasons that holds:
+    right      it is a right passage of the question, by id or by text: a copy of a right passage is right
+    unscored   scores of another model are given, and it has none
+    unknown    there is a margin, and no right passage of the question is in the corpus with a score
+    margin     its score is above the best right score minus the margin
+    max_score  its score is above max_score
+    repeated   an earlier passage without any of these reasons has the same text
+    answer     it contains an answer of the question
+The relative margin is a share of the magnitude of the best right score, so it also works below zero. Scores of another
+model, for example a cross-encoder, replace those of the search in the margins and in max_score, but not in the ranks.
+
+b questions in a block, n in all, m passages, D width, k hits of a question.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from dyad.data.base.files import whole_file, writable, write_json
+from dyad.data.config import DataConfig, MiningConfig
+from dyad.data.question_passage.corpus import Corpus
+from dyad.data.question_passage.dataset import TokenizeTexts, passage_texts, question_texts
+from dyad.data.question_passage.questions import QuestionRows
+from dyad.data.shards.storage import sha256_of
+from dyad.eval.encode.embeddings import encode_corpus, identity_of
+from dyad.eval.encode.encoder import Encoder
+from dyad.eval.metrics.answers import prepared
+from dyad.eval.mine.pair_scores import PairScores
+from dyad.eval.search.index import Hits, Index
+from dyad.train.distributed.agreement import raise_on_all, rank_0_only
+from dyad.train.distributed.world import World, gather_objects
+
+MINED, SUMMARY = "mined.jsonl", "mined.json"
+FORMAT = 1
+BLOCK = 16_384  # questions at a time; a corpus larger than memory is read once for each block
+SCAN = 1 << 20  # content keys of the corpus that are read at a time
+JUDGED = ("", "rank", "right", "unscored", "unknown", "margin", "max_score")
+
+
+@dataclass(frozen=True)
+class MiningInput:
+    """Questions with their embeddings queries_nD, and passages with passages_mD; both may be memory-mapped.
+
+    scores: of another model, for margins and max_score.
+    """
+
+    questions: QuestionRows
+    queries_nD: np.ndarray
+    corpus: Corpus
+    passages_mD: np.ndarray
+    scores: PairScores | None = None
+
+
+def mine(
+    source: MiningInput, config: MiningConfig, out: Path, world: World, identity: dict[str, Any]
+) -> dict[str, Any]:
+    """Write out/mined.jsonl and its summary out/mined.json; all ranks return the summary. A collective.
+
+    A line for each question: {"query_id", "negatives": passage ids, best first, "scores": of the search}. Rows with the
+    same question id are one question with the right passages of all these rows. The ranks search together and share
+    the hits; rank 0 writes the lines in order. Memory: one block of questions, and about 60 bytes for each question.
+    identity: the origin of the negatives, for the summary. Raises ConfigError for a bad index, DataError for damaged
+    data, HardwareError when the files cannot be written.
+    """
+    groups = Groups(source.questions.id_hashes[0])
+    index = raise_on_all(world, lambda: Index(source.passages_mD, config.index, world=world))
+    counts: Counter[str] = Counter()
+    with _written(out / MINED, world) as write:
+        for start in range(0, len(groups), BLOCK):
+            block = [groups.rows(g) for g in range(start, min(start + BLOCK, len(groups)))]
+            queries_bD = np.asarray(source.queries_nD[[rows[0] for rows in block]], dtype=np.float32)
+            hits = index.search(queries_bD, config.last_rank)
+            first, last = (rank * len(block) // world.size for rank in (world.rank, world.rank + 1))
+            own = Block(block[first:last], queries_bD[first:last], Hits(*(part[first:last] for part in hits)))
+            for lines, part in gather_objects(raise_on_all(world, partial(_mined, source, config, own)), world):
+                rank_0_only(world, partial(write, lines))
+                counts.update(part)
+    return _summarised(out, counts, {"settings": asdict(config), "search": index.how}, world, identity)
+
+
+def embedded(
+    encode: Encoder,
+    questions: QuestionRows,
+    corpus: Corpus,
+    tokenize: TokenizeTexts,
+    config: DataConfig,
+    folder: Path,
+    log: Callable[[str], None] | None = None,
+) -> MiningInput:
+    """The embeddings of both sides with the current weights, written to `folder`. A collective.
+
+    Embeddings that an earlier start has written are used if the weights and the data are the same.
+    """
+    asked, passages = (
+        question_texts(questions, tokenize, config.question),
+        passage_texts(corpus, tokenize, config.passage),
+    )
+    x = identity_of(encode.towers["x"], questions.fingerprint, repr(config.question))
+    y = identity_of(encode.towers["y"], corpus.fingerprint, repr(config.passage))
+
+    def names(start: int, stop: int) -> list[str]:
+        return [questions.question(i).id for i in range(start, stop)]
+
+    kept = encode_corpus(encode, "x", asked, folder / "questions", ids=names, identity=x, log=log)
+    sought = encode_corpus(encode, "y", passages, folder / "passages", ids=corpus.ids, identity=y, log=log)
+    return MiningInput(questions, kept.vectors, corpus, sought.vectors)
+
+
+class Groups:
+    """Groups of rows with the same question id, given by its hash; in the order of their first rows."""
+
+    def __init__(self, keys_n: np.ndarray) -> None:
+        _, first, group_n = np.unique(keys_n, return_index=True, return_inverse=True)
+        self._rows = np.argsort(group_n, kind="stable")
+        self._ends = np.cumsum(np.bincount(group_n, minlength=len(first)))
+        self._order = np.argsort(first)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def rows(self, position: int) -> list[int]:
+        group = int(self._order[position])
+        return self._rows[self._ends[group - 1] if group else 0 : self._ends[group]].tolist()
+
+
+# ---- one block of questions ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Block:
+    """The rows of each of b questions, and the hits of the search."""
+
+    groups: Sequence[list[int]]
+    queries_bD: np.ndarray
+    hits: Hits
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question with the answers and right passages of all its rows.
+
+    keys: content keys of the right passages. positions: theirs in the corpus; of equal texts the first.
+    """
+
+    id: str
+    answers: tuple[str, ...]
+    keys: np.ndarray
+    positions: np.ndarray
+
+
+def _mined(source: MiningInput, config: MiningConfig, block: Block) -> tuple[bytes, Counter[str]]:
+    """(lines of mined.jsonl, counts of the hits by what became of them)."""
+    counts: Counter[str] = Counter()
+    lines = []
+    for i, question in enumerate(_asked(source, block.groups)):
+        found = block.hits.scores[i] > -np.inf
+        positions, scores = block.hits.positions[i][found], block.hits.scores[i][found]
+        candidates = QuestionHits(question, block.queries_bD[i], positions, scores)
+        chosen = _chosen(source, config, candidates, counts)
+        counts.update(questions=1, without=not chosen, negatives=len(chosen), found=len(positions))
+        names, best = zip(*chosen, strict=True) if chosen else ((), ())
+        line = {"query_id": question.id, "negatives": names, "scores": [float(f"{score:.6g}") for score in best]}
+        lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+    return "".join(lines).encode(), counts
+
+
+@dataclass(frozen=True)
+class QuestionHits:
+    """The hits of one question, best first."""
+
+    question: Asked
+    query_D: np.ndarray
+    positions_k: np.ndarray
+    scores_k: np.ndarray
+
+
+def _chosen(
+    source: MiningInput, config: MiningConfig, candidates: QuestionHits, counts: Counter[str]
+) -> list[tuple[str | None, float]]:
+    """(passage id, score) of the candidates that become negatives; `counts` counts the reasons against the others."""
+    positions_k = candidates.positions_k
+    keys_k = source.corpus.keys[positions_k]
+    reasons_k = _judged(source, config, candidates, keys_k)
+    counts.update(JUDGED[reason] for reason in reasons_k[reasons_k > 0])
+    left = np.flatnonzero(reasons_k == 0).tolist()
+    answers = candidates.question.answers if config.drop_answers else ()
+    wrong = prepared(answers, "regex" if config.regex_answers else "string")
+    chosen: list[tuple[str | None, float]] = []
+    seen: set[int] = set()
+    for number, i in enumerate(left):
+        if len(chosen) == config.keep:
+            counts["beyond_keep"] += len(left) - number  # not read
+            break
+        key, passage = int(keys_k[i]), source.corpus[int(positions_k[i])]
+        reason = "repeated" if key in seen else "answer" if wrong.within(passage.text) else ""
+        seen.add(key)
+        if reason:
+            counts[reason] += 1
+        else:
+            chosen.append((passage.id, float(candidates.scores_k[i])))
+    return chosen
+
+
+def _judged(source: MiningInput, config: MiningConfig, candidates: QuestionHits, keys_k: np.ndarray) -> np.ndarray:
+    """(k,) the index in JUDGED of the first reason against each candidate, 0 if there is none so far."""
+    question = candidates.question
+    right_k = np.isin(keys_k, question.keys) | np.isin(candidates.positions_k, question.positions)
+    scores_k, right_scores = _scores(source, candidates)
+    right_scores = np.concatenate([right_scores, scores_k[right_k]])
+    right_scores = right_scores[~np.isnan(right_scores)]
+    limit = _limit(config, float(right_scores.max()) if len(right_scores) else np.nan)
+    conditions = [
+        np.arange(1, len(keys_k) + 1) < config.first_rank,
+        right_k,
+        np.isnan(scores_k),
+        np.full(len(keys_k), np.isnan(limit)),
+        scores_k > limit,
+        scores_k > (np.inf if config.max_score is None else config.max_score),
+    ]
+    return np.select(conditions, range(1, len(JUDGED)), 0)
+
+
+def _limit(config: MiningConfig, best: float) -> float:
+    """The highest score of a negative; NaN if there is a margin and no right score. best: the best right score."""
+    limits = [] if config.margin is None else [best - config.margin]
+    limits += [] if config.relative_margin is None else [best - config.relative_margin * abs(best)]
+    return min(limits, default=np.inf)
+
+
+def _scores(source: MiningInput, candidates: QuestionHits) -> tuple[np.ndarray, np.ndarray]:
+    """(scores of the candidates, scores of the right passages in the corpus) for the margins; NaN for unknown ones."""
+    question, right_positions = candidates.question, candidates.question.positions
+    if source.scores is None:
+        return candidates.scores_k, source.passages_mD[right_positions].astype(np.float32) @ candidates.query_D
+    found, right = (
+        [source.corpus.ids(p, p + 1)[0] for p in some.tolist()] for some in (candidates.positions_k, right_positions)
+    )
+    return source.scores.of(question.id, found), source.scores.of(question.id, right)
+
+
+# ---- right passages --------------------------------------------------------------------------------------------------
+
+
+def _asked(source: MiningInput, groups: Sequence[list[int]]) -> list[Asked]:
+    """The questions of a block with all their right passages."""
+    asked = [_of_rows(source, rows) for rows in groups]
+    wanted = np.unique(np.concatenate([np.empty(0, np.int64), *(question.keys for question in asked)]))
+    first = _first_with(source.corpus.keys, wanted)
+    by_text = [first[np.searchsorted(wanted, question.keys)] for question in asked]
+    return [
+        replace(question, positions=np.unique(np.concatenate([question.positions, found[found >= 0]])))
+        for question, found in zip(asked, by_text, strict=True)
+    ]
+
+
+def _of_rows(source: MiningInput, numbers: Sequence[int]) -> Asked:
+    """The question of some rows; its positions are those of right passages with an id in the corpus.
+
+    The rows are not kept: with all their passages they are a thousand times as large.
+    """
+    keys: set[int] = set()
+    ids: list[str] = []
+    answers: dict[str, None] = {}
+    for number in numbers:
+        row = source.questions.row(number)
+        keys.update(row.positives.keys)
+        ids += [passage.id for passage in row.positives if passage.id is not None]
+        answers.update(dict.fromkeys(answer for answer in row.question.answers if answer.strip()))  # "" is in all
+    name, positions = source.questions.question(numbers[0]).id, source.corpus.positions(ids)
+    return Asked(name, tuple(answers), np.array(sorted(keys), dtype=np.int64), positions[positions >= 0])
+
+
+def _first_with(keys_m: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """The first position in keys_m of each of the sorted keys `wanted`; -1 if it is not there."""
+    first = np.full(len(wanted), -1, dtype=np.int64)
+    for start in range(0, len(keys_m) if len(wanted) else 0, SCAN):
+        part = np.asarray(keys_m[start : start + SCAN])
+        slot = np.minimum(np.searchsorted(wanted, part), len(wanted) - 1)
+        hits = np.flatnonzero(wanted[slot] == part)[::-1]  # backwards, so that the first of several positions remains
+        hits = hits[first[slot[hits]] < 0]
+        first[slot[hits]] = start + hits
+    return first
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _written(path: Path, world: World) -> Iterator[Callable[[bytes], None]]:
+    """For rank 0: a function that appends to what is at `path` afterwards, whole, or not at all if the block raises."""
+    with ExitStack() as stack:
+
+        def begin() -> BinaryIO:
+            with writable(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                (path.parent / SUMMARY).unlink(missing_ok=True)  # it describes the file that is about to be replaced
+                return stack.enter_context(whole_file(path))
+
+        file = rank_0_only(world, begin)
+
+        def write(lines: bytes) -> None:
+            assert file is not None
+            with writable(path):
+                file.write(lines)
+
+        def end() -> None:
+            with writable(path):
+                stack.close()
+
+        yield write
+        rank_0_only(world, end)
+
+
+def _summarised(
+    out: Path, counts: Counter[str], how: dict[str, Any], world: World, identity: dict[str, Any]
+) -> dict[str, Any]:
+    totals = {name: counts.pop(name, 0) for name in ("questions", "without", "negatives", "found")}
+    summary = {"format": FORMAT, **totals, "left_out": dict(sorted(counts.items())), **how}
+
+    def write_whole() -> None:
+        with writable(out / SUMMARY):
+            write_json(out / SUMMARY, {**summary, "identity": identity, "sha256": sha256_of(out / MINED)})
+
+    rank_0_only(world, write_whole)
+    return {**summary, "identity": identity}

@@ -1,0 +1,96 @@
+"""Scores of question–passage pairs from a file, for example of a cross-encoder, in JSONL or TSV.
+
+    {"query_id": "q1", "docid": "p7", "score": 3.2}
+    q1 <tab> p7 <tab> 3.2            a first line that ends in "score" is a header
+A pair takes twelve bytes of memory, whatever its ids are.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from dyad.data.base.errors import ConfigError, DataError
+from dyad.data.shards.content_keys import content_key
+
+MAX_FLOAT32 = float(np.finfo(np.float32).max)
+LONGEST_LINE = 1 << 16  # bytes: two ids and a number
+
+
+class PairScores:
+    """Scores by question id and passage id. If a pair has several lines in the file, the last one counts."""
+
+    def __init__(self, keys: np.ndarray, scores: np.ndarray) -> None:
+        """keys, scores (n,): the hash of each pair and its score, in the order of the file."""
+        order = np.argsort(keys, kind="stable")
+        self._keys, self._scores = keys[order], scores[order]
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def of(self, question: str, passages: Sequence[str]) -> np.ndarray:
+        """(k,) float32 scores of k passages for a question; NaN for pairs that the file does not have."""
+        wanted = np.array([_key(question, passage) for passage in passages], dtype=np.int64)
+        if not len(self._keys):
+            return np.full(len(wanted), np.nan, dtype=np.float32)
+        slot = np.maximum(np.searchsorted(self._keys, wanted, side="right") - 1, 0)
+        return np.where(self._keys[slot] == wanted, self._scores[slot], np.float32(np.nan))
+
+
+def read_pair_scores(path: str) -> PairScores:
+    """Read a file of scores. Raises ConfigError if there is no such file, DataError with the first unusable line."""
+    keys, scores = array("q"), array("f")
+    try:
+        with Path(path).expanduser().open("rb") as file:
+            for where, line in _lines(file, path):
+                question, passage, score = _fields(line, where)
+                keys.append(_key(question, passage))
+                scores.append(score)
+    except OSError as error:
+        raise ConfigError(f"scores={path}: cannot be read: {error.strerror}") from error
+    return PairScores(np.frombuffer(keys, dtype=np.int64), np.frombuffer(scores, dtype=np.float32))
+
+
+def _lines(file: BinaryIO, path: str) -> Iterator[tuple[str, str]]:
+    """("file, line n", text) of the lines that are not empty and no header."""
+    number = 0
+    while raw := file.readline(LONGEST_LINE + 1):
+        number += 1
+        where = f"{path}, line {number}"
+        if len(raw) > LONGEST_LINE:
+            raise DataError(f"{where}: longer than {LONGEST_LINE:,} bytes, which no pair of ids and a score is")
+        try:
+            line = raw.decode("utf-8").strip("\r\n")
+        except UnicodeDecodeError as error:
+            raise DataError(f"{where}: is not UTF-8: {error.reason}") from error
+        if line.strip() and not (number == 1 and line.endswith("\tscore")):
+            yield where, line
+
+
+def _fields(line: str, where: str) -> tuple[str, str, float]:
+    try:
+        if line.startswith("{"):
+            row = json.loads(line)
+            question, passage, score = row["query_id"], row["docid"], float(row["score"])
+        else:
+            question, passage, text = line.split("\t")
+            score = float(text)
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        raise DataError(
+            f'{where}: must be {{"query_id": …, "docid": …, "score": number}} or three fields with tabs between: '
+            f"question id, passage id, score; it is {line[:60]!r}"
+        ) from None
+    if not (isinstance(question, str) and isinstance(passage, str)):
+        raise DataError(f"{where}: query_id and docid must be strings")
+    if not abs(score) <= MAX_FLOAT32:
+        raise DataError(f"{where}: the score is {score}: must be a finite float32")
+    return question, passage, score
+
+
+def _key(question: str, passage: str) -> int:
+    return content_key(f"{question}\n{passage}".encode())

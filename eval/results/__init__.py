@@ -1,0 +1,1 @@
+"""Results of evaluators: their columns, files, panels, galleries."""

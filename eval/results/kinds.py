@@ -1,0 +1,286 @@
+"""The kinds of results, one for each `task` of a result: headline, labels, columns, printed table, groups of the page.
+
+To add an evaluator with a new kind of result: write the evaluator, name it in `KINDS` of eval/run/suite.py, and add a
+ResultKind to `KINDS` here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dyad.eval.results.summary import SYSTEMS, Result, lead, part, score, signed, systems
+from dyad.eval.search.index_spec import EXACT
+from dyad.train.panels import Score
+
+LONGEST_NAME = 18  # characters of a name in the first column of a printed table; longer names are folded
+PASSAGE_COLUMNS = 4  # metrics of passages that are shown
+# metrics of passages, in the order in which they are shown
+PASSAGE_METRICS = "nDCG@10 Recall@100 accuracy@20 accuracy@100 MRR@10 Success@1 accuracy@1 accuracy@5".split()
+
+
+@dataclass(frozen=True)
+class Number:
+    """A metric in a group: its 95 % interval, its chance value, and the lead of the model over this baseline.
+
+    other: this is not the score of the run itself.
+    """
+
+    label: str
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    chance: float | None = None
+    ahead: str = ""
+    ahead_interval: str = ""
+    other: bool = False
+
+    @property
+    def is_share(self) -> bool:
+        """Whether the value lies in [0, 1], so that it can be drawn as a bar."""
+        return self.value is not None and 0 <= self.value <= 1 and not self.label.endswith("rank")
+
+    @property
+    def style(self) -> str:
+        """CSS variables with the positions on the bar."""
+        positions = {"v": self.value, "low": self.low, "high": self.high, "chance": self.chance}
+        inside = {name: min(max(value, 0.0), 1.0) for name, value in positions.items() if value is not None}
+        return ";".join(f"--{name}:{100 * value:.2f}%" for name, value in inside.items())
+
+
+@dataclass(frozen=True)
+class Group:
+    """Numbers that stand in one table of the page."""
+
+    title: str
+    numbers: Sequence[Number]
+
+
+@dataclass(frozen=True)
+class ResultKind:
+    """How results of one task are shown.
+
+    hub_task: the task in the metadata of a model card. headlines: the metric that is shown first, by order of
+    preference; a name that ends in @ stands for any cut-off. companions: the metric that is drawn beside it. labels:
+    starts of metric names, and the words that replace them. meanings: starts of labels, and their explanation. groups:
+    the tables of the page. tables: the tables of the terminal, of all results of this kind.
+    """
+
+    hub_task: str
+    headlines: Sequence[str]
+    companions: Sequence[str]
+    labels: Mapping[str, str]
+    meanings: Mapping[str, str]
+    groups: Callable[[Result], Iterable[Group]]
+    tables: Callable[[Sequence[Result]], Iterable[Any]]
+
+
+def headline(metrics: Iterable[str]) -> str:
+    """The one metric of an evaluation that is shown first; "" if there are no metrics."""
+    names = list(metrics)
+    return _first_of([name for kind in KINDS.values() for name in kind.headlines], names) or next(iter(names), "")
+
+
+def companion(metrics: Iterable[str]) -> str:
+    """The metric that is drawn beside the headline; "" if there is none."""
+    return _first_of([name for kind in KINDS.values() for name in kind.companions], list(metrics))
+
+
+def _first_of(wanted: Sequence[str], names: Sequence[str]) -> str:
+    found = (n for w in wanted for n in names if n == w or (w.endswith("@") and n.startswith(w)))
+    return next(found, "")
+
+
+def label(metric: str) -> str:
+    """The name of a metric in words."""
+    words = {start: text for kind in KINDS.values() for start, text in kind.labels.items()}
+    start = next((start for start in words if metric.startswith(start)), "")
+    return words.get(start, "") + metric.removeprefix(start).replace("_", " ")
+
+
+def groups(result: Result) -> list[Group]:
+    """The numbers of a result for the page; all metrics in one group if its task is not known."""
+    if kind := KINDS.get(result["task"]):
+        return list(kind.groups(result))
+    return [Group(str(result["task"]), [Number(label(m), *score(result, m)) for m in result["metrics"]])]
+
+
+def meanings(shown: Sequence[Group]) -> list[str]:
+    """Explanations of the metrics in these groups, each once."""
+    labels = [word for group in shown for word in (group.title, *(number.label for number in group.numbers))]
+    known = {start: text for kind in KINDS.values() for start, text in kind.meanings.items()}
+    return [text for start, text in known.items() if any(label.startswith(start) for label in labels)]
+
+
+# ---- printed tables --------------------------------------------------------------------------------------------------
+
+
+def _table(*columns: str, title: str | None = None) -> Any:
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    table = Table(*columns, title=title, title_justify="left", box=SIMPLE)
+    table.pad_edge, table.padding = False, (0, 1, 0, 0)
+    table.columns[0].overflow, table.columns[0].max_width = "fold", LONGEST_NAME
+    return table
+
+
+def _add_rows(table: Any, name: str, metrics: Sequence[str], result: Result, *more: str) -> None:
+    """Add a row of values, then rows with their intervals and chance values if these are known."""
+    found = [score(result, metric) for metric in metrics]
+    table.add_row(name, *(_cell(s.value) for s in found), *more)
+    if any(s.low is not None for s in found):
+        table.add_row("  95 %", *(_interval(s) for s in found))
+    table.add_row("  chance", *(_cell(s.chance, unknown="") for s in found))
+
+
+def _cell(value: float | None, form: str = ".3f", unknown: str = "-") -> str:
+    return unknown if value is None else f"{value:{form}}"
+
+
+def _interval(found: Score, form: str = ".3f") -> str:
+    return " ".join(_cell(end, form, "") for end in (found.low, found.high)).strip()
+
+
+def _with_interval(found: Score, form: str = ".3f", unknown: str = "-") -> str:
+    return f"{_cell(found.value, form, unknown)}\n{_interval(found, form)}".strip()
+
+
+def _title(result: Result, *counted: str) -> str:
+    sizes = [f"{_cell(score(result, f'num_{name}').value, ',.0f')} {name}" for name in counted]
+    return f"{result['dataset']}: {', '.join(sizes)}{_approximate(result)}"
+
+
+def _approximate(result: Result) -> str:
+    """Names the index if the search was not exact."""
+    search = part(result, "search")
+    indexes = {str(how["index"]) for how in (search, *search.values()) if isinstance(how, dict) and "index" in how}
+    indexes -= {EXACT}
+    return f" (approximate: index {', '.join(sorted(indexes))})" if indexes else ""
+
+
+# ---- retrieval of pictures and texts ---------------------------------------------------------------------------------
+
+DIRECTIONS = {"text_to_image_": "text → picture ", "image_to_text_": "picture → text "}
+
+
+def _retrieval_groups(result: Result) -> Iterator[Group]:
+    """One group for each direction."""
+    for start, words in DIRECTIONS.items():
+        names = [m for m in result["metrics"] if m.startswith(start) and not m.endswith("mean_rank")]
+        if names:
+            labels = (m.removeprefix(start).replace("_", " ") for m in names)
+            yield Group(words.strip(), [Number(name, *score(result, m)) for name, m in zip(labels, names, strict=True)])
+
+
+def _retrieval_tables(results: Sequence[Result]) -> Iterator[Any]:
+    """One table for each result: a row for each direction, the first four recalls in columns."""
+    for result in results:
+        ks = [k.removeprefix("image_to_text_R@") for k in result["metrics"] if k.startswith("image_to_text_R@")][:4]
+        table = _table("retrieval", *(f"R@{k}" for k in ks), "median rank", title=_title(result, "images", "texts"))
+        for way in ("image_to_text", "text_to_image"):
+            median = score(result, f"{way}_median_rank").value  # unknown if an index found only the first ranks
+            _add_rows(table, way.replace("_to_", " → "), [f"{way}_R@{k}" for k in ks], result, _cell(median, ".0f"))
+        yield table
+
+
+# ---- zero-shot classification ----------------------------------------------------------------------------------------
+
+
+def _zero_shot_groups(result: Result) -> Iterator[Group]:
+    names = [m for m in ("acc1", "acc5", "mean_per_class_recall") if m in result["metrics"]]
+    numbers = [Number(label(m), *score(result, m)) for m in names]
+    if (largest := score(result, "majority_class_share").chance) is not None:
+        numbers.append(Number("always the largest class", largest, other=True))
+    yield Group("picture → class", numbers)
+
+
+def _zero_shot_tables(results: Sequence[Result]) -> Iterator[Any]:
+    """One table for all results, with a row for each."""
+    table = _table("zero-shot", "acc1", "acc5", "mean/class", "samples", "largest class")
+    for result in results:
+        count, largest = score(result, "num_samples").value, score(result, "majority_class_share").chance
+        name, more = result["dataset"] + _approximate(result), (_cell(count, ",.0f"), _cell(largest))
+        _add_rows(table, name, ("acc1", "acc5", "mean_per_class_recall"), result, *more)
+    yield table
+
+
+# ---- retrieval of passages -------------------------------------------------------------------------------------------
+
+
+def _passage_groups(result: Result) -> Iterator[Group]:
+    """One group for each metric, with a row for each system."""
+    for metric in [m for m in PASSAGE_METRICS if m in result["metrics"]][:PASSAGE_COLUMNS]:
+        rows = []
+        for name, system in systems(result).items():
+            own, found = system is result, score(system, metric)._replace(chance=None)
+            if own or found.value is not None:
+                rows.append(Number(SYSTEMS.get(name, name), *found, *_ahead(lead(system, metric)), other=not own))
+        chance = score(result, metric).chance
+        yield Group(metric, rows if chance is None else [*rows, Number("chance", chance, other=True)])
+
+
+def _ahead(found: Score) -> tuple[str, str]:
+    """The lead of the model over a baseline and its interval, in words."""
+    ends = "" if found.low is None or found.high is None else f"[{signed(found.low)}, {signed(found.high)}]"
+    return ("", "") if found.value is None else (signed(found.value), ends)
+
+
+def _passage_tables(results: Sequence[Result]) -> Iterator[Any]:
+    """One table for each result: a row for each system, metrics with intervals, the lead in the first metric."""
+    for result in results:
+        shown = [name for name in PASSAGE_METRICS if name in result["metrics"]][:PASSAGE_COLUMNS]
+        metrics = [name for name in result["metrics"] if name in shown]
+        table = _table("system", *metrics, "model ahead", title=_title(result, "questions", "passages"))
+        for name, system in systems(result).items():
+            ahead = [lead(system, m) for m in metrics[:1] if system is not result]
+            cells = [_with_interval(score(system, m)) for m in metrics]
+            table.add_row(name, *cells, *(_with_interval(found, "+.3f", "") for found in ahead))
+        chance = [score(result, m).chance for m in metrics]
+        if any(value is not None for value in chance):
+            table.add_row("chance", *(_cell(value, unknown="") for value in chance))
+        yield table
+
+
+KINDS = {
+    "zeroshot_retrieval": ResultKind(
+        hub_task="image-text-retrieval",
+        headlines=("image_to_text_R@",),
+        companions=("text_to_image_R@",),
+        labels=DIRECTIONS,
+        meanings={
+            "R@": "R@K: share of queries with a right answer among the first K.",
+            "median rank": "Median rank: of the first right answer; 1 is best.",
+        },
+        groups=_retrieval_groups,
+        tables=_retrieval_tables,
+    ),
+    "zeroshot_classification": ResultKind(
+        hub_task="zero-shot-image-classification",
+        headlines=("acc1",),
+        companions=("mean_per_class_recall",),
+        labels={"acc1": "top-1 accuracy", "acc5": "top-5 accuracy"},
+        meanings={
+            "top-": "Top-K accuracy: share of pictures whose class is among the first K.",
+            "mean per class recall": "Mean per class recall: top-1 accuracy with every class counted alike.",
+        },
+        groups=_zero_shot_groups,
+        tables=_zero_shot_tables,
+    ),
+    "passage_retrieval": ResultKind(
+        hub_task="information-retrieval",
+        headlines=("nDCG@10", "accuracy@20", "accuracy@5", "accuracy@1"),
+        companions=("Recall@100", "accuracy@100"),
+        labels={},
+        meanings={
+            "nDCG": "nDCG@10: order of the first ten passages against the best possible one; 1 is best.",
+            "Recall@": "Recall@K: share of the right passages that are among the first K.",
+            "MRR": "MRR@10: mean of 1 / rank of the first right passage, 0 beyond ten.",
+            "Success": "Success@K: share of questions with a right passage among the first K.",
+            "accuracy@": "accuracy@K: share of questions with the answer in one of the first K passages.",
+        },
+        groups=_passage_groups,
+        tables=_passage_tables,
+    ),
+}

@@ -1,0 +1,62 @@
+"""Histogram of the scores of right and wrong pairs, of a sample of queries, in little memory.
+
+k queries, m items, D embedding width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dyad.eval.encode.process_memory import drop_pages
+
+QUERIES = 2000
+PER_QUERY = 5  # right pairs, and random pairs
+BINS = 40
+SLAB = 2**18  # numbers of each side in memory at a time; reading a row of a mapped file also loads its neighbours
+
+
+def spread(n: int, count: int = QUERIES) -> np.ndarray:
+    """`count` positions of 0 … n-1, evenly spread; all of them if there are fewer."""
+    return np.linspace(0, n - 1, min(n, count)).astype(np.int64)
+
+
+def score_histogram(
+    queries_kD: np.ndarray,
+    items_mD: np.ndarray,
+    right: Sequence[np.ndarray],
+    best_wrong: np.ndarray,
+    seed: int = 0,
+) -> dict[str, list[Any]]:
+    """{"edges" (BINS + 1), "right", "wrong", "best_wrong" (BINS each)}: counts of scores in common bins.
+
+    "right": of right pairs. "wrong": of random pairs that are not known to be right. "best_wrong": of the best wrong
+    item of each query. right: the positions of the right items of each query; at most PER_QUERY of them are used.
+    best_wrong (k,): −inf for queries without a wrong item. items_mD may be memory-mapped, and float16.
+    """
+    draw = np.random.default_rng(seed)
+    some_right = [items[spread(len(items), PER_QUERY)] for items in right]
+    others = [np.setdiff1d(draw.integers(0, len(items_mD), PER_QUERY), items) for items in right]
+    scores = {
+        "right": _pair_scores(queries_kD, items_mD, some_right),
+        "wrong": _pair_scores(queries_kD, items_mD, others),
+        "best_wrong": best_wrong[np.isfinite(best_wrong)],
+    }
+    everything = np.concatenate(list(scores.values()))
+    edges = np.histogram_bin_edges(everything, BINS) if len(everything) else np.linspace(0, 1, BINS + 1)
+    return {"edges": edges.tolist(), **{name: np.histogram(s, edges)[0].tolist() for name, s in scores.items()}}
+
+
+def _pair_scores(queries_kD: np.ndarray, items_mD: np.ndarray, items: Sequence[np.ndarray]) -> np.ndarray:
+    """The scores of each query with its items, concatenated."""
+    rows = np.repeat(np.arange(len(items)), [len(of) for of in items])
+    columns = np.concatenate(items) if len(items) else np.empty(0, np.int64)
+    scores = np.empty(len(rows), np.float32)
+    size = max(1, SLAB // queries_kD.shape[1])
+    for start in range(0, len(rows), size):
+        part = slice(start, start + size)
+        scores[part] = np.einsum("pd,pd->p", queries_kD[rows[part]], items_mD[columns[part]].astype(np.float32))
+        drop_pages(items_mD)
+    return scores

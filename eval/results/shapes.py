@@ -1,0 +1,163 @@
+"""The shapes of the files in a run folder. They are checked where the files are read; all other code relies on them.
+
+A run of another age lacks parts, or has them as null. A part of another shape is left out, with a line that says so.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
+
+from dyad.data.base.errors import first_line
+from dyad.data.base.json_text import read_json
+from dyad.data.base.untrusted_paths import file_inside
+from dyad.eval.results.cases import Case
+
+Count = Annotated[int, Field(ge=0, le=10**15)]
+Counts = list[Annotated[float, Field(ge=0, le=1e15)]]
+Numbers = dict[str, float | None]
+Interval = Annotated[list[float | None], Field(min_length=2, max_length=2)]
+Intervals = dict[str, Interval | None]
+
+
+class Difference(TypedDict, total=False):
+    value: float | None
+    interval: Interval | None
+
+
+class System(TypedDict, total=False):
+    metrics: Numbers | None
+    intervals: Intervals | None
+    difference: dict[str, Difference | None] | None
+
+
+class ClassScore(TypedDict, total=False):
+    num_samples: Count | None
+    accuracy: float | None
+
+
+class Confusion(TypedDict):
+    classes: list[str]
+    counts: list[Counts]
+
+
+class Mistake(TypedDict):
+    true: str
+    predicted: str
+    count: Count
+
+
+class ScoreHistogram(TypedDict):
+    edges: list[Annotated[float, Field(ge=-1e15, le=1e15)]]
+    right: Counts
+    wrong: Counts
+    best_wrong: Counts
+
+
+def _square(found: Confusion) -> Confusion:
+    size = len(found["classes"])
+    if not size or [len(row) for row in found["counts"]] != [size] * size:
+        raise ValueError("each class needs a row of counts, with a count for each")
+    return found
+
+
+def _drawable(found: ScoreHistogram) -> ScoreHistogram:
+    edges, bins = found["edges"], len(found["edges"]) - 1
+    if edges != sorted({*edges}) or {len(found["right"]), len(found["wrong"]), len(found["best_wrong"])} != {bins}:
+        raise ValueError("the edges must rise, with a count between any two")
+    return found
+
+
+class NamedResult(TypedDict):
+    """The parts that every result must have."""
+
+    dataset: str
+    task: str
+    metrics: Numbers
+
+
+class ResultFile(NamedResult, total=False):
+    """eval/<data set>.json."""
+
+    source: str | None
+    step: Count | None
+    truth: str | None
+    search: dict[str, Any] | None
+    chance: Numbers | None
+    intervals: Intervals | None
+    baselines: dict[str, System] | None
+    per_class: dict[str, ClassScore] | None
+    confusion: Annotated[Confusion, AfterValidator(_square)] | None
+    confused: list[Mistake] | None
+    scores: Annotated[ScoreHistogram, AfterValidator(_drawable)] | None
+    gallery: dict[str, list[Case]] | None
+
+
+class StateFile(TypedDict, total=False):
+    """run_state.json."""
+
+    status: str | None
+    step: Count | None
+    total_steps: Count
+    time: str | None
+    error: str | None
+
+
+class ObjectiveSection(TypedDict, total=False):
+    """objective of config.yaml."""
+
+    name: str
+    learnable: bool | None
+
+
+class ConfigFile(TypedDict, total=False):
+    """config.yaml: the keys that must be of one type to be shown."""
+
+    global_batch_size: Count | None
+    objective: ObjectiveSection | None
+    optim: dict[str, Any] | None
+
+
+RESULT, STATE, CONFIG = TypeAdapter(ResultFile), TypeAdapter(StateFile), TypeAdapter(ConfigFile)
+
+
+def read_object(folder: Path, name: str, shape: TypeAdapter[Any]) -> tuple[dict[str, Any] | None, list[str]]:
+    """(object, lines) of a JSON file below `folder`: a line for each part left out; the object is None if unusable."""
+    path = file_inside(folder, name)
+    if path is None:
+        return None, [f"{name} is not read: it lies outside this folder"]
+    try:
+        found = read_json(path)
+    except (OSError, ValueError) as error:
+        return None, [f"{name} cannot be read: {first_line(error)}"]
+    try:
+        found, wrong = fitting(shape, found)
+    except ValueError as error:
+        return None, [f"{name} is none of ours: {error}"]
+    return found, [f"{name}: {part} is left out: {said}" for part, said in wrong.items()]
+
+
+def fitting(shape: TypeAdapter[Any], found: Any) -> tuple[dict[str, Any], dict[str, str]]:
+    """(`found` without the parts that do not fit, the reason for each of them).
+
+    Raises ValueError if a part that `shape` requires does not fit.
+    """
+    wrong = _problems(shape, found)
+    left = {part: value for part, value in found.items() if part not in wrong} if isinstance(found, dict) else found
+    for part, said in _problems(shape, left).items():
+        raise ValueError(f"{part} {wrong.get(part, said)}".strip())
+    return left, wrong
+
+
+def _problems(shape: TypeAdapter[Any], found: Any) -> dict[str, str]:
+    """Part → the first thing that is wrong with it; the part "" is the whole."""
+    said: dict[str, str] = {}
+    try:
+        shape.validate_python(found, strict=True)
+    except ValidationError as error:
+        for problem in error.errors(include_url=False, include_input=False, include_context=False):
+            said.setdefault(str((*problem["loc"], "")[0]), problem["msg"])
+    return said

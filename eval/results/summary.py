@@ -1,0 +1,118 @@
+"""Read access to results of evaluations, for everything that shows them: the page, trackers, tables, the model card.
+
+A result is the JSON of `eval/<data set>.json`, written by a run of any age. Parts that it lacks, or that are null, are
+skipped. What is special to one kind of evaluator stands in eval/results/kinds.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dyad.data.base.untrusted_paths import file_inside
+from dyad.train.panels import Score
+
+Result = Mapping[str, Any]
+LARGEST_NUMBER = 1e100  # float32 ends at 3e38, and products of two such numbers are still finite
+LARGEST_PICTURE = 48_000  # bytes; thumbnails of 96 pixels have a tenth
+SYSTEMS = {"model": "this run", "bm25": "BM25", "untrained": "before training", "fusion": "fused with BM25"}
+
+
+def score(result: Result, metric: str) -> Score:
+    """A metric of the model, or of one of its `systems`; systems have no chance of their own."""
+    value, interval, chance = (part(result, name).get(metric) for name in ("metrics", "intervals", "chance"))
+    return Score(finite(value), *_ends(interval), finite(chance))
+
+
+def scores(result: Result) -> dict[str, Score]:
+    """The metrics that are scores rather than counts: those with an interval or a chance value."""
+    found = {metric: score(result, metric) for metric in part(result, "metrics")}
+    return {metric: s for metric, s in found.items() if s.value is not None and (s.low, s.chance) != (None, None)}
+
+
+def systems(result: Result) -> dict[str, Result]:
+    """The model and the baselines that it is compared with, by name."""
+    return {"model": result, **part(result, "baselines")}
+
+
+def lead(baseline: Result, metric: str) -> Score:
+    """The model's score minus the score of a baseline, with the interval of this difference."""
+    difference = part(baseline, "difference").get(metric) or {}
+    return Score(finite(difference.get("value")), *_ends(difference.get("interval")))
+
+
+def confusions(result: Result) -> list[tuple[str, str, int]]:
+    """(true class, predicted class, count): all pairs if there are few classes, else the most frequent mistakes."""
+    matrix = part(result, "confusion")
+    names = [str(name) for name in matrix.get("classes") or []]
+    rows = zip(names, matrix.get("counts") or [], strict=False)
+    cells = [(true, other, int(n)) for true, row in rows for other, n in zip(names, row, strict=False)]
+    listed = [(str(m["true"]), str(m["predicted"]), int(m["count"])) for m in result.get("confused") or []]
+    return cells or listed
+
+
+def classes(result: Result) -> list[tuple[str, float, int]]:
+    """(class, accuracy, number of pictures) of the classes that occur, lowest accuracy first."""
+    found = [
+        (str(name), accuracy, int(of.get("num_samples") or 0))
+        for name, of in part(result, "per_class").items()
+        if (accuracy := finite(of.get("accuracy"))) is not None
+    ]
+    return sorted(found, key=lambda one: (one[1], -one[2]))
+
+
+def marked(text: str, spans: Sequence[Sequence[int]]) -> Iterator[tuple[str, bool]]:
+    """Cut a text into (part, whether it lies in a span), in order. Spans that overlap are joined."""
+    position = 0
+    for start, end in sorted((int(s), int(e)) for s, e in spans):
+        start, end = max(start, position), min(end, len(text))
+        if start < end:
+            if position < start:
+                yield text[position:start], False
+            yield text[start:end], True
+            position = end
+    if position < len(text):
+        yield text[position:], False
+
+
+def picture(run: Path, dataset: str, name: str | None) -> Path | None:
+    """The thumbnail with this file name in the run folder; None if there is none, or if it is too large."""
+    path = file_inside(run, f"eval/{dataset}.pictures/{name}") if name == Path(name or "").name else None
+    return path if path and path.suffix == ".webp" and path.stat().st_size <= LARGEST_PICTURE else None
+
+
+def evaluator(result: Result) -> str:
+    """The name of the evaluator, which is the prefix of its metrics in metrics.jsonl."""
+    return "val" if result["dataset"] == "val" else f"eval/{result['dataset']}"
+
+
+def part(result: Result, name: str) -> Mapping[str, Any]:
+    """An object inside a result; {} if it is missing or null."""
+    return result.get(name) or {}
+
+
+def finite(value: Any) -> float | None:
+    """The value as a float; None if it is no number, or too large to calculate with."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if number and abs(value) <= LARGEST_NUMBER else None
+
+
+def number(value: Any) -> str:
+    """A number for people: three decimals for shares, whole numbers for counts and ranks, – if there is none."""
+    found = finite(value)
+    if found is None:
+        return "–"
+    if abs(found) > 1 and found == round(found):
+        return f"{found:,.0f}"
+    return f"{found:.1g}" if 0 < abs(found) < 0.0005 else f"{found:.3f}"
+
+
+def signed(value: float) -> str:
+    """A difference for people, with its sign."""
+    return f"{value:+.3f}".replace("-", "−")
+
+
+def _ends(interval: Sequence[Any] | None) -> tuple[float | None, float | None]:
+    low, high = map(finite, interval or (None, None))
+    return (None, None) if low is None or high is None else (low, high)

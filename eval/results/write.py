@@ -1,0 +1,96 @@
+"""Results of evaluations: one JSON file for each data set, files for other tools beside it, and printed tables."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dyad.data.base.errors import DataError, printable
+from dyad.data.base.files import writable, write_json
+from dyad.data.base.secrets import without_credentials
+from dyad.data.base.untrusted_paths import inside
+from dyad.eval.results.kinds import KINDS
+from dyad.eval.results.shapes import RESULT, read_object
+from dyad.eval.results.summary import Result
+from dyad.train.config import Task
+
+if TYPE_CHECKING:
+    from dyad.eval.encode.encoder import Evaluator, Report
+    from dyad.train.config import TrainConfig
+
+_RECALLS = (("text_to_image_R@", "image_retrieval_recall@"), ("image_to_text_R@", "text_retrieval_recall@"))
+OTHER_TOOLS = (".beir", ".dpr")  # the stems of JSON files for other tools end so
+NO_FILES: Mapping[str, Callable[[Path], None]] = {}
+
+
+def facts(config: TrainConfig, checkpoint: Path, step: int) -> dict[str, Any]:
+    """The fields of the JSON that describe the model: one name for both towers, the weights, the step."""
+    model = config.model
+    towers = (model.image, model.text) if config.task is Task.image_text else (model.text,)
+    names = [t.name or config.model.name or t.kind.name for t in towers]
+    short = dict.fromkeys(Path(name).stem if name.endswith(".json") else name for name in names)
+    return {"model": "+".join(short), "pretrained": str(checkpoint), "step": step}
+
+
+def result(report: Report, evaluator: Evaluator, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON of one data set. It has the fields of CLIP_benchmark, and recalls also under CLIP_benchmark's names."""
+    theirs = {t + k.removeprefix(o): v for o, t in _RECALLS for k, v in report.metrics.items() if k.startswith(o)}
+    return {
+        "dataset": evaluator.name.removeprefix("eval/"),
+        "source": without_credentials(evaluator.source),
+        **facts,
+        "task": report.task,
+        "metrics": {**report.metrics, **theirs},
+        "language": "en",
+        "chance": report.chance,
+        **report.details,
+    }
+
+
+def write(
+    folder: Path, content: Mapping[str, Any], files: Mapping[str, Callable[[Path], None]] = NO_FILES
+) -> list[Path]:
+    """Write a result to <folder>/<dataset>.json and its other files beside it; return their paths.
+
+    Each file is written whole or not at all. A file whose format cannot hold the data (a TREC run cannot hold an id
+    with a space) is left out, with a line on stderr. Raises HardwareError if the folder cannot be written.
+    """
+    written = [folder / f"{content['dataset']}.json"]
+    with writable(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(written[0], content)
+        for end, write_to in files.items():
+            path = folder / f"{content['dataset']}{end}"
+            try:
+                write_to(path)
+                written.append(path)
+            except DataError as error:
+                print(printable(f"left out: {error}"), file=sys.stderr)
+    return written
+
+
+def saved_results(run: Path) -> list[dict[str, Any]]:
+    """The results in a run folder, by name. Files and parts of another shape are left out, with a line on stderr."""
+    found = [read_object(run, name, RESULT) for name in result_files(run)]
+    for line in (line for _, lines in found for line in lines):
+        print(printable(line), file=sys.stderr)
+    return [result for result, _ in found if result and result["task"] in KINDS]
+
+
+def result_files(run: Path) -> list[str]:
+    """The names of the result files in a run folder, sorted; files for other tools are not among them."""
+    files = sorted((run / "eval").glob("*.json")) if inside(run, "eval") else []
+    return [f"eval/{file.name}" for file in files if not file.stem.endswith(OTHER_TOOLS)]
+
+
+def print_tables(results: Sequence[Result]) -> None:
+    """Print the tables of results, kind by kind, at most 80 columns wide if standard output is no terminal."""
+    from rich.console import Console
+
+    console = Console(width=None if Console().is_terminal else 80, markup=False, emoji=False)
+    for task, kind in KINDS.items():
+        found = [r for r in results if r["task"] == task]
+        for table in kind.tables(found) if found else ():
+            console.print(table)

@@ -1,0 +1,1 @@
+"""The wiring of evaluation: `python -m eval`, `python -m eval.mine`, suites, loading of runs."""

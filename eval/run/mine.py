@@ -1,0 +1,183 @@
+"""python -m eval.mine run=runs/x: mine hard negatives with a trained model. See python -m eval.mine --help."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dyad.data.base.command_line import help_text, overridden, parse_options
+from dyad.data.base.errors import ConfigError, printable
+from dyad.data.base.secrets import without_secrets
+from dyad.data.config import MiningConfig, NegativeList
+from dyad.eval.config import MineCommand
+
+if TYPE_CHECKING:
+    from dyad.data.question_passage.corpus import Corpus
+    from dyad.data.question_passage.questions import QuestionRows
+    from dyad.eval.mine.mining import MiningInput
+    from dyad.train.config import TrainConfig
+
+PURPOSE = """\
+Mine hard negatives with a trained model: for each training question the passages that it ranks high although they are
+not right. Training then draws from them. Right passages and their copies are never among them.
+Everything is key=value. Under torchrun the ranks share the work and the result stays the same."""
+EXAMPLES = {
+    "for the questions and the corpus that the run was trained on": "python -m eval.mine run=runs/topics",
+    "then train on them": "python -m train experiment=topics init_from=runs/topics 'data.negatives.lists=[mined]' "
+    "data.negatives.file=runs/topics/mined/mined.jsonl data.negatives.per_row=1",
+    "other data; all that scores 5 % less than the right passage": "python -m eval.mine run=runs/x "
+    "corpus=nq/corpus.jsonl queries=nq out=mined/nq first_rank=1 relative_margin=0.05",
+    "judged by a cross-encoder's scores of question and passage": "python -m eval.mine run=runs/x scores=scores.tsv "
+    "margin=2",
+}
+NOTES = """\
+out gets mined.jsonl, a line {"query_id", "negatives", "scores"} for each question; mined.json, which says how many
+passages were left out and why; and embeddings/, so that the same command goes on wherever it was stopped, or mines
+again by other rules without encoding; delete it when you are done. null: as the run has it.
+"""
+SHOWN = 3  # negatives of an example
+LONGEST = 110  # characters of a text that is shown
+REASONS = {
+    "rank": "ranked before first_rank",
+    "right": "right, or a copy of what is right",
+    "unscored": "without a score in the file",
+    "unknown": "of questions whose right passage is not in the corpus, or has no score: no margin can be kept",
+    "margin": "too close to the right passage",
+    "max_score": "above max_score",
+    "repeated": "copies of another",
+    "answer": "with an answer in the text",
+    "beyond_keep": "more than keep",
+}
+
+
+def main() -> None:
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(help_text(PURPOSE, EXAMPLES, MineCommand, NOTES))
+        return
+    command = parse_options(MineCommand, sys.argv[1:], "python -m eval.mine")
+
+    from dyad.eval.run.load_run import find_run, read_config
+    from dyad.eval.search.index_spec import check_spec
+
+    run, checkpoint = find_run(command.run)
+    config = with_command(read_config(run), command)
+    if config.task.value != "question_passage":
+        raise ConfigError(f"{run} is of task={config.task.value}: only question_passage has passages to mine")
+    check_spec(config.data.negatives.mining.index)
+    negatives(command, config, run, checkpoint)
+
+
+def with_command(config: TrainConfig, command: MineCommand) -> TrainConfig:
+    """The run's configuration with the values that the command line gives."""
+    data = overridden(config.data, command)
+    negatives = replace(data.negatives, mining=overridden(data.negatives.mining, command))
+    passage, train = overridden(data.passage, command), command.queries or data.train
+    return replace(config, data=replace(data, train=train, passage=passage, negatives=negatives))
+
+
+def negatives(command: MineCommand, config: TrainConfig, run: Path, checkpoint: Path) -> None:
+    """Encode, search and choose the negatives. Rank 0 writes the files and prints a report."""
+    from dyad.eval.encode.encoder import Encoder
+    from dyad.eval.mine.mining import MINED, embedded, mine
+    from dyad.eval.mine.pair_scores import read_pair_scores
+    from dyad.eval.run.load_run import load_run
+    from dyad.train.distributed.agreement import raise_on_all, rank_0_first
+    from dyad.train.distributed.failures import process_group
+
+    trained = load_run(run, checkpoint)
+    out = Path(command.out).expanduser() if command.out else run / "mined"
+    with process_group(config.dist.timeout) as world:
+        model = trained.model
+        questions, corpus = rank_0_first(world, lambda: opened(config))
+        scores = raise_on_all(world, lambda: None if command.scores is None else read_pair_scores(command.scores))
+        encode = Encoder.of(config, model, world)
+        source = embedded(encode, questions, corpus, model.tokenize, config.data, out / "embeddings")  # type: ignore[arg-type]
+        identity = {
+            "checkpoint": str(checkpoint),
+            "step": trained.step,
+            "questions": questions.fingerprint,
+            "corpus": corpus.fingerprint,
+            "scores": without_secrets(command.scores),
+        }
+        summary = mine(replace(source, scores=scores), config.data.negatives.mining, out, world, identity)
+        if world.rank == 0:
+            print(printable("\n".join([*report(summary), *examples(source, out / MINED, command.examples)])))
+            again = training_command(config, run, out / MINED)
+            print(printable(f"\nWritten: {out / MINED}. To train on it:\n  {again}"))
+
+
+def opened(config: TrainConfig) -> tuple[QuestionRows, Corpus]:
+    """The questions and the corpus. Raises ConfigError when nothing says which passages to search."""
+    from dyad.data.question_passage.questions import open_questions
+
+    questions = open_questions(config.data.train, config.data, "queries")
+    if questions.corpus is None:
+        raise ConfigError(
+            f"queries={config.data.train}: nothing says which passages to search. Give corpus=, passages by id: .jsonl "
+            "or .tsv with the fields id, text, title, or a BEIR folder"
+        )
+    return questions, questions.corpus
+
+
+# ---- what is printed -------------------------------------------------------------------------------------------------
+
+
+def report(summary: dict[str, Any]) -> Iterator[str]:
+    """Lines that say how many of the passages found became negatives, and why the others did not."""
+    yield (
+        f"{summary['negatives']:,} negatives for {summary['questions']:,} questions, of {summary['found']:,} passages "
+        f"found; {summary['without']:,} questions have none. Left out:"
+    )
+    left_out = summary["left_out"]
+    yield from (f"  {left_out[name]:>10,}  {meaning}" for name, meaning in REASONS.items() if name in left_out)
+
+
+def examples(source: MiningInput, mined: Path, count: int) -> Iterator[str]:
+    """Lines that show `count` evenly spread questions, each with one relevant passage and the best ranked negatives."""
+    from dyad.eval.mine.mining import Groups
+
+    groups = Groups(source.questions.id_hashes[0])
+    wanted = {i * len(groups) // count for i in range(count)}
+    with mined.open() as file:
+        for number, line in enumerate(file):
+            if number not in wanted:
+                continue
+            found, row = json.loads(line), source.questions.row(groups.rows(number)[0])
+            yield f"\n{found['query_id']}: {_short(row.question.text)}"
+            yield f"  right    {_short(row.positives[0].text)}"
+            best = list(zip(found["negatives"], found["scores"], strict=True))[:SHOWN]
+            for name, score in best:
+                yield f"  {score:<8.4g} {_short(source.corpus[int(source.corpus.positions([name])[0])].text)}"
+            if not best:
+                yield "  no negatives"
+
+
+def training_command(config: TrainConfig, run: Path, mined: Path) -> str:
+    """The command that trains the run's weights on the mined negatives; with info_nce if its objective takes none."""
+    from dyad.train.cli.compose import words_for
+    from dyad.train.config import ResumeConfig
+    from dyad.train.losses import OBJECTIVES
+
+    takes = "negatives" in OBJECTIVES[config.objective.name].takes
+    negatives = replace(config.data.negatives, lists=[NegativeList.mined], file=str(mined), per_row=1)
+    if not negatives.refresh_every:
+        negatives = replace(negatives, mining=MiningConfig())
+    again = replace(
+        config,
+        init_from=str(run),
+        objective=config.objective if takes else OBJECTIVES["info_nce"].options(),
+        data=replace(config.data, negatives=negatives),
+        run=replace(config.run, name=None),
+        resume=ResumeConfig(),
+    )
+    return shlex.join(["python", "-m", "train", *words_for(again)])
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"

@@ -1,0 +1,1 @@
+"""FAISS indexes, BM25, fusion of rankings."""

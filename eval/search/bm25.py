@@ -1,0 +1,114 @@
+"""BM25, the baseline without a model: Lucene's formula on words stemmed by Snowball English (bm25s, PyStemmer).
+
+score(q, d) = Σ over the words t of q, with repetitions, of ln(1 + (N − df + ½) / (df + ½)) · tf / (tf + k1
+(1 − b + b |d| / average length)). N passages, df those with t, tf its count in d (Kamphuis et al. 2020, "accurate"
+Lucene: with the true lengths, and without the constant factor k1 + 1, which does not change the order). A word is two
+or more letters, digits or underscores, in lower case. Lucene's 33 stop words are left out: on the development topics
+nDCG@10 is .306 without them and .298 with them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import bm25s
+import numpy as np
+import Stemmer
+from bm25s.stopwords import STOPWORDS_EN
+
+from dyad.data.base.errors import ConfigError, DataError
+from dyad.data.base.files import whole_folder, writable
+
+K1, B = 0.9, 0.4  # Anserini's
+FORMAT = 1
+_WORD = re.compile(r"\b\w\w+\b")
+_STOP = frozenset(STOPWORDS_EN)
+
+
+@dataclass(frozen=True)
+class BM25:
+    """An index of n passages with the positions 0 … n-1."""
+
+    index: Any  # bm25s.BM25
+
+    def search(self, queries: Sequence[str], k: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """For each query (scores float32 descending, positions int64) of its k best passages that share a word with it.
+
+        Of equal scores the lower position comes first. Raises ValueError if k < 1.
+        """
+        if k < 1:
+            raise ValueError(f"k={k}: must be 1 or more")
+        stem = _Stems()
+        return [self._best(stem(query), k) for query in queries]
+
+    def _best(self, words: list[str], k: int) -> tuple[np.ndarray, np.ndarray]:
+        score_n = self.index.get_scores_from_ids(self.index.get_tokens_ids(words))
+        matched = np.flatnonzero(score_n > 0)
+        if len(matched) > k:  # all ties with the k-th stay until they are sorted
+            worst = np.partition(score_n[matched], len(matched) - k)[len(matched) - k]
+            matched = matched[score_n[matched] >= worst]
+        best = matched[np.argsort(-score_n[matched], kind="stable")[:k]]
+        return score_n[best], best
+
+
+def build_bm25(texts: Iterable[str], k1: float = K1, b: float = B) -> BM25:
+    """Build an index in memory: about 30 bytes a word while it is built, then 8 a distinct word of a text."""
+    stem = _Stems()
+    vocabulary: dict[str, int] = {}
+    rows = [array("i", [vocabulary.setdefault(w, len(vocabulary)) for w in stem(text)]) for text in texts]
+    if not vocabulary:
+        raise ConfigError(f"BM25: there is no word in the {len(rows)} passages of the corpus")
+    index = bm25s.BM25(k1=k1, b=b, method="lucene")
+    index.index((rows, vocabulary), create_empty_token=False, show_progress=False)
+    return BM25(index)
+
+
+def open_bm25(texts: Iterable[str], folder: Path, identity: str, k1: float = K1, b: float = B) -> BM25:
+    """The memory-mapped index in `folder`; it is built and written first if it is not there.
+
+    identity: of the corpus and of the way its texts are made, for example a fingerprint. `texts` is not read if the
+    index is there. Several processes may open it at once. The files are arrays without pickle, and JSON. Raises
+    DataError for a damaged index.
+    """
+    name = hashlib.sha256(json.dumps([FORMAT, identity, k1, b, bm25s.__version__, Stemmer.version()]).encode())
+    kept = folder / f"bm25-{name.hexdigest()[:16]}"
+    if not kept.exists():
+        _keep(build_bm25(texts, k1, b), kept)
+    try:
+        return BM25(bm25s.BM25.load(kept, mmap=True, show_progress=False))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{kept}: the BM25 index is damaged ({error}); delete this folder") from error
+
+
+def _keep(bm25: BM25, kept: Path) -> None:
+    with writable(kept.parent):
+        try:
+            with whole_folder(kept, kept.with_name(f".bm25-{secrets.token_hex(4)}")) as temporary:
+                bm25.index.save(temporary, show_progress=False)
+        except OSError:
+            if not kept.exists():  # else another process was first, with the same index
+                raise
+
+
+class _Stems:
+    """Text → stemmed words without stop words. Stems are cached."""
+
+    def __init__(self) -> None:
+        self._stemmer = Stemmer.Stemmer("english")
+        self._stemmer.maxCacheSize = 0
+        self._known: dict[str, str] = {}
+
+    def __call__(self, text: str) -> list[str]:
+        words = [word for word in _WORD.findall(text.lower()) if word not in _STOP]
+        for word in words:
+            if word not in self._known:
+                self._known[word] = self._stemmer.stemWord(word)
+        return [self._known[word] for word in words]

@@ -1,0 +1,44 @@
+"""Ranks of the best right items among the k hits of an index. n queries, m items."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dyad.eval.metrics.matches import Matches, Ranking
+from dyad.eval.search.index import BLOCK, SLAB, STRIP, Index, recall_against_exact
+
+
+def found_ranks(queries_nD: np.ndarray, index: Index, matches: Matches, k: int) -> tuple[Ranking, dict[str, Any]]:
+    """(ranks of the queries, facts about the search with its recall). A collective.
+
+    If no right item is among the k hits, the rank is max(m, k) + 1. The best wrong score is that of the hits. Memory:
+    BLOCK queries and STRIP scores. Ties are ordered as in eval/search/index.py.
+    """
+    (n, m), items_mD = matches.shape, index.corpus
+    hits = index.search(queries_nD, k)
+    rank, right = np.full(n, max(m, k) + 1, np.int64), np.zeros(n, np.int64)
+    best, best_wrong = np.full(n, -np.inf, np.float32), np.full(n, -np.inf, np.float32)
+    size = max(1, min(BLOCK, STRIP // m))
+    for start in range(0, n, size):
+        rows = slice(start, min(start + size, n))
+        row, item = matches.pairs(rows.start, rows.stop)
+        right[rows] = np.bincount(row, minlength=rows.stop - start)
+        np.maximum.at(best[rows], row, _pair_scores(queries_nD[rows], items_mD, row, item))
+        positions_tk, scores_tk = hits.positions[rows], hits.scores[rows]
+        pairs_tk = np.arange(len(positions_tk))[:, None] * (m + 1) + positions_tk  # one number for each pair
+        is_right_tk = np.isin(pairs_tk, row * (m + 1) + item)
+        hit = is_right_tk.any(axis=1)
+        rank[rows][hit] = 1 + is_right_tk[hit].argmax(axis=1)
+        best_wrong[rows] = np.where(is_right_tk, -np.inf, scores_tk).max(axis=1)
+    share = recall_against_exact(hits, queries_nD, items_mD, world=index.world)
+    how = {**index.how, f"recall_against_exact@{hits.positions.shape[1]}": share}
+    return Ranking(rank, right, best, best_wrong), how
+
+
+def _pair_scores(queries_tD: np.ndarray, items_mD: np.ndarray, row: np.ndarray, item: np.ndarray) -> np.ndarray:
+    """(p,) the score of each pair; copies at most SLAB bytes of items at a time."""
+    size = max(1, SLAB // (4 * items_mD.shape[1]))
+    parts = [slice(start, start + size) for start in range(0, len(row), size)]
+    return np.concatenate([np.einsum("pd,pd->p", queries_tD[row[p]], items_mD[item[p]]) for p in parts])

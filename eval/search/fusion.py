@@ -1,0 +1,25 @@
+"""Reciprocal rank fusion of several rankings (Cormack, Clarke and Buettcher, SIGIR 2009)."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+
+from dyad.eval.metrics.trec import Run, ranked
+
+
+def reciprocal_rank_fusion(runs: Sequence[Run], k: int = 60, depth: int | None = None) -> Run:
+    """The run with score(document) = Σ 1 / (k + rank) over the runs that contain it; ranks from 1 as in `ranked`.
+
+    depth: only the first `depth` documents of each run count, and the best `depth` are returned. The result has the
+    queries of all runs. The sums are exact, so the order of the runs does not matter.
+    """
+    fused: Run = {}
+    for query in dict.fromkeys(query for run in runs for query in run):
+        parts: dict[str, list[float]] = defaultdict(list)
+        for run in runs:
+            for rank, (document, _) in enumerate(ranked(run.get(query, {}), depth), 1):
+                parts[document].append(1 / (k + rank))
+        fused[query] = dict(ranked({document: math.fsum(part) for document, part in parts.items()}, depth))
+    return fused

@@ -1,0 +1,95 @@
+"""The specification of a search index: an argument for FAISS's index_factory, and options of the search.
+
+    Flat                      exact
+    IVF256,Flat;nprobe=16     256 lists; each query searches 16 of them
+    IVF256,PQ32;nprobe=16     the same with 32 bytes a vector
+    HNSW32;efSearch=128       a graph with 32 neighbours a vector; a query follows 128 candidates
+
+An option is a name of FAISS's ParameterSpace. Scores are inner products.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from dyad.data.base.errors import ConfigError
+
+EXACT = "Flat"
+EXAMPLES = '"Flat", "IVF256,Flat;nprobe=16", "IVF256,PQ32;nprobe=16", "HNSW32;efSearch=128"'
+
+
+def check_spec(spec: str, width: int = 64) -> None:
+    """Raise ConfigError for an index that FAISS cannot build, as far as this shows without vectors."""
+    Spec.parsed(spec).built(load_faiss(), width)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A parsed specification. text: as written. factory: for FAISS's index_factory. options: of the search."""
+
+    text: str
+    factory: str
+    options: dict[str, float]
+
+    @staticmethod
+    def parsed(text: str) -> Spec:
+        factory, *options = (part.strip() for part in text.split(";"))
+        try:
+            pairs = [option.split("=") for option in options if option]
+            return Spec(text, factory, {name.strip(): float(value) for name, value in pairs})
+        except ValueError:
+            raise ConfigError(f"index '{text}': options are name=number. Examples: {EXAMPLES}") from None
+
+    def built(self, faiss: ModuleType, width: int) -> Any:
+        """The untrained index with its options; raises ConfigError if FAISS refuses it."""
+        with self.errors(f" (for vectors of width {width})"):
+            index = faiss.index_factory(width, self.factory, faiss.METRIC_INNER_PRODUCT)
+            lists = faiss.try_extract_index_ivf(index)
+            if lists is not None and lists.nlist < 1:
+                raise RuntimeError("an index of 0 lists")
+            _allow_few_rows(faiss, index)
+        self.set_options(faiss.ParameterSpace(), index)
+        return index
+
+    def set_options(self, space: Any, index: Any) -> None:
+        for name, value in self.options.items():
+            with self.errors(f" (option {name})"):
+                space.set_index_parameter(index, name, value)
+
+    @contextmanager
+    def errors(self, where: str = "") -> Iterator[None]:
+        """Turn FAISS's error about a bad specification into a ConfigError of one line."""
+        try:
+            yield
+        except RuntimeError as error:
+            reason = re.sub(r"^Error in .* at \S+:\d+: ", "", str(error).strip(), flags=re.DOTALL)
+            raise ConfigError(f"index '{self.text}': FAISS says: {reason}{where}. Examples: {EXAMPLES}") from error
+
+
+def _allow_few_rows(faiss: ModuleType, index: Any) -> None:
+    """Switch off FAISS's warning about few training rows: we report the recall instead."""
+    lists = faiss.try_extract_index_ivf(index)
+    parts = [index] if lists is None else [index, faiss.downcast_index(lists)]
+    for learner in [*parts, *(part.pq for part in parts if hasattr(part, "pq"))]:
+        if hasattr(learner, "cp"):
+            learner.cp.min_points_per_centroid = 1
+
+
+def load_faiss() -> ModuleType:
+    try:
+        import faiss
+    except ImportError as error:
+        raise ConfigError(
+            "search needs FAISS, which is not installed. Take one: pip install -e '.[cpu]', or '.[gpu]' for CUDA 13"
+        ) from error
+    return faiss
+
+
+def has_gpu(faiss: Any) -> bool:
+    """Whether FAISS can use a GPU. Its CPU build has no StandardGpuResources; the GPU build may be without a GPU."""
+    return hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus() > 0

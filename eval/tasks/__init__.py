@@ -1,0 +1,1 @@
+"""The evaluators: image–text retrieval, zero-shot classification, passage retrieval."""

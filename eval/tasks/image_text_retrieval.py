@@ -1,0 +1,238 @@
+"""Image–text retrieval in both directions: the rank of the best right item, counted without a matrix of all scores.
+
+Truth: picture i and caption j are right for each other if j belongs to i, if the picture of j has the same content as
+i, or if j has the same content as a caption of i. With `truth=pairs` only the first holds.
+
+Rank of a query: 1 + the number of wrong items ahead of the best right item; other right items are not counted
+(filtered rank). An item is ahead if its score is higher, or equal and its position is lower, as in a stable sort; so a
+collapsed model scores no better than chance. Median and mean rank are defined as in open_clip, recall as in
+CLIP_benchmark: a picture with several captions counts if any of them is in the top K, text → image is the mean over
+captions.
+
+n queries, m items, D embedding width, t queries in one strip of scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dyad.eval.config import Truth
+from dyad.eval.encode.encoder import Encoder, Evaluator, Report
+from dyad.eval.metrics.bootstrap import interval, limits
+from dyad.eval.metrics.matches import Labels, Matches, Ranking
+from dyad.eval.results.cases import RIGHT, Case, Item, answer, best_items, choose, item
+from dyad.eval.results.score_histogram import score_histogram, spread
+from dyad.eval.results.thumbnails import Thumbnails
+from dyad.eval.search.found_ranks import found_ranks
+from dyad.eval.search.index import Index
+from dyad.eval.search.index_spec import EXACT
+from dyad.train.distributed.agreement import rank_0_only
+from dyad.train.distributed.world import World, all_reduce_sum
+
+if TYPE_CHECKING:
+    from dyad.data.image_text.dataset import RetrievalSet
+
+STRIP = 2**22  # scores in memory at a time: 16 MiB
+
+
+def match_pairs(
+    owner: np.ndarray, image_keys: np.ndarray, text_keys: np.ndarray, truth: Truth
+) -> tuple[Matches, Matches]:
+    """Matches (image → text, text → image) of N pictures and M captions. owner (M,): the picture of each caption."""
+    pictures, captions = np.arange(len(image_keys)), np.arange(len(owner))
+    if truth is Truth.pairs:
+        image_labels = Labels.of((pictures, pictures), size=len(pictures))
+        text_labels = Labels.of((captions, owner), size=len(captions))
+    else:
+        same_image = np.unique(image_keys, return_inverse=True)[1]
+        same_text = np.unique(text_keys, return_inverse=True)[1] + len(pictures)
+        image_labels = Labels.of((pictures, same_image), (owner, same_text), size=len(pictures))
+        text_labels = Labels.of((captions, same_image[owner]), (captions, same_text), size=len(captions))
+    return Matches(image_labels, text_labels), Matches(text_labels, image_labels)
+
+
+@torch.inference_mode()
+def count_ranks(queries_nD: np.ndarray, items_mD: np.ndarray, matches: Matches, world: World) -> Ranking:
+    """The ranks of all queries. A collective: the processes share the strips of queries, and all return the same.
+
+    Memory: twice STRIP scores, or twice m if that is more. Every query needs a right item.
+    """
+    n, m = matches.shape
+    assert queries_nD.shape[0] == n and items_mD.shape[0] == m, (queries_nD.shape, items_mD.shape, matches.shape)
+    items_Dm = torch.from_numpy(items_mD).to(world.device).T
+    counts = torch.zeros(2, n, dtype=torch.int64, device=world.device)
+    scores = torch.zeros(2, n, device=world.device)
+    size = max(1, STRIP // m)
+    # reused: to allocate new pages would take longer than to count
+    score, flag = torch.empty(2, min(size, n), m, device=world.device)
+    for start in range(world.rank * size, n, world.size * size):
+        stop = min(start + size, n)
+        queries_tD = torch.from_numpy(queries_nD[start:stop]).to(world.device)
+        pairs = [torch.from_numpy(p).to(world.device) for p in matches.pairs(start, stop)]
+        score_tm = torch.mm(queries_tD, items_Dm, out=score[: stop - start])
+        counts[:, start:stop], scores[:, start:stop] = _strip_ranks(score_tm, flag[: stop - start], *pairs)
+    ranking = Ranking(*all_reduce_sum(counts, world).cpu().numpy(), *all_reduce_sum(scores, world).cpu().numpy())
+    assert ranking.right.all(), "a query without a right item has no rank"
+    return ranking
+
+
+def _strip_ranks(score_tm: Tensor, flag_tm: Tensor, row: Tensor, item: Tensor) -> tuple[Tensor, Tensor]:
+    """(2, t) rank and number of right items of each query, (2, t) best right and best wrong score.
+
+    row, item: all right pairs of the strip. Overwrites the scores of right items; flag_tm is scratch memory.
+    """
+    t, m = score_tm.shape
+    score = score_tm[row, item]
+    best_t = score.new_full((t,), -torch.inf).scatter_reduce_(0, row, score, "amax")
+    right_t = torch.zeros(t, dtype=torch.int64, device=row.device).index_add_(0, row, torch.ones_like(row))
+    is_best = score == best_t[row]
+    first_t = torch.full_like(right_t, m).scatter_reduce_(0, row[is_best], item[is_best], "amin")
+    score_tm[row, item] = -torch.inf
+    ahead_t = torch.gt(score_tm, best_t[:, None], out=flag_tm).sum(dim=1, dtype=torch.int32)
+    tied = (torch.eq(score_tm, best_t[:, None], out=flag_tm).amax(dim=1) > 0).nonzero()[:, 0]
+    earlier = torch.arange(m, device=row.device) < first_t[tied, None]
+    ahead_t[tied] += ((score_tm[tied] == best_t[tied, None]) & earlier).sum(dim=1, dtype=torch.int32)
+    return torch.stack([1 + ahead_t.long(), right_t]), torch.stack([best_t, score_tm.amax(dim=1)])
+
+
+def rank_metrics(rank: np.ndarray, recall_k: Sequence[int]) -> dict[str, float]:
+    """R@K, mean_rank and median_rank of ranks from 1; the median is floored, as in open_clip."""
+    recalls = {f"R@{k}": float((rank <= k).mean()) for k in recall_k}
+    return {**recalls, "mean_rank": float(rank.mean()), "median_rank": float(np.floor(np.median(rank)))}
+
+
+def chance_recall(right: np.ndarray, m: int, k: int) -> float:
+    """The expected R@K of a random order: the mean over queries of 1 − C(m − right, K) / C(m, K)."""
+    draws = np.arange(min(k, m))
+    missed = np.clip((m - right[:, None] - draws) / (m - draws), 0.0, 1.0).prod(axis=1)
+    return float((1.0 - missed).mean())
+
+
+@dataclass(frozen=True)
+class Way:
+    """One direction of a search. query, item: make the items of a gallery from positions.
+
+    keys (n,): content keys of the queries; of queries with the same key a gallery shows one. groups (n,): the topic of
+    each query.
+    """
+
+    title: str
+    queries_nD: np.ndarray
+    items_mD: np.ndarray
+    matches: Matches
+    query: Callable[[int], Item]
+    item: Callable[[int], Item]
+    keys: np.ndarray
+    groups: np.ndarray
+
+    def right(self, query: int) -> np.ndarray:
+        """Positions of the right items of a query."""
+        return self.matches.pairs(query, query + 1)[1]
+
+    def ranking(self, index: str, k: int, world: World) -> tuple[Ranking, dict[str, Any]]:
+        """(ranks of the queries, facts about the search). A collective.
+
+        The ranks are counted, or, with an approximate index, those of its first k hits.
+        """
+        ready = None if index == EXACT else Index(self.items_mD, index, world=world)
+        if ready and ready.how["index"] != EXACT:
+            return found_ranks(self.queries_nD, ready, self.matches, k)
+        return count_ranks(self.queries_nD, self.items_mD, self.matches, world), ready.how if ready else {}
+
+    def histogram(self, found: Ranking) -> dict[str, list[Any]]:
+        """Scores of right pairs, wrong pairs and best wrong items, of a sample of the queries."""
+        picks = spread(len(self.queries_nD))
+        right = [self.right(query) for query in picks.tolist()]
+        return score_histogram(self.queries_nD[picks], self.items_mD, right, found.best_wrong[picks])
+
+    def cases(self, found: Ranking, examples: int) -> list[Case]:
+        """`examples` of the best, the worst and random queries, each with what was found."""
+        first = np.unique(self.keys, return_index=True)[1]
+        first.sort()
+        rank, sure = found.rank[first], np.abs(found.best - found.best_wrong)[first]
+        chosen = choose(-rank, sure, self.groups[first].tolist(), examples)
+        return [self._case(kind, int(first[i]), int(rank[i])) for kind, i in chosen]
+
+    def _case(self, kind: str, query: int, rank: int) -> Case:
+        right = self.right(query).tolist()
+        found = best_items(self.queries_nD[query], self.items_mD)
+        return {
+            "kind": kind,
+            "query": self.query(query),
+            "value": {"rank": rank},
+            "systems": {"model": [answer(self.item(i), score, i in right) for i, score in found]},
+            "right": [self.item(i) for i in right[:RIGHT]],
+        }
+
+
+@dataclass(frozen=True)
+class Retrieval(Evaluator):
+    """The evaluator of one set of pictures and captions, in both directions."""
+
+    data: RetrievalSet
+    truth: Truth = Truth.keys
+    recall_k: Sequence[int] = (1, 5, 10)
+    index: str = EXACT
+
+    def report(self, encode: Encoder, examples: int | None = None) -> Report:
+        small = Thumbnails(self.data.images)
+        ways = self._ways(encode("x", self.data.images), encode("y", self.data.texts), small)
+        depth = max(self.recall_k)
+        searched = {name: way.ranking(self.index, depth, encode.world) for name, way in ways.items()}
+        found = {name: ranking for name, (ranking, _) in searched.items()}
+        how = {name: of_index for name, (_, of_index) in searched.items()}
+        metrics: dict[str, float] = {}
+        chance: dict[str, float] = {}
+        for name, ranking in found.items():
+            of_way = rank_metrics(ranking.rank, self.recall_k)
+            exact = how[name].get("index", EXACT) == EXACT
+            metrics |= {f"{name}_{k}": v for k, v in of_way.items() if exact or k.startswith("R@")}
+            m = ways[name].matches.shape[1]
+            chance |= {f"{name}_R@{k}": chance_recall(ranking.right, m, k) for k in self.recall_k}
+        metrics |= {"num_images": float(len(self.data.images)), "num_texts": float(len(self.data.texts))}
+        search = {"search": how} if any(how.values()) else {}
+        report = Report("zeroshot_retrieval", metrics, chance, {"truth": self.truth.value, **search})
+        if examples is None:
+            return report
+        details = rank_0_only(encode.world, lambda: self._details(ways, found, examples)) or {}
+        return replace(report, details=report.details | details, files={".pictures": small.write})
+
+    def _ways(self, images: np.ndarray, texts: np.ndarray, small: Thumbnails) -> dict[str, Way]:
+        data, picture = self.data, partial(self._picture, small)
+        to_text, to_image = match_pairs(data.owner, data.image_keys, data.text_keys, self.truth)
+        keys, of_owner = data.image_keys, data.image_keys[data.owner]
+        return {
+            "image_to_text": Way("picture → texts", images, texts, to_text, picture, self._caption, keys, keys),
+            "text_to_image": Way(
+                "text → pictures", texts, images, to_image, self._caption, picture, data.text_keys, of_owner
+            ),
+        }
+
+    def _details(self, ways: Mapping[str, Way], found: Mapping[str, Ranking], examples: int) -> dict[str, Any]:
+        return {
+            "intervals": {
+                f"{name}_R@{k}": limits(interval(found[name].rank <= k, way.groups.tolist()))
+                for name, way in ways.items()
+                for k in self.recall_k
+            },
+            "scores": ways["image_to_text"].histogram(found["image_to_text"]),
+            "gallery": {way.title: way.cases(found[name], examples) for name, way in ways.items()},
+        }
+
+    def _picture(self, small: Thumbnails, i: int) -> Item:
+        """Picture i with its first caption."""
+        first = int(np.searchsorted(self.data.owner, i))
+        return item(self.data.images.key(i), self.data.texts.texts[first], picture=small.name(i))
+
+    def _caption(self, j: int) -> Item:
+        owner = int(self.data.owner[j])
+        number = j - int(np.searchsorted(self.data.owner, owner))
+        name = self.data.images.key(owner)
+        return item(f"{name}#{number + 1}" if number else name, self.data.texts.texts[j])

@@ -1,0 +1,290 @@
+"""Retrieval of passages for questions: evaluation of the model and of its baselines on one question set.
+
+All ranks encode and search together, and the numbers do not depend on how many they are. Rank 0 scores the hits. The
+baselines are BM25, the encoder before training, and the reciprocal rank fusion of the model with BM25. The result has
+the difference to each baseline, with its interval.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from dyad.data.base.errors import ExitCode, UserError, printable
+from dyad.data.base.files import write_json
+from dyad.data.config import PassageConfig, QuestionConfig
+from dyad.data.question_passage.corpus import Corpus
+from dyad.data.question_passage.dataset import TextInputs, TokenizeTexts, passage_texts
+from dyad.data.question_passage.passages import Passage, Question
+from dyad.eval.config import Baseline, EvalConfig
+from dyad.eval.encode.embeddings import encode_corpus, identity_of
+from dyad.eval.encode.encoder import Encoder, Evaluator, Report
+from dyad.eval.metrics.trec import (
+    CUTOFFS,
+    Context,
+    Run,
+    beir_result,
+    ranked,
+    write_dpr,
+    write_qrels,
+    write_run,
+)
+from dyad.eval.results.cases import ANSWERS, RIGHT, Case, Item, answer, choose, excerpt, item
+from dyad.eval.results.score_histogram import score_histogram, spread
+from dyad.eval.search.bm25 import BM25, build_bm25, open_bm25
+from dyad.eval.search.fusion import reciprocal_rank_fusion
+from dyad.eval.search.index import Hits, Index, recall_against_exact
+from dyad.eval.search.index_spec import EXACT
+from dyad.eval.tasks.passage_metrics import Judge, Values, chance, differences, summarised
+from dyad.eval.tasks.question_sets import QuestionSet, SearchedCorpus
+from dyad.train.distributed.agreement import from_rank_0, raise_on_all, rank_0_only
+from dyad.train.distributed.failures import PeerFailure
+
+SYSTEMS = ("model", "bm25", "untrained")  # a case shows the answers of these side by side
+
+
+@dataclass(frozen=True)
+class Searched:
+    """The hits of an encoder for its queries (n, D). how: the index and its depth, for the result."""
+
+    hits: Hits
+    queries: np.ndarray
+    index: Index
+    how: dict[str, Any]
+
+
+class PassageSide:
+    """A corpus prepared for encoders and BM25, once for all question sets that search it."""
+
+    def __init__(
+        self, corpus: SearchedCorpus, tokenize: TokenizeTexts, config: PassageConfig, options: EvalConfig
+    ) -> None:
+        self.corpus, self._config, self._options = corpus, config, options
+        self._texts = passage_texts(cast(Corpus, corpus), tokenize, config)
+        self._folder = None if options.embeddings is None else Path(options.embeddings).expanduser()
+        self._indexes: dict[str, tuple[str, Index]] = {}
+        self._ids: dict[int, str] = {}
+
+    def index(self, system: str, encode: Encoder) -> Index:
+        """The index of all passages with the current weights, kept until the weights change. A collective."""
+        seen = self._config  # these options decide which tokens a tower gets
+        facts = (self.corpus.fingerprint, seen.title.value, seen.prefix, str(seen.length))
+        identity = identity_of(encode.towers["y"], *facts)
+        if system not in self._indexes or self._indexes[system][0] != identity:
+            self._indexes.pop(system, None)  # frees its memory before the new one is made
+            folder, dtype = self._folder and self._folder / identity[:16], self._options.embedding_type.value
+            made = encode_corpus(encode, "y", self._texts, folder, ids=self.corpus.ids, identity=identity, dtype=dtype)
+            self._indexes[system] = (identity, Index(made.vectors, self._options.index, world=encode.world))
+        return self._indexes[system][1]
+
+    @cached_property
+    def bm25(self) -> BM25:
+        """The BM25 index of titles and texts."""
+        passages = (self.corpus[i] for i in range(len(self.corpus)))
+        texts = (f"{passage.title} {passage.text}" for passage in passages)
+        return open_bm25(texts, self._folder, self.corpus.fingerprint) if self._folder else build_bm25(texts)
+
+    def id(self, position: int) -> str:
+        """The id of the passage at a position, cached because many questions find the same passages."""
+        if position not in self._ids:
+            self._ids[position] = self.corpus.ids(position, position + 1)[0]
+        return self._ids[position]
+
+    def passage(self, name: str) -> Passage:
+        """The passage with this id."""
+        return self.corpus[int(self.corpus.positions([name])[0])]
+
+
+@dataclass(frozen=True)
+class PassageRetrieval(Evaluator):
+    """The evaluator of one question set. untrained: makes the encoder before training, for this baseline."""
+
+    data: QuestionSet
+    side: PassageSide
+    tokenize: TokenizeTexts
+    question: QuestionConfig
+    options: EvalConfig
+    baselines: Sequence[Baseline] = ()
+    untrained: Callable[[], Encoder] | None = None
+
+    def report(self, encode: Encoder, examples: int | None = None) -> Report:
+        world, model = encode.world, self._search("model", encode)
+        found = {"model": model.hits}
+        if Baseline.untrained in self.baselines and self.untrained:
+            before = None
+            with _skip_on_error(Baseline.untrained):
+                before = raise_on_all(world, self.untrained)
+            if before:
+                found["untrained"] = self._search("untrained", before).hits
+        runs = rank_0_only(world, lambda: self._runs(found)) or {}
+        report = from_rank_0(world, lambda: self._scored(runs, model, examples))
+        return replace(report, files=self._files(runs["model"])) if runs else report
+
+    # ---- runs --------------------------------------------------------------------------------------------------------
+
+    def _search(self, system: str, encode: Encoder) -> Searched:
+        """The best passages of every question by the scores of an encoder. A collective."""
+        index = self.side.index(system, encode)
+        lengths = np.array([len(question.text.encode()) for question in self.data.questions])
+        texts = TextInputs(self.data.questions.__getitem__, lengths, self.tokenize, self.question)
+        queries = encode("x", texts)
+        hits = index.search(queries, self._depth)
+        how: dict[str, Any] = {**index.how, "depth": self.options.depth}
+        if how["index"] != EXACT:
+            share = recall_against_exact(hits, queries, index.corpus, world=encode.world)
+            how[f"recall_against_exact@{hits.positions.shape[1]}"] = share
+        return Searched(hits, queries, index, how)
+
+    def _runs(self, hits: Mapping[str, Hits]) -> dict[str, Run]:
+        """The runs of the encoders, and of the baselines without an encoder. hits: of each encoder."""
+        every = range(len(self.data.questions))
+        runs = {name: self._run(of.found(query) for query in every) for name, of in hits.items()}
+        if {Baseline.bm25, Baseline.fusion} & set(self.baselines):
+            with _skip_on_error(Baseline.bm25):
+                pairs = self.side.bm25.search([question.text for question in self.data.questions], self._depth)
+                words = self._run(list(zip(rows.tolist(), scores.tolist(), strict=True)) for scores, rows in pairs)
+                fused = reciprocal_rank_fusion([runs["model"], words], depth=self.options.depth)
+                others = {Baseline.bm25: words, Baseline.fusion: fused}
+                runs |= {baseline.value: run for baseline, run in others.items() if baseline in self.baselines}
+        return runs
+
+    def _run(self, found: Iterable[Sequence[tuple[int, float]]]) -> Run:
+        """The run of (position, score) pairs of each question, without passages that are the question itself."""
+        run = {}
+        for question, pairs in zip(self.data.questions, found, strict=True):
+            scores = {self.side.id(position): score for position, score in pairs}
+            if question.id in self._own:
+                scores.pop(question.id, None)
+            run[question.id] = dict(ranked(scores, self.options.depth))
+        return run
+
+    @cached_property
+    def _own(self) -> set[str]:
+        """Ids of questions that are also ids of passages and are not judged for themselves."""
+        if not self.data.drop_own:
+            return set()
+        names = [q.id for q in self.data.questions if q.id not in self.data.qrels.get(q.id, {})]
+        return {name for name, position in zip(names, self.data.corpus.positions(names), strict=True) if position >= 0}
+
+    @property
+    def _depth(self) -> int:
+        return self.options.depth + bool(self._own)
+
+    # ---- scores ------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _judge(self) -> Judge:
+        return Judge(self.data, self.options.answers.value, self.options.depth)
+
+    def _scored(self, runs: Mapping[str, Run], searched: Searched, examples: int | None) -> Report:
+        judge = self._judge
+        values = {name: judge.values(run) for name, run in runs.items()}
+        model = values.pop("model")
+        summary = summarised(model, judge)
+        details = {
+            "search": searched.how,
+            "intervals": summary.intervals,
+            "mean_over_groups": summary.over_groups,
+            "baselines": {
+                name: {**asdict(summarised(v, judge)), "difference": differences(model, v, judge)}
+                for name, v in values.items()
+            },
+        }
+        if examples is not None:
+            details["scores"] = self._histogram(runs["model"], searched)
+            details["gallery"] = {"question → passages": self._cases(runs, model, examples)}
+        questions, passages = len(self.data.questions), len(self.data.corpus)
+        sizes = {"num_questions": float(questions), "num_passages": float(passages)}
+        return Report("passage_retrieval", {**summary.metrics, **sizes}, chance(self.data.qrels, passages), details)
+
+    # ---- cases -------------------------------------------------------------------------------------------------------
+
+    def _histogram(self, run: Run, searched: Searched) -> dict[str, list[Any]]:
+        picks = spread(len(self.data.questions))
+        names = [self.data.questions[pick].id for pick in picks.tolist()]
+        right = [self.data.corpus.positions(self._right(name, run)) for name in names]
+        wrong = [
+            max((s for p, s in run[name].items() if not self._judge.right(name, p)), default=-np.inf) for name in names
+        ]
+        return score_histogram(searched.queries[picks], searched.index.corpus, right, np.array(wrong))
+
+    def _right(self, question: str, run: Run) -> list[str]:
+        """Right passages, best first: judged ones by grade; without judgements, those with an answer by rank."""
+        if self.data.qrels:
+            grades = self.data.qrels.get(question, {})
+            judged = [p for p, grade in sorted(grades.items(), key=lambda pair: -pair[1]) if grade > 0]
+            return [p for p, i in zip(judged, self.data.corpus.positions(judged), strict=True) if i >= 0]
+        return [p for p, _ in ranked(run[question]) if self._judge.hit(question, p)]
+
+    def _cases(self, runs: Mapping[str, Run], model: Values, examples: int) -> list[Case]:
+        metric, value = self._judge.per_question(runs["model"], model)
+        asked = [question for question in self.data.questions if question.id in value]
+        quality = np.array([value[question.id] for question in asked])
+        sure = np.array([max(runs["model"][question.id].values(), default=0.0) for question in asked])
+        groups = [question.group or question.id for question in asked]
+        chosen = choose(quality, sure, groups, examples)
+        return [self._case(kind, asked[i], {metric: float(quality[i])}, runs) for kind, i in chosen]
+
+    def _case(self, kind: str, question: Question, value: dict[str, float], runs: Mapping[str, Run]) -> Case:
+        systems = {
+            name: [
+                answer(self._item(question, passage), score, self._judge.right(question.id, passage))
+                for passage, score in ranked(runs[name][question.id], ANSWERS)
+            ]
+            for name in SYSTEMS
+            if name in runs
+        }
+        right = [self._item(question, passage) for passage in self._right(question.id, runs["model"])[:RIGHT]]
+        return {
+            "kind": kind,
+            "query": item(question.id, question.text),
+            "value": {**value},
+            "systems": systems,
+            "right": right,
+        }
+
+    def _item(self, question: Question, name: str) -> Item:
+        passage = self.side.passage(name)
+        spans = self._judge.spans(question.id, passage.text)
+        text, spans = excerpt(passage.text, spans)
+        return item(name, text, title=passage.title, spans=spans)
+
+    # ---- files -------------------------------------------------------------------------------------------------------
+
+    def _files(self, run: Run) -> dict[str, Callable[[Path], None]]:
+        """End of the file name → writer: the run, the judgements, BEIR's result and DPR's retriever output."""
+        files: dict[str, Callable[[Path], None]] = {".trec": lambda path: write_run(path, run, "dyad")}
+        if self.data.qrels:
+            files[".qrels"] = lambda path: write_qrels(path, self.data.qrels)
+            cutoffs = [k for k in CUTOFFS if k <= self.options.depth]
+            files[".beir.json"] = lambda path: write_json(path, beir_result(self.data.qrels, run, cutoffs))
+        if any(question.answers for question in self.data.questions):
+            asked = self.data.questions
+            files[".dpr.json"] = lambda path: write_dpr(
+                path, ((q.text, q.answers, self._contexts(q, run)) for q in asked)
+            )
+        return files
+
+    def _contexts(self, question: Question, run: Run) -> Iterator[Context]:
+        for name, score in ranked(run[question.id]):
+            passage = self.side.passage(name)
+            yield Context(name, passage.title, passage.text, score, self._judge.hit(question.id, name))
+
+
+@contextmanager
+def _skip_on_error(baseline: Baseline) -> Iterator[None]:
+    """Skip a baseline that fails, with a line on stderr: the scores of the model do not need it."""
+    try:
+        yield
+    except UserError as error:
+        if isinstance(error, PeerFailure) or error.exit_code is ExitCode.REQUEUE:
+            raise
+        if str(error):  # of several ranks, one has the message
+            print(f"left out: the baseline {baseline.value}: {printable(str(error))}", file=sys.stderr)

@@ -1,0 +1,58 @@
+"""Task files of zero-shot classification: pictures, classes and prompts. Torch-free.
+
+JSON: {"source": shards, relative to the file, "label": the JSON field with the class of a sample, or "cls",
+"templates": ["a photo of {c}"], "classes": {name: [prompts]}}. An empty list of prompts stands for the name itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dyad.data.base.errors import ConfigError, nearest
+
+_KEYS = {"source": str, "label": str, "templates": list, "classes": dict}
+
+
+@dataclass(frozen=True)
+class ZeroShotTask:
+    """A task file. classes: name → prompts, with the templates applied."""
+
+    source: str
+    label: str
+    classes: Mapping[str, Sequence[str]]
+
+
+def read_task(path: Path) -> ZeroShotTask:
+    """Read a task file; raises ConfigError with the file and the key that is missing or wrong."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        hint = nearest(path.name, [p.name for p in path.parent.glob("*.json")])
+        raise ConfigError(
+            f"eval.suite: zero_shot:{path}: {error.strerror}.{hint} It must be a JSON task file"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: must be an object with {', '.join(_KEYS)}")
+    for key, kind in _KEYS.items():
+        if not isinstance(content.get(key), kind):
+            raise ConfigError(f"{path}: '{key}' must be a {kind.__name__}.{nearest(key, set(content) - set(_KEYS))}")
+    source = content["source"] if "://" in content["source"] else str(path.parent / content["source"])
+    return ZeroShotTask(source, content["label"], prompted(content["classes"], content["templates"], path))
+
+
+def prompted(classes: Mapping[str, list[str]], templates: Sequence[str], path: Path) -> dict[str, list[str]]:
+    """Class → all its prompts in all templates; raises ConfigError with what is wrong in the file `path`."""
+    if len(classes) < 2 or not templates:
+        raise ConfigError(f"{path}: needs two classes and one template at least, e.g. 'a photo of {{c}}'")
+    for template in templates:
+        if not isinstance(template, str) or "{c}" not in template:
+            raise ConfigError(f"{path}: the template {template!r} must hold {{c}}, where the class name goes")
+    for name, prompts in classes.items():
+        if not isinstance(prompts, list) or not all(isinstance(p, str) for p in prompts):
+            raise ConfigError(f"{path}: the prompts of class '{name}' must be a list of texts ([]: the name itself)")
+    return {c: [t.replace("{c}", p) for p in prompts or [c] for t in templates] for c, prompts in classes.items()}

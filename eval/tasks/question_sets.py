@@ -1,0 +1,268 @@
+"""Sets of questions for the evaluation of passage retrieval: questions, judgements, and the passages to search.
+
+Torch-free. The forms of an entry of eval.suite:
+beir:FOLDER[@SPLIT]   corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv; the default split is test
+dpr:FILE              .csv or .tsv with question <tab> ['answer', …]; or a file that data.train accepts, with rows that
+                      list the right passages. Passages: data.passage.corpus, or those of the rows
+dpr:FOLDER            one such file, and its passages beside it as psgs*.tsv, psgs*.jsonl or corpus.jsonl
+
+A passage is right if the qrels judge it so, or if it has the content of a passage that a row lists as right.
+"""
+
+from __future__ import annotations
+
+import ast
+import csv
+import hashlib
+import json
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from dyad.data.base.errors import ConfigError, DataError, nearest
+from dyad.data.config import check_split
+from dyad.data.question_passage.corpus import Corpus, open_corpus
+from dyad.data.question_passage.passages import Passage, Question
+from dyad.data.question_passage.questions import (
+    QuestionRow,
+    QuestionRows,
+    judgements,
+    open_questions,
+    qrels_file,
+)
+from dyad.data.question_passage.questions import is_beir as has_judgements
+from dyad.data.shards.scan_tar import MAX_BYTES
+from dyad.data.shards.sources import parse_sources
+
+if TYPE_CHECKING:
+    from dyad.data.config import DataConfig
+    from dyad.data.shards.content_keys import Int64s
+    from dyad.eval.metrics.trec import Qrels
+
+KEY = "eval.suite"
+SearchedCorpus: TypeAlias = "Corpus | RowPassages"
+QUESTION_FILES = (".json", ".jsonl", ".csv", ".tsv")
+SCAN = 1 << 20  # content keys of the corpus that are read at a time
+MAX_GRADE = 10_000  # trec_eval allocates a table as long as the highest grade
+PASSAGE_FILES = r"psgs.*\.(tsv|jsonl)|corpus\.jsonl"
+
+
+@dataclass(frozen=True)
+class QuestionSet:
+    """questions: the queries. qrels: question id → passage id → grade, perhaps also of questions that are not asked.
+
+    drop_own: the passage with the id of the question is removed from its results unless it is judged for it. This is
+    BEIR's rule for sets like ArguAna, where questions are passages.
+    """
+
+    questions: Sequence[Question]
+    qrels: Qrels
+    corpus: SearchedCorpus
+    drop_own: bool = False
+
+    def checked(self, where: str) -> QuestionSet:
+        """This set; raises ConfigError if there is nothing to score."""
+        if not self.questions:
+            raise ConfigError(f"{where}: there is no question")
+        if not self.qrels and not any(question.answers for question in self.questions):
+            raise ConfigError(f"{where}: nothing says what is right: no answers, and no right passage is in the corpus")
+        return self
+
+
+# ---- BEIR ------------------------------------------------------------------------------------------------------------
+
+
+def is_beir(target: Any) -> bool:
+    """Whether `target` is a BEIR folder, with or without a split."""
+    return isinstance(target, str) and has_judgements(str(_folder_and_split(target)[0]))
+
+
+def check_beir(target: str) -> tuple[Path, str]:
+    """(folder, split); raises ConfigError if the folder is no BEIR folder or has no such split."""
+    folder, split = _folder_and_split(target)
+    if not folder.is_dir():
+        beside = [p.name for p in folder.parent.iterdir()] if folder.parent.is_dir() else []
+        raise ConfigError(f"beir:{target}: '{folder}' is no folder.{nearest(folder.name, beside)}")
+    missing = [name for name in ("corpus.jsonl", "queries.jsonl", "qrels") if not (folder / name).exists()]
+    if missing:
+        raise ConfigError(f"beir:{target}: {folder} has no {missing[0]}, so it is no BEIR folder")
+    check_split(split, f"{KEY}: beir:{target}: split")
+    qrels_file(str(folder), split, f"{KEY}: beir:{target}: split")
+    return folder, split
+
+
+def open_beir(target: str, config: DataConfig) -> QuestionSet:
+    """The questions of a split that have a right passage, all judgements of the split, and the folder's corpus."""
+    folder, split = check_beir(target)
+    own = replace(
+        config,
+        question=replace(config.question, split=split),
+        passage=replace(config.passage, corpus=None),
+    )
+    rows = open_questions(str(folder), own, KEY)
+    questions = [rows.question(i) for i in range(len(rows))]
+    qrels = _judged(str(folder / "qrels" / f"{split}.tsv"))
+    return QuestionSet(questions, qrels, open_corpus(str(folder), KEY), drop_own=True).checked(f"beir:{target}")
+
+
+def _judged(path: str) -> Qrels:
+    """All judgements of a file; raises DataError for contradictions, too high grades and an empty file."""
+    qrels: Qrels = {}
+    for line, (question, passage), grade in judgements(path):
+        if abs(grade) > MAX_GRADE:
+            raise DataError(f"{path}:{line}: '{grade}' is not a grade: needs a whole number of at most {MAX_GRADE}")
+        if qrels.setdefault(question, {}).setdefault(passage, grade) != grade:
+            raise DataError(f"{path}:{line}: query {question!r} has document {passage!r} twice, with different values")
+    if not qrels:
+        raise DataError(f"{path}:1: no judgement in the file")
+    return qrels
+
+
+def _folder_and_split(target: str) -> tuple[Path, str]:
+    folder, at, split = target.rpartition("@")
+    if not at or Path(target).expanduser().is_dir():
+        return Path(target).expanduser(), "test"
+    return Path(folder).expanduser(), split
+
+
+# ---- DPR -------------------------------------------------------------------------------------------------------------
+
+
+def check_dpr(target: Any) -> tuple[Any, str | None]:
+    """(questions, passages beside them or None); raises ConfigError for a missing file or an unsuitable folder."""
+    if not isinstance(target, str) or not Path(target).expanduser().is_dir():
+        parse_sources(target, "dpr", (*QUESTION_FILES, ".tar"))
+        return target, None
+    if is_beir(target):
+        raise ConfigError(f"dpr:{target} is a BEIR folder: write beir:{target}")
+    files = sorted(p for p in Path(target).expanduser().iterdir() if p.suffix in QUESTION_FILES)
+    passages = [p for p in files if re.fullmatch(PASSAGE_FILES, p.name)]
+    questions = [p for p in files if p not in passages]
+    if len(passages) != 1 or len(questions) != 1:
+        raise ConfigError(
+            f"dpr:{target}: needs one file of passages (psgs*.tsv, psgs*.jsonl or corpus.jsonl) and one of questions "
+            f"({', '.join(QUESTION_FILES)}). There is: {', '.join(p.name for p in files) or 'nothing like them'}"
+        )
+    return str(questions[0]), str(passages[0])
+
+
+def open_dpr(target: Any, config: DataConfig) -> QuestionSet:
+    """The questions of a file or folder of DPR; raises ConfigError if there are no passages to search."""
+    source, beside = check_dpr(target)
+    passages = beside or config.passage.corpus
+    corpus = None if passages is None else open_corpus(passages, KEY)
+    if isinstance(source, str) and source.endswith((".csv", ".tsv")):
+        if corpus is None:
+            raise ConfigError(
+                f"dpr:{target} says answers, not passages: put psgs_w100.tsv beside it and write dpr:FOLDER, or train "
+                "with data.passage.corpus"
+            )
+        return QuestionSet(list(read_answers_table(Path(source).expanduser())), {}, corpus).checked(f"dpr:{target}")
+    rows = open_questions(source, replace(config, passage=replace(config.passage, corpus=passages)), KEY)
+    questions: dict[str, Question] = {}
+    right: dict[str, list[int]] = {}  # rows with the same id are one question
+    for i in range(len(rows)):
+        row = rows.row(i)
+        questions.setdefault(row.question.id, row.question)
+        right.setdefault(row.question.id, []).extend(row.positives.keys)
+    searched = RowPassages(rows) if corpus is None else corpus
+    return QuestionSet(list(questions.values()), _qrels(right, searched), searched).checked(f"dpr:{target}")
+
+
+def _qrels(right: dict[str, list[int]], corpus: SearchedCorpus) -> Qrels:
+    """Question id → all passages of the corpus with a right content key. right: question id → these keys."""
+    wanted = np.unique(np.array([key for keys in right.values() for key in keys], dtype=np.int64))
+    ids: dict[int, list[str]] = {}
+    for start in range(0, len(corpus), SCAN):
+        keys = np.asarray(corpus.keys[start : start + SCAN])
+        for i in np.flatnonzero(np.isin(keys, wanted)).tolist():
+            ids.setdefault(int(keys[i]), []).extend(corpus.ids(start + i, start + i + 1))
+    qrels = {question: {name: 1 for key in keys for name in ids.get(key, ())} for question, keys in right.items()}
+    return {question: grades for question, grades in qrels.items() if grades}
+
+
+def read_answers_table(path: Path) -> Iterator[Question]:
+    """The questions of a DPR table: question <tab> Python list of answers. Their ids are the row numbers from 0.
+
+    Raises DataError, with the line, for any other row.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            table = csv.reader(file, delimiter="\t")
+            for number, fields in enumerate(table):
+                if len(fields) != 2 or not fields[0].strip():
+                    raise DataError(f"{path}, line {table.line_num}: needs a question, a tab and a list of answers")
+                answers = parse_answers(fields[1], f"{path}, line {table.line_num}")
+                yield Question(str(number), fields[0].strip().replace("’", "'"), answers)
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise DataError(f"{path} is no table in UTF-8 with tabs: {error}") from error
+
+
+def parse_answers(text: str, where: str) -> tuple[str, ...]:
+    """The strings of a Python list literal; nothing is executed. where: for the message of the DataError."""
+    try:
+        if len(text) > MAX_BYTES["txt"]:
+            raise ValueError("parsing needs a hundred times the memory of the text")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of '\d' in a regex answer
+            answers = ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two: nested too deep
+        answers = None
+    if not isinstance(answers, list) or not answers or not all(isinstance(answer, str) for answer in answers):
+        raise DataError(f"{where}: {text[:60]!r} is no list of answers like ['Paris', 'City of Light']")
+    return tuple(answers)
+
+
+# ---- passages of rows ------------------------------------------------------------------------------------------------
+
+
+class RowPassages:
+    """The passages of some rows as a corpus without duplicates, in the order of first occurrence. Can be pickled.
+
+    It has the methods of data.corpus.Corpus that a search needs. Ids are those of the file; a passage without an id,
+    or with the id of another content, gets its content key as id.
+    """
+
+    def __init__(self, rows: QuestionRows) -> None:
+        self._rows = rows
+        self._last: tuple[int, list[Passage]] = (-1, [])
+        first: dict[int, tuple[int, int]] = {}
+        names: dict[str, int] = {}
+        lengths = []
+        for i in range(len(rows)):
+            for number, passage in enumerate(_all(rows.row(i))):
+                if passage.key not in first:
+                    first[passage.key] = (i, number)
+                    own = passage.id is not None and passage.id not in names
+                    names[passage.id if own and passage.id else f"{passage.key & (1 << 64) - 1:016x}"] = len(names)
+                    lengths.append(len(passage.title.encode()) + len(passage.text.encode()))
+        self.keys, self.lengths = np.array(list(first), np.int64), np.array(lengths, np.int64)
+        self._origins, self._names, self._positions = list(first.values()), list(names), names
+        named = json.dumps(self._names).encode()  # the keys alone do not tell the ids apart
+        self.fingerprint = hashlib.sha256(named + self.keys.tobytes()).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._origins)
+
+    def __getitem__(self, i: int, /) -> Passage:
+        row, number = self._origins[i]
+        if self._last[0] != row:
+            self._last = (row, _all(self._rows.row(row)))
+        return replace(self._last[1][number], id=self._names[i])
+
+    def ids(self, start: int, stop: int) -> list[str]:
+        """Ids of passages [start, stop)."""
+        return self._names[start:stop]
+
+    def positions(self, ids: Sequence[str]) -> Int64s:
+        """(k,) positions of passages by id, −1 for unknown ids."""
+        return np.array([self._positions.get(name, -1) for name in ids], np.int64)
+
+
+def _all(row: QuestionRow) -> list[Passage]:
+    return [*row.positives, *row.negatives, *row.hard_negatives]

@@ -1,0 +1,86 @@
+"""Data sets in CLIP_benchmark's folder layout. Torch-free.
+
+test/nshards.txt, test/0.tar …      or 0.tar … in the folder itself
+classnames.txt, zeroshot_classification_templates.txt    classification: .cls has the number of the class, from 0
+dataset_type.txt with the word "retrieval"               retrieval: .txt has one caption per line
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from dyad.data.base.errors import ConfigError, DataError
+from dyad.eval.tasks.prompts import prompted
+
+PICTURES = "webp;png;jpg;jpeg"
+LARGEST = 4 << 20  # bytes of a file of names
+
+
+@dataclass(frozen=True)
+class WdsFolder:
+    """A folder. classes: name → prompts, in the order of the file; empty for retrieval."""
+
+    path: Path
+    shards: Sequence[str]
+    classes: Mapping[str, Sequence[str]]
+
+    def class_name(self, label: str) -> str:
+        """The name of the class with this number; raises DataError for any other label."""
+        names = self._names
+        if not re.fullmatch("[0-9]{1,9}", label) or int(label) >= len(names):
+            raise DataError(f"wds:{self.path}: label '{label:.80}', but classnames.txt has {len(names)} classes")
+        return names[int(label)]
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return list(self.classes)
+
+
+def read_wds(path: Path) -> WdsFolder:
+    """Read the names in a folder; raises ConfigError with the file that is missing or wrong."""
+    if not path.is_dir():
+        raise ConfigError(f"wds:{path} is no folder")
+    kind = (_lines(path / "dataset_type.txt", needed=False) or ["classification"])[0].lower()
+    if kind not in ("classification", "retrieval"):
+        raise ConfigError(f"wds:{path}: dataset_type.txt says '{kind}'; read here are classification and retrieval")
+    return WdsFolder(path, _shards(path), {} if kind == "retrieval" else _classes(path))
+
+
+def _shards(path: Path) -> list[str]:
+    """The shards of the test split in the order of their numbers."""
+    count = _lines(path / "test" / "nshards.txt", needed=False)
+    if count and re.fullmatch("[0-9]{1,6}", count[0]):
+        return [str(path / "test" / f"{n}.tar") for n in range(int(count[0]))]
+    numbered = sorted((p for p in path.glob("*.tar") if p.stem.isdecimal()), key=lambda p: int(p.stem))
+    if not numbered:
+        raise ConfigError(f"wds:{path} needs test/nshards.txt with test/0.tar …, or 0.tar … in the folder itself")
+    return [str(p) for p in numbered]
+
+
+def _classes(path: Path) -> dict[str, list[str]]:
+    names = _lines(path / "classnames.txt")
+    counts = Counter(names)
+    named = {c if counts[c] == 1 else f"{c} ({i})": [c] for i, c in enumerate(names)}  # ImageNet has two cranes
+    templates = path / "zeroshot_classification_templates.txt"
+    return prompted(named, _lines(templates), templates)
+
+
+def _lines(path: Path, needed: bool = True) -> list[str]:
+    """The stripped lines that are not blank; [] for a missing file, or ConfigError if it is needed."""
+    if not path.is_file():
+        if needed:
+            raise ConfigError(f"{path} is missing")
+        return []
+    try:
+        with path.open("rb") as file:
+            content = file.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise ValueError(f"it has more than {LARGEST} bytes")
+        return [line.strip() for line in str(content, "utf-8").splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error

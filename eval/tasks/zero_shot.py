@@ -1,0 +1,161 @@
+"""Zero-shot classification of pictures by prompts for each class.
+
+The embedding of a class is the normalised mean of the normalised embeddings of its prompts, as in open_clip and
+CLIP_benchmark. The predicted class is the one with the highest score. This is a retrieval with classes as items, and
+all metrics follow from the rank of the right class. At equal scores the earlier class is ahead. Classes without
+pictures are candidates only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dyad.data.base.errors import DataError, nearest
+from dyad.data.image_text.dataset import Captions
+from dyad.eval.encode.encoder import Encoder, Evaluator, Report
+from dyad.eval.metrics.bootstrap import class_mean_interval, interval, limits
+from dyad.eval.metrics.matches import Labels, Matches, Ranking
+from dyad.eval.results.cases import item
+from dyad.eval.results.thumbnails import Thumbnails
+from dyad.eval.search.index_spec import EXACT
+from dyad.eval.tasks.image_text_retrieval import STRIP, Way
+from dyad.train.distributed.agreement import rank_0_only
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dyad.data.image_text.dataset import LabelledSet
+
+CLASSES = 50  # up to here the result has the whole confusion matrix
+CONFUSED = 50  # pairs of classes in the result if there are more classes
+
+
+@dataclass(frozen=True)
+class ZeroShot(Evaluator):
+    """The evaluator of one set of labelled pictures. classes: name → prompts."""
+
+    data: LabelledSet
+    classes: Mapping[str, Sequence[str]]
+    tokenize: Callable[[list[str]], Tensor]
+    index: str = EXACT
+
+    def report(self, encode: Encoder, examples: int | None = None) -> Report:
+        target = _targets(self.data.labels, list(self.classes), self.name)
+        small, count = Thumbnails(self.data.images), len(self.classes)
+        way = self._way(encode("x", self.data.images), self._weights(encode), target, small)
+        found, how = way.ranking(self.index, 5, encode.world)
+        share = np.bincount(target, minlength=count) / len(target)
+        chance = {"acc1": 1 / count, "mean_per_class_recall": 1 / count, "majority_class_share": float(share.max())}
+        if count >= 5:
+            chance["acc5"] = 5 / count
+        metrics = {**accuracies(found.rank, target, count), "num_samples": float(len(target))}
+        details = {"per_class": self._per_class(found.rank, target), **({"search": how} if how else {})}
+        report = Report("zeroshot_classification", metrics, chance, details)
+        if examples is None:
+            return report
+        more = rank_0_only(encode.world, lambda: self._details(way, found, target, examples)) or {}
+        return replace(report, details=details | more, files={".pictures": small.write})
+
+    def _way(self, images: np.ndarray, weights: np.ndarray, target: np.ndarray, small: Thumbnails) -> Way:
+        names = list(self.classes)
+        samples, classes = np.arange(len(target)), np.arange(len(names))
+        matches = Matches(
+            Labels.of((samples, target), size=len(target)), Labels.of((classes, classes), size=len(names))
+        )
+        return Way(
+            "picture → classes",
+            images,
+            weights,
+            matches,
+            lambda i: item(self.data.images.key(i), self.data.labels[i], picture=small.name(i)),
+            lambda c: item(names[c], names[c]),
+            keys=samples,
+            groups=target,
+        )
+
+    def _details(self, way: Way, found: Ranking, target: np.ndarray, examples: int) -> dict[str, Any]:
+        names, rank = list(self.classes), found.rank
+        hits = {"acc1": rank == 1, **({"acc5": rank <= 5} if len(names) >= 5 else {})}
+        return {
+            "intervals": {
+                **{metric: limits(interval(hit, range(len(hit)))) for metric, hit in hits.items()},
+                "mean_per_class_recall": limits(class_mean_interval(rank == 1, target)),
+            },
+            **confusion(target, predictions(way.queries_nD, way.items_mD, rank, target), names),
+            "scores": way.histogram(found),
+            "gallery": {way.title: way.cases(found, examples)},
+        }
+
+    def _weights(self, encode: Encoder) -> np.ndarray:
+        """(C, D): the unit vector of each class."""
+        texts = [text for prompts in self.classes.values() for text in prompts]
+        embeddings = _unit(encode("y", Captions(texts, self.tokenize)))
+        stops = np.cumsum([len(prompts) for prompts in self.classes.values()])
+        return np.stack([_unit(part.mean(axis=0)) for part in np.split(embeddings, stops[:-1])])
+
+    def _per_class(self, rank: np.ndarray, target: np.ndarray) -> dict[str, dict[str, Any]]:
+        right = [rank[target == index] == 1 for index in range(len(self.classes))]
+        return {
+            name: {"num_samples": len(hits), "accuracy": float(hits.mean()) if len(hits) else None}
+            for name, hits in zip(self.classes, right, strict=True)
+        }
+
+
+def accuracies(rank: np.ndarray, target: np.ndarray, count: int) -> dict[str, float]:
+    """acc1, acc5 (from five classes on) and mean_per_class_recall over the classes that occur, as in scikit-learn."""
+    recalls = [float((rank[target == c] == 1).mean()) for c in np.unique(target)]
+    top5 = {"acc5": float((rank <= 5).mean())} if count >= 5 else {}
+    return {"acc1": float((rank == 1).mean()), **top5, "mean_per_class_recall": float(np.mean(recalls))}
+
+
+def _targets(labels: Sequence[str], classes: Sequence[str], name: str) -> np.ndarray:
+    """(n,) the class index of each sample; raises DataError for a label that is no class. name: of the evaluator."""
+    index = {c: i for i, c in enumerate(classes)}
+    strangers = [label for label in labels if label not in index]
+    if strangers:
+        raise DataError(
+            f"{name}: {len(strangers)} of {len(labels)} samples have a label that is no class, first '{strangers[0]}'."
+            f"{nearest(strangers[0], classes)}"
+        )
+    return np.array([index[label] for label in labels], dtype=np.int64)
+
+
+def predictions(images_nD: np.ndarray, classes_CD: np.ndarray, rank: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """(n,) the predicted class of each picture: its own if that has rank 1, else the best other class."""
+    predicted = target.copy()
+    wrong = np.flatnonzero(rank > 1)
+    size = max(1, STRIP // len(classes_CD))
+    for start in range(0, len(wrong), size):
+        rows = wrong[start : start + size]
+        score = images_nD[rows] @ classes_CD.T
+        score[np.arange(len(rows)), target[rows]] = -np.inf
+        predicted[rows] = score.argmax(axis=1)
+    return predicted
+
+
+def confusion(target: np.ndarray, predicted: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
+    """Up to CLASSES classes: {"confusion": {"classes", "counts" (C, C), a row for each true class}}.
+
+    Above: {"confused": the CONFUSED most frequent mistakes}.
+    """
+    count = len(names)
+    if count <= CLASSES:
+        counts = np.bincount(target * count + predicted, minlength=count**2).reshape(count, count)
+        return {"confusion": {"classes": list(names), "counts": counts.tolist()}}
+    wrong = target != predicted
+    pairs, times = np.unique(target[wrong] * count + predicted[wrong], return_counts=True)
+    most = np.argsort(-times, kind="stable")[:CONFUSED]
+    return {
+        "confused": [
+            {"true": names[pair // count], "predicted": names[pair % count], "count": time}
+            for pair, time in zip(pairs[most].tolist(), times[most].tolist(), strict=True)
+        ]
+    }
+
+
+def _unit(vectors: np.ndarray) -> np.ndarray:
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)

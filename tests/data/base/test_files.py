@@ -1,0 +1,78 @@
+"""Files and folders are written completely or not at all."""
+
+from pathlib import Path
+
+import pytest
+
+from dyad.data.base.files import whole_file, whole_folder, write_bytes
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_is_replaced_when_the_block_ends(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_bytes(path, b"old")
+    with whole_file(path) as file:
+        file.write(b"new")
+        file.flush()
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new" and names(tmp_path) == ["a.json"]
+
+
+@pytest.mark.parametrize("temporary", [None, ".other"])
+def test_a_block_that_raises_leaves_the_old_file(temporary: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(b"old")
+    with (
+        pytest.raises(KeyboardInterrupt),
+        whole_file(path, temporary and tmp_path / temporary) as file,  # type: ignore[arg-type]
+    ):
+        file.write(b"new")
+        raise KeyboardInterrupt
+    assert path.read_bytes() == b"old" and names(tmp_path) == ["a.json"]
+
+
+def test_a_link_in_place_of_the_temporary_file_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"key")
+    (tmp_path / ".a.json.partial").symlink_to(tmp_path / "secret")
+    write_bytes(tmp_path / "a.json", b"new")
+    assert (tmp_path / "secret").read_bytes() == b"key" and names(tmp_path) == ["a.json", "secret"]
+
+
+def test_an_error_names_the_file_that_the_user_knows(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as error:
+        write_bytes(tmp_path / "none" / "a.json", b"")
+    assert error.value.filename == str(tmp_path / "none" / "a.json")
+    with pytest.raises(OSError, match=r"^of a driver$"), whole_file(tmp_path / "a.json"):
+        raise OSError("of a driver")
+
+
+def test_a_folder_is_there_when_the_block_ends(tmp_path: Path) -> None:
+    (tmp_path / ".out.partial").mkdir()  # left by a killed process
+    (tmp_path / ".out.partial" / "left").touch()
+    with whole_folder(tmp_path / "out") as folder:
+        (folder / "a").write_bytes(b"1")
+        assert names(tmp_path) == [".out.partial"]
+    assert names(tmp_path) == ["out"] and names(tmp_path / "out") == ["a"]
+    with pytest.raises(OSError, match="not empty"), whole_folder(tmp_path / "out") as folder:
+        (folder / "b").touch()
+    with pytest.raises(ValueError, match="bad"), whole_folder(tmp_path / "other"):
+        raise ValueError("bad")
+    assert names(tmp_path) == ["out"] and names(tmp_path / "out") == ["a"]
+
+
+def test_a_folder_makes_room_for_the_new_one(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "old").touch()
+    with pytest.raises(ValueError, match="bad"), whole_folder(tmp_path / "out", replace=True):
+        raise ValueError("bad")
+    assert names(tmp_path) == ["out"] and names(tmp_path / "out") == ["old"]
+    with whole_folder(tmp_path / "out", replace=True) as folder:
+        (folder / "new").touch()
+        assert names(tmp_path / "out") == ["old"]
+    assert names(tmp_path) == ["out"] and names(tmp_path / "out") == ["new"]
+    with pytest.raises(OSError, match="No such file"), whole_folder(tmp_path / "out", replace=True) as folder:
+        folder.rmdir()  # so that it cannot be renamed
+    assert names(tmp_path) == ["out"] and names(tmp_path / "out") == ["new"]

@@ -1,0 +1,175 @@
+"""`python -m data` on questions and passages: index, check and pack as they are typed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from helpers.data_cli import code_of, command, here
+from helpers.shards import write_pairs, write_tar
+
+from dyad.data.base.errors import DataError
+
+
+def dpr_file(path: Path) -> Path:
+    """Five rows, three of them good: one of these calls a passage right and wrong, one repeats a question."""
+    right, wrong = {"title": "Ann", "text": "a"}, {"title": "", "text": "bcd"}
+    rows = [
+        {"question": "who?", "answers": ["x", "y"], "positive_ctxs": [right], "hard_negative_ctxs": [wrong, right]},
+        {"question": "whose?", "answers": "x", "positive_ctxs": [right]},
+        {"question": "who?", "positive_ctxs": [right, {**wrong, "score": 1}], "dataset": "nq"},
+        {"question": "where?", "positive_ctxs": []},
+        {"question": "when?", "positive_ctxs": [wrong], "negative_ctxs": [{"text": "e"}]},
+    ]
+    path.write_text(json.dumps(rows, indent=1))
+    return path
+
+
+def test_check_of_questions(tmp_path: Path) -> None:
+    source = dpr_file(tmp_path / "nq.json")
+    done = command("check", source)
+    assert done.returncode == 3
+    assert [line.split(maxsplit=1) for line in done.stdout.splitlines()[:2]] == [
+        ["questions", "3 of 5 rows, 1 repeat another"],
+        ["positives", "4; per row min 1, median 1, 95 % 2, max 2"],
+    ]
+    assert done.stdout.splitlines()[2:] == [
+        "negatives       1; per row min 0, median 0, 95 % 1, max 1",
+        "hard negatives  2; per row min 0, median 0, 95 % 2, max 2",
+        "answers         2, of 1 questions",
+        "passages        7, 3 with a title, 4 repeat another; bytes min 1, median 1, 95 % 3, max 3",
+        "not read        dataset (1), score of passages (1)",
+        f"bad: {source}: row 1: right and wrong at once: positives[0] is hard_negatives[1]",
+        f"bad: {source}: row 2: a text where a list belongs: answers is 'x'; write ['x'…]",
+        f"bad: {source}: row 4: no positive: positive_ctxs is empty",
+    ]
+    assert done.stderr == "error: 3 problems in 5 rows.\n"
+
+
+def test_check_of_ids_and_their_corpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "corpus.jsonl").write_text(
+        "".join(json.dumps({"docid": n, "text": "x" * n}) + "\n" for n in range(1, 4))
+    )
+    rows = [
+        {"query_id": n, "query_text": "q", "positive_document_ids": [n], "negative_document_ids": ["3"]} for n in (1, 2)
+    ]
+    (tmp_path / "ids.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    here(monkeypatch, "check", tmp_path / "ids.jsonl", f"corpus={tmp_path}/corpus.jsonl")
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "questions       2 of 2 rows, 1 repeat another"
+    assert printed[-2] == "corpus          3, 0 with a title, 0 repeat another; bytes min 1, median 2, 95 % 3, max 3"
+    assert not any(line.startswith(("passages", "not in corpus")) for line in printed)
+    inline = {"query": "q", "positive_passages": [{"docid": "3", "text": "xxx"}, {"docid": "3", "text": "other"}]}
+    (tmp_path / "inline.jsonl").write_text(json.dumps(inline) + "\n")
+    here(monkeypatch, "check", tmp_path / "inline.jsonl", f"corpus={tmp_path}/corpus.jsonl")
+    assert "not in corpus   1 of the 2 positives that are in the rows" in capsys.readouterr().out.splitlines()
+    (tmp_path / "corpus.jsonl").write_text('{"docid": 1, "text": "a"}\n{"docid": 3, "text": " "}\n')
+    assert code_of(monkeypatch, "check", tmp_path / "ids.jsonl", f"corpus={tmp_path}/corpus.jsonl") == 3
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("bad")] == [
+        f"bad: {tmp_path}/ids.jsonl: line 2: id that is not in the corpus: '2'",
+        f"bad: {tmp_path}/corpus.jsonl: line 2: empty passage",
+    ]
+
+
+def test_check_of_passages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "psgs.tsv").write_text('id\ttext\ttitle\n1\ta\tT\n2\t"b\nc"\t\n')
+    here(monkeypatch, "check", tmp_path / "psgs.tsv")
+    assert capsys.readouterr().out == (
+        "passages        2, 1 with a title, 0 repeat another; bytes min 1, median 1, 95 % 3, max 3\n"
+        "not read        nothing\n"
+    )
+    lines = [{"id": 1, "text": "a"}, {"id": "1", "text": "b"}, {"text": "c"}, {"id": 2, "text": ""}, {"id": 3}]
+    (tmp_path / "c.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert code_of(monkeypatch, "check", tmp_path / "c.jsonl") == 3
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[2:] == [
+        f"bad: {tmp_path}/c.jsonl: line 3: no id",
+        f"bad: {tmp_path}/c.jsonl: line 4: empty passage",
+        f"bad: {tmp_path}/c.jsonl: line 5: no text: the row has the fields id",
+        f"bad: {tmp_path}/c.jsonl: line 2: id '1' again, first at {tmp_path}/c.jsonl: line 1",
+    ]
+    assert printed.err == "error: 4 problems in 5 rows.\n"
+
+
+def test_check_of_fields_without_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever is in them; and fields of one format are none of another."""
+
+    def unread(*rows: dict) -> str:
+        (tmp_path / "x.jsonl").write_text(
+            "".join(json.dumps({"query": "x", "pos": ["a"], **row}) + "\n" for row in rows)
+        )
+        here(monkeypatch, "check", tmp_path / "x.jsonl")
+        return capsys.readouterr().out.splitlines()[-1]
+
+    assert unread({"metadata": 5}, {"metadata": "ab"}) == "not read        metadata (2)"
+    assert unread({"metadata": {"topic": 5, "a": 1}}) == "not read        metadata.a (1), metadata.topic (1)"
+    assert unread({"candidates": 5, "ctxs": [1]}) == "not read        candidates (1), ctxs (1)"
+    assert unread({"hard_negative_ctxs": [{"text": "lost"}]}) == "not read        hard_negative_ctxs (1)"
+    assert unread({"\ud800\x1b[31m": 1}) == r"not read        '\ud800\x1b[31m' (1)"
+    many = unread(*({"metadata": {f"{n}": n}} for n in range(1_100)))
+    assert many.startswith("not read        other fields (100), metadata.0 (1), ")
+    assert many.endswith(" (1), 981 more fields")
+
+
+def test_check_of_damaged_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = b'{"query": "x", "pos": ["a"]}'
+    write_tar(tmp_path / "a.tar", [("0.json", good), ("1.json", b"{"), ("2.json", b"[]"), ("3.json", good)])
+    with pytest.raises(DataError, match=r"2 problems in 4 rows\."):
+        here(monkeypatch, "check", tmp_path / "a.tar")
+
+
+def test_check_lists_the_first_problems(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.jsonl").write_text('{"query": "x", "pos": []}\n' * 130 + "{\n" * 130)
+    with pytest.raises(DataError, match=r"260 problems in 260 rows\."):
+        here(monkeypatch, "check", tmp_path / "x.jsonl")
+    assert capsys.readouterr().out.splitlines()[-1] == "… and 240 more"
+    (tmp_path / "none.json").write_text("[]")
+    with pytest.raises(DataError, match="there is no row"):
+        here(monkeypatch, "check", tmp_path / "none.json")
+
+
+def test_index_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "psgs.tsv").write_text("id\ttext\ttitle\n1\ta\tT\n2\tb\n")
+    here(monkeypatch, "index", dpr_file(tmp_path / "nq.json"))
+    assert capsys.readouterr().out.splitlines()[1].split()[:2] == [str(tmp_path / "nq.json"), "5"]
+    with pytest.raises(DataError, match="1 of 2 shards are broken, 1 problems"):
+        here(monkeypatch, "index", tmp_path / "nq.json", tmp_path / "psgs.tsv")
+    assert f"{tmp_path}/psgs.tsv: offset 20: line 3 has 2 columns, the first line has 3" in capsys.readouterr().out
+
+
+def test_a_manifest_among_shards_is_no_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_pairs(tmp_path / "x.tar", 2)
+    here(monkeypatch, "index", tmp_path, f"out={tmp_path}/a.json")
+    here(monkeypatch, "index", tmp_path)
+    here(monkeypatch, "check", tmp_path)
+
+
+def test_pack_of_questions(tmp_path: Path) -> None:
+    rows = [{"query": f"q{n}", "pos": [f"p{n}"], "neg": []} for n in range(3)]
+    packed = tmp_path / "flag.jsonl.gz"
+    packed.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
+    done = command("pack", packed, f"out={tmp_path}/out", "to=beir")
+    assert done.returncode == 2 and f"gunzip -k {packed}" in done.stderr
+    subprocess.run(["gunzip", "-k", packed], check=True)
+    done = command("pack", tmp_path / "flag.jsonl", f"out={tmp_path}/out", "to=beir", "split=dev")
+    assert done.returncode == 0 and not done.stderr
+    assert done.stdout.splitlines() == [
+        f"3 questions, 3 positives, 3 passages in {tmp_path}/out (beir), indexed",
+        "made, since beir needs them: 3 question ids, 3 passage ids",
+        "train on them:",
+        "  python -m train experiment=mnrl model.text.name=bert-base-uncased "
+        f"'data.train=\"{tmp_path}/out\"' data.question.split=dev global_batch_size=3",
+    ]
+    refused = command("pack", tmp_path / "flag.jsonl", f"out={tmp_path}/out", "to=bier")
+    assert refused.returncode == 2 and "Did you mean 'beir'?" in refused.stderr
+    pictures = command("pack", write_pairs(tmp_path / "a.tar", 1), f"out={tmp_path}/b", "to=beir")
+    assert pictures.returncode == 2 and "to=beir: pictures and captions become shards" in pictures.stderr

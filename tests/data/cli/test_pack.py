@@ -1,0 +1,323 @@
+"""Pairs of all kinds become shards, byte for byte; bad rows are named; nothing half-written stays."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import os
+import shlex
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from helpers.shards import picture
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from dyad.data.base.errors import ConfigError, DataError
+from dyad.data.cli.options import OnError, PackOptions
+from dyad.data.cli.pack import pack_pairs
+from dyad.data.image_text.pictures import read_header
+from dyad.data.shards.shards import Shards, open_shards
+from dyad.data.shards.sources import parse_sources
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Six pictures 0.png … 5.jpg in pictures/."""
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for n in range(6):
+        kind = ("PNG", "JPEG", "WEBP")[n % 3]
+        (folder / f"{n}.{kind.lower()}").write_bytes(picture(n, kind=kind))
+    return folder
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.is_file())
+
+
+def write_csv(path: Path, rows: list[list[str]], separator: str = "\t") -> Path:
+    with path.open("w", newline="") as file:
+        csv.writer(file, delimiter=separator).writerows(rows)
+    return path
+
+
+def packed(source: Path, out: Path, **options: object) -> Shards:
+    pack_pairs(str(source), PackOptions(out=str(out), **options))  # type: ignore[arg-type]
+    return open_shards(parse_sources(str(out)))
+
+
+def samples(shards: Shards) -> list[dict[str, bytes]]:
+    return [shards.read(n) for n in range(len(shards))]
+
+
+def test_open_clip_csv(tmp_path: Path, pictures: Path) -> None:
+    rows = [["filepath", "title"], *([f"pictures/{name}", f" caption of {name} "] for name in names(pictures))]
+    shards = packed(write_csv(tmp_path / "pairs.csv", rows), tmp_path / "out")
+    suffixes = ["png", "jpg", "webp"] * 2
+    assert samples(shards) == [
+        {suffix: (pictures / name).read_bytes(), "txt": f"caption of {name}".encode()}
+        for name, suffix in zip(names(pictures), suffixes, strict=True)
+    ]
+    assert [shards.key(n) for n in (0, 5)] == ["000000000", "000000005"]
+
+
+def test_other_csv_keeps_further_columns(tmp_path: Path, pictures: Path) -> None:
+    rows = [["id", "img", "text"], ["7", str(pictures / "0.png"), "a,\nb"], ["8", str(pictures / "1.jpeg"), "ünï"]]
+    source = write_csv(tmp_path / "pairs.csv", rows, ";")
+    source.write_bytes(b"\xef\xbb\xbf" + source.read_bytes())
+    shards = packed(source, tmp_path / "out", csv_separator=";", csv_image_key="img", csv_caption_key="text")
+    assert shards.read(0)["txt"] == b"a, b"
+    assert json.loads(shards.read(1)["json"]) == {"text": "ünï", "id": "8"}
+
+
+def test_folder_of_pictures_and_texts(tmp_path: Path, pictures: Path) -> None:
+    deep = pictures / "deep" / "er"
+    deep.mkdir(parents=True)
+    (deep / "x.y.PNG").write_bytes(picture(9))
+    (deep / "x.y.txt").write_text("deep\n\n er \n")
+    (deep / ".DS_Store").touch()
+    for name in names(pictures):
+        (pictures / name).with_suffix(".txt").write_text(name)
+    shards = packed(pictures, tmp_path / "out")
+    assert [members["txt"].decode() for members in samples(shards)] == [
+        *["0.png", "1.jpeg", "2.webp", "3.png", "4.jpeg", "5.webp"],
+        "deep\ner",
+    ]
+
+
+def test_parquet_with_lists_of_captions(tmp_path: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = names(pictures)
+    table = {"image": [f"pictures/{n}" for n in found], "captions": [[n, n * 2] for n in found], "width": range(6)}
+    pq.write_table(pa.table(table), tmp_path / "pairs.parquet")
+    shards = packed(tmp_path / "pairs.parquet", tmp_path / "out")
+    assert sorted(shards.read(0)) == ["json", "png"]
+    assert json.loads(shards.read(2)["json"]) == {"captions": ["2.webp", "2.webp2.webp"], "width": 2}
+    assert "'data.captions=[captions]'" in capsys.readouterr().out
+
+
+def test_parquet_with_one_caption(tmp_path: Path, pictures: Path) -> None:
+    pq.write_table(pa.table({"p": ["pictures/0.png"], "c": ["x"]}), tmp_path / "pairs.parquet")
+    shards = packed(tmp_path / "pairs.parquet", tmp_path / "out", image_key="p", caption_key="c")
+    assert shards.read(0)["txt"] == b"x" and "json" not in shards.read(0)
+
+
+def test_json_lines_of_different_shapes(tmp_path: Path, pictures: Path) -> None:
+    """All samples get the same members although lines differ: captions as lists, further fields in json."""
+    lines = [
+        {"filepath": "pictures/0.png", "caption": "one"},
+        {"filepath": "pictures/1.jpeg", "caption": ["one", "two"], "when": "today"},
+    ]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    shards = packed(tmp_path / "pairs.jsonl", tmp_path / "out")
+    assert json.loads(shards.read(0)["json"]) == {"caption": ["one"]}
+    assert json.loads(shards.read(1)["json"]) == {"caption": ["one", "two"], "when": "today"}
+
+
+def test_same_bytes_every_time_and_limits(tmp_path: Path, pictures: Path) -> None:
+    source = write_csv(tmp_path / "p.csv", [["filepath", "title"], *([f"pictures/{n}", n] for n in names(pictures))])
+    packed(source, tmp_path / "a", maxcount=4)
+    os.utime(pictures / "0.png", (1, 1))
+    packed(source, tmp_path / "b", maxcount=4)
+    digests = [[hashlib.sha256((tmp_path / x / n).read_bytes()).hexdigest() for n in names(tmp_path / x)] for x in "ab"]
+    assert digests[0] == digests[1] and names(tmp_path / "a") == ["000000.tar", "000001.tar"]
+    packed(source, tmp_path / "c", maxsize=1.0)
+    assert len(names(tmp_path / "c")) == 6
+    assert (tmp_path / "c" / ".index" / "000005.tar.json").exists(), "indexed where it lies"
+
+
+@pytest.mark.parametrize("folder", ["out", "with space", 'quo"te', "it's", "100%", "back\\slash", "{brace}"])
+@pytest.mark.parametrize("maxcount", [2, 10])
+def test_printed_command_names_these_shards(
+    tmp_path: Path, pictures: Path, folder: str, maxcount: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is printed goes through a shell, Hydra's grammar and our own, and comes out as the shards."""
+    source = write_csv(tmp_path / "p.csv", [["filepath", "title"], *([f"pictures/{n}", n] for n in names(pictures))])
+    out = tmp_path / folder
+    packed_shards = packed(source, out, maxcount=maxcount)
+    command = next(line for line in capsys.readouterr().out.splitlines() if "python -m train" in line)
+    words = shlex.split(command)
+    assert words[:3] == ["python", "-m", "train"] and words[4:] == [
+        "model.name=ViT-B-32",
+        "epochs=10",
+        "global_batch_size=6",
+    ]
+    override = OverridesParser.create().parse_override(words[3])
+    assert override.key_or_group == "data.train"
+    (source_of_command,) = parse_sources(str(override.value()))
+    assert [Path(shard) for shard in source_of_command.shards] == [Path(index.path) for index in packed_shards.indexes]
+
+
+BAD = {
+    "missing file": ({"image": "pictures/none.png", "caption": "x"}, "missing file: {d}/pictures/none.png"),
+    "undecodable picture": (
+        {"image": "pictures/text.png", "caption": "x"},
+        "undecodable picture: {d}/pictures/text.png",
+    ),
+    "too many pixels": ({"image": "pictures/big.png", "caption": "x"}, ".*110 x 100 pixels"),
+    "unreadable file": ({"image": "pictures", "caption": "x"}, "unreadable file: {d}/pictures"),
+    "empty caption": ({"image": "pictures/0.png", "caption": " \n"}, "empty caption"),
+    "one of the captions": ({"image": "pictures/0.png", "caption": ["x", ""]}, "empty caption"),
+    "no caption": ({"image": "pictures/0.png"}, "no caption"),
+    "no captions": ({"image": "pictures/0.png", "caption": []}, "no caption"),
+    "no text": ({"image": "pictures/0.png", "caption": 3}, "caption is no text: 3"),
+    "long text": ({"image": "pictures/0.png", "caption": "x" * 1_100_000}, "txt too long"),
+    "no picture": ({"caption": "x"}, "no picture path"),
+    "picture of a wrong type": ({"image": 3, "caption": "x"}, "no picture path: image = 3"),
+    "no number": ({"image": "pictures/0.png", "caption": "x", "score": float("nan")}, "a field JSON cannot hold"),
+    "no JSON": ("{", "no JSON"),
+    "no object": ("[]", "no JSON object"),
+}
+
+
+@pytest.fixture
+def odd_pictures(pictures: Path) -> Path:
+    (pictures / "text.png").write_text("GIF89a is no PNG")
+    (pictures / "big.png").write_bytes(picture(size=(110, 100)))
+    return pictures
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_bad_rows_stop_with_their_number_or_are_counted(
+    tmp_path: Path, odd_pictures: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line, message = BAD[kind]
+    good = json.dumps({"image": "pictures/1.jpeg", "caption": "fine"})
+    source = tmp_path / "pairs.jsonl"
+    source.write_text("\n".join([good, line if isinstance(line, str) else json.dumps(line), good]))
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(DataError, match=f"{source}: line 2: {message.format(d=tmp_path)}.*on_error=skip"):
+        packed(source, tmp_path / "out", max_image_pixels=10_000)
+    assert sorted(tmp_path.iterdir()) == before, "nothing half-written stays"
+    shards = packed(source, tmp_path / "out", on_error=OnError.skip, max_image_pixels=10_000)
+    assert [shards.key(n) for n in range(len(shards))] == ["000000000", "000000002"]
+    printed = capsys.readouterr()
+    assert f"skipped {source}: line 2" in printed.err
+    assert "skipped 1 of 3 rows: 1 " in printed.out
+
+
+def test_bad_files_of_a_folder(tmp_path: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for n in range(3):
+        (pictures / f"{n}.txt").write_text("x")
+    (pictures / "3.txt").write_bytes(b"\xff\xfe\xfa")
+    (pictures / "alone.txt").write_text("x")
+    assert len(packed(pictures, tmp_path / "out", on_error=OnError.skip)) == 3
+    out = capsys.readouterr().out
+    assert "skipped 4 of 7 rows" in out
+    assert "2 no caption" in out and "1 caption is no text" in out and "1 no picture beside the text" in out
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("filepath\ttitle\na.png\tx\ty\n", r"row 1 \(line 2\): too many columns"),
+        ("filepath\ttitle\na.png\n", r"row 1 \(line 2\): no caption"),
+        (
+            'filepath\ttitle\n1.png\tfine\n2.png\t"open quote\n',
+            r"p.csv: line 3: unexpected end of data; mend the quotes of this row",
+        ),
+        (  # the second line is part of a caption, and no pair
+            'filepath\ttitle\n1.png\t"he said "no" and\n1.png\tthe rest"\n',
+            r"p.csv: line 2: .* mend the quotes of this row",
+        ),
+        ("filepath\ttitle\n", r"no sample to write. It has no rows"),
+    ],
+)
+def test_damaged_csv(tmp_path: Path, pictures: Path, content: str, message: str) -> None:
+    (pictures / "p.csv").write_text(content)
+    (pictures / "1.png").write_bytes(picture())
+    with pytest.raises(DataError, match=message):
+        packed(pictures / "p.csv", tmp_path / "out")
+
+
+def test_csv_that_is_not_utf8(tmp_path: Path, pictures: Path) -> None:
+    (pictures / "p.csv").write_bytes(b"filepath\ttitle\n" + b"\n" + b"0.png\ty\n" * 3 + b"0.png\t\xff\n")
+    with pytest.raises(DataError, match=r"row 4 \(line 6\): caption is no Unicode text"):
+        packed(pictures / "p.csv", tmp_path / "out")
+    (pictures / "p.csv").write_bytes(b'"x"filepath\ttitle\n0.png\ty\n')
+    with pytest.raises(DataError, match="its first line cannot be read: no row of a CSV"):
+        packed(pictures / "p.csv", tmp_path / "out")
+
+
+def test_one_bad_row_costs_no_other(tmp_path: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever is in it: of each kind of file the first and the last row are sound."""
+    os.mkfifo(tmp_path / "pipe.png")
+    deep, paths = "[" * 50_000, ["\0", "x" * 5_000, "\ud800", "pipe.png"]
+    odd = [{"filepath": path, "title": "x"} for path in paths] + [{"filepath": "pictures/0.png", "title": "\ud800"}]
+    good = {"filepath": "pictures/0.png", "title": "x"}
+    lines = [*map(json.dumps, [good, *odd]), f'{{"title": {deep}', f'{{"x": {"9" * 5_000}}}', json.dumps(good)]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
+    rows = ["filepath\ttitle", *("\t".join(row.values()) for row in [good, *odd]), 'ab\t"c"d', "pictures/0.png\tx"]
+    (tmp_path / "pairs.csv").write_bytes("\n".join(rows).encode(errors="surrogatepass"))
+    for name, bad in (("pairs.jsonl", 7), ("pairs.csv", 6)):
+        shards = packed(tmp_path / name, tmp_path / f"{name}.out", on_error=OnError.skip)
+        assert [shards.key(n) for n in range(len(shards))] == ["000000000", f"{bad + 1:09d}"], name
+        assert f"skipped {bad} of {bad + 2} rows" in capsys.readouterr().out
+
+
+def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path, pictures: Path) -> None:
+    (tmp_path / "secret.txt").write_text("secret")
+    (tmp_path / "secret.png").write_bytes(picture(77))
+    for name in names(pictures):
+        (pictures / name).with_suffix(".txt").write_text(name)
+    (pictures / "0.txt").unlink()
+    (pictures / "0.txt").symlink_to(tmp_path / "secret.txt")
+    (pictures / "1.jpeg").unlink()
+    (pictures / "1.jpeg").symlink_to("../secret.png")
+    (pictures / "2.txt").unlink()
+    (pictures / "2.txt").symlink_to("3.txt")
+    (pictures / "outside").symlink_to(tmp_path)
+    with pytest.raises(DataError, match=r"0\.png: link out of the folder: .*cp -L"):
+        packed(pictures, tmp_path / "out")
+    found = samples(packed(pictures, tmp_path / "out", on_error=OnError.skip))
+    assert [members["txt"] for members in found] == [b"3.png", b"3.png", b"4.jpeg", b"5.webp"]
+
+
+def test_all_rows_bad(tmp_path: Path) -> None:
+    source = write_csv(tmp_path / "p.csv", [["filepath", "title"], ["none.png", "x"]])
+    with pytest.raises(DataError, match=r"no sample to write\. skipped 1 of 1 rows: 1 missing file"):
+        packed(source, tmp_path / "out", on_error=OnError.skip)
+    assert not (tmp_path / "out").exists()
+
+
+def test_commands_that_cannot_work(tmp_path: Path, pictures: Path) -> None:
+    source = write_csv(tmp_path / "p.csv", [["filepath", "titel"], ["x", "y"]])
+    (tmp_path / "pairs.jsonl").write_text('{"picture": "x", "caption": "y"}')
+    (tmp_path / "broken.parquet").write_text("no")
+    (tmp_path / "commas.csv").write_text("filepath,title\nx,y\n")
+    refused: list[tuple[Path, dict[str, object], str]] = [
+        (source, {}, "no column 'title'. Did you mean 'titel'.*set csv_caption_key="),
+        (tmp_path / "commas.csv", {}, "Is csv_separator right"),
+        (source, {"csv_separator": "::"}, "is not one character"),
+        (source, {"maxcount": 0}, "must be positive"),
+        (tmp_path / "pairs.jsonl", {}, "none of image, filepath.*columns are picture, caption: set image_key="),
+        (tmp_path / "pairs.jsonl", {"image_key": "pictur"}, "no column 'pictur'. Did you mean 'picture'"),
+        (tmp_path / "p.cvs", {}, "does not exist. Did you mean 'p.csv'"),
+        (pictures / "0.png", {}, "takes a folder of pictures and .txt files, or .csv, .tsv, .parquet, .jsonl"),
+    ]
+    for path, options, message in refused:
+        with pytest.raises(ConfigError, match=message):
+            packed(path, tmp_path / "out", **options)
+    with pytest.raises(ConfigError, match=r"pictures is there already"):
+        packed(source, pictures)
+    with pytest.raises(ConfigError, match="pack needs out=FOLDER"):
+        pack_pairs(str(source), PackOptions())
+    with pytest.raises(DataError, match="is no Parquet file"):
+        packed(tmp_path / "broken.parquet", tmp_path / "out")
+    (tmp_path / "file").touch()
+    (tmp_path / "commas.csv").write_text("filepath\ttitle\npictures/0.png\ty\n")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        packed(tmp_path / "commas.csv", tmp_path / "file" / "out")
+
+
+def test_headers_of_pictures() -> None:
+    assert read_header(picture(kind="JPEG", mode="L"), 100) == ("jpg", "L", 8, 6)
+    with pytest.raises(DataError, match="8 x 6 pixels are more than max_image_pixels=47"):
+        read_header(picture(), 47)
+    with pytest.raises(DataError, match=r"no JPEG, PNG or WebP picture \(UnidentifiedImageError, begins with b'GIF89a"):
+        read_header(b"GIF89a..............", 100)
+    bomb = picture(size=(1, 1)).replace(b"\0\0\0\1\0\0\0\1", b"\0\1\0\0\0\1\0\0")
+    with pytest.raises(DataError, match=r"picture|pixels"):
+        read_header(bomb, 25_000_000)

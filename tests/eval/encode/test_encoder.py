@@ -1,0 +1,223 @@
+"""Encoding in fixed blocks: one process, several, with and without loader processes: the same bits."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers.eval import LOCAL, ROOT, Rows, encoder, pictures, tokenize, towers
+from torch import Tensor, nn
+
+from dyad.data.base.errors import DataError, HardwareError
+from dyad.data.image_text.dataset import Captions
+from dyad.eval.encode.encoder import Encoder
+from dyad.train.distributed.signals import Stopped
+
+JOB = '''
+"""Ranks of one job as worlds of 1 to 3: everything must have the bits of the world of 1."""
+import hashlib, json, sys
+import torch, torch.distributed as dist
+from dyad.data.image_text.dataset import Captions, LabelledSet, RetrievalSet
+from helpers.eval import Rows, Shown, encoder, pictures, tokenize, unit_rows
+from dyad.eval.tasks import image_text_retrieval as retrieval
+from dyad.eval.config import Truth
+from dyad.eval.tasks.image_text_retrieval import Retrieval, count_ranks, match_pairs
+from dyad.eval.tasks.zero_shot import ZeroShot
+from dyad.train.distributed.world import World
+import numpy as np
+
+retrieval.STRIP = 700
+dist.init_process_group("gloo")
+me = dist.get_rank()
+found, told = {}, {}
+shown, own = Shown(pictures(100)), np.arange(100) % 40
+words = Captions([f"{chr(97 + i % 26)} {i}" for i in range(100)], tokenize)
+evaluators = [
+    Retrieval("val", "", RetrievalSet(shown, words, np.arange(100), own, own)),
+    Retrieval("val", "", RetrievalSet(shown, words, np.arange(100), own, own), index="IVF4,Flat"),
+    ZeroShot("zs", "", LabelledSet(shown, [str(i) for i in own]), {str(i): [f"{i}"] for i in range(40)}, tokenize),
+]
+for size in (1, 2, 3):
+    group = dist.new_group(range(size))
+    if me >= size:
+        continue
+    world = World(rank=me, size=size, local_rank=me, device=torch.device("cpu"), group=group)
+    encode = encoder(world=world, workers=size - 1)
+    count = []
+    encode.towers["x"].register_forward_hook(lambda *_: count.append(1))
+    images = encode("x", Rows(pictures(100)))
+    matches, _ = match_pairs(np.arange(100), own, own, Truth.keys)
+    ranking = count_ranks(images, unit_rows(100, 8, 1), matches, world)
+    found[size] = [len(count), *(hashlib.sha256(a.tobytes()).hexdigest() for a in (images, *ranking))]
+    reports = [evaluator.report(encode, 3) for evaluator in evaluators]
+    found[size].append([report.metrics for report in reports])
+    told[size] = [report.details for report in reports]
+with open(f"{sys.argv[1]}/{me}.json", "w") as file:
+    json.dump([found, told], file)
+dist.destroy_process_group()
+'''
+
+
+def test_every_number_of_ranks_gives_the_same_bits(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(JOB)
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=3"]
+    run = subprocess.run(
+        [*command, str(tmp_path / "job.py"), str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    found, (told, *_) = zip(*(json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)), strict=True)
+    calls, *digests = found[0]["1"]
+    assert calls == 7  # 100 items in blocks of 16
+    for size, expected_calls in (("2", 4), ("3", 3)):
+        for rank in range(int(size)):
+            assert found[rank][size] == [expected_calls, *digests]
+    assert told["1"] == told["2"] == told["3"]
+    assert [len(cases) for details in told["1"] for cases in details["gallery"].values()] == [9] * 5
+
+
+def test_values_are_the_tower_normalised_and_in_order() -> None:
+    encode = encoder()
+    inputs = pictures(40)
+    result = encode("x", Rows(inputs))
+    tower = encode.towers["x"].eval()
+    with torch.no_grad():
+        expected = nn.functional.normalize(tower(inputs), dim=-1).numpy()
+    assert result.dtype == np.float32 and result.shape == (40, 8)
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_dot_products_stay_unnormalised() -> None:
+    norms = np.linalg.norm(encoder(cosine=False)("x", Rows(pictures(20))), axis=1)
+    assert norms.std() > 1e-3
+
+
+def test_the_last_block_is_as_large_as_the_others() -> None:
+    """Padding is by repetition and cut off: items keep their bits wherever the set ends."""
+    shapes: list[int] = []
+    encode = encoder()
+    encode.towers["x"].register_forward_pre_hook(lambda _, inputs: shapes.append(len(inputs[0])))
+    whole = encode("x", Rows(pictures(32)))
+    part = encode("x", Rows(pictures(32)[:17]))
+    assert shapes == [16, 16, 16, 16]
+    np.testing.assert_array_equal(part[:16], whole[:16])
+    np.testing.assert_allclose(part[16], whole[16], rtol=1e-6)
+
+
+def test_modes_come_back_part_by_part() -> None:
+    encode = encoder()
+    tower = encode.towers["x"].train()
+    frozen = tower.get_submodule("linear").eval()
+    modes: list[bool] = []
+    tower.register_forward_hook(lambda module, *_: modes.append(module.training))
+    encode("x", Rows(pictures(3)))
+    assert modes == [False]
+    assert tower.training and tower.get_submodule("dropout").training and not frozen.training
+
+
+def test_precision_is_that_of_the_tower_and_results_are_float32() -> None:
+    seen: list[torch.dtype] = []
+    encode = encoder(precision="bf16")
+    encode.towers["x"].get_submodule("linear").register_forward_hook(lambda _m, _i, out: seen.append(out.dtype))
+    rounded = encode("x", Rows(pictures(8)))
+    exact = encoder()("x", Rows(pictures(8)))
+    assert seen == [torch.bfloat16] and rounded.dtype == np.float32
+    assert 0 < np.abs(rounded - exact).max() < 0.02
+
+
+def test_loader_processes_change_nothing() -> None:
+    texts = Captions([f"text {i}" for i in range(70)], tokenize)
+    np.testing.assert_array_equal(encoder(workers=2)("y", texts), encoder()("y", texts))
+
+
+@dataclass(frozen=True)
+class Damaged:
+    """Items of which one cannot be read."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def block(self, start: int, stop: int) -> Tensor:
+        if start <= 20 < stop:
+            raise DataError("shard.tar: sample '20' is damaged")
+        return pictures(stop - start)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_of_the_data_arrives_as_it_was(workers: int) -> None:
+    with pytest.raises(DataError) as caught:
+        encoder(workers=workers)("x", Damaged())
+    assert str(caught.value) == "shard.tar: sample '20' is damaged"
+
+
+def test_training_noise_after_an_evaluation_is_what_it_would_have_been() -> None:
+    encode = encoder()
+    before = torch.get_rng_state()
+    for workers in (0, 2):
+        replace(encode, workers=workers)("x", Rows(pictures(40)))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_outputs_may_return_into_training() -> None:
+    """A frozen trunk remembers what it computed here; inference tensors could not take part in a backward pass."""
+
+    class Remembering(nn.Module):
+        def forward(self, tokens: Tensor) -> Tensor:
+            self.kept = tokens.float()
+            return self.kept
+
+    tower = Remembering()
+    Encoder({"y": tower}, LOCAL, block=4)("y", Captions(["a", "b"], tokenize))
+    weight = torch.ones(6, requires_grad=True)
+    (tower.kept[:2] @ weight).sum().backward()
+    assert weight.grad is not None
+
+
+def test_a_diverged_tower_is_named() -> None:
+    broken = towers()
+    broken["x"].get_parameter("linear.weight").data.fill_(float("nan"))
+    with pytest.raises(DataError, match="9 of 9 embeddings of the x tower are not finite"):
+        Encoder(broken, LOCAL, block=4)("x", Rows(pictures(9)))
+
+
+def test_encoding_is_given_up_between_two_blocks() -> None:
+    answers = iter([False, False, True])
+    encode = Encoder(towers(), LOCAL, block=4, should_stop=lambda: next(answers))
+    rounds = encode.rounds("x", Rows(pictures(20)))
+    assert len(next(rounds)) == len(next(rounds)) == 4
+    with pytest.raises(Stopped):
+        next(rounds)
+    assert encode.towers["x"].training
+
+
+@dataclass(frozen=True)
+class Fatal:
+    """Items that kill the process that reads the one at `bad`."""
+
+    bad: int
+
+    def __len__(self) -> int:
+        return 40
+
+    def block(self, start: int, stop: int) -> Tensor:
+        if start <= self.bad < stop:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.zeros(stop - start, 3)
+
+
+def test_a_loader_process_that_is_lost_is_named_with_its_items() -> None:
+    encode = Encoder({"x": nn.Identity()}, LOCAL, block=4, workers=2, cosine=False)
+    where = r"rank 0: loader worker \d \(process \d+, at items 20 … 23 of an evaluation\) was killed by SIGKILL"
+    with pytest.raises(HardwareError, match=where):
+        encode("x", Fatal(22))
+    assert encode("x", Fatal(99)).shape == (40, 3)

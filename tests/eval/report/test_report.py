@@ -1,0 +1,260 @@
+"""report.html: it says what the files say, treats them as data, stays small, and bears a run of any age."""
+
+import json
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pytest
+from helpers.report import (
+    CONFIG,
+    HOSTILE,
+    Seen,
+    case,
+    found,
+    item,
+    passages,
+    records,
+    retrieval,
+    seen,
+    training,
+    write_pictures,
+    write_run,
+    zero_shot,
+)
+
+from dyad.data.base.errors import ConfigError, HardwareError
+from dyad.eval.report.gallery import cases
+from dyad.eval.report.main import write_report
+
+ROOT = Path(__file__).parents[3]
+LIMIT = 5_000_000
+
+
+def page_of(folder: Path, **parts: Any) -> Seen:
+    return seen(write_report(write_run(folder, **parts)))
+
+
+def row(result: Mapping[str, Any], metric: str) -> list[float]:
+    """Value, interval and chance of a metric, as the JSON has them."""
+    chance = result["chance"].get(metric)
+    return [
+        result["metrics"][metric],
+        *(result["intervals"].get(metric) or ()),
+        *([] if chance is None else [chance]),
+    ]
+
+
+def test_keys_that_differ_from_the_defaults_are_facts(tmp_path: Path) -> None:
+    for choice, count in {"global": 0, "per_chunk": 1}.items():
+        config = {**CONFIG, "model": {**CONFIG["model"], "batch_norm": choice}}
+        page = write_report(write_run(tmp_path / choice, config=config)).read_text().split("config.yaml</summary>")[0]
+        assert page.count(f"batch_norm={choice}") == count and "AdamW: lr=0.001, warmup=20" in page
+
+
+def test_every_number_is_that_of_the_files(tmp_path: Path) -> None:
+    page = page_of(tmp_path / "run")
+    pairs, classes, questions = retrieval(), zero_shot(), passages()
+    for title, direction in (("text → picture", "text_to_image"), ("picture → text", "image_to_text")):
+        shown = dict(page.rows[f"set-0: {title}"])
+        assert {k: shown[f"R@{k}"] for k in (1, 5)} == {k: row(pairs, f"{direction}_R@{k}") for k in (1, 5)}
+    assert dict(page.rows["set-0: picture → text"])["median rank"] == [4.0]
+    assert page.rows["set-1: picture → class"] == [
+        ("top-1 accuracy", row(classes, "acc1")),
+        ("mean per class recall", row(classes, "mean_per_class_recall")),
+        ("always the largest class", [1 / 3]),
+    ]
+    for metric in ("nDCG@10", "Recall@100", "MRR@10"):
+        others = questions["baselines"]
+        ours = [questions["metrics"][metric], *questions["intervals"][metric]]
+        assert page.rows[f"set-2: {metric}"] == [
+            ("this run", ours),
+            *(
+                (label, [others[name]["metrics"][metric], *others[name]["intervals"][metric]])
+                for label, name in (("BM25", "bm25"), ("before training", "untrained"))
+            ),
+            ("chance", [questions["chance"][metric]]),
+        ]
+    assert page.rows["set-1: Worst classes"][0][1] == [0.5]
+    assert page.rows["set-1: Worst classes"][0][0] == HOSTILE
+    mistakes = [label for label, _ in page.rows["set-1: Most frequent mistakes"]]
+    assert mistakes[:2] == [HOSTILE, HOSTILE] and len(mistakes) == 6
+    for words in ("60 pictures, 70 texts", "0.123", "0.0002", "−0.020", "200 steps of 64 pairs in 1 min 40 s"):
+        assert words in page.text
+    assert "processes 2 seed 3" in page.text
+
+
+def test_curves_tell_their_numbers_to_who_cannot_see_them(tmp_path: Path) -> None:
+    lines = [training(step) for step in range(1, 3001)]
+    path = write_report(write_run(tmp_path / "run", lines=lines, results=[]))
+    labels = [value or "" for tag, name, value in seen(path).attributes if (tag, name) == ("svg", "aria-label")]
+    (loss,) = [label for label in labels if label.startswith("Loss")]
+    assert "4.09 at step 1 to -25.9 at step 3,000" in loss
+    (bound,) = [label for label in labels if label.startswith("Bound")]
+    assert f"log K at {math.log(64):.4g}" in bound
+    assert path.stat().st_size < 400_000  # thousands of points are drawn as hundreds
+
+
+def test_whatever_the_data_say_is_text(tmp_path: Path) -> None:
+    hostile = "<b onclick=x>&lt;{{ 7 * 7 }}"
+    state = {"status": "failed", "step": 3, "error": HOSTILE}
+    config = {**CONFIG, "experiment": HOSTILE, "data": {"train": HOSTILE, "val": [hostile]}}
+    run = write_run(tmp_path / hostile.replace("/", ""), config=config, state=state)
+    strange = {**zero_shot(), "dataset": "odd <i>", "source": HOSTILE, "task": "<u>", "metrics": {HOSTILE: 0.5}}
+    (run / "eval" / "odd.json").write_text(json.dumps(strange))
+    (run / "eval" / "torn.json").write_text("{<script>")
+    (run / "eval" / "list.json").write_text('{"dataset": "list", "task": "x", "metrics": []}')
+    page = seen(write_report(run))
+    assert not page.tags & {"script", "b onclick", "iframe", "object", "embed", "u", "link rel=stylesheet"}
+    assert not [a for a in page.attributes if a[1].startswith("on")]
+    addresses = [v or "" for tag, name, v in page.attributes if name in ("src", "href", "xlink:href") and tag != "a"]
+    assert all(address.startswith(("data:", "#")) for address in addresses)
+    shown = HOSTILE.replace("\x01", "").strip()
+    for text in (shown, hostile, "odd <i>", "torn.json cannot be read", "list.json is none of ours"):
+        assert text in page.text.replace("\x01", "")
+    raw = (run / "report.html").read_text()
+    assert "alert(1)</script>" not in raw and "canary" not in raw
+    assert "<!DOCTYPE svg" not in raw and "49" not in re.findall(r"<h1>(.*?)</h1>", raw)[0]
+
+
+def test_secrets_of_the_configuration_stay_out(tmp_path: Path) -> None:
+    config = {**CONFIG, "init_from": "/home/canary-9/runs/x", "data": {"train": "https://me:canary-8@host/a.tar"}}
+    for run, given in (("a", CONFIG), ("b", config)):
+        page = write_report(write_run(tmp_path / run, config=given)).read_text().split("config.yaml</summary>")
+        assert "canary" not in page[0] and "[redacted]" in page[1] and "canary-8" not in page[1]
+        assert "canary-7" not in page[1]
+
+
+def test_the_data_come_with_whose_work_they_are(tmp_path: Path) -> None:
+    page = page_of(tmp_path / "run", config={**CONFIG, "data": {"train": f"{ROOT}/data/samples/emoji/noto-unseen.tar"}})
+    assert "samples/emoji/NOTICE.md" in page.text and "Noto Emoji by Google LLC" in page.text
+    assert str(ROOT.parent) not in page.text.split("whose work this is")[0].split("Data and configuration")[-1]
+
+
+def test_pictures_are_in_the_page_and_answers_are_marked(tmp_path: Path) -> None:
+    page = page_of(tmp_path / "run")
+    pictures = [value or "" for tag, name, value in page.attributes if (tag, name) == ("img", "src")]
+    assert len(pictures) >= 15 and all(p.startswith("data:image/webp;base64,UklGR") for p in pictures)
+    assert page.text.count("✓ right") >= 6
+    assert page.text.index("Drawn at random") < page.text.index("Best: where") < page.text.index("Worst: where")
+    assert "text → pictures" in page.text and "question → passages" in page.text
+    raw = (tmp_path / "run/report.html").read_text()
+    assert "<mark>forty-two</mark>" in raw and "Right would have been:" in raw
+    assert page.text.index("BM25", page.text.index("What is the answer?")) > 0 and "before training" in page.text
+
+
+def shown(text: str, spans: list[list[int]]) -> str:
+    """How an answer of this text is shown, its marked parts in brackets."""
+    answer = {"id": "p", "text": text, "spans": spans, "score": 1.0, "right": True}
+    ((_, view),) = cases([case("best", {"text": "?"}, {"model": [answer]}, rank=1)], Path(), "val")
+    return "".join(f"[{part}]" if marked else part for part, marked in view["systems"]["this run"][0]["parts"])
+
+
+def test_long_texts_are_cut_around_the_answer() -> None:
+    assert shown("one two three", [[4, 7], [8, 99], [-2, 2]]) == "[on]e [two] [three]"
+    assert shown("one two three", [[4, 9], [5, 7], [3, 3]]) == "one [two t]hree"
+    words = " ".join(f"word{i}" for i in range(100))
+    place = words.index("word60")
+    late = shown(words, [[place, place + 6]])
+    assert late.startswith("…word") and late.endswith("…") and "[word60]" in late and 220 < len(late) < 265
+    assert set(late.strip("…").replace("[", "").replace("]", "").split()) <= set(words.split())  # no word is cut
+    last = words.index("word99")
+    assert shown(words, [[last, last + 6]]).endswith("[word99]")
+    assert shown(words, []).startswith("word0 word1")
+    assert len(shown("x" * 1000, [])) < 265
+
+
+@pytest.mark.parametrize("name", ["../../../secret.webp", "/etc/hostname", "5.png", "missing.webp"])
+def test_only_thumbnails_of_the_data_set_are_shown(tmp_path: Path, name: str) -> None:
+    (tmp_path / "secret.webp").write_bytes(b"RIFFsecret")
+    answers = [item(0, score=0.5, right=True) | {"picture": name}]
+    result = {**retrieval(), "gallery": {"text → pictures": [case("random", item(1), {"model": answers}, rank=1)]}}
+    page = page_of(tmp_path / "run", results=[result])
+    assert "img" not in page.tags and "a red square" in page.text
+
+
+def test_a_large_run_stays_below_5_mb_and_says_what_is_left_out(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", results=[], log="going on at step 7 from x\n" * 3)
+    classes = [f"class {i} <&>" for i in range(50)]
+    for number in range(10):
+        cases = [case("random", item(1), {"model": found(True, 1)}, rank=2)] * 12
+        texts = [case("worst", item(1), {"model": found(False, 1, title="<&>" * 300)}, rank=2)] * 12
+        result = {
+            **zero_shot(),
+            "dataset": f"set{number:02}",
+            "gallery": {"text → pictures": cases, "picture → texts": texts},
+        }
+        if number < 2:
+            result["confusion"] = {"classes": classes, "counts": [[1] * 50] * 50}
+        (run / f"eval/set{number:02}.json").write_text(json.dumps(result))
+        write_pictures(run / f"eval/set{number:02}.pictures", 96, noise=True)
+    path = write_report(run)
+    page = seen(path)
+    assert path.stat().st_size < LIMIT
+    assert "24 more cases are in eval/set07.json" in page.text and "2 more data sets below" in page.text
+    assert "Histogram, matrix and cases are in eval/set09.json" in page.text
+    assert len([c for c in page.rows if c.endswith("picture → class")]) == 10
+    assert "went on at step 7" in page.text
+
+
+def test_a_run_of_any_age_and_state_has_a_page(tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "config.yaml").write_text("task: image_text\n")
+    assert "How it ended is not known" in seen(write_report(bare)).text
+    running = {"status": "running", "step": 0, "total_steps": 200, "time": "2026-01-01"}
+    half = page_of(tmp_path / "half", lines=records()[:7], results=[], state=running)
+    assert "Not finished" in half.text and "60 of 200" in half.text and "evaluated" in half.text
+    old = {k: v for k, v in retrieval().items() if k in ("dataset", "task", "metrics", "chance")}
+    page = page_of(tmp_path / "old", results=[{**old, "examples": {}}], config={"objective": {"name": "gone"}})
+    assert dict(page.rows["set-0: picture → text"])["R@1"] == [0.1234567, 0.01]
+    one = page_of(tmp_path / "one", lines=[training(10)], results=[])
+    assert "Training" not in one.text.split("What was trained")[0]
+
+
+def test_numbers_that_are_none_leave_gaps(tmp_path: Path) -> None:
+    lines = records()
+    lines[3]["train/loss"] = None
+    lines[4]["train/grad_norm"] = math.nan
+    lines[5]["train/mi_bound"] = math.inf
+    torn = {**retrieval(), "metrics": {**retrieval()["metrics"], "image_to_text_R@1": None}, "chance": None}
+    run = write_run(tmp_path / "run", lines=lines, results=[torn])
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 210, "train/lo\n[1]\n{"no": "step"}\n')
+    page = seen(write_report(run))
+    assert "–" in page.text and "nan" not in page.text.lower().replace("finance", "")
+    assert "Steps were skipped" in page.text
+
+
+def test_the_page_is_the_same_for_the_same_run_and_nothing_else_is_left(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    before = sorted(p.name for p in run.iterdir())
+    settings = dict(matplotlib.rcParams)
+    first = write_report(run).read_bytes()
+    with matplotlib.rc_context({"text.usetex": True, "font.size": 30}):  # of somebody's matplotlibrc
+        assert write_report(run).read_bytes() == first
+    assert dict(matplotlib.rcParams) == settings
+    assert sorted(p.name for p in run.iterdir()) == sorted([*before, "report.html"])
+    assert write_report(run, tmp_path / "else.html").read_bytes() == first
+
+
+def test_the_command_and_its_mistakes(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    code = """import runpy, sys
+runpy.run_module("eval.report", run_name="__main__")
+assert not {"torch", "wandb", "matplotlib.pyplot", "transformers"} & set(sys.modules)"""
+    command = [sys.executable, "-W", "error", "-c", code, f"run={run}"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"Written: {run}/report.html\n", "")
+    with pytest.raises(ConfigError, match=r"no run folder.*e.g. runs/NAME"):
+        write_report(tmp_path)
+    (tmp_path / "config.yaml").write_text("a: [1")
+    with pytest.raises(ConfigError, match=r"config.yaml cannot be read"):
+        write_report(tmp_path)
+    with pytest.raises(HardwareError, match=r"nowhere/page.html cannot be written: No such file"):
+        write_report(run, tmp_path / "nowhere/page.html")

@@ -1,0 +1,105 @@
+"""Result files and tables: what is written, what is read back, and that it fits a terminal."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.report import passages
+
+from dyad.data.base.errors import DataError
+from dyad.eval.results.write import print_tables, saved_results, write
+
+WAYS = ("image_to_text", "text_to_image")
+NAME = "a_name_of_a_data_set_that_is_much_longer_than_all_others"
+
+
+def retrieval(name: str, ks: tuple[int, ...], intervals: bool) -> dict[str, Any]:
+    keys = [f"{way}_R@{k}" for way in WAYS for k in ks]
+    sizes = {"num_images": 31_783.0, "num_texts": 158_915.0}
+    return {
+        "dataset": name,
+        "task": "zeroshot_retrieval",
+        "metrics": {**dict.fromkeys(keys, 0.123), **{f"{way}_median_rank": 1234.0 for way in WAYS}, **sizes},
+        "chance": dict.fromkeys(keys, 0.004),
+        **({"intervals": {key: [0.1, 0.2] for key in keys}} if intervals else {}),
+    }
+
+
+def zero_shot(name: str, few: bool) -> dict[str, Any]:
+    metrics = {"acc1": 0.5, "mean_per_class_recall": 0.4, **({} if few else {"acc5": 0.9})}
+    return {
+        "dataset": name,
+        "task": "zeroshot_classification",
+        "metrics": {**metrics, "num_samples": 50_000.0},
+        "chance": {"acc1": 0.001, "mean_per_class_recall": 0.001, "majority_class_share": 0.02},
+        "intervals": {"acc1": [0.45, 0.55], "mean_per_class_recall": None},
+    }
+
+
+def table(results: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> list[str]:
+    print_tables(results)
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert max(map(len, lines)) <= 80 and not any("…" in line for line in lines), lines
+    return lines
+
+
+@pytest.mark.parametrize("intervals", [True, False], ids=["with intervals", "without"])
+def test_retrieval_is_told_whole_in_80_columns(intervals: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = table([retrieval("val", (1, 5, 10), intervals), retrieval(NAME, (1, 5, 10, 20, 50), intervals)], capsys)
+    assert lines[0] == "val: 31,783 images, 158,915 texts"
+    rows = [line.split() for line in lines if "0." in line]
+    first = [["image", "→", "text", "0.123", "0.123", "0.123", "1234"], *[["95", "%", *["0.100", "0.200"] * 3]]]
+    assert rows[: 1 + intervals] == first[: 1 + intervals]
+    assert rows[1 + intervals] == ["chance", "0.004", "0.004", "0.004"]
+    assert len(rows) == 4 * (2 + intervals)
+    assert [line.split()[1:5] for line in lines if "median" in line] == [
+        ["R@1", "R@5", "R@10", "median"],
+        ["R@1", "R@5", "R@10", "R@20"],
+    ]
+
+
+def test_zero_shot_is_told_whole_in_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = table([zero_shot("imagenet", False), zero_shot(NAME, True)], capsys)
+    rows = [line.split() for line in lines if line.strip()]
+    assert rows[0] == "zero-shot acc1 acc5 mean/class samples largest class".split()
+    assert rows[2:5] == [
+        ["imagenet", "0.500", "0.900", "0.400", "50,000", "0.020"],
+        ["95", "%", "0.450", "0.550"],
+        ["chance", "0.001", "0.001"],
+    ]
+    assert rows[5][1:4] == ["0.500", "-", "0.400"] and "".join(row[0] for row in rows[5:9]) == NAME
+
+
+def test_results_are_read_back_and_files_of_others_are_passed_over(tmp_path: Path, capsys) -> None:
+    result = retrieval("val", (1,), True)
+    folder = tmp_path / "eval"
+    assert write(folder, result) == [folder / "val.json"]
+    for name, text in {"a.json": "{", "b.json": "[]", "c.json": '{"task": "other"}', "val.beir.json": "{}"}.items():
+        (folder / name).write_text(text)
+    (folder / "val.pictures").mkdir()
+    assert saved_results(tmp_path) == [result] and saved_results(tmp_path / "none") == []
+    print_tables(saved_results(tmp_path))
+    assert "image → text" in capsys.readouterr().out
+
+
+def test_saved_results_of_another_shape_are_told_as_far_as_they_go(tmp_path: Path, capsys) -> None:
+    (tmp_path / "eval").mkdir()
+    for result in (retrieval("[/a]", (1,), True), zero_shot("z", False), passages()):
+        for name in result.keys() - {"dataset", "task"} | {"search", "difference"}:
+            inner = [dict.fromkeys(result[name])] if isinstance(result.get(name), dict) else []
+            for value in [{}, *inner] if name == "metrics" else [None, 7, {}, *inner]:
+                (tmp_path / "eval/val.json").write_text(json.dumps({**result, name: value}))
+                print_tables(saved_results(tmp_path))
+    told = capsys.readouterr()
+    assert "search is left out" in told.err and "[/a]: 31,783 images" in told.out
+
+
+def test_what_cannot_be_written_beside_is_left_out_with_a_line(tmp_path: Path, capsys) -> None:
+    def broken(path: Path) -> None:
+        raise DataError("sample 'x' is damaged")
+
+    written = write(tmp_path, retrieval("val", (1,), True), {".pictures": broken, ".txt": lambda p: p.touch()})
+    assert written == [tmp_path / "val.json", tmp_path / "val.txt"]
+    assert capsys.readouterr().err == "left out: sample 'x' is damaged\n"
+    assert json.loads(written[0].read_text())["dataset"] == "val"

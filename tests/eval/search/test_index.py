@@ -1,0 +1,249 @@
+"""Search: the k best of a stable sort, in shards and blocks of any size; indexes; clear words for wrong input."""
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers.dist import launch
+from helpers.eval import clustered, unit_rows
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dyad.data.base.errors import ConfigError
+from dyad.eval.search import index
+from dyad.eval.search.index import Hits, Index, recall_against_exact, search
+from dyad.eval.search.index_spec import check_spec
+
+
+def by_definition(queries: np.ndarray, corpus: np.ndarray, k: int) -> Hits:
+    scores = queries @ corpus.T
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    return Hits(np.take_along_axis(scores, order, axis=1), order)
+
+
+def same(found: Hits, expected: Hits) -> None:
+    np.testing.assert_array_equal(found.positions, expected.positions)
+    np.testing.assert_array_equal(found.scores, expected.scores)
+
+
+def test_search_is_exact() -> None:
+    queries, corpus = unit_rows(7, 16, 0), unit_rows(60, 16, 1)
+    scores, positions = search(queries, corpus, 5)
+    expected = by_definition(queries, corpus, 5)
+    np.testing.assert_array_equal(positions, expected.positions)
+    np.testing.assert_allclose(scores, expected.scores, rtol=1e-5)
+    assert scores.dtype == np.float32 and positions.dtype == np.int64
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    n=st.integers(1, 50),
+    m=st.integers(1, 300),
+    k=st.integers(1, 320),
+    width=st.integers(1, 4),
+    shard=st.integers(1, 300),
+    block=st.integers(1, 60),
+    seed=st.integers(0, 1000),
+)
+def test_equal_scores_come_in_the_order_of_the_corpus(
+    n: int, m: int, k: int, width: int, shard: int, block: int, seed: int
+) -> None:
+    """Small whole numbers: scores are exact, and most are equal, also at the k-th place and in other shards."""
+    rng = np.random.default_rng(seed)
+    queries = rng.integers(-1, 2, (n, width)).astype(np.float32)
+    corpus = rng.integers(-1, 2, (m, width)).astype(np.float32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(index, "BLOCK", block)
+        patch.setattr(index, "STRIP", 50)
+        found = search(queries, corpus, k, memory=4 * width * shard)
+    same(found, by_definition(queries, corpus, min(k, m)))
+
+
+@pytest.mark.parametrize("k", [1, 7, 150, 1000])
+def test_a_collapsed_model_finds_the_first_rows(k: int) -> None:
+    """FAISS takes other ways for few queries, for many, and for many answers."""
+    for n in (3, 40):
+        found = search(np.ones((n, 8), np.float32), np.ones((1500, 8), np.float32), k)
+        np.testing.assert_array_equal(found.positions, np.tile(np.arange(k), (n, 1)))
+
+
+def test_strips_give_the_first_of_a_stable_sort() -> None:
+    scores = torch.from_numpy(np.random.default_rng(0).integers(0, 4, (50, 200)).astype(np.float32))
+    for k in (1, 60, 200):
+        values, positions = index._first_best_strip(scores, k)
+        expected = scores.sort(dim=1, descending=True, stable=True)
+        torch.testing.assert_close(values, expected.values[:, :k], rtol=0, atol=0)
+        torch.testing.assert_close(positions, expected.indices[:, :k], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_a_mapped_corpus_of_either_type_is_searched_as_float32(dtype: type, tmp_path: Path) -> None:
+    corpus, queries = clustered(2000, 24, 0).astype(dtype), clustered(70, 24, 1)
+    np.save(tmp_path / "c.npy", corpus, allow_pickle=False)
+    mapped = np.load(tmp_path / "c.npy", mmap_mode="r", allow_pickle=False)
+    expected = search(queries, corpus.astype(np.float32), 30, memory=50_000)
+    same(search(queries, mapped, 30, memory=50_000), expected)
+    same(search(queries, corpus, 30, memory=50_000), expected)
+    same(search(queries, np.asfortranarray(corpus), 30, memory=50_000), expected)
+    same(search(queries, mapped[::2], 30), search(queries, corpus[::2].astype(np.float32), 30))
+
+
+def test_changes_to_a_mapped_corpus_are_not_lost(tmp_path: Path) -> None:
+    """Pages are let go of only where the file has all that they hold."""
+    np.save(tmp_path / "c.npy", np.zeros((50, 4), np.float32), allow_pickle=False)
+    private = np.load(tmp_path / "c.npy", mmap_mode="c", allow_pickle=False)
+    private[:] = 1.0
+    found = search(np.ones((1, 4), np.float32), private, 3)
+    assert found.scores.min() == 4.0 and private.min() == 1.0
+
+
+def test_k_is_cut_to_the_corpus() -> None:
+    assert search(unit_rows(2, 4, 0), unit_rows(3, 4, 1), 10).positions.shape == (2, 3)
+
+
+def test_what_an_index_does_not_find_is_no_row_of_the_corpus() -> None:
+    """FAISS says −1, which is a row: the last one."""
+    corpus, queries = clustered(400, 8, 0), clustered(9, 8, 1)
+    for memory in (2**30, 4000):
+        hits = search(queries, corpus, 400, "IVF40,Flat;nprobe=1", memory=memory)
+        missing = hits.positions == 400
+        assert 0.5 < missing.mean() < 1 and hits.positions.min() >= 0
+        np.testing.assert_array_equal(hits.scores == -np.inf, missing)
+        assert (np.sort(missing, axis=1) == missing).all(), "missing ones come last"
+        with pytest.raises(IndexError):
+            corpus[hits.positions[0]]
+        for query in range(9):
+            found = hits.found(query)
+            assert len(found) == (~missing[query]).sum() and len({position for position, _ in found}) == len(found)
+            positions = [position for position, _ in found]
+            np.testing.assert_allclose([score for _, score in found], corpus[positions] @ queries[query], rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("spec", "least"),
+    [
+        ("Flat", 1.0),
+        ("IVF32,Flat;nprobe=32", 1.0),
+        ("IVF32,Flat;nprobe=4", 0.9),
+        ("HNSW16;efSearch=128", 0.95),
+        ("IVF32,PQ16x4;nprobe=8", 0.4),
+        ("PCA24,IVF32,PQ12x4; nprobe = 8", 0.25),
+    ],
+)
+@pytest.mark.parametrize("memory", [2**30, 2**18])
+def test_recall_of_every_kind_of_index(spec: str, least: float, memory: int) -> None:
+    corpus, queries = clustered(4000, 32, 0), clustered(60, 32, 1)
+    hits = search(queries, corpus, 10, spec, memory=memory)
+    recall = recall_against_exact(hits, queries, corpus)
+    assert recall >= least
+    exact = by_definition(queries, corpus, 10).positions
+    shared = [len(set(a) & set(b)) / 10 for a, b in zip(hits.positions.tolist(), exact.tolist(), strict=True)]
+    assert recall == pytest.approx(np.mean(shared))
+    assert (np.diff(hits.scores, axis=1) <= 0).all()
+
+
+def test_equal_scores_of_an_index_are_in_the_order_of_the_corpus_too() -> None:
+    rng = np.random.default_rng(0)
+    corpus, queries = (rng.integers(-1, 2, (n, 4)).astype(np.float32) for n in (400, 30))
+    same(search(queries, corpus, 400, "IVF4,Flat;nprobe=4"), by_definition(queries, corpus, 400))
+
+
+def test_options_reach_the_search() -> None:
+    corpus, queries = clustered(4000, 32, 0, clusters=400), clustered(60, 32, 1, clusters=400)
+    recalls = [
+        recall_against_exact(search(queries, corpus, 50, f"IVF64,Flat;nprobe={n}"), queries, corpus) for n in (1, 4, 64)
+    ]
+    assert recalls[0] < recalls[1] < recalls[2] == 1.0
+
+
+def test_an_inverted_file_in_shards_is_one_inverted_file() -> None:
+    """Lists are learnt once, so that a query looks at the same rows however they are cut."""
+    corpus, queries = clustered(3000, 16, 0), clustered(50, 16, 1)
+    one = search(queries, corpus, 20, "IVF32,Flat;nprobe=3")
+    many = search(queries, corpus, 20, "IVF32,Flat;nprobe=3", memory=20_000)
+    np.testing.assert_array_equal(one.positions, many.positions)
+
+
+def test_an_index_learns_and_is_filled_once() -> None:
+    corpus, queries = clustered(3000, 16, 0), clustered(50, 16, 1)
+    ready = Index(corpus, "HNSW8;efSearch=64")
+    first = ready.search(queries, 5)
+    ready.corpus[:] = 0  # nothing of it is read again
+    same(ready.search(queries, 5), first)
+
+
+def test_every_number_of_ranks_finds_the_same() -> None:
+    launch("dist_search.py", 3)
+
+
+@pytest.mark.gpu
+def test_a_gpu_finds_the_same() -> None:
+    corpus, queries = clustered(30_000, 64, 0), clustered(300, 64, 1)
+    found = search(queries, corpus, 50, memory=2**22)
+    expected = by_definition(queries, corpus, 50)
+    np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-5)
+    assert (found.positions == expected.positions).mean() > 0.999
+    whole = np.random.default_rng(0).integers(-1, 2, (5000, 4)).astype(np.float32)
+    same(search(whole[:100], whole, 700, memory=2**14), by_definition(whole[:100], whole, 700))
+
+
+@pytest.mark.parametrize(
+    ("queries", "corpus", "k", "message"),
+    [
+        (unit_rows(2, 4, 0).astype(np.float64), unit_rows(3, 4, 1), 1, "queries: needs a non-empty float32 or float16"),
+        (unit_rows(2, 4, 0), unit_rows(3, 4, 1)[0], 1, "corpus: needs a non-empty float32 or float16"),
+        (unit_rows(2, 4, 0)[:0], unit_rows(3, 4, 1), 1, "queries: needs a non-empty float32 or float16"),
+        (unit_rows(2, 4, 0), unit_rows(3, 4, 1) * np.nan, 1, "corpus: holds values that are not finite"),
+        (unit_rows(2, 4, 0) * np.inf, unit_rows(3, 4, 1), 1, "queries: holds values that are not finite"),
+        (unit_rows(2, 4, 0), unit_rows(3, 5, 1), 1, "4 wide, the corpus is 5 wide"),
+        (unit_rows(2, 4, 0), unit_rows(3, 4, 1), 0, "k=0"),
+    ],
+)
+def test_wrong_input_is_refused(queries, corpus, k: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        search(queries, corpus, k)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("flat", "index 'flat': FAISS says: could not parse index string flat"),
+        ("", "could not parse index string"),
+        ("IVF16,Flat;nprobe", "options are name=number"),
+        ("IVF16,Flat;nprobe=many", "options are name=number"),
+        ("IVF16,Flat;nprob=4", "option nprob"),
+        ("Flat;nprobe=4", "option nprobe"),
+        ("IVF0,Flat", "an index of 0 lists"),
+        ("IVF16,PQ7", "for vectors of width 64"),
+        ("LSH", "FAISS says"),
+    ],
+)
+def test_a_bad_spec_is_refused_with_examples(spec: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        check_spec(spec)
+    assert 'Examples: "Flat", "IVF256,Flat;nprobe=16"' in str(caught.value) and "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match=message):
+        search(unit_rows(2, 64, 0), unit_rows(300, 64, 1), 1, spec)
+
+
+def test_good_specs_pass() -> None:
+    for spec in ("Flat", "IVF256,Flat;nprobe=16", "IVF256,PQ32;nprobe=16", "HNSW32;efSearch=128"):
+        check_spec(spec)
+
+
+@pytest.mark.parametrize("spec", ["IVF256,Flat;nprobe=16", "IVF16,PQ4", "PCA4,IVF16,PQ2"])
+def test_a_corpus_too_small_for_its_index_is_searched_exactly_and_that_is_told(spec: str) -> None:
+    queries, corpus = unit_rows(2, 8, 0), unit_rows(100, 8, 1)
+    index = Index(corpus, spec)
+    same(index.search(queries, 3), search(queries, corpus, 3))
+    assert (index.how["index"], index.how["instead_of"]) == ("Flat", spec)
+    assert re.fullmatch(r"Number of training points \(100\) .* clusters \(\d+\)", index.how["because"])
+
+
+def test_a_missing_faiss_names_the_extras(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(ConfigError, match=r"\[cpu\].*\[gpu\]"):
+        search(unit_rows(2, 4, 0), unit_rows(3, 4, 1), 1)

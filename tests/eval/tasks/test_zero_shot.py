@@ -1,0 +1,275 @@
+"""Zero-shot classification against CLIP_benchmark and scikit-learn; task files and CLIP_benchmark folders."""
+
+import json
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.eval import LOCAL, Rows, encoder, pictures, tokenize, towers
+from torch.utils.data import DataLoader, TensorDataset
+
+from dyad.data.base.errors import ConfigError, DataError
+from dyad.data.image_text.dataset import LabelledSet
+from dyad.eval.encode.encoder import Report
+from dyad.eval.metrics.matches import Labels, Matches
+from dyad.eval.tasks import zero_shot
+from dyad.eval.tasks.image_text_retrieval import count_ranks
+from dyad.eval.tasks.prompts import prompted, read_task
+from dyad.eval.tasks.wds import read_wds
+from dyad.eval.tasks.zero_shot import ZeroShot, accuracies, confusion, predictions
+
+CLASSES = {
+    "cat": ["a cat", "one cat"],
+    "dog": ["a dog"],
+    "owl": ["an owl", "owls", "owl"],
+    "fox": ["fox"],
+    "bee": ["bee", "bees"],
+    "elk": ["elk"],
+}
+
+
+def evaluator(count: int = 60, classes=CLASSES, **labelled: object) -> ZeroShot:
+    names = list(classes)
+    labels = [names[i * i % (len(names) - 1)] for i in range(count)]  # the last class has no picture
+    data = LabelledSet(**{"images": Rows(pictures(count)), "labels": labels, **labelled})  # type: ignore[arg-type]
+    return ZeroShot("eval/animals", "zero_shot:animals.json", data, classes, tokenize)
+
+
+def test_an_index_serves_the_accuracies_and_is_named() -> None:
+    exact = evaluator().report(encoder(3), 0)
+    whole, part = (replace(evaluator(), index=index).report(encoder(3), 0) for index in ("IVF1,Flat", "IVF3,Flat"))
+    assert whole.metrics == exact.metrics and "search" not in exact.details
+    assert whole.details["confusion"] == exact.details["confusion"]
+    assert whole.details["search"] == {"index": "IVF1,Flat", "recall_against_exact@5": 1.0}
+    assert part.details["search"]["recall_against_exact@5"] < 1 and part.metrics["acc5"] < exact.metrics["acc5"]
+
+
+def test_a_class_that_an_index_does_not_find_is_no_hit() -> None:
+    five = {name: CLASSES[name] for name in list(CLASSES)[:5]}
+    report = replace(evaluator(classes=five), index="IVF4,Flat").report(encoder(3))
+    assert report.details["search"]["recall_against_exact@5"] < 1 and report.metrics["acc5"] < 1
+
+
+def test_classes_too_few_for_an_index_are_ranked_exactly() -> None:
+    exact, few = (replace(evaluator(), index=i).report(encoder(3), 0) for i in ("Flat", "IVF256,Flat;nprobe=16"))
+    assert few.metrics == exact.metrics and few.details["confusion"] == exact.details["confusion"]
+    assert few.details["search"]["index"] == "Flat" and "(256)" in few.details["search"]["because"]
+
+
+@pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true")
+def test_metrics_equal_those_of_clip_benchmark(monkeypatch) -> None:
+    reference = import_module("clip_benchmark.metrics.zeroshot_classification")
+
+    class Both(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            parts = towers(3)
+            self.encode_image, self.encode_text = parts["x"], parts["y"]
+
+    model = Both().eval()
+    names, labels = list(CLASSES), evaluator().data.labels
+    target = torch.tensor([names.index(label) for label in labels])
+
+    data = TensorDataset(pictures(60), target)
+    data.classes = names  # type: ignore[attr-defined]
+    batches = DataLoader(data, batch_size=16)
+    # numpy 2.5 no longer turns arrays of one element into floats, which CLIP_benchmark 1.6 does
+    monkeypatch.setattr(reference, "float", lambda value: getattr(value, "item", lambda: float(value))(), raising=False)
+    expected = reference.evaluate(model, batches, tokenize, names, CLASSES, "cpu", amp=False)
+    report = evaluator().report(encoder(3))
+    assert {k: report.metrics[k] for k in expected} == pytest.approx(expected, abs=1e-9)
+    assert 0 < expected["acc1"] < expected["acc5"] < 1
+    assert report.metrics["num_samples"] == 60
+
+
+def test_chance_and_classes_are_reported() -> None:
+    report = evaluator().report(encoder())
+    assert report.chance == pytest.approx(
+        {"acc1": 1 / 6, "acc5": 5 / 6, "mean_per_class_recall": 1 / 6, "majority_class_share": 24 / 60}, abs=0.07
+    )
+    share = [c["num_samples"] for c in report.details["per_class"].values()]
+    assert sum(share) == 60 and max(share) / 60 == report.chance["majority_class_share"]
+    assert report.details["per_class"]["elk"] == {"num_samples": 0, "accuracy": None}
+    right = sum(c["num_samples"] * (c["accuracy"] or 0) for c in report.details["per_class"].values())
+    assert right / 60 == pytest.approx(report.metrics["acc1"])
+    json.dumps(report.details, allow_nan=False)
+
+
+def test_recall_per_class_is_scikit_learns() -> None:
+    sklearn = import_module("sklearn.metrics")
+    rng = np.random.default_rng(0)
+    target, predicted = rng.integers(0, 4, 200), rng.integers(0, 6, 200)
+    rank = np.where(predicted == target, 1, 2 + rng.integers(0, 4, 200))
+    found = accuracies(rank, target, 6)
+    confusion = sklearn.confusion_matrix(target, predicted)[:4]
+    assert found["mean_per_class_recall"] == pytest.approx(np.mean(np.diag(confusion) / confusion.sum(axis=1)))
+    assert found["acc5"] == (rank <= 5).mean()
+    assert "acc5" not in accuracies(rank, target, 4)
+
+
+def shown(report: Report) -> dict[str, Any]:
+    return json.loads(json.dumps(report.details, allow_nan=False))
+
+
+def test_confusion_agrees_with_the_accuracy_of_each_class() -> None:
+    report = evaluator().report(encoder(3), 0)
+    found = shown(report)
+    counts, names = np.array(found["confusion"]["counts"]), found["confusion"]["classes"]
+    assert names == list(CLASSES) and counts.shape == (6, 6)
+    for row, own in zip(counts, found["per_class"].values(), strict=True):
+        assert row.sum() == own["num_samples"]
+    assert np.trace(counts) / 60 == pytest.approx(report.metrics["acc1"])
+    assert 0 < np.trace(counts) < 60 and (counts[5] == 0).all()
+    assert found["gallery"] == {"picture → classes": []} and "confused" not in found
+
+
+@pytest.mark.parametrize("strip", [7, 2**22])
+def test_a_picture_is_taken_for_its_best_class(strip: int, monkeypatch) -> None:
+    monkeypatch.setattr(zero_shot, "STRIP", strip)
+    """Small whole numbers: scores are exact, and of equal ones the earlier class is ahead."""
+    rng = np.random.default_rng(0)
+    images, weights = (rng.integers(-2, 3, (n, 6)).astype(np.float32) for n in (50, 6))
+    weights[4] = weights[2]
+    target = np.arange(50) % 6
+    score = images @ weights.T
+    matches = Matches(Labels.of((np.arange(50), target), size=50), Labels.of((np.arange(6), np.arange(6)), size=6))
+    rank = count_ranks(images, weights, matches, LOCAL).rank
+    predicted = predictions(images, weights, rank, target)
+    np.testing.assert_array_equal(predicted, score.argmax(axis=1))
+    assert len(set(predicted.tolist())) == 5
+
+
+def test_of_many_classes_the_most_frequent_mistakes_are_told() -> None:
+    names = [f"c{i}" for i in range(60)]
+    target, predicted = np.array([3, 3, 3, 1, 1, 5, 0]), np.array([2, 2, 3, 9, 0, 5, 59])
+    found = confusion(target, predicted, names)
+    assert found == {
+        "confused": [
+            {"true": "c3", "predicted": "c2", "count": 2},
+            {"true": "c0", "predicted": "c59", "count": 1},
+            {"true": "c1", "predicted": "c0", "count": 1},
+            {"true": "c1", "predicted": "c9", "count": 1},
+        ]
+    }
+    everything = np.repeat(np.arange(60), 59)
+    others = np.concatenate([np.delete(np.arange(60), i) for i in range(60)])
+    assert len(confusion(everything, others, names)["confused"]) == 50
+
+
+def test_intervals_hold_the_accuracies() -> None:
+    report = evaluator().report(encoder(3), 0)
+    found = shown(report)["intervals"]
+    assert found.keys() == {"acc1", "acc5", "mean_per_class_recall"}
+    for metric, (low, high) in found.items():
+        assert 0 <= low < report.metrics[metric] < high <= 1 and 0.02 < high - low < 0.4
+    assert evaluator().report(encoder(3)).details.keys() == {"per_class"}
+
+
+def test_a_label_that_is_no_class_is_named() -> None:
+    labels = ["cat", "dgo"]
+    with pytest.raises(DataError, match=r"1 of 2 samples .* 'dgo'. Did you mean 'dog'"):
+        evaluator(images=Rows(pictures(2)), labels=labels).report(encoder())
+
+
+def test_a_task_file_becomes_prompts(tmp_path: Path) -> None:
+    path = tmp_path / "task.json"
+    task = {"source": "a.tar", "label": "group", "templates": ["{c}", "a {c}!"], "classes": {"cat": [], "dog": ["pup"]}}
+    path.write_text(json.dumps(task))
+    read = read_task(path)
+    assert read.classes == {"cat": ["cat", "a cat!"], "dog": ["pup", "a pup!"]}
+    assert (read.source, read.label) == (str(tmp_path / "a.tar"), "group")
+    path.write_text(json.dumps({**task, "source": "s3://bucket/a.tar"}))
+    assert read_task(path).source == "s3://bucket/a.tar"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"classes": None, "clases": {}}, "'classes' must be a dict. Did you mean 'clases'"),
+        ({"templates": ["a photo"]}, "'a photo' must hold {c}"),
+        ({"templates": []}, "one template at least"),
+        ({"classes": {"cat": []}}, "needs two classes"),
+        ({"classes": {"cat": "a cat", "dog": []}}, "class 'cat' must be a list"),
+    ],
+)
+def test_a_wrong_task_file_is_named(change: dict[str, object], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "task.json"
+    task = {"source": "a.tar", "label": "group", "templates": ["{c}"], "classes": {"cat": [], "dog": []}}
+    path.write_text(json.dumps({**task, **change}))
+    with pytest.raises(ConfigError) as caught:
+        read_task(path)
+    assert str(path) in str(caught.value) and message in str(caught.value)
+
+
+def test_files_that_are_no_task_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "text.json").write_text("{")
+    for name, message in (("list.json", "must be an object"), ("text.json", "not JSON"), ("none.json", "No such file")):
+        with pytest.raises(ConfigError, match=message):
+            read_task(tmp_path / name)
+
+
+def wds_folder(root: Path, **files: str) -> Path:
+    (root / "test").mkdir()
+    for name, content in {
+        "classnames": "cat\ncrane\ncrane\n",
+        "zeroshot_classification_templates": "a {c}\n\n",
+        **files,
+    }.items():
+        (root / f"{name.replace('__', '/')}.txt").write_text(content)
+    return root
+
+
+def test_a_clip_benchmark_folder_keeps_classes_of_one_name_apart(tmp_path: Path) -> None:
+    folder = read_wds(wds_folder(tmp_path, test__nshards="2"))
+    assert folder.classes == {"cat": ["a cat"], "crane (1)": ["a crane"], "crane (2)": ["a crane"]}
+    assert [Path(s).relative_to(tmp_path).as_posix() for s in folder.shards] == ["test/0.tar", "test/1.tar"]
+    assert folder.class_name("2") == "crane (2)"
+    for label in ("3", "cat", "-1", "7" * 5000):
+        with pytest.raises(DataError, match="3 classes"):
+            folder.class_name(label)
+
+
+def test_shards_without_a_count_are_taken_by_number(tmp_path: Path) -> None:
+    for name in ("10", "9", "other"):
+        (tmp_path / f"{name}.tar").touch()
+    assert [Path(s).name for s in read_wds(wds_folder(tmp_path, dataset_type="retrieval")).shards] == [
+        "9.tar",
+        "10.tar",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"dataset_type": "multilabel"}, "says 'multilabel'"),
+        ({}, "needs test/nshards.txt"),
+        ({"test__nshards": "1", "classnames": ""}, "needs two classes"),
+    ],
+)
+def test_a_wrong_clip_benchmark_folder_is_named(files: dict[str, str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_wds(wds_folder(tmp_path, **files))
+
+
+def test_a_missing_clip_benchmark_folder_or_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no folder"):
+        read_wds(tmp_path / "nowhere")
+    names = wds_folder(tmp_path, test__nshards="1") / "classnames.txt"
+    for content in (b"\xff\n", b"a\n" * (3 << 20)):
+        names.write_bytes(content)
+        with pytest.raises(ConfigError, match=r"classnames\.txt cannot be read"):
+            read_wds(tmp_path)
+    names.unlink()
+    with pytest.raises(ConfigError, match=r"classnames\.txt is missing"):
+        read_wds(tmp_path)
+
+
+def test_templates_are_not_formatted() -> None:
+    """A class name or template from a stranger's file reaches nothing but the text."""
+    found = prompted({"{0.__class__}": [], "b": []}, ["{c} {d}"], Path("x"))
+    assert found["{0.__class__}"] == ["{0.__class__} {d}"]

@@ -1,0 +1,1 @@
+"""What several tests use: reference formulas, tiny runs and models, the server that starts commands."""

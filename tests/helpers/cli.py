@@ -1,0 +1,138 @@
+"""`python -m train …` without the seconds of imports: a process that has them starts each command in a fork of itself.
+
+python tests/helpers/cli.py reads JSON lines, {"start": [module, argument, …], "out": path, "env": {…}} or
+{"wait": pid}, and answers each with a number: the process id, the exit code (minus the signal). A fork runs the real
+`__main__` of the module in a session of its own; its standard output and error go to `out`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import runpy
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+# _dynamo: the first step of an optimiser would import it
+HEAVY = """torch._dynamo open_clip transformers.models.auto transformers.models.bert.modeling_bert accelerate rich.table
+PIL.WebPImagePlugin hydra._internal.hydra dyad.train.cli.compose dyad.train.run.run
+dyad.train.export.main dyad.eval.run.main dyad.eval.run.mine dyad.eval.report.main dyad.eval.run.load_run""".split()
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended: exit code (minus the signal), and what it said."""
+
+    code: int
+    out: str
+
+
+class Commands:
+    """The process that starts commands, for tests. Outputs lie in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._count = folder, 0
+        self._server = subprocess.Popen(
+            [sys.executable, __file__],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    def start(self, *arguments: str, **environment: str) -> Running:
+        self._count += 1
+        out = self._folder / f"out-{self._count}.txt"
+        out.touch()  # the process makes it only when it has begun
+        return Running(self, self.ask(start=arguments, out=str(out), env=environment), out)
+
+    def run(self, *arguments: str, **environment: str) -> Ended:
+        return self.start(*arguments, **environment).wait()
+
+    def world(self, size: int, *arguments: str, **environment: str) -> list[Ended]:
+        """As torchrun starts them on one machine."""
+        return [r.wait() for r in self.started(size, *arguments, coming=None, **environment)]
+
+    def started(self, size: int, *arguments: str, coming: Sequence[int] | None, **environment: str) -> list[Running]:
+        """coming: the ranks that do start; None: all."""
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = str(free.getsockname()[1])
+        common = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "localhost"}
+        ranks = [{"RANK": str(r), "LOCAL_RANK": str(r), "MASTER_PORT": port, **common} for r in range(size)]
+        return [self.start(*arguments, **{**ranks[r], **environment}) for r in coming or range(size)]
+
+    def ask(self, **question: object) -> int:
+        assert self._server.stdin and self._server.stdout
+        print(json.dumps(question), file=self._server.stdin, flush=True)
+        return int(self._server.stdout.readline())
+
+    def close(self) -> None:
+        self._server.communicate()
+        assert self._server.returncode == 0
+
+
+@dataclass(frozen=True)
+class Running:
+    commands: Commands
+    pid: int
+    path: Path
+
+    @property
+    def out(self) -> str:
+        return self.path.read_text()
+
+    def wait(self) -> Ended:
+        return Ended(self.commands.ask(wait=self.pid), self.out)
+
+
+def serve() -> None:
+    sys.path[0] = str(ROOT / "tests")  # not helpers/: its modules are helpers.NAME everywhere
+    for module in HEAVY:
+        import_module(module)
+    for line in sys.stdin:
+        question = json.loads(line)
+        if "wait" in question:
+            print(os.waitstatus_to_exitcode(os.waitpid(question["wait"], 0)[1]), flush=True)
+            continue
+        child = os.fork()
+        if child == 0:
+            os._exit(become(question["start"], question["out"], question["env"]))
+        print(child, flush=True)
+
+
+def become(arguments: Sequence[str], out: str, environment: Mapping[str, str]) -> int:
+    """The exit code. To take all those modules apart would cost more than most commands, so the process just ends."""
+    os.setsid()
+    file = os.open(out, os.O_RDWR | os.O_CREAT, 0o644)  # a terminal that may be read becomes the session's own
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    os.environ.update(environment)
+    sys.argv = list(arguments)
+    code: object = 0
+    try:
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        code = end.code or 0
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as the interpreter would
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    return code if isinstance(code, int) else 1
+
+
+if __name__ == "__main__":
+    serve()

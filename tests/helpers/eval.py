@@ -1,0 +1,93 @@
+"""What the evaluation tests share: a world of one, small towers, small item sets."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dyad.eval.encode.encoder import Encoder
+from dyad.train.distributed.world import World
+
+ROOT = Path(__file__).resolve().parents[2]
+LOCAL = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Items that are rows of a tensor; remembers nothing, so it can be pickled and shared."""
+
+    rows: Tensor
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def block(self, start: int, stop: int) -> Tensor:
+        return self.rows[start:stop]
+
+
+@dataclass(frozen=True)
+class Shown(Rows):
+    """Pictures as `data.image_text.Pictures` has them."""
+
+    def decoded(self, i: int) -> Tensor:
+        return self.rows[i]
+
+    def key(self, i: int) -> str:
+        return f"picture {i}"
+
+
+class Words(nn.Module):
+    """Tokens (b, L) → (b, D): the mean of word vectors."""
+
+    def __init__(self, words: int = 64, width: int = 8) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(words, width)
+
+    def forward(self, tokens_bL: Tensor) -> Tensor:
+        return self.embed(tokens_bL).mean(dim=1)
+
+
+class Pixels(nn.Module):
+    """Pictures (b, 3, H, W) uint8 → (b, D), with dropout, so that train and eval mode differ."""
+
+    def __init__(self, side: int = 4, width: int = 8) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3 * side * side, width)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self.linear(self.dropout(pixels.flatten(1).float() / 255))
+
+
+def tokenize(texts: Sequence[str]) -> Tensor:
+    """(n, 6) int64: letters, so that equal texts are equal rows."""
+    return torch.tensor([[ord(c) % 64 for c in text.ljust(6)[:6]] for text in texts], dtype=torch.int64)
+
+
+def towers(seed: int = 0) -> dict[str, nn.Module]:
+    torch.manual_seed(seed)
+    return {"x": Pixels(), "y": Words()}
+
+
+def encoder(seed: int = 0, **options: object) -> Encoder:
+    return Encoder(towers(seed), **{"world": LOCAL, "block": 16, **options})  # type: ignore[arg-type]
+
+
+def pictures(count: int, seed: int = 0) -> Tensor:
+    return torch.randint(0, 256, (count, 3, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+def unit_rows(count: int, width: int, seed: int) -> np.ndarray:
+    rows = np.random.default_rng(seed).standard_normal((count, width), dtype=np.float32)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def clustered(count: int, width: int, seed: int, clusters: int = 40) -> np.ndarray:
+    """Unit rows around common centres, as embeddings of texts lie."""
+    centres = unit_rows(clusters, width, 12345)
+    rng = np.random.default_rng(seed)
+    rows = centres[rng.integers(0, clusters, count)] + 0.1 * rng.standard_normal((count, width), dtype=np.float32)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)

@@ -1,0 +1,97 @@
+"""Runs of seconds through the command line: a tiny model on the emoji shards, and what their folders say."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from helpers.cli import ROOT, Commands, Ended
+
+SHARD = ROOT / "data/samples/emoji/fxemoji-trained.tar"
+VAL = ROOT / "data/samples/emoji/twemoji-undrawn.tar"
+TIMINGS = ("time", "samples_per_second", "checkpoint_seconds")
+QUIET = {"data": "image_text", "data.captions": "[caption]"}  # no augmentation, one caption
+
+
+def make_models(commands: Commands, folder: Path) -> Path:
+    """The folder, with open_clip.json and a transformers folder bert/ in it, both tiny."""
+    vision = {"image_size": 32, "layers": 1, "width": 32, "head_width": 16, "patch_size": 32}
+    text = {"context_length": 16, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 1}
+    (folder / "open_clip.json").write_text(json.dumps({"embed_dim": 32, "vision_cfg": vision, "text_cfg": text}))
+    made = commands.run("helpers.tiny_bert", str(folder / "bert"))
+    assert made.code == 0, made.out
+    return folder
+
+
+def tiny_arguments(models: Path, runs: Path, keys: Mapping[str, Any]) -> list[str]:
+    """`train` and its arguments, with run folders in `runs`; keys as they are typed override."""
+    common = {
+        "model": "cnn_minilm",
+        "model.image.image_size": 32,
+        "model.image.widths": [8, 16],
+        "model.embed_dim": 32,
+        "model.text.kind": "open_clip",
+        "model.text.name": models / "open_clip.json",
+        "model.text.context_length": "null",
+        "model.text.frozen": "false",
+        "data": "emoji",
+        "data.train": SHARD,
+        "data.val": "null",
+        "data.workers": 0,
+        "global_batch_size": 32,
+        "steps": 6,
+        "tracking": "local",
+        "tracking.every": 1,
+        "run.dir": runs,
+    }
+    return ["train", *(f"{key}={value}".replace(", ", ",") for key, value in {**common, **keys}.items())]
+
+
+def records(run: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(run: Path) -> list[float]:
+    """The loss of each step; steps are 1, 2, … without gap or repetition."""
+    trained = [r for r in records(run) if "train/loss" in r]
+    assert [r["step"] for r in trained] == list(range(1, len(trained) + 1))
+    return [r["train/loss"] for r in trained]
+
+
+def without_timings(run: Path) -> list[dict[str, float]]:
+    return [{k: v for k, v in r.items() if not any(t in k for t in TIMINGS)} for r in records(run)]
+
+
+def state(run: Path) -> dict[str, Any]:
+    return json.loads((run / "run_state.json").read_text())
+
+
+def last_weights(run: Path) -> bytes:
+    return (max((run / "checkpoints").glob("step_*")) / "model.safetensors").read_bytes()
+
+
+def only_run(folder: Path) -> Path:
+    (found,) = folder.iterdir()
+    return found
+
+
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
+
+
+def logged(run: Path, step: int) -> bool:
+    path = run / "metrics.jsonl"
+    return path.exists() and path.read_text().count("\n") >= step
+
+
+def refused(ended: Ended, code: int, *words: str) -> None:
+    """It left with this code and said one thing, in at most 6 lines."""
+    assert ended.code == code, ended.out
+    assert len(ended.out.splitlines()) <= 6 and ended.out.count("error:") == 1, ended.out
+    assert all(word in ended.out for word in words), ended.out

@@ -1,0 +1,1 @@
+"""Programs that tests start with torchrun; each prints a line when all its checks hold."""

@@ -1,0 +1,116 @@
+"""Job for torchrun: estimators with state on W ranks equal one process (float64, 1e-10), over several steps.
+
+Loss, metrics, gradients and the state of all samples; with samples that are there twice, equal items, ranks without
+rows, a step undone, and a checkpoint in between. dist_losses.py has them beside all other objectives.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dyad.train.losses.sums import tiles
+from tests.train.losses.objectives.test_estimators import KEYS, NAMES, STEPS, B, build, embeddings, state
+
+SPLITS = {2: [(3, 3), (6, 0), (1, 5), (4, 2)], 3: [(2, 2, 2), (0, 1, 5), (3, 3, 0), (6, 0, 0)]}
+UNDONE = 2  # this step is taken back, so it counts for nothing
+CASES = [
+    {"directions": directions, "duplicates": duplicates}
+    for directions, duplicates in (("sum", "keep"), ("mean", "mask"), ("x", "mask"), ("y", "keep"))
+]
+Found = dict[str, Tensor]
+
+
+def steps(name: str, case: dict[str, str], sizes: list[tuple[int, ...]], rank: int) -> list[tuple[Found, Found, Found]]:
+    """After each step: scalars and gradients of parameters; gradients of own embeddings; the state."""
+    objective = build(name, gamma=0.7, **({"zeta_warmup": 0} if name == "nuclr" else {}), **case)
+    results = []
+    for step, of_ranks in enumerate(sizes):
+        own = slice(sum(of_ranks[:rank]), sum(of_ranks[: rank + 1]))
+        x, y = (e.detach()[own].clone().requires_grad_() for e in embeddings(step))
+        ids, keys = torch.tensor(STEPS[step])[own], torch.tensor(KEYS[step])[own]
+        result = objective(x, y, ids, x_keys=keys)
+        learning = {n: p for n, p in objective.named_parameters() if p.requires_grad}
+        dx, dy, *more = torch.autograd.grad(result.loss, [x, y, *learning.values()])
+        scalars = {"loss": result.loss.detach(), **result.metrics, **dict(zip(learning, more, strict=True))}
+        if step == UNDONE:
+            objective.undo()
+        kept = state(objective)
+        assert objective.memory is not None
+        whole = [kept]
+        if len(of_ranks) > 1:
+            dist.broadcast_object_list(whole, src=0)
+            objective.memory.load(whole[0])
+        results.append((scalars, {"x": dx, "y": dy}, whole[0]))
+    return results
+
+
+def close(got: Tensor, want: Tensor, *context: object) -> None:
+    torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-12, equal_nan=True, msg=lambda m: f"{context}: {m}")
+
+
+def mean_over_ranks(value: Tensor) -> Tensor:
+    value = value.detach().clone()
+    dist.all_reduce(value)
+    return value / dist.get_world_size()
+
+
+def check(name: str, case: dict[str, str], want: list[tuple[Found, Found, Found]]) -> None:
+    world_size, rank = dist.get_world_size(), dist.get_rank()
+    got = steps(name, case, SPLITS[world_size], rank)
+    for step, (found, expected) in enumerate(zip(got, want, strict=True)):
+        sizes = SPLITS[world_size][step]
+        own = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+        for group in (0, 1, 2):
+            assert found[group].keys() == expected[group].keys(), (name, case, step)
+        for key, value in found[0].items():
+            close(mean_over_ranks(value), expected[0][key], name, case, step, key)
+        for key, value in found[1].items():
+            close(value / world_size, expected[1][key][own], name, case, step, key)
+        for key, value in found[2].items():
+            close(value, expected[2][key], name, case, step, key)
+
+
+def check_what_is_sent(name: str, sent: Counter[str]) -> None:
+    """y and its gradient once, 2·B·D, and some numbers per pair, whatever the number of samples."""
+    width, rows, totals = 64, 8, []
+    total = rows * dist.get_world_size()
+    for n in (total, 1000 * total):
+        objective = build(name, num_samples=n)
+        x, y = (torch.randn(rows, width, dtype=torch.float64, requires_grad=True) for _ in range(2))
+        ids = torch.arange(rows) + rows * dist.get_rank()
+        sent.clear()
+        objective(x, y, ids).loss.backward()
+        totals.append(sent.total())
+    assert totals[0] == totals[1] <= 2 * total * width + 16 * total + 16, (name, totals)
+
+
+def counted(name: str, collective: Callable[..., Any], sent: Counter[str]) -> Callable[..., Any]:
+    def counting(*tensors: Any, **more: Any) -> Any:
+        sent[name] += max(t.numel() for t in tensors if isinstance(t, Tensor))
+        return collective(*tensors, **more)
+
+    return counting
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    tiles.TILE = 4
+    alone = [(name, case, steps(name, case, [(B,)] * len(STEPS), 0)) for name in NAMES for case in CASES]
+    dist.init_process_group("gloo")
+    for name, case, want in alone:
+        check(name, case, want)
+    sent: Counter[str] = Counter()
+    for collective in ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce"):
+        setattr(dist, collective, counted(collective, getattr(dist, collective), sent))
+    for name in NAMES:
+        check_what_is_sent(name, sent)
+    print(f"rank {dist.get_rank()}: all checks hold", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""What people get wrong; each is answered by one line with the key, the value and the fix, before torch loads."""
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from dyad.data.base.errors import ConfigError
+from dyad.eval.run.load_run import read_config
+from dyad.train.cli.compose import compose_config, groups, keys, typed
+from dyad.train.cli.synonyms import ADVICE, SYNONYMS
+from dyad.train.cli.unread_keys import READ_ONLY_WITH
+from dyad.train.run.main import check_arguments
+from dyad.train.run_folder.folder import open_run
+
+EMOJI, DATA = "experiment=emoji", "data.train=data/samples/emoji/fxemoji-trained.tar"
+
+# kind: what is typed, and what the answer names: the key, the value, the fix
+MISTAKES = {
+    "unknown key": ([EMOJI, "stepz=3"], ["stepz", "'steps'"]),
+    "unknown group": ([EMOJI, "objectve=clip"], ["objectve", "'objective'?"]),
+    "key of another trainer": ([EMOJI, "output_dir=x"], ["output_dir", "'run.dir'"]),
+    "flag of another trainer": ([EMOJI, "--learning-rate", "1e-3"], ["--learning-rate", "'optim.lr=1e-3'"]),
+    "switch of another trainer": ([EMOJI, "--fp16"], ["--fp16", "'precision=fp16'"]),
+    "what the launcher says": ([EMOJI, "num_gpus=4"], ["num_gpus", "NPROC=4 bash launch/torchrun.sh"]),
+    "what is always so": ([EMOJI, "local_loss=true"], ["local_loss", "leave it out"]),
+    "a space": ([EMOJI, "steps", "=4"], ["'steps'", "steps=VALUE, without spaces"]),
+    "type: number": ([EMOJI, "optim.lr=fast"], ["optim.lr=fast", "must be a number"]),
+    "type: whole": ([EMOJI, "steps=1.5"], ["steps=1.5", "must be a whole number"]),
+    "type: bool": ([EMOJI, "model.text.frozen=maybe"], ["model.text.frozen=maybe", "true or false"]),
+    "type: list": ([EMOJI, "eval.recall_k=5"], ["eval.recall_k=5", "must be a list", "[1,2]"]),
+    "choice": ([EMOJI, "optim.schedule=cosin"], ["optim.schedule=cosin", "'cosine'", "linear"]),
+    "choice of a group": ([EMOJI, "model=ViT-B-32"], ["model=ViT-B-32", "Choices:", "model.name=ViT-B-32"]),
+    "range": ([EMOJI, "chunk_size=0"], ["chunk_size=0", "1 or more"]),
+    "no data": (["steps=3"], ["data.train is missing", "data.train=shards/train.tar"]),
+    "missing data": ([EMOJI, "data.train=data/samples/emojy/a.tar"], ["data.train=", "'emojy'", "'emoji'"]),
+    "no length": (["data.train=data/samples/emoji/fxemoji-trained.tar"], ["steps or epochs", "steps=1000"]),
+    "missing weights": ([EMOJI, "init_from=nowhere"], ["init_from=nowhere", "run folder"]),
+    "missing checkpoint": ([EMOJI, "resume=latest"], ["resume=latest", "auto (go on"]),
+    "missing negatives": (
+        ["experiment=topics_mined", "data.negatives.file=nowhere/mined.jsonl"],
+        ["data.negatives.file=nowhere/mined.jsonl", "python -m eval.mine"],
+    ),
+    "entry of the suite": ([EMOJI, "eval.suite=[zeroshot:x.json]"], ["zeroshot:x.json", "'zero_shot'"]),
+    "file of the suite": (
+        [EMOJI, "eval.suite=[zero_shot:data/samples/emoji/group.json]"],
+        ["eval.suite", "zero_shot:data/samples/emoji/group.json", "'groups.json'"],
+    ),
+    "suite of the other task": (
+        [EMOJI, "eval.suite=[beir:data/samples/topics]"],
+        ["beir:data/samples/topics", "'beir' is of task=question_passage"],
+    ),
+    "objective of no task": ([EMOJI, "objective=cpc", "objective.width=8"], ["objective=cpc", "build_objective"]),
+    "key of another tower": (
+        ["model=tiny_clip", DATA, "steps=1", "model.text.lora_rank=4"],
+        ["lora_rank=4", "kind=transformers"],
+    ),
+    "key of the other task": ([EMOJI, "eval.depth=200"], ["eval.depth=200", "task=question_passage"]),
+    "key of another option": ([EMOJI, "optim.cooldown=3"], ["optim.cooldown=3", "const-cooldown"]),
+    "option of another divergence": (
+        [EMOJI, "objective=coce", "objective.alpha=0.2"],
+        ["objective.alpha=0.2", "objective.divergence=cvar"],
+    ),
+    "labels that are not there": (
+        ["model=tiny_clip", DATA, "steps=1", "objective=coce", "objective.setting=supervised"],
+        ["setting=supervised", "objective.duplicates=positive"],
+    ),
+    "EPR without negatives": (
+        ["experiment=topics", "objective=epr"],
+        ["objective=epr", "data.negatives.per_row=1", "objective=dpr"],
+    ),
+    "index": ([EMOJI, "eval.index=HNWS32"], ["index 'HNWS32'", "HNSW32"]),
+    "key without its service": ([EMOJI, "tracking.wandb=online"], ["tracking.wandb=online", "WANDB_API_KEY"]),
+}
+
+
+@pytest.mark.parametrize("kind", MISTAKES)
+def test_a_mistake_is_answered_by_one_line(kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    monkeypatch.setenv("WANDB_BASE_URL", "http://localhost:1")
+    arguments, named = MISTAKES[kind]
+    with pytest.raises(ConfigError) as caught:
+        check_arguments(arguments)
+    answer = str(caught.value)
+    assert [part for part in named if part not in answer] == [], answer
+    assert len(answer.splitlines()) == 1
+
+
+def test_a_run_folder_of_another_configuration_names_what_differs(tmp_path: Path) -> None:
+    words = [EMOJI, f"run.dir={tmp_path}", "run.name=mine", "tracking.wandb=disabled"]
+    run = open_run(compose_config(words))
+    (run / "checkpoints" / "step_00000007").mkdir(parents=True)
+    check_arguments(words)
+    with pytest.raises(ConfigError, match=r"seed: 0 there, 1 now(.|\n)*Choose another run.name(.|\n)*resume=never"):
+        check_arguments([*words, "seed=1"])
+
+
+def test_a_run_from_before_a_key_was_added_keeps_its_name_and_goes_on(tmp_path: Path) -> None:
+    words = [EMOJI, f"run.dir={tmp_path}", "tracking.wandb=disabled"]
+    run = open_run(compose_config(words))
+    assert run.name == "emoji-ccb9d8f7"  # as it was before model.batch_norm
+    (run / "checkpoints" / "step_00000007").mkdir(parents=True)
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(config.replace("  batch_norm: global\n", ""))
+    assert "batch_norm: global" in config
+    check_arguments(words)
+    check_arguments([*words, "run.name=emoji-ccb9d8f7", "model.batch_norm=per_chunk"])
+
+
+def test_a_run_from_before_keys_were_renamed_keeps_its_name_and_goes_on(tmp_path: Path) -> None:
+    words = [EMOJI, f"run.dir={tmp_path}", "tracking.wandb=disabled", "optim.max_skipped=5"]
+    run = open_run(compose_config(words))
+    assert run.name == "emoji-ccb9d8f7"
+    (run / "checkpoints" / "step_00000007").mkdir(parents=True)
+    config = (run / "config.yaml").read_text()
+    assert "  max_skipped: 5\n" in config and "  frozen_cache_mb: 512\n" in config
+    older = config.replace("  max_skipped: 5\n", "  patience: 5\n").replace(
+        "  frozen_cache_mb: 512\n", "  memo_mb: 64\n"
+    )
+    (run / "config.yaml").write_text(older)
+    check_arguments(words)
+    assert read_config(run).optim.max_skipped == 5 and read_config(run).model.frozen_cache_mb == 64
+    with pytest.raises(ConfigError, match=r"unknown key 'optim\.patience'\. Did you mean 'optim\.max_skipped'\?"):
+        check_arguments([EMOJI, "optim.patience=5"])
+
+
+READ = {
+    "a switch off": ["experiment=dpr_nq", "data.train=data/samples/topics", "data.negatives.per_row=0"],
+    "no refreshes": ["experiment=topics_ance", "data.negatives.refresh_every=0", "data.negatives.per_row=0"],
+    "a key of one run of a sweep": [
+        *(EMOJI, "objective=coce", "-m"),
+        *("objective.divergence=kl,cvar", "objective.alpha=0.2"),
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_what_nobody_typed_or_some_run_reads_is_not_refused(kind: str, tmp_path: Path) -> None:
+    check_arguments([*READ[kind], f"run.dir={tmp_path}", "tracking.wandb=disabled"])
+
+
+def test_a_sweep_in_which_no_run_reads_a_key_is_refused() -> None:
+    words = [EMOJI, "-m", "objective=coce", "objective.divergence=kl,chi2", "objective.alpha=0.2"]
+    with pytest.raises(ConfigError, match=r"objective\.alpha=0\.2.*divergence=cvar"):
+        check_arguments([*words, "tracking.wandb=disabled"])
+
+
+def test_every_key_that_is_not_always_read_exists() -> None:
+    known = [key for key, _, _ in keys()]
+    of_rules = [start for starts in READ_ONLY_WITH.values() for start in starts.split()]
+    assert [start for start in of_rules if not any(key.startswith(start) for key in known)] == []
+
+
+def test_a_prefix_can_break_the_line() -> None:
+    """No shell passes a line break on easily, so its two letters are one."""
+    config = compose_config(["experiment=topics", r"data.question.prefix=Query:\n", 'data.passage.prefix="a\\tb"'])
+    assert (config.data.question.prefix, config.data.passage.prefix) == ("Query:\n", "a\tb")
+
+
+@pytest.mark.parametrize("value", [r'"solve \\nabla: "', r"'solve \\nabla: '", r"solve\ \\nabla:\ "])
+def test_two_backslashes_of_a_prefix_are_one_and_no_line_break(value: str) -> None:
+    config = compose_config(["experiment=topics", f"data.question.prefix={value}"])
+    assert config.data.question.prefix == r"solve \nabla: "
+
+
+def test_a_prefix_from_a_file_is_read_as_it_stands() -> None:
+    """Runs of other ages have these letters in config.yaml."""
+    saved = OmegaConf.structured(compose_config(["experiment=topics"]))
+    saved.data.passage.prefix = r"\nabla \\t"
+    assert typed(saved).data.passage.prefix == r"\nabla \\t"
+
+
+def test_what_other_trainers_call_a_key_is_a_key_here() -> None:
+    known = {key for key, _, _ in keys()} | set(groups())
+    assert not {name: key for name, key in SYNONYMS.items() if key.partition("=")[0] not in known}
+    assert not SYNONYMS.keys() & ADVICE.keys()

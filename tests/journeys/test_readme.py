@@ -1,0 +1,136 @@
+"""Every command the README shows is run, in a copy of the checkout made of links, with fewer steps and verses."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Collection, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dyad.train.cli.compose import compose_config
+
+ROOT = Path(__file__).parents[2]
+TOPICS = ROOT / "data/samples/topics"
+SHORT = "steps=2 global_batch_size=32 tracking.wandb=disabled"
+EMOJI = "data.val=data/samples/emoji/twemoji-unseen.tar eval.suite=[]"
+COMMANDS = [
+    line.partition("  #")[0].strip()
+    for block in re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    for line in block.splitlines()
+]
+
+
+def shortened(command: str) -> str:
+    """The command as shown, trained for two steps only; a job for a cluster is only written out."""
+    if command.startswith("sbatch "):
+        return f"bash launch/slurm.sbatch --dry-run {command.partition('launch/slurm.sbatch ')[2]}"
+    if re.search(r"python -m train |launch/(demo|torchrun)\.sh", command) and "--help" not in command:
+        without = " ".join(w for w in command.split() if w.partition("=")[0] not in ("steps", "global_batch_size"))
+        return f"{without} {SHORT} {EMOJI if 'experiment=emoji' in command or 'demo.sh' in command else ''}"
+    return command
+
+
+def _keys(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in tree.items():
+        yield prefix + name
+        if isinstance(value, dict):
+            yield from _keys(value, f"{prefix}{name}.")
+
+
+def link(source: Path, folder: Path, without: Collection[str]) -> None:
+    folder.mkdir(exist_ok=True)
+    for entry in source.iterdir():
+        if entry.name not in without:
+            (folder / entry.name).symlink_to(entry)
+
+
+def write_few_topics(folder: Path, verses: int) -> None:
+    """The first verses and what is said of them: the whole takes minutes to encode."""
+    (folder / "qrels").mkdir(parents=True)
+    corpus = (TOPICS / "corpus.jsonl").read_text().splitlines(keepends=True)[:verses]
+    kept = {json.loads(line)["_id"] for line in corpus}
+    asked: set[str] = set()
+    for split in (TOPICS / "qrels").glob("*.tsv"):
+        header, *judged = split.read_text().splitlines(keepends=True)
+        judged = [line for line in judged if line.split("\t")[1] in kept]
+        asked |= {line.split("\t")[0] for line in judged}
+        (folder / "qrels" / split.name).write_text("".join([header, *judged]))
+    queries = (TOPICS / "queries.jsonl").read_text().splitlines(keepends=True)
+    (folder / "corpus.jsonl").write_text("".join(corpus))
+    (folder / "queries.jsonl").write_text("".join(line for line in queries if json.loads(line)["_id"] in asked))
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkout")
+    link(ROOT, folder, without=(".git", ".venv", "runs", "shards", "data"))
+    link(ROOT / "data", folder / "data", without=("samples",))
+    link(ROOT / "data/samples", folder / "data/samples", without=("topics",))
+    write_few_topics(folder / "data/samples/topics", verses=300)
+    from dyad.data.shards.shards import open_shards
+    from dyad.data.shards.sources import parse_sources
+
+    pictures = folder / "my_pictures"
+    pictures.mkdir()
+    shards = open_shards(parse_sources(str(ROOT / "data/samples/emoji/fxemoji-trained.tar")))
+    for sample_id in range(48):
+        (pictures / f"{sample_id}.webp").write_bytes(shards.read(sample_id)["webp"])
+        (pictures / f"{sample_id}.txt").write_text(f"picture number {sample_id}")
+    return folder
+
+
+def test_the_readme_has_commands() -> None:
+    assert {"bash launch/demo.sh", "bash launch/test.sh"} <= set(COMMANDS) and len(COMMANDS) >= 8
+
+
+def test_the_files_the_readme_names_are_there() -> None:
+    text = (ROOT / "README.md").read_text()
+    named = {
+        *re.findall(r"`((?:tests|launch|train|data|eval|configs)/[\w/.]*)`", text),
+        *re.findall(r"!\[[^]]*]\(([^)]*)\)", text),
+    }
+    assert len(named) >= 10 and [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_keys_of_the_readme_exist() -> None:
+    """Those in the tables of what people bring with them."""
+    rows = re.findall(r"^\| .* \| (.*) \|$", (ROOT / "README.md").read_text().partition("## Coming from")[2], re.M)
+    known = set(_keys(asdict(compose_config(["experiment=mnrl", "model.text.name=x", "data.train=x"])))) | {
+        "experiment"
+    }
+    keys = {k for row in rows for k in re.findall(r"`([a-z_]+(?:\.[a-z_]+)*)(?:=[^`]*)?`", row)}
+    assert len(keys) >= 30 and keys <= known, keys - known
+
+
+def test_the_loop_of_the_readme_runs(tmp_path: Path) -> None:
+    """As shown: alone, and on two ranks that share a batch."""
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    alone, shared = tmp_path / "alone.py", tmp_path / "shared.py"
+    alone.write_text(code)
+    shared.write_text(f"import torch.distributed as dist\ndist.init_process_group('gloo')\n{code}")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(shared)]
+    for command in ([sys.executable, str(alone)], torchrun):
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        assert run.returncode == 0, run.stderr[-2000:]
+
+
+def test_every_command_of_the_readme_works(checkout: Path) -> None:
+    commands = [shortened(c) for c in COMMANDS if c != "bash launch/test.sh"]  # that one is running this
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    for command in commands:
+        run = subprocess.run(
+            ["bash", "-c", f"source launch/setup.sh demo && {command}"],
+            cwd=checkout,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert run.returncode == 0, f"{command}\n{run.stdout[-2000:]}\n{run.stderr[-2000:]}"
+        assert "Traceback" not in run.stderr, command

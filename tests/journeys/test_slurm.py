@@ -1,0 +1,144 @@
+"""launch/slurm.sbatch as far as it goes without SLURM. On a real one: bash tests/cluster/run.sh"""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.cli import ROOT
+
+SCRIPT = ROOT / "launch" / "slurm.sbatch"
+OUTSIDE = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")} | {"DYAD_EXTRAS": "demo"}
+ALLOCATED = {
+    "SLURM_JOB_ID": "4123456",
+    "SLURM_JOB_NUM_NODES": "3",
+    "SLURM_JOB_NODELIST": "gpu-a[007-008,012]",
+    "SLURM_GPUS_ON_NODE": "8",
+    "SLURM_CPUS_PER_TASK": "64",
+}
+
+
+def sbatch(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = ["bash", str(SCRIPT), *arguments]
+    return subprocess.run(command, cwd=ROOT, env=OUTSIDE | environment, capture_output=True, text=True, timeout=120)
+
+
+def shell(lines: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs `lines` with the functions of launch/job.sh; arguments are $1, $2, …"""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    command = ["bash", "-c", f"set -euo pipefail; source launch/job.sh; {lines}", "-", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=OUTSIDE | {"PATH": path}, capture_output=True, text=True, timeout=60)
+
+
+# What would run ------------------------------------------------------------------------------------------------------
+
+
+def test_dry_run_in_a_job() -> None:
+    arguments = ["experiment=emoji", "run.name=a  b", "tracking.project='{1,2} $HOME * \"x\" y::z'", "eval.suite=[]"]
+    planned = sbatch("--dry-run", *arguments, **ALLOCATED)
+    assert planned.returncode == 0, planned.stderr
+    folder, job, node = [line for line in planned.stdout.splitlines() if not line.endswith(":")]
+    assert folder == "run folder: runs/a  b"
+    assert shlex.split(job) == [
+        *["env", "NNODES=3", "NPROC=8", "RDZV_ID=4123456", "MASTER_ADDR=gpu-a007", "MASTER_PORT=13456"],
+        *["srun", "--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--cpus-per-task=64", "--export=ALL"],
+        *["--kill-on-bad-exit=0", "--wait=600", "bash", "launch/torchrun.sh", *arguments],
+    ]
+    words = shlex.split(node)
+    assert words[:3] == ["python", "-m", "torch.distributed.run"] and words[-7:] == [
+        "python",
+        "-m",
+        "train",
+        *arguments,
+    ]
+    assert {"--nnodes=3", "--node-rank=0", "--rdzv-endpoint=gpu-a007:13456", "--nproc-per-node=8"} <= set(words)
+
+
+def test_dry_run_where_there_is_no_job() -> None:
+    planned = sbatch("--dry-run", "experiment=emoji", "run.name=a")
+    assert planned.returncode == 0, planned.stderr
+    assert "srun --nodes=1 " in planned.stdout and "--cpus-per-task" not in planned.stdout
+    assert "--standalone --nproc-per-node=1 " in planned.stdout
+
+
+def test_a_restart_goes_on_however_the_first_start_began(tmp_path: Path) -> None:
+    arguments = ["experiment=emoji", "resume=never", f"run.dir={tmp_path}", "run.name=a"]
+    assert "resume=never" in sbatch("--dry-run", *arguments, **ALLOCATED, SLURM_RESTART_COUNT="1").stdout
+    (tmp_path / "a" / "checkpoints" / "step_00000007").mkdir(parents=True)
+    assert "resume=never" in sbatch("--dry-run", *arguments, **ALLOCATED).stdout
+    again = sbatch("--dry-run", *arguments, **ALLOCATED, SLURM_RESTART_COUNT="1").stdout
+    assert "resume" not in again and again.count(f"experiment=emoji run.dir={tmp_path} run.name=a") == 2
+
+
+def test_what_cannot_work_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    no_job = sbatch("experiment=emoji")
+    assert no_job.returncode == 2 and no_job.stderr.startswith("error: not in a SLURM job. Submit it: sbatch ")
+    elsewhere = sbatch("experiment=emoji", **ALLOCATED, SLURM_SUBMIT_DIR=str(tmp_path))
+    assert elsewhere.returncode == 2 and elsewhere.stderr.startswith(f"error: {tmp_path} is not the root of the repo")
+    mistake = sbatch("experiment=emoji", "optim.lr=-1", **ALLOCATED)
+    assert mistake.returncode == 2 and mistake.stderr.count("optim.lr=-1") == 1
+
+
+def test_slurm_reads_what_is_asked_of_it() -> None:
+    """Its lines count only before the first command."""
+    head = SCRIPT.read_text().split("set -euo pipefail")[0]
+    asked = re.findall(r"^#SBATCH (\S+)$", head, re.MULTILINE)
+    assert {"--signal=B:USR1@120", "--requeue", "--open-mode=append", "--ntasks-per-node=1"} <= set(asked)
+
+
+# The pieces ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("n1", "n1"),
+        ("n1,n2", "n1"),
+        ("a[07-09,12],b3", "a07"),
+        ("r[1-2]n[30-40,50]-x", "r1n30-x"),
+        ("10.0.0.[1-2]", "10.0.0.1"),
+    ],
+)
+def test_the_first_node_of_a_list(nodes: str, first: str) -> None:
+    assert shell('dyad_first_node "$1"', nodes).stdout == f"{first}\n"
+
+
+@pytest.mark.parametrize(
+    ("restarts", "before", "after", "again"),
+    [
+        (0, "none 0 never", "preempted 5 12:00", True),
+        (0, "preempted 5 11:00", "preempted 9 12:00", True),
+        (0, "finished 9 11:00", "preempted 5 12:00", True),  # resume=never
+        (1, "preempted 5 11:00", "preempted 9 12:00", True),
+        (1, "preempted 5 11:00", "preempted 5 12:00", False),  # no step
+        (0, "preempted 5 11:00", "preempted 5 11:00", False),  # ended before it began
+        (0, "none 0 never", "none 0 never", False),
+        (0, "none 0 never", "finished 9 12:00", False),
+        (3, "preempted 5 11:00", "failed 9 12:00", False),
+        (3, "preempted 5 11:00", "running 9 12:00", False),
+    ],
+)
+def test_a_job_queues_again_only_when_stopped_with_something_done(
+    restarts: int, before: str, after: str, again: bool
+) -> None:
+    asked = shell('dyad_requeue "$@"', str(restarts), before, after)
+    assert (asked.returncode == 0) is again and asked.stderr == ""
+
+
+def test_the_state_of_a_run_folder(tmp_path: Path) -> None:
+    assert shell('dyad_state "$1"', str(tmp_path / "none")).stdout == "none 0 never\n"
+    (tmp_path / "run_state.json").write_text(json.dumps({"status": "preempted", "step": 7, "time": "12:00"}))
+    assert shell('dyad_state "$1"', str(tmp_path)).stdout == "preempted 7 12:00\n"
+    (tmp_path / "run_state.json").write_text('{"status": "preem')
+    assert shell('dyad_state "$1"', str(tmp_path)).stdout == "none 0 never\n"
+
+
+def test_a_signal_does_not_end_the_wait() -> None:
+    waited = shell(
+        "trap 'echo asked' USR1; (sleep 0.3; kill -USR1 $$; sleep 0.3; exit 7) & dyad_attend $! || echo ended with $?"
+    )
+    assert waited.stdout == "asked\nended with 7\n"

@@ -1,0 +1,179 @@
+"""The layout: layers of folders, the torch-free start, sizes, budgets, and where thirty ideas live."""
+
+import ast
+import io
+import subprocess
+import sys
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted(p for d in ("data", "train", "eval") for p in (ROOT / d).rglob("*.py") if "samples" not in p.parts)
+FILES = [*SOURCES, *sorted((ROOT / "dyad").glob("*.py")), *sorted((ROOT / "tests").rglob("*.py"))]
+# Lowest first: the modules of a folder import folders of their own line and of the lines above it in this list.
+LAYERS = """
+data/base
+data
+data/shards
+data/loading
+data/image_text
+data/question_passage
+data/cli
+eval train/losses/options
+train
+train/losses/sums
+train/losses/gathered
+train/losses/objectives
+train/losses
+train/towers
+train/distributed
+train/run_folder
+train/tracking
+train/monitor
+train/step
+train/cli
+eval/encode
+eval/metrics
+eval/search
+eval/mine
+eval/results
+eval/tasks
+eval/report
+train/run eval/run
+train/export train/doctor
+""".split("\n")
+LEVEL = {folder: level for level, line in enumerate(LAYERS) for folder in line.split()}
+HEAVY = {"torch", "open_clip", "transformers", "webdataset", "accelerate", "wandb", "faiss", "pyarrow", "timm"}
+BUDGETS = {"data": 0, "train": 0, "eval": 0, "dyad": 0}  # code lines: no blanks, comments, docstrings
+QUESTIONS = """
+the temperature is clamped | train/losses/objectives/base.py | clamp
+"""
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The modules of ours that a file imports, as paths below the root without .py; lines of functions too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("path", [p for p in SOURCES if p.name != "__main__.py"], ids=name)
+def test_no_folder_imports_a_higher_one(path: Path) -> None:
+    own = LEVEL[name(path.parent)]
+    for module in imported(path):
+        target = ROOT / module.removeprefix("dyad.").replace(".", "/")
+        if module.startswith("dyad.") and target.with_suffix(".py").exists():
+            assert LEVEL[name(target.parent)] <= own, f"{name(path)} imports {module}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_our_packages_have_one_name(path: Path) -> None:
+    """`import data` would load a module a second time, or a stranger's."""
+    assert {module.split(".")[0] for module in imported(path)}.isdisjoint({"data", "train", "eval"})
+
+
+def test_losses_import_only_torch_and_their_configuration() -> None:
+    allowed = ("dyad.train.losses", "dyad.data.base.errors", "dyad.data.config", "dyad.data.batch")
+    for path in (ROOT / "train/losses").rglob("*.py"):
+        ours = {module for module in imported(path) if module.startswith("dyad.")}
+        assert all(module.startswith(allowed) for module in ours), (path, ours)
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_files_and_functions_stay_small(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= 400
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None and node.end_lineno - node.lineno < 120, node.name
+
+
+def test_folders_stay_small() -> None:
+    modules = Counter(path.parent for path in SOURCES if path.name not in ("__init__.py", "__main__.py"))
+    assert {name(folder): count for folder, count in modules.items() if count > 14} == {}
+
+
+def test_every_folder_says_what_it_is_for() -> None:
+    for folder in {path.parent for path in SOURCES}:
+        assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), folder
+
+
+def code_lines(path: Path) -> int:
+    text, documented = path.read_text(), set[int]()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            documented |= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    lines = set[int]()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT):
+            lines |= set(range(token.start[0], token.end[0] + 1)) if token.string else set()
+    return len(lines - documented)
+
+
+@pytest.mark.parametrize("package", BUDGETS)
+def test_packages_stay_within_their_budgets(package: str) -> None:
+    paths = [p for p in FILES if p.relative_to(ROOT).parts[0] == package]
+    assert sum(map(code_lines, paths)) <= BUDGETS[package]
+
+
+def test_no_word_of_a_task_in_the_loop_the_step_and_the_losses() -> None:
+    for path in [ROOT / "train/step/loop.py", ROOT / "train/step/step.py", *(ROOT / "train/losses").rglob("*.py")]:
+        names = {n.id for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Name)}
+        assert not names & {"image", "images", "text", "texts", "question", "passage"}, path
+
+
+@pytest.mark.parametrize("line", QUESTIONS.strip().splitlines(), ids=lambda line: line.split("|")[0].strip())
+def test_ideas_live_where_their_names_say(line: str) -> None:
+    """The questions of a newcomer: idea | file | a name that it defines."""
+    _, path, defined = map(str.strip, line.split("|"))
+    found = {
+        getattr(node, "name", None) or getattr(getattr(node, "target", None), "id", None) or ""
+        for node in ast.walk(ast.parse((ROOT / path).read_text()))
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AnnAssign)
+    } | {
+        target.id
+        for node in ast.parse((ROOT / path).read_text()).body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    assert defined in found, (defined, sorted(found))
+
+
+def test_commands_start_without_heavy_imports() -> None:
+    """They choose before torch loads how its threads wait."""
+    modules = """dyad dyad.__main__ dyad.train.losses dyad.train.config dyad.train.cli.compose dyad.train.cli.usage
+        dyad.train.run_folder.folder dyad.data.config dyad.data.base.errors dyad.data.shards.sources dyad.eval.config
+        dyad.data.cli.main dyad.train.run.main dyad.train.doctor.main dyad.train.export.main dyad.eval.run.main
+        dyad.eval.run.mine dyad.eval.report.main""".split()
+    code = f"import sys, {', '.join(modules)}; print(*sorted({HEAVY!r} & set(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert run.stdout.strip() == ""
+
+
+@pytest.mark.parametrize(
+    "command", ["train", "data", "eval", "eval.mine", "eval.report", "train.doctor", "train.export"]
+)
+def test_no_module_has_two_names(command: str) -> None:
+    """Of a file there is one module, but for the sentence of the folder that holds the entry point."""
+    code = (
+        "import sys, runpy; sys.argv = ['x', '--help'];"
+        f"runpy.run_module({command!r}, run_name='__main__', alter_sys=True);"
+        "from pathlib import Path; from collections import Counter;"
+        "files = Counter(Path(m.__file__).resolve() for n, m in sys.modules.items() if n != '__main__' and"
+        " getattr(m, '__file__', None) and Path(m.__file__).name not in ('__init__.py', '__main__.py'));"
+        "print('twice', [str(f) for f, n in files.items() if n > 1])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert run.stdout.splitlines()[-1] == "twice []", run.stdout + run.stderr

@@ -1,0 +1,204 @@
+"""Every shipped configuration composes, every key is known, every mistake has one clear answer."""
+
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from dyad.data.base.errors import ConfigError
+from dyad.train.cli import compose
+from dyad.train.cli.compose import CONFIG_DIR, compose_config, groups, keys, preview, read_line
+from dyad.train.cli.usage import COMMON, help_text
+from dyad.train.config import TrainConfig
+from dyad.train.run.main import check_arguments
+
+ROOT = Path(__file__).parents[3]
+CHOICES = [f"{group}={choice}" for group, choices in groups().items() for choice in choices]
+ACTIVE = {"OMP_WAIT_POLICY": "active"}
+NEEDED = {"objective=cpc": ["objective.width=8"]}  # what has no default
+
+
+def train(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "train", *arguments], capture_output=True, text=True, cwd=cwd, timeout=60
+    )
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_choice_composes(choice: str) -> None:
+    config = compose_config([choice, "data.train=x", *NEEDED.get(choice, [])])
+    assert isinstance(config, TrainConfig)
+    assert not OmegaConf.missing_keys(OmegaConf.structured(config))
+
+
+def test_every_yaml_is_reachable_and_has_a_comment() -> None:
+    for path in CONFIG_DIR.rglob("*.yaml"):
+        assert path.parent == CONFIG_DIR or path.stem in groups()[path.parent.name]
+        assert "#" in path.read_text(), path
+
+
+def test_every_key_says_what_it_means() -> None:
+    for key, _, meaning in keys():
+        assert meaning or key in ("objective.name", "dist.name"), key
+
+
+def test_the_keys_people_type_exist() -> None:
+    known = {key for key, _, _ in keys()}
+    typed = """run.name run.dir seed steps epochs global_batch_size chunk_size precision compile data.train data.val
+        data.workers optim.lr optim.weight_decay optim.warmup optim.schedule eval.every checkpoint.every checkpoint.keep
+        tracking.wandb resume.mode init_from experiment"""
+    assert set(typed.split()) | set(COMMON) <= known
+
+
+MISTAKES = {
+    "stepz=3": "'steps'",
+    "lr=3": "'optim.lr'",
+    "--lr=1": "'optim.lr=1'",
+    "--learning-rate": "key=value",
+    "steps": "not key=value",
+    "experiment=emjoi": "'emoji'",
+    "steps=abc": "steps",
+    "objective=clp": "'clip'",
+    "optim.schedule=cosin": "cosine",
+    "data.train=d/{00..99}.tar": '"d/{00..99}.tar"',
+    "objective.gamma=1": "objective.gamma",
+    "+seed=1": "without '+'",
+    "data.augment.zoom=3": "zoom",
+    "model.image.kind=cn": "cnn",
+    "model.memo_mb=0": "'model.frozen_cache_mb'",
+    "dist.name=fsdp": "ddp",
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_have_one_clear_answer(mistake: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose_config([mistake])
+    assert MISTAKES[mistake] in str(caught.value)
+    assert len(str(caught.value).splitlines()) <= 6
+
+
+def test_the_answer_is_the_same_under_a_debugger() -> None:
+    tracer = sys.gettrace()
+    sys.settrace(lambda *_: None)  # OmegaConf then chains its raw causes
+    try:
+        with pytest.raises(ConfigError, match="cosine"):
+            compose_config(["optim.schedule=cosin"])
+    finally:
+        sys.settrace(tracer)
+
+
+def test_braces_expanded_by_the_shell_are_noticed() -> None:
+    with pytest.raises(ConfigError, match="quote them"):
+        compose_config(["data.train=d/0.tar", "data.train=d/1.tar"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["stepz=3"],
+        ["--lr", "1"],
+        ["experiment=emjoi"],
+        ["data.train=nowhere/{0..9}.tar"],
+        ["data.train=nowhere.tar", "steps=1"],
+        ["steps=1"],
+    ],
+    ids=" ".join,
+)
+def test_mistakes_exit_with_2_and_leave_nothing(arguments: list[str], tmp_path: Path) -> None:
+    run = train(*arguments, f"run.dir={tmp_path}/runs")
+    assert run.returncode == 2
+    assert run.stdout == ""
+    assert len(run.stderr.splitlines()) <= 6
+    assert "Traceback" not in run.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_help_teaches() -> None:
+    run = train("--help")
+    assert run.returncode == 0
+    assert run.stdout.rstrip() == help_text().rstrip()
+    for word in itertools.chain(groups(), COMMON):
+        assert word in run.stdout
+
+
+def test_a_reader_that_stops_early_is_no_fault() -> None:
+    command = f"{sys.executable} -m train --help | true; exit ${{PIPESTATUS[0]}}"
+    run = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_help_imports_no_torch() -> None:
+    code = """import runpy, sys
+sys.argv[1:] = ["--help"]
+runpy.run_module("train", run_name="__main__")
+assert "torch" not in sys.modules"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, cwd=ROOT)
+
+
+def test_the_preview_of_several_runs_is_one_document_each() -> None:
+    run = train("experiment=emoji", "-m", "optim.lr=1e-3,2e-3", "--cfg", "job")
+    assert run.returncode == 0, run.stderr
+    shown = [OmegaConf.create(part) for part in run.stdout.split("---\n")]
+    assert [(config.experiment, config.optim.lr) for config in shown] == [("emoji", 1e-3), ("emoji", 2e-3)]
+
+
+def test_the_preview_shows_what_has_no_value_yet() -> None:
+    assert "width: ???" in preview(["objective=cpc"])
+
+
+@pytest.mark.parametrize("flags", [["--cfg", "job"], ["-m", "--cfg", "job"], ["-m"]], ids=" ".join)
+@pytest.mark.parametrize("mistake", ["precision=amp", "stepz=3", "data.captions=5", "eval.cooldown=1", "steps"])
+def test_a_mistake_has_the_same_answer_under_every_flag(mistake: str, flags: list[str]) -> None:
+    said = []
+    for arguments in ([mistake], [mistake, *flags]):
+        with pytest.raises(ConfigError) as caught:
+            check_arguments(["experiment=emoji", *arguments])
+        said.append(str(caught.value))
+    assert said[0] == said[1] and len(said[0].splitlines()) == 1
+
+
+def test_a_sweep_runs_every_combination_and_refuses_a_shared_folder(tmp_path: Path) -> None:
+    words = ["experiment=emoji", "-m", "optim.lr=1e-3,2e-3", "seed=range(0,2)"]
+    assert [run[1:] for run in read_line(words).runs()] == [
+        [f"optim.lr={lr}", f"seed={seed}"] for lr in ("0.001", "0.002") for seed in (0, 1)
+    ]
+    assert check_arguments(words) is None
+    with pytest.raises(ConfigError, match=r"4 runs would share .*one. Leave run.name out"):
+        check_arguments([*words, f"run.dir={tmp_path}", "run.name=one"])
+    with pytest.raises(ConfigError, match="several runs, with -m"):
+        check_arguments([word for word in words if word != "-m"])
+
+
+def test_the_preview_of_a_sweep_is_refused_when_one_of_its_runs_is() -> None:
+    with pytest.raises(ConfigError, match="seed"):
+        check_arguments(["experiment=emoji", "-m", "seed=1,x", "--cfg", "job"])
+
+
+@pytest.mark.linux
+@pytest.mark.parametrize(("typed", "rounds"), [({}, "30000"), ({"GOMP_SPINCOUNT": "7"}, "7"), (ACTIVE, "30000000000")])
+def test_threads_that_wait_leave_the_cores_soon_unless_it_is_typed(typed: dict[str, str], rounds: str) -> None:
+    """As the OpenMP of torch says itself, loaded by a command."""
+    command = [sys.executable, "-c", "from dyad.data.base.errors import run; run(lambda: __import__('torch'))"]
+    environment = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", *ACTIVE)}
+    ended = subprocess.run(
+        command, cwd=ROOT, env={**environment, **typed, "OMP_DISPLAY_ENV": "verbose"}, capture_output=True, text=True
+    )
+    assert f"GOMP_SPINCOUNT = '{rounds}'" in ended.stderr
+
+
+def test_a_former_key_in_a_preset_of_ones_own_is_named_with_its_new_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(CONFIG_DIR, tmp_path / "configs")
+    (tmp_path / "configs/optim/mine.yaml").write_text("defaults: [adamw]\npatience: 5\n")
+    monkeypatch.setattr(compose, "CONFIG_DIR", tmp_path / "configs")
+    with pytest.raises(
+        ConfigError, match=r"'optim\.patience' in the preset 'optim/mine'\. Did you mean 'optim\.max_sk"
+    ):
+        compose_config(["experiment=emoji", "optim=mine"])

@@ -1,0 +1,329 @@
+"""What python -m train.doctor finds, each finding provoked for real: folders, indexes, mounts, limits, packages."""
+
+import json
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from helpers import tiny_bert
+from helpers.cli import ROOT
+from helpers.shards import pairs, picture, write_tar
+
+from dyad.data.base.errors import ExitCode
+from dyad.data.base.findings import Finding, Level, fail, ok, warn
+from dyad.data.shards.index import index_shard
+from dyad.train.cli.compose import compose_config
+from dyad.train.config import TrainConfig
+from dyad.train.doctor import group, machine, run
+from dyad.train.doctor import main as doctor
+from dyad.train.doctor.group import ProcessGroup
+from dyad.train.doctor.main import found
+
+EMOJI = ROOT / "data/samples/emoji/fxemoji-trained.tar"
+UNSHARE = ["unshare", "--mount", "--map-root-user"]
+
+
+def worst(findings: Iterable[Finding]) -> Finding:
+    return max(findings, key=lambda finding: list(Level).index(finding.level))
+
+
+def of(words: Sequence[str]) -> TrainConfig:
+    return compose_config(["tracking.wandb=disabled", *words])
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Path:
+    """A copy of a small shard, indexed."""
+    copy = tmp_path / "a.tar"
+    shutil.copy(EMOJI, copy)
+    index_shard(str(copy))
+    return copy
+
+
+def data(shard: Path, *words: str) -> list[Finding]:
+    config = of(["experiment=emoji", f"data.train={shard}", *words])
+    return list(found("data", lambda: run.data(config)))
+
+
+def is_told(finding: Finding, level: Level, *parts: str) -> bool:
+    """The level, and what the line and its fix must name."""
+    return finding.level is level and not [part for part in parts if part not in str(finding)]
+
+
+# Data -----------------------------------------------------------------------------------------------------------------
+
+
+def test_good_data_are_read_and_nothing_is_written(shard: Path) -> None:
+    before = sorted(shard.parent.rglob("*"))
+    assert is_told(worst(data(shard)), Level.ok, "samples, indexed, first and last read")
+    shutil.rmtree(shard.parent / ".index")
+    assert is_told(worst(data(shard)), Level.ok, "read whole, indexed at the start")
+    assert sorted(shard.parent.rglob("*")) == [path for path in before if ".index" not in str(path)]
+
+
+@pytest.mark.parametrize("bad", [0, 2])
+def test_both_ends_of_a_shard_without_an_index_are_read(bad: int, tmp_path: Path) -> None:
+    members = pairs(3)
+    members[2 * bad] = (members[2 * bad][0], picture()[:40])
+    finding = worst(data(write_tar(tmp_path / "a.tar", members), "data.captions=[txt]", "data.caption_weights=null"))
+    assert is_told(finding, Level.fail, f"sample '{bad:06d}'") and finding.code is ExitCode.DATA
+
+
+def test_a_missing_shard(tmp_path: Path) -> None:
+    finding = worst(data(tmp_path / "b.tar"))
+    assert is_told(finding, Level.fail, "no 'b.tar'") and finding.code is ExitCode.CONFIG
+
+
+def test_a_shard_whose_bytes_changed_under_its_index(shard: Path) -> None:
+    stamp = shard.stat()
+    content = bytearray(shard.read_bytes())
+    content[600:700] = bytes(100)
+    shard.write_bytes(content)
+    os.utime(shard, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    finding = worst(data(shard))
+    assert is_told(finding, Level.fail, "CRC32", str(shard)) and finding.code is ExitCode.DATA
+
+
+def test_a_shard_that_was_cut(shard: Path) -> None:
+    shutil.rmtree(shard.parent / ".index")
+    os.truncate(shard, 10_000)
+    finding = worst(data(shard))
+    assert is_told(finding, Level.fail, "offset", "python -m data check") and finding.code is ExitCode.DATA
+
+
+def test_an_index_of_an_earlier_state(shard: Path) -> None:
+    os.utime(shard)
+    assert is_told(worst(data(shard)), Level.warn, "changed since it was indexed", "python -m data index")
+
+
+def test_captions_that_are_not_there(shard: Path) -> None:
+    assert is_told(
+        worst(data(shard, "data.captions=[captain]", "data.caption_weights=null")), Level.fail, "'captain'", "'caption'"
+    )
+
+
+def test_questions_of_a_folder_and_of_a_file(tmp_path: Path) -> None:
+    config = of(["experiment=topics"])
+    assert is_told(worst(found("data", lambda: run.data(config))), Level.ok, "queries.jsonl")
+    rows = tmp_path / "train.jsonl"
+    rows.write_text('{"question": "a", "positive_ctxs": []}\n')
+    other = of(["experiment=topics", f"data.train={rows}"])
+    finding = worst(found("data", lambda: run.data(other)))
+    assert is_told(finding, Level.fail, "positive_ctxs is empty") and finding.code is ExitCode.DATA
+
+
+# Model ----------------------------------------------------------------------------------------------------------------
+
+
+def model(*words: str) -> list[Finding]:
+    config = of(["experiment=topics", *words])
+    return list(found("model", lambda: run.model(config)))
+
+
+def test_weights_and_tokenizer_of_a_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "bert"
+    tiny_bert.write(folder)
+    assert worst(model(f"model.text.name={folder}")).level is Level.ok
+    (folder / "tokenizer.json").write_text('{"version": ')
+    assert is_told(worst(model(f"model.text.name={folder}")), Level.fail, f"model.text.name={folder}", "tokenizer")
+    tiny_bert.write(folder)
+    (folder / "model.safetensors").unlink()
+    assert is_told(worst(model(f"model.text.name={folder}")), Level.fail, "lacks weights", "model.safetensors")
+    assert worst(model(f"model.text.name={folder}", "model.text.from_scratch=true")).level is Level.ok
+    (folder / "tokenizer.json").unlink()
+    lacks = model(f"model.text.name={folder}", "model.text.from_scratch=true")
+    assert is_told(worst(lacks), Level.fail, "lacks a tokenizer", "tokenizer.json")
+    assert is_told(worst(model(f"model.text.name={tmp_path}/none")), Level.fail, "there is no folder")
+    assert is_told(worst(model("model.text.name=pkg:none/x")), Level.fail, "is not installed", "pip install")
+
+
+def test_a_published_model_that_is_not_here() -> None:
+    """The suite is offline: HF_HUB_OFFLINE=1."""
+    finding = worst(model("model.text.name=nobody/nothing"))
+    assert is_told(finding, Level.fail, "weights not on this machine", "hf download nobody/nothing")
+
+
+# Trackers and the run -------------------------------------------------------------------------------------------------
+
+
+def test_online_without_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    monkeypatch.setenv("WANDB_BASE_URL", "http://localhost:1")
+    config = compose_config(["experiment=emoji", "tracking.wandb=online"])
+    assert is_told(worst(found("wandb", lambda: run.tracking(config))), Level.fail, "wandb login", "offline")
+
+
+def test_where_a_run_stands(tmp_path: Path) -> None:
+    words = ["experiment=emoji", f"run.dir={tmp_path}", "run.name=a"]
+    config = of(words)
+    assert is_told(worst(run.run(words, config)), Level.ok, "is new; 1200 steps")
+    (tmp_path / "a" / "checkpoints" / "step_00000400").mkdir(parents=True)
+    assert is_told(worst(run.run(words, config)), Level.ok, "goes on from step_00000400")
+    unread = [*words, "eval.depth=200"]
+    refused = worst(found("run", lambda: run.run(unread, of(unread))))
+    assert is_told(refused, Level.fail, "eval.depth=200", "Leave it out")
+
+
+# The machine ----------------------------------------------------------------------------------------------------------
+
+
+def test_two_faiss(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, packages: None) -> None:
+    install(tmp_path, "faiss_gpu", "1.7.2")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    finding = worst(machine.faiss_kind())
+    assert is_told(finding, Level.fail, "faiss-gpu", "pip uninstall -y faiss-", "requirements.lock")
+
+
+def test_a_package_that_is_not_the_tested_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, packages: None) -> None:
+    install(tmp_path, "accelerate", "1.11.0")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    finding = worst(machine.versions())
+    assert is_told(finding, Level.warn, "accelerate 1.11.0", "-c requirements.lock")
+
+
+def test_a_package_that_cannot_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, packages: None) -> None:
+    install(tmp_path, "transformers", "4.0.0")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    finding = worst(machine.versions())
+    assert is_told(finding, Level.fail, "transformers 4.0.0 is not", ">=5.3") and finding.code is ExitCode.CONFIG
+
+
+@pytest.fixture
+def packages() -> Iterator[None]:
+    """What is installed is looked up anew, and again after the test."""
+    machine.installed.cache_clear()
+    yield
+    machine.installed.cache_clear()
+
+
+def install(folder: Path, name: str, version: str) -> None:
+    info = folder / f"{name}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n")
+
+
+def test_few_open_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        for limit, level in ((200, Level.fail), (512, Level.warn), (min(2048, hard), Level.ok)):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+            assert is_told(worst(machine.open_files()), level, str(limit), *["ulimit -n"] * (level is not Level.ok))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_more_computing_than_cores() -> None:
+    cores = os.cpu_count() or 1
+    assert is_told(worst(machine.load(cores + 0.5)), Level.warn, f"{cores}.5 processes compute, on {cores} cores")
+    assert is_told(worst(machine.load(cores - 0.5)), Level.ok, "processes compute")
+
+
+def test_more_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "999")
+    assert is_told(worst(machine.threads()), Level.warn, "999 processes", "export OMP_NUM_THREADS=1")
+
+
+def test_a_place_for_runs_that_cannot_be_written() -> None:
+    finding = worst(machine.disk("run.dir", Path("/proc/self/runs"), "run.dir=FOLDER"))
+    assert is_told(finding, Level.fail, "/proc/self", "run.dir=FOLDER")
+
+
+def test_shared_memory_that_is_too_little_for_the_loaders() -> None:
+    assert is_told(worst(machine.shared_memory(4, 1 << 50)), Level.fail, "4 workers", "--shm-size=8g")
+
+
+@pytest.mark.mounts
+@pytest.mark.parametrize(
+    "call", ['shared_memory(2, 0, Path("PLACE"))', 'disk("run.dir", Path("PLACE/runs"), "elsewhere")']
+)
+def test_a_small_mount(call: str, tmp_path: Path) -> None:
+    code = (
+        f"from pathlib import Path\nfrom train.doctor.machine import *\nprint(*{call.replace('PLACE', str(tmp_path))})"
+    )
+    script = f'mount -t tmpfs -o size=1m none "{tmp_path}" && exec "$0" -c "$1"'
+    done = subprocess.run(
+        [*UNSHARE, "sh", "-c", script, sys.executable, code], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.stdout.startswith("fail") and "1 MiB free" in done.stdout and "→" in done.stdout, done
+
+
+def test_an_interface_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere0")
+    finding = next(group.gloo(ProcessGroup("gloo", 2)))
+    assert is_told(finding, Level.fail, "GLOO_SOCKET_IFNAME=nowhere0", "one of lo")
+
+
+# The command ----------------------------------------------------------------------------------------------------------
+
+
+def test_words_that_are_no_keys_are_the_first_finding() -> None:
+    finding = next(doctor.look(["stepz=3"]))
+    assert is_told(finding, Level.fail, "stepz", "'steps'") and finding.code is ExitCode.CONFIG
+
+
+def test_the_exit_code_is_that_of_the_least_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    findings = [ok("a", "good"), fail("b", "bad", code=ExitCode.HARDWARE), warn("c", "well", "do"), fail("b", "bad")]
+    assert doctor.report(findings, as_json=False) == 4
+    assert doctor.report([*findings, fail("d", "worse", code=ExitCode.CONFIG)], as_json=False) == 2
+    assert doctor.report(findings[:1], as_json=False) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("bad") == 2 and "ready" in shown and "1 to mend, 1 to know of" in shown
+    doctor.report(findings, as_json=True)
+    assert [f["level"] for f in json.loads(capsys.readouterr().out)] == ["ok", "fail", "warn"]
+
+
+def test_the_command_from_a_folder_with_a_strangers_package(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "__init__.py").touch()
+    measured = "COVERAGE_PROCESS_CONFIG"  # coverage would warn of the stranger's package, too
+    environment = {**{k: v for k, v in os.environ.items() if k != measured}, "PYTHONPATH": str(ROOT)}
+    for module in ("train.doctor", "train", "eval", "eval.report"):
+        command = [sys.executable, "-m", module, "experiment=emoji"]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout) == (2, "")
+        (line,) = done.stderr.splitlines()
+        assert str(tmp_path / "data") in line and f"cd {ROOT}" in line
+
+
+def test_the_command_examines_this_machine() -> None:
+    command = [sys.executable, "-m", "train.doctor", "experiment=emoji", "tracking.wandb=disabled"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {"gloo", "faiss", "data", "model", "run"} <= {*done.stdout.split()}
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_credentials_stay_out_of_findings(as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    doctor.report([fail("data", "'https://me:canary@host/a.tar?sig=canary' is away")], as_json)
+    out = capsys.readouterr().out
+    assert "https://[redacted]@host/a.tar?[redacted]" in out and "canary" not in out
+
+
+def test_batch_norms_are_told_and_several_chunks_of_them_fail() -> None:
+    def told(*words: str) -> Finding:
+        return list(found("model", lambda: run.model(of(["experiment=emoji_scratch", *words]))))[-1]
+
+    assert is_told(told("model.name=RN50"), Level.ok, "55 batch norms", "statistics of the global batch")
+    failed = told("model.name=RN50", "chunk_size=8")
+    assert is_told(failed, Level.fail, "model.batch_norm=per_chunk") and failed.code is ExitCode.CONFIG
+    assert "batch norm" not in str(told())
+
+
+def test_each_process_of_a_group_writes_its_line_at_once() -> None:
+    """They share a pipe: two writes per line mix the lines. A datagram socket keeps the writes apart."""
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    command = [sys.executable, "-m", "dyad.train.doctor.group", "gloo", "2"]
+    with here, there:
+        subprocess.run(
+            command, cwd=ROOT, stdout=there.fileno(), env={**os.environ, "PYTHONUNBUFFERED": "1"}, check=True
+        )
+        lines = [here.recv(100) for _ in range(2)]
+    assert lines == [b"all agree\n"] * 2

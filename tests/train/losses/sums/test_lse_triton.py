@@ -1,0 +1,122 @@
+"""The Triton kernels against dense float64: interpreted everywhere, compiled where there is a CUDA device."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from jobs import kernels_job
+
+from dyad.train.losses.sums import lse_triton as kernels
+from dyad.train.losses.sums.logits import Logits
+from dyad.train.losses.sums.lse_one_shift import _fused
+from dyad.train.losses.sums.tiles import Exclusion, Pairs, Tiles
+
+ROOT = Path(__file__).parents[4]
+
+
+@pytest.mark.triton
+def test_interpreted() -> None:
+    """tests/jobs/kernels_job.py says what is checked; it prints a line when all of it holds."""
+    run = subprocess.run(
+        [sys.executable, str(ROOT / "tests/jobs/kernels_job.py")],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "1"},
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    assert "all checks hold" in run.stdout
+
+
+def test_the_cpu_has_no_kernels() -> None:
+    x = torch.zeros(4, 8, dtype=torch.bfloat16)
+    assert not kernels.available(x, x)
+
+
+@pytest.mark.gpu
+def test_compiled() -> None:
+    kernels_job.check_available("cuda")
+    kernels_job.check_all("cuda")
+
+
+@pytest.mark.gpu
+def test_every_shape_that_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that another device or width would find fastest; some do not fit on every device."""
+    from triton.runtime.errors import OutOfResources
+
+    fit = 0
+    for sums, gradient in zip(kernels._sums_kernel.configs, kernels._gradient_kernel.configs, strict=True):
+        monkeypatch.setattr(kernels._sums_kernel, "configs", [sums])
+        monkeypatch.setattr(kernels._gradient_kernel, "configs", [gradient])
+        try:
+            kernels_job.check_sums_and_strips("cuda", torch.bfloat16)
+            kernels_job.check_short_strips("cuda")
+        except OutOfResources:
+            continue
+        fit += 1
+    assert fit
+
+
+@pytest.mark.gpu
+def test_larger_and_in_a_usual_width() -> None:
+    for dtype, most in ((torch.bfloat16, 2e-3), (torch.float16, 4e-4)):
+        errors = kernels_job.check_symmetric_loss("cuda", size=4096, width=512, scale=100.0, dtype=dtype)
+        assert max(errors) < most, (dtype, errors)
+
+
+@pytest.mark.gpu
+def test_the_same_bits_every_time() -> None:
+    x, y = kernels_job.embeddings(5000, 9000, 512, "cuda", torch.bfloat16)
+    first, again = (kernels.exp_sums(x, y, 100.0, 40.0) for _ in range(2))
+    assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1])
+    gradients = [kernels.gradients(x, y, 100.0, 40.0, 1 / first[0], 1 / first[1]) for _ in range(2)]
+    assert torch.equal(gradients[0][0], gradients[1][0]) and torch.equal(gradients[0][1], gradients[1][1])
+
+
+@pytest.mark.gpu
+def test_memory_is_linear() -> None:
+    """Sums: 64 partial sums of 4 bytes per column. Gradients: two of float32, and one strip of G."""
+    peaks = {}
+    for size in (16384, 32768):
+        x, y = kernels_job.embeddings(size, size, 64, "cuda", torch.bfloat16)
+        of_rows, of_columns = kernels.exp_sums(x, y, 20.0, 3.0)  # shapes are chosen here
+        kernels.gradients(x, y, 20.0, 3.0, of_rows, of_columns)
+        for name, run in {
+            "sums": lambda x=x, y=y: kernels.exp_sums(x, y, 20.0, 3.0),
+            "gradients": lambda x=x, y=y, u=of_rows, v=of_columns: kernels.gradients(x, y, 20.0, 3.0, u, v),
+        }.items():
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            run()
+            peaks[name, size] = torch.cuda.max_memory_allocated() - before
+    assert peaks["sums", 32768] < 32768 * 300 + 2**23
+    assert peaks["gradients", 32768] < 2 * 32768 * 64 * 4 + 2 * kernels.STRIP**2 + 2**25
+    assert peaks["gradients", 32768] - peaks["gradients", 16384] < 2 * 16384 * 64 * 4 + 2**23
+
+
+@pytest.mark.gpu
+def test_more_than_2_to_31_numbers() -> None:
+    """Takes about 5 GB of the device."""
+    width = kernels.WIDEST
+    x = torch.zeros(64, width, dtype=torch.bfloat16, device="cuda")
+    x[:, 0] = 1.0
+    y = torch.zeros(2**31 // width + 4096, width, dtype=torch.bfloat16, device="cuda")
+    y[:, 0] = torch.linspace(-1, 1, len(y), device="cuda")
+    of_rows, of_columns = kernels.exp_sums(x, y, 3.0, 0.0)
+    e = (3.0 * y[:, 0].double()).exp()
+    torch.testing.assert_close(of_columns.double(), 64 * e, rtol=1e-5, atol=0)
+    torch.testing.assert_close(of_rows.double(), e.sum().expand(64), rtol=1e-5, atol=0)
+
+
+def test_more_keys_than_the_kernels_know_take_the_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sample that is in a batch twice adds its id to the keys of x and y."""
+    monkeypatch.setattr(kernels, "available", lambda x, y: True)
+    x, scale, key = torch.zeros(4, 8, dtype=torch.bfloat16), torch.tensor(1.0), torch.arange(4)
+    logits = Logits(scale, None, None, None)
+    for keys, fits in ((2, True), (3, False)):
+        tiles = Tiles(x, x, Exclusion(((key, key),) * keys, Pairs.own_columns(4, 0, x.device)))
+        assert (_fused(tiles, logits) is not None) == fits

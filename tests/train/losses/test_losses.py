@@ -1,0 +1,143 @@
+"""train.losses as a stranger uses it: building, refusals, the temperature, a plain loop, any number of ranks."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from helpers.dist import launch
+from jobs.dist_losses import OTHERS, needed_options
+
+import dyad.train.losses
+from dyad.data.base.errors import ConfigError
+from dyad.train.losses import OBJECTIVES, build_objective
+from dyad.train.losses.options.registry import configure
+
+SOFTMAX = ["symmetric_dpm", "clip", "gcl", "one_sided_dpm", "info_nce", "dpr", "epr", "cross_entropy", "listwise_ce"]
+
+
+def test_temperature_is_clamped_after_the_step() -> None:
+    objective: Any = build_objective("clip", temperature=0.02, min_temperature=0.015)
+    for pushed, expected in ((9.0, -math.log(0.015)), (-3.0, 0.0), (2.0, 2.0)):
+        objective.logit_scale.data.fill_(pushed)
+        objective.clamp_()
+        assert float(objective.logit_scale.detach()) == pytest.approx(expected)
+    fixed: Any = build_objective("clip", temperature=5.0, learnable=False)
+    fixed.clamp_()
+    assert float(fixed.logit_scale.detach()) == pytest.approx(-math.log(5.0))
+    assert not fixed.logit_scale.requires_grad
+    objective.undo()
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("clip", {"tau_scaled": True}, "learnable=true.*no optimum"),
+    ("clip", {"tau_scaled": True, "rho": 0.1}, "learnable=true.*no optimum"),  # a sum, not a mean
+    ("clip", {"tau_scaled": True, "partition": "mean"}, "learnable=true.*no optimum.*rho"),
+    ("symmetric_dpm", {"learnable": True}, "tau_scaled"),
+    ("gcl", {"learnable": True}, "tau_scaled"),
+    ("simclr", {"tau_scaled": True}, "learnable=true.*tau_scaled"),
+    ("clip", {"rho": 0.1}, "rho=0.1.*tau_scaled=true and objective.partition=mean"),
+    ("symmetric_dpm", {"rho": 0.1}, "rho=0.1.*partition=mean"),
+    ("gcl", {"rho": -1.0}, "rho=-1.0.*above 0"),
+    ("clip", {"positives": "single", "duplicates": "positive"}, "positives=single.*each, exclude or merge"),
+    ("one_sided_dpm", {"directions": "mean"}, "directions=mean.*directions=x only"),
+    ("one_sided_dpm", {"importance_file": "q.npy"}, "importance_file=q.npy.*log_q or zeta"),
+    ("clip", {"temperature": 0.0}, "above 0"),
+    ("clip", {"temperature": 3.0}, "between objective.min_temperature=0.01 and 1"),
+    ("clip", {"min_temperature": 0.0}, "at most 1"),
+    ("clip", {"temprature": 0.1}, "'temperature'"),
+    ("clip", {"gamma": 0.1}, "no such option"),
+    ("clip", {"importance": "log_q"}, "no such option"),
+    ("clip", {"duplicates": "msk"}, "objective.duplicates.*keep, mask, positive"),
+    ("clip", {"positives": "some"}, "objective.positives.*single, each, exclude, merge"),
+    ("clip", {"temperature": "warm"}, "objective.temperature.*warm"),
+    ("symetric_dpm", {}, "'symmetric_dpm'"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "message"), REFUSED, ids=str)
+def test_refused_by_name(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        build_objective(name, **options)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_scaled_loss_learns_its_temperature_with_a_radius_alone() -> None:
+    for name, options in (
+        ("symmetric_dpm", {"tau_scaled": False}),
+        ("gcl", {"rho": 0.1}),
+        ("clip", {"tau_scaled": True, "partition": "mean", "rho": 0.1}),
+    ):
+        objective: Any = build_objective(name, learnable=True, **options)
+        assert objective.logit_scale.requires_grad
+
+
+def test_every_objective_has_a_configuration_and_a_formula() -> None:
+    for name, row in OBJECTIVES.items():
+        assert type(build_objective(name, **needed_options(name))) is row.load()
+        assert configure(name, **needed_options(name)).name == name
+    with pytest.raises(AttributeError, match="build_objectiv"):
+        dyad.train.losses.build_objectiv  # noqa: B018 # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize("name", SOFTMAX)
+def test_wrong_inputs_say_what_is_wrong(name: str) -> None:
+    x, y = torch.randn(2, 9, 5)
+    objective = build_objective(name)
+    with pytest.raises(ValueError, match=r"9 rows of x and 8 of y are no pairs.*positives="):
+        objective(x, y[:8])
+    with pytest.raises(ValueError, match=r"\(9, 5\) and \(9, 4\)"):
+        objective(x, y[:, :4])
+    with pytest.raises(ValueError, match=r"\(9, 5\) and None"):
+        objective(x, None)
+    with pytest.raises(ValueError, match="no pair"):
+        objective(x[:0], y[:0])
+    with pytest.raises(ConfigError, match=r"duplicates=mask.*x_keys or y_keys"):
+        build_objective(name, duplicates="mask")(x, y)
+
+
+def test_wrong_views_say_what_is_wrong() -> None:
+    x, y = torch.randn(2, 9, 5)
+    objective = build_objective("simclr")
+    with pytest.raises(ValueError, match=r"alike, not \(9, 5\) and \(8, 5\)"):
+        objective(x, y[:8])
+    with pytest.raises(ValueError, match="not 9"):
+        objective(x, None)
+    with pytest.raises(ValueError, match="no pair"):
+        objective(x[:0], y[:0])
+
+
+@pytest.mark.parametrize("name", [name for name in OBJECTIVES if name not in ("partial_auc", *OTHERS)])
+def test_a_plain_loop_learns(name: str) -> None:
+    """Matching pairs get scores above all others."""
+    torch.manual_seed(0)
+    y = torch.randn(32, 7)
+    x = y @ torch.randn(7, 12)
+    towers = torch.nn.ModuleList([torch.nn.Linear(12, 16), torch.nn.Linear(7, 16)])
+    options = {**needed_options(name), **({"num_samples": 32} if "num_samples" in needed_options(name) else {})}
+    objective = build_objective(name, **options)
+    optimizer = torch.optim.AdamW([*towers.parameters(), *objective.parameters()], lr=0.03)
+
+    def accuracy() -> float:
+        similarity = objective.options.similarity.value
+        e, f = towers[0](x), towers[1](y)
+        if similarity == "cosine":
+            e, f = (torch.nn.functional.normalize(v, dim=1) for v in (e, f))
+        return float(((e @ f.T).argmax(1) == torch.arange(32)).double().mean())
+
+    before = accuracy()
+    losses = []
+    for _ in range(60):
+        loss = objective(towers[0](x), towers[1](y), sample_ids_b=torch.arange(32)).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        objective.clamp_()
+        losses.append(float(loss.detach()))
+    assert math.isfinite(losses[-1])
+    assert before < 0.2 and accuracy() > 0.5
+
+
+def test_any_number_of_ranks() -> None:
+    """tests/jobs/dist_losses.py says what is checked; each rank prints a line when all of it holds."""
+    launch("dist_losses.py", 4)

@@ -1,0 +1,350 @@
+"""Checkpoints: bit-identical, checked before loading, whole or not there."""
+
+import json
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from itertools import count, takewhile
+from pathlib import Path
+from shutil import copy, copytree, rmtree
+from typing import cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dyad.data.base.errors import ConfigError, DataError, HardwareError
+from dyad.train.run_folder.checkpoint import (
+    FORMAT,
+    CheckpointState,
+    capture,
+    find,
+    load,
+    load_weights,
+    locate,
+    named_tensors,
+    restore,
+    restore_weights,
+    save,
+    tidy,
+)
+
+FILES = ("model.safetensors", "optimizer.safetensors", "memory.safetensors", "state.json", "manifest.json")
+MEMORY = {"log_u": torch.tensor([1e-42, -0.0, float("nan")]), "tau": torch.tensor([0.1, 0.2, 0.3])}
+
+
+class Tower(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU())
+        self.projection = nn.Linear(8, 4)
+        self.register_buffer("scratch", torch.zeros(3), persistent=False)
+
+    def forward(self, x_b6: Tensor) -> Tensor:
+        return self.projection(self.trunk(x_b6))
+
+
+class Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.logit_scale = nn.Parameter(torch.tensor(1.5))
+
+
+class Run:
+    """Two towers that share a projection, one frozen layer, a scalar parameter, AdamW."""
+
+    def __init__(self, seed: int, fused: bool = False, backwards: bool = False) -> None:
+        torch.manual_seed(seed)
+        self.x, self.y, self.scale = Tower(), Tower(), Scale()
+        self.y.projection = self.x.projection
+        self.x.trunk[0].requires_grad_(False)
+        towers = nn.ModuleDict({"x_tower": self.x, "y_tower": self.y})
+        self.modules: dict[str, nn.Module] = {"towers": towers, "objective": self.scale}
+        trained = [p for m in self.modules.values() for p in m.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(trained[::-1] if backwards else trained, lr=0.01, fused=fused)
+
+    def train(self, first: int, last: int) -> list[float]:
+        losses = []
+        for step in range(first, last):
+            noise = torch.Generator().manual_seed(step)
+            x, y = torch.randn(2, 5, 6, generator=noise)
+            loss = ((self.x(x) - self.y(y)) ** 2).mean() * self.scale.logit_scale.exp()
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    def state(self, step: int, **facts: object) -> CheckpointState:
+        return capture(self.modules, self.optimizer, step, facts)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A run with checkpoints of steps 2, 4 and 6; state per sample too."""
+    run = Run(0)
+    for step in (2, 4, 6):
+        run.train(step - 2, step)
+        save(tmp_path, capture(run.modules, run.optimizer, step, {}, MEMORY | {"samples_seen": torch.tensor(step)}), 3)
+    return tmp_path
+
+
+def folder(run_dir: Path, step: int) -> Path:
+    return run_dir / "checkpoints" / f"step_{step:08d}"
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+def test_a_resumed_run_equals_the_undisturbed_one_bit_for_bit(tmp_path: Path, fused: bool) -> None:
+    undisturbed, stopped = Run(0, fused), Run(0, fused)
+    losses = undisturbed.train(0, 8)
+    assert stopped.train(0, 3) == losses[:3]
+    path = save(tmp_path, stopped.state(3, samples_seen=15, data={"seed": 1}), keep=1)
+    resumed = Run(1, fused, backwards=True)  # other initial weights, other order of parameters: names decide
+    state = load(path)
+    assert (state.step, state.facts) == (3, {"samples_seen": 15, "data": {"seed": 1}})
+    restore(state, resumed.modules, resumed.optimizer)
+    assert resumed.train(3, 8) == losses[3:]
+    assert same(named_tensors(resumed.modules), named_tensors(undisturbed.modules))
+    assert same(resumed.state(8).optimizer, undisturbed.state(8).optimizer)
+
+
+def test_what_is_restored_does_not_depend_on_the_file(saved: Path) -> None:
+    run = Run(1)
+    restore(load(folder(saved, 6)), run.modules, run.optimizer)
+    before = {k: v.clone() for k, v in run.state(6).optimizer.items()}
+    for file in folder(saved, 6).iterdir():
+        file.write_bytes(b"\0" * file.stat().st_size)
+    assert same(run.state(6).optimizer, before)
+
+
+def test_shared_and_temporary_tensors_are_saved_once_and_not_at_all(saved: Path) -> None:
+    names = load_weights(folder(saved, 6)).keys()
+    assert "towers.x_tower.projection.weight" in names
+    assert "towers.y_tower.projection.weight" not in names
+    assert "towers.x_tower.trunk.1.running_mean" in names
+    assert not any("scratch" in name for name in names)
+    assert "objective.logit_scale" in names
+    frozen = [n for n in load(folder(saved, 6)).optimizer if "x_tower.trunk.0" in n]
+    assert frozen == []
+
+
+def test_scalar_optimiser_state_survives(tmp_path: Path) -> None:
+    layer = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    optimizer.state[layer.weight] = {"count": 3, "momentum_buffer": None}
+    path = save(tmp_path, capture({"m": layer}, optimizer, 1, {}), keep=1)
+    again = torch.optim.SGD(layer.parameters(), lr=0.1)
+    restore(load(path), {"m": layer}, again)
+    assert again.state[layer.weight] == {"count": 3}
+    with pytest.raises(AssertionError, match=r"state\.json"):
+        capture({"m": layer}, optimizer, 1, {"step": 2})
+
+
+def test_names_do_not_show_how_a_module_is_wrapped(tmp_path: Path) -> None:
+    tower = Tower()
+    plain = {"tower": tower}
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        parallel = nn.parallel.DistributedDataParallel(nn.ModuleDict({"inner": cast(nn.Module, torch.compile(tower))}))
+        wrapped = named_tensors({"tower": parallel})
+    finally:
+        torch.distributed.destroy_process_group()
+    expected = {name.replace("tower.", "tower.inner."): tensor for name, tensor in named_tensors(plain).items()}
+    assert same(wrapped, expected)
+
+
+def test_state_per_sample_is_kept_to_the_bit_and_only_where_there_is_some(saved: Path, tmp_path: Path) -> None:
+    state = load(folder(saved, 6))
+    assert {name: t.numpy().tobytes() for name, t in state.memory.items()} == {
+        **{name: t.numpy().tobytes() for name, t in MEMORY.items()},
+        "samples_seen": torch.tensor(6).numpy().tobytes(),
+    }
+    plain = save(tmp_path / "plain", Run(0).state(1), keep=1)
+    assert sorted(p.name for p in plain.iterdir()) == sorted(set(FILES) - {"memory.safetensors"})
+    assert load(plain).memory == {}
+    copy(folder(saved, 6) / "memory.safetensors", plain)  # a damaged manifest may not list it
+    with pytest.raises(DataError, match=r"memory\.safetensors"):
+        load(plain)
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize("damage", [flip, truncate, Path.unlink], ids=["flipped", "truncated", "missing"])
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_checkpoint_is_refused_and_passed_over(saved: Path, name: str, damage) -> None:
+    damage(folder(saved, 6) / name)
+    if name == "manifest.json" and damage is truncate:  # the last byte of JSON text is a newline: harmless
+        truncate(folder(saved, 6) / name)
+    named = "" if name == "manifest.json" and damage is flip else name.split(".")[0]  # it may hit the digest of another
+    with pytest.raises(DataError, match=f"step_00000006/.*{named}"):
+        load(folder(saved, 6))
+    notes: list[str] = []
+    assert find(saved, notes.append) == folder(saved, 4)
+    assert len(notes) == 1
+    assert "step_00000006" in notes[0]
+    assert len(notes[0].splitlines()) == 1
+
+
+def test_when_no_checkpoint_is_whole_nothing_starts_again_by_itself(saved: Path, tmp_path: Path) -> None:
+    for step in (2, 4, 6):
+        flip(folder(saved, step) / "model.safetensors")
+    with pytest.raises(DataError, match=r"none of the 3 checkpoints .* resume=never"):
+        find(saved, lambda line: None)
+    assert find(tmp_path / "other", lambda line: None) is None
+
+
+@pytest.mark.parametrize(("age", "version"), [("newer", FORMAT + 1), ("older", FORMAT - 1)])
+def test_another_format_is_refused_not_passed_over(saved: Path, age: str, version: int) -> None:
+    manifest = folder(saved, 6) / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": version}))
+    with pytest.raises(ConfigError, match=f"of an? {age} Dyad \\(format {version}"):
+        find(saved, lambda line: None)
+
+
+def test_retention_keeps_the_newest(saved: Path) -> None:
+    save(saved, Run(0).state(8), keep=2)
+    assert [p.name for p in sorted((saved / "checkpoints").iterdir())] == ["step_00000006", "step_00000008"]
+    save(saved, Run(0).state(10), keep=1)
+    assert [p.name for p in (saved / "checkpoints").iterdir()] == ["step_00000010"]
+
+
+def test_retention_never_prefers_a_damaged_newer_one(saved: Path) -> None:
+    flip(folder(saved, 6) / "model.safetensors")
+    save(saved, Run(0).state(5), keep=1)  # the run fell back to 4 and went on
+    assert find(saved, lambda line: None) == folder(saved, 5)
+    save(saved, Run(0).state(6), keep=1)  # and overtakes the damaged one
+    notes: list[str] = []
+    assert find(saved, notes.append) == folder(saved, 6)
+    assert notes == []
+
+
+def test_what_a_killed_save_leaves_is_cleared_up(saved: Path) -> None:
+    checkpoints = saved / "checkpoints"
+    half = checkpoints / ".step_00000008.partial"
+    half.mkdir()
+    (half / "model.safetensors").write_bytes(b"half")
+    folder(saved, 6).rename(checkpoints / ".step_00000006.aside")  # killed between the two renames of a second save
+    (checkpoints / ".step_00000004.aside").mkdir()  # killed just after them
+    assert find(saved, lambda line: None) == folder(saved, 4)
+    tidy(saved)
+    assert find(saved, lambda line: None) == folder(saved, 6)
+    assert not list(checkpoints.glob(".*"))
+    tidy(saved / "nowhere")
+
+
+def killed_in(work: Callable[[], object], folder: Path, moment: int, most: int) -> bool:
+    """Do it in a process that is killed -9 as it touches the `moment`th path in the folder, or the kernel kills as it
+    writes a file beyond `most` bytes. False: it got to its end."""
+    child = os.fork()
+    if child == 0:
+        touched = 0
+
+        def watch(event: str, arguments: tuple[object, ...]) -> None:
+            nonlocal touched
+            if event.startswith(("open", "os.", "shutil.")) and arguments and str(folder) in str(arguments[0]):
+                touched += 1
+                if touched > moment:
+                    signal.raise_signal(signal.SIGKILL)
+
+        sys.addaudithook(watch)
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+        work()
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
+
+
+@pytest.mark.parametrize("step", [6, 8], ids=["again", "next"])
+def test_killed_anywhere_in_a_save_one_whole_checkpoint_is_the_newest(saved: Path, step: int) -> None:
+    new, old, run = Run(1).state(step), load(folder(saved, 6)), saved / "run"
+
+    def outcome(moment: int, most: int) -> tuple[bool, bool]:
+        """Whether the save was killed, and whether its checkpoint is the one that is found."""
+        copytree(saved / "checkpoints", run / "checkpoints")
+        killed = killed_in(lambda: save(run, new, keep=1), run, moment, most)
+        tidy(run)
+        found = find(run, pytest.fail)
+        assert found is not None and not list((run / "checkpoints").glob(".*"))
+        state = load(found)
+        is_new = same(state.model, new.model)
+        assert is_new or (same(state.model, old.model) and same(state.optimizer, old.optimizer))
+        rmtree(run)
+        return killed, is_new
+
+    endless = 1 << 30
+    touched = list(takewhile(lambda fate: fate[0], (outcome(moment, endless) for moment in count())))
+    written = list(takewhile(lambda fate: fate[0], (outcome(endless, 400 * n) for n in count())))
+    assert len(touched) > 10 and {is_new for _, is_new in touched} == {False, True}
+    assert len(written) > 3 and not any(is_new for _, is_new in written)
+    assert outcome(endless, endless) == (False, True)
+
+
+def test_a_save_that_fails_leaves_the_older_checkpoints(saved: Path) -> None:
+    state = load(folder(saved, 6))
+    state.step, state.model["big"] = 8, torch.zeros(100_000)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(HardwareError, match=r"step_00000008.*it needs 4\d\d,\d\d\d bytes"):
+            save(saved, state, keep=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert sorted(p.name for p in (saved / "checkpoints").iterdir()) == [f"step_0000000{n}" for n in (2, 4, 6)]
+    assert find(saved, lambda line: None) == folder(saved, 6)
+
+
+def test_weights_of_another_model_are_refused_by_name(saved: Path) -> None:
+    run = Run(1)
+    run.x.trunk[0] = nn.Linear(6, 8, bias=False)
+    run.y.trunk[0] = nn.Linear(6, 7)
+    run.x.add_module("extra", nn.Linear(1, 1))
+    before = {k: v.clone() for k, v in named_tensors(run.modules).items()}
+    state = load(folder(saved, 6))
+    with pytest.raises(ConfigError) as caught:
+        restore(state, run.modules, run.optimizer)
+    message = str(caught.value)
+    assert "not in the checkpoint: towers.x_tower.extra.weight, towers.x_tower.extra.bias" in message
+    assert "not in this model: towers.x_tower.trunk.0.bias" in message
+    assert "towers.y_tower.trunk.0.weight (8, 6) there, (7, 6) here" in message
+    assert same(before, named_tensors(run.modules))
+    with pytest.raises(
+        ConfigError, match=r"not in the checkpoint: n.0.weight, n.0.bias, n.1.weight, n.1.bias and 2 more"
+    ):
+        restore_weights(state.model, {"n": nn.Sequential(*(nn.Linear(1, 1) for _ in range(3)))})
+
+
+def test_optimiser_state_of_a_parameter_that_is_not_trained_is_refused(saved: Path) -> None:
+    run = Run(1)
+    fewer = torch.optim.AdamW(run.y.parameters())
+    with pytest.raises(ConfigError, match=r"objective\.logit_scale.*does not train|does not train"):
+        restore(load(folder(saved, 6)), run.modules, fewer)
+
+
+def test_weights_alone_of_some_parts(saved: Path) -> None:
+    run = Run(1)
+    optimizer = dict(run.optimizer.state)
+    notes: list[str] = []
+    path = locate(saved, notes.append)
+    assert path == folder(saved, 6) == locate(path, notes.append)
+    restore_weights(load_weights(path), {"towers": run.modules["towers"]})
+    assert torch.equal(run.x.projection.weight, load(path).model["towers.x_tower.projection.weight"])
+    assert run.scale.logit_scale.item() == 1.5
+    assert run.optimizer.state == optimizer
+    with pytest.raises(ConfigError, match="neither a checkpoint"):
+        locate(saved / "nowhere", notes.append)

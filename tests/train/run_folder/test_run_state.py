@@ -1,0 +1,63 @@
+"""run_state.json and the lock of a run folder."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dyad.data.base.errors import ConfigError
+from dyad.train.run_folder.run_state import RunState, locked
+
+ROOT = Path(__file__).parents[3]
+HOLD = """
+import sys, time
+from pathlib import Path
+from dyad.train.run_folder.run_state import locked
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def state(folder: Path) -> dict[str, object]:
+    return json.loads((folder / "run_state.json").read_text())
+
+
+def test_the_state_says_how_a_run_stands(tmp_path: Path) -> None:
+    with RunState(tmp_path, 3, 10) as record:
+        assert (state(tmp_path)["status"], state(tmp_path)["step"], state(tmp_path)["total_steps"]) == (
+            "running",
+            3,
+            10,
+        )
+        record.write("preempted", 7)
+    assert (state(tmp_path)["status"], state(tmp_path)["step"]) == ("preempted", 7)
+    assert [p.name for p in tmp_path.iterdir()] == ["run_state.json"]
+
+
+def test_an_error_leaves_failed_and_its_reason(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError), RunState(tmp_path, 0, 10):
+        raise ConfigError("no such thing")
+    assert state(tmp_path)["status"] == "failed"
+    assert state(tmp_path)["error"] == "ConfigError: no such thing"
+
+
+def test_off_rank_0_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with RunState(None, 0, 10) as record:
+        record.write("finished", 10)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_second_run_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == b"held\n"
+        with pytest.raises(ConfigError, match=f"in use by process {first.pid} on "), locked(tmp_path):
+            pass
+        first.kill()
+        first.wait()
+    with locked(tmp_path):  # the lock died with its holder, though .lock is still there
+        assert (tmp_path / ".lock").exists()

@@ -1,0 +1,161 @@
+"""What is written while training goes on: checkpoints behind it, files of lines, and both on a disk that is full."""
+
+import os
+import resource
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from dyad.data.base.errors import HardwareError
+from dyad.data.base.files import LineFile
+from dyad.train.run_folder import checkpoint
+from dyad.train.run_folder.checkpoint import CheckpointState, capture, load
+from dyad.train.run_folder.saving import CheckpointWriter
+from tests.train.run_folder.test_checkpoint import MEMORY, Run, folder, same
+
+
+class Gate:
+    """Stands before a checkpoint until it is opened. begun: whether anybody waits or has waited."""
+
+    def __init__(self) -> None:
+        self.begun, self.opened = threading.Event(), threading.Event()
+
+    def __call__(self) -> None:
+        self.begun.set()
+        assert self.opened.wait(60)
+
+
+def writing(run_dir: Path, before_save=lambda: None, said: list[str] | None = None) -> CheckpointWriter:
+    log = [].append if said is None else said.append
+    return CheckpointWriter(run_dir, 3, before_save, lambda step: step + 2, log)
+
+
+def state(run: Run, step: int) -> CheckpointState:
+    return capture(run.modules, run.optimizer, step, {}, MEMORY)
+
+
+@contextmanager
+def no_room(limit: int = 1000) -> Iterator[None]:
+    """No file grows beyond `limit` bytes: as on a full disk, a part of what is written arrives."""
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+
+
+def test_what_is_written_behind_is_what_was_there_when_it_was_asked_for(tmp_path: Path) -> None:
+    run, gate = Run(0), Gate()
+    run.train(0, 3)
+    checkpoint.save(tmp_path / "now", state(run, 3), keep=1)
+    with writing(tmp_path / "behind", gate) as writer:
+        writer.save_in_background(state(run, 3))
+        run.train(3, 6)
+        assert not folder(tmp_path / "behind", 3).exists()
+        gate.opened.set()
+        writer.wait()
+        files = {path.name: path.read_bytes() for path in folder(tmp_path / "behind", 3).iterdir()}
+        assert files == {path.name: path.read_bytes() for path in folder(tmp_path / "now", 3).iterdir()}
+        writer.save_in_background(state(run, 6))
+        run.train(6, 7)
+    assert writer.seconds > 0
+    again = Run(0)
+    again.train(0, 6)
+    assert same(load(folder(tmp_path / "behind", 6)).model, state(again, 6).model)
+
+
+def test_the_copies_of_the_save_before_are_used_again(tmp_path: Path) -> None:
+    run = Run(0)
+    run.train(0, 1)
+    with writing(tmp_path) as writer:
+        places = []
+        for step in (1, 2):
+            writer.save_in_background(state(run, step))
+            writer.wait()
+            copied = {**writer._model(state(run, step).model), **writer._optimizer(state(run, step).optimizer)}
+            places.append({name: copy.data_ptr() for name, copy in copied.items()})
+    assert places[0] == places[1] and len(set(places[0].values())) == len(places[0])
+
+
+def test_nobody_forks_while_a_checkpoint_is_written(tmp_path: Path) -> None:
+    """A child would inherit what the writing thread holds."""
+    gate, forked = Gate(), threading.Event()
+
+    def fork() -> None:
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        forked.set()
+
+    with writing(tmp_path, gate) as writer:
+        writer.save_in_background(state(Run(0), 1))
+        assert gate.begun.wait(60)
+        forking = threading.Thread(target=fork)
+        forking.start()
+        assert not forked.wait(0.2)
+        gate.opened.set()
+        assert forked.wait(60)
+        forking.join()
+        assert folder(tmp_path, 1).exists()
+
+
+def test_a_checkpoint_that_finds_no_room(tmp_path: Path) -> None:
+    said: list[str] = []
+    run = Run(0)
+    with writing(tmp_path, said=said) as writer:
+        writer.save(state(run, 2))
+        with no_room():
+            writer.save_in_background(state(run, 4))
+            writer.wait()
+            (line,) = said
+            assert "cannot write checkpoint" in line and "step_00000004" in line and "it needs " in line
+            assert line.endswith("The run goes on; the next is due at step 6")
+            with pytest.raises(HardwareError, match=r"step_00000005.*it needs "):
+                writer.save(state(run, 5))
+        assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_00000002"]
+        writer.save_in_background(state(run, 6))
+    assert checkpoint.steps(tmp_path) == [6, 2] and len(said) == 1
+
+
+def test_a_checkpoint_never_knows_more_than_the_lines(tmp_path: Path) -> None:
+    said: list[str] = []
+    lines = LineFile(tmp_path / "lines", said.append)
+    with writing(tmp_path, lines.sync, said) as writer:
+        with no_room(0):
+            lines.write("1")
+            writer.save_in_background(state(Run(0), 1))
+            writer.wait()
+        assert len(said) == 2 and "takes no more lines" in said[0] and "cannot write checkpoint" in said[1]
+        assert checkpoint.steps(tmp_path) == []
+        writer.save_in_background(state(Run(0), 2))
+    assert checkpoint.steps(tmp_path) == [2] and (tmp_path / "lines").read_text() == "1\n"
+    lines.close()
+
+
+def test_lines_that_find_no_room_come_later_and_whole(tmp_path: Path) -> None:
+    said: list[str] = []
+    path = tmp_path / "lines"
+    lines = LineFile(path, said.append)
+    lines.write("first")
+    with no_room(10):
+        for line in ("longer than there is room for", "and another"):
+            lines.write(line)
+        assert path.read_text() == "first\n"
+        assert said == [f"{path} takes no more lines (File too large): they wait in memory"]
+        with pytest.raises(OSError, match="too large"):
+            lines.sync()
+    lines.write("last")
+    whole = "first\nlonger than there is room for\nand another\nlast\n"
+    assert path.read_text() == whole and said[1:] == [f"{path} has all its lines again"]
+    with no_room(len(whole)):
+        lines.write("lost")
+        lines.close()
+    assert path.read_text() == whole and said[-1] == f"{path} lacks its last 1 lines (File too large)"

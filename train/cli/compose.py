@@ -1,0 +1,332 @@
+"""From the command line to a TrainConfig, or to one clear error. Torch-free, so that a mistake is answered in a second.
+
+This module parses the command line and checks each word; Hydra only composes the configuration. Hydra's own command
+line is not used: it has flags that run code, and its messages recommend `+key`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING as NO_DEFAULT
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from dyad.data.base.errors import ConfigError, nearest
+from dyad.train.cli.synonyms import ADVICE, SYNONYMS
+from dyad.train.config import TrainConfig
+from dyad.train.losses import OBJECTIVES
+from dyad.train.run_folder.folder import all_keys, flat
+from dyad.train.towers.sentence_transformers import fill_defaults, open_schema
+
+# Group → the key that takes a name or file which is none of the group's choices
+KEY_OF_GROUP = {"model": "model.name", "data": "data.train", "tracking": "tracking.wandb", "optim": "optim.schedule"}
+SHORT = {"resume": "resume.mode"}  # short name → key
+WITH_ESCAPES = ("data.question.prefix", "data.passage.prefix")  # keys whose values may have line breaks and tabs
+ESCAPES = {r"\n": "\n", r"\t": "\t", "\\\\": "\\"}  # how these characters are typed: few shells pass a line break on
+UNQUOTED = re.compile(r"[\w./:@+-]+|\[[\w.,+-]*\]")  # values that Hydra's grammar reads literally
+CONFIG_DIR = Path(__file__).absolute().parents[2] / "configs"  # dyad/configs
+
+
+def register() -> None:
+    """Register the schema and the objectives in Hydra's ConfigStore."""
+    store = ConfigStore.instance()
+    store.store(name="schema", node=open_schema(TrainConfig))
+    for name, row in OBJECTIVES.items():
+        store.store(group="objective", name=name, node=open_schema(row.options, "objective."))
+
+
+def groups() -> dict[str, list[str]]:
+    """The configuration groups and the choices of each."""
+    found = {d.name: sorted(f.stem for f in d.glob("*.yaml")) for d in sorted(CONFIG_DIR.iterdir()) if d.is_dir()}
+    found["objective"] = sorted([*OBJECTIVES, *found["objective"]])
+    return {name: found[name] for name in sorted(found) if name != "local"}
+
+
+def keys(config: Any = None, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
+    """(dotted key, default, meaning) of every key of the schema, including the options of every objective."""
+    for f in fields(config or TrainConfig):
+        if f.name == "objective" and not prefix:
+            for row in OBJECTIVES.values():
+                yield from keys(row.options, "objective.")
+        elif is_dataclass(f.default_factory):
+            yield from keys(f.default_factory, f"{prefix}{f.name}.")
+        else:
+            default = f.default if f.default_factory is NO_DEFAULT else f.default_factory()
+            yield f"{prefix}{f.name}", default, f.metadata.get("help", "")
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """A parsed command line.
+
+    words: key=value. sweep (-m): one run per combination of values. show (--cfg job): print the configuration, no run.
+    """
+
+    words: list[str]
+    sweep: bool
+    show: bool
+
+    def runs(self) -> list[list[str]]:
+        """The words of each run. Raises ConfigError for a word that cannot be swept."""
+        if not self.sweep:
+            return [self.words]
+        return [list(words) for words in itertools.product(*map(_swept, self.words))]
+
+
+def read_line(arguments: Sequence[str]) -> CommandLine:
+    """Parse a command line; flags may stand anywhere. Unknown flags stay among the words and are refused later.
+
+    Raises ConfigError for a --cfg other than `job`.
+    """
+    words: list[str] = []
+    sweep = show = False
+    rest = iter(arguments)
+    for word in rest:
+        flag, _, value = word.partition("=")
+        if word in ("-m", "--multirun"):
+            sweep = True
+        elif flag in ("-c", "--cfg"):
+            value = value or next(rest, "")
+            if value != "job":
+                raise ConfigError(
+                    f"'{flag} {value}': there is --cfg job, which prints the configuration and trains nothing"
+                )
+            show = True
+        elif word != "--resolve":  # a flag of --cfg job, which always resolves
+            words.append(word)
+    return CommandLine(in_full(words), sweep, show)
+
+
+def _swept(word: str) -> list[str]:
+    """One word for each value of a sweep: key=a,b,c → key=a, key=b, key=c."""
+    if word.startswith("-") or "=" not in word:
+        return [word]
+    override = _parsed(word)
+    if not override.is_sweep_override():
+        return [word]
+    try:
+        return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+    except (HydraException, AssertionError) as error:
+        raise ConfigError(f"'{word}': a sweep is written key=a,b,c or key=range(1,4)") from error
+
+
+def in_full(arguments: Iterable[str]) -> list[str]:
+    """The arguments with short names of keys (SHORT) replaced by the keys."""
+    split = (argument.partition("=") for argument in arguments)
+    return [f"{SHORT.get(key, key)}{equals}{value}" for key, equals, value in split]
+
+
+def compose_config(overrides: Sequence[str]) -> TrainConfig:
+    """The typed configuration of these overrides.
+
+    Raises ConfigError for an unknown key, group choice or value, with the nearest valid name.
+    """
+    return typed(_composed(overrides), overrides)
+
+
+def words_for(config: TrainConfig) -> list[str]:
+    """The fewest key=value words that compose to this configuration: its recipe, and the keys that differ from it."""
+    recipe = config.experiment if config.experiment in groups()["experiment"] else None
+    words = [f"experiment={recipe}" if recipe else f"task={config.task.value}"]
+    if compose_config(words).objective.name != config.objective.name:
+        words.append(f"objective={config.objective.name}")
+    of_recipe = {**all_keys(compose_config(words)), "experiment": config.experiment}
+    changed = {key: value for key, value in all_keys(config).items() if of_recipe.get(key) != value}
+    changed |= {key: _escaped(changed[key]) for key in WITH_ESCAPES if key in changed}
+    return [*words, *(f"{key}={written(value)}" for key, value in changed.items())]
+
+
+def written(value: Any) -> str:
+    """A value in Hydra's grammar, quoted where it must be."""
+    if isinstance(value, list):
+        return f"[{','.join(map(written, value))}]"
+    text = str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
+    if UNQUOTED.fullmatch(text):
+        return text
+    escaped = re.sub(r'(\\*)("|\Z)', lambda found: 2 * found[1] + found[2].replace('"', '\\"'), text)
+    return f'"{escaped}"'  # a backslash means itself, except before a quote
+
+
+def _escaped(text: str) -> str:
+    """Inverse of _unescaped: line breaks and tabs as \\n and \\t. A backslash before other letters stays single."""
+    doubled = re.sub(r"\\(?=[\\nt\n\t])", r"\\\\", text)
+    return doubled.replace("\n", r"\n").replace("\t", r"\t")
+
+
+def _unescaped(word: str) -> str:
+    """A word for Hydra's parser. ESCAPES in the value of a key of WITH_ESCAPES become the characters they stand for."""
+    key, _, value = word.partition("=")
+    if key not in WITH_ESCAPES:
+        return word
+    quoted = value.startswith(("'", '"'))  # else Hydra takes two backslashes for one
+    typed_out = _parsed(word if quoted else word.replace("\\\\", "\\" * 4)).value()
+    if not isinstance(typed_out, str):
+        return word
+    text = re.sub(r"\\[nt\\]", lambda found: ESCAPES[found[0]], typed_out)
+    return word if text == typed_out else f"{key}={written(text)}"
+
+
+def preview(overrides: Sequence[str]) -> str:
+    """The configuration as YAML, as `--cfg job` prints it. Required values may be missing. Raises as compose_config."""
+    config = _composed(overrides)
+    _refuse_resolvers(config)
+    with _explained(overrides):
+        fill_defaults(config)
+        if not OmegaConf.missing_keys(config):
+            typed(config, overrides)
+        return OmegaConf.to_yaml(config, resolve=True)
+
+
+def _composed(overrides: Sequence[str]) -> DictConfig:
+    overrides = in_full(overrides)
+    check_words(overrides)
+    register()
+    GlobalHydra.instance().clear()
+    with _explained(overrides), initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+        return compose("train", [_unescaped(word) for word in overrides])
+
+
+def typed(config: Any, overrides: Sequence[str] = ()) -> TrainConfig:
+    """The dataclasses of a composed configuration. Raises ConfigError for a value that does not fit its type.
+
+    Keys without a chosen value take the setting in the text tower's folder, or their default. overrides: the words of
+    the command line, so that a message shows a value as it was typed.
+    """
+    _refuse_resolvers(config)
+    with _explained(overrides):
+        fill_defaults(config)
+        result = OmegaConf.to_object(config)
+    assert isinstance(result, TrainConfig)
+    return result
+
+
+@contextmanager
+def _explained(overrides: Sequence[str]) -> Iterator[None]:
+    """Turn errors of Hydra and OmegaConf into ConfigErrors in our words."""
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(_first_cause(error, in_full(overrides))) from error
+
+
+def _refuse_resolvers(config: Any) -> None:
+    """Raise ConfigError for ${oc.env:NAME} and the like: they would copy secrets into files. ${another.key} is read."""
+    for key, value in flat(OmegaConf.to_container(config)).items():
+        if "${" in re.sub(r"\$\{[\w.]+\}", "", str(value)):
+            raise ConfigError(f"{key}={value}: only keys are read inside ${{…}}. Write the value itself")
+
+
+def check_words(arguments: Sequence[str]) -> None:
+    """Raise ConfigError for an argument that is not key=value with a known key, or that Hydra would misread."""
+    known = {key for key, _, _ in keys()}
+    seen: dict[str, str] = {}
+    for word in arguments:
+        if word.startswith("-"):
+            raise ConfigError(_not_a_flag(word, arguments, known))
+        if "=" not in word and not word.startswith("~"):
+            hint = f" Write {word}=VALUE, without spaces" if word in known else nearest(word, known)
+            raise ConfigError(f"'{word}' is not key=value.{hint} See: python -m train --help")
+        key, _, value = word.partition("=")
+        if key in seen and value != seen[key]:
+            expanded = f"\nIf the shell expanded braces, quote them:  '{key}=\"dir/{{00..99}}.tar\"'"
+            hint = expanded if "/" in value or ".tar" in value else " Say it once"
+            raise ConfigError(f"{key} is given twice: {seen[key]} and {value}.{hint}")
+        seen[key] = value
+        _check_override(word, key.lstrip("+~"), value, known)
+
+
+def _check_override(word: str, key: str, value: str, known: Iterable[str]) -> None:
+    choices = groups()
+    if re.split(r"[./]", key)[0] == "hydra":
+        raise ConfigError(f"'{word}': Hydra's own keys cannot be set. See: python -m train --help")
+    if _parsed(word).is_sweep_override():
+        raise ConfigError(
+            f"{key}={value}: several values are several runs, with -m before them. A list is written [a,b]"
+        )
+    if key in choices:
+        if value not in [*choices[key], "null"]:
+            own = f". A name or file of your own: {KEY_OF_GROUP[key]}={value}" if key in KEY_OF_GROUP else ""
+            hint = nearest(value, choices[key])
+            raise ConfigError(f"{key}={value}: no such choice.{hint} Choices: {', '.join(choices[key])}{own}")
+    elif key not in known and not any(k.startswith(key + ".") for k in known):
+        nearest_key = _nearest_key(key, [*choices, *known])
+        raise ConfigError(f"unknown key '{key}'.{nearest_key} All keys: python -m train --cfg job")
+    elif word.startswith("+"):
+        raise ConfigError(f"'{word}': write it without '+'; every key already exists")
+
+
+def _nearest_key(word: str, known: Iterable[str]) -> str:
+    """Hint for an unknown key: advice, a key with the same last part, the key's name in other trainers, or a key with
+    a similar spelling; "" without any. People forget the section of a key more often than its name."""
+    leaf = word.rpartition(".")[2]
+    name = leaf.lower().replace("-", "_")
+    if name in ADVICE:
+        return f" {ADVICE[name]}"
+    leaves = {k.rpartition(".")[2]: k for k in sorted(known, reverse=True)}
+    if key := leaves.get(leaf) or SYNONYMS.get(name):
+        return f" Did you mean '{key}'?"
+    return nearest(word, known) or re.sub("(?<=').+(?=')", lambda found: leaves[found[0]], nearest(leaf, leaves))
+
+
+def _parsed(word: str) -> Override:
+    """A word as Hydra's grammar reads it. Raises ConfigError with the word quoted for a word that cannot be read."""
+    try:
+        return OverridesParser.create().parse_override(word)
+    except HydraException as error:
+        key, _, value = word.partition("=")
+        fixed = f"{key}=" + '"' + value.strip("'\"") + '"'
+        known = key.lstrip("+~")
+        raise ConfigError(f"{known}: cannot read {value!r} unquoted. Write:  {shlex.quote(fixed)}") from error
+
+
+def _not_a_flag(word: str, arguments: Sequence[str], known: Iterable[str]) -> str:
+    name, _, value = word.lstrip("-").partition("=")
+    following = list(arguments)[list(arguments).index(word) + 1 :]
+    value = value or next((a for a in following[:1] if not a.startswith("-") and "=" not in a), "VALUE")
+    hint = _nearest_key(name.replace("-", "_"), known)
+    if suggestion := re.search(r"Did you mean '(.*)'", hint):
+        typed_out = suggestion[1] if "=" in suggestion[1] else f"{suggestion[1]}={value}"
+        hint = f" Did you mean '{typed_out}'?"
+    return f"'{word}': options are written key=value here, without dashes.{hint} See: python -m train --help"
+
+
+# OmegaConf's message for a value of the wrong type → the type in our words
+MUST_BE = {
+    r"Value '(.*)' of type .* could not be converted to Integer": "a whole number",
+    r"Value '(.*)' of type .* could not be converted to Float": "a number",
+    r"Value '(.*)' is not a valid bool": "true or false",
+    r"Invalid value assigned: \w+ is not a ListConfig": "a list, written like [1,2] or [a,b]",
+}
+
+
+def _first_cause(error: BaseException, overrides: Sequence[str]) -> str:
+    """The reason of an error on one line: OmegaConf's message, or the innermost of those that Hydra wraps."""
+    while error.__cause__ is not None and not isinstance(error, OmegaConfBaseException):
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    key = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key")), "")
+    typed_out = {word.partition("=")[0].lstrip("+"): word.partition("=")[2] for word in overrides}
+    for pattern, wanted in MUST_BE.items():
+        if key and (found := re.match(pattern, lines[0])):
+            return f"{key}={typed_out.get(key, found[found.re.groups])}: must be {wanted}"
+    if key and (found := re.match(r"Invalid value '(.*)', expected one of \[(.*)\]", lines[0])):
+        value = typed_out.get(key, found[1])
+        return f"{key}={value}: must be one of {found[2]}.{nearest(value, found[2].split(', '))}"
+    if key and any(line.startswith(f"Key '{key.rpartition('.')[2]}' not in") for line in lines):
+        preset = lines[0].partition(":")[0].removeprefix("In ")
+        return f"unknown key '{key}' in the preset {preset}.{_nearest_key(key, {name for name, _, _ in keys()})}"
+    return f"{key}: {lines[0]}" if key and key not in lines[0] else lines[0]

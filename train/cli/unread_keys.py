@@ -1,0 +1,111 @@
+"""Keys that a run would not read. A key that the user chose and that would have no effect is refused. Torch-free.
+
+A key is chosen when it is typed and its value is not the default; what a recipe sets is not. Keys that are not listed
+here are read by every run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from dyad.data.base.errors import ConfigError
+from dyad.train.config import ImageTower, Task, TextTower, TrainConfig
+from dyad.train.run_folder.folder import all_keys
+
+IMAGE_OPEN_CLIP = "model.image.kind=open_clip or model.text.kind=open_clip"
+OWN_PROJECTION = "a tower that has no projection of its own (transformers, timm, cnn)"
+SAMPLE_IDS = "objective.nu=state or objective.noise=uniform"
+TEMPERATURE = "a learning or per-sample temperature"
+OWN_LOOP = "your own loop that gives both views as one tensor"
+
+# Condition → keys that only a run with it reads; a key that ends with "." or "_" stands for all that begin so
+READ_ONLY_WITH = {
+    "task=image_text": "model.image. data.image_key data.captions data.caption_weights data.text_key data.resize "
+    "data.max_image_pixels data.augment. data.mode eval.truth eval.recall_k",
+    "task=question_passage": "model.shared data.question. data.passage. data.negatives. eval.depth eval.answers "
+    "eval.embedding",
+    "model.text.kind=transformers": "model.text.pooling model.text.lower_case model.text.dense model.text.from_scratch "
+    "model.text.lora_",
+    "model.embed_dim=null": "model.text.dense",
+    "model.text.kind=open_clip": "model.text.pretrained",
+    IMAGE_OPEN_CLIP: "model.pretrained",
+    OWN_PROJECTION: "model.embed_dim",
+    "model.image.kind=cnn": "model.image.widths",
+    "model.image.kind=open_clip or timm": "model.image.name model.image.pretrained",
+    "model.image.frozen=true": "model.image.unlocked_groups",
+    "model.text.frozen=true": "model.text.unlocked_layers",
+    "model.text.lora_rank above 0": "model.text.lora_alpha model.text.lora_targets",
+    "data.mode=stream": "data.buffer",
+    "data.negatives.per_row above 0": "data.negatives.lists",
+    "data.negatives.refresh_every above 0": "data.negatives.mining.",
+    "optim.schedule=const-cooldown": "optim.cooldown",
+    "objective.divergence=cvar": "objective.alpha",
+    "objective.pair_loss=hinge or squared_hinge": "objective.margin",
+    "objective.nu=state": "objective.nu_lr",
+    SAMPLE_IDS: "objective.num_samples objective.memory_budget_mb",
+    TEMPERATURE: "objective.min_temperature",
+    OWN_LOOP: "objective.views",
+    "objective.lambda_momentum above 0": "objective.width",
+}
+
+
+def refuse_unread(words: Iterable[str], configs: Sequence[TrainConfig]) -> None:
+    """Raise ConfigError for keys that these words chose and that none of their runs would read."""
+    typed = [word.partition("=")[0] for word in words]
+    chosen = {key: value for config in configs for key, value in _chosen(config).items() if _is_of(key, typed)}
+    broken = [
+        f"{key}={value if isinstance(value, str) else json.dumps(value)}: this run does not read it, only one with "
+        f"{condition}. Leave it out, or set that"
+        for key, value in chosen.items()
+        for condition, keys in READ_ONLY_WITH.items()
+        if key.startswith(tuple(keys.split())) and not any(_holds(condition, config) for config in configs)
+    ]
+    if broken:
+        raise ConfigError("\n".join(broken[:5]))
+
+
+def _holds(condition: str, config: TrainConfig) -> bool:
+    """A condition of SPECIAL, "KEY above 0", or "KEY=VALUE", where VALUE may be several, with "or" between them."""
+    if condition in SPECIAL:
+        return SPECIAL[condition](config)
+    key, _, values = condition.partition("=")
+    value = all_keys(config).get(key.removesuffix(" above 0"), "")
+    if not values:
+        return bool(value) and value > 0
+    return (value if isinstance(value, str) else json.dumps(value)) in values.split(" or ")
+
+
+def _open_clip(config: TrainConfig) -> tuple[bool, bool]:
+    """Whether the image tower is open_clip's, and whether the text tower is."""
+    image = config.task is Task.image_text and config.model.image.kind is ImageTower.open_clip
+    return image, config.model.text.kind is TextTower.open_clip
+
+
+def _by_sample_id(config: TrainConfig) -> bool:
+    return config.objective.by_sample_id or all_keys(config).get("objective.noise") == "uniform"
+
+
+def _temperature_changes(config: TrainConfig) -> bool:
+    return getattr(config.objective, "learnable", False) or hasattr(config.objective, "max_temperature")
+
+
+SPECIAL: dict[str, Callable[[TrainConfig], bool]] = {
+    IMAGE_OPEN_CLIP: lambda config: any(_open_clip(config)),
+    OWN_PROJECTION: lambda config: not all(_open_clip(config)),
+    SAMPLE_IDS: _by_sample_id,
+    TEMPERATURE: _temperature_changes,
+    OWN_LOOP: lambda config: False,
+}
+
+
+def _chosen(config: TrainConfig) -> dict[str, Any]:
+    """Keys whose value is not the default."""
+    defaults = all_keys(TrainConfig(objective=type(config.objective)()))  # type: ignore[operator]
+    return {key: value for key, value in all_keys(config).items() if value != defaults.get(key)}
+
+
+def _is_of(key: str, typed: Sequence[str]) -> bool:
+    """Whether one of the typed names is this key or its section; a name without a dot chose from a group."""
+    return any(key == name or ("." in name and key.startswith(f"{name}.")) for name in typed)

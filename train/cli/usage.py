@@ -1,0 +1,76 @@
+"""`python -m train --help`: what it does, commands to copy, groups, keys. Torch-free, so it answers at once."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+from dyad.train.cli.compose import groups, keys
+from dyad.train.losses import OBJECTIVES
+
+PURPOSE = """\
+Train a dual encoder (CLIP: image–text; DPR: question–passage) with an exact contrastive objective over the whole
+global batch.
+Everything is key=value; the same command again goes on where the run stopped."""
+
+EXAMPLES = {
+    "train on the emoji that ship with the repository (minutes on two cores)": "python -m train experiment=emoji",
+    "train on the questions and passages that ship with the repository": "python -m train experiment=topics",
+    "train on your own shards": "python -m train model.name=ViT-B-32 'data.train=\"shards/{00..99}.tar\"' epochs=10",
+    "train on your own questions (DPR, Tevatron, FlagEmbedding files, BEIR folders)": "python -m train "
+    "experiment=mnrl model.text.name=bert-base-uncased data.train=train.json",
+    "another objective, learning rate and batch, embedded 512 pairs at a time": "python -m train experiment=emoji "
+    "objective=symmetric_dpm optim.lr=1e-3 global_batch_size=1024 chunk_size=512",
+    "all GPUs of this machine": "bash launch/torchrun.sh experiment=emoji precision=bf16",
+}
+
+COMMON = """run.name run.dir seed steps epochs global_batch_size chunk_size precision compile objective.temperature
+objective.duplicates data.train data.val data.workers data.captions data.question.length data.passage.length
+data.passage.corpus data.negatives.per_row data.negatives.file data.negatives.refresh_every model.shared model.name
+model.pretrained model.image.kind model.text.kind model.text.frozen model.batch_norm optim.lr optim.weight_decay
+optim.warmup optim.schedule optim.clip_norm eval.every eval.suite checkpoint.every checkpoint.keep tracking.wandb
+resume.mode resume.allow_batch_change resume.allow_more_data init_from""".split()
+
+QUOTING = """\
+Braces: the shell and Hydra both want them quoted, so write   'data.train="shards/{00..99}.tar"'
+Lists:  eval.suite=[retrieval:a.tar,zero_shot:task.json]      Nothing: key=null
+Several runs, one after the other: -m optim.lr=1e-3,2e-3 seed=0,1"""
+
+
+def help_text() -> str:
+    """The whole help page."""
+    meaning: dict[str, tuple[Any, str]] = {}
+    for key, default, text in keys():
+        meaning.setdefault(key, (default, text))  # options of several objectives: as the first has them
+    width = max(map(len, COMMON))
+    rows = [f"  {key:<{width}}  {_shown(meaning[key][0]):<10}  {meaning[key][1]}" for key in COMMON]
+    choices = [f"  {name:<{width}}  {' | '.join(options)}" for name, options in groups().items() if name != "objective"]
+    examples = [f"  {command}\n      {what}" for what, command in EXAMPLES.items()]
+    return "\n".join(
+        [
+            PURPOSE,
+            "",
+            "Commands to copy:",
+            *examples,
+            "",
+            "Groups and their choices (group=choice):",
+            *choices,
+            "",
+            "Objectives (objective=name; objective=name --cfg job shows its options):",
+            *(f"  {name:<{width}}  {(row.options.__doc__ or '').splitlines()[0]}" for name, row in OBJECTIVES.items()),
+            "",
+            "Keys people change (key, default, meaning):",
+            *rows,
+            "",
+            QUOTING,
+            "",
+            "All keys with their values: python -m train experiment=emoji --cfg job",
+            "Exit codes: 0 ok, 1 a bug, 2 configuration, 3 damaged data, 4 hardware, 75 preempted: run it again",
+        ]
+    )
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, Enum):
+        return default.name
+    return "null" if default is None else str(default).replace("'", "")

@@ -1,1 +1,0 @@
-"""The command line of the trainer: help, overrides, and what other trainers call our keys. Torch-free."""

@@ -1,0 +1,105 @@
+"""Checks that all ranks are equal: their configuration at the start, their weights, bit by bit, during training."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dyad.data.base.errors import ConfigError, HardwareError, UserError
+from dyad.train.distributed.failures import list_ranks
+from dyad.train.distributed.world import World, all_reduce_sum, gather_objects
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def check_same_config(world: World, facts: Mapping[str, object]) -> None:
+    """Raise ConfigError on all ranks unless `facts` (name → value) are equal on all. A collective; rank 0 prints.
+
+    The values are compared as text. They include the configuration, the versions and the digest of the code.
+    """
+    facts_W = gather_objects({name: str(value) for name, value in facts.items()}, world)
+    names = {name: None for facts_of_rank in facts_W for name in facts_of_rank}  # in order, without repeats
+    differing = {name: values for name in names if len(set(values := [f.get(name, "none") for f in facts_W])) > 1}
+    if not differing:
+        return
+    name, values = next(iter(differing.items()))
+    minority = minority_ranks(values)
+    other = next(rank for rank in range(world.size) if values[rank] != values[minority[0]])
+    more = f", and {len(differing) - 1} more" if len(differing) > 1 else ""
+    message = (
+        f"{list_ranks(minority)} of {world.size} started with {name}={values[minority[0]][:60]}, rank {other} with "
+        f"{values[other][:60]}{more}: give all ranks the same command, code and data"
+    )
+    raise _on_all_ranks(world, ConfigError(message))
+
+
+def check_same_weights(world: World, named: Mapping[str, Tensor], step: int) -> None:
+    """Raise HardwareError on all ranks unless the tensors `named` have the same bits on all. Rank 0 prints.
+
+    A collective. It sends one int64 per rank while the ranks agree, and one per tensor when they do not.
+    """
+    sums_n = bit_sums(list(named.values()))
+    # Odd weights 1, 3, 5, … are invertible modulo 2⁶⁴, so that a difference in one tensor always changes the digest.
+    # They are different, so that tensors that were exchanged change it too.
+    weights_n = 2 * torch.arange(len(sums_n), device=sums_n.device) + 1
+    digests_W = torch.zeros(world.size, dtype=torch.int64, device=sums_n.device)
+    digests_W[world.rank] = (sums_n * weights_n).sum()
+    if len(set(all_reduce_sum(digests_W, world).tolist())) == 1:
+        return
+    sums, hosts = zip(*gather_objects((tuple(sums_n.tolist()), socket.gethostname()), world), strict=True)
+    minority = minority_ranks(sums)
+    first = next(name for name, values in zip(named, zip(*sums, strict=True), strict=True) if len(set(values)) > 1)
+    who = f"{list_ranks(minority)} of {world.size} ({', '.join(sorted({hosts[rank] for rank in minority}))})"
+    what = f"after step {step} the weights of {who} differ from those of the others"
+    if len(minority) == world.size:
+        what = f"after step {step} {who} have different weights, and no majority tells which are right"
+    message = (
+        f"{what}, first in {first}. Checkpoints are compared before they are written: the same command goes on "
+        "from the newest. If a rank is named again, leave its machine out"
+    )
+    raise _on_all_ranks(world, HardwareError(message))
+
+
+def bit_sums(tensors: Sequence[Tensor]) -> Tensor:
+    """For each of n tensors the sum of its bytes, read as 8-byte integers, modulo 2⁶⁴: (n,) int64.
+
+    Integer sums are exact, so that the order of summation on the device does not matter.
+    """
+    return torch.stack([_bit_sum(tensor) for tensor in tensors])
+
+
+def _bit_sum(tensor: Tensor) -> Tensor:
+    flat = tensor.detach().reshape(-1).view(torch.uint8)
+    if flat.storage_offset() % 8:  # view(int64) needs an aligned start
+        flat = flat.clone()
+    whole = len(flat) // 8 * 8
+    return flat[:whole].view(torch.int64).sum() + flat[whole:].sum(dtype=torch.int64)
+
+
+def minority_ranks(values: Sequence[Hashable]) -> list[int]:
+    """The ranks whose value differs from that of the majority (more than half); all ranks without a majority."""
+    value, count = Counter(values).most_common(1)[0]
+    return [rank for rank, other in enumerate(values) if other != value or 2 * count <= len(values)]
+
+
+def code_digest() -> str:
+    """SHA-256 of the Python files of this project with their names: the first 16 hex digits."""
+    digest = hashlib.sha256()
+    for path in sorted(p for package in ("data", "eval", "train") for p in (ROOT / package).rglob("*.py")):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(ROOT)} {len(content)}\n".encode() + content)
+    return digest.hexdigest()[:16]
+
+
+def _on_all_ranks(world: World, error: UserError) -> UserError:
+    """`error` marked as raised by every rank; only rank 0 keeps the message and prints it."""
+    if world.rank > 0:
+        error.args = ()
+    error.everywhere = True
+    return error

@@ -1,0 +1,206 @@
+"""Failure reporting between ranks: one rank prints one line with the reason, or with the ranks that are gone.
+
+The first rank that fails writes its error to the TCPStore (torchrun's, or the one of rank 0) and aborts its process
+group. The collectives of the other ranks then fail. Each of them aborts its own group, registers in the store, waits
+until the others have registered, and reads the store. If it holds the error of a rank, the others exit with the same
+code and print nothing. If not, the ranks that have not registered are reported as gone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from threading import Event, Thread, current_thread, main_thread
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from dyad.data.base.errors import ExitCode, HardwareError, UserError, first_line
+from dyad.train.distributed.signals import STARTUP_SIGNALS
+from dyad.train.distributed.world import World, abort_group, init_world, shutdown
+
+# Seconds to wait for other ranks to register. A broken collective fails on all ranks at about the same time.
+REGISTER_SECONDS = 2.0
+# The same when some rank has written a cause: other ranks may first have to finish the computation of a step.
+REGISTER_SECONDS_WITH_CAUSE = 10.0
+# Parts of the messages of a lost connection that gloo raises as plain RuntimeError
+CONNECTION_LOST = ("gloo", "pair closure", "onnection closed", "onnection reset")
+
+
+class PeerFailure(HardwareError):
+    """A collective failed because another rank failed or is gone. One rank of the job prints the message."""
+
+
+@contextmanager
+def process_group(timeout: float) -> Iterator[World]:
+    """Join the process group of this job and leave it at the end of the block.
+
+    timeout: seconds that a collective may wait. Raises HardwareError when the group cannot be formed, and what
+    `report_failures` raises.
+    """
+    world = init_world(timeout)
+    try:
+        with report_failures(world):
+            yield world
+    except BaseException as error:
+        # An error that all ranks raise together leaves the group intact. After any other error it must be aborted.
+        shutdown(world, broken=not getattr(error, "everywhere", False))
+        raise
+    shutdown(world)
+
+
+@contextmanager
+def report_failures(world: World, stage: Callable[[], str] = lambda: "a collective") -> Iterator[None]:
+    """Turn a failed collective into PeerFailure, and make an error of this rank end the other ranks too.
+
+    stage: what this rank is doing, for the message. PeerFailure names the ranks that did not reach it within the
+    timeout. Any other error of this rank alone is written to the store, so that the other ranks exit with the same code
+    and print nothing. Blocks may be nested: the innermost one reports.
+    """
+    try:
+        yield
+    except BaseException as error:
+        reported = isinstance(error, PeerFailure) or getattr(error, "everywhere", False)
+        if world.size == 1 or reported or isinstance(error, KeyboardInterrupt):
+            raise
+        # torchrun sends SIGTERM to the ranks that survive a failure. That is no preemption, so it is ignored from here.
+        if current_thread() is main_thread():  # only the main thread may set handlers
+            for number in STARTUP_SIGNALS:
+                signal.signal(number, signal.SIG_IGN)
+        if isinstance(error, dist.DistError) or (
+            isinstance(error, RuntimeError) and any(word in str(error) for word in CONNECTION_LOST)
+        ):
+            raise _peer_failure(world, stage(), first_line(error), _exchange_reports(world)) from None
+        reports = _exchange_reports(world, _cause_of(error, world.rank))
+        # Another rank failed first, and the error of this rank may follow from that.
+        if reports.cause and reports.cause.rank != world.rank:
+            raise _printed_by_another(reports.cause) from None
+        raise
+
+
+@dataclass(frozen=True)
+class Cause:
+    """The first error in the job that is no lost connection: the rank that raised it, its exit code, one line."""
+
+    rank: int
+    code: int
+    text: str
+
+
+@dataclass
+class RankReports:
+    """What the store holds. registered: the ranks that are still alive."""
+
+    registered: set[int] = field(default_factory=set)
+    cause: Cause | None = None
+
+
+def _cause_of(error: BaseException, rank: int) -> Cause:
+    if isinstance(error, UserError):
+        return Cause(rank, int(error.exit_code), first_line(error))
+    # SystemExit: this rank was asked to stop before there was anything to save
+    code = ExitCode.REQUEUE if isinstance(error, SystemExit) else ExitCode.BUG
+    return Cause(rank, code, f"{type(error).__name__}: {first_line(error)}")
+
+
+def _exchange_reports(world: World, cause: Cause | None = None) -> RankReports:
+    """Write `cause` (an error of this rank) to the store, abort the group, register, and read what other ranks wrote.
+
+    It works in a daemon thread, which is abandoned when the store does not answer.
+    """
+    reports, cause_written, start = RankReports(), Event(), time.monotonic()
+
+    def has_time(more: float = 0.0) -> bool:
+        limit = REGISTER_SECONDS_WITH_CAUSE if cause or reports.cause else REGISTER_SECONDS
+        return time.monotonic() < start + limit + more
+
+    def exchange() -> None:
+        with suppress(RuntimeError, ValueError, OSError):  # the store is gone: `registered` stays empty
+            try:
+                store = _connect_store()
+                if cause:
+                    text = json.dumps(asdict(cause))
+                    if store.check(["cause"]) and store.get("cause") == text.encode():
+                        return  # a nested block of this rank has reported this error already
+                    store.compare_set("cause", "", text)  # the first cause in the job stays
+            finally:
+                cause_written.set()
+            _register(store, "registered", world.rank)
+            while len(reports.registered) < world.size and has_time():
+                reports.registered = _registered(store, "registered")
+                if store.check(["cause"]):
+                    reports.cause = Cause(**json.loads(store.get("cause")))
+                time.sleep(0.02)
+            _register(store, "read", world.rank)
+            # Rank 0 may host the store, so it leaves after all registered ranks have read it.
+            while world.rank == 0 and len(_registered(store, "read")) < len(reports.registered) and has_time():
+                time.sleep(0.02)
+
+    thread = Thread(target=exchange, daemon=True)
+    thread.start()
+    if cause:
+        # The cause must be in the store before abort_group makes the other ranks fail and read it.
+        cause_written.wait(REGISTER_SECONDS)
+    abort_group(world)
+    while thread.is_alive() and has_time(more=1):
+        thread.join(0.1)
+    return reports
+
+
+def _register(store: Store, key: str, rank: int) -> None:
+    store.append(key, f"{rank},")  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _registered(store: Store, key: str) -> set[int]:
+    return {int(rank) for rank in store.get(key).decode().split(",") if rank}
+
+
+def _connect_store() -> Store:
+    """A new connection to the TCPStore: the process group's own connection may be blocked by a waiting call."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    limit = timedelta(seconds=REGISTER_SECONDS)
+    store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+        host, port, is_master=False, timeout=limit, wait_for_workers=False
+    )
+    # torchrun keeps one store over its restarts: keys of an earlier attempt must not be read
+    return PrefixStore(f"dyad/contact/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+def _peer_failure(world: World, stage: str, reason: str, reports: RankReports) -> PeerFailure:
+    """The error of a rank whose collective failed. All surviving ranks raise it; the lowest of them prints it."""
+    if reports.cause:
+        return _printed_by_another(reports.cause)
+    if not reports.registered:
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        who = f"rank 0 of {world.size}, or its machine, is gone: rank {world.rank} is alone at {stage}"
+        return PeerFailure(f"{who}, and nobody answers at {address} ({reason})")
+    absent = [rank for rank in range(world.size) if rank not in reports.registered]
+    if absent:
+        error = PeerFailure(
+            f"{list_ranks(absent)} of {world.size} did not come to {stage}: stopped, killed, or busy for longer than "
+            f"dist.timeout ({reason})"
+        )
+    else:
+        error = PeerFailure(f"all {world.size} ranks are there, but cannot reach each other at {stage} ({reason})")
+    error.printed_elsewhere = world.rank != min(reports.registered)
+    return error
+
+
+def _printed_by_another(cause: Cause) -> PeerFailure:
+    error = PeerFailure(f"rank {cause.rank}: {cause.text}")
+    error.printed_elsewhere = True
+    error.exit_code = ExitCode(cause.code)
+    error.everywhere = cause.code == ExitCode.REQUEUE  # a requested stop, like Preempted: no failure of this rank
+    return error
+
+
+def list_ranks(ranks: list[int]) -> str:
+    """ "rank 2", "ranks 0, 1 and 3"; at most 8 of them."""
+    shown = [str(rank) for rank in ranks[:8]] + ([f"{len(ranks) - 8} more"] if len(ranks) > 8 else [])
+    return f"rank {shown[0]}" if len(shown) == 1 else f"ranks {', '.join(shown[:-1])} and {shown[-1]}"

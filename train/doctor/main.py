@@ -1,0 +1,120 @@
+"""python -m train.doctor [key=value …]: is this machine ready, and ready for this run? One line each, with the fix.
+
+python -m train.doctor translate "<open_clip command line>": the same training as a command of ours.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from dyad.data.base.errors import ConfigError, ExitCode, UserError, printable
+from dyad.data.base.findings import Finding, Level, fail, ok
+from dyad.data.base.secrets import without_secrets
+from dyad.train.config import Task, TrainConfig
+from dyad.train.doctor import group, machine
+
+HELP = """\
+python -m train.doctor                              this machine
+python -m train.doctor experiment=emoji             … and all that this training needs: the words of python -m train
+python -m train.doctor --json experiment=emoji      as JSON
+python -m train.doctor translate "torchrun --nproc_per_node 4 -m open_clip_train.main --train-data … --batch-size 256"
+                                                    an open_clip command line (or a SLURM script) as ours; gpus=N where
+                                                    it does not say how many
+
+Every line is ok, warn or fail, with what mends it. Nothing is written. Exit codes: 0 no failure, 2 configuration,
+3 damaged data, 4 the machine"""
+USUAL_SIDE = 224  # pixels of a picture, where the configuration does not say it
+
+
+def main() -> None:
+    words = sys.argv[1:]
+    if {"-h", "--help"} & set(words):
+        print(HELP)
+    elif words[:1] == ["translate"]:
+        from dyad.train.doctor.translate import run
+
+        print(run(words[1:]))
+    else:
+        sys.exit(report(look([word for word in words if word != "--json"]), as_json="--json" in words))
+
+
+def report(looked: Iterable[Finding], as_json: bool) -> int:
+    """Print every finding as it comes. Returns the exit code: 0, or the smallest code of the failures."""
+    findings: dict[str, Finding] = {}  # by text: more than one check may find a file missing
+    for finding in looked:
+        if finding.text not in findings and not as_json:
+            print(printable(str(finding)), flush=True)
+        findings.setdefault(finding.text, finding)
+    levels = [finding.level for finding in findings.values()]
+    failed, warned = levels.count(Level.fail), levels.count(Level.warn)
+    if as_json:
+        print(json.dumps([without_secrets(asdict(finding)) for finding in findings.values()], indent=1))
+    else:
+        known = f", {warned} to know of" if warned or failed else ""
+        print(f"\n{f'{failed} to mend' if failed else 'ready'}{known}")
+    return min((found.code for found in findings.values() if found.level is Level.fail), default=ExitCode.OK)
+
+
+def look(words: Sequence[str]) -> Iterator[Finding]:
+    """All findings. words: those of python -m train; without any, only the machine is checked."""
+    config = None
+    if words:
+        from dyad.train.cli.compose import compose_config
+
+        try:
+            config = compose_config(words)
+        except ConfigError as error:
+            yield fail("words", str(error), code=ExitCode.CONFIG)
+    groups = [(group.gloo, group.ProcessGroup("gloo", 2))]  # they import torch while the rest is checked
+    if gpus := machine.gpu_count():
+        groups.append((group.nccl, group.ProcessGroup("nccl", min(gpus, 2))))
+    yield ok("checkout", str(machine.ROOT))
+    yield from found("packages", machine.versions)
+    yield from found("devices", lambda: machine.devices(config.precision.name if config else ""))
+    yield from found("threads", machine.threads)
+    yield from found("load", lambda: machine.load(os.getloadavg()[0]))
+    yield from found("faiss", machine.faiss_kind)
+    yield from found("/dev/shm", lambda: machine.shared_memory(*_loaders(config)))
+    yield from found("open files", machine.open_files)
+    runs, cache = (
+        Path(config.run.dir if config else "runs"),
+        os.environ.get("HF_HOME") or os.environ.get("XDG_CACHE_HOME"),
+    )
+    yield from found("run.dir", lambda: machine.disk("run.dir", runs, "run.dir=FOLDER elsewhere"))
+    elsewhere = "set HF_HOME or XDG_CACHE_HOME to a folder elsewhere"
+    yield from found("cache", lambda: machine.disk("cache", Path(cache or "~/.cache"), elsewhere))
+    if config is not None:
+        from dyad.train.doctor import run
+
+        yield from found("data", lambda: run.data(config))
+        yield from found("model", lambda: run.model(config))
+        yield from found("wandb", lambda: run.tracking(config))
+        yield from found("run", lambda: run.run(words, config))
+    elif not words:
+        yield ok("run", "not looked at: python -m train.doctor experiment=emoji looks at its data and model too")
+    for check, started in groups:
+        yield from found(started.backend, lambda check=check, started=started: check(started))
+
+
+def found(topic: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
+    """The findings of a check. An error of the user becomes a failure in its own words, as does any other exception."""
+    try:
+        yield from check()
+    except UserError as error:
+        yield fail(topic, str(error), code=ExitCode(error.exit_code))
+    except Exception as error:  # one broken check must not end the others
+        reason = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
+        yield fail(topic, f"cannot be looked at: {reason}")
+
+
+def _loaders(config: TrainConfig | None) -> tuple[int, int]:
+    """(loader processes, bytes of a batch of one rank); 0 where it is unknown."""
+    if config is None or config.task is Task.question_passage:
+        return 0 if config is None else config.data.workers, 0
+    side = config.model.image.image_size or USUAL_SIDE
+    return config.data.workers, config.global_batch_size // int(os.environ.get("WORLD_SIZE", "1")) * 3 * side * side

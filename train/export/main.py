@@ -1,0 +1,115 @@
+"""python -m train.export run=runs/x [format=…]: write a trained model as a folder that another library loads.
+
+The export succeeds only after that library has loaded the folder and given the same embeddings as the run.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from enum import Enum
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omegaconf import MISSING
+
+from dyad.data.base.command_line import help_text, parse_options
+from dyad.data.base.errors import ConfigError
+from dyad.data.base.files import whole_folder
+from dyad.data.config import described
+
+if TYPE_CHECKING:
+    from dyad.train.export.library import ExportSource, Library
+    from dyad.train.towers.build import TwoTowerModel
+
+
+CARD = "README.md"
+
+
+class ExportFormat(Enum):
+    open_clip = "open_clip"
+    sentence_transformers = "sentence_transformers"
+    dpr = "dpr"
+    onnx = "onnx"
+
+
+@dataclass
+class ExportCommand:
+    """`python -m train.export`: which run, for which library."""
+
+    run: str = described(MISSING, "a run folder (its newest checkpoint) or one checkpoint folder")
+    format: ExportFormat | None = described(
+        None, "what is to load it; null: open_clip or sentence_transformers, or onnx for pictures in other towers"
+    )
+    out: str | None = described(None, "folder to write; null: export/<format> in the run")
+
+
+PURPOSE = """\
+Write a trained model as a folder that open_clip, sentence-transformers, transformers (dpr: two encoders) or
+onnxruntime loads, with a model card, checked by loading it there and comparing embeddings. Everything is key=value."""
+EXAMPLES = {
+    "the newest checkpoint, into the run's own folder": "python -m train.export run=runs/emoji_scratch",
+    "one checkpoint, elsewhere": "python -m train.export run=runs/x/checkpoints/step_00001000 out=my_model",
+    "two encoders, as DPR has them": "python -m train.export run=runs/topics format=dpr",
+    "graphs for onnxruntime, any model": "python -m train.export run=runs/emoji format=onnx",
+}
+
+
+def main() -> None:
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(help_text(PURPOSE, EXAMPLES, ExportCommand))
+        return
+    command = parse_options(ExportCommand, sys.argv[1:], "python -m train.export")
+
+    from dyad.eval.results.panels import scored
+    from dyad.eval.results.write import saved_results
+    from dyad.eval.run.load_run import find_run, load_run
+    from dyad.train.export.library import ExportSource
+
+    trained = load_run(*find_run(command.run))
+    chosen = command.format or _default_format(trained.model)
+    library: Library = import_module(f"dyad.train.export.{chosen.value}").LIBRARY
+    out = Path(command.out).expanduser() if command.out else trained.run / "export" / chosen.value
+    name = trained.run.resolve().name
+    results = [scored(result) for result in saved_results(trained.run) if result.get("step") == trained.step]
+    source = ExportSource(name, trained.config, trained.model, trained.logit_scale, trained.step, results)
+    difference = export(library, source, out)
+    print(f"{out}: step {trained.step}. {library.name} loaded it in a process of its own, without a network,")
+    print(f"and gave the same embeddings (to {difference:.1g}). Read its model card, {CARD}, before you hand it on.\n")
+    print(library.snippet(out, source))
+
+
+def export(library: Library, source: ExportSource, out: Path) -> float:
+    """Write the folder `out` and return the largest difference of embeddings, as `library.difference`.
+
+    Raises ConfigError when the format cannot hold the model, the library cannot load it, or `out` holds other files
+    than an export; AssertionError when the embeddings differ. `out` then stays as it was.
+    """
+    from dyad.train.export.card import card
+    from dyad.train.export.library import difference
+
+    out = out.absolute()
+    try:
+        with whole_folder(out, replace=True) as temporary:
+            library.write(temporary, source)
+            existing = _files(out) if out.is_dir() else {out.name} if out.exists() else set()
+            if foreign := existing - _files(temporary) - {CARD}:
+                raise ConfigError(f"out={out} exists and holds '{min(foreign)}': choose another folder, or remove it")
+            distance = difference(library, temporary, source)
+            (temporary / CARD).write_text(card(library, source, distance), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"out={out} cannot be written: {error.strerror or error}") from error
+    return distance
+
+
+def _default_format(model: TwoTowerModel) -> ExportFormat:
+    from dyad.train.towers.build import ImageTextModel
+
+    if not isinstance(model, ImageTextModel):
+        return ExportFormat.sentence_transformers
+    return ExportFormat.onnx if model.open_clip_config is None else ExportFormat.open_clip
+
+
+def _files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()}

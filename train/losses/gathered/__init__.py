@@ -1,0 +1,1 @@
+"""The all-gathered batch: columns, candidates, duplicates, importance weights, per-sample state."""

@@ -1,0 +1,223 @@
+"""The global batch as an objective sees it: the rows of this rank, the gathered columns, and their relations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import overload
+
+import torch
+from torch import Tensor
+
+from dyad.data.batch import KnownPositives
+from dyad.train.losses.gathered.duplicates import equal_pairs
+from dyad.train.losses.sums.all_gather import Layout
+from dyad.train.losses.sums.tiles import Pairs
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Further y items of this rank, k ≥ 0 in all, any number per row. They are candidates of every row.
+
+    embeddings_kD; row_k: the local row each belongs to, int64; keys_k: content ids, int64; positive_k: bool, whether
+    the item is a further positive of its row. By default all are hard negatives.
+    """
+
+    embeddings_kD: Tensor
+    row_k: Tensor
+    keys_k: Tensor | None = None
+    positive_k: Tensor | None = None
+
+    @staticmethod
+    def of(negatives: Tensor | Columns) -> Columns:
+        """Columns from Columns, or from (b, k, D), k hard negatives per row. Raises ValueError if they do not fit."""
+        if isinstance(negatives, Columns):
+            return negatives._checked()
+        if negatives.ndim != 3:
+            raise ValueError(f"negatives must be (b, k, D), or Columns, not {tuple(negatives.shape)}")
+        rows, each = negatives.shape[:2]
+        return Columns(negatives.flatten(0, 1), torch.arange(rows, device=negatives.device).repeat_interleave(each))
+
+    def _checked(self) -> Columns:
+        count, device = len(self.embeddings_kD), self.embeddings_kD.device
+        row_k = as_int64("negatives.row_k", self.row_k, device)
+        keys_k = as_int64("negatives.keys_k", self.keys_k, device)
+        if self.positive_k is not None and self.positive_k.dtype is not torch.bool:
+            raise ValueError(f"negatives.positive_k must be bool (k,), not {dtype_name(self.positive_k.dtype)}")
+        for name, values_k in (("row_k", row_k), ("keys_k", keys_k), ("positive_k", self.positive_k)):
+            if values_k is not None and values_k.shape != (count,):
+                raise ValueError(
+                    f"negatives.{name} must be ({count},), one for each column, not {tuple(values_k.shape)}"
+                )
+        return Columns(self.embeddings_kD, row_k, keys_k, self.positive_k)
+
+
+@overload
+def as_int64(name: str, values: Tensor, device: torch.device, *, pairs: bool = False) -> Tensor: ...
+@overload
+def as_int64(name: str, values: Tensor | None, device: torch.device, *, pairs: bool = False) -> Tensor | None: ...
+def as_int64(name: str, values: Tensor | None, device: torch.device, *, pairs: bool = False) -> Tensor | None:
+    """`values` (a tensor, list or array of whole numbers) as int64 (n,), or (P, 2) if `pairs`.
+
+    Raises ValueError, with `name`, for other shapes and types.
+    """
+    if values is None:
+        return None
+    tensor, shape = torch.as_tensor(values, device=device), "(P, 2)" if pairs else "(n,)"
+    fits = tensor.ndim == 1 + pairs and (not pairs or tensor.shape[1] == 2)
+    if not fits or tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype is torch.bool:
+        raise ValueError(f"{name} must be int64 {shape}, not {dtype_name(tensor.dtype)} {tuple(tensor.shape)}")
+    return tensor.long()
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@dataclass(frozen=True)
+class GatheredBatch:
+    """Own rows x (b,) against all columns y (M,): y of rank 0, 1, …, then the further columns of rank 0, 1, ….
+
+    rows, columns: the layouts of x and y over ranks. All pairs are (local row, global column): positives of own rows;
+    excluded (P, 2), which no sum contains. keys: for x and for y, if given, (keys of own rows (b,), keys of the columns
+    that have one (≤ M,)); equal keys mean the same item. sample_ids_b: indices of per-sample state.
+    """
+
+    x_bD: Tensor
+    y_MD: Tensor
+    rows: Layout
+    columns: Layout
+    positives: Pairs
+    excluded: Tensor | None = None
+    keys: tuple[tuple[Tensor, Tensor], ...] = ()
+    sample_ids_b: Tensor | None = None
+
+    def pair_scores(self) -> Tensor:
+        """The scores s_ip of the positive pairs, (P,) in the order of `positives`, float32 or better."""
+        if self.positives.own is not None:
+            x, y = self.x_bD, self.y_MD[self.positives.own : self.positives.own + len(self.x_bD)]
+        else:
+            i, j = self.positives.pairs_P2.unbind(1)
+            x, y = self.x_bD[i], self.y_MD[j]
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        return (x.to(dtype) * y.to(dtype)).sum(1)
+
+    def counts(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
+        """How many pairs each own row (b,) and each column (M,) has, over all ranks, int64.
+
+        A collective, unless the pairs are the own columns.
+        """
+        columns_M = torch.zeros(len(self.y_MD), dtype=torch.int64, device=self.y_MD.device)
+        if pairs.own is not None:
+            columns_M[: self.columns.total] = 1
+            return columns_M.new_ones(len(self.x_bD)), columns_M
+        i, j = pairs.pairs_P2.unbind(1)
+        columns_M = self.columns.sum_(columns_M.index_add_(0, j, torch.ones_like(j)))
+        return torch.bincount(i, minlength=len(self.x_bD)), columns_M
+
+
+def gather_batch(
+    x_bD: Tensor,
+    y_mD: Tensor,
+    negatives: Columns | None = None,
+    positives: Tensor | None = None,
+    excluded: Tensor | None = None,
+    x_keys: Tensor | None = None,
+    y_keys: Tensor | None = None,
+    sample_ids_b: Tensor | None = None,
+    known_positives: KnownPositives | None = None,
+    equal_is_positive: bool = False,
+) -> GatheredBatch:
+    """The global batch of this rank's rows. Gathers the columns of all ranks.
+
+    Embeddings are as the score needs them (normalised for a cosine). positives: (P, 2), which replace the own columns.
+    known_positives: keys of items known to be relevant to a row. Such columns are excluded from the sums of the row,
+    unless they are listed positives of it, or equal_is_positive and they share a key with it.
+
+    A collective: every rank calls it, with `negatives` on all ranks or on none. Raises ValueError for shapes that do
+    not fit and for pairs of a row or column that does not exist.
+    """
+    further = negatives.embeddings_kD if negatives else y_mD[:0]
+    more = further[:0] if negatives is None or negatives.positive_k is None else further[negatives.positive_k]
+    rows, columns, extra, more_positives = Layout.of(x_bD, y_mD, further, more)
+    _check_shapes(rows, columns, positives, x_keys, y_keys)
+    for name, pairs_P2 in (("positives", positives), ("excluded", excluded)):
+        if pairs_P2 is not None:
+            _check_indices(f"{name}: no row", pairs_P2[:, 0], len(x_bD))
+            _check_indices(f"{name}: no column", pairs_P2[:, 1], columns.total + extra.total)
+    y_MD = columns.gather(y_mD)
+    if extra.total:
+        y_MD = torch.cat([y_MD, extra.gather(further)])
+    pairs = Pairs.own_columns(len(x_bD), columns.own.start, x_bD.device) if positives is None else None
+    if pairs is None or more_positives.total:
+        first = columns.total + extra.own.start
+        own = torch.arange(len(x_bD), device=x_bD.device)
+        listed = [positives if positives is not None else torch.stack([own, own + columns.own.start], 1)]
+        if negatives and negatives.positive_k is not None:
+            _check_indices("negatives.row_k: no row", negatives.row_k, len(x_bD))
+            column_k = torch.arange(len(further), device=x_bD.device) + first
+            listed.append(torch.stack([negatives.row_k, column_k], 1)[negatives.positive_k])
+        pairs = Pairs(torch.cat(listed).unique(dim=0))
+    keys = []
+    if x_keys is not None:
+        keys.append((x_keys, rows.gather(x_keys)))
+    if y_keys is not None:
+        keys.append((y_keys, _column_keys(y_keys, columns, extra, negatives)))
+    if known_positives is not None:
+        if y_keys is None:
+            raise ValueError("known items are found by their keys: give y_keys too")
+        row_P, keys_P = (
+            as_int64("known_positives", v, x_bD.device) for v in (known_positives.row, known_positives.keys)
+        )
+        _check_indices("known_positives: no row", row_P, len(x_bD))
+        index_P, column_P = equal_pairs(keys_P.contiguous(), keys[-1][1]).unbind(1)
+        known = Pairs(torch.stack([row_P[index_P], column_P], 1).unique(dim=0))
+        unlisted = known.pairs_P2[~known.isin(pairs, len(y_MD))]
+        if equal_is_positive:
+            unlisted = unlisted[~of_equal_keys(unlisted, keys)]
+        excluded = unlisted if excluded is None else torch.cat([excluded, unlisted])
+    return GatheredBatch(x_bD, y_MD, rows, columns, pairs, excluded, tuple(keys), sample_ids_b)
+
+
+def _column_keys(y_keys: Tensor, columns: Layout, extra: Layout, negatives: Columns | None) -> Tensor:
+    """The keys of all columns, (M,). A collective. Raises ValueError for further columns without keys."""
+    keys_B = columns.gather(y_keys)
+    if not extra.total:
+        return keys_B
+    if negatives is None or negatives.keys_k is None:
+        raise ValueError("y_keys are given and further columns have none: give Columns(…, keys_k) too")
+    return torch.cat([keys_B, extra.gather(negatives.keys_k)])
+
+
+def of_equal_keys(pairs_P2: Tensor, keys: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """(P,) bool: which (row, column) pairs have equal keys in one of `keys`, which are those of a GatheredBatch."""
+    i, j = pairs_P2.unbind(1)
+    equal_P = torch.zeros_like(i, dtype=torch.bool)
+    for row_keys, column_keys in keys:
+        has_key = j < len(column_keys)
+        equal_P[has_key] |= row_keys[i[has_key]] == column_keys[j[has_key]]
+    return equal_P
+
+
+def _check_indices(what: str, indices: Tensor, count: int) -> None:
+    """Raises ValueError for an index outside 0 … count − 1. It waits for the GPU, as all listing of pairs does."""
+    wrong = indices[(indices < 0) | (indices >= count)]
+    if len(wrong):
+        raise ValueError(
+            f"{what} {int(wrong[0])} among {count}, which are numbered from 0 (local rows, global columns)"
+        )
+
+
+def _check_shapes(rows: Layout, columns: Layout, positives: Tensor | None, *keys: Tensor | None) -> None:
+    """Raises ValueError for a batch without rows, for x and y that are no pairs, and for keys that are not of pairs."""
+    own_rows = rows.sizes[rows.rank]
+    if positives is None and rows.sizes != columns.sizes:
+        raise ValueError(
+            f"{own_rows} rows of x and {columns.sizes[rows.rank]} of y are no pairs: say which belong together with "
+            "positives=(local row, global column)"
+        )
+    for key in keys:
+        if key is not None and (rows.sizes != columns.sizes or len(key) != own_rows):
+            raise ValueError(f"{len(key)} keys for {own_rows} rows: keys are of pairs, row i with column i")
+    if rows.total == 0:
+        raise ValueError("the global batch has no pair")

@@ -1,0 +1,164 @@
+"""For each anchor i: its candidates C_i (the columns its sum runs over), its positives P_i, and their numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from dyad.data.base.errors import ConfigError
+from dyad.train.losses.gathered.batch import GatheredBatch, of_equal_keys
+from dyad.train.losses.gathered.duplicates import SameItem, equal_pair_counts, equal_pairs
+from dyad.train.losses.options.common import CandidateSet, Duplicates, PairOptions, Positives
+from dyad.train.losses.sums.tiles import Exclusion, Pairs
+
+MOST_PAIRS = 64  # as many listed positives per column, on average, may take memory
+
+
+@dataclass(frozen=True)
+class Anchors:
+    """The anchors of one direction, (a,) each: own b rows, or all M columns, of which further ones are never valid.
+
+    counts: m_i = |C_i|; positives: |P_i|; valid: whether the anchor has candidates and a positive. share: W / number of
+    valid anchors of all ranks: this rank multiplies the sum over its own anchors by it. own: which anchors these are.
+    """
+
+    counts: Tensor
+    positives: Tensor
+    valid: Tensor
+    share: Tensor
+    own: slice
+
+    def weights(self, like: Tensor) -> Tensor:
+        """1/|P_i|, (a,) in the type of `like`; 0 for anchors that are not valid."""
+        return self.valid.to(like.dtype) / self.positives.clamp(min=1)
+
+
+@dataclass(frozen=True)
+class Relations:
+    """The relations of the rows and columns of a batch.
+
+    exclusion: the pairs that the sums leave out. same: where equal keys make positives, the relation that replaces
+    batch.positives. rows, columns: the anchors of both directions.
+    """
+
+    batch: GatheredBatch
+    exclusion: Exclusion | None
+    same: SameItem | None
+    rows: Anchors
+    columns: Anchors
+
+
+def relations(batch: GatheredBatch, options: PairOptions) -> Relations:
+    """The relations of a batch: C_i = all columns, or all that are no positives of i (candidates=negatives).
+
+    Excluded pairs, and with duplicates=mask also pairs of equal keys, are no candidates. A collective when pairs are
+    listed. Raises ConfigError for options that the batch does not fit: no keys, too few columns, too many positives.
+    """
+    by_key = options.duplicates is not Duplicates.keep
+    if by_key and not batch.keys:
+        raise ConfigError(
+            f"objective.duplicates={options.duplicates.value} compares content keys: give the objective "
+            "x_keys or y_keys, or set objective.duplicates=keep"
+        )
+    if options.candidates is CandidateSet.negatives and len(batch.y_MD) < 2:
+        raise ConfigError("objective.candidates=negatives needs a global batch of 2 pairs or more")
+    if options.duplicates is Duplicates.positive and (
+        options.positives is not Positives.each or batch.positives.own is None
+    ):  # the mean over each of them needs no list: it is computed from sums per key
+        batch, by_key = replace(batch, positives=_with_equal_keys(batch), keys=()), False
+    same = SameItem([column_keys for _, column_keys in batch.keys], len(batch.y_MD)) if by_key else None
+    positive_keys = same if options.duplicates is Duplicates.positive else None
+    negatives_only = options.candidates is CandidateSet.negatives or options.positives is Positives.exclude
+    masked = same if negatives_only or positive_keys is None else None
+    dropped = batch.positives if negatives_only else None  # listed pairs that are no candidates
+    if batch.excluded is not None:
+        dropped = Pairs(batch.excluded).joined(dropped or Pairs(batch.excluded[:0]))
+    exclusion = None
+    if masked or dropped:
+        keys = batch.keys if masked else ()
+        exclusion = Exclusion(keys, None if negatives_only else batch.positives, dropped)
+    counts = _candidate_counts(batch, masked, exclusion)
+    if positive_keys:
+        positives = positive_keys.counts(len(batch.y_MD))[batch.columns.own], positive_keys.counts(batch.columns.total)
+    else:
+        positives = batch.counts(batch.positives)
+    if options.positives is Positives.single and batch.positives.own is None:
+        several = torch.stack([(count > 1).any() for count in positives]).any()
+        if batch.rows.max_(several[None].long()):
+            raise ConfigError(
+                "objective.positives=single: a row or a column has several listed. Set it to each, exclude or merge"
+            )
+    return Relations(batch, exclusion, positive_keys, *_anchors(batch, counts, positives, options))
+
+
+def without_positives(related: Relations, options: PairOptions) -> tuple[Exclusion, Tensor]:
+    """The exclusion that leaves each anchor its negatives alone; and (P,) bool, which listed positives are in C_i."""
+    batch, exclusion = related.batch, related.exclusion or Exclusion()
+    positives, dropped = batch.positives, exclusion.dropped
+    in_sum_P = torch.ones(len(positives.pairs_P2), dtype=torch.bool, device=batch.x_bD.device)
+    if dropped is None:
+        return Exclusion(exclusion.keys, dropped=positives), in_sum_P
+    negatives = exclusion if dropped is positives else Exclusion(exclusion.keys, dropped=dropped.joined(positives))
+    return negatives, in_sum_P if single_positive(options) else ~positives.isin(dropped, len(batch.y_MD))
+
+
+def single_positive(options: PairOptions) -> bool:
+    """Whether the sum of each positive has the negatives and that positive alone, which then always is a candidate."""
+    return options.positives is Positives.exclude and options.candidates is CandidateSet.all
+
+
+def _with_equal_keys(batch: GatheredBatch) -> Pairs:
+    """The listed positives and all pairs with an equal key. A collective. Raises ConfigError if they are too many."""
+    counts = torch.stack([equal_pair_counts(*keys).sum() for keys in batch.keys])
+    count, most = int(batch.rows.max_(counts.sum()[None])), MOST_PAIRS * len(batch.y_MD)
+    if count > most:
+        raise ConfigError(
+            f"objective.duplicates=positive: {count:,} pairs of a rank have equal keys, over {most:,} that fit "
+            "in memory linear in the batch. Set objective.positives=each, or objective.duplicates=mask"
+        )
+    return Pairs(torch.cat([batch.positives.pairs_P2, *(equal_pairs(*keys) for keys in batch.keys)]).unique(dim=0))
+
+
+def _candidate_counts(
+    batch: GatheredBatch, masked: SameItem | None, exclusion: Exclusion | None
+) -> tuple[Tensor, Tensor]:
+    """m_i of own rows (b,) and of all columns (M,), from the sizes of classes of equal keys and from lists of pairs."""
+    row_counts_b = torch.full((len(batch.x_bD),), len(batch.y_MD), device=batch.x_bD.device)
+    column_counts_M = torch.full((len(batch.y_MD),), batch.rows.total, device=batch.x_bD.device)
+    if exclusion is None:
+        return row_counts_b, column_counts_M
+    if masked:
+        row_counts_b = row_counts_b - masked.counts(len(batch.y_MD))[batch.columns.own]
+        column_counts_M = column_counts_M - masked.counts(batch.columns.total)
+    kept, dropped = exclusion.kept, exclusion.dropped
+    if kept and dropped:  # a pair in both lists is dropped
+        kept = Pairs(kept.pairs_P2[~kept.isin(dropped, len(batch.y_MD))])
+    # equal keys are subtracted already: kept pairs among them come back, other dropped pairs go
+    changes = [(1, kept, True), (-1, dropped, False)] if masked else [(-1, dropped, None)]
+    for sign, pairs, equal_keys in changes:
+        if pairs and (pairs := _with_keys(batch, pairs, equal_keys)):
+            of_rows, of_columns = batch.counts(pairs)
+            row_counts_b, column_counts_M = row_counts_b + sign * of_rows, column_counts_M + sign * of_columns
+    return row_counts_b, column_counts_M
+
+
+def _with_keys(batch: GatheredBatch, pairs: Pairs, equal: bool | None) -> Pairs | None:
+    """Those of the pairs whose keys are equal (equal=True) or not (False); all with None."""
+    if equal is None or pairs.own is not None:  # the keys of a row and its own column are equal
+        return None if equal is False else pairs
+    return Pairs(pairs.pairs_P2[of_equal_keys(pairs.pairs_P2, batch.keys) == equal])
+
+
+def _anchors(
+    batch: GatheredBatch, counts: tuple[Tensor, Tensor], positives: tuple[Tensor, Tensor], options: PairOptions
+) -> tuple[Anchors, Anchors]:
+    """The anchors of rows and columns. A collective."""
+    always = single_positive(options)
+    valid = [((m > 0) | always) & (p > 0) for m, p in zip(counts, positives, strict=True)]
+    valid[1] = valid[1] & (torch.arange(len(valid[1]), device=valid[1].device) < batch.columns.total)
+    number = batch.rows.sum_(torch.stack([valid[0].sum(), valid[1][batch.columns.own].sum()]))
+    share = batch.rows.world_size / number.clamp(min=1).to(torch.promote_types(batch.x_bD.dtype, torch.float32))
+    rows = Anchors(counts[0] + always, positives[0], valid[0], share[0], slice(len(batch.x_bD)))
+    return rows, Anchors(counts[1] + always, positives[1], valid[1], share[1], batch.columns.own)

@@ -1,0 +1,249 @@
+"""Per-sample state of objectives: k numbers for every training sample, stored on the rank that owns the sample.
+
+Legend: n samples, k numbers for each, W ranks; in a step b samples on this rank, B on all ranks, U distinct ones.
+
+Rank i // ⌈n/W⌉ owns sample i, so a rank stores k·n/W numbers. A step sends the B ids and one all-reduce of k·B numbers,
+whatever n is. The state is neither parameter nor buffer: data parallelism overwrites these with the values of rank 0.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dyad.data.base.errors import ConfigError, HardwareError
+from dyad.train.losses.sums.all_gather import Layout
+
+BLOCK = 1 << 20  # samples written or sent at a time
+COUNTERS = ("samples_seen", "never_visited")  # in a checkpoint beside the numbers
+
+
+@dataclass(frozen=True)
+class StateRead:
+    """The samples of one global batch, in the order of ranks, and their numbers before this step.
+
+    ids_B: sample ids. old: name → (B,), NaN where a sample has no number yet. inverse_B: the index of each id among the
+    U distinct ones; counts_U: how often each of these occurs.
+    """
+
+    ids_B: Tensor
+    old: dict[str, Tensor]
+    inverse_B: Tensor
+    counts_U: Tensor
+
+    @property
+    def repeated(self) -> bool:
+        """Whether an id occurs more than once."""
+        return len(self.counts_U) < len(self.ids_B)
+
+    def mean(self, values_B: Tensor) -> Tensor:
+        """(B,) → (B,): each value becomes the mean of its sample. Equal to the bit for any order of the batch."""
+        return self._reduced(values_B, "mean") if self.repeated else values_B
+
+    def log_mean(self, log_values_B: Tensor) -> Tensor:
+        """(B,) → (B,): each value becomes the log of the mean exponential of its sample."""
+        if not self.repeated:
+            return log_values_B
+        highest_B = self._reduced(log_values_B, "max")
+        highest_B.masked_fill_(highest_B == -math.inf, 0.0)  # −inf − (−inf) is not a number
+        return highest_B + self.mean((log_values_B - highest_B).exp()).log()
+
+    def _reduced(self, values_B: Tensor, how: str) -> Tensor:
+        order_B = values_B.argsort()
+        # by sample, then by value: the order of summation does not depend on the order of the batch
+        order_B = order_B[self.inverse_B[order_B].argsort(stable=True)]
+        return torch.segment_reduce(values_B[order_B], how, lengths=self.counts_U)[self.inverse_B]
+
+
+class SampleState:
+    """Numbers by name for sample ids 0 … n−1.
+
+    initial: name → the number of a sample before its first batch, NaN for none. Numbers are float32, and float64 after
+    they have been read as such. If this rank's share exceeds memory_budget_mb (MiB), it is mapped from an unnamed
+    scratch file in the temporary folder (TMPDIR), which ends with the process.
+    """
+
+    def __init__(self, num_samples: int, initial: Mapping[str, float], memory_budget_mb: int = 4096) -> None:
+        assert num_samples > 0 and initial and not set(initial) & set(COUNTERS)
+        self.num_samples, self.names = num_samples, tuple(initial)
+        self.samples_seen = 0  # rows of all global batches so far
+        self._initial_k = torch.tensor(list(initial.values()), dtype=torch.float64)
+        self._never_visited = num_samples if self._initial_k.isnan().any() else 0
+        self._budget = memory_budget_mb << 20
+        self._table: Tensor | None = None  # (n/W, k) of own samples, on the CPU
+        self._undo: tuple[Tensor, Tensor, int, int] | None = None
+
+    @property
+    def share_never_visited(self) -> float:
+        """The share of all samples that have no number yet."""
+        return self._never_visited / self.num_samples
+
+    def read(self, sample_ids_b: Tensor | None, layout: Layout, dtype: torch.dtype = torch.float32) -> StateRead:
+        """The numbers of the samples of the global batch; sample_ids_b are those of this rank. A collective.
+
+        Raises ConfigError without ids and, on all ranks, for ids outside 0 … n−1; ValueError for a wrong number of ids.
+        """
+        if sample_ids_b is None:
+            raise ConfigError("this objective keeps state for every sample: give it sample_ids")
+        if len(sample_ids_b) != layout.sizes[layout.rank]:
+            raise ValueError(f"{len(sample_ids_b)} sample_ids for {layout.sizes[layout.rank]} rows")
+        self._undo = None  # undo concerns the call that begins here
+        ids_B = layout.gather(sample_ids_b)
+        on_cpu_B = ids_B.cpu()
+        self._check(on_cpu_B)
+        table, own = self._numbers(dtype), self._own(*_rank_and_world())
+        mine_B = (on_cpu_B >= own.start) & (on_cpu_B < own.stop)
+        old_kB = torch.zeros(len(self.names), layout.total, dtype=dtype)
+        old_kB[:, mine_B] = table[on_cpu_B[mine_B] - own.start].T.to(dtype)
+        old_kB = layout.sum_(old_kB.to(ids_B.device))  # each column is zero on all ranks but the owner
+        _, inverse_B, counts_U = on_cpu_B.unique(return_inverse=True, return_counts=True)
+        old = dict(zip(self.names, old_kB.unbind(), strict=True))
+        return StateRead(ids_B, old, inverse_B.to(ids_B.device), counts_U.to(ids_B.device))
+
+    def write(self, read: StateRead, new: Mapping[str, Tensor]) -> None:
+        """Store new numbers: name → (B,), equal for equal ids (see StateRead.mean). Other names keep their numbers."""
+        ids_B = read.ids_B.cpu()
+        old_kB, new_kB = (
+            torch.stack(columns).detach().cpu()
+            for columns in (list(read.old.values()), [new.get(name, read.old[name]) for name in self.names])
+        )
+        ids_U, inverse_B = ids_B.unique(return_inverse=True)
+        first_U = torch.zeros_like(ids_U).scatter_(0, inverse_B, torch.arange(len(ids_B)))
+        same = torch.allclose(new_kB, new_kB[:, first_U[inverse_B]], rtol=0, atol=0, equal_nan=True)
+        assert same, "the new numbers of one sample differ: average them with StateRead.mean"
+        table, own = self._numbers(new_kB.dtype), self._own(*_rank_and_world())
+        mine_U = (ids_U >= own.start) & (ids_U < own.stop)
+        row = ids_U[mine_U] - own.start
+        self._undo = (row, table[row], self.samples_seen, self._never_visited)
+        table[row] = new_kB[:, first_U[mine_U]].T.to(table.dtype)
+        self.samples_seen += len(ids_B)
+        lacked, lacks = (numbers_kB[:, first_U].isnan().any(0) for numbers_kB in (old_kB, new_kB))
+        self._never_visited += int(lacks.sum() - lacked.sum())
+
+    def undo(self) -> None:
+        """Restore, bit for bit, what the last `write` changed. A second call does nothing."""
+        if self._undo is not None and self._table is not None:
+            row, before, self.samples_seen, self._never_visited = self._undo
+            self._table[row] = before
+            self._undo = None
+
+    def gathered(self, device: torch.device) -> dict[str, Tensor]:
+        """For a checkpoint: name → (n,) of all samples, and the counters, on rank 0; {} on other ranks. A collective.
+
+        device: where the process group sends from. Blocks are sent one by one, so only rank 0 holds all samples.
+        """
+        rank, world_size = _rank_and_world()
+        table = self._numbers(torch.float32)
+        whole = {name: table.new_empty(self.num_samples if rank == 0 else 0) for name in self.names}
+        for first in range(0, math.ceil(self.num_samples / world_size), BLOCK):
+            for owner, block in enumerate(_on_rank_0(self._block(table, first, world_size).to(device), world_size)):
+                own = self._own(owner, world_size)
+                start, stop = min(own.start + first, own.stop), min(own.start + first + BLOCK, own.stop)
+                for name, column in zip(self.names, block[: stop - start].cpu().unbind(1), strict=True):
+                    whole[name][start:stop] = column
+        counters = (self.samples_seen, self._never_visited)
+        whole.update((name, torch.tensor(value)) for name, value in zip(COUNTERS, counters, strict=True))
+        return whole if rank == 0 else {}
+
+    def load(self, whole: Mapping[str, Tensor], more_samples: bool = False) -> None:
+        """Take this rank's slice of what `gathered` returned, at any world size.
+
+        more_samples: `whole` may have fewer samples; the others take their initial numbers. Raises ConfigError, with
+        nothing changed, if `whole` is of another objective or number of samples.
+        """
+        if set(whole) != {*self.names, *COUNTERS}:
+            there, here = (", ".join(sorted(set(names) - set(COUNTERS))) or "nothing" for names in (whole, self.names))
+            raise ConfigError(f"the checkpoint has per-sample state of another objective: {there}, not {here}")
+        samples = len(whole[self.names[0]])
+        if samples > self.num_samples or (samples < self.num_samples and not more_samples):
+            raise ConfigError(
+                f"the checkpoint has per-sample state of {samples:,} samples, but objective.num_samples is "
+                f"{self.num_samples:,}: use the same training data, or start another run.name with init_from"
+            )
+        own = self._own(*_rank_and_world())
+        table = self._numbers(whole[self.names[0]].dtype)
+        for column, name in enumerate(self.names):
+            saved = whole[name][own]
+            table[: len(saved), column] = saved
+            table[len(saved) :, column] = self._initial_k[column]
+        self.samples_seen, self._never_visited = (int(whole[name]) for name in COUNTERS)
+        self._never_visited += (self.num_samples - samples) * bool(self._initial_k.isnan().any())
+        self._undo = None
+
+    def _own(self, rank: int, world_size: int) -> slice:
+        """The ids that a rank owns."""
+        each, n = math.ceil(self.num_samples / world_size), self.num_samples
+        return slice(min(rank * each, n), min((rank + 1) * each, n))
+
+    def _check(self, ids_B: Tensor) -> None:
+        outside = ids_B[(ids_B < 0) | (ids_B >= self.num_samples)]
+        if len(outside):
+            raise ConfigError(
+                f"sample id {outside[0]} is none of the {self.num_samples:,} samples 0 … {self.num_samples - 1} that "
+                "have state: set objective.num_samples to the number of samples in the manifest (null: as many as the "
+                "training data has)"
+            )
+
+    def _numbers(self, dtype: torch.dtype) -> Tensor:
+        """The (n/W, k) table of own samples, made on first use, in the widest type asked for so far."""
+        narrow = self._table
+        if narrow is not None and torch.promote_types(narrow.dtype, dtype) == narrow.dtype:
+            return narrow
+        own = self._own(*_rank_and_world())
+        self._table = _table(own.stop - own.start, self._initial_k.to(dtype), self._budget)
+        if narrow is not None:
+            self._table.copy_(narrow)
+        return self._table
+
+    def _block(self, table: Tensor, first: int, world_size: int) -> Tensor:
+        """Rows first … first + BLOCK of the table, padded so that the blocks of all ranks have one size."""
+        size = min(BLOCK, math.ceil(self.num_samples / world_size) - first)
+        block = table.new_zeros(size, len(self.names))
+        rows = table[first : first + size]
+        block[: len(rows)] = rows
+        return block
+
+
+def _rank_and_world() -> tuple[int, int]:
+    """This rank and the number of ranks."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def _on_rank_0(block: Tensor, world_size: int) -> list[Tensor]:
+    """The blocks of all ranks, on rank 0; [] on other ranks. A collective."""
+    if world_size == 1:
+        return [block]
+    blocks = [torch.empty_like(block) for _ in range(world_size)] if dist.get_rank() == 0 else None
+    dist.gather(block, blocks, dst=0)
+    return blocks or []
+
+
+def _table(rows: int, initial_k: Tensor, budget: int) -> Tensor:
+    """(rows, k) filled with `initial_k`; in memory, or in a scratch file if it is larger than `budget` bytes.
+
+    The file is written, not only extended, so that a full disk raises HardwareError here instead of a crash later.
+    """
+    size = rows * initial_k.nbytes
+    if size <= budget:
+        return initial_k.repeat(rows, 1)
+    block = initial_k.repeat(min(rows, BLOCK), 1).numpy()
+    with tempfile.TemporaryFile() as file:
+        try:
+            for first in range(0, rows, BLOCK):
+                file.write(block[: rows - first].data)
+            file.flush()
+        except OSError as error:
+            raise HardwareError(
+                f"cannot keep {size:,} bytes of per-sample state in {tempfile.gettempdir()}: {error.strerror}. Set "
+                "TMPDIR to a folder with room, or raise objective.memory_budget_mb"
+            ) from error
+        return torch.from_numpy(np.memmap(file, dtype=block.dtype, mode="r+", shape=(rows, len(initial_k))))

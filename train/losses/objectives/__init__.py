@@ -1,0 +1,1 @@
+"""The objectives: formulas over the reduced sums, one file per family."""

@@ -1,0 +1,166 @@
+"""The base of all objectives: a module that turns the embeddings of a global batch into a loss and metrics.
+
+The mean over ranks of the loss is the loss of the global batch. Averaging gradients over ranks, those of the
+objective's own parameters too, gives its exact gradient. So a sum over anchors enters as W / B times this rank's sum.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dyad.data.batch import KnownPositives
+from dyad.train.losses.gathered.batch import Columns, GatheredBatch, as_int64, dtype_name, gather_batch
+from dyad.train.losses.options.common import Duplicates, ObjectiveOptions, Similarity, TemperatureOptions
+
+if TYPE_CHECKING:
+    from dyad.train.losses.gathered.sample_state import SampleState
+
+
+@dataclass(frozen=True)
+class ObjectiveResult:
+    """loss: 0-d; metrics: detached 0-d tensors. The mean of each over ranks is its value on the global batch."""
+
+    loss: Tensor
+    metrics: dict[str, Tensor]
+
+
+class Objective(nn.Module):
+    """An objective of in-batch pairs. Subclasses implement `of_batch`, or `of_embeddings` if they need no columns.
+
+    takes: which further inputs it accepts, among negatives, positives, excluded, importance and lengths. memory: its
+    per-sample state, if it has any. options: its ObjectiveOptions; subclasses narrow the type.
+    """
+
+    takes: ClassVar[frozenset[str]] = frozenset()
+    memory: SampleState | None = None
+    options: Any
+
+    def __init__(self, options: ObjectiveOptions) -> None:
+        super().__init__()
+        self.options = options
+
+    def forward(
+        self,
+        x_bD: Tensor,
+        y_mD: Tensor | None,
+        sample_ids_b: Tensor | None = None,
+        negatives: Tensor | Columns | None = None,
+        positives: Tensor | None = None,
+        excluded: Tensor | None = None,
+        x_keys: Tensor | None = None,
+        y_keys: Tensor | None = None,
+        known_positives: KnownPositives | None = None,
+        **more: Tensor | None,
+    ) -> ObjectiveResult:
+        """The loss of the global batch; the arguments are this rank's part, which may differ in size and be empty.
+
+        x_bD, y_mD: embeddings, normalised here if the similarity is cosine. Scores are float32, or float64 for float64.
+        All other arguments but negatives and known_positives are int64, or whole numbers that torch.as_tensor takes.
+        sample_ids_b: indices of per-sample state. negatives: (b, k, D) hard negatives, or Columns. positives, excluded:
+        (P, 2) pairs (local row, global column); without positives, column i is the positive of row i. x_keys, y_keys:
+        (b,), equal for the same item; one of them is needed unless duplicates=keep. known_positives: keys of items that
+        are relevant to a row: where they are columns, they are not among its negatives.
+
+        A collective: every rank calls it, and gives the same arguments, empty if need be (k = 0). Per-sample state and
+        running means change in training mode with gradients enabled, not under no_grad or inference_mode. Raises
+        ValueError for inputs that do not fit, ConfigError for options that do not fit them, and RuntimeError in a
+        backward with create_graph=True where a second derivative would be wrong.
+        """
+        given = {
+            "negatives": negatives,
+            "positives": positives,
+            "excluded": excluded if known_positives is None else known_positives,  # these become excluded pairs
+            **more,
+        }
+        for name, value in given.items():
+            if value is not None and name not in self.takes:
+                raise ValueError(f"objective {self.options.name} takes no {name}")
+        columns, device = None if negatives is None else Columns.of(negatives), x_bD.device
+        _check_types(x_bD, y_mD)
+        enabled = torch.is_grad_enabled()  # inference_mode(False) enables it
+        with torch.inference_mode(False), torch.set_grad_enabled(enabled), torch.autocast(device.type, enabled=False):
+            y_mD = None if y_mD is None else self._comparable(y_mD)
+            result = self.of_embeddings(
+                self._comparable(x_bD),
+                y_mD,
+                sample_ids_b=as_int64("sample_ids", sample_ids_b, device),
+                negatives=columns and replace(columns, embeddings_kD=self._comparable(columns.embeddings_kD)),
+                positives=as_int64("positives", positives, device, pairs=True),
+                excluded=as_int64("excluded", excluded, device, pairs=True),
+                x_keys=as_int64("x_keys", x_keys, device),
+                y_keys=as_int64("y_keys", y_keys, device),
+                known_positives=known_positives,
+                **{name: value for name, value in more.items() if value is not None},
+            )
+        return ObjectiveResult(result.loss, {name: value.detach() for name, value in result.metrics.items()})
+
+    def of_embeddings(self, x_bD: Tensor, y_mD: Tensor | None, **inputs: Any) -> ObjectiveResult:
+        """The result for embeddings as the similarity needs them; `inputs` are the other arguments of forward."""
+        if y_mD is None or x_bD.ndim != 2 or y_mD.ndim != 2 or x_bD.shape[1] != y_mD.shape[1]:
+            shape = None if y_mD is None else tuple(y_mD.shape)
+            raise ValueError(f"x must be (b, D) and y (m, D), not {tuple(x_bD.shape)} and {shape}")
+        columns: Columns | None = inputs["negatives"]
+        if columns and columns.embeddings_kD.shape[1:] != y_mD.shape[1:]:
+            shape = tuple(columns.embeddings_kD.shape)
+            raise ValueError(f"negatives must have the width of y, {y_mD.shape[1]}, not {shape}")
+        duplicates = getattr(self.options, "duplicates", Duplicates.keep)
+        if duplicates is Duplicates.keep:
+            inputs["x_keys"] = None
+            if inputs["known_positives"] is None:
+                inputs["y_keys"] = None
+        more = {"importance": inputs.pop("importance")} if "importance" in inputs else {}
+        batch = gather_batch(x_bD, y_mD, equal_is_positive=duplicates is Duplicates.positive, **inputs)
+        return self.of_batch(batch, **more)
+
+    def of_batch(self, batch: GatheredBatch, **more: Tensor) -> ObjectiveResult:
+        """The result for a gathered batch; `more` are arguments of forward that the batch does not hold."""
+        raise NotImplementedError
+
+    def clamp_(self) -> None:
+        """Clamp the learning parameters to their ranges. To be called after every optimiser step."""
+
+    def undo(self) -> None:
+        """Restore the state that the last call of forward changed."""
+        if self.memory is not None:
+            self.memory.undo()
+
+    def _comparable(self, e_bD: Tensor) -> Tensor:
+        """The embeddings, normalised in float32 for a cosine, in the type in which they are multiplied.
+
+        A GPU multiplies half precision into float32; elsewhere half precision gains nothing and is widened.
+        """
+        e_bD = e_bD.clone() if e_bD.is_inference() else e_bD  # autograd refuses inference tensors
+        wide = e_bD.to(torch.promote_types(e_bD.dtype, torch.float32))
+        wide = F.normalize(wide, dim=-1) if self.options.similarity is Similarity.cosine else wide
+        return wide.to(e_bD.dtype) if e_bD.is_cuda else wide
+
+
+def _check_types(x_bD: Tensor, y_mD: Tensor | None) -> None:
+    """Raises ValueError if only one of x and y is float64. Half precision mixes with float32, as it is widened."""
+    x_type, y_type = x_bD.dtype, x_bD.dtype if y_mD is None else y_mD.dtype
+    if torch.promote_types(x_type, torch.float32) != torch.promote_types(y_type, torch.float32):
+        raise ValueError(f"x is {dtype_name(x_type)} and y {dtype_name(y_type)}: convert one of them")
+
+
+class TemperatureObjective(Objective):
+    """An objective with a temperature τ. logit_scale: log 1/τ, a parameter that has a gradient only if τ learns."""
+
+    def __init__(self, options: TemperatureOptions) -> None:
+        super().__init__(options)
+        self.logit_scale = nn.Parameter(torch.tensor(-math.log(options.temperature)), options.learnable)
+
+    def scale(self, like: Tensor) -> Tensor:
+        """1/τ, 0-d, in float32 or better."""
+        return self.logit_scale.to(torch.promote_types(like.dtype, torch.float32)).exp()
+
+    def clamp_(self) -> None:
+        """Clamp a learning τ to [min_temperature, 1]. To be called after every optimiser step."""
+        super().clamp_()
+        if self.options.learnable:
+            self.logit_scale.data.clamp_(0.0, -math.log(self.options.min_temperature))

@@ -1,0 +1,113 @@
+"""Contrastive predictive coding: from a context, identify the encodings of its own sequence some steps ahead.
+
+Legend: b sequences on this rank, B on all W ranks, T steps, H horizons, D width; step u = t + s is predicted at step t.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dyad.train.losses.gathered.batch import as_int64
+from dyad.train.losses.objectives.base import ObjectiveResult, TemperatureObjective
+from dyad.train.losses.objectives.softmax import softplus
+from dyad.train.losses.options.logistic import CpcOptions
+from dyad.train.losses.sums.all_gather import Layout
+from dyad.train.losses.sums.functions import product
+from dyad.train.losses.sums.lse import log_partition
+from dyad.train.losses.sums.tiles import Exclusion, Pairs
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Contexts x and encodings y by step: (b, D) each of this rank, and y of all ranks, (B, D) each."""
+
+    x_TbD: tuple[Tensor, ...]
+    y_TbD: tuple[Tensor, ...]
+    y_TBD: tuple[Tensor, ...]
+    lengths_b: Tensor
+    lengths_B: Tensor
+    layout: Layout
+
+    @staticmethod
+    def of(x_bTD: Tensor, y_bTD: Tensor, lengths_b: Tensor | None) -> Sequences:
+        """The sequences of this rank, with y gathered. A collective.
+
+        Raises ValueError for lengths that do not fit and, on all ranks, if ranks have different numbers of steps.
+        """
+        layout, steps = Layout.of(x_bTD, x_bTD.transpose(0, 1))
+        if len(set(steps.sizes)) > 1:
+            raise ValueError(f"ranks have sequences of {steps.sizes} steps: pad all to the same")
+        if lengths_b is None:
+            lengths_b = torch.full((len(x_bTD),), x_bTD.shape[1])
+        lengths_b = as_int64("lengths", lengths_b, x_bTD.device)
+        if len(lengths_b) != len(x_bTD) or ((lengths_b < 0) | (lengths_b > x_bTD.shape[1])).any():
+            raise ValueError(f"lengths must be {len(x_bTD)} numbers from 0 to {x_bTD.shape[1]}, the steps of x and y")
+        y_BTD, lengths_B = layout.gather(y_bTD), layout.gather(lengths_b)
+        return Sequences(x_bTD.unbind(1), y_bTD.unbind(1), y_BTD.unbind(1), lengths_b, lengths_B, layout)
+
+    def counts(self) -> list[int]:
+        """For each step, how many sequences of all ranks reach it."""
+        steps = torch.arange(len(self.x_TbD), device=self.lengths_B.device)
+        return (self.lengths_B[:, None] > steps).sum(0).tolist()
+
+
+class Cpc(TemperatureObjective):
+    """L = mean of −log e^{a_ii} / Σ_j e^{a_ij}, a_ij = <y_j,t+s, W_s x_i,t>/τ (van den Oord et al. 2018, eq. 3 and 4).
+
+    The mean is over all (i, t, s), s = 1..H, for which sequence i reaches t + s. The sum is over the sequences j of the
+    global batch that reach t + s. Contexts x and encodings y: (b, T, D), padded to one T on all ranks; lengths: (b,)
+    int64, by default T. y is gathered once, for all steps.
+
+    w_HDD: W_s of every horizon (one if shared), which starts as the identity.
+    """
+
+    takes = frozenset({"lengths"})
+    options: CpcOptions
+
+    def __init__(self, options: CpcOptions) -> None:
+        super().__init__(options)
+        self.w_HDD = nn.Parameter(torch.eye(options.width).repeat(1 if options.shared_w else options.horizons, 1, 1))
+
+    def of_embeddings(self, x_bD: Tensor, y_mD: Tensor | None, **inputs: Any) -> ObjectiveResult:
+        sequences = Sequences.of(x_bD, _checked(x_bD, y_mD, self.options.width), inputs.get("lengths"))
+        candidates = {u: count for u, count in enumerate(sequences.counts()) if u and count}
+        anchors = {u: count * min(u, self.options.horizons) for u, count in candidates.items()}
+        total = sum(anchors.values())
+        if not total:
+            raise ValueError("no sequence of the global batch has two steps: nothing can be predicted")
+        sums = torch.stack([self._step(sequences, u, count) for u, count in candidates.items()]).sum(0)
+        loss, positive = sequences.layout.world_size / total * sums
+        log_k = loss.new_tensor(sum(anchors[u] * math.log(count) for u, count in candidates.items()) / total)
+        return ObjectiveResult(loss, {"positive_score": positive, "mi_bound": log_k - loss, "log_k": log_k})
+
+    def _step(self, sequences: Sequences, u: int, candidates: int) -> Tensor:
+        """Σ log(1 + Σ_{j≠i} e^{a_ij − a_ii}) and Σ s_ii over this rank's predictions of step u, (2,). A collective."""
+        layout, lengths_B, y_BD = sequences.layout, sequences.lengths_B, sequences.y_TBD[u]
+        contexts = sequences.x_TbD[max(0, u - self.options.horizons) : u]
+        scale = self.scale(y_BD)
+        w_HDD = self.w_HDD.to(scale.dtype).expand(self.options.horizons, -1, -1)
+        nearest_first = [x_bD.to(scale.dtype) for x_bD in reversed(contexts)]
+        predictions = self._comparable(torch.cat([product(x, w.T) for x, w in zip(nearest_first, w_HDD, strict=False)]))
+        log_weights_B = None
+        if candidates < layout.total:  # sequences that end before this step are no candidates
+            log_weights_B = torch.zeros_like(lengths_B, dtype=scale.dtype).masked_fill(lengths_B <= u, -math.inf)
+        i = torch.arange(len(predictions), device=predictions.device)
+        own = Exclusion(dropped=Pairs(torch.stack([i, i % len(sequences.lengths_b) + layout.own.start], 1)))
+        y_BD = y_BD.to(scale.dtype)
+        log_sums, _ = log_partition(predictions, y_BD, scale, layout, own, column_weights_M=log_weights_B)
+        scores = (predictions * sequences.y_TbD[u].repeat(len(contexts), 1)).sum(1)
+        reaches = (sequences.lengths_b > u).repeat(len(contexts))
+        return torch.stack([softplus(log_sums - scale * scores)[reaches].sum(), scores[reaches].sum()])
+
+
+def _checked(x_bTD: Tensor, y_bTD: Tensor | None, width: int) -> Tensor:
+    """y, if x and y are sequences of this width. Raises ValueError otherwise."""
+    if y_bTD is None or x_bTD.ndim != 3 or x_bTD.shape != y_bTD.shape or x_bTD.shape[2] != width:
+        shape = None if y_bTD is None else tuple(y_bTD.shape)
+        raise ValueError(f"x and y must be (b, T, {width}) alike, not {tuple(x_bTD.shape)} and {shape}")
+    return y_bTD

@@ -1,0 +1,382 @@
+"""Estimators of the contrastive loss over the whole data set from small batches, with state for every sample.
+
+Legend: n samples, b pairs (x_i, y_i) on this rank, B on all ranks; τ temperature, d_ij = s_ij − s_ii; C_i the
+negatives of anchor i in the batch, m_i = |C_i|.
+
+The exact loss needs g_i = mean_j e^(d_ij/τ) over the data set. A batch gives ĝ_i = mean_{j∈C_i} e^(d_ij/τ), and log ĝ_i
+is too small in the mean (Jensen), the more so the smaller the batch. So each sample keeps a running mean
+u_i ← (1−γ) u_i + γ ĝ_i, and the gradient of log g_i is estimated by ∇ĝ_i / u_i (Wang & Yang 2022, arXiv:2202.12396).
+All are computed as logs: there is no overflow and no ε. With γ = 1 and the whole data as batch, everything is exact.
+
+A loss has the value that u gives and the gradient of the estimator: zero_with_gradient is 0, with gradient ∇ĝ_i / u_i.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from dyad.data.base.errors import ConfigError
+from dyad.train.losses.gathered.batch import GatheredBatch
+from dyad.train.losses.gathered.candidates import Anchors, Relations, relations
+from dyad.train.losses.gathered.sample_state import SampleState, StateRead
+from dyad.train.losses.objectives.base import Objective, ObjectiveResult, TemperatureObjective
+from dyad.train.losses.objectives.robust import SIDES
+from dyad.train.losses.objectives.softmax import score_means
+from dyad.train.losses.options.common import CandidateSet, Directions, Duplicates, PairOptions
+from dyad.train.losses.options.estimators import (
+    EstimatorOptions,
+    ISogCLROptions,
+    NuclrOptions,
+    TemperatureGradient,
+)
+from dyad.train.losses.sums.functions import with_gradients
+from dyad.train.losses.sums.lse import Scales, log_partition
+
+QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
+Numbers = dict[str, Tensor]  # by side or by name
+
+
+def sample_state(options: EstimatorOptions, **initial: float) -> SampleState:
+    """State with log u and `initial` for the anchors of each side, by names like "log_u_x".
+
+    Raises ConfigError without options.num_samples.
+    """
+    if options.num_samples is None:
+        raise ConfigError(
+            f"objective={options.name} keeps state for every sample: say how many there are, objective.num_samples"
+        )
+    numbers = {"log_u": math.nan, **initial}
+    names = {f"{name}_{side}": value for side in SIDES[options.directions] for name, value in numbers.items()}
+    return SampleState(options.num_samples, names, options.memory_budget_mb)
+
+
+@dataclass(frozen=True)
+class StateBatch:
+    """The global batch of one step, its relations, and the state of its samples before the step."""
+
+    batch: GatheredBatch
+    related: Relations
+    read: StateRead
+    memory: SampleState
+    options: EstimatorOptions
+    epoch: int
+
+    @staticmethod
+    def of(objective: Objective, batch: GatheredBatch) -> StateBatch:
+        """Reads the state. A collective.
+
+        A sample is no negative of itself: if one occurs twice in the batch, ids are compared as keys.
+        """
+        options, memory = objective.options, objective.memory
+        assert memory is not None
+        read = memory.read(batch.sample_ids_b, batch.rows, torch.promote_types(batch.x_bD.dtype, torch.float32))
+        duplicates = options.duplicates
+        if read.repeated and batch.sample_ids_b is not None:
+            batch = replace(batch, keys=(*batch.keys, (batch.sample_ids_b, read.ids_B)))
+            duplicates = Duplicates.mask
+        pairs = PairOptions(options.name, candidates=CandidateSet.negatives, duplicates=duplicates)
+        epoch = memory.samples_seen // (options.samples_per_epoch or memory.num_samples)
+        return StateBatch(batch, relations(batch, pairs), read, memory, options, epoch)
+
+    @property
+    def sides(self) -> str:
+        return SIDES[self.options.directions]
+
+    @property
+    def own(self) -> slice:
+        """The pairs of this rank among those of all ranks."""
+        return self.batch.rows.own
+
+    def old(self, name: str) -> Numbers:
+        """The numbers `name` before this step, (B,) by side."""
+        return {side: self.read.old[f"{name}_{side}"] for side in self.sides}
+
+    def log_g(self, rows_b: Tensor, columns_M: Tensor, a_x_b: Tensor, a_y_b: Tensor) -> Numbers:
+        """log ĝ_i of own anchors, (b,) by side, from the log-sums over negatives and the logits of own pairs.
+
+        −inf for an anchor without negatives.
+        """
+        sums = {"x": rows_b - a_x_b, "y": columns_M[self.own] - a_y_b}
+        counts = {side: self._anchors(side).counts[self._anchors(side).own] for side in self.sides}
+        return {side: sums[side] - counts[side].clamp(min=1).to(a_x_b).log() for side in self.sides}
+
+    def updated_means(self, log_g: Numbers) -> dict[str, UpdatedMeans]:
+        """The running means of all samples of the batch after this step, by side. A collective."""
+        gamma = self.options.gamma_at(self.epoch)
+        log_keep, log_take = (math.log(share) if share else -math.inf for share in (1 - gamma, gamma))
+        gathered = self.batch.rows.gather(torch.stack(list(log_g.values()), 1).detach())
+        found = {}
+        for (side, old_B), column_B in zip(self.old("log_u").items(), gathered.unbind(1), strict=True):
+            log_g_B = self.read.log_mean(column_B)
+            mixed_B = torch.logaddexp(old_B + log_keep, log_g_B + log_take)
+            new_B = torch.where(old_B.isnan(), log_g_B, mixed_B)
+            found[side] = UpdatedMeans(log_g_B, torch.where(log_g_B == -math.inf, old_B, new_B))
+        return found
+
+    def mean(self, of_anchors: Numbers) -> Tensor:
+        """The sum or mean over sides of the means over anchors, 0-d, from (b,) of own anchors.
+
+        The mean over ranks is the value of the global batch.
+        """
+        valid = {side: self._anchors(side).valid[self._anchors(side).own] for side in self.sides}
+        terms = [self.share(side) * torch.where(valid[side], of_anchors[side], 0.0).sum() for side in self.sides]
+        return torch.stack(terms).sum()
+
+    def share(self, side: str) -> Tensor:
+        """The factor of this rank's sum over the anchors of a side, 0-d."""
+        return self._anchors(side).share * (0.5 if self.options.directions is Directions.mean else 1.0)
+
+    def result(self, loss: Tensor, updated: dict[str, UpdatedMeans], **more: Tensor) -> ObjectiveResult:
+        """The loss with its metrics. staleness: mean |log u − log ĝ| over the anchors of the batch."""
+        off = torch.cat([(m.log_u_B - m.log_g_B)[m.counts_B] for m in updated.values()]).abs()
+        health = {
+            "staleness": off.sum() / max(len(off), 1),
+            "share_never_visited": off.new_tensor(self.memory.share_never_visited),
+            "gamma": off.new_tensor(self.options.gamma_at(self.epoch)),
+        }
+        return ObjectiveResult(loss, {**score_means(self.batch), **health, **more})
+
+    def _anchors(self, side: str) -> Anchors:
+        return self.related.rows if side == "x" else self.related.columns
+
+
+@dataclass(frozen=True)
+class UpdatedMeans:
+    """log ĝ, averaged over equal samples, and the new log u, (B,) each.
+
+    Samples without negatives have log ĝ = −inf and keep their old log u.
+    """
+
+    log_g_B: Tensor
+    log_u_B: Tensor
+
+    @property
+    def counts_B(self) -> Tensor:
+        """Whether each sample has negatives, (B,) bool."""
+        return self.log_g_B > -math.inf
+
+    def log_u(self, own: slice) -> Tensor:
+        """log u of the anchors `own`, (b,); 0 for those without negatives."""
+        return torch.where(self.counts_B, self.log_u_B, 0.0)[own]
+
+
+def log_u_by_name(updated: dict[str, UpdatedMeans]) -> Numbers:
+    return {f"log_u_{side}": m.log_u_B for side, m in updated.items()}
+
+
+def zero_with_gradient(log_g_b: Tensor, log_u_b: Tensor) -> Tensor:
+    """Zeros, (b,), with the gradient ∇ĝ_i / u_i of the estimator."""
+    weight_b = (log_g_b - log_u_b).exp()
+    return weight_b - weight_b.detach()
+
+
+class SogCLR(TemperatureObjective):
+    """SogCLR: L = mean_i τ log u_i in each direction, τ given (Yuan et al. 2022, arXiv:2202.12387, alg. 1)."""
+
+    def __init__(self, options: EstimatorOptions) -> None:
+        super().__init__(options)
+        self.memory = sample_state(options)
+
+    def of_batch(self, batch: GatheredBatch, **more: Tensor) -> ObjectiveResult:
+        state, scale = StateBatch.of(self, batch), self.scale(batch.x_bD)
+        in_g = self.in_g(scale)
+        rows_b, columns_M = log_partition(batch.x_bD, batch.y_MD, in_g, batch.columns, state.related.exclusion)
+        a_b = in_g * batch.pair_scores()
+        log_g = state.log_g(rows_b, columns_M, a_b, a_b)
+        updated = state.updated_means(log_g)
+        log_u = {side: m.log_u(state.own) for side, m in updated.items()}
+        terms = {
+            side: self.of_anchors(log_u[side], zero_with_gradient(g, log_u[side]), 1 / scale)
+            for side, g in log_g.items()
+        }
+        if self.training and torch.is_grad_enabled():
+            state.memory.write(state.read, log_u_by_name(updated))
+        return state.result(state.mean(terms), updated)
+
+    def of_anchors(self, log_u_b: Tensor, zero_b: Tensor, tau: Tensor) -> Tensor:
+        """The loss of each anchor, (b,); zero_b: see zero_with_gradient."""
+        return tau * (log_u_b + zero_b)
+
+    def in_g(self, scale: Tensor) -> Tensor:
+        """The 1/τ of the logits in ĝ."""
+        return scale
+
+
+class FastClipV0(SogCLR):
+    """FastCLIP-v0: L = mean_i log u_i in each direction, τ learns (Wei et al. 2024, arXiv:2407.01445, sec. 4).
+
+    ∂L/∂τ = −mean_i Ê_j[e^(d_ij/τ) d_ij] / (τ² u_i). The authors' code has this part, through ĝ, twice.
+    """
+
+    def of_anchors(self, log_u_b: Tensor, zero_b: Tensor, tau: Tensor) -> Tensor:
+        return log_u_b + zero_b
+
+    def in_g(self, scale: Tensor) -> Tensor:
+        twice = self.options.temperature_gradient is TemperatureGradient.fastclip
+        return scale + (scale - scale.detach()) if twice else scale
+
+
+class FastClipV3(FastClipV0):
+    """FastCLIP-v3: L = mean_i τ log u_i + ρτ in each direction, τ learns (Wei et al. 2024, sec. 4).
+
+    ∂L/∂τ = mean_i [log u_i + ρ − Ê_j[e^(d_ij/τ) d_ij] / (τ u_i)] in each direction; the last part comes through ĝ.
+    """
+
+    def of_anchors(self, log_u_b: Tensor, zero_b: Tensor, tau: Tensor) -> Tensor:
+        return robust(log_u_b, zero_b, tau, self.options.rho)
+
+
+def robust(log_u_b: Tensor, zero_b: Tensor, tau: Tensor, rho: float) -> Tensor:
+    """τ log u_i + ρτ, (b,), the dual of robustness over a KL ball of radius ρ. tau: (b,), or 0-d for all anchors."""
+    return tau * log_u_b + tau.detach() * zero_b + rho * tau
+
+
+class Leaves:
+    """Embeddings and numbers of samples as leaves of an inner graph, which is differentiated during forward.
+
+    An objective that updates numbers of samples itself needs their gradients at once. The pass over the scores that
+    computes them computes the gradients of the embeddings too, which are stored for the caller's backward.
+    """
+
+    def __init__(self, batch: GatheredBatch, numbers: Numbers) -> None:
+        """numbers: (B,) by side."""
+        self._outer = batch
+        x_bD, y_MD = (e.detach().requires_grad_() for e in (batch.x_bD, batch.y_MD))
+        self.batch = replace(batch, x_bD=x_bD, y_MD=y_MD)
+        self.numbers = {side: values_B.detach().requires_grad_() for side, values_B in numbers.items()}
+
+    def differentiated(self, loss: Tensor) -> tuple[Tensor, Numbers]:
+        """The loss with its gradient in the caller's embeddings, and the gradient of the numbers over all ranks.
+
+        A collective.
+        """
+        rows, inner = self._outer.rows, (self.batch.x_bD, self.batch.y_MD)
+        # the gradient of a mean could underflow in float16, so that of the sum over anchors is taken and divided after
+        gradients = torch.autograd.grad(loss * rows.total, [*inner, *self.numbers.values()])
+        of_embeddings = [de.to(loss.dtype) / rows.total for de in gradients[:2]]
+        summed = rows.sum_(torch.stack(gradients[2:]) / rows.total)
+        loss = with_gradients(loss, (self._outer.x_bD, self._outer.y_MD), of_embeddings)
+        return loss, dict(zip(self.numbers, summed.unbind(), strict=True))
+
+
+@dataclass(frozen=True)
+class MomentumStep:
+    """Gradient descent with momentum on numbers of samples: step size, momentum, largest gradient, and bounds.
+
+    The first gradient of a sample is its first running mean.
+    """
+
+    lr: float
+    momentum: float
+    clip: float = math.inf
+    least: float = -math.inf
+    most: float = math.inf
+
+    def __call__(self, name: str, state: StateBatch, updated: dict[str, UpdatedMeans], gradients: Numbers) -> Numbers:
+        """The numbers `name` of the samples and their running mean gradients after this step: "name_side" → (B,)."""
+        new = {}
+        for side, m in updated.items():
+            old_B, velocity_B = (state.old(which)[side] for which in (name, f"{name}_velocity"))
+            gradient_B = state.read.mean(gradients[side] / state.share(side)).clamp(-self.clip, self.clip)
+            mixed_B = self.momentum * velocity_B + (1 - self.momentum) * gradient_B
+            mixed_B = torch.where(velocity_B.isnan(), gradient_B, mixed_B)
+            new_B = (old_B - self.lr * mixed_B).clamp(self.least, self.most)
+            new[f"{name}_{side}"] = torch.where(m.counts_B, new_B, old_B)
+            new[f"{name}_velocity_{side}"] = torch.where(m.counts_B, mixed_B, velocity_B)
+        return new
+
+
+def quantiles(name: str, sides: str, new: Numbers) -> Numbers:
+    """QUANTILES of the numbers `name` after this step, over the anchors of the batch, 0-d each."""
+    values = torch.cat([new[f"{name}_{side}"] for side in sides])
+    found = torch.quantile(values, values.new_tensor(list(QUANTILES.values())))
+    return {f"{name}_{label}": value for label, value in zip(QUANTILES, found.unbind(), strict=True)}
+
+
+class ISogCLR(Objective):
+    """iSogCLR: L = mean_i τ_i log u_i + ρ τ_i, with a τ_i of each sample in each direction (Qiu et al. 2023, alg. 1).
+
+    ∂τ_i = log u_i + ρ − Ê_j[e^(d_ij/τ_i) d_ij] / (τ_i u_i), which is ρ − KL(π_i | uniform) where u_i = ĝ_i. Its running
+    mean moves τ_i after each batch of the sample; the loss is computed with the old τ_i (arXiv:2305.11965).
+    """
+
+    def __init__(self, options: ISogCLROptions) -> None:
+        super().__init__(options)
+        self.memory = sample_state(options, tau=options.temperature, tau_velocity=math.nan)
+        self._descent = MomentumStep(
+            options.tau_lr, options.tau_momentum, options.tau_clip, options.min_temperature, options.max_temperature
+        )
+
+    def of_batch(self, batch: GatheredBatch, **more: Tensor) -> ObjectiveResult:
+        options, state = self.options, StateBatch.of(self, batch)
+        old, own = state.old("tau"), state.own
+        training = self.training and torch.is_grad_enabled()
+        with torch.enable_grad():
+            leaves = Leaves(batch, old)
+            unused = torch.full_like(next(iter(old.values())), options.temperature)  # for a side without anchors
+            tau_x_b, tau_y_B = leaves.numbers.get("x", unused)[own], leaves.numbers.get("y", unused)
+            x_bD, y_MD, scales = leaves.batch.x_bD, leaves.batch.y_MD, Scales(1 / tau_x_b, 1 / tau_y_B)
+            rows_b, columns_M = log_partition(x_bD, y_MD, scales, batch.columns, state.related.exclusion)
+            s_b = leaves.batch.pair_scores()
+            log_g = state.log_g(rows_b, columns_M, s_b / tau_x_b, s_b / tau_y_B[own])
+            updated = state.updated_means(log_g)
+            terms = {}
+            for side, g in log_g.items():
+                log_u_b, tau_b = updated[side].log_u(own), leaves.numbers[side][own]
+                terms[side] = robust(log_u_b, zero_with_gradient(g, log_u_b), tau_b, options.rho)
+            loss, gradients = leaves.differentiated(state.mean(terms))
+        new = log_u_by_name(updated) | self._descent("tau", state, updated, gradients)
+        if training:
+            state.memory.write(state.read, new)
+        return state.result(loss, updated, **quantiles("tau", state.sides, new))
+
+
+class Nuclr(TemperatureObjective):
+    """NUCLR: candidates weigh e^(ζ_j/τ), and ζ_j is learned for every sample (Wang et al. 2024, arXiv:2410.09156).
+
+    L = mean_i τ log Σ_j e^((d_ij + ζ_j)/τ) − mean_j ζ_j over the data set, own pair included, in each direction:
+    τ log((n−1) D_i) − ζ_i with D_i = u_i + e^(ζ_i/τ)/(n−1), u_i the running mean of Ê_j e^((d_ij + ζ_j)/τ) (alg. 1).
+    n ∂ζ_j = Σ_i e^((d_ij + ζ_j)/τ) / (m_i D_i) + e^(ζ_j/τ) / ((n−1) D_j) − 1 is 0 where the weights that candidate j
+    gets from all anchors sum to 1. Its running mean moves ζ_j after each batch, from epoch zeta_warmup on.
+    """
+
+    def __init__(self, options: NuclrOptions) -> None:
+        super().__init__(options)
+        self.memory = sample_state(options, zeta=0.0, zeta_velocity=math.nan)
+
+    def of_batch(self, batch: GatheredBatch, **more: Tensor) -> ObjectiveResult:
+        options, state, scale = self.options, StateBatch.of(self, batch), self.scale(batch.x_bD)
+        own = state.own
+        log_others = math.log(state.memory.num_samples - 1)
+        training = self.training and torch.is_grad_enabled()
+        with torch.enable_grad():
+            leaves = Leaves(batch, state.old("zeta"))
+            weights = {side: scale * zeta_B for side, zeta_B in leaves.numbers.items()}
+            row_weights_b, column_weights_M = weights["y"][own] if "y" in weights else None, weights.get("x")
+            embeddings, exclusion = (leaves.batch.x_bD, leaves.batch.y_MD), state.related.exclusion
+            rows_b, columns_M = log_partition(
+                *embeddings,
+                scale,
+                batch.columns,
+                exclusion,
+                row_weights_b=row_weights_b,
+                column_weights_M=column_weights_M,
+            )
+            a_b = scale * leaves.batch.pair_scores()
+            log_g = state.log_g(rows_b, columns_M, a_b, a_b)
+            updated = state.updated_means(log_g)
+            terms = {}
+            for side, g in log_g.items():
+                log_d_b = torch.logaddexp(updated[side].log_u(own), weights[side][own] - log_others)
+                zero_b = zero_with_gradient(g, log_d_b.detach())
+                terms[side] = (log_others + log_d_b + zero_b) / scale - leaves.numbers[side][own]
+            loss, gradients = leaves.differentiated(state.mean(terms))
+        lr = options.zeta_lr if state.epoch >= options.zeta_warmup else 0.0
+        new = log_u_by_name(updated) | MomentumStep(lr, options.zeta_momentum)("zeta", state, updated, gradients)
+        if training:
+            state.memory.write(state.read, new)
+        return state.result(loss, updated, **quantiles("zeta", state.sides, new))

@@ -1,0 +1,297 @@
+"""The logistic family: binary classification of pairs as data or noise, by their logits a.
+
+Legend: b rows of this rank, B of all W ranks, M ≥ B columns, P listed pairs; s_ij scores, τ temperature;
+sp(a) = log(1 + e^a) = −log σ(−a); k_d, k_n: the numbers of data and noise pairs of the global batch.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import reduce
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dyad.data.base.errors import ConfigError
+from dyad.train.losses.gathered.batch import GatheredBatch
+from dyad.train.losses.gathered.duplicates import SameItem
+from dyad.train.losses.gathered.importance import SampleTable
+from dyad.train.losses.objectives.base import ObjectiveResult, TemperatureObjective
+from dyad.train.losses.objectives.softmax import score_means, softplus
+from dyad.train.losses.options.common import Duplicates
+from dyad.train.losses.options.logistic import (
+    BinaryNceOptions,
+    LocalNceOptions,
+    LogisticOptions,
+    NceOptions,
+    Noise,
+)
+from dyad.train.losses.sums.all_gather import Layout
+from dyad.train.losses.sums.functions import product
+from dyad.train.losses.sums.pair_sum import Function, pair_sum
+from dyad.train.losses.sums.tiles import Exclusion, Pairs
+
+Keys = tuple[tuple[Tensor, Tensor], ...]
+
+
+@dataclass(frozen=True)
+class LabelledPairs:
+    """The labels of the pairs of a batch: data or noise.
+
+    Data are the positives of the batch and, with duplicates=positive, all pairs with an equal key. Noise are all other
+    pairs that are not left out. exclusion: the pairs outside the sum over tiles, which are the left-out ones and the
+    positives of the batch, since these are summed one by one. equal: keys that make data, (rows (b,), columns (M,)).
+    """
+
+    batch: GatheredBatch
+    exclusion: Exclusion
+    equal: Keys
+
+    def counts(self) -> tuple[Tensor, Tensor]:
+        """k_d and k_n, 0-d int64. A collective."""
+        batch = self.batch
+        assert self.exclusion.dropped is not None
+        i, j = self.exclusion.dropped.pairs_P2.unbind(1)
+        others, by_key = len(batch.x_bD) * len(batch.y_MD) - len(i), 0
+        if keys := self.exclusion.keys or self.equal:
+            same = SameItem([columns for _, columns in keys], len(batch.y_MD))
+            by_key = same.counts(len(batch.y_MD))[batch.columns.own].sum() - _any_equal(keys, i, j).sum()
+        data = len(batch.positives.pairs_P2) + (by_key if self.equal else 0)
+        counts = torch.stack([torch.as_tensor(n, device=batch.x_bD.device) for n in (data, others - by_key)])
+        k_d, k_n = batch.rows.sum_(counts)
+        return k_d, k_n
+
+
+@dataclass(frozen=True)
+class LogisticFormula:
+    """The loss L = w_d Σ_data sp(−a) + w_n Σ_noise sp(a) with a_ij = s_ij/τ + shift + offset_j."""
+
+    shift: Tensor
+    data_weight: Tensor | float
+    noise_weight: Tensor | float
+    offsets_M: Tensor | None = None
+
+    def pair_logits(self, batch: GatheredBatch, scale: Tensor) -> Tensor:
+        """The logits of the batch's positives, (P,) in their order."""
+        a_P = scale * batch.pair_scores() + self.shift
+        if self.offsets_M is None:
+            return a_P
+        first, pairs_P2 = batch.positives.own, batch.positives.pairs_P2
+        return a_P + self.offsets_M[pairs_P2[:, 1] if first is None else slice(first, first + len(a_P))]
+
+    def share(self, labelled: LabelledPairs, scale: Tensor) -> Tensor:
+        """This rank's share of L, 0-d, from one pass over the tiles."""
+        batch, equal = labelled.batch, labelled.equal
+        offsets = () if self.offsets_M is None else (self.offsets_M,)
+        others = pair_sum(
+            _labelled_by_key(len(equal), self.data_weight / self.noise_weight) if equal else _noise,
+            scale * batch.x_bD.to(scale.dtype),  # multiplying x spares a multiplication of every score
+            batch.y_MD,
+            labelled.exclusion,
+            rows=[rows for rows, _ in equal],
+            columns=[*(columns for _, columns in equal), *offsets],
+            parameters=(self.shift,),
+        )
+        return self.data_weight * softplus(-self.pair_logits(batch, scale)).sum() + self.noise_weight * others
+
+
+def _noise(s: Tensor, *added: Tensor) -> Tensor:
+    return softplus(sum(added, start=s))
+
+
+def _labelled_by_key(keys: int, data_weight: Tensor | float) -> Function:
+    """The loss of a pair: data with weight `data_weight` if its keys are equal in one of `keys` keys, else noise."""
+
+    def f(s: Tensor, *inputs: Tensor) -> Tensor:
+        row_keys, column_keys, added = inputs[:keys], inputs[keys : 2 * keys], inputs[2 * keys :]
+        a = sum(added, start=s)
+        is_data = reduce(torch.logical_or, (r == c for r, c in zip(row_keys, column_keys, strict=True)))
+        return torch.where(is_data, data_weight * softplus(-a), softplus(a)) if is_data.any() else softplus(a)
+
+    return f
+
+
+class LogisticObjective(TemperatureObjective, ABC):
+    """An objective of the logistic family. Subclasses define `formula`.
+
+    bias: added to every logit, a parameter that has a gradient only if it learns.
+    """
+
+    takes = frozenset({"negatives", "positives", "excluded"})
+
+    def __init__(self, options: LogisticOptions) -> None:
+        super().__init__(options)
+        self.bias = nn.Parameter(torch.tensor(options.init_bias or 0.0), options.bias_learnable)
+
+    def of_batch(self, batch: GatheredBatch, **more: Tensor) -> ObjectiveResult:
+        scale, labelled = self.scale(batch.x_bD), label_pairs(batch, self.options.duplicates)
+        formula = self.formula(labelled)
+        loss = formula.share(labelled, scale)
+        metrics = {"bias": self.bias.detach().clone(), **score_means(batch)}
+        if batch.positives.own is not None:
+            share = batch.rows.world_size / batch.rows.total
+            metrics["data_probability"] = formula.pair_logits(batch, scale).sigmoid().sum() * share
+        return ObjectiveResult(loss, metrics)
+
+    @abstractmethod
+    def formula(self, labelled: LabelledPairs) -> LogisticFormula:
+        """Weights and offsets of the loss. A collective."""
+
+
+class LocalNce(LogisticObjective):
+    """Local NCE, L = (1/B) Σ_i [Σ_data sp(−a_ij) + Σ_noise sp(a_ij)], and SigLIP (Zhai et al. 2023, arXiv:2303.15343).
+
+    a = s/τ + bias. The optimum with K candidates per anchor is log p(x, y)/(p(x) p(y)) − log(K − 1). Without an
+    `init_bias`, −log(M − 1) of the batch is added to the bias, so that the bias need not learn it.
+    """
+
+    options: LocalNceOptions
+
+    def formula(self, labelled: LabelledPairs) -> LogisticFormula:
+        batch = labelled.batch
+        prior = -math.log(max(len(batch.y_MD) - 1, 1)) if self.options.init_bias is None else 0.0
+        weight = batch.rows.world_size / batch.rows.total
+        return LogisticFormula(self.bias + prior, weight, weight)
+
+
+class Nce(LogisticObjective):
+    """NCE with the batch as noise: L = mean_data sp(−a) + k mean_noise sp(a) (Gutmann & Hyvärinen 2012).
+
+    a = log u − log q − log k, with log u = s/τ + bias and bias = −log Z. noise=unigram: q = p(y) is a factor of u too,
+    so s/τ models log p(x, y)/(p(x) p(y)). uniform: q = 1/num_samples. file: log q_j of the columns, by sample id. k: by
+    default k_n/k_d of the batch (1/k_d in a batch without noise).
+    """
+
+    options: NceOptions
+
+    def __init__(self, options: NceOptions) -> None:
+        super().__init__(options)
+        self._table = SampleTable(options.noise_file) if options.noise_file else None
+        if options.noise is Noise.uniform and options.num_samples is None:
+            raise ConfigError("objective.noise=uniform: give objective.num_samples, the number of items")
+
+    def formula(self, labelled: LabelledPairs) -> LogisticFormula:
+        batch, options = labelled.batch, self.options
+        k_d, k_n = (n.clamp(min=1).to(self.scale(batch.x_bD)) for n in labelled.counts())
+        k = k_n / k_d if options.k is None else torch.full_like(k_d, options.k)
+        log_q = -math.log(options.num_samples or 1) if options.noise is Noise.uniform else 0.0
+        weights = batch.rows.world_size / k_d, batch.rows.world_size * k / k_n
+        return LogisticFormula(self.bias - k.log() - log_q, *weights, self._offsets(batch))
+
+    def _offsets(self, batch: GatheredBatch) -> Tensor | None:
+        """−log q of the columns, (M,), from the file. A collective."""
+        if self._table is None:
+            return None
+        if len(batch.y_MD) != batch.columns.total:
+            raise ConfigError("objective.noise=file: further columns have no log q")
+        return -self._table.of_columns(batch, self.scale(batch.x_bD))
+
+
+class BinaryNce(LogisticObjective):
+    """NCE with equal priors: L = ½ mean_data sp(−a) + ½ mean_noise sp(a), a = s/τ + bias.
+
+    Twice this is NCE with k = 1. negatives_per_positive = r: the noise of global row i is columns i+1 … i+r (mod B)
+    alone, which costs O(b·r·D).
+    """
+
+    options: BinaryNceOptions
+
+    def formula(self, labelled: LabelledPairs) -> LogisticFormula:
+        k_d, k_n = (n.clamp(min=1).to(self.scale(labelled.batch.x_bD)) for n in labelled.counts())
+        half = labelled.batch.rows.world_size / 2
+        return LogisticFormula(self.bias, half / k_d, half / k_n)
+
+    def of_batch(self, batch: GatheredBatch, **more: Tensor) -> ObjectiveResult:
+        r = self.options.negatives_per_positive
+        return super().of_batch(batch) if r is None else self._sampled(batch, r)
+
+    def _sampled(self, batch: GatheredBatch, r: int) -> ObjectiveResult:
+        total, scale, own = batch.rows.total, self.scale(batch.x_bD), batch.columns.own
+        plain = batch.positives.own is not None and batch.excluded is None and len(batch.y_MD) == total
+        if r >= total or not plain:
+            raise ConfigError(
+                f"objective.negatives_per_positive={r}: takes its noise from the {total} pairs of the global batch, at "
+                "most one less, without hard negatives and lists of pairs. Lower it, or leave it out"
+            )
+        i = torch.arange(own.start, own.stop, device=batch.x_bD.device)[:, None]
+        j_br = (i + torch.arange(1, r + 1, device=i.device)) % total
+        s_br = product(batch.y_MD[j_br].to(scale.dtype), batch.x_bD.to(scale.dtype)[:, :, None])[:, :, 0]
+        a_b, a_br = scale * batch.pair_scores() + self.bias, scale * s_br + self.bias
+        equal = _keys(batch, self.options.duplicates)
+        same_br = _any_equal(equal, i - own.start, j_br) if equal else torch.zeros_like(j_br, dtype=torch.bool)
+        more_data = a_br[same_br] if self.options.duplicates is Duplicates.positive else a_br[:0, 0]
+        data, noise = torch.cat([a_b, more_data]), a_br[~same_br]
+        counts = batch.rows.sum_(torch.tensor([len(data), len(noise)], device=i.device)).clamp(min=1)
+        of_data, of_noise = batch.rows.world_size / counts.to(scale.dtype)
+        loss = (of_data * softplus(-data).sum() + of_noise * softplus(noise).sum()) / 2
+        probabilities = {
+            "data_probability": of_data * data.sigmoid().sum(),
+            "noise_probability": of_noise * noise.sigmoid().sum(),
+        }
+        return ObjectiveResult(loss, {"bias": self.bias.detach().clone(), **score_means(batch), **probabilities})
+
+
+def nce_from_log_u(
+    log_u_data: Tensor,
+    log_u_noise: Tensor,
+    log_q_data: Tensor,
+    log_q_noise: Tensor,
+    k: float | None = None,
+    log_z: Tensor | float = 0.0,
+) -> Tensor:
+    """NCE of an unnormalised model u/Z: mean_data sp(−a) + k mean_noise sp(a), a = log u − log Z − log q − log k.
+
+    Gutmann & Hyvärinen 2012. log_u_data, log_q_data: at this rank's data, any shape; *_noise: at noise drawn from q.
+    k: noise points per data point in the model, by default their ratio over all ranks. log_z: a number or a parameter.
+    Returns 0-d, of which the mean over ranks is the loss of all points. A collective.
+
+    Raises ValueError, on all ranks, where log q is not finite: q must be positive wherever there are data.
+    """
+    data, noise = Layout.of(log_u_data.flatten(), log_u_noise.flatten())
+    bad = data.sum_(torch.stack([(~log_q.isfinite()).sum() for log_q in (log_q_data, log_q_noise)]))
+    if bad.any():
+        raise ValueError(f"log q is not finite at {int(bad[0])} data and {int(bad[1])} noise points")
+    k_d, k_n = max(data.total, 1), max(noise.total, 1)
+    k = k_n / k_d if k is None else k
+    a_data, a_noise = (
+        (log_u - log_q).to(torch.promote_types(log_u.dtype, torch.float32)) - log_z - math.log(k)
+        for log_u, log_q in ((log_u_data, log_q_data), (log_u_noise, log_q_noise))
+    )
+    return data.world_size * (softplus(-a_data).sum() / k_d + k / k_n * softplus(a_noise).sum())
+
+
+def label_pairs(batch: GatheredBatch, duplicates: Duplicates) -> LabelledPairs:
+    """The labels of the pairs of `batch`. Raises ConfigError if keys are compared and there are none."""
+    keys, dropped = _keys(batch, duplicates), batch.positives
+    if batch.excluded is not None:
+        dropped = Pairs(batch.excluded).joined(dropped)
+    positive = duplicates is Duplicates.positive
+    return LabelledPairs(batch, Exclusion(() if positive else keys, dropped=dropped), keys if positive else ())
+
+
+def _keys(batch: GatheredBatch, duplicates: Duplicates) -> Keys:
+    """The keys to compare, none with duplicates=keep, as class numbers of the rows (b,) and of all columns (M,).
+
+    A column without a key gets −1, which is the number of no row. Raises ConfigError if the batch has no keys.
+    """
+    if duplicates is Duplicates.keep:
+        return ()
+    if not batch.keys:
+        raise ConfigError(
+            f"objective.duplicates={duplicates.value} compares content keys: give the objective x_keys or y_keys, or "
+            "set objective.duplicates=keep"
+        )
+    numbered = []
+    for row_keys, column_keys in batch.keys:
+        classes = torch.unique(torch.cat([row_keys, column_keys]), return_inverse=True)[1]
+        rows, columns = classes.split([len(row_keys), len(column_keys)])
+        numbered.append((rows, F.pad(columns, (0, len(batch.y_MD) - len(columns)), value=-1)))
+    return tuple(numbered)
+
+
+def _any_equal(keys: Keys, i: Tensor, j: Tensor) -> Tensor:
+    """Whether row i and column j have an equal key, for each element of i and j."""
+    return reduce(torch.logical_or, (rows[i] == columns[j] for rows, columns in keys))

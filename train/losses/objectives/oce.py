@@ -1,0 +1,305 @@
+"""Optimised certainty equivalents of the losses in each row of a score matrix, at memory linear in the batch.
+
+Legend: R rows of this rank, M columns of all ranks; losses ℓ_rj = ℓ(s_rj − p_r) over the m_r columns C_r of a row, p_r
+the score of its positive; τ temperature, φ divergence, φ* its conjugate, w the weights of the worst case.
+
+    OCE_r = min_ν τ/m Σ_j φ*((ℓ_rj − ν)/τ) + ν = max_{w ≥ 0, Σw = 1} Σ_j w_j ℓ_rj − τ/m Σ_j φ(m w_j)
+
+(Ben-Tal & Teboulle 2007, sections 2 and 4). First ν is solved for without gradient, in one pass over the scores for KL
+and 3 for χ² and CVaR (6 in float64). At the minimum over ν the gradient in all else is that of the sum with w held
+fixed (Danskin's theorem), so one more pass, by pair_sum, gives value and gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dyad.train.losses.options.robust import Divergence, PairLoss, RobustOptions
+from dyad.train.losses.sums.pair_sum import Function, pair_sum
+from dyad.train.losses.sums.row_select import row_threshold
+from dyad.train.losses.sums.tiles import Exclusion, Tiles, slices
+
+STEEPEST = 30.0  # KL's conjugate is linear beyond it: m e^30 does not overflow, and at the minimum over ν u ≤ log m
+
+Elementwise = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class DifferenceLoss:
+    """The pair loss ℓ(d) of the score difference d = s_ij − s_ip, elementwise and non-decreasing."""
+
+    name: PairLoss
+    margin: float
+
+    def __call__(self, d: Tensor) -> Tensor:
+        losses: dict[PairLoss, Elementwise] = {
+            PairLoss.identity: lambda d: d,
+            PairLoss.hinge: lambda d: F.relu(self.margin + d),
+            PairLoss.squared_hinge: lambda d: F.relu(self.margin + d).square(),
+            PairLoss.logistic: lambda d: -F.logsigmoid(-d),
+        }
+        return losses[self.name](d)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepeatedRows(Exclusion):
+    """The exclusion of R rows that are repeated rows of a batch of `base_rows` rows, which `base` is the exclusion of.
+
+    row_R: the row of the batch of each, ascending.
+    """
+
+    base: Exclusion
+    base_rows: int
+    row_R: Tensor
+
+    def mask(self, rows: slice, columns: slice) -> Tensor | None:
+        i = self.row_R[rows]
+        first, last = int(i[0]), int(i[-1])
+        mask = torch.zeros(len(i), columns.stop - columns.start, dtype=torch.bool, device=i.device)
+        for part in slices(self.base_rows):
+            if part.start <= last and first < part.stop and (of_base := self.base.mask(part, columns)) is not None:
+                here = (i >= part.start) & (i < part.stop)
+                mask[here] = of_base[i[here] - part.start]
+        return mask
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The losses ℓ(s_rj − p_r), s_rj = <x_r, y_j>, of R rows over the columns that are not left out.
+
+    counts_R: m_r. weights_R: the weight of each row's OCE in the sum over rows, 0 for a row that is skipped.
+    """
+
+    pair_loss: Elementwise
+    x_RD: Tensor
+    y_MD: Tensor
+    p_R: Tensor
+    counts_R: Tensor
+    weights_R: Tensor
+    exclusion: Exclusion | None = None
+
+    @property
+    def m_R(self) -> Tensor:
+        """m_r as float, (R,); 1 for a row without columns."""
+        return self.counts_R.clamp(min=1).to(self.p_R.dtype)
+
+    def scores(self, rows: slice) -> Iterator[Tensor]:
+        """The scores of some rows, tile by tile (r, c); −inf where left out."""
+        return self._tiles(rows, lambda s: s)
+
+    def values(self, rows: slice) -> Iterator[Tensor]:
+        """The losses of some rows, tile by tile (r, c); −inf where left out."""
+        return self._tiles(rows, lambda s: self.pair_loss(s - self.p_R[rows, None]))
+
+    def _tiles(self, rows: slice, of_scores: Elementwise) -> Iterator[Tensor]:
+        for _, columns, s in Tiles(self.x_RD[rows], self.y_MD).scores():
+            mask = self.exclusion.mask(rows, columns) if self.exclusion else None
+            yield of_scores(s) if mask is None else of_scores(s).masked_fill(mask, -math.inf)
+
+    def chosen(self, row_R: Tensor) -> Losses:
+        """The losses of the rows `row_R`, which ascend."""
+        if len(row_R) == len(self.p_R):
+            return self
+        exclusion = self.exclusion and RepeatedRows(base=self.exclusion, base_rows=len(self.x_RD), row_R=row_R)
+        of_rows = {name: getattr(self, name)[row_R] for name in ("x_RD", "p_R", "counts_R", "weights_R")}
+        return replace(self, exclusion=exclusion, **of_rows)
+
+    def pair_sum(
+        self, f: Function, factors_R: Tensor, rows: Sequence[Tensor], parameters: Sequence[Tensor] = ()
+    ) -> Tensor:
+        """pair_sum of f over these scores, 0-d: see pair_sum.py."""
+        scores = self.x_RD, self.y_MD, self.exclusion
+        return pair_sum(f, *scores, row_factors_b=factors_R, rows=rows, parameters=parameters)
+
+    def mean(self, values_R: Tensor) -> Tensor:
+        """The weighted sum of values_R, 0-d. Its mean over ranks is the mean over all rows that are not skipped."""
+        return self.weights_R.to(values_R.dtype) @ values_R
+
+
+@dataclass(frozen=True)
+class Solution:
+    """ν_r = base_r + τ offset_r. As a sum of two it keeps the digits of small differences from the largest losses.
+
+    of_weights: metrics of w, (R,) each: weights_kl = KL(w‖uniform), zero_weights = the share of weights that are 0.
+    """
+
+    base_R: Tensor
+    offset_R: Tensor
+    of_weights: dict[str, Tensor]
+
+    def nu_R(self, tau: Tensor) -> Tensor:
+        """ν of each row, (R,)."""
+        return self.base_R + tau * self.offset_R
+
+    def metrics(self, losses: Losses, tau: Tensor) -> dict[str, Tensor]:
+        """ν and the metrics of w, as means over rows."""
+        found = {"nu": self.nu_R(tau), **self.of_weights}
+        return {name: losses.mean(values_R) for name, values_R in found.items()}
+
+
+class OCE(ABC):
+    """The optimised certainty equivalent of one divergence: its conjugate φ*, and how to solve for ν."""
+
+    @abstractmethod
+    def conjugate(self, u: Tensor) -> Tensor:
+        """φ*(u), elementwise.
+
+        It is finite, with a finite slope, for every u: ν may be far off, and pair_sum evaluates left-out pairs too.
+        """
+
+    @abstractmethod
+    def solve(self, losses: Losses, tau: Tensor) -> Solution:
+        """The minimising ν of each row, without gradient."""
+
+    def closed_form(self, losses: Losses, tau: Tensor) -> tuple[Tensor, Solution]:
+        """The weighted sum of the rows' OCE, 0-d, differentiable in x, y, p and τ; and the ν of its minimum."""
+        solution = self.solve(losses, tau.detach())
+        return self.at(losses, tau, solution.base_R, solution.offset_R), solution
+
+    def at(self, losses: Losses, tau: Tensor, base_R: Tensor, offset_R: Tensor) -> Tensor:
+        """The weighted sum with ν = base + τ offset given, 0-d, differentiable in these too."""
+
+        def f(s: Tensor, p: Tensor, base: Tensor, offset: Tensor, tau: Tensor) -> Tensor:
+            return tau * self.conjugate((losses.pair_loss(s - p) - base) / tau - offset)
+
+        conjugates = losses.pair_sum(f, losses.weights_R / losses.m_R, (losses.p_R, base_R, offset_R), (tau,))
+        return losses.mean(base_R + tau * offset_R) + conjugates
+
+
+class KL(OCE):
+    """φ(t) = t log t − t + 1, φ*(u) = e^u − 1. The minimising ν is the OCE itself, τ (log Σ_j e^(ℓ_j/τ) − log m)."""
+
+    def conjugate(self, u: Tensor) -> Tensor:
+        return u.clamp(max=STEEPEST).expm1() + math.exp(STEEPEST) * F.relu(u - STEEPEST)
+
+    @torch.no_grad()
+    def solve(self, losses: Losses, tau: Tensor) -> Solution:
+        def of_rows(rows: slice) -> tuple[Tensor, ...]:
+            """Per row, from the running maximum top, Σ e and Σ e log e of e = exp((ℓ − top)/τ): base, offset, KL."""
+            m_r = losses.m_R[rows]
+            top_r, sum_r, logs_r = torch.zeros_like(m_r), torch.zeros_like(m_r), torch.zeros_like(m_r)
+            for values in losses.values(rows):
+                highest_r = values.amax(1)
+                highest_r = torch.where(sum_r > 0, top_r.maximum(highest_r), _finite(highest_r))
+                shrunk_r = torch.where(sum_r > 0, ((top_r - highest_r) / tau).exp(), 0.0)
+                e = ((values - highest_r[:, None]) / tau).exp()
+                logs_r = shrunk_r * logs_r + torch.xlogy(shrunk_r * sum_r, shrunk_r) + torch.xlogy(e, e).sum(1)
+                top_r, sum_r = highest_r, shrunk_r * sum_r + e.sum(1)
+            sum_r = torch.where(sum_r > 0, sum_r, m_r)  # for a row without candidates
+            offset_r = (sum_r / m_r).log()
+            return top_r, offset_r, logs_r / sum_r - offset_r
+
+        base_R, offset_R, kl_R = _by_rows(losses, of_rows, 3)
+        return Solution(base_R, offset_R, {"weights_kl": kl_R})
+
+
+class ChiSquare(OCE):
+    """φ(t) = ½(t − 1)², φ*(u) = ½(u + 1)₊² − ½. ν − τ = t solves Σ_j (ℓ_j − t)₊ = mτ."""
+
+    def conjugate(self, u: Tensor) -> Tensor:
+        u = u.clamp(min=-1.0)
+        return u + u.square() / 2
+
+    @torch.no_grad()
+    def solve(self, losses: Losses, tau: Tensor) -> Solution:
+        def of_rows(rows: slice) -> tuple[Tensor, ...]:
+            """Per row: the largest loss as base, the offset of ν from it, and the share of zero weights."""
+            m_r = losses.m_R[rows].double()
+            top_r = torch.full_like(losses.p_R[rows], -math.inf)
+
+            def tiles() -> Iterator[Tensor]:
+                for values in losses.values(rows):
+                    torch.maximum(top_r, values.amax(1), out=top_r)
+                    yield values
+
+            volume_r1 = (m_r * tau)[:, None]
+            found = row_threshold(tiles, lambda n, total, v: total - n * v >= volume_r1, top_r, summed=True)
+            base_r, active_r = _finite(top_r), found.above_r.clamp(min=1.0)
+            below_top_r = (active_r * base_r - found.sum_above_r) / tau  # Σ (top − ℓ)/τ over the losses above t
+            offset_r = torch.where(found.above_r > 0, 1 - (m_r + below_top_r) / active_r, 0.0)
+            return base_r, offset_r, 1 - found.above_r / m_r
+
+        base_R, offset_R, zero_R = _by_rows(losses, of_rows, 3)
+        return Solution(base_R, offset_R, {"zero_weights": zero_R})
+
+
+class CVaR(OCE):
+    """φ(t) = 0 up to 1/α, φ*(u) = u₊/α: the mean of the αm largest losses, the last in part. τ has no effect.
+
+    ℓ is non-decreasing, so the largest losses have the largest scores. Scores equal to the threshold share the rest of
+    αm equally: any shares are a worst case, but equal ones do not depend on the order of columns.
+    """
+
+    def __init__(self, alpha: float) -> None:
+        self.alpha = alpha
+
+    def conjugate(self, u: Tensor) -> Tensor:
+        return F.relu(u) / self.alpha
+
+    def solve(self, losses: Losses, tau: Tensor) -> Solution:
+        return self._solution(losses, *self._selected(losses))
+
+    def closed_form(self, losses: Losses, tau: Tensor) -> tuple[Tensor, Solution]:
+        threshold_R, share_R, above_R, at_R = self._selected(losses)
+
+        def f(s: Tensor, p: Tensor, threshold: Tensor, share: Tensor) -> Tensor:
+            # the scores equal those of the search to the bit, so == finds the ties
+            chosen = torch.where(s == threshold, share, (s > threshold).to(s.dtype))
+            return chosen * losses.pair_loss(s - p)
+
+        factors_R = losses.weights_R / (self.alpha * losses.m_R)
+        total = losses.pair_sum(f, factors_R, (losses.p_R, threshold_R, share_R))
+        return total, self._solution(losses, threshold_R, share_R, above_R, at_R)
+
+    @torch.no_grad()
+    def _selected(self, losses: Losses) -> list[Tensor]:
+        """The threshold of the scores, the share of each score at it, the numbers above and at it: (R,) each."""
+
+        def of_rows(rows: slice) -> tuple[Tensor, ...]:
+            chosen_r = self.alpha * losses.m_R[rows].double()
+            found = row_threshold(
+                lambda: losses.scores(rows), lambda n, _, v: n >= chosen_r[:, None], losses.p_R[rows], summed=False
+            )
+            share_r = ((chosen_r - found.above_r) / found.at_r.clamp(min=1.0)).clamp(max=1.0)
+            return found.threshold_r, share_r, found.above_r, found.at_r
+
+        return _by_rows(losses, of_rows, 4)
+
+    @torch.no_grad()
+    def _solution(
+        self, losses: Losses, threshold_R: Tensor, share_R: Tensor, above_R: Tensor, at_R: Tensor
+    ) -> Solution:
+        """ν at the threshold, and the metrics of w: m w is 1/α above the threshold and share/α at it."""
+        chosen_R = self.alpha * losses.m_R
+        parts = ((above_R / chosen_R, 1 / self.alpha), (at_R * share_R / chosen_R, share_R / self.alpha))
+        kl_R = sum((torch.xlogy(part, density) for part, density in parts), start=0.0 * threshold_R)
+        nu_R = losses.pair_loss(threshold_R - losses.p_R)
+        zero_R = 1 - (above_R + at_R) / losses.m_R
+        return Solution(nu_R, torch.zeros_like(nu_R), {"weights_kl": kl_R, "zero_weights": zero_R})
+
+
+def build_oce(options: RobustOptions) -> OCE:
+    """The OCE of options.divergence."""
+    if options.divergence is Divergence.cvar:
+        return CVaR(options.alpha)
+    return KL() if options.divergence is Divergence.kl else ChiSquare()
+
+
+def _by_rows(losses: Losses, of_rows: Callable[[slice], tuple[Tensor, ...]], number: int) -> list[Tensor]:
+    """of_rows of all rows, a slice at a time: `number` tensors (R,)."""
+    values = losses.p_R.new_zeros(number, len(losses.p_R))
+    for rows in slices(len(losses.p_R)):
+        values[:, rows] = torch.stack([v.to(values.dtype) for v in of_rows(rows)])
+    return list(values.unbind())
+
+
+def _finite(values: Tensor) -> Tensor:
+    """The values, with 0 for −inf."""
+    return values.masked_fill(values == -math.inf, 0.0)

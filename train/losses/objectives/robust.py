@@ -1,0 +1,274 @@
+"""The robust family: for every positive pair, the worst case of a pair loss over distributions near the uniform.
+
+    L = mean_i mean_{p∈P_i} OCE_{j∈C_i} ℓ(s_ij − s_ip)
+
+with the OCE of oce.py (Zhu et al. 2022, arXiv:2203.00176, for partial AUC; Qiu et al. 2023, arXiv:2305.11965, for
+contrastive learning). KL with the identity as pair loss is one direction of GCL.
+
+The rank that has an anchor solves it. Sent are y and its gradient for anchors x, and x and its gradient for anchors y.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dyad.data.base.errors import ConfigError
+from dyad.train.losses.gathered.batch import GatheredBatch
+from dyad.train.losses.gathered.candidates import relations
+from dyad.train.losses.gathered.sample_state import SampleState
+from dyad.train.losses.objectives.base import ObjectiveResult, TemperatureObjective
+from dyad.train.losses.objectives.oce import DifferenceLoss, Losses, RepeatedRows, build_oce
+from dyad.train.losses.objectives.softmax import score_means
+from dyad.train.losses.options.common import CandidateSet, Directions, Duplicates, PairOptions
+from dyad.train.losses.options.robust import (
+    CoceOptions,
+    Nu,
+    PairLoss,
+    PartialAUCOptions,
+    RobustOptions,
+    Setting,
+)
+from dyad.train.losses.sums.all_gather import Layout
+from dyad.train.losses.sums.tiles import Pairs
+
+Metrics = dict[str, Tensor]
+SIDES = {Directions.x: "x", Directions.y: "y", Directions.sum: "xy", Directions.mean: "xy"}  # of the anchors
+
+
+class RobustObjective(TemperatureObjective):
+    """The OCE of the losses of the anchors x, of the anchors y, or of both (`sides`).
+
+    nu: with nu=sgd a parameter, one number for each side, NaN before the first batch. With nu=state, memory holds one
+    for each sample and side.
+    """
+
+    _nu_began = False  # whether the last call gave ν its first value
+    _nu_is_known = False  # whether ν has a value; saves asking the device in each call
+
+    def __init__(self, options: RobustOptions, sides: str = "x") -> None:
+        super().__init__(options)
+        self._oce, self._pair_loss = build_oce(options), DifferenceLoss(options.pair_loss, options.margin)
+        if options.nu is Nu.sgd:
+            self.nu = nn.Parameter(torch.full((len(sides),), math.nan))
+            self.register_load_state_dict_post_hook(_forget_nu)
+        if options.nu is Nu.state:
+            if options.num_samples is None:
+                raise ConfigError("objective.nu=state keeps a number for every sample: set objective.num_samples")
+            initial = {f"nu_{side}": math.nan for side in sides}
+            self.memory = SampleState(options.num_samples, initial, options.memory_budget_mb)
+
+    def values(self, losses: dict[str, Losses], sample_ids_b: Tensor | None, rows: Layout) -> tuple[Tensor, Metrics]:
+        """The OCE + ρτ of each side, (sides,), and metrics as means over sides. rows: the layout of the samples.
+
+        A collective, unless nu=closed_form.
+        """
+        tau = 1 / self.scale(next(iter(losses.values())).p_R)
+        if self.options.nu is Nu.state:
+            of_sides = self._with_state(losses, tau, sample_ids_b, rows)
+        elif self.options.nu is Nu.sgd:
+            of_sides = self._with_sgd(losses, tau, rows)
+        else:
+            of_sides = [self._with_solution(of_side, tau) for of_side in losses.values()]
+        values, metrics = zip(*of_sides, strict=True)
+        means = {name: torch.stack([m[name] for m in metrics]).mean() for name in metrics[0]}
+        return torch.stack(values) + (self.options.rho or 0.0) * tau, means
+
+    def undo(self) -> None:
+        super().undo()
+        if self._nu_began:
+            self.nu.data.fill_(math.nan)
+            self._nu_began = self._nu_is_known = False
+
+    def _with_solution(self, losses: Losses, tau: Tensor) -> tuple[Tensor, Metrics]:
+        value, solution = self._oce.closed_form(losses, tau)
+        return value, solution.metrics(losses, tau.detach())
+
+    def _with_sgd(self, losses: dict[str, Losses], tau: Tensor, rows: Layout) -> list[tuple[Tensor, Metrics]]:
+        """Values and metrics with one ν for all rows of a side, whose gradient is 1 − mean_r mean_j φ*'(u_rj)."""
+        of_sides = []
+        for nu, of_side in zip(self._learning_nu([*losses.values()], tau.detach(), rows), losses.values(), strict=True):
+            nu_R = nu.to(tau.dtype).expand_as(of_side.p_R)
+            value = self._oce.at(of_side, tau, nu_R, torch.zeros_like(nu_R))
+            of_sides.append((value, {"nu": of_side.mean(nu_R)}))
+        return of_sides
+
+    def _learning_nu(self, losses: list[Losses], tau: Tensor, rows: Layout) -> Tensor:
+        """ν of each side. The first batch sets it to its largest ν_r. A collective then.
+
+        Above its own ν_r the loss of a row grows at most by the distance; below it, with KL, by e^(distance/τ).
+        """
+        self._nu_began = False
+        self._nu_is_known = self._nu_is_known or not self.nu.isnan().any()
+        if self._nu_is_known:
+            return self.nu
+        largest = []
+        for of_side in losses:
+            nu_R = self._oce.solve(of_side, tau).nu_R(tau)[of_side.weights_R > 0]
+            largest.append(torch.cat([nu_R, nu_R.new_tensor([-math.inf])]).max())
+        found = rows.max_(torch.stack(largest)).to(self.nu)
+        found = torch.where(found == -math.inf, 0.0, found)  # a batch without negatives
+        if not (self.training and torch.is_grad_enabled()):
+            return found
+        self.nu.data.copy_(found)
+        self._nu_began = self._nu_is_known = True
+        return self.nu
+
+    def _with_state(
+        self, losses: dict[str, Losses], tau: Tensor, sample_ids_b: Tensor | None, rows: Layout
+    ) -> list[tuple[Tensor, Metrics]]:
+        """Values and metrics with a ν_i for each sample, which then takes a gradient step. A collective.
+
+        A sample without ν_i, in its first batch, takes the closed form.
+        """
+        assert self.memory is not None
+        read = self.memory.read(sample_ids_b, rows, tau.dtype)
+        of_sides, new = [], {}
+        for side, of_side in losses.items():
+            old_b = read.old[f"nu_{side}"][rows.own]
+            value, new_b = self._stepped(of_side, tau, old_b)
+            of_sides.append((value, {"nu": of_side.mean(new_b.nan_to_num())}))
+            new[f"nu_{side}"] = read.mean(rows.gather(new_b))
+        if self.training and torch.is_grad_enabled():
+            self.memory.write(read, new)
+        return of_sides
+
+    def _stepped(self, losses: Losses, tau: Tensor, old_b: Tensor) -> tuple[Tensor, Tensor]:
+        """The value at the old ν, and the new ν, (b,). NaN stands for a ν that is not known yet.
+
+        An unknown ν takes the closed form, which has a gradient also where the sum has a kink at ν (CVaR).
+        """
+        unknown_b, new_b = old_b.isnan(), old_b.clone()
+        unknown = int(unknown_b.sum())  # the only number that is read from the device
+        later_b, first_b = unknown_b.int().argsort(stable=True).split([len(old_b) - unknown, unknown])
+        first, later = losses.chosen(first_b), losses.chosen(later_b)
+        first_value, solution = self._oce.closed_form(first, tau)
+        new_b[first_b] = solution.nu_R(tau.detach())
+        with torch.enable_grad():
+            nu_b = old_b[later_b].detach().requires_grad_()
+            value = self._oce.at(later, tau, nu_b, torch.zeros_like(nu_b))
+            (slope_b,) = torch.autograd.grad(value, nu_b, retain_graph=True)
+        slope_b = slope_b / later.weights_R.where(later.weights_R > 0, 1.0)
+        step_b = (self.options.nu_lr * slope_b).clamp(min=-1.0)  # with KL the slope below the minimum is exponential
+        new_b[later_b] = nu_b.detach() - tau.detach() * step_b
+        return first_value + value, torch.where(losses.weights_R > 0, new_b, old_b)
+
+
+def _forget_nu(objective: RobustObjective, _: object) -> None:
+    """A loaded ν may be NaN: the next call looks."""
+    objective._nu_began = objective._nu_is_known = False
+
+
+class Coce(RobustObjective):
+    """Compositional OCE over the candidates of `setting`.
+
+    self and supervised: all columns but the positives of the row. With pairs alone (self) these are the B − 1 columns
+    of other pairs; supervised means that positives are labelled, by lists or keys. semi: all columns, with unlabelled
+    positives among them.
+    """
+
+    takes = frozenset({"negatives", "positives", "excluded"})
+    options: CoceOptions
+
+    def __init__(self, options: CoceOptions) -> None:
+        super().__init__(options, SIDES[options.directions])
+
+    def of_batch(self, batch: GatheredBatch, **more: Tensor) -> ObjectiveResult:
+        sides = SIDES[self.options.directions]
+        if self.memory is not None and not self._one_anchor_per_sample(batch):
+            raise ConfigError(
+                "objective.nu=state has one ν per sample: with several positives for a row, or other numbers of x and "
+                "y, set objective.nu=closed_form (objective.pair_loss=identity has one ν for all positives of a row)"
+            )
+        losses = {side: self._losses(batch if side == "x" else transposed(batch)) for side in sides}
+        values, metrics = self.values(losses, batch.sample_ids_b, batch.rows)
+        loss = values.mean() if self.options.directions is Directions.mean else values.sum()
+        with torch.no_grad():
+            return ObjectiveResult(loss, {**score_means(batch), **metrics})
+
+    def _one_anchor_per_sample(self, batch: GatheredBatch) -> bool:
+        """Whether each sample has at most one row of losses on each side."""
+        options = self.options
+        single = batch.positives.own is not None and options.duplicates is not Duplicates.positive
+        same_layout = batch.rows.sizes == batch.columns.sizes or options.directions is Directions.x
+        return single or (options.pair_loss is PairLoss.identity and same_layout)
+
+    def _losses(self, batch: GatheredBatch) -> Losses:
+        """The losses with a row for every positive pair (i, p). A collective if pairs are listed.
+
+        The identity has one row for every i, as it commutes with the mean over p.
+        """
+        options = self.options
+        if options.duplicates is Duplicates.positive:  # the own pair is one of several positives
+            batch = replace(batch, positives=Pairs(batch.positives.pairs_P2))
+        candidates = CandidateSet.all if options.setting is Setting.semi else CandidateSet.negatives
+        related = relations(batch, PairOptions(options.name, candidates=candidates, duplicates=options.duplicates))
+        batch, rows = related.batch, related.rows
+        p_P, share = batch.pair_scores(), rows.share
+        weights_b = share * rows.weights(p_P)
+        if batch.positives.own is not None:
+            return Losses(self._pair_loss, batch.x_bD, batch.y_MD, p_P, rows.counts, weights_b, related.exclusion)
+        i_P, order_P = batch.positives.pairs_P2[:, 0].sort(stable=True)
+        p_P = p_P[order_P]
+        if options.pair_loss is PairLoss.identity:
+            p_b = torch.zeros_like(weights_b).index_add(0, i_P, p_P / rows.positives[i_P])
+            weights_b = share * rows.valid.to(share.dtype)
+            return Losses(self._pair_loss, batch.x_bD, batch.y_MD, p_b, rows.counts, weights_b, related.exclusion)
+        exclusion = related.exclusion and RepeatedRows(base=related.exclusion, base_rows=len(batch.x_bD), row_R=i_P)
+        return Losses(self._pair_loss, batch.x_bD[i_P], batch.y_MD, p_P, rows.counts[i_P], weights_b[i_P], exclusion)
+
+
+class PartialAUC(RobustObjective):
+    """One-way partial AUC: mean over positives i of the OCE over negatives j of ℓ(h_j⁻ − h_i⁺) (Zhu et al. 2022).
+
+    x (b, 1): scores of positives; y (m, 1): scores of negatives; those of all ranks count. CVaR with α as the largest
+    false-positive rate is the exact top-α form, KL the smooth one.
+    """
+
+    options: PartialAUCOptions
+
+    def of_embeddings(self, x_bD: Tensor, y_mD: Tensor | None, **inputs: Any) -> ObjectiveResult:
+        if y_mD is None or not x_bD.ndim == y_mD.ndim == 2 or not x_bD.shape[1] == y_mD.shape[1] == 1:
+            shape = None if y_mD is None else tuple(y_mD.shape)
+            raise ValueError(f"x and y are scores, (b, 1) and (m, 1), not {tuple(x_bD.shape)} and {shape}")
+        positives, negatives = Layout.of(x_bD, y_mD)
+        p_b = x_bD[:, 0].to(torch.promote_types(x_bD.dtype, torch.float32))
+        counts_b = torch.full_like(p_b, negatives.total, dtype=torch.int64)
+        share = positives.world_size / max(positives.total, 1) if negatives.total else 0.0
+        weights_b = torch.full_like(p_b, share)
+        losses = Losses(self._pair_loss, torch.ones_like(x_bD), negatives.gather(y_mD), p_b, counts_b, weights_b)
+        values, metrics = self.values({"x": losses}, inputs["sample_ids_b"], positives)
+        return ObjectiveResult(values.sum(), metrics)
+
+
+def transposed(batch: GatheredBatch) -> GatheredBatch:
+    """The batch with x and y exchanged: own y as rows against x of all ranks. A collective.
+
+    Further columns are no anchors, so they are left behind.
+    """
+    own = batch.columns.own
+    pairs = batch.positives
+    if pairs.own is not None:
+        positives = Pairs.own_columns(own.stop - own.start, batch.rows.own.start, batch.y_MD.device)
+    else:
+        positives = Pairs(_of_columns(batch, pairs.pairs_P2))
+    excluded = None if batch.excluded is None else _of_columns(batch, batch.excluded)
+    keys = tuple((of_columns[own], batch.rows.gather(of_rows)) for of_rows, of_columns in batch.keys)
+    x_BD = batch.rows.gather(batch.x_bD)
+    return GatheredBatch(
+        batch.y_MD[own], x_BD, batch.columns, batch.rows, positives, excluded, keys, batch.sample_ids_b
+    )
+
+
+def _of_columns(batch: GatheredBatch, pairs_P2: Tensor) -> Tensor:
+    """The (row, column) pairs of all ranks that lie in own columns, as (local column, global row). A collective."""
+    (layout,) = Layout.of(pairs_P2)
+    pairs_P2 = layout.gather(pairs_P2 + pairs_P2.new_tensor([batch.rows.own.start, 0]))
+    i, j = pairs_P2.unbind(1)
+    own = batch.columns.own
+    mine = (j >= own.start) & (j < own.stop)
+    return torch.stack([j[mine] - own.start, i[mine]], 1)

@@ -1,0 +1,318 @@
+"""The softmax family, as formulas over the log-sums of log_partition (pairwise.py).
+
+Legend: b pairs (x_i, y_i) on this rank, B on all W ranks, M ≥ B columns, D width; τ temperature, logits a_ij = s_ij/τ;
+C_i the candidates of anchor i (what its sum runs over), m_i = |C_i|, P_i its positives, d_ij = s_ij − s_ip.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dyad.data.base.errors import ConfigError
+from dyad.train.losses.gathered.batch import GatheredBatch
+from dyad.train.losses.gathered.candidates import (
+    Anchors,
+    Relations,
+    relations,
+    single_positive,
+    without_positives,
+)
+from dyad.train.losses.gathered.importance import SampleTable
+from dyad.train.losses.objectives.base import ObjectiveResult, TemperatureObjective
+from dyad.train.losses.options.common import Directions, PairOptions, Positives
+from dyad.train.losses.options.softmax import (
+    Importance,
+    OneSidedDPMOptions,
+    Partition,
+    SimCLROptions,
+    SoftmaxOptions,
+    Views,
+)
+from dyad.train.losses.sums.all_gather import Layout
+from dyad.train.losses.sums.lse import log_partition
+from dyad.train.losses.sums.tiles import Exclusion
+
+Index = slice | Tensor
+DIRECTIONS: dict[Directions, Callable[[Tensor, Tensor], Tensor]] = {
+    Directions.sum: lambda row, column: row + column,
+    Directions.mean: lambda row, column: (row + column) / 2,
+    Directions.x: lambda row, column: row,
+    Directions.y: lambda row, column: column,
+}
+
+
+def symmetric_dpm(row: Tensor, column: Tensor, tau: Tensor, options: SoftmaxOptions) -> Tensor:
+    """Symmetric discriminative probabilistic modelling: L = mean_i f_i^row + mean_j f_j^column, 0-d.
+
+    The model is p(y|x) ∝ p(y) exp(s(x, y)/τ) in both directions, with the batch as a sample of p (Wang et al. 2024,
+    arXiv:2410.09156). row, column: means over anchors of f/τ, 0-d. options.directions: their sum, mean, or one of them;
+    tau_scaled=false leaves out the factor τ of f. A radius ρ makes each direction the dual of robustness over a KL
+    ball: + ρτ (Qiu et al. 2023, eq. 4).
+
+    CLIP is ½ mean_i [−log (e^a_ii / Σ_j e^a_ij) − log (e^a_ii / Σ_j e^a_ji)] = L / 2τ (Radford et al. 2021). GCL has
+    only the negatives in the sum, and takes their mean. info_nce, dpr and epr are the direction of the rows.
+    """
+    if options.tau_scaled:
+        row, column = (tau * f + tau * (options.rho or 0.0) for f in (row, column))
+    return DIRECTIONS[options.directions](row, column)
+
+
+class SoftmaxObjective(TemperatureObjective):
+    """An objective of the softmax family: symmetric_dpm over the log-sums of the negatives of each anchor."""
+
+    takes = frozenset({"negatives", "positives", "excluded"})
+    options: SoftmaxOptions
+
+    def of_batch(self, batch: GatheredBatch, **more: Tensor) -> ObjectiveResult:
+        options, scale, weights_M = self.options, self.scale(batch.x_bD), self._weights(batch, more)
+        related = relations(batch, options)
+        negatives, in_sum_P = without_positives(related, options)
+        sums = log_partition(batch.x_bD, batch.y_MD, scale, batch.columns, negatives, column_weights_M=weights_M)
+        row, column = core_terms(related, in_sum_P, sums, scale, options, options.partition, weights_M)
+        loss = symmetric_dpm(row, column, 1 / scale, options)
+        with torch.no_grad():  # the bound holds without weights only
+            bound = mi_bound(related, in_sum_P, sums, scale, options) if weights_M is None else {}
+            return ObjectiveResult(loss, {**score_means(batch), **bound})
+
+    def _weights(self, batch: GatheredBatch, more: dict[str, Tensor]) -> Tensor | None:
+        """The log-weights ω_j of all columns, (M,), added to the logits of the row sums, or None. A collective."""
+
+
+class OneSidedDPM(SoftmaxObjective):
+    """One-sided DPM: p(y|x) with candidates y_j drawn with probability ∝ q_j, which therefore weigh 1/q_j.
+
+    f_i = τ LSE_{j∈C_i}(d_ij/τ + ω_j), ω_j = −log q_j or ζ_j/τ (Wang et al. 2024, arXiv:2410.09156, eq. 4). The score
+    of the positive itself has no weight. log q or ζ of own columns is the argument `importance` or comes from a file.
+    """
+
+    takes = frozenset({"negatives", "positives", "excluded", "importance"})
+
+    def __init__(self, options: OneSidedDPMOptions) -> None:
+        super().__init__(options)
+        self._importance = options.importance
+        self._table = None if options.importance_file is None else SampleTable(options.importance_file)
+
+    def _weights(self, batch: GatheredBatch, more: dict[str, Tensor]) -> Tensor | None:
+        importance, scale = self._importance, self.scale(batch.x_bD)
+        if importance is not Importance.none:
+            values_M = self._values(batch, scale, more.get("importance"))
+            return -values_M if importance is Importance.log_q else scale * values_M
+        if "importance" in more:
+            raise ConfigError("objective.importance=none: set it to log_q or zeta, or give no importance")
+        return None
+
+    def _values(self, batch: GatheredBatch, scale: Tensor, given: Tensor | None) -> Tensor:
+        """log q or ζ of all columns, (M,), from the caller or the file. A collective."""
+        own, name = batch.columns.sizes[batch.columns.rank], self._importance.value
+        if len(batch.y_MD) != batch.columns.total:
+            raise ConfigError(f"objective.importance={name}: further columns have no weight")
+        if given is None and self._table is not None:
+            return self._table.of_columns(batch, scale)
+        if given is None:
+            raise ConfigError(
+                f"objective.importance={name}: give the objective importance=(m,) values of own columns, or set "
+                "objective.importance_file"
+            )
+        if given.shape != (own,):
+            raise ConfigError(f"objective.importance: {tuple(given.shape)} values for {own} columns of this rank")
+        values_M = batch.columns.gather(given.to(scale.dtype))
+        if not values_M.isfinite().all():
+            raise ValueError(f"importance must be finite, not {float(values_M[~values_M.isfinite()][0])}")
+        return values_M
+
+
+class SimCLR(TemperatureObjective):
+    """SimCLR: each of 2N views against all others; its positive is the other view (Chen et al. 2020, eq. 1).
+
+    x and y are two views of the same N items; or x holds both, as options.views says, and y is None. Every view is an
+    anchor and a candidate, so the direction of the rows is the whole loss.
+    """
+
+    options: SimCLROptions
+
+    def of_embeddings(self, x_bD: Tensor, y_mD: Tensor | None, **inputs: Any) -> ObjectiveResult:
+        first, second = self._views(x_bD) if y_mD is None else (x_bD, y_mD)
+        if first.shape != second.shape:
+            raise ValueError(f"two views must be alike, not {tuple(first.shape)} and {tuple(second.shape)}")
+        z = torch.cat([first, second])
+        (layout,) = Layout.of(z)
+        if layout.total == 0:
+            raise ValueError("the global batch has no pair")
+        of_ranks = torch.arange(layout.total // 2, device=z.device).split([size // 2 for size in layout.sizes])
+        item_M = torch.cat([items.repeat(2) for items in of_ranks])
+        scale = self.scale(z)
+        negatives = Exclusion(((item_M[layout.own], item_M),))  # leaves out the view itself and its partner
+        rows_b, _ = log_partition(z, layout.gather(z), scale, layout, negatives)
+        partner_b = (first.to(scale.dtype) * second.to(scale.dtype)).sum(1).repeat(2)
+        share = layout.world_size / layout.total
+        loss = softplus(rows_b - scale * partner_b).sum() * share
+        return ObjectiveResult(
+            loss / scale if self.options.tau_scaled else loss, {"positive_score": partner_b.sum() * share}
+        )
+
+    def _views(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        if len(z) % 2:
+            raise ValueError(f"two views of each item are an even number of rows, not {len(z)}")
+        return (z[::2], z[1::2]) if self.options.views is Views.interleaved else (z[: len(z) // 2], z[len(z) // 2 :])
+
+
+def softplus(a: Tensor) -> Tensor:
+    """sp(a) = log(1 + e^a), exact in float64 too: torch's default threshold returns a where e^−a is still 2e-9."""
+    return F.softplus(a, threshold=40.0)
+
+
+def core_terms(
+    related: Relations,
+    in_sum_P: Tensor,
+    sums: tuple[Tensor, Tensor],
+    scale: Tensor,
+    options: PairOptions,
+    partition: Partition,
+    weights_M: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Means over anchors of f_i/τ = LSE_{j∈C_i}(d_ij/τ) − c_i, c_i = 0 (sum) or log m_i (mean), of both directions.
+
+    sums: N_i = LSE_{j∈C_i∖P_i} a_ij of rows (b,) and columns (M,), over the negatives alone. in_sum_P: whether each
+    listed positive is in C_i. weights_M: the log-weights ω_j that the row sums contain.
+
+    f_i/τ = log(e^(N_i − a_ip) + Σ_{q∈P_i∩C_i} e^(a_iq − a_ip)) − c_i keeps all digits near a loss of 0. The difference
+    of LSE_{C_i} and a_ip would lose them, as both are near 1/τ.
+
+    Several positives: the mean over p ∈ P_i (each); the same with C_i without the other positives (exclude); or
+    LSE over C_i − LSE over P_i (merge). An anchor without candidates or positive is skipped. Returns two 0-d tensors;
+    their means over ranks are the values on the global batch.
+    """
+    batch, indices = related.batch, _indices(related)
+    a_P = scale * batch.pair_scores()
+    weights_P = torch.zeros_like(a_P) if weights_M is None else weights_M[indices[1]]
+    single = batch.positives.own is not None or single_positive(options)
+    mean = _merged if options.positives is Positives.merge else _by_key if related.same else _each
+    omegas = [weights.masked_fill(~in_sum_P, -math.inf) for weights in (weights_P, torch.zeros_like(a_P))]
+    rows = DirectionSums(related.rows, sums[0], partition, indices[0], omegas[0], single, None)
+    columns = DirectionSums(related.columns, sums[1], partition, indices[1], omegas[1], single, batch.columns)
+    row, column = mean(rows, a_P), mean(columns, a_P)
+    if related.same:
+        correction = _own_minus_mean(related, scale)
+        row, column = row + related.rows.share * correction[0], column + related.columns.share * correction[1]
+    return row, column
+
+
+@dataclass(frozen=True)
+class DirectionSums:
+    """One direction: its anchors, the log-sums N_i over their negatives, and the listed positive pairs (P,).
+
+    index: the anchor of each pair. omega_P: the log-weight of each pair in the sum of its anchor, −inf if it is not in
+    C_i. single: whether each pair is the only positive in its sum. layout: given if pairs of one anchor lie on several
+    ranks.
+    """
+
+    anchors: Anchors
+    log_sums: Tensor
+    partition: Partition
+    index: Index
+    omega_P: Tensor
+    single: bool
+    layout: Layout | None
+
+    def f(self, index: Index, a: Tensor, log_positives: Tensor) -> Tensor:
+        """log(e^(N_i − a) + e^log_positives) − c_i of the anchors at `index`; finite for anchors that are not valid."""
+        valid, counts = self.anchors.valid[index], self.anchors.counts[index].clamp(min=1)
+        c = counts.to(a).log() if self.partition is Partition.mean else 0.0
+        return torch.logaddexp(torch.where(valid, self.log_sums[index] - a, 0.0), log_positives) - c
+
+    def over_positives(self, values_P: Tensor) -> Tensor:
+        """LSE of values_P over the pairs of each anchor, (a,); −inf without any. A collective if there is a layout."""
+        anchor_P = torch.arange(len(self.log_sums), device=values_P.device)[self.index]
+        highest = torch.full_like(self.log_sums.detach(), -math.inf)
+        highest = highest.scatter_reduce(0, anchor_P, values_P.detach(), "amax")
+        if self.layout:
+            self.layout.max_(highest)
+        highest = highest.masked_fill(highest == -math.inf, 0.0)
+        sums = torch.zeros_like(self.log_sums).index_add(0, anchor_P, (values_P - highest[anchor_P]).exp())
+        sums = self.layout.sum(sums) if self.layout else sums
+        return (highest + torch.where(sums > 0, sums, 1.0).log()).masked_fill(sums == 0, -math.inf)
+
+
+def _each(side: DirectionSums, a_P: Tensor) -> Tensor:
+    """This rank's share of the mean over anchors of the mean over their positives."""
+    log_positives = side.omega_P
+    if not side.single:
+        all_positives_P = side.over_positives(a_P + side.omega_P)[side.index] - a_P
+        # an anchor with one positive takes its exact value, without the rounding of the sum
+        log_positives = torch.where(side.anchors.positives[side.index] == 1, side.omega_P, all_positives_P)
+    f_P = side.f(side.index, a_P, log_positives)
+    return side.anchors.share * (side.anchors.weights(a_P)[side.index] @ f_P)
+
+
+def _merged(side: DirectionSums, a_P: Tensor) -> Tensor:
+    """This rank's share of the mean over anchors, with the LSE over its positives in place of a positive's logit."""
+    merged, in_sum = side.over_positives(a_P), side.over_positives(a_P + side.omega_P)
+    f = side.f(slice(None), merged, torch.where(in_sum == merged, 0.0, in_sum - merged))
+    return side.anchors.share * torch.where(side.anchors.valid, f, 0.0)[side.anchors.own].sum()
+
+
+def _by_key(side: DirectionSums, a_b: Tensor) -> Tensor:
+    """This rank's share for the own pairs alone. Pairs with equal keys are in N_i; _own_minus_mean adds their mean."""
+    f_b = side.f(side.index, a_b, side.omega_P)
+    return side.anchors.share * torch.where(side.anchors.valid[side.index], f_b, 0.0).sum()
+
+
+def _own_minus_mean(related: Relations, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ_i (a_ii − mean_{p∈P_i} a_ip) of both directions, where P_i is every column of the same item as i.
+
+    Σ_j mean_{i~j} s_ij = Σ_i x_i · Σ_{j~i} y_j / |P_j|: each row computes its part of the means of columns, so x of the
+    other ranks is not needed. An anchor with its own pair alone contributes exactly 0, also to the gradient.
+    """
+    batch, same, own = related.batch, related.same, related.batch.columns.own
+    assert same is not None
+    x_bD, y_MD = batch.x_bD.to(scale.dtype), batch.y_MD.to(scale.dtype)
+    several_b, several_M = (anchors.valid & (anchors.positives > 1) for anchors in (related.rows, related.columns))
+    row_weight_b, column_weight_M = related.rows.weights(scale) * several_b, related.columns.weights(scale) * several_M
+    row_bD = several_b[:, None] * y_MD[own] - row_weight_b[:, None] * same.sums(y_MD, own)
+    column_bD = several_M[own, None] * y_MD[own] - same.sums(y_MD * column_weight_M[:, None], own)
+    return scale * (x_bD * row_bD).sum(), scale * (x_bD * column_bD).sum()
+
+
+def _indices(related: Relations) -> tuple[Index, Index]:
+    """The anchors of the positive pairs of own rows, in the direction of the rows and of the columns."""
+    positives, rows = related.batch.positives, len(related.batch.x_bD)
+    if positives.own is not None:
+        return slice(None), slice(positives.own, positives.own + rows)
+    i, j = positives.pairs_P2.unbind(1)
+    return i, j
+
+
+def score_means(batch: GatheredBatch) -> dict[str, Tensor]:
+    """Mean score of the own pairs and of all others; {} without own pairs. Needs no scores but those of own pairs."""
+    if batch.positives.own is None or len(batch.y_MD) != batch.rows.total:
+        return {}
+    total = batch.rows.total
+    own_b = batch.pair_scores()
+    others = (batch.x_bD.to(own_b.dtype) @ batch.y_MD.sum(0, dtype=own_b.dtype)).sum() - own_b.sum()
+    per_pair = batch.rows.world_size / total
+    return {"positive_score": own_b.sum() * per_pair, "negative_score": others * per_pair / max(total - 1, 1)}
+
+
+def mi_bound(
+    related: Relations, in_sum_P: Tensor, sums: tuple[Tensor, Tensor], scale: Tensor, options: SoftmaxOptions
+) -> dict[str, Tensor]:
+    """The bound on the mutual information, log K − InfoNCE (van den Oord et al. 2018, eq. 5), and log K, in nats.
+
+    The mean of the directions of the loss. It holds for one positive among all K = B columns only; {} otherwise.
+    """
+    batch = related.batch
+    plain = related.exclusion is None and batch.positives.own is not None and len(batch.y_MD) == batch.rows.total
+    if not plain or related.same:
+        return {}
+    log_k = scale.new_tensor(math.log(batch.rows.total))
+    row, column = core_terms(related, in_sum_P, sums, scale, options, Partition.sum)
+    both = options.directions in (Directions.sum, Directions.mean)
+    loss = DIRECTIONS[Directions.mean if both else options.directions](row, column)
+    return {"mi_bound": log_k - loss, "log_k": log_k}

@@ -1,0 +1,164 @@
+"""The spectral family: objectives of the second moments of the embeddings, without temperature.
+
+Legend: b pairs (x_i, y_i) on this rank, B on all W ranks, D width; M_X = XᵀX/B, M_Y = YᵀY/B (D, D).
+
+Σ_ij <x_i, y_j>² = tr(XᵀX YᵀY), so only the scores of own pairs are computed and nothing is gathered: ranks sum D²
+numbers for each moment, which costs 2·b·D² flops.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dyad.train.losses.objectives.base import Objective, ObjectiveResult
+from dyad.train.losses.objectives.softmax import DIRECTIONS
+from dyad.train.losses.options.spectral import (
+    Cov,
+    PairSet,
+    PcaPenaltyOptions,
+    SpectralAlternatingOptions,
+    SpectralOptions,
+)
+from dyad.train.losses.sums.all_gather import Layout
+from dyad.train.losses.sums.functions import product
+
+
+class MomentObjective(Objective, ABC):
+    """An objective of pairs and second moments. Subclasses implement `of_pairs`."""
+
+    def of_embeddings(self, x_bD: Tensor, y_mD: Tensor | None, **inputs: Any) -> ObjectiveResult:
+        if y_mD is None or x_bD.ndim != 2 or x_bD.shape != y_mD.shape:
+            shape = None if y_mD is None else tuple(y_mD.shape)
+            raise ValueError(f"x and y must be (b, D) alike, not {tuple(x_bD.shape)} and {shape}")
+        (layout,) = Layout.of(x_bD)
+        if layout.total == 0:
+            raise ValueError("the global batch has no pair")
+        dtype = torch.promote_types(x_bD.dtype, torch.float32)
+        return self.of_pairs(x_bD.to(dtype), y_mD.to(dtype), layout)
+
+    @abstractmethod
+    def of_pairs(self, x_bD: Tensor, y_bD: Tensor, layout: Layout) -> ObjectiveResult:
+        """The result for own pairs in float32 or better. A collective."""
+
+
+class Spectral(MomentObjective):
+    """L = −(2/B) Σ_i <x_i, y_i> + mean <x_i, y_j>², over i ≠ j or over all pairs (HaoChen et al. 2021).
+
+    Its minimum is the truncated singular value decomposition of p(x, y)/√(p(x) p(y)). The mean over i ≠ j is unbiased;
+    it is tr(XᵀX YᵀY) without the squares of the own pairs. With B = 1 there is no such pair, and the term is dropped.
+    """
+
+    options: SpectralOptions
+
+    def of_pairs(self, x_bD: Tensor, y_bD: Tensor, layout: Layout) -> ObjectiveResult:
+        total, ranks = layout.total, layout.world_size
+        own_b = (x_bD * y_bD).sum(1)
+        positive = ranks / total * own_b.sum()
+        sums_2DD = layout.sum(_moments(x_bD, y_bD))
+        squares = (sums_2DD[0] * sums_2DD[1]).sum()
+        others = (squares - ranks * own_b.square().sum()) / max(total * (total - 1), 1) if total > 1 else 0.0 * squares
+        spread = squares / total**2 if self.options.pairs is PairSet.all else others
+        with torch.no_grad():
+            metrics = {"positive_score": positive, "negative_square": others, **moment_errors(sums_2DD / total)}
+            cross_DD = layout.sum_(x_bD.T @ y_bD)
+            metrics["rank"] = effective_rank(cross_DD)
+        return ObjectiveResult(spread - 2 * positive, metrics)
+
+
+class SpectralAlternating(MomentObjective):
+    """The spectral loss of one side φ against the other ν, frozen: L = −(2/B) Σ <φ_i, ν_i> + (1/B) Σ φ_iᵀ Λ φ_i.
+
+    Λ = E[ννᵀ], of the batch or a running mean. With the moment of the batch, value and gradient in φ are those of the
+    spectral loss over all pairs. `directions`: φ = x, φ = y, or both. y may come from a target tower.
+
+    moments_2DD: running means of E[xxᵀ] and E[yyᵀ], which start with the first batch. seen: 1 after it, 0 before.
+    """
+
+    options: SpectralAlternatingOptions
+    moments_2DD: Tensor
+    seen: Tensor
+
+    def __init__(self, options: SpectralAlternatingOptions) -> None:
+        super().__init__(options)
+        if options.lambda_momentum:
+            width = options.width or 0
+            self.register_buffer("moments_2DD", torch.zeros(2, width, width))
+            self.register_buffer("seen", torch.tensor(0.0))
+            self._before = (self.moments_2DD, self.seen)
+
+    def of_pairs(self, x_bD: Tensor, y_bD: Tensor, layout: Layout) -> ObjectiveResult:
+        moves = self.training and torch.is_grad_enabled()
+        with torch.no_grad():
+            moments_2DD = self._averaged(layout.sum_(_moments(x_bD, y_bD)) / layout.total, moves)
+        share = layout.world_size / layout.total
+        row = share * against_frozen(x_bD, y_bD.detach(), moments_2DD[1])
+        column = share * against_frozen(y_bD, x_bD.detach(), moments_2DD[0])
+        loss = DIRECTIONS[self.options.directions](row, column)
+        return ObjectiveResult(loss, {"positive_score": share * (x_bD * y_bD).sum(), **moment_errors(moments_2DD)})
+
+    def undo(self) -> None:
+        super().undo()
+        if self.options.lambda_momentum:
+            self.moments_2DD, self.seen = self._before
+
+    def _averaged(self, batch_2DD: Tensor, moves: bool) -> Tensor:
+        """The running means with this batch, (2, D, D); without momentum the batch's own. moves: store them."""
+        if not self.options.lambda_momentum:
+            return batch_2DD
+        if batch_2DD.shape != self.moments_2DD.shape:
+            raise ValueError(f"objective.width={self.options.width}: the embeddings have {batch_2DD.shape[-1]}")
+        old_share = self.options.lambda_momentum * self.seen.to(batch_2DD.dtype)
+        mean_2DD = batch_2DD + old_share * (self.moments_2DD.to(batch_2DD.dtype) - batch_2DD)
+        self._before = (self.moments_2DD, self.seen)
+        if moves:
+            self.moments_2DD, self.seen = mean_2DD.to(self.moments_2DD.dtype), torch.ones_like(self.seen)
+        return mean_2DD
+
+
+class PcaPenalty(MomentObjective):
+    """L = −(1/B) Σ_i <x_i, y_i> + λ ‖M − I‖²_F: M = M_X (cov=first), or the mean of M_X and M_Y (both).
+
+    Pairs get equal embeddings while the dimensions keep unit variance and stay uncorrelated, as in a principal
+    component or canonical correlation analysis. center: M is the covariance, of each side about its own mean.
+    """
+
+    options: PcaPenaltyOptions
+
+    def of_pairs(self, x_bD: Tensor, y_bD: Tensor, layout: Layout) -> ObjectiveResult:
+        total = layout.total
+        positive = layout.world_size / total * (x_bD * y_bD).sum()
+        views_vbD = torch.stack([x_bD] if self.options.cov is Cov.first else [x_bD, y_bD])
+        if self.options.center:
+            views_vbD = views_vbD - layout.sum(views_vbD.sum(1, keepdim=True)) / total
+        flat = views_vbD.flatten(0, 1)
+        moment_DD = layout.sum(product(flat.T, flat)) / (total * len(views_vbD))
+        distance = (moment_DD - torch.eye(len(moment_DD)).to(moment_DD)).square().sum()
+        metrics = {"positive_score": positive, "moment_error": distance.detach().sqrt()}
+        return ObjectiveResult(self.options.penalty * distance - positive, metrics)
+
+
+def against_frozen(phi_bD: Tensor, nu_bD: Tensor, lambda_DD: Tensor) -> Tensor:
+    """Σ_i φ_iᵀ Λ φ_i − 2 <φ_i, ν_i>, 0-d. Its gradient in φ_i is 2 (Λ φ_i − ν_i)."""
+    return ((product(phi_bD, lambda_DD) - 2 * nu_bD) * phi_bD).sum()
+
+
+def moment_errors(moments_2DD: Tensor) -> dict[str, Tensor]:
+    """‖M − I‖_F of x and of y, 0-d each."""
+    errors = (moments_2DD - torch.eye(moments_2DD.shape[-1]).to(moments_2DD)).square().sum((1, 2)).sqrt()
+    return {"x_moment_error": errors[0], "y_moment_error": errors[1]}
+
+
+def effective_rank(c_DD: Tensor) -> Tensor:
+    """(Σ σ²)² / Σ σ⁴ of the singular values: D if all are equal, 1 if one dominates, 0 for a zero matrix."""
+    c_DD = c_DD / c_DD.abs().max().clamp(min=torch.finfo(c_DD.dtype).tiny)
+    fourth = (c_DD.T @ c_DD).square().sum()
+    return c_DD.square().sum().square() / fourth.clamp(min=torch.finfo(c_DD.dtype).tiny)
+
+
+def _moments(x_bD: Tensor, y_bD: Tensor) -> Tensor:
+    """XᵀX and YᵀY of these rows: (2, D, D)."""
+    return torch.stack([product(e_bD.T, e_bD) for e_bD in (x_bD, y_bD)])

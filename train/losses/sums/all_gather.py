@@ -1,0 +1,111 @@
+"""The layout of a global batch over ranks, and collectives with an exact gradient.
+
+In one process without torch.distributed there is one rank, and nothing is sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dyad.train.losses.sums.functions import first_order_only
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Rank r holds sizes[r] rows; global rows are in the order of ranks. Sizes may differ and may be 0."""
+
+    sizes: tuple[int, ...]
+    rank: int
+
+    @staticmethod
+    def of(*groups: Tensor) -> tuple[Layout, ...]:
+        """The layout of each group of rows; `groups` are those of this rank. A collective: every rank calls it."""
+        here = [len(rows) for rows in groups]
+        if not (dist.is_available() and dist.is_initialized()):
+            return tuple(Layout((size,), 0) for size in here)
+        counts = torch.empty(dist.get_world_size() * len(here), dtype=torch.int64, device=groups[0].device)
+        dist.all_gather_into_tensor(counts, torch.tensor(here, device=groups[0].device))
+        sizes = counts.view(-1, len(here)).T.tolist()
+        return tuple(Layout(tuple(of_ranks), dist.get_rank()) for of_ranks in sizes)
+
+    @property
+    def world_size(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def total(self) -> int:
+        return sum(self.sizes)
+
+    @property
+    def own(self) -> slice:
+        """The rows of this rank among those of all ranks."""
+        start = sum(self.sizes[: self.rank])
+        return slice(start, start + self.sizes[self.rank])
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """(b, …) of every rank → (B, …) on every rank. Backward sums the gradients of all ranks for the owner."""
+        return _Gather.apply(rows, self) if self.world_size > 1 else rows  # pyright: ignore[reportReturnType]
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum over ranks, the same on all. Any rank may use it: backward sums the gradients of all ranks."""
+        return _Sum.apply(values, self) if self.world_size > 1 else values  # pyright: ignore[reportReturnType]
+
+    def sum_(self, values: Tensor) -> Tensor:
+        """Sum over ranks, in place, without gradient."""
+        if self.world_size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def max_(self, values: Tensor) -> Tensor:
+        """Maximum over ranks, in place, without gradient."""
+        if self.world_size > 1:
+            dist.all_reduce(values, dist.ReduceOp.MAX)
+        return values
+
+    def _pad(self, rows: Tensor, sizes: tuple[int, ...]) -> Tensor:
+        """`rows` cut into blocks by `sizes`, each padded with zeros to the largest: collectives need equal blocks."""
+        if len(set(self.sizes)) == 1:
+            return rows.contiguous()
+        padded = rows.new_zeros(len(sizes), max(self.sizes), *rows.shape[1:])
+        for space, block in zip(padded, rows.split(sizes), strict=True):
+            space[: len(block)] = block
+        return padded.flatten(0, 1)
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, layout: Layout) -> Tensor:
+        ctx.layout = layout
+        most = max(layout.sizes)
+        everyone = rows.new_empty(layout.world_size * most, *rows.shape[1:])
+        dist.all_gather_into_tensor(everyone, layout._pad(rows, (len(rows),)))
+        if len(everyone) == layout.total:
+            return everyone
+        return torch.cat([block[:size] for block, size in zip(everyone.split(most), layout.sizes, strict=True)])
+
+    @staticmethod
+    @first_order_only
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        layout: Layout = ctx.layout
+        # in half precision each addition of the reduction would be rounded
+        wide = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
+        own = wide.new_empty(max(layout.sizes), *gradient.shape[1:])
+        dist.reduce_scatter_tensor(own, layout._pad(wide, layout.sizes))
+        return own[: layout.sizes[layout.rank]].to(gradient.dtype), None
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, layout: Layout) -> Tensor:
+        ctx.layout = layout
+        return layout.sum_(values.clone())
+
+    @staticmethod
+    @first_order_only
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return ctx.layout.sum_(gradient.clone()), None

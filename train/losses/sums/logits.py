@@ -1,0 +1,58 @@
+"""From scores to the logits of the row sums and of the column sums, and the gradients that arrive for these sums."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dyad.train.losses.sums.tiles import slices
+
+
+@dataclass(frozen=True)
+class Logits:
+    """How scores s_ij become the logits of the row sums and of the column sums.
+
+    row_scale: 0-d for both kinds of sums, or (b,) for the row sums alone. column_scale_M: (M,), given with the latter.
+    row_weights_b, column_weights_M: log-weights, added to the logits of the column sums and of the row sums.
+    """
+
+    row_scale: Tensor
+    column_scale_M: Tensor | None
+    row_weights_b: Tensor | None
+    column_weights_M: Tensor | None
+
+    @property
+    def shared(self) -> bool:
+        """Whether the row sums and the column sums have the same logits."""
+        return self.column_scale_M is None and self.row_weights_b is None and self.column_weights_M is None
+
+    def of_rows(self, s: Tensor, rows: slice, columns: slice, out: Tensor) -> Tensor:
+        """The logits of the row sums for the scores `s` of one tile, written into `out`."""
+        scale = self.row_scale if self.row_scale.ndim == 0 else self.row_scale[rows, None]
+        a = torch.mul(s, scale, out=out)
+        return a if self.column_weights_M is None else a.add_(self.column_weights_M[columns])
+
+    def of_columns(self, s: Tensor, rows: slice, columns: slice, out: Tensor) -> Tensor:
+        """The logits of the column sums for the scores `s` of one tile, written into `out`."""
+        a = torch.mul(s, self.row_scale if self.column_scale_M is None else self.column_scale_M[columns], out=out)
+        return a if self.row_weights_b is None else a.add_(self.row_weights_b[rows, None])
+
+
+class UpstreamGradients:
+    """Log-sums of rows (b,) and columns (M,), and the gradients of the loss with respect to them.
+
+    Rows and columns whose sum is empty (−inf) get gradient 0.
+    """
+
+    def __init__(self, rows_b: Tensor, columns_M: Tensor, row_gradient_b: Tensor, column_gradient_M: Tensor) -> None:
+        # exp(−inf − inf) = 0, where exp(−inf − (−inf)) is NaN
+        self.rows_b, self.columns_M = (v.masked_fill(v == -math.inf, math.inf) for v in (rows_b, columns_M))
+        self.row_gradient_b, self.column_gradient_M = row_gradient_b, column_gradient_M
+
+
+def sum_of_products(x_bD: Tensor, dx_bD: Tensor) -> Tensor:
+    """Σ_i <x_i, dx_i>, 0-d, without a temporary of their size."""
+    return sum(((x_bD[rows] * dx_bD[rows]).sum() for rows in slices(len(x_bD))), start=dx_bD.new_zeros(()))

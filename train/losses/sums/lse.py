@@ -1,0 +1,93 @@
+"""log-sum-exp over the rows and columns of the score matrix, at memory linear in the batch.
+
+Legend: b rows of this rank, M columns of all ranks, D width; s_ij = <x_i, y_j>, logits a_ij = scale · s_ij.
+
+Schedule: a rank computes its own rows against all columns, so that the cluster computes each score once per pass: 2
+matmuls of 2·b·M·D flops for the scores, forward and backward, and 2 for the gradients. Sent are the gathered y and its
+gradient (by Layout.gather), the M column sums, and the gradients of the M columns.
+
+There are two ways to sum. The bounded way (bounded.py): |a_ij| ≤ scale·max|x|·max|y| gives one shift that every rank
+knows, so that one exp per score and plain sums over tiles and ranks suffice. The general way (general.py) keeps a
+running maximum per row and column, and serves scales of their own for rows and columns. It takes over when the bound
+is too wide or a plain sum underflows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dyad.train.losses.sums.all_gather import Layout
+from dyad.train.losses.sums.functions import first_order_only
+from dyad.train.losses.sums.logits import Logits, UpstreamGradients
+from dyad.train.losses.sums.lse_one_shift import bounded_gradients, bounded_sums, find_bound
+from dyad.train.losses.sums.lse_online import general_gradients, general_sums
+from dyad.train.losses.sums.tiles import Exclusion, Tiles
+
+
+@dataclass(frozen=True)
+class Scales:
+    """A scale 1/τ for each own row (b,), used in the row sums, and for each column (M,), used in the column sums."""
+
+    rows_b: Tensor
+    columns_M: Tensor
+
+
+def log_partition(
+    x_bD: Tensor,
+    y_MD: Tensor,
+    scale: Tensor | Scales,
+    layout: Layout,
+    exclusion: Exclusion | None = None,
+    *,
+    row_weights_b: Tensor | None = None,
+    column_weights_M: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """rows_i = log Σ_j exp(a_ij + column_weights_j) of own rows, columns_j = log Σ_i exp(a_ij + row_weights_i) of all.
+
+    x_bD, y_MD: bf16, fp16, float32 or float64, both of one type; y_MD holds the gathered columns. scale: 0-d, the same
+    on every rank, or Scales. Weights are added in the log domain. Returns (b,) and (M,) in float32 or better; −inf,
+    with gradient zero, where every pair is left out. Differentiable in x, y, scale and weights.
+
+    The columns are the same on every rank, and any rank may use any of them: the gradients that arrive for them are
+    summed over ranks. Gradients of what is global (y, scale, column weights) are this rank's share, to be summed over
+    ranks, as Layout.gather does for y. A collective, forward and backward: every rank calls it, with any number of
+    rows.
+    """
+    row_scale, column_scale = (scale.rows_b, scale.columns_M) if isinstance(scale, Scales) else (scale, None)
+    with torch.autocast(x_bD.device.type, enabled=False):
+        return _LogPartition.apply(  # pyright: ignore[reportReturnType]
+            x_bD, y_MD, row_scale, column_scale, row_weights_b, column_weights_M, layout, exclusion
+        )
+
+
+class _LogPartition(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_bD: Tensor, y_MD: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        *logit_inputs, layout, exclusion = rest
+        tiles, logits = Tiles(x_bD, y_MD, exclusion), Logits(*logit_inputs)
+        bound = find_bound(tiles, logits, layout)
+        sums = None if bound is None else bounded_sums(tiles, logits, bound, layout)
+        rows_b, columns_M = sums or general_sums(tiles, logits, layout)
+        ctx.bound = bound if sums else None  # backward goes the way that forward went
+        ctx.layout, ctx.exclusion = layout, exclusion
+        ctx.save_for_backward(x_bD, y_MD, *logit_inputs, rows_b, columns_M)
+        return rows_b.clone(), columns_M.clone()  # copies: the caller may change them in place
+
+    @staticmethod
+    @first_order_only
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, row_gradient_b: Tensor, column_gradient_M: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        x_bD, y_MD, *logit_inputs, rows_b, columns_M = ctx.saved_tensors
+        tiles, logits = Tiles(x_bD, y_MD, ctx.exclusion), Logits(*logit_inputs)
+        upstream = UpstreamGradients(rows_b, columns_M, row_gradient_b, ctx.layout.sum_(column_gradient_M.clone()))
+        with torch.autocast(x_bD.device.type, enabled=False):
+            if ctx.bound is None:
+                gradients = general_gradients(tiles, logits, upstream)
+            else:
+                gradients = bounded_gradients(tiles, logits, ctx.bound, upstream)
+        return *gradients, None, None

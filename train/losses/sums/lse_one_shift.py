@@ -1,0 +1,180 @@
+"""log-sum-exp of rows and columns with one shift for all logits: one exponential per score, plain sums.
+
+|a_ij| ≤ scale·max|x|·max|y| gives one shift c that every rank knows, so that sums over tiles and over ranks are plain
+additions. On a GPU in half precision the kernels (kernels.py) compute the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from dyad.train.losses.sums.all_gather import Layout
+from dyad.train.losses.sums.logits import Logits, UpstreamGradients, sum_of_products
+from dyad.train.losses.sums.tiles import Exclusion, Gradients, Tiles, shaped
+
+if TYPE_CHECKING:
+    from dyad.train.losses.sums.lse_triton import KernelExclusion
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The shift c, such that no sum of E_ij = exp(a_ij − c) overflows, and the largest log-weights.
+
+    The largest log-weights are taken out of the sums, which leaves weights w ≤ 1, and are added to the log-sums.
+    """
+
+    shift: float
+    row_weight: float
+    column_weight: float
+
+
+def find_bound(tiles: Tiles, logits: Logits, layout: Layout) -> Bound | None:
+    """A shift such that no row or column sum can exceed e^0.72 log(max), the same on every rank.
+
+    Sums may come no nearer to the largest number: backward divides by them, and gradient / sum must stay a normal
+    number. None for Scales, and where the bound is infinite, or too wide for ordinary sums. A collective.
+    """
+    if logits.column_scale_M is not None:
+        return None
+    x_bD, y_MD = tiles.x_bD, tiles.y_MD
+    room = 0.72 * math.log(torch.finfo(tiles.dtype).max)
+    longest_y = _largest(torch.linalg.vector_norm(y_MD, dim=1, dtype=tiles.dtype), 0.0)
+    # One maximum over ranks serves three numbers, in float64, in which row counts are exact. Ranks may hold different
+    # numbers of rows, so W · (most rows on a rank) bounds the rows of all
+    own = [
+        _largest(torch.linalg.vector_norm(x_bD, dim=1, dtype=tiles.dtype), 0.0),
+        torch.tensor(len(x_bD), device=x_bD.device),
+        _largest(logits.row_weights_b, -math.inf),
+    ]
+    shared = layout.max_(torch.stack([value.to(x_bD.device, torch.float64) for value in own]))
+    longest_x, most_rows, row_weight = shared.tolist()
+    bound = abs(float(logits.row_scale)) * longest_x * float(longest_y)
+    if not bound < 2 * room:
+        return None
+    terms = max(most_rows * layout.world_size, len(y_MD), 1)
+    column_weight = float(_largest(logits.column_weights_M, -math.inf))
+    finite = [value if math.isfinite(value) else 0.0 for value in (row_weight, column_weight)]
+    return Bound(max(0.0, bound + math.log(terms) - room), *finite)
+
+
+def bounded_sums(tiles: Tiles, logits: Logits, bound: Bound, layout: Layout) -> tuple[Tensor, Tensor] | None:
+    """log Σ exp of own rows (b,) and of all columns (M,) from plain sums. A collective.
+
+    None, on all ranks, if one of the sums underflows on any rank.
+    """
+    info = torch.finfo(tiles.dtype)
+    least = info.tiny / info.eps  # a sum above it has lost no digit to subnormal terms
+    row_sums_b, column_sums_M = _sums(tiles, logits, bound)
+    lost = (~(row_sums_b > least)).sum()  # negated, so that NaN counts as lost
+    # one sum over ranks carries the column sums and the number of lost rows: all ranks decide alike
+    shared = layout.sum_(torch.cat([column_sums_M, lost[None].to(column_sums_M)]))
+    if shared[-1] > 0 or not (shared[:-1] > least).all():
+        return None
+    rows_b, columns_M = row_sums_b.log_(), shared[:-1].log_()
+    return rows_b.add_(bound.shift + bound.column_weight), columns_M.add_(bound.shift + bound.row_weight)
+
+
+def bounded_gradients(
+    tiles: Tiles, logits: Logits, bound: Bound, upstream: UpstreamGradients
+) -> tuple[Tensor | None, ...]:
+    """The gradients of x, y, and of the fields of `logits` in their order; None for a field that is None.
+
+    G_ij = ∂L/∂a_ij = E_ij (u_i w_j + v_j w'_i): u, v are upstream gradient / sum of rows and columns; w, w' the weights
+    of columns and rows. As ∂a_ij/∂scale = s_ij, the gradient of the scale is Σ_ij G_ij s_ij = Σ_i <x_i, (G y)_i>.
+    """
+    u_b = upstream.row_gradient_b * (bound.shift + bound.column_weight - upstream.rows_b).exp()
+    v_M = upstream.column_gradient_M * (bound.shift + bound.row_weight - upstream.columns_M).exp()
+    found = None
+    if fused := _fused(tiles, logits):
+        kernels, exclusion = fused
+        scale = float(logits.row_scale)
+        found = kernels.gradients(tiles.x_bD, tiles.y_MD, scale, bound.shift, u_b, v_M, exclusion)
+    gradients = Gradients(tiles, found)
+    d_weights: tuple[Tensor | None, ...] = (None, None)
+    if not logits.shared:
+        d_weights = _add_weighted(gradients, tiles, logits, bound, u_b, v_M)
+    elif found is None:
+        space = tiles.scratch()
+        for rows, columns, e in _exponentials(tiles, logits, bound):
+            e.mul_(torch.add(u_b[rows, None], v_M[columns], out=shaped(space, *e.shape)))
+            gradients.add(rows, columns, e)
+    dscale = sum_of_products(tiles.x_bD, gradients.dx_bD).to(logits.row_scale)
+    return *gradients.scaled(logits.row_scale), dscale, None, *d_weights
+
+
+def _exponentials(tiles: Tiles, logits: Logits, bound: Bound) -> Iterator[tuple[slice, slice, Tensor]]:
+    """(rows, columns, E_ij) of each tile, 0 where a pair is left out. The caller may overwrite E."""
+    for rows, columns, a in tiles.scores(logits.row_scale, bound.shift):
+        e = a.exp_()
+        tiles.leave_out_(rows, columns, 0.0, e)
+        yield rows, columns, e
+
+
+def _sums(tiles: Tiles, logits: Logits, bound: Bound) -> tuple[Tensor, Tensor]:
+    """Σ_j E_ij w_j of own rows and Σ_i E_ij w'_i over own rows of all columns."""
+    if fused := _fused(tiles, logits):
+        kernels, exclusion = fused
+        return kernels.exp_sums(tiles.x_bD, tiles.y_MD, float(logits.row_scale), bound.shift, exclusion)
+    row_factors_b, column_factors_M = _factors(logits, bound)
+    row_sums_b, column_sums_M = (e.new_zeros(len(e), dtype=tiles.dtype) for e in (tiles.x_bD, tiles.y_MD))
+    for rows, columns, e in _exponentials(tiles, logits, bound):
+        row_sums_b[rows] += e.sum(1) if column_factors_M is None else e @ column_factors_M[columns]
+        column_sums_M[columns] += e.sum(0) if row_factors_b is None else row_factors_b[rows] @ e
+    return row_sums_b, column_sums_M
+
+
+def _add_weighted(
+    gradients: Gradients, tiles: Tiles, logits: Logits, bound: Bound, u_b: Tensor, v_M: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """Adds the gradients of x and y to `gradients`, with log-weights; returns those of the row and column weights."""
+    row_factors_b, column_factors_M = _factors(logits, bound)
+    d_rows_b, d_columns_M = (
+        None if w is None else torch.zeros_like(w) for w in (logits.row_weights_b, logits.column_weights_M)
+    )
+    for rows, columns, e in _exponentials(tiles, logits, bound):
+        by_row, by_column = u_b[rows, None], v_M[columns]
+        if column_factors_M is not None and d_columns_M is not None:
+            by_row = by_row * column_factors_M[columns]
+            d_columns_M[columns] += column_factors_M[columns] * (u_b[rows] @ e)
+        if row_factors_b is not None and d_rows_b is not None:
+            by_column = by_column * row_factors_b[rows, None]
+            d_rows_b[rows] += row_factors_b[rows] * (e @ v_M[columns])
+        gradients.add(rows, columns, e.mul_(by_row + by_column))
+    return d_rows_b, d_columns_M
+
+
+def _factors(logits: Logits, bound: Bound) -> tuple[Tensor | None, Tensor | None]:
+    """w' of rows and w of columns, at most 1; None where there are no log-weights."""
+    pairs = ((logits.row_weights_b, bound.row_weight), (logits.column_weights_M, bound.column_weight))
+    rows, columns = (None if weights is None else (weights - largest).exp() for weights, largest in pairs)
+    return rows, columns
+
+
+def _largest(values: Tensor | None, least: float) -> Tensor:
+    """The maximum of `values` and `least`, 0-d; there may be no values."""
+    if values is None:
+        return torch.tensor(least)
+    return torch.cat([values.detach(), values.new_tensor([least])]).max()
+
+
+def _fused(tiles: Tiles, logits: Logits) -> tuple[ModuleType, KernelExclusion] | None:
+    """The kernels and what they leave out, where they serve: half precision on a GPU, no weights, no listed pairs."""
+    if not logits.shared or tiles.x_bD.dtype not in (torch.bfloat16, torch.float16):
+        return None
+    from dyad.train.losses.sums import lse_triton as kernels  # importing triton takes long, and a CPU has no use for it
+
+    exclusion = tiles.exclusion or Exclusion()
+    listed = [pairs for pairs in (exclusion.kept, exclusion.dropped) if pairs]
+    one_by_one = len(listed) > 1 or any(pairs.own is None for pairs in listed)
+    if one_by_one or len(exclusion.keys) > kernels.KEYS or not kernels.available(tiles.x_bD, tiles.y_MD):
+        return None
+    first_own = listed[0].own if listed else len(tiles.y_MD)  # beyond all columns: no row has an own column
+    assert first_own is not None
+    return kernels, kernels.KernelExclusion(exclusion.keys, first_own, exclusion.dropped is not None)

@@ -1,0 +1,75 @@
+"""log-sum-exp of rows and columns for logits of any size (online softmax): a running maximum, two exp per score.
+
+This way also serves scales of their own for each row and column.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from dyad.train.losses.sums.all_gather import Layout
+from dyad.train.losses.sums.logits import Logits, UpstreamGradients, sum_of_products
+from dyad.train.losses.sums.tiles import Gradients, Tiles, shaped
+
+
+def general_sums(tiles: Tiles, logits: Logits, layout: Layout) -> tuple[Tensor, Tensor]:
+    """log Σ exp of own rows (b,) and of all columns (M,), for logits of any size. A collective."""
+    rows_b = tiles.x_bD.new_full((len(tiles.x_bD),), -math.inf, dtype=tiles.dtype)
+    columns_M = tiles.y_MD.new_full((len(tiles.y_MD),), -math.inf, dtype=tiles.dtype)
+    for rows, columns, of_rows, of_columns, _ in _two_logits(tiles, logits):
+        rows_b[rows] = torch.logaddexp(rows_b[rows], of_rows.logsumexp(1))
+        columns_M[columns] = torch.logaddexp(columns_M[columns], of_columns.logsumexp(0))
+    highest_M = layout.max_(columns_M.clone())
+    highest_M.masked_fill_(highest_M == -math.inf, 0.0)  # −inf − (−inf) is NaN
+    return rows_b, highest_M + layout.sum_((columns_M - highest_M).exp_()).log_()
+
+
+def general_gradients(tiles: Tiles, logits: Logits, upstream: UpstreamGradients) -> tuple[Tensor | None, ...]:
+    """The gradients of x, y, and of the fields of `logits` in their order; None for a field that is None.
+
+    With g_i, h_j the upstream gradients of the log-sums of row i and column j, P_ij = g_i e^(row logit − LSE_i) and
+    Q_ij = h_j e^(column logit − LSE_j): ∂L/∂s_ij = scale_i P_ij + scale_j Q_ij.
+    """
+    gradients = Gradients(tiles)
+    row_scale = logits.row_scale
+    d_row_scale = torch.zeros_like(row_scale)
+    d_column_scale_M, d_row_weights_b, d_column_weights_M = (
+        None if v is None else torch.zeros_like(v)
+        for v in (logits.column_scale_M, logits.row_weights_b, logits.column_weights_M)
+    )
+    for rows, columns, p, q, s in _two_logits(tiles, logits):
+        # p and q may be one tensor: then q gets memory of its own, as p is still needed
+        q = torch.sub(q, upstream.columns_M[columns], out=q if q is not p else None)
+        q.exp_().mul_(upstream.column_gradient_M[columns])
+        p.sub_(upstream.rows_b[rows, None]).exp_().mul_(upstream.row_gradient_b[rows, None])
+        if d_column_weights_M is not None:
+            d_column_weights_M[columns] += p.sum(0)
+        if d_row_weights_b is not None:
+            d_row_weights_b[rows] += q.sum(1)
+        if d_column_scale_M is not None and logits.column_scale_M is not None:
+            d_row_scale[rows] += (p * s).sum(1)
+            d_column_scale_M[columns] += (q * s).sum(0)
+            p.mul_(row_scale[rows, None])
+            q.mul_(logits.column_scale_M[columns])
+        gradients.add(rows, columns, p.add_(q))
+    if d_column_scale_M is None:  # one scale for all: it is multiplied last, and Σ_ij G_ij s_ij = Σ_i <x_i, (G y)_i>
+        d_row_scale = sum_of_products(tiles.x_bD, gradients.dx_bD).to(row_scale)
+    of_embeddings = gradients.scaled(row_scale if d_column_scale_M is None else None)
+    return *of_embeddings, d_row_scale, d_column_scale_M, d_row_weights_b, d_column_weights_M
+
+
+def _two_logits(tiles: Tiles, logits: Logits) -> Iterator[tuple[slice, slice, Tensor, Tensor, Tensor]]:
+    """(rows, columns, logits of the row sums, logits of the column sums, scores) of each tile.
+
+    Logits are −inf where a pair is left out. Both are one tensor where they are equal. The caller may overwrite all.
+    """
+    spaces = [tiles.scratch() for _ in range(1 if logits.shared else 2)]
+    for rows, columns, s in tiles.scores():
+        of_rows = logits.of_rows(s, rows, columns, shaped(spaces[0], *s.shape))
+        of_columns = of_rows if logits.shared else logits.of_columns(s, rows, columns, shaped(spaces[1], *s.shape))
+        tiles.leave_out_(rows, columns, -math.inf, *([of_rows] if logits.shared else [of_rows, of_columns]))
+        yield rows, columns, of_rows, of_columns, s

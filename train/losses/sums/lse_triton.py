@@ -1,0 +1,341 @@
+"""The bounded way to sum (bounded.py) as Triton kernels: scores stay in registers and are never written to memory.
+
+Legend: b rows of this rank, M columns of all ranks, D width; E_ij = exp(scale · <x_i, y_j> − shift), 0 where left out.
+The caller knows |scale · <x_i, y_j>| ≤ bound and has chosen one shift, so that no E and no sum of E overflows.
+
+Forward is one matmul whose epilogue is the exponential and the sums of rows and columns (2·b·M·D flops). Backward
+recomputes E and writes G_ij = E_ij (u_i + v_j), one strip at a time, for two matmuls of cuBLAS: dx += G y, dy += Gᵀ x.
+Accumulators of both gradients would not fit on a processor of the device at D ≥ 512, and computing the scores once for
+each would cost 10·b·M·D flops instead of 8.
+
+Each program writes partial sums, and these are added in a fixed order. So the same inputs give the same bits on the
+same machine; the block shapes, timed once for each D, are cached on disk.
+"""
+
+# pyright: reportInvalidTypeForm=false
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dyad.train.losses.sums.tiles import slices
+
+INSTALLED = find_spec("triton") is not None  # builds of torch for the CPU come without it
+triton: Any = import_module("triton") if INSTALLED else None
+tl: Any = import_module("triton.language") if INSTALLED else None
+
+STRIP = 8192  # rows and columns of a strip of G: 128 MB in bf16; with its operands it leaves room in the device's cache
+WIDEST = 4096  # the largest D
+KEYS = 2  # how many keys are compared, at most
+BLOCK_ROWS = 128  # rows of a block, the same for all shapes that are tried: each block has one partial sum per column
+BLOCKS = ((128, 64, 4, 3), (128, 64, 4, 4), (128, 64, 8, 3), (256, 64, 8, 3), (256, 64, 8, 4))
+WIDEST_BLOCK = 256
+PROGRAMS = 1024  # enough to keep every processor of a device busy, few enough for partial sums of rows to be small
+LOG2_E = 1.4426950408889634
+INTERPRETED = INSTALLED and triton.knobs.runtime.interpret
+
+
+@dataclass(frozen=True)
+class KernelExclusion:
+    """Pairs (row i, column j) that the sums leave out, decided in registers.
+
+    keys: none, one or two of (row keys (b,), column keys (≤ M,)), int64. A pair is left out when its keys are equal in
+    either; columns beyond the keys given are not compared. first_own: row i's own column is first_own + i. It stays in
+    whatever its keys, or is left out if own_dropped.
+    """
+
+    keys: tuple[tuple[Tensor, Tensor], ...]
+    first_own: int
+    own_dropped: bool = False
+
+    def within(self, rows: slice, columns: slice) -> KernelExclusion:
+        """The exclusion of a part of the matrix, with rows and columns counted from the start of the part."""
+        keys = tuple((of_rows[rows], of_columns[columns]) for of_rows, of_columns in self.keys)
+        return KernelExclusion(keys, self.first_own + rows.start - columns.start, self.own_dropped)
+
+
+NOTHING = KernelExclusion((), 0)
+
+
+def available(x_bD: Tensor, y_MD: Tensor) -> bool:
+    """Whether the kernels can take these: bf16 or fp16 on a CUDA device that Triton supports, D ≤ 4096.
+
+    Not float32: on tensor cores its products would be rounded to tf32, and elsewhere cuBLAS is as fast as we would be.
+    With TRITON_INTERPRET=1 they are interpreted, on any device, very slowly.
+    """
+    if not INSTALLED or x_bD.dtype not in (torch.bfloat16, torch.float16) or y_MD.dtype != x_bD.dtype:
+        return False
+    if not 0 < x_bD.shape[1] <= WIDEST or x_bD.device != y_MD.device:
+        return False
+    return INTERPRETED or (x_bD.is_cuda and torch.cuda.get_device_capability(x_bD.device) >= (8, 0))
+
+
+def exp_sums(
+    x_bD: Tensor, y_MD: Tensor, scale: float, shift: float, exclusion: KernelExclusion | None = None
+) -> tuple[Tensor, Tensor]:
+    """Σ_j E_ij of the rows (b,) and Σ_i E_ij of the columns (M,), float32.
+
+    Memory: 64 numbers per column, and a few MB.
+    """
+    x_bD, y_MD = x_bD.contiguous(), y_MD.contiguous()
+    row_sums_b = torch.zeros(len(x_bD), dtype=torch.float32, device=x_bD.device)
+    column_sums_M = torch.zeros(len(y_MD), dtype=torch.float32, device=x_bD.device)
+    if not len(y_MD):
+        return row_sums_b, column_sums_M
+    for rows in slices(len(x_bD), STRIP):
+        part = (exclusion or NOTHING).within(rows, slice(0, len(y_MD)))
+        row_sums_b[rows], of_columns_M = _strip_sums(x_bD[rows], y_MD, scale, shift, part)
+        column_sums_M += of_columns_M
+    return row_sums_b, column_sums_M
+
+
+def _strip_sums(
+    x_rD: Tensor, y_MD: Tensor, scale: float, shift: float, exclusion: KernelExclusion
+) -> tuple[Tensor, Tensor]:
+    row_blocks = _blocks(len(x_rD), BLOCK_ROWS)
+    widest_blocks = _blocks(len(y_MD), WIDEST_BLOCK)
+    group = WIDEST_BLOCK * _blocks(widest_blocks, max(1, PROGRAMS // row_blocks))  # columns of one program
+    groups = _blocks(len(y_MD), group)
+    of_rows = torch.empty(groups, len(x_rD), dtype=torch.float32, device=x_rD.device)
+    of_columns = torch.empty(row_blocks, len(y_MD), dtype=torch.float32, device=x_rD.device)
+    with torch.cuda.device_of(x_rD):
+        _sums_kernel[(row_blocks, groups)](
+            x_rD, y_MD, of_rows, of_columns, *_key_arguments(exclusion, x_rD), exclusion.first_own,
+            len(x_rD), len(y_MD), group, scale * LOG2_E, shift * LOG2_E,
+            D=x_rD.shape[1], KEYS=len(exclusion.keys), OWN_DROPPED=exclusion.own_dropped, INTERPRETED=INTERPRETED,
+            enable_fp_fusion=True,
+        )  # fmt: skip
+    return of_rows.sum(0), of_columns.sum(0)
+
+
+def gradient_strip(
+    x_rD: Tensor,
+    y_cD: Tensor,
+    scale: float,
+    shift: float,
+    u_r: Tensor,
+    v_c: Tensor,
+    exclusion: KernelExclusion | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """G_ij = E_ij (u_i + v_j) of at most STRIP rows and columns: (r, c) in the type of x; into `out`, if given.
+
+    u, v: float32. exclusion: of this strip (KernelExclusion.within). out: flat, STRIP² numbers, the first of which hold
+    the result; the next call with the same `out` overwrites it. In fp16, small G are lost unless a power of two on u
+    and v brings the largest near 2^14, as `gradients` does.
+    """
+    x_rD, y_cD = x_rD.contiguous(), y_cD.contiguous()
+    part = exclusion or NOTHING
+    rows, columns = len(x_rD), len(y_cD)
+    stride = _stride(columns)
+    g_rc = (x_rD.new_empty(rows * stride) if out is None else out[: rows * stride]).view(rows, stride)[:, :columns]
+    if not g_rc.numel():
+        return g_rc
+    with torch.cuda.device_of(x_rD):
+        _gradient_kernel[lambda shape: (_blocks(rows, BLOCK_ROWS), _blocks(columns, shape["BLOCK_COLUMNS"]))](
+            x_rD, y_cD, u_r.contiguous(), v_c.contiguous(), g_rc, *_key_arguments(part, x_rD), part.first_own,
+            rows, columns, stride, scale * LOG2_E, shift * LOG2_E,
+            D=x_rD.shape[1], KEYS=len(part.keys), OWN_DROPPED=part.own_dropped, INTERPRETED=INTERPRETED,
+            enable_fp_fusion=True,
+        )  # fmt: skip
+    return g_rc
+
+
+def gradients(
+    x_bD: Tensor,
+    y_MD: Tensor,
+    scale: float,
+    shift: float,
+    u_b: Tensor,
+    v_M: Tensor,
+    exclusion: KernelExclusion | None = None,
+) -> tuple[Tensor, Tensor]:
+    """G y (b, D) and Gᵀ x (M, D) in float32, of G as in gradient_strip. Memory: one strip of G."""
+    x_bD, y_MD = x_bD.contiguous(), y_MD.contiguous()
+    factor = _into_range(x_bD, y_MD, scale, shift, u_b, v_M, exclusion) if x_bD.dtype == torch.float16 else None
+    u_b, v_M = (u_b, v_M) if factor is None else (u_b * factor, v_M * factor)
+    dx_bD, dy_MD = (torch.zeros_like(e, dtype=torch.float32) for e in (x_bD, y_MD))
+    space = x_bD.new_empty(min(STRIP, len(x_bD)) * _stride(min(STRIP, len(y_MD))))
+    for rows in slices(len(x_bD), STRIP):
+        for columns in slices(len(y_MD), STRIP):
+            part = exclusion and exclusion.within(rows, columns)
+            x, y = x_bD[rows], y_MD[columns]
+            g = gradient_strip(x, y, scale, shift, u_b[rows], v_M[columns], part, out=space)
+            _add_product(dx_bD[rows], g, y)
+            _add_product(dy_MD[columns], g.T, x)
+    return (dx_bD, dy_MD) if factor is None else (dx_bD.div_(factor), dy_MD.div_(factor))
+
+
+def _into_range(
+    x_bD: Tensor, y_MD: Tensor, scale: float, shift: float, u_b: Tensor, v_M: Tensor, exclusion: KernelExclusion | None
+) -> Tensor:
+    """The power of two, 0-d, to multiply u and v with so that fp16 holds G: |G| ≤ 2^14, exact down to 2^-28 of that.
+
+    |G_ij| is at most |u_i| Σ_j E_ij + |v_j| Σ_i E_ij. The sums are computed anew, for 2·b·M·D flops: the caller
+    has not kept those of the forward pass, and without the bound a gradient could silently become 0.
+    """
+    sums = exp_sums(x_bD, y_MD, scale, shift, exclusion)
+    largest = torch.cat([value.abs() * total for value, total in zip((u_b, v_M), sums, strict=True)])
+    largest = torch.cat([largest, largest.new_full((1,), 2.0**-100)]).max()
+    return torch.exp2(13 - largest.log2().ceil())
+
+
+def _stride(columns: int) -> int:
+    """Numbers from one row of G to the next: cuBLAS is fast when rows start at multiples of 128 bytes."""
+    return 64 * _blocks(columns, 64)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left @ right, with products and sums in float32."""
+    if total.is_cuda:
+        torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
+    else:
+        total.addmm_(left.float(), right.float())
+
+
+def _blocks(count: int, size: int) -> int:
+    return -(-count // size)
+
+
+def _key_arguments(exclusion: KernelExclusion, unused: Tensor) -> list[Any]:
+    """Row keys, column keys and their number for two keys; a kernel never reads a key beyond its KEYS."""
+    arguments: list[Any] = []
+    for of_rows, of_columns in exclusion.keys:
+        arguments += [of_rows.contiguous(), of_columns.contiguous(), len(of_columns)]
+    return arguments + [unused, unused, 0] * (2 - len(exclusion.keys))
+
+
+def _jit(function: Any) -> Any:
+    """triton.jit, without a new compilation when a size changes from step to step."""
+    sizes = ["first_own", "row_count", "column_count", "group", "keyed_0", "keyed_1"]
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    return INSTALLED and triton.jit(function, do_not_specialize=[name for name in sizes if name in names])
+
+
+def _tuned(function: Any) -> Any:
+    """triton.autotune over BLOCKS: the first call for a D times them. Interpreted, the first of them alone."""
+    if not INSTALLED:
+        return None
+    configs = [
+        triton.Config({"BLOCK_COLUMNS": columns, "BLOCK_D": depth}, num_warps=warps, num_stages=stages)
+        for columns, depth, warps, stages in BLOCKS[: 1 if INTERPRETED else None]
+    ]
+    return triton.autotune(configs, key=["D"], cache_results=True)(_jit(function))
+
+
+@_jit
+def _exponentials(
+    x, y, first_row, first_column, row_count, column_count, exponent_scale, exponent_shift,
+    row_keys_0, column_keys_0, keyed_0, row_keys_1, column_keys_1, keyed_1, first_own,
+    D: tl.constexpr, KEYS: tl.constexpr, OWN_DROPPED: tl.constexpr, INTERPRETED: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """E of a block of rows and columns, 0 outside of the matrix and where left out."""
+    rows = first_row + tl.arange(0, BLOCK_ROWS)
+    columns = first_column + tl.arange(0, BLOCK_COLUMNS)
+    d = tl.arange(0, BLOCK_D)
+    # threads beyond the edge read the last row or column again; their e is set to 0 below
+    x_block = x + (tl.minimum(rows, row_count - 1).to(tl.int64) * D)[:, None] + d[None, :]
+    y_block = y + (tl.minimum(columns, column_count - 1).to(tl.int64) * D)[None, :] + d[:, None]
+    scores = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), dtype=tl.float32)
+    for start in range(0, D, BLOCK_D):
+        if D % BLOCK_D == 0:
+            x_part, y_part = tl.load(x_block), tl.load(y_block)
+        else:
+            x_part = tl.load(x_block, mask=d[None, :] < D - start, other=0.0)
+            y_part = tl.load(y_block, mask=d[:, None] < D - start, other=0.0)
+        if INTERPRETED:  # the interpreter computes bf16 products wrongly
+            x_part, y_part = x_part.to(tl.float32), y_part.to(tl.float32)
+        scores = tl.dot(x_part, y_part, scores)
+        x_block += BLOCK_D
+        y_block += BLOCK_D
+    e = tl.exp2(scores * exponent_scale - exponent_shift)
+    # most blocks touch neither an edge nor an own column, so they skip these comparisons
+    if (first_row + BLOCK_ROWS > row_count) | (first_column + BLOCK_COLUMNS > column_count):
+        e = tl.where((rows < row_count)[:, None] & (columns < column_count)[None, :], e, 0.0)
+    own = first_row + first_own
+    near_own = (own < first_column + BLOCK_COLUMNS) & (own + BLOCK_ROWS > first_column)
+    if OWN_DROPPED:  # noqa: SIM102 (OWN_DROPPED is known when the kernel is compiled)
+        if near_own:
+            e = tl.where((rows + first_own)[:, None] == columns[None, :], 0.0, e)
+    if KEYS > 0:
+        e = _without_equal(e, row_keys_0, column_keys_0, keyed_0, rows, columns, row_count, first_own, near_own)
+    if KEYS > 1:
+        e = _without_equal(e, row_keys_1, column_keys_1, keyed_1, rows, columns, row_count, first_own, near_own)
+    return e
+
+
+@_jit
+def _without_equal(e, row_keys, column_keys, keyed, rows, columns, row_count, first_own, near_own):
+    """e with 0 where keys are equal. Own columns keep their value, which is 0 already if they are dropped."""
+    of_rows = tl.load(row_keys + tl.minimum(rows, row_count - 1))
+    of_columns = tl.load(column_keys + columns, mask=columns < keyed, other=0)
+    equal = (of_rows[:, None] == of_columns[None, :]) & (columns < keyed)[None, :]
+    if near_own:
+        e = tl.where(equal & ((rows + first_own)[:, None] != columns[None, :]), 0.0, e)
+    else:
+        e = tl.where(equal, 0.0, e)
+    return e
+
+
+@_tuned
+def _sums_kernel(
+    x, y, of_rows, of_columns, row_keys_0, column_keys_0, keyed_0, row_keys_1, column_keys_1, keyed_1, first_own,
+    row_count, column_count, group, exponent_scale, exponent_shift,
+    D: tl.constexpr, KEYS: tl.constexpr, OWN_DROPPED: tl.constexpr, INTERPRETED: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_ROWS: tl.constexpr = BLOCK_ROWS,
+):  # fmt: skip
+    """A program takes a block of rows and a group of columns, and writes the sums of E over either."""
+    row_block, column_group = tl.program_id(0), tl.program_id(1)
+    row_sums = tl.zeros((BLOCK_ROWS,), dtype=tl.float32)
+    last = tl.minimum((column_group + 1) * group, column_count)
+    for start in tl.range(column_group * group, last, BLOCK_COLUMNS, disable_licm=True):
+        e = _exponentials(
+            x, y, row_block * BLOCK_ROWS, start, row_count, column_count, exponent_scale, exponent_shift,
+            row_keys_0, column_keys_0, keyed_0, row_keys_1, column_keys_1, keyed_1, first_own,
+            D, KEYS, OWN_DROPPED, INTERPRETED, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_D,
+        )  # fmt: skip
+        row_sums += tl.sum(e, 1)
+        columns = start + tl.arange(0, BLOCK_COLUMNS)
+        address = of_columns + row_block.to(tl.int64) * column_count + columns
+        tl.store(address, tl.sum(e, 0), mask=columns < column_count)
+    rows = row_block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    tl.store(of_rows + column_group * row_count + rows, row_sums, mask=rows < row_count)
+
+
+@_tuned
+def _gradient_kernel(
+    x, y, u, v, g, row_keys_0, column_keys_0, keyed_0, row_keys_1, column_keys_1, keyed_1, first_own,
+    row_count, column_count, stride, exponent_scale, exponent_shift,
+    D: tl.constexpr, KEYS: tl.constexpr, OWN_DROPPED: tl.constexpr, INTERPRETED: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_ROWS: tl.constexpr = BLOCK_ROWS,
+):  # fmt: skip
+    """A program computes and writes one block of G."""
+    first_row, first_column = tl.program_id(0) * BLOCK_ROWS, tl.program_id(1) * BLOCK_COLUMNS
+    e = _exponentials(
+        x, y, first_row, first_column, row_count, column_count, exponent_scale, exponent_shift,
+        row_keys_0, column_keys_0, keyed_0, row_keys_1, column_keys_1, keyed_1, first_own,
+        D, KEYS, OWN_DROPPED, INTERPRETED, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_D,
+    )  # fmt: skip
+    rows, columns = first_row + tl.arange(0, BLOCK_ROWS), first_column + tl.arange(0, BLOCK_COLUMNS)
+    u_rows = tl.load(u + rows, mask=rows < row_count, other=0.0)
+    v_columns = tl.load(v + columns, mask=columns < column_count, other=0.0)
+    e *= u_rows[:, None] + v_columns[None, :]
+    if INTERPRETED and g.dtype.element_ty == tl.bfloat16:
+        e = _rounded_to_bf16(e)
+    # columns up to the stride are written: a limit that is a multiple of 16 lets threads write 16 bytes at once
+    within = (rows < row_count)[:, None] & (columns < stride)[None, :]
+    tl.store(g + rows[:, None] * stride + columns[None, :], e.to(g.dtype.element_ty), mask=within)
+
+
+@_jit
+def _rounded_to_bf16(value):
+    """Rounds to nearest, ties to even: the interpreter's own conversion truncates."""
+    bits = value.to(tl.uint32, bitcast=True)
+    bits += 0x7FFF + ((bits >> 16) & 1)
+    return (bits >> 16 << 16).to(tl.float32, bitcast=True)

@@ -1,0 +1,100 @@
+"""Sums of any elementwise function over the score matrix, at memory linear in the batch.
+
+The upstream gradient of a sum is one number. So the gradient is formed in the same pass as the value and multiplied
+later: 6·b·M·D flops in all, where a second pass over the scores would need 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dyad.train.losses.sums.functions import first_order_only
+from dyad.train.losses.sums.tiles import Exclusion, Gradients, Tiles
+
+Function = Callable[..., Tensor]
+
+
+def pair_sum(
+    f: Function,
+    x_bD: Tensor,
+    y_MD: Tensor,
+    exclusion: Exclusion | None = None,
+    *,
+    row_factors_b: Tensor | None = None,
+    rows: Sequence[Tensor] = (),
+    columns: Sequence[Tensor] = (),
+    parameters: Sequence[Tensor] = (),
+) -> Tensor:
+    """Σ_i w_i Σ_j f(s_ij, *rows_i, *columns_j, *parameters) over own rows i and all columns j: 0-d, this rank's share.
+
+    f: differentiable, elementwise on a tile (r, c) of scores s = <x_i, y_j>, with rows as (r, 1), columns as (1, c) and
+    parameters 0-d; it must be finite, with a finite derivative, also where a pair is left out. row_factors_b: w, which
+    gets no gradient. x_bD, y_MD: bf16, fp16, float32 or float64; scores are float32 or better. Differentiable in all
+    other tensors; gradients of what is global (y, columns, parameters) are this rank's share, to be summed over ranks.
+    """
+    with torch.autocast(x_bD.device.type, enabled=False):
+        return _PairSum.apply(  # pyright: ignore[reportReturnType]
+            f, exclusion, row_factors_b, (len(rows), len(columns)), x_bD, y_MD, *rows, *columns, *parameters
+        )
+
+
+class _PairSum(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        f: Function,
+        exclusion: Exclusion | None,
+        row_factors_b: Tensor | None,
+        counts: tuple[int, int],
+        x_bD: Tensor,
+        y_MD: Tensor,
+        *inputs: Tensor,
+    ) -> Tensor:
+        tiles = Tiles(x_bD, y_MD, exclusion)
+        learning = any(ctx.needs_input_grad)
+        gradients = Gradients(tiles) if learning else None
+        wanted = [i for i, needed in enumerate(ctx.needs_input_grad[6:]) if needed]
+        d_inputs = [torch.zeros_like(inputs[i]) for i in wanted]
+        total = x_bD.new_zeros((), dtype=torch.float64)
+        for rows, columns, s in tiles.scores():
+            parts = [_part_of_tile(i, counts, rows, columns) for i in range(len(inputs))]
+            s, leaves = s.detach(), [v[part].detach() for v, part in zip(inputs, parts, strict=True)]
+            with torch.set_grad_enabled(learning):
+                for leaf in (s, *(leaves[i] for i in wanted)):
+                    leaf.requires_grad_(learning)
+                values = f(s, *leaves)
+                if exclusion and (mask := exclusion.mask(rows, columns)) is not None:
+                    values = values.masked_fill(mask, 0.0)
+                tile_sum = values.sum() if row_factors_b is None else row_factors_b[rows] @ values.sum(1)
+            total += tile_sum.detach()
+            if gradients is not None:
+                g, *d_leaves = torch.autograd.grad(tile_sum, [s, *(leaves[i] for i in wanted)], materialize_grads=True)
+                gradients.add(rows, columns, g)
+                for i, d, d_leaf in zip(wanted, d_inputs, d_leaves, strict=True):
+                    d[parts[i]] += d_leaf
+        if gradients is not None:
+            ctx.wanted = wanted
+            ctx.types = (x_bD.dtype, y_MD.dtype)
+            ctx.save_for_backward(gradients.dx_bD, gradients.dy_MD, *d_inputs)
+        return total.to(tiles.dtype)
+
+    @staticmethod
+    @first_order_only
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        dx_bD, dy_MD, *d_inputs = ctx.saved_tensors
+        by_index = dict(zip(ctx.wanted, d_inputs, strict=True))
+        count = len(ctx.needs_input_grad) - 6
+        x_type, y_type = ctx.types
+        of_inputs = (gradient.to(d) * d if (d := by_index.get(i)) is not None else None for i in range(count))
+        return *(None,) * 4, (gradient * dx_bD).to(x_type), (gradient * dy_MD).to(y_type), *of_inputs
+
+
+def _part_of_tile(index: int, counts: tuple[int, int], rows: slice, columns: slice) -> Any:
+    """An index that takes a tile's part of input `index`: counts[0] of them are by row, then counts[1] by column."""
+    if index < counts[0]:
+        return rows, None
+    return (None, columns) if index < sum(counts) else ...

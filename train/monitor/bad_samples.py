@@ -1,0 +1,97 @@
+"""Counts bad samples over all ranks, and stops the run when there are too many.
+
+Each rank knows the samples that were replaced in its own batches. The ranks share them when a step is logged and before
+a checkpoint, so a run stops at most tracking.every steps late. Limits are applied by position in the order of samples
+alone: the result does not depend on the number of ranks, nor on where the run was stopped and resumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dyad.data.base.errors import DataError
+from dyad.data.batch import BadSample, Batch
+from dyad.data.config import DataConfig
+from dyad.data.loading.replacement import examples
+from dyad.train.distributed.agreement import raise_on_all
+from dyad.train.distributed.world import World, any_rank, gather_objects
+from dyad.train.run_folder.ledger import Ledger
+
+WINDOW = 10_000  # samples to which data.bad_share applies
+SHOWN = 3  # bad samples that the error message names
+
+
+class BadSampleCounter:
+    """total: bad samples so far that the ranks have shared. log: prints which shard of a stream could not be read."""
+
+    def __init__(
+        self, config: DataConfig, global_batch_size: int, world: World, ledger: Ledger, log: Callable[[str], None]
+    ) -> None:
+        self._config, self._global_batch_size = config, global_batch_size
+        self._world, self._ledger, self._log = world, ledger, log
+        self._unshared: list[tuple[int, int, BadSample]] = []  # position in the order, step, sample
+        self._first: list[BadSample] = []
+        self.total, self._in_a_row, self._last = 0, 0, -1
+        self._recent: list[int] = []  # positions within the last WINDOW samples
+
+    def observe(self, batch: Batch, step: int) -> None:
+        """Take the bad samples of this rank's batch. step: finished optimiser steps, with that of the batch."""
+        size, world = self._global_batch_size, self._world
+        first = (step - 1) * size + world.rank * size // world.size
+        self._unshared += [(first + bad.row, step, bad) for bad in batch.bad]
+
+    def check(self) -> int:
+        """Write the bad samples since the last call to the ledger. Returns the total of all ranks. A collective.
+
+        Raises DataError, on all ranks, when data.bad_in_a_row or data.bad_share is exceeded.
+        """
+        if any_rank(bool(self._unshared), self._world):
+            events = [event for rank in gather_objects(self._unshared, self._world) for event in rank]
+            self._unshared = []
+            raise_on_all(self._world, lambda: self._take(sorted(events, key=lambda event: event[0])))
+        return self.total
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON for a checkpoint."""
+        return {"total": self.total, "row": self._in_a_row, "last": self._last, "recent": self._recent}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.total, self._in_a_row, self._last = state["total"], state["row"], state["last"]
+        self._recent = list(state["recent"])
+
+    def _take(self, events: list[tuple[int, int, BadSample]]) -> None:
+        for _, step, bad in events:  # all of them before a limit may stop the run
+            facts = {
+                "id": bad.id,
+                "shard": bad.shard,
+                "key": bad.key,
+                "reason": bad.reason,
+                "by": bad.replaced_by,
+            }
+            self._ledger.write(step, "substitute", **facts)
+            if not bad.key:
+                self._log(f"step {step}: {bad.reason}")
+        for position, step, bad in events:
+            self._count(position, step, bad)
+
+    def _count(self, position: int, step: int, bad: BadSample) -> None:
+        """Count one more. A replacement that is bad itself counts at the position of the sample it stands for."""
+        limit, share = self._config.bad_in_a_row, self._config.bad_share
+        self.total += 1
+        self._in_a_row = self._in_a_row + 1 if position <= self._last + 1 else 1
+        self._last = position
+        self._recent = [*(other for other in self._recent if other > position - WINDOW), position]
+        if len(self._first) < SHOWN:
+            self._first.append(bad)
+        if self._in_a_row >= limit:
+            self._stop(step, f"{self._in_a_row} samples in a row", f"data.bad_in_a_row={limit}")
+        if len(self._recent) > share * WINDOW:
+            self._stop(step, f"{len(self._recent)} of the last {WINDOW:,} samples", f"data.bad_share={share}")
+
+    def _stop(self, step: int, what: str, limit: str) -> None:
+        raise DataError(
+            f"step {step}: {what} cannot be used, {limit} is the limit; {self.total} in all, listed in "
+            f"{self._ledger.path}. {examples(self._first)}\n"
+            "Repair the shards (python -m data check SHARD), or raise the limit: the same command goes on"
+        )

@@ -1,0 +1,89 @@
+"""Stragglers: ranks that need more time for a step than the others, without counting the time they wait for others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter
+
+import torch
+
+from dyad.train.distributed.world import World, all_reduce_sum
+
+SPAN = 5.0  # seconds of its own that the slowest rank needs before ranks are compared: less may be chance
+
+
+class LocalTimer:
+    """Seconds between start() and stop(), summed over steps. On a GPU it records events, so the host does not wait."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._seconds, self._start = 0.0, 0.0
+
+    def start(self) -> None:
+        if self._on_gpu:
+            self._events.append((torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)))
+            self._events[-1][0].record()
+        self._start = perf_counter()
+
+    def stop(self) -> None:
+        if self._on_gpu:
+            self._events[-1][1].record()
+        else:
+            self._seconds += perf_counter() - self._start
+
+    def read(self) -> float:
+        """Seconds since the last reading. Call it after a step has read its scalars: the GPU has passed the events."""
+        seconds = self._seconds + sum(start.elapsed_time(stop) for start, stop in self._events) / 1000
+        self._events, self._seconds = [], 0.0
+        return seconds
+
+
+class Stragglers:
+    """Warns of a rank whose pace is below `share` of the others' median, once until it has caught up.
+
+    A rank's pace is 1 / (seconds it waits for data + seconds of `timer`: of a step until it waits for other ranks).
+    """
+
+    def __init__(self, timer: LocalTimer, share: float, world: World, log: Callable[[str], None]) -> None:
+        self._timer, self._share, self._world, self._log = timer, share, world, log
+        self._started, self._slow = False, set[int]()
+        self._reset()
+
+    def observe(self, waited: float) -> None:
+        """Call after every step. waited: seconds that the step waited for its batch."""
+        if self._started:
+            self._steps, self._waited = self._steps + 1, self._waited + waited
+        else:  # the first step does not count: it waits until loader and towers are ready
+            self._started = True
+            self._reset()
+
+    def check(self) -> None:
+        """Compare the ranks. A collective, of two numbers per rank; call it after a step."""
+        if self._world.size == 1 or not self._steps:
+            return
+        self._computed += self._timer.read()
+        seconds_W2 = torch.zeros(self._world.size, 2, dtype=torch.float64, device=self._world.device)
+        seconds_W2[self._world.rank] = torch.tensor([self._waited, self._computed])
+        needed = [(sum(row), row[0]) for row in all_reduce_sum(seconds_W2, self._world).tolist()]
+        if max(needed)[0] < SPAN:
+            return
+        slow = set()
+        for rank, (own, waited) in enumerate(needed):
+            others = median(total for other, (total, _) in enumerate(needed) if other != rank)
+            if others < self._share * own:
+                slow.add(rank)
+                if rank not in self._slow:
+                    doing = "waiting for data" if waited > own - waited else "computing"
+                    self._log(
+                        f"warning: rank {rank} of {self._world.size} has {others / own:.2f} of the others' pace "
+                        f"(dist.slow_rank={self._share:g}): it needs {own / self._steps:.3f} s a step by itself, most "
+                        f"of it {doing}, they {others / self._steps:.3f} s"
+                    )
+        self._slow = slow
+        self._reset()
+
+    def _reset(self) -> None:
+        self._steps, self._waited, self._computed = 0, 0.0, 0.0
+        self._timer.read()

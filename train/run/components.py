@@ -1,0 +1,181 @@
+"""The components of a run, built from its configuration: model, training data, evaluators, objective, step."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import nn
+
+from dyad.data.base.errors import ConfigError
+from dyad.data.config import DrawnPositives, Mode, Title
+from dyad.data.image_text.dataset import ImageText, PairMaker
+from dyad.data.image_text.stream import OneEpoch, Stream
+from dyad.data.loading.loader import BatchSource
+from dyad.data.loading.order import Order
+from dyad.data.question_passage.dataset import QuestionPassage
+from dyad.data.question_passage.negatives import MinedNegatives
+from dyad.data.question_passage.questions import open_questions
+from dyad.data.shards.manifest import FileEntry, Manifest, file_entries
+from dyad.data.shards.shards import open_shards
+from dyad.data.shards.sources import parse_sources
+from dyad.eval.encode.encoder import Evaluator
+from dyad.eval.run.suite import build_evaluators
+from dyad.eval.search.index_spec import check_spec
+from dyad.train.config import Task, TrainConfig
+from dyad.train.distributed.agreement import raise_on_all, rank_0_first
+from dyad.train.distributed.world import World
+from dyad.train.losses import OBJECTIVES, build_objective
+from dyad.train.losses.gathered.sample_state import SampleState
+from dyad.train.losses.objectives.base import Objective
+from dyad.train.step.chunks import chunk_count
+from dyad.train.step.step import StepOptions, TrainStep
+from dyad.train.towers.batch_norm import check_batch_norms
+from dyad.train.towers.build import ImageTextModel, TextPairModel, TwoTowerModel, build_model
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """The training data of a run: a map-style dataset over (epoch, id) with its order, or a stream.
+
+    fingerprint: a hash of what the order of samples depends on; manifest: the files by configuration key.
+    """
+
+    dataset: BatchSource | Stream
+    order: Order | OneEpoch
+    fingerprint: str
+    manifest: Manifest
+
+
+@dataclass
+class Parts:
+    """The components of a run.
+
+    modules: everything with weights, by the name it has in a checkpoint; memory: the objective's per-sample state.
+    """
+
+    model: TwoTowerModel
+    modules: dict[str, nn.Module]
+    memory: SampleState | None
+    data: TrainingData
+    evaluators: Sequence[Evaluator]
+    step: TrainStep
+    total_steps: int
+
+
+def build_parts(config: TrainConfig, world: World) -> Parts:
+    """The components of a new run, with equal weights on every rank. A collective.
+
+    Raises ConfigError and DataError, on all ranks, for what cannot be used.
+    """
+    torch.manual_seed(config.seed)
+    model = raise_on_all(world, lambda: _model(config, world))
+    model.towers.to(world.device)
+    data, evaluators = rank_0_first(world, lambda: (build_data(config, model), _evaluators(config, model)))
+    objective = raise_on_all(world, lambda: _objective(config, data)).to(world.device)
+    modules = {"towers": model.towers, "objective": objective}
+    total_steps = config.steps or math.ceil((config.epochs or 0) * data.order.steps_per_epoch)
+    options = StepOptions(
+        seed=config.seed,
+        total_steps=total_steps,
+        global_batch_size=config.global_batch_size,
+        chunk_size=config.chunk_size,
+        keep_graphs=config.keep_graphs,
+        precision=config.precision,
+        compile=config.compile,
+    )
+    step = raise_on_all(world, lambda: TrainStep(model.towers, objective, config.optim, options, world))
+    return Parts(model, modules, objective.memory, data, evaluators, step, total_steps)
+
+
+def batch_norms(config: TrainConfig, towers: nn.Module, world_size: int) -> str:
+    """What the batch norms of `towers` do in this run, in one line, "" without any. Raises ConfigError."""
+    chunks = chunk_count(config.global_batch_size, world_size, config.chunk_size)
+    rows = config.global_batch_size // world_size
+    return check_batch_norms(towers, config.model.batch_norm, rows, chunks, world_size)
+
+
+def build_data(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
+    """The training data of the task. Raises ConfigError and DataError for what cannot be used."""
+    return DATA[config.task](config, model)
+
+
+def _model(config: TrainConfig, world: World) -> TwoTowerModel:
+    model = build_model(config.model, config.task)
+    batch_norms(config, model.towers, world.size)
+    return model
+
+
+def _evaluators(config: TrainConfig, model: TwoTowerModel) -> Sequence[Evaluator]:
+    data, suite = config.data, config.eval.suite
+    return build_evaluators(suite, data.val, task=config.task, model=model, data_config=data, eval_config=config.eval)
+
+
+def _objective(config: TrainConfig, data: TrainingData) -> Objective:
+    options = asdict(config.objective)
+    if isinstance(data.order, Order):  # the run's own numbers, where the options leave them open
+        own = {
+            "num_samples": sum(data.order.sizes),
+            "samples_per_epoch": data.order.steps_per_epoch * config.global_batch_size,
+        }
+        options |= {name: value for name, value in own.items() if options.get(name, ...) is None}
+    objective = build_objective(**options)
+    further = config.data.negatives.per_row or config.data.passage.positives is DrawnPositives.all
+    if config.task is Task.question_passage and further and "negatives" not in objective.takes:
+        takers = ", ".join(name for name, entry in OBJECTIVES.items() if "negatives" in entry.takes)
+        raise ConfigError(
+            f"objective={config.objective.name}: takes pairs only. Set data.negatives.per_row=0 and "
+            f"data.passage.positives=one, or take one of {takers}"
+        )
+    return objective
+
+
+def _image_text(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
+    assert isinstance(model, ImageTextModel)
+    if config.data.mode is Mode.stream:
+        return _stream(config, model)
+    shards = open_shards(parse_sources(config.data.train))
+    dataset = ImageText(shards, model.image, model.tokenize, config.data, config.seed)
+    manifest = {"data.train": file_entries(shards.indexes)}
+    return TrainingData(dataset, _order(config, shards.sizes, shards.weights), shards.fingerprint, manifest)
+
+
+def _stream(config: TrainConfig, model: ImageTextModel) -> TrainingData:
+    assert config.steps
+    maker = PairMaker(model.image, model.tokenize, config.data, config.seed)
+    sources = parse_sources(config.data.train, suffixes=(".tar",))
+    stream = Stream(sources, maker, config.data, seed=config.seed, global_batch_size=config.global_batch_size)
+    whole = FileEntry(f"a stream of {len(stream.shards)} shards", 0, 0, stream.fingerprint)
+    return TrainingData(stream, OneEpoch(config.steps), stream.fingerprint, {"data.train": [whole]})
+
+
+def _question_passage(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
+    assert isinstance(model, TextPairModel)
+    passage, negatives = config.data.passage, config.data.negatives
+    # what would otherwise fail at the first batch, when there is a run folder already
+    model.tokenize([""], config.data.question.length)
+    model.tokenize([""], passage.length, [""] if passage.title is Title.pair else None)
+    if negatives.refresh_every:
+        check_spec(negatives.mining.index)
+    questions = open_questions(config.data.train, config.data)
+    mined = MinedNegatives.open(negatives.file, questions) if negatives.file else None
+    dataset = QuestionPassage(questions, model.tokenize, config.data, config.seed, mined)
+    both = f"{questions.fingerprint} {mined.fingerprint if mined else ''}"
+    fingerprint = hashlib.sha256(both.encode()).hexdigest()
+    manifest = {"data.train": questions.files}
+    if passage.corpus and questions.corpus:
+        manifest["data.passage.corpus"] = file_entries(questions.corpus.rows.shards.indexes)
+    if mined:
+        manifest["data.negatives.file"] = mined.files
+    return TrainingData(dataset, _order(config, questions.sizes, questions.weights), fingerprint, manifest)
+
+
+def _order(config: TrainConfig, sizes: Sequence[int], weights: Sequence[float]) -> Order:
+    shuffle = config.data.shuffle.name
+    return Order(sizes, weights, seed=config.seed, global_batch_size=config.global_batch_size, shuffle=shuffle)
+
+
+DATA = {Task.image_text: _image_text, Task.question_passage: _question_passage}

@@ -1,0 +1,82 @@
+"""Evaluation of a run while it trains, and its report at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dyad.data.base.errors import HardwareError, first_line
+from dyad.eval.encode.encoder import Encoder, Evaluator, Report
+from dyad.eval.results.panels import panels
+from dyad.eval.results.write import print_tables, result, saved_results, write
+from dyad.train.distributed.agreement import rank_0_only
+from dyad.train.tracking.logger import Logger
+
+
+@dataclass
+class Evaluation:
+    """Scores the current weights with all evaluators. Rank 0 writes the newest results to `eval/*.json`.
+
+    examples: queries of each kind that the evaluation after `last_step` also shows. log: prints a line for files that
+    cannot be written; they do not stop the run. All ranks call every method.
+    """
+
+    evaluators: Sequence[Evaluator]
+    encoder: Encoder
+    folder: Path
+    last_step: int
+    examples: int
+    log: Callable[[str], None]
+    results: list[dict[str, Any]] = field(default_factory=list, init=False)
+
+    def __call__(self, step: int) -> dict[str, float]:
+        examples = self.examples if step == self.last_step else None
+        reports = [evaluator.report(self.encoder, examples) for evaluator in self.evaluators]
+        pairs = list(zip(reports, self.evaluators, strict=True))
+        self.results = rank_0_only(self.encoder.world, lambda: self._write(pairs, step)) or []
+        return {f"{e.name}/{metric}": value for report, e in pairs for metric, value in report.metrics.items()}
+
+    def _write(self, pairs: Sequence[tuple[Report, Evaluator]], step: int) -> list[dict[str, Any]]:
+        results = [result(report, evaluator, {"step": step}) for report, evaluator in pairs]
+        try:
+            for content, (report, _) in zip(results, pairs, strict=True):
+                write(self.folder / "eval", content, report.files)
+        except HardwareError as error:
+            self.log(f"{error}: the results of step {step} are in metrics.jsonl alone. The run goes on")
+        return results
+
+    def conclude(self, logger: Logger) -> None:
+        """At the end of a finished run: write report.html, and give trackers the last evaluation."""
+
+        def write() -> None:
+            logger.flush()
+            report = written_report(self.folder, logger.print)
+            # a run that was killed after its last evaluation finds the results on the disk
+            results = self.results or saved_results(self.folder)
+            try:
+                shown = [panels(result, self.folder) for result in results]
+            except Exception as error:  # what trackers show must not end a finished run
+                logger.print(f"no panels of the results ({type(error).__name__}: {first_line(error)})")
+                shown = []
+            logger.conclude(shown, report)
+
+        rank_0_only(self.encoder.world, write)
+
+    def print_tables(self) -> None:
+        print_tables(self.results)
+
+
+def written_report(run: Path, log: Callable[[str], None]) -> Path | None:
+    """Write report.html of a run. Any error is one line of `log`, and None is returned: it must not end the run."""
+    try:
+        from dyad.eval.report.main import write_report
+
+        report = write_report(run)
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        log(f"report.html could not be made ({type(error).__name__}: {reason})")
+        return None
+    log(f"to look at: {report}")
+    return report

@@ -1,0 +1,142 @@
+"""python -m train key=value …  Composes the configuration, checks it, and trains. See python -m train --help."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dyad.data.base import errors
+from dyad.data.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dyad.train.config import TrainConfig
+
+
+def main() -> None:
+    from dyad.train.cli.usage import help_text
+
+    arguments = sys.argv[1:]
+    if {"-h", "--help"} & set(arguments):
+        print(help_text())
+        return
+    from dyad.train.distributed.signals import STARTUP
+
+    STARTUP.begin()
+    from dyad.train.cli.compose import compose_config, preview, read_line
+
+    line = read_line(arguments)
+    runs = line.runs()
+    if line.show:
+        print(errors.printable("---\n".join(map(preview, runs))), end="")
+        return
+    configs = [compose_config(words) for words in runs]
+    check_sweep(line.words, configs)
+    for words, config in zip(runs, configs, strict=True):
+        if line.sweep and _is_rank_0():
+            print(errors.printable(f"-m: {shlex.join(word for word in words if word not in line.words)}"))
+        run(config)
+
+
+def check_sweep(words: Sequence[str], configs: Sequence[TrainConfig]) -> None:
+    """Check all runs of a command line before the first one begins.
+
+    Raises ConfigError for what `check` refuses in any of them, keys that none would read, and runs that share a folder.
+    """
+    from dyad.train.cli.unread_keys import refuse_unread
+    from dyad.train.run_folder.folder import run_folder
+
+    for config in configs:
+        check(config)
+    refuse_unread(words, configs)
+    folders = [run_folder(config) for config in configs]
+    if shared := next((folder for folder in folders if folders.count(folder) > 1), None):
+        raise ConfigError(
+            f"-m: {folders.count(shared)} runs would share {shared}. Leave run.name out, or vary it as well"
+        )
+
+
+def run(config: TrainConfig) -> None:
+    """Train as configured; every rank calls it. For a run that is finished already, print its last results instead.
+
+    Raises Preempted when the run was asked to stop.
+    """
+    from dyad.train.distributed.signals import STARTUP
+    from dyad.train.run_folder.folder import is_finished, run_folder
+
+    if is_finished(config):
+        if _is_rank_0():
+            from dyad.eval.results.write import print_tables, saved_results
+
+            print(f"already finished: {run_folder(config)}")
+            print_tables(saved_results(run_folder(config)))
+        return
+    STARTUP.begin()  # again for each run of a sweep
+    from dyad.train.distributed.failures import process_group
+    from dyad.train.run.run import train_run
+
+    with process_group(config.dist.timeout) as world:
+        status = train_run(world, config)
+    if status == "preempted":
+        raise errors.Preempted
+
+
+def _is_rank_0() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def check_arguments(arguments: list[str]) -> Path | None:
+    """Check a command line as main() does, for launch/job.sh, which then starts many processes.
+
+    Returns the run folder; None for several runs, and for --cfg job.
+    """
+    from dyad.train.cli.compose import compose_config, preview, read_line
+    from dyad.train.run_folder.folder import run_folder
+
+    line = read_line(arguments)
+    if line.show:
+        for words in line.runs():
+            preview(words)
+        return None
+    configs = [compose_config(words) for words in line.runs()]
+    check_sweep(line.words, configs)
+    return None if line.sweep else run_folder(configs[0])
+
+
+def check(config: TrainConfig) -> None:
+    """Raise ConfigError for everything that can be refused before anything heavy is imported."""
+    from dyad.data.question_passage.questions import named_files
+    from dyad.data.shards.sources import parse_sources
+    from dyad.eval.run.suite import check_index, check_specs
+    from dyad.train.config import Task, validate
+    from dyad.train.run_folder.folder import check_run
+    from dyad.train.tracking.trackers import check_tracking
+
+    validate(config, int(os.environ.get("WORLD_SIZE", "1")))
+    if config.task is Task.question_passage:
+        named_files(config.data.train, config.data)
+    else:
+        parse_sources(config.data.train)
+    check_specs(config.eval.suite, config.data.val, config.task)
+    if config.eval.suite or config.data.val:
+        check_index(config.eval.index, config.task)
+    check_tracking(config.tracking)
+    _check_paths(config)
+    check_run(config)
+
+
+def _check_paths(config: TrainConfig) -> None:
+    """Raise ConfigError unless the paths of `resume`, `init_from` and `data.negatives.file` exist."""
+    mode = config.resume.mode
+    if mode not in ("auto", "never") and not Path(mode).is_dir():
+        hint = errors.nearest(mode, ("auto", "never"))
+        choices = "auto (go on where the run stopped), never (begin again), a checkpoint folder"
+        raise ConfigError(f"resume={mode}: no such folder.{hint} Choices: {choices}")
+    if config.init_from is not None and not Path(config.init_from).is_dir():
+        raise ConfigError(f"init_from={config.init_from}: no such folder. Give a run folder or a checkpoint of one")
+    mined = config.data.negatives.file
+    if mined is not None and not Path(mined).expanduser().exists() and "://" not in mined:
+        raise ConfigError(f"data.negatives.file={mined}: no such file. It is what `python -m eval.mine run=…` writes")

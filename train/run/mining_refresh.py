@@ -1,0 +1,146 @@
+"""Hard negatives that are mined again while training (ANCE: Xiong et al. 2021, arXiv 2007.00808).
+
+Training is divided into segments of R = data.negatives.refresh_every steps. Before the first step of a segment, the
+corpus is encoded with the current weights and searched; all steps of the segment draw their negatives from the result.
+Segment 0 uses data.negatives.file if that is given; otherwise it is mined too, with the starting weights.
+
+    <run>/negatives/step_00000080/ mined.jsonl, mined.json      80: the first step of its segment
+
+A run that resumes inside a segment reads the segment's file. One that resumes at its first step mines, and equal
+weights give equal negatives. So the losses are those of an undisturbed run. When R is a multiple of checkpoint.every, a
+run that is killed while it encodes continues with the embeddings that are done. Files that no checkpoint of the run
+needs are deleted.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+
+from dyad.data.base.errors import DataError
+from dyad.data.base.files import remove, writable
+from dyad.data.batch import Batch
+from dyad.data.question_passage.corpus import Corpus
+from dyad.data.question_passage.dataset import QuestionPassage
+from dyad.data.question_passage.negatives import MinedNegatives
+from dyad.data.shards.storage import sha256_of
+from dyad.eval.encode.encoder import Encoder
+from dyad.eval.mine.mining import MINED, SUMMARY, embedded, mine
+from dyad.train.distributed.agreement import rank_0_first, rank_0_only
+from dyad.train.distributed.world import World
+from dyad.train.run_folder import checkpoint
+
+FOLDER, EMBEDDINGS = "negatives", "embeddings"
+BLOCK = 256  # texts encoded at a time. Not eval.block, which may change at a restart, and with it the last bits
+
+Load = Callable[..., Iterable[Batch]]  # (dataset, first_step=…, last_step=…) → their batches
+
+
+@dataclass(frozen=True)
+class NegativeRefresh:
+    """The mined negatives of a run, segment by segment. All methods are collectives.
+
+    dataset: makes batches; its negatives, if any, are those of data.negatives.file. encode: uses the trained towers.
+    run: the run's folder. resumed: the checkpoint that the run resumed from, maybe of another run.
+    """
+
+    dataset: QuestionPassage
+    encode: Encoder
+    run: Path
+    resumed: Path | None
+    log: Callable[[str], None]
+
+    def batches(self, first_step: int, last_step: int, load: Load) -> Iterator[Batch]:
+        """One batch per step. A segment is mined, and its loader started, when its first batch is asked for."""
+        old, step = self.dataset, first_step
+        while step < last_step:
+            begin = step - step % self._every
+            end = min(begin + self._every, last_step)
+            mined = self.negatives(begin, step)
+            dataset = QuestionPassage(old.questions, old.tokenize, old.config, old.seed, mined)
+            yield from load(dataset, first_step=step, last_step=end)
+            step = end
+
+    def negatives(self, begin: int, step: int) -> MinedNegatives | None:
+        """The negatives for steps from `step` on, in the segment that begins at `begin`.
+
+        They are mined when step = begin, which does not change the towers; else read. Raises DataError when the file is
+        missing or has changed since it was written.
+        """
+        if begin == 0 and self.dataset.mined is not None:
+            return self.dataset.mined
+        folder = self.run / FOLDER / f"step_{begin:08d}"
+        if step == begin:
+            self._mine(folder, begin)
+        else:
+            rank_0_only(self._world, lambda: self._check_file(folder, begin, step))
+        questions, corpus = self.dataset.questions, self._corpus
+        return rank_0_first(self._world, lambda: MinedNegatives.open(str(folder / MINED), questions, corpus))
+
+    @property
+    def _every(self) -> int:
+        return self.dataset.config.negatives.refresh_every
+
+    @property
+    def _world(self) -> World:
+        return self.encode.world
+
+    @property
+    def _corpus(self) -> Corpus:
+        corpus = self.dataset.questions.corpus
+        assert corpus is not None, "the dataset refuses refresh_every without a corpus"
+        return corpus
+
+    def _mine(self, folder: Path, step: int) -> None:
+        start, data, encode = perf_counter(), self.dataset, replace(self.encode, block=BLOCK)
+        done = self.run / FOLDER / EMBEDDINGS
+        source = embedded(encode, data.questions, self._corpus, data.tokenize, data.config, done, self.log)
+        summary = mine(source, data.config.negatives.mining, folder, self._world, {"step": step})
+        rank_0_only(self._world, lambda: self._tidy(step))
+        self.log(
+            f"Mined at step {step}: {summary['negatives']:,} negatives for {summary['questions']:,} questions, "
+            f"{summary['without']:,} have none ({perf_counter() - start:.0f} s)"
+        )
+
+    def _tidy(self, step: int) -> None:
+        """Delete embeddings, and the files of segments before the oldest checkpoint. Failures are ignored."""
+        remove(self.run / FOLDER / EMBEDDINGS)
+        oldest = min([step, *checkpoint.steps(self.run)])
+        for folder in (self.run / FOLDER).glob("step_*"):
+            number = folder.name.removeprefix("step_")
+            if number.isdecimal() and int(number) < oldest - oldest % self._every:
+                remove(folder)
+
+    def _check_file(self, folder: Path, begin: int, step: int) -> None:
+        """Raise DataError unless the file of a segment is there, as it was written. Rank 0 alone calls it."""
+        if self.resumed is not None:  # the checkpoint may be of another run, whose files this run takes over
+            theirs = self.resumed.resolve().parent.parent / FOLDER / folder.name
+            if theirs.is_dir() and theirs != folder.resolve():
+                with writable(folder):
+                    folder.mkdir(parents=True, exist_ok=True)
+                    for name in (MINED, SUMMARY):
+                        if (theirs / name).is_file():
+                            shutil.copyfile(theirs / name, folder / name)
+        problem = _problem(folder)
+        if problem:
+            borders = [s for s in checkpoint.steps(self.run) if s % self._every == 0 and s < step]
+            earlier = f"resume={self.run / 'checkpoints' / f'step_{borders[0]:08d}'} or " if borders else ""
+            raise DataError(
+                f"{folder / MINED} {problem}: steps {begin} to {begin + self._every - 1} draw from it, and the run "
+                f"goes on at step {step}. Put it back, or go on where it is mined anyway: {earlier}resume=never"
+            )
+
+
+def _problem(folder: Path) -> str:
+    """What is wrong with the mined file of a segment, "" when nothing is."""
+    try:
+        expected = json.loads((folder / SUMMARY).read_bytes())["sha256"]
+        return "" if sha256_of(folder / MINED) == expected else f"has changed since it was mined ({SUMMARY}: SHA-256)"
+    except FileNotFoundError as error:
+        return "is missing" if Path(error.filename).name == MINED else f"has lost its {SUMMARY}"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"cannot be read ({error})"

@@ -1,0 +1,178 @@
+"""Where a run begins: with fresh weights, with the weights of another run, or where a checkpoint was written.
+
+A resumed run continues at the same number of samples: its next step is ⌊samples seen / global_batch_size⌋, and
+data/loading/order.py says which epoch that is and what is in it. With another batch (resume.allow_batch_change)
+`steps`, warm-up and all intervals therefore count steps of the new size, `epochs` stay passes over the data, and at
+most one new batch less one sample is seen a second time. With files added behind the old ones (resume.allow_more_data)
+an epoch is a pass over all of them. In both cases the rest of the current epoch is drawn anew, since the order of an
+epoch depends on its number of whole batches.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
+
+from dyad.data.base.errors import ConfigError, DataError
+from dyad.data.base.files import writable
+from dyad.data.shards import manifest
+from dyad.train.config import TrainConfig
+from dyad.train.run.components import Parts
+from dyad.train.run_folder import checkpoint
+from dyad.train.run_folder.folder import check_run
+from dyad.train.run_folder.run_state import locked_folder
+
+
+class ResumeFacts(TypedDict):
+    """The entries of state.json that a resumed run needs."""
+
+    seed: int
+    global_batch_size: Annotated[int, Field(ge=1)]
+    samples_seen: Annotated[int, Field(ge=0)]
+    data_fingerprint: str
+    data: dict[str, Any]
+    evaluation_owed: bool
+    wandb_id: str | None
+    step_state: dict[str, Any]
+    substituted: dict[str, Any]
+
+
+OTHERWISE = "Use the same data and batch, or start another run.name with init_from"
+
+
+@dataclass(frozen=True)
+class ResumeSource:
+    """The checkpoint folder that a run starts from. resume: it continues there; weights: it takes the weights only."""
+
+    resume: Path | None = None
+    weights: Path | None = None
+
+
+@dataclass(frozen=True)
+class RestoredState:
+    """What a resumed run knows of its checkpoint; the defaults are those of a new run.
+
+    step: the next optimiser step; facts: of state.json; batch_changed: whether earlier steps had another batch size;
+    more_samples: how many samples were added.
+    """
+
+    step: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
+    batch_changed: bool = False
+    more_samples: int = 0
+
+
+def lock_and_find(config: TrainConfig, folder: Path, stack: ExitStack) -> ResumeSource:
+    """Lock the run folder until `stack` closes, and find the checkpoint to start from. Rank 0 alone calls it."""
+    with writable(folder):
+        stack.enter_context(locked_folder(folder))
+        check_run(config)
+        checkpoint.tidy(folder)
+    mode, resume = config.resume.mode, None
+    if mode != "never":
+        resume = checkpoint.find(folder, print) if mode == "auto" else checkpoint.locate(Path(mode), print)
+    if resume or config.init_from is None:
+        return ResumeSource(resume)
+    return ResumeSource(weights=checkpoint.locate(Path(config.init_from), print))
+
+
+def restore_parts(source: ResumeSource, parts: Parts, config: TrainConfig) -> RestoredState:
+    """Bring the parts to the state of the source. With source.weights only the towers: temperature and bias keep their
+    configured start.
+
+    Raises ConfigError, with nothing changed, for a checkpoint of another model, seed or data; DataError for a damaged
+    one.
+    """
+    if source.weights:
+        try:
+            checkpoint.restore_weights(checkpoint.load_weights(source.weights), {"towers": parts.modules["towers"]})
+        except ConfigError as error:
+            raise ConfigError(f"init_from={source.weights}: {error}") from error
+    return _restored(source.resume, parts, config) if source.resume else RestoredState()
+
+
+def data_identity(parts: Parts, config: TrainConfig) -> dict[str, Any]:
+    """The facts of a checkpoint that fix the order of samples."""
+    return {
+        "data_fingerprint": parts.data.fingerprint,
+        "data": manifest.summary(parts.data.manifest),
+        "global_batch_size": config.global_batch_size,
+        "seed": config.seed,
+    }
+
+
+def _restored(found: Path, parts: Parts, config: TrainConfig) -> RestoredState:
+    state = checkpoint.load(found)
+    facts = state.facts
+    try:
+        TypeAdapter(ResumeFacts).validate_python(facts, strict=True)
+    except ValidationError as error:
+        (first, *_) = error.errors()
+        raise DataError(f"{found} is no checkpoint of ours: {first['loc'][0]}: {first['msg']}") from error
+    if facts["seed"] != config.seed:
+        raise ConfigError(
+            f"{found} was trained with seed={facts['seed']}, now {config.seed}: the order of samples would "
+            f"differ. {OTHERWISE}"
+        )
+    more_samples = _more_samples(found, facts, parts, config)
+    step = _next_step(found, state.step, facts, parts, config)
+    try:
+        if (parts.memory is None) != (not state.memory):
+            raise ConfigError(f"it has {'' if state.memory else 'no '}per-sample state: it is of another objective")
+        if parts.memory:
+            parts.memory.load(state.memory, more_samples=config.resume.allow_more_data)
+        checkpoint.restore(state, parts.modules, parts.step.optimizer)
+    except ConfigError as error:
+        raise ConfigError(f"{found}: {error}") from error
+    parts.step.load_state_dict(facts["step_state"])
+    return RestoredState(step, facts, facts["global_batch_size"] != config.global_batch_size, more_samples)
+
+
+def _next_step(found: Path, step: int, facts: dict[str, Any], parts: Parts, config: TrainConfig) -> int:
+    """The next step, counted in batches of this run. step: as the checkpoint counts."""
+    before, now, seen = facts["global_batch_size"], config.global_batch_size, facts["samples_seen"]
+    if before == now:
+        return step
+    if not config.resume.allow_batch_change:
+        raise ConfigError(
+            f"{found} was trained with global_batch_size={before}, now {now}.\n"
+            "resume.allow_batch_change=true goes on at the same number of samples; or use the old batch"
+        )
+    step = seen // now
+    counted = f"{found} has seen {seen:,} samples: {step:,} steps of global_batch_size={now}"
+    if step >= parts.total_steps:
+        raise ConfigError(
+            f"{counted}, and the run ends after {parts.total_steps:,} of them. Set steps or epochs to go further"
+        )
+    every = config.data.negatives.refresh_every
+    if every and step % every:
+        raise ConfigError(
+            f"{counted}, inside a segment of data.negatives.refresh_every={every}. Set it to a divisor of {step}: "
+            "negatives are mined at its borders"
+        )
+    return step
+
+
+def _more_samples(found: Path, facts: dict[str, Any], parts: Parts, config: TrainConfig) -> int:
+    """How many samples were added since. Raises ConfigError for other data, naming what differs."""
+    if facts["data_fingerprint"] == parts.data.fingerprint:
+        return 0
+    changes = manifest.changes(facts["data"], parts.data.manifest)
+    if changes.different or not changes.added:
+        shown = "".join(f"\n  {key}: {said}" for key, said in changes.different.items())
+        raise ConfigError(
+            f"{found} was trained with other data (fingerprint {facts['data_fingerprint'][:16]}, now "
+            f"{parts.data.fingerprint[:16]}):{shown}\n{OTHERWISE}"
+        )
+    if not config.resume.allow_more_data:
+        shown = ", ".join(f"{count:,} samples to {key}" for key, count in changes.added.items())
+        raise ConfigError(
+            f"{found} was trained with less data: added behind it, {shown}.\n"
+            "resume.allow_more_data=true goes on with all of them; or use the old data"
+        )
+    return changes.added.get("data.train", 0)

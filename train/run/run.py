@@ -1,0 +1,267 @@
+"""One training run from its configuration: build the parts, restore them where the run stopped, train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+
+from dyad.data.base.files import writable
+from dyad.data.batch import Batch
+from dyad.data.config import Mode
+from dyad.data.image_text.stream import Stream
+from dyad.data.loading.loader import build_loader
+from dyad.data.loading.order import Order
+from dyad.data.question_passage.dataset import QuestionPassage
+from dyad.eval.encode.encoder import Encoder
+from dyad.train.config import Task, TrackingConfig, TrainConfig, validate
+from dyad.train.distributed.agreement import from_rank_0, raise_on_all, rank_0_only
+from dyad.train.distributed.consistency import check_same_config, code_digest
+from dyad.train.distributed.failures import report_failures
+from dyad.train.distributed.signals import StopRequest
+from dyad.train.distributed.world import World, any_rank, gather_objects
+from dyad.train.losses import OBJECTIVES
+from dyad.train.losses.diagnostics import diagnose, duplicates, saturation
+from dyad.train.losses.options.common import Similarity
+from dyad.train.monitor.bad_samples import BadSampleCounter
+from dyad.train.monitor.monitor import Monitor
+from dyad.train.monitor.stragglers import Stragglers
+from dyad.train.run.components import Parts, batch_norms, build_parts
+from dyad.train.run.evaluation import Evaluation
+from dyad.train.run.mining_refresh import NegativeRefresh
+from dyad.train.run.resume import RestoredState, ResumeSource, data_identity, lock_and_find, restore_parts
+from dyad.train.run_folder import checkpoint
+from dyad.train.run_folder.folder import STEP_FILES, all_keys, open_run, put_aside, run_folder
+from dyad.train.run_folder.ledger import Ledger
+from dyad.train.run_folder.run_state import RunState
+from dyad.train.run_folder.saving import CheckpointWriter
+from dyad.train.step.loop import Plan, fit
+from dyad.train.towers.sentence_transformers import describe_choices
+from dyad.train.tracking.logger import Logger, build_logger
+from dyad.train.tracking.trackers import resolve_wandb_mode
+
+
+def train_run(world: World, config: TrainConfig) -> str:
+    """Train as configured. Returns "finished" or "preempted". A collective: every rank calls it.
+
+    Nothing is written before all parts are built: a mistake that shows only then leaves no run folder.
+    """
+    # Every rank has the same configuration, code and data
+    check_same_config(world, {**_equal_keys(config), "torch": torch.__version__, "code": code_digest()})
+    validate(config, world.size)
+    folder = run_folder(config)
+    tracking = from_rank_0(world, lambda: resolve_wandb_mode(config.tracking, folder, print))
+    parts = build_parts(config, world)
+    check_same_config(world, {"data": parts.data.fingerprint})
+    with ExitStack() as stack:
+        # Where the run begins
+        source = from_rank_0(world, lambda: lock_and_find(config, folder, stack))
+        restored = raise_on_all(world, lambda: restore_parts(source, parts, config))
+        run = TrainingRun(config, world, folder, parts, source, restored)
+        plan = run.plan
+
+        # What it writes; rank 0 alone
+        own_folder = folder if world.rank == 0 else None
+        logger = stack.enter_context(rank_0_only(world, lambda: run.open_logger(tracking)) or Logger())
+        run.announce(logger.print)
+        run_state = stack.enter_context(RunState(own_folder, plan.first_step, plan.total_steps))
+        stop = stack.enter_context(StopRequest())
+
+        def should_stop() -> bool:
+            return any_rank(stop.requested, world)
+
+        def before_save() -> None:  # a checkpoint must never know more than the logs
+            logger.flush()
+            ledger.sync()
+
+        encoder = Encoder.of(config, parts.model, world, should_stop)
+        evaluation = Evaluation(parts.evaluators, encoder, folder, plan.total_steps, config.eval.examples, logger.print)
+        ledger = stack.enter_context(Ledger(own_folder, plan.first_step, logger.print))
+        monitor = run.build_monitor(ledger, logger.print)
+        writer = stack.enter_context(
+            CheckpointWriter(folder, config.checkpoint.keep, before_save, plan.next_save, logger.print)
+        )
+        save = partial(run.save, writer, monitor, logger)
+
+        # Train
+        stack.enter_context(report_failures(world, lambda: parts.step.stage))
+        monitor.verify(plan.first_step)
+        if restored.batch_changed:
+            run.renumber_checkpoints(save)
+        outcome = fit(
+            plan,
+            run.batches(encoder, logger.print),
+            step=parts.step,
+            monitor=monitor,
+            diagnose=run.diagnose,
+            evaluate=evaluation,
+            save=save,
+            should_stop=should_stop,
+            logger=logger,
+        )
+
+        # How it ended
+        run_state.write(outcome.status, outcome.step, checkpoint_seconds=round(writer.seconds, 3))
+        if bad := monitor.bad_samples.total:
+            logger.print(f"{bad:,} samples could not be used, others took their place: {ledger.path}")
+        logger.print(f"{outcome.status} at step {outcome.step}: {folder}")
+        if outcome.status == "finished":
+            evaluation.conclude(logger)
+    evaluation.print_tables()
+    return outcome.status
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """A run whose parts are built and restored: what train_run does with them. folder: of the run."""
+
+    config: TrainConfig
+    world: World
+    folder: Path
+    parts: Parts
+    source: ResumeSource
+    restored: RestoredState
+
+    @cached_property
+    def plan(self) -> Plan:
+        config, restored = self.config, self.restored
+        return Plan(
+            first_step=restored.step,
+            total_steps=self.parts.total_steps,
+            global_batch_size=config.global_batch_size,
+            world_size=self.world.size,
+            log_every=config.tracking.every,
+            evaluate_every=config.eval.every if self.parts.evaluators else 0,
+            save_every=config.checkpoint.every,
+            evaluation_owed=restored.facts.get("evaluation_owed", False),
+        )
+
+    def open_logger(self, tracking: TrackingConfig) -> Logger:
+        """Make the run folder ready and open its logs and trackers. Rank 0 alone calls it."""
+        plain = OmegaConf.to_container(OmegaConf.structured(self.config), enum_to_str=True)
+        assert isinstance(plain, dict)
+        with writable(self.folder):
+            open_run(self.config)
+            if self.restored.batch_changed:
+                put_aside(self.folder, STEP_FILES)
+            return build_logger(
+                self.folder,
+                tracking,
+                run_config={str(key): value for key, value in plain.items()},
+                first_step=self.plan.first_step,
+                total_steps=self.plan.total_steps,
+                steps_per_epoch=self.parts.data.order.steps_per_epoch,
+                global_batch_size=self.config.global_batch_size,
+                evaluation_owed=self.plan.evaluation_owed,
+                wandb_id=self.restored.facts.get("wandb_id"),
+            )
+
+    def announce(self, log: Callable[[str], None]) -> None:
+        """Print where the run begins, and what its user should know of the model, the objective and the stream."""
+        config, restored, dataset = self.config, self.restored, self.parts.data.dataset
+        line = f"{self.folder}: {self.plan.total_steps} steps of {config.global_batch_size}"
+        if self.source.resume:
+            seen = f", which has seen {restored.facts['samples_seen']:,} samples" if restored.batch_changed else ""
+            more = f", with {restored.more_samples:,} more samples" if restored.more_samples else ""
+            line += f", going on at step {self.plan.first_step} from {self.source.resume}{seen}{more}"
+        elif self.source.weights:
+            line += f", beginning with the weights of {self.source.weights}"
+        log(line)
+        if norms := batch_norms(config, self.parts.model.towers, self.world.size):
+            log(norms)
+        for difference in describe_choices(config):
+            log(difference)
+        if config.task is Task.question_passage and "excluded" not in OBJECTIVES[config.objective.name].takes:
+            log(
+                f"objective={config.objective.name} takes pairs only: what is right for another question of the batch "
+                "as well counts as its negative; clip, info_nce, dpr and siglip leave it out"
+            )
+        if isinstance(dataset, Stream):
+            world = self.world
+            log(dataset.begin(world.rank, world.size, config.data.workers, restored.facts.get("stream")))
+
+    def build_monitor(self, ledger: Ledger, log: Callable[[str], None]) -> Monitor:
+        """The monitor of this run's steps, as the checkpoint left it."""
+        config, world, step = self.config, self.world, self.parts.step
+        stragglers = Stragglers(step.local_timer, config.dist.slow_rank, world, log)
+        bad_samples = BadSampleCounter(config.data, config.global_batch_size, world, ledger, log)
+        monitor = Monitor(stragglers, bad_samples, self.parts.modules, config.dist.digest_every, ledger, world)
+        if self.source.resume:
+            monitor.load_state_dict(self.restored.facts["substituted"])
+        step.on_skip = monitor.record_skipped
+        return monitor
+
+    def batches(self, encoder: Encoder, log: Callable[[str], None]) -> Iterable[Batch]:
+        """This rank's batches, one per step. Where negatives are mined anew, the loader starts anew with them."""
+        config, plan, dataset, order = self.config, self.plan, self.parts.data.dataset, self.parts.data.order
+        workers, timeout = config.data.workers, config.data.timeout
+        if isinstance(dataset, Stream):
+            return dataset.batches(plan.first_step, plan.total_steps, workers=workers, timeout=timeout)
+        assert isinstance(order, Order)
+
+        rank, world_size = self.world.rank, self.world.size
+        load = partial(build_loader, order=order, rank=rank, world_size=world_size, workers=workers, timeout=timeout)
+        if not config.data.negatives.refresh_every:
+            return load(dataset, first_step=plan.first_step, last_step=plan.total_steps)
+        assert isinstance(dataset, QuestionPassage)
+        refresh = NegativeRefresh(dataset, encoder, self.folder, self.source.resume, log)
+        return refresh.batches(plan.first_step, plan.total_steps, load)
+
+    def diagnose(self) -> dict[str, float]:
+        """Diagnostics of the last step's embeddings, batch and loss. A collective."""
+        step, cosine = self.parts.step, self.config.objective.similarity is Similarity.cosine
+        of_embeddings = diagnose(*step.embeddings, step.scalars.get("logit_scale"), cosine)
+        return {**of_embeddings, **duplicates(*step.keys), **saturation(step.scalars)}
+
+    def save(
+        self, writer: CheckpointWriter, monitor: Monitor, logger: Logger, step: int, evaluation_owed: bool, last: bool
+    ) -> None:
+        """Write a checkpoint after `step` steps; with `last` it is on the disk on return. A collective."""
+        world, parts, stream = self.world, self.parts, self.parts.data.dataset
+        monitor.verify(step)
+        facts = {
+            **data_identity(parts, self.config),
+            "samples_seen": step * self.config.global_batch_size,
+            "evaluation_owed": evaluation_owed,
+            "wandb_id": logger.wandb_id,
+            "world_size": world.size,
+            "threads": torch.get_num_threads(),
+            "step_state": parts.step.state_dict(),
+            "substituted": monitor.state_dict(),
+            "stream": stream.state(partial(gather_objects, world=world)) if isinstance(stream, Stream) else None,
+        }
+        writer.wait()  # the thread may still read the per-sample state that is gathered next
+        memory = parts.memory.gathered(world.device) if parts.memory else None
+
+        def write() -> None:
+            state = checkpoint.capture(parts.modules, parts.step.optimizer, step, facts, memory)
+            (writer.save if last else writer.save_in_background)(state)
+
+        rank_0_only(world, write)
+
+    def renumber_checkpoints(self, save: Callable[[int, bool, bool], None]) -> None:
+        """Steps count another batch size from here on: write a checkpoint that says so, then put the others aside.
+
+        A run that is killed in between finds one of them, and continues at the same samples.
+        """
+        first_step = self.plan.first_step
+        save(first_step, self.plan.evaluation_owed, True)
+
+        def leave_behind() -> None:
+            others = [step for step in reversed(checkpoint.steps(self.folder)) if step != first_step]
+            with writable(self.folder):
+                put_aside(self.folder, [f"checkpoints/{checkpoint.name(step)}" for step in others])
+
+        rank_0_only(self.world, leave_behind)
+
+
+def _equal_keys(config: TrainConfig) -> dict[str, Any]:
+    """The keys that must be equal on every rank: all but those that say how much a machine can do."""
+    free = ("model.frozen_cache_mb",) if config.data.mode is Mode.stream else ("data.workers", "model.frozen_cache_mb")
+    return {key: value for key, value in all_keys(config).items() if key not in free}

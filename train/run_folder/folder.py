@@ -1,0 +1,215 @@
+"""The run folder: its name, its config.yaml, and what may change when the run goes on. Torch-free."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+from yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
+
+from dyad.data.base.errors import ConfigError, first_line
+from dyad.data.base.files import write_bytes
+from dyad.data.base.json_text import read_json
+from dyad.data.base.secrets import public_path, without_secrets
+from dyad.data.base.untrusted_paths import file_inside
+from dyad.train.config import TrainConfig
+
+CONFIG = "config.yaml"
+LARGEST, DEEPEST = 1 << 20, 64  # bytes and levels of nesting of config.yaml
+STEP_FILES = ("metrics.jsonl", "ledger.jsonl", "eval", "negatives")  # what names steps, besides the checkpoints
+RUN_FILES = (CONFIG, "checkpoints", *STEP_FILES)  # what a training leaves in its folder
+
+# Keys that do not change the trained weights: they may differ between two starts and do not enter the run's name
+NOT_MATHS = (
+    "run.",
+    "tracking.",
+    "eval.",
+    "checkpoint.",
+    "dist.",
+    "resume",
+    "compile",
+    "keep_graphs",
+    "optim.max_skipped",
+    "data.workers",
+    "data.timeout",
+    "data.bad_",
+    "data.val",
+    "model.frozen_cache_mb",
+)
+
+# Keys that have had another name, in config.yaml of older runs
+RENAMED = {"optim.patience": "optim.max_skipped", "model.memo_mb": "model.frozen_cache_mb"}
+
+# Keys that older runs do not have, with the value that does not enter a run's name: the names of those runs stay
+ADDED = {"model.batch_norm": "global", "model.text.lower_case": False, "model.text.dense": False}
+
+# Keys that may change with another batch size, or with more data: what counts steps, and how long the run is
+WITH_BATCH = (
+    *("global_batch_size", "steps", "epochs", "optim.warmup", "optim.cooldown"),
+    "data.negatives.refresh_every",
+)
+WITH_DATA = ("data.train", "data.passage.corpus", "steps", "epochs")
+
+
+def run_folder(config: TrainConfig) -> Path:
+    """`<run.dir>/<run.name>`; the name defaults to `<experiment>-<8 hex digits of a hash of maths_keys>`."""
+    keys = {key: value for key, value in maths_keys(config).items() if ADDED.get(key, ...) != value}
+    digest = hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:8]
+    return Path(config.run.dir) / (config.run.name or f"{config.experiment or config.task.value}-{digest}")
+
+
+def all_keys(config: Any) -> dict[str, Any]:
+    """Every key of a configuration, an instance or a class with its defaults, as dotted key → value."""
+    return flat(_plain(config))
+
+
+def maths_keys(config: TrainConfig) -> dict[str, Any]:
+    """The keys that change the trained weights, dotted, with their values."""
+    return {k: v for k, v in all_keys(config).items() if not k.startswith(NOT_MATHS)}
+
+
+def by_section(keys: Mapping[str, Any]) -> dict[str, str]:
+    """Section → "key=value, …" for people, of dotted keys; keys outside sections are in "training"."""
+    found: dict[str, list[str]] = {}
+    for key, value in keys.items():
+        section, dot, _ = key.partition(".")
+        found.setdefault(section if dot else "training", []).append(
+            f"{key.removeprefix(f'{section}.')}={_public(value)}"
+        )
+    return {section: ", ".join(values) for section, values in found.items()}
+
+
+def _public(value: Any) -> Any:
+    """A value without the path of a home folder."""
+    if isinstance(value, list):
+        return [_public(item) for item in value]
+    if value is None:
+        return "null"
+    return "::".join(map(public_path, value.split("::"))) if isinstance(value, str) else value
+
+
+def saved_config(folder: Path) -> dict[str, Any]:
+    """The tree in config.yaml of a run folder, with ${…} as it stands there and renamed keys under their new names.
+
+    Raises ConfigError when the folder has no config.yaml of its own, or one that cannot be read.
+    """
+    path = folder / CONFIG
+    if file_inside(folder, CONFIG) is None:
+        raise ConfigError(f"'{folder}' is no run folder: it has no {CONFIG} of its own. Give one, e.g. runs/NAME")
+    try:
+        if path.stat().st_size > LARGEST:
+            raise ValueError(f"more than {LARGEST:,} bytes")
+        text = path.read_text(encoding="utf-8")
+        _check_nesting(text)
+        tree = OmegaConf.to_container(OmegaConf.create(text), enum_to_str=True)
+        OmegaConf.to_yaml(tree)  # whole numbers of 5,000 digits can be read, and not written
+    except (OmegaConfBaseException, YAMLError, OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} cannot be read: {first_line(error)}") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path} is no configuration: it has no keys")
+    for old, new in RENAMED.items():
+        section, _, key = old.partition(".")
+        if isinstance(tree.get(section), dict) and key in tree[section]:
+            tree[section][new.partition(".")[2]] = tree[section].pop(key)
+    return {str(key): value for key, value in tree.items()}
+
+
+def _check_nesting(text: str) -> None:
+    """Raises ValueError for YAML of a few kilobytes that would take gigabytes or hours. Dyad never writes such YAML."""
+    depth = 0
+    for event in yaml.parse(text):
+        depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+        if isinstance(event, AliasEvent) or depth > DEEPEST:
+            raise ValueError("it has aliases (*name), which unfold" if depth <= DEEPEST else "it is nested too deep")
+
+
+def check_run(config: TrainConfig) -> None:
+    """Raise ConfigError when the run has a checkpoint of a configuration that differs in a key of the maths.
+
+    Keys that `resume` allows may change; whether the data then fit shows when they are opened. A run that began before
+    a key was added takes any value of it.
+    """
+    folder, resume = run_folder(config), config.resume
+    if resume.mode == "never" or not _has_checkpoint(folder) or not (folder / CONFIG).exists():
+        return
+    old, new = flat(saved_config(folder)), flat(_plain(config))
+    allowed = (*WITH_BATCH * resume.allow_batch_change, *WITH_DATA * resume.allow_more_data)
+    unknown = {key for key in ADDED if key not in old}
+    fixed = sorted({*old, *new} - {*allowed} - unknown)
+    changed = [k for k in fixed if not k.startswith(NOT_MATHS) and old.get(k) != new.get(k)]
+    if changed:
+        shown = "\n".join(f"  {k}: {old.get(k)} there, {new.get(k)} now" for k in changed[:3])
+        more = f" (and {len(changed) - 3} more)" if len(changed) > 3 else ""
+        allowing = ""
+        if {*changed} <= {*WITH_BATCH}:
+            allowing = "\nresume.allow_batch_change=true goes on at the same number of samples"
+        elif {*changed} <= {*WITH_DATA}:
+            allowing = "\nresume.allow_more_data=true goes on where files were only added behind the old ones"
+        raise ConfigError(
+            f"{folder} is a run with another configuration:\n{shown}{more}\n"
+            "Choose another run.name, or the old values; resume=never begins again and puts the old run aside"
+            f"{allowing}"
+        )
+
+
+def open_run(config: TrainConfig) -> Path:
+    """Make the run folder and write its config.yaml. With resume=never the files of an old run are put aside.
+
+    Call it while the folder is locked. Raises ConfigError as `check_run`.
+    """
+    check_run(config)
+    folder = run_folder(config)
+    if config.resume.mode == "never" and _has_checkpoint(folder):
+        put_aside(folder, RUN_FILES)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_bytes(folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(_plain(config))).encode())
+    return folder
+
+
+def put_aside(folder: Path, names: Iterable[str]) -> None:
+    """Move files and folders of a run, by name and in this order, to before-<date>/ inside it."""
+    aside = folder / f"before-{datetime.now():%Y%m%d-%H%M%S-%f}"
+    for name in names:
+        if (folder / name).exists():
+            (aside / name).parent.mkdir(parents=True, exist_ok=True)
+            os.rename(folder / name, aside / name)
+
+
+def is_finished(config: TrainConfig) -> bool:
+    """Whether this command has nothing left to do."""
+    folder, resume = run_folder(config), config.resume
+    # more data or another batch size may have made the run longer
+    as_it_was = resume.mode == "auto" and not (resume.allow_batch_change or resume.allow_more_data)
+    try:
+        state = read_json(folder / "run_state.json")
+    except (OSError, ValueError):
+        return False
+    match state:
+        case {"status": "finished", "step": int(step)}:
+            return as_it_was and _has_checkpoint(folder, f"step_{step:08d}")
+    return False
+
+
+def _has_checkpoint(folder: Path, name: str = "step_*") -> bool:
+    return any((folder / "checkpoints").glob(name))
+
+
+def _plain(config: Any) -> Any:
+    """The configuration as config.yaml has it, without secrets: signing a URL again does not change the data."""
+    return without_secrets(OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True))
+
+
+def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """Dotted key → value of every leaf of nested mappings; a list is a leaf."""
+    if not isinstance(tree, Mapping):
+        return {prefix.removesuffix("."): tree}
+    return {k: v for name, branch in tree.items() for k, v in flat(branch, f"{prefix}{name}.").items()}

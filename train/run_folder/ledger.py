@@ -1,0 +1,49 @@
+"""ledger.jsonl: events that altered a run, replaced samples and skipped optimiser steps, one JSON object per line.
+
+{"step": …, "kind": …, …}; step: finished optimiser steps, with the one of the event. Kinds:
+    substitute         a sample could not be used: id, shard, key, reason; by: the id that was tried in its place
+    nonfinite, spike   a step was skipped: first_id, last_id of its batch, loss, grad_norm
+Like metrics.jsonl, the file is cut at the step where a run resumes. It does not exist before the first event.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from dyad.data.base.files import LineFile, read_lines, write_bytes
+from dyad.data.base.secrets import without_secrets
+
+LEDGER = "ledger.jsonl"
+
+
+class Ledger:
+    """Writes the ledger of a run that begins at `step`. Rank 0 only; with run_dir=None it does nothing.
+
+    log: prints a line when the disk takes no more entries, or when entries of an earlier start are damaged.
+    """
+
+    def __init__(self, run_dir: Path | None, step: int, log: Callable[[str], None]) -> None:
+        self.path = run_dir and run_dir / LEDGER
+        self._log, self._file = log, None
+        if self.path and self.path.exists():  # entries past `step` will come again
+            valid = [line.rstrip() + b"\n" for line, entry in read_lines(self.path, log) if entry["step"] <= step]
+            write_bytes(self.path, b"".join(valid))
+
+    def write(self, step: int, kind: str, **facts: int | float | str | None) -> None:
+        if self.path:
+            self._file = self._file or LineFile(self.path, self._log)
+            self._file.write(json.dumps({"step": step, "kind": kind, **without_secrets(facts)}))
+
+    def sync(self) -> None:
+        """Wait until the disk holds every entry. Raises OSError when it does not take them."""
+        if self._file:
+            self._file.sync()
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file:
+            self._file.close()

@@ -1,0 +1,97 @@
+"""run_state.json: the status of a run, for launch scripts and schedulers; and the lock that keeps a second run out.
+
+{"status": "running" | "preempted" | "finished" | "failed", "step": …, "total_steps": …, "time": …, "error": …}
+At the end also "checkpoint_seconds": time spent writing checkpoints since the start, most of it in the background. A
+run that was killed still says "running". torchrun turns every exit code into 1, so requeue by this file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+
+from dyad.data.base.errors import ConfigError, HardwareError
+from dyad.data.base.files import writable, write_json
+from dyad.data.base.secrets import without_secrets
+
+LOCK = ".lock"
+
+
+class RunState:
+    """Writes `run_state.json`. Rank 0 only; with run_dir=None it writes nothing.
+
+    As a context: it says "running" at the start, and "failed" with the reason when the block raises. The block itself
+    writes how the run ended.
+    """
+
+    def __init__(self, run_dir: Path | None, step: int, total_steps: int) -> None:
+        self._path = run_dir and run_dir / "run_state.json"
+        self._step, self._total_steps = step, total_steps
+
+    def __enter__(self) -> RunState:
+        self.write("running", pid=os.getpid(), host=socket.gethostname())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if error is not None:
+            with suppress(HardwareError):  # the first error is the one to report
+                self.write("failed", error=f"{type(error).__name__}: {error}")
+
+    def write(self, status: str, step: int | None = None, **facts: str | float) -> None:
+        """step: finished optimiser steps; None: as last written. Raises HardwareError when it cannot be written."""
+        self._step = self._step if step is None else step
+        if self._path:
+            now = datetime.now().astimezone().isoformat(timespec="seconds")
+            state = {"status": status, "step": self._step, "total_steps": self._total_steps, "time": now}
+            with writable(self._path):
+                write_json(self._path, {**state, **without_secrets(facts)})
+
+
+@contextmanager
+def locked_folder(run_dir: Path) -> Iterator[None]:
+    """`locked`, of a folder that is made if need be. A folder that stays empty is removed again."""
+    made = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"run.dir={run_dir.parent}: cannot make {run_dir}: {error.strerror}") from error
+    with locked(run_dir):
+        try:
+            yield
+        finally:
+            if os.listdir(run_dir) == [LOCK]:
+                (run_dir / LOCK).unlink()
+                with suppress(OSError):  # another run has made a folder beside it
+                    for folder in made:
+                        folder.rmdir()
+
+
+@contextmanager
+def locked(run_dir: Path, other: str = "run.name") -> Iterator[None]:
+    """Hold the lock of a folder. It ends with this process, however that dies; forked workers do not inherit it.
+
+    other: the key that a second process would change. Raises ConfigError when another live process, on this machine or
+    on another one that sees the folder, holds the lock.
+    """
+    with (run_dir / LOCK).open("a+") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(file.fileno()).st_nlink == 0:
+                raise BlockingIOError  # the other process's locked_folder has removed the file since it was opened
+        except BlockingIOError as error:
+            file.seek(0)
+            owner = file.read().strip() or "another process"
+            raise ConfigError(
+                f"{run_dir} is in use by {owner}: wait for it, stop it, or choose another {other}"
+            ) from error
+        except OSError:
+            pass  # the file system has no locks
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        yield

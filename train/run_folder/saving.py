@@ -1,0 +1,99 @@
+"""Checkpoints written while training goes on: a step waits for a copy to host memory, a thread writes it to the disk.
+
+At most one checkpoint is in flight; the next save waits for it. A stop and the end of the run save without a copy and
+return when the disk has the checkpoint. A checkpoint that cannot be written in the middle of a run is reported in one
+line and tried again when the next one is due; at the end or at a stop it is an error.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from threading import Lock
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from dyad.data.base.errors import HardwareError
+from dyad.train.run_folder import checkpoint
+from dyad.train.run_folder.checkpoint import CheckpointState
+
+# No process forks while the thread writes: its loader workers would inherit locks that nobody releases any more
+_WRITING = Lock()
+os.register_at_fork(before=_WRITING.acquire, after_in_parent=_WRITING.release, after_in_child=_WRITING.release)
+
+
+class CheckpointWriter:
+    """Writes the checkpoints of a run, on rank 0. Leaving its block waits for the one in flight.
+
+    keep: how many stay; before_save: brings to the disk what must be there before a checkpoint is; next_save(step): the
+    step when the next one is due, for the message. seconds: spent writing so far, in the background or not.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        keep: int,
+        before_save: Callable[[], None],
+        next_save: Callable[[int], int],
+        log: Callable[[str], None],
+    ) -> None:
+        self._run_dir, self._keep, self._before_save = run_dir, keep, before_save
+        self._next_save, self._log = next_save, log
+        self._model, self._optimizer = HostCopies(), HostCopies()
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._in_flight: Future[None] | None = None
+        self.seconds = 0.0
+
+    def wait(self) -> None:
+        """Wait until no checkpoint is in flight."""
+        if self._in_flight is not None:
+            self._in_flight.result()
+            self._in_flight = None
+
+    def save_in_background(self, state: CheckpointState) -> None:
+        """Write `state` as it is now; returns when it is copied. Call `wait` first: its memory is not copied."""
+        assert self._in_flight is None
+        copied = replace(state, model=self._model(state.model), optimizer=self._optimizer(state.optimizer))
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # the copies are asynchronous, and the next step changes the weights
+        self._in_flight = self._thread.submit(self._try, copied)
+
+    def save(self, state: CheckpointState) -> None:
+        """Write `state`; returns when the disk has it. Raises HardwareError when it cannot be written."""
+        start = perf_counter()
+        with _WRITING:
+            checkpoint.save(self._run_dir, state, self._keep, self._before_save)
+        self.seconds += perf_counter() - start
+
+    def __enter__(self) -> CheckpointWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown()
+
+    def _try(self, state: CheckpointState) -> None:
+        try:
+            self.save(state)
+        except HardwareError as error:
+            self._log(f"{error}. The run goes on; the next is due at step {self._next_save(state.step)}")
+
+
+class HostCopies:
+    """Copies tensors by name to host memory, the same memory each time. Copies from a GPU are asynchronous."""
+
+    def __init__(self) -> None:
+        self._copies: dict[str, Tensor] = {}
+
+    def __call__(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        for name, tensor in tensors.items():
+            copy = self._copies.get(name)
+            if copy is None or (copy.shape, copy.dtype) != (tensor.shape, tensor.dtype):
+                copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+                self._copies[name] = copy
+            copy.copy_(tensor.detach(), non_blocking=True)
+        return {name: self._copies[name] for name in tensors}

@@ -1,0 +1,1 @@
+"""One optimiser step and the loop over steps: chunks, graphs, optimiser."""

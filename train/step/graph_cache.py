@@ -1,0 +1,118 @@
+"""Cache of the autograd graphs of chunks between the two passes of a step, within the memory that is free.
+
+A chunk whose graph is cached needs no second forward. Caching changes no result, so ranks and steps may cache
+different numbers of graphs.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import torch
+from torch import Tensor, nn
+
+from dyad.train.step.chunks import TensorPair
+
+SPARE = 0.1  # share of the whole memory that stays free: for the objective, and for gaps between allocated blocks
+STATE = 3  # times the trained weights: their gradients and the two moments of AdamW
+
+
+class GraphCache:
+    """Embeddings of the newest chunks of one step, with their graphs. most: how many; None: as many as fit."""
+
+    def __init__(self, most: int | None, memory: MemoryBudget) -> None:
+        self._most, self._memory = most, memory
+        self._budget = memory.for_graphs() if most is None else math.inf
+        self._cached: deque[TensorPair] = deque()
+        self._largest = 1  # bytes of the largest graph of this step: texts of other lengths make other graphs
+
+    def __len__(self) -> int:
+        return len(self._cached)
+
+    def add(self, embed: Callable[[], TensorPair], inputs: Sequence[Tensor]) -> TensorPair:
+        """Embed one more chunk and cache its graph. The oldest graphs are dropped first, where it would not fit."""
+        while self._cached and len(self._cached) >= self._capacity():
+            self._cached.popleft()
+        if self._most is None:
+            with self._memory.measured(inputs) as size:
+                embeddings = embed()
+            self._largest = max(self._largest, size())
+        else:
+            embeddings = embed()
+        self._cached.append(embeddings)
+        return embeddings
+
+    def pop(self) -> TensorPair:
+        """Remove and return the newest."""
+        return self._cached.pop()
+
+    def _capacity(self) -> int:
+        """Graphs that fit, with room for one more: the gradients that backward makes are smaller than a graph."""
+        return int(self._budget // self._largest) - 1 if self._most is None else self._most
+
+
+class MemoryBudget:
+    """Memory of one device for the graphs of `towers`, in bytes."""
+
+    def __init__(self, towers: nn.Module, device: torch.device) -> None:
+        self._towers, self._device, self._on_gpu = towers, device, device.type == "cuda"
+        # Read once on a CPU: a process keeps much of what it frees, so a later reading would be too low
+        self._cpu_memory = None if self._on_gpu else cpu_memory()
+
+    def for_graphs(self) -> float:
+        """Free memory less gradients, optimiser state and SPARE. Negative when there is too little."""
+        free, total = self._cpu_memory or gpu_memory(self._device)
+        state = STATE * sum(p.nbytes for p in self._towers.parameters() if p.requires_grad)
+        return free - state - SPARE * total
+
+    @contextmanager
+    def measured(self, inputs: Sequence[Tensor]) -> Iterator[Callable[[], int]]:
+        """Build a graph inside. Yields a function that returns its bytes, without the inputs and the weights."""
+        if self._on_gpu:
+            before = torch.cuda.memory_allocated(self._device)
+            yield lambda: torch.cuda.memory_allocated(self._device) - before
+            return
+        # torch does not count CPU memory: the size is that of the tensors that the graph saves for backward
+        existing = {tensor.untyped_storage().data_ptr() for tensor in (*inputs, *self._towers.parameters())}
+        saved: dict[int, int] = {}
+
+        def save(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in existing:
+                saved[storage.data_ptr()] = storage.nbytes()
+            return tensor.detach()  # a graph that held its own outputs would be a cycle, never freed
+
+        with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+            yield lambda: sum(saved.values())
+
+
+def gpu_memory(device: torch.device) -> tuple[int, int]:
+    """(free, total) bytes of a GPU. Blocks that torch caches and does not use count as free."""
+    free, total = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device), total
+
+
+def cpu_memory() -> tuple[int, int]:
+    """(free, total) bytes of this process's share of the machine: an equal part for each process of the job on it."""
+    machine, processes = psutil.virtual_memory(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return int(min(machine.available, cgroup_headroom())) // processes, machine.total // processes
+
+
+def cgroup_headroom(process: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cgroup")) -> float:
+    """Bytes that the control groups of this process still allow (Linux, version 2); inf without a limit."""
+    if not process.exists():
+        return math.inf
+    own = groups / process.read_text().rpartition("0::/")[2].strip()
+    headroom = math.inf
+    for group in (own, *own.parents):
+        with suppress(OSError, ValueError):  # no such file, or "max"
+            limit = int((group / "memory.max").read_text())
+            cache = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())["inactive_file"]
+            headroom = min(headroom, limit - int((group / "memory.current").read_text()) + int(cache))
+    return headroom

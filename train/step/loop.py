@@ -1,0 +1,150 @@
+"""fit: the training loop. It knows steps and intervals; every part it runs is handed in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from time import perf_counter
+
+from dyad.data.batch import Batch
+from dyad.train.distributed.signals import Stopped
+from dyad.train.monitor.monitor import Monitor
+from dyad.train.tracking.logger import Logger
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where a run begins and ends, and the intervals of logging, evaluation and checkpoints, in optimiser steps.
+
+    An interval of 0 means "at the end only". evaluation_owed: the run stopped before the evaluation due at first_step.
+    """
+
+    first_step: int
+    total_steps: int
+    global_batch_size: int
+    world_size: int
+    log_every: int
+    evaluate_every: int
+    save_every: int
+    evaluation_owed: bool = False
+
+    def due(self, step: int, every: int) -> bool:
+        return step == self.total_steps or (every > 0 and step % every == 0)
+
+    def next_save(self, step: int) -> int:
+        """The step of the first checkpoint after `step`."""
+        following = (step // self.save_every + 1) * self.save_every if self.save_every else self.total_steps
+        return min(following, self.total_steps)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """status: "finished" or "preempted"; step: finished optimiser steps."""
+
+    status: str
+    step: int
+
+
+def fit(
+    plan: Plan,
+    batches: Iterable[Batch],
+    *,
+    step: Callable[[Batch, int], Mapping[str, float]],
+    monitor: Monitor,
+    diagnose: Callable[[], Mapping[str, float]],
+    evaluate: Callable[[int], Mapping[str, float]],
+    save: Callable[[int, bool, bool], None],
+    should_stop: Callable[[], bool],
+    logger: Logger,
+) -> Outcome:
+    """Run steps first_step … total_steps - 1 and return how the run ended. Every rank calls it.
+
+    batches: one per step. step(batch, index): takes optimiser step `index` and returns its scalars. monitor: observes
+    each step. diagnose(): further scalars of the last step, computed when it is logged. evaluate(step): scalars of the
+    weights after `step` steps. save(step, evaluation_owed, last): writes a checkpoint; the last one is on the disk when
+    it returns. should_stop(): whether to stop, the same on all ranks. evaluate and batches may raise Stopped, on all
+    ranks. The scalars of a step are logged before its checkpoint is written, so each step is logged once over restarts.
+    """
+    done, owed = plan.first_step, plan.evaluation_owed
+    stopwatch = Stopwatch(plan.global_batch_size, plan.world_size)
+
+    def evaluate_now() -> None:
+        nonlocal owed
+        if results := evaluate(done):
+            logger.log(done, results)
+        owed = False  # not if evaluate raised Stopped: then the checkpoint says that the evaluation is still due
+
+    def save_now(last: bool) -> None:
+        start = perf_counter()
+        save(done, owed, last)
+        stopwatch.saving += perf_counter() - start
+
+    try:
+        if owed:
+            evaluate_now()
+            save_now(last=done == plan.total_steps)
+        if done == plan.total_steps:
+            return Outcome("finished", done)
+        for index, (batch, waited) in zip(range(done, plan.total_steps), timed(batches), strict=True):
+            start = perf_counter()
+            scalars = step(batch, index)
+            done = index + 1
+            monitor.observe(batch, waited, done)
+            stopwatch.add(waited, perf_counter() - start)
+            if plan.due(done, plan.log_every):
+                everything = {**scalars, **diagnose(), **monitor.check(), **stopwatch.read()}
+                logger.log(done, {f"train/{name}": value for name, value in everything.items()})
+            owed = plan.due(done, plan.evaluate_every)
+            if should_stop():  # before the evaluation, which may take longer than a preempted job has
+                raise Stopped
+            if owed:
+                evaluate_now()
+            if plan.due(done, plan.save_every):
+                save_now(last=done == plan.total_steps)
+    except Stopped:
+        save_now(last=True)
+        logger.print(f"Stopped on request at step {done}; the same command goes on from there")
+        return Outcome("preempted", done)
+    return Outcome("finished", plan.total_steps)
+
+
+@dataclass
+class Stopwatch:
+    """Seconds since the last reading: steps waited for batches, worked, and waited for checkpoints (saving)."""
+
+    global_batch_size: int
+    world_size: int
+    steps: int = 0
+    waited: float = 0.0
+    worked: float = 0.0
+    saving: float = 0.0
+
+    def add(self, waited: float, worked: float) -> None:
+        """Add one step."""
+        self.steps, self.waited, self.worked = self.steps + 1, self.waited + waited, self.worked + worked
+
+    def read(self) -> dict[str, float]:
+        """Means over the steps; samples per second over all ranks and per device; total seconds of saving."""
+        batch_time = (self.waited + self.worked) / self.steps
+        rate = self.global_batch_size / batch_time
+        times = {
+            "data_time": self.waited / self.steps,
+            "batch_time": batch_time,
+            "samples_per_second": rate,
+            "samples_per_second_per_device": rate / self.world_size,
+            "checkpoint_seconds": self.saving,
+        }
+        self.steps, self.waited, self.worked, self.saving = 0, 0.0, 0.0, 0.0
+        return times
+
+
+def timed(batches: Iterable[Batch]) -> Iterator[tuple[Batch, float]]:
+    """Each batch with the seconds that it took to come."""
+    iterator = iter(batches)
+    while True:
+        start = perf_counter()
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            return
+        yield batch, perf_counter() - start

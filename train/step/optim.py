@@ -1,0 +1,76 @@
+"""AdamW with the decay exclusions of open_clip, and its learning rates as pure functions of the step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+from torch.nn import Parameter
+from torch.optim import AdamW
+
+from dyad.data.base.errors import ConfigError
+from dyad.train.config import OptimConfig, Schedule
+
+FUSED = {"cpu", "cuda"}  # devices for which torch has AdamW as one kernel
+
+
+def build_optimizer(named_parameters: Iterable[tuple[str, Parameter]], config: OptimConfig) -> AdamW:
+    """AdamW over the parameters that train; weight decay only where open_clip has it.
+
+    Without decay: fewer than two dimensions, or bn, ln, bias or logit_scale in the name (open_clip_train 3.3). Raises
+    ConfigError when nothing trains.
+    """
+    trained = {id(p): (name, p) for name, p in named_parameters if p.requires_grad}.values()
+    if not trained:
+        raise ConfigError("nothing trains: both towers are frozen and the temperature does not learn")
+    plain = [p for name, p in trained if decays(name, p)]
+    without = [p for name, p in trained if not decays(name, p)]
+    groups = [{"params": plain, "weight_decay": config.weight_decay}, {"params": without, "weight_decay": 0.0}]
+    return AdamW(
+        [group for group in groups if group["params"]],
+        lr=config.lr,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        fused=all(p.device.type in FUSED for _, p in trained),
+    )
+
+
+def decays(name: str, parameter: Parameter) -> bool:
+    return parameter.ndim >= 2 and not any(part in name for part in ("bn", "ln", "bias", "logit_scale"))
+
+
+def learning_rate(step: int, total_steps: int, config: OptimConfig) -> float:
+    """The learning rate of optimiser step `step`, 0-based: linear warm-up, then config.schedule."""
+    if step < config.warmup:
+        return config.lr * (step + 1) / config.warmup
+    return SCHEDULES[config.schedule](step, total_steps, config)
+
+
+def _cosine(step: int, total_steps: int, config: OptimConfig) -> float:
+    passed, all_steps = step - config.warmup, total_steps - config.warmup
+    return 0.5 * (1 + math.cos(math.pi * passed / all_steps)) * config.lr
+
+
+def _linear(step: int, total_steps: int, config: OptimConfig) -> float:
+    """To 0, as DPR, sentence-transformers and transformers' get_linear_schedule_with_warmup have it."""
+    return config.lr * (total_steps - step) / (total_steps - config.warmup)
+
+
+def _const(step: int, total_steps: int, config: OptimConfig) -> float:
+    return config.lr
+
+
+def _const_cooldown(step: int, total_steps: int, config: OptimConfig) -> float:
+    start = total_steps - config.cooldown
+    if step < start:
+        return config.lr
+    left = 1 - (step - start) / (total_steps - start)
+    return left**config.cooldown_power * (config.lr - config.cooldown_end) + config.cooldown_end
+
+
+SCHEDULES: dict[Schedule, Callable[[int, int, OptimConfig], float]] = {
+    Schedule["cosine"]: _cosine,
+    Schedule["linear"]: _linear,
+    Schedule["const"]: _const,
+    Schedule["const-cooldown"]: _const_cooldown,
+}

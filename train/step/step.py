@@ -1,0 +1,250 @@
+"""One optimiser step on a global batch of any size, at the memory of one chunk.
+
+With several chunks the towers run twice: once for the embeddings of the whole batch, on which the objective is computed
+once, and a second time, chunk by chunk, to pass the gradient of the embeddings on to the weights (GradCache, Gao et al.
+2021, arXiv 2101.06983). The gradient is therefore that of the whole batch. Batch norms couple the rows of a tower's
+input: with statistics of the global batch they need a single chunk (train/towers/batch_norm.py). The newest chunks keep
+their graphs from the first pass, as far as memory allows, and need no second; so one chunk alone is a plain step.
+
+Noise (dropout, patch dropout) is keyed by (seed, step, rank, tower, chunk). Both passes draw the same noise, and so
+does a resumed run, without any generator state in the checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dyad.data.base.errors import UserError
+from dyad.data.batch import Batch
+from dyad.train.config import OptimConfig, Precision
+from dyad.train.distributed.data_parallel import no_gradient_sync, sync_in_next_backward, wrap_towers
+from dyad.train.distributed.world import World, all_reduce_sum
+from dyad.train.monitor.loss_spikes import LossSpikes
+from dyad.train.monitor.stragglers import LocalTimer
+from dyad.train.step.chunks import Chunk, TensorPair, chunk_count, in_chunks, joined, separated
+from dyad.train.step.graph_cache import GraphCache, MemoryBudget
+from dyad.train.step.optim import build_optimizer, learning_rate
+from dyad.train.towers.batch_norm import RunningStatistics
+from dyad.train.towers.tower import TwoTower
+
+AUTOCAST = {Precision.fp32: None, Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    """What a step needs of the configuration, under the names of its keys.
+
+    chunk_size: pairs per rank that are embedded at a time, None for all; keep_graphs: chunks that are embedded only
+    once, None for as many as memory allows.
+    """
+
+    seed: int
+    total_steps: int
+    global_batch_size: int
+    chunk_size: int | None = None
+    keep_graphs: int | None = None
+    precision: Precision = Precision.fp32
+    compile: bool = False
+
+
+class TrainStep:
+    """`step(batch, index)` takes optimiser step `index`, 0-based, and returns its scalars, equal on all ranks.
+
+    Of the last step: embeddings (b, D) and keys (b,) of x and of y, without graph; scalars; skip_reason: why it changed
+    nothing ("nonfinite", "spike"), "" if it did. local_timer: time from a step's start to this rank's first collective.
+    stage: what the step is doing, for error messages. on_skip(batch, steps, reason, scalars) is called on all ranks
+    when a step is skipped; steps counts the finished ones, with this one.
+    """
+
+    embeddings: tuple[Tensor, Tensor]
+    keys: tuple[Tensor, Tensor]
+    scalars: Mapping[str, float]
+    skip_reason = ""
+    stage = "the first step"
+
+    def __init__(
+        self, towers: TwoTower, objective: nn.Module, optim: OptimConfig, options: StepOptions, world: World
+    ) -> None:
+        self.towers, self.objective, self.world = towers.train(), objective, world
+        named = [*towers.named_parameters("towers"), *objective.named_parameters("objective")]
+        self.optimizer = build_optimizer(named, optim)
+        self.local_timer = LocalTimer(world.device)
+        self.on_skip: Callable[[Batch, int, str, Mapping[str, float]], None] = lambda *_: None
+        self._optim, self._options = optim, options
+        self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        self._parallel = wrap_towers(towers, options.compile, world)
+        self._statistics = RunningStatistics(towers)
+        self._dtype = AUTOCAST[options.precision]
+        self._scaler = torch.amp.GradScaler(world.device.type, enabled=options.precision is Precision.fp16)
+        self._skipped, self._skipped_in_a_row = 0, 0
+        self._spikes = LossSpikes(optim.spike)
+        self._chunks = chunk_count(options.global_batch_size, world.size, options.chunk_size)
+        self._keep_graphs = options.keep_graphs if self._chunks > 1 else 1
+        self._memory = MemoryBudget(towers, world.device)
+
+    def __call__(self, batch: Batch, step: int) -> Mapping[str, float]:
+        """Raises UserError after optim.max_skipped skipped steps in a row. A skipped step changes nothing."""
+        self.stage, self.skip_reason = f"step {step + 1}", ""
+        self.local_timer.start()
+        if not self.towers.training:  # an evaluation may have left eval() behind
+            self.towers.train()
+        batch = batch.to(self.world.device)
+        lr = learning_rate(step, self._options.total_steps, self._optim)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.zero_grad(set_to_none=True)
+        statistics = self._statistics.read()  # to put back if the step is skipped
+        self._statistics.begin(len(batch))
+        result = self._gradient(batch, step)
+        tensors = {"loss": result.loss.detach(), **result.metrics}
+        if (scale := getattr(self.objective, "logit_scale", None)) is not None:
+            tensors["logit_scale"] = scale.detach().exp()  # 1/τ of this step, before the optimiser moves it
+        tensors = self._averaged(tensors)
+        self._scaler.unscale_(self.optimizer)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+        values = torch.stack([*tensors.values(), norm]).tolist()  # one reading: the host waits for the GPU at each
+        scalars = dict(zip([*tensors, "grad_norm"], values, strict=True))
+        self.skip_reason = self._skip_reason(scalars["loss"], scalars["grad_norm"])
+        self._apply(norm, statistics)
+        self._count(scalars["loss"])
+        self.scalars = {**scalars, "lr": lr, "skipped": float(self._skipped)}
+        if self.skip_reason:
+            self.on_skip(batch, step + 1, self.skip_reason, scalars)
+        if self._skipped_in_a_row >= self._optim.max_skipped:
+            raise UserError(f"step {step + 1}: {self._skip_message(scalars['loss'])}")
+        self.stage = f"what follows step {step + 1}"
+        return self.scalars
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON: what a checkpoint needs besides weights and optimiser."""
+        skipped = [self._skipped, self._skipped_in_a_row]
+        return {"scaler": self._scaler.state_dict(), "skipped": skipped, "losses": [*self._spikes.losses]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._scaler.load_state_dict(state["scaler"])
+        self._skipped, self._skipped_in_a_row = state["skipped"]
+        self._spikes.losses.extend(state["losses"])
+
+    def _gradient(self, batch: Batch, step: int) -> Any:
+        """Fill .grad of all parameters, of the towers averaged over ranks. Returns the objective's result."""
+        chunks, graphs = in_chunks(batch, self._chunks), GraphCache(self._keep_graphs, self._memory)
+        with no_gradient_sync(self._parallel):
+            # with a graph even where the cache drops it: some kernels are chosen by whether there is one
+            pairs = [[e.detach() for e in graphs.add(partial(self._embed, c, step), c.inputs)] for c in chunks]
+            statistics = self._statistics.read()  # the second pass must not count the rows again
+            x, y = (joined(side).requires_grad_() for side in zip(*pairs, strict=True))
+            y_pairs, columns = separated(y, chunks, batch.extra)
+            self.embeddings, self.keys = (x.detach(), y_pairs.detach()), (batch.x_keys, batch.y_keys)
+            related: dict[str, Any] = {"x_keys": batch.x_keys, "y_keys": batch.y_keys}
+            # only some objectives can leave columns out of a row's negatives
+            if batch.known_positives is not None and "excluded" in getattr(self.objective, "takes", ()):
+                related["known_positives"] = batch.known_positives
+            self.local_timer.stop()  # the objective begins with a collective
+            result = self.objective(x, y_pairs, batch.sample_ids, negatives=columns, **related)
+            self._scaler.scale(result.loss).backward()
+            # a frozen side has no gradient, but its tower must run backward too: its averaging waits for one
+            whole = [torch.zeros_like(e) if e.grad is None else e.grad for e in (x, y)]
+            sizes = zip(*(chunk.sizes for chunk in chunks), strict=True)
+            gradients = list(zip(*(g.split(rows) for g, rows in zip(whole, sizes, strict=True)), strict=True))
+            for chunk in reversed(chunks):  # in the order of one backward through all of them: the same sums to the bit
+                embeddings = graphs.pop() if graphs else self._embed(chunk, step)
+                if chunk.index == 0:  # the last backward of this step: gradients are complete and can be averaged
+                    sync_in_next_backward(self._parallel)
+                trained = [(e, g) for e, g in zip(embeddings, gradients[chunk.index], strict=True) if e.requires_grad]
+                torch.autograd.backward([e for e, _ in trained], [g for _, g in trained])
+                del embeddings, trained  # frees the graph before the next chunk is embedded
+        self._statistics.write(statistics)
+        return result
+
+    def _embed(self, chunk: Chunk, step: int) -> TensorPair:
+        """Embeddings of both sides, only of the rows that count, in one precision."""
+        device, embeddings = self.world.device, []
+        for side, (tower, rows) in enumerate(zip(self._parallel, chunk.inputs, strict=True)):
+            with (
+                noise(device, self._options.seed, step, self.world.rank, side, chunk.index),
+                torch.autocast(device.type, dtype=self._dtype, enabled=self._dtype is not None),
+            ):
+                embeddings.append(tower(rows))
+        return [e[:size] for e, size in zip(_for_scores(embeddings, device), chunk.sizes, strict=True)]
+
+    def _averaged(self, scalars: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Means over ranks, also of the objective's gradients and of running statistics: one flat all-reduce."""
+        if self.world.size == 1:
+            return scalars
+        gradients = [p.grad for p in self.objective.parameters() if p.grad is not None]
+        shared = [*gradients, *self._statistics.own]
+        flat = torch.cat([t.flatten().to(scalars["loss"].dtype) for t in (*shared, *scalars.values())])
+        all_reduce_sum(flat, self.world).div_(self.world.size)
+        *means, values = flat.split([*(t.numel() for t in shared), len(scalars)])
+        for tensor, mean in zip(shared, means, strict=True):
+            tensor.copy_(mean.view_as(tensor))
+        return dict(zip(scalars, values, strict=True))
+
+    def _skip_reason(self, loss: float, norm: float) -> str:
+        """Why this step must not be applied, "" if it may. Both numbers are equal on all ranks, so the ranks agree."""
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            return "nonfinite"
+        return "spike" if self._spikes.is_spike(loss) else ""
+
+    def _apply(self, norm: Tensor, statistics: list[Tensor]) -> None:
+        """Take the optimiser step; if it is skipped, undo what the forward pass changed."""
+        if self.skip_reason:
+            self.objective.undo()  # pyright: ignore[reportCallIssue]
+            self._statistics.write(statistics)
+            return
+        if self._optim.clip_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(self._parameters, self._optim.clip_norm, norm)
+        self.optimizer.step()
+        self.objective.clamp_()  # pyright: ignore[reportCallIssue]
+
+    def _count(self, loss: float) -> None:
+        """Count skipped steps, in all and in a row, and remember the loss of an applied one."""
+        # an overflow of fp16 that a smaller loss scale may avoid does not count as one in a row
+        avoidable = self.skip_reason == "nonfinite" and math.isfinite(loss) and self._scaler.get_scale() > 1
+        self._scaler.update()
+        if not self.skip_reason:
+            self._spikes.losses.append(loss)
+            self._skipped_in_a_row = 0
+            return
+        self._skipped += 1
+        self._skipped_in_a_row += not avoidable
+
+    def _skip_message(self, loss: float) -> str:
+        row = f"in {self._optim.max_skipped} steps in a row (optim.max_skipped); the weights are those of before"
+        if self.skip_reason == "spike":
+            return (
+                f"the loss, now {loss:.4g}, was far above the usual {self._spikes.mean:.4g} (optim.spike="
+                f"{self._optim.spike:g}) {row}. Go back to an earlier checkpoint with a lower optim.lr, or raise "
+                "optim.spike"
+            )
+        return (
+            f"no finite loss and gradient {row}. Lower optim.lr, set optim.clip_norm=1, or use precision=bf16 or fp32"
+        )
+
+
+@contextmanager
+def noise(device: torch.device, *key: int) -> Iterator[None]:
+    """Random numbers inside depend on `key` alone, on CPU and device. The generators' own state is left as it was."""
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(int.from_bytes(digest, "little") >> 1)
+        yield
+
+
+def _for_scores(embeddings: TensorPair, device: torch.device) -> TensorPair:
+    """Both sides in one precision: float32 or better on a CPU, what the towers computed in on a GPU.
+
+    Only GPUs sum the products of half-precision numbers without rounding the sums to half precision.
+    """
+    least = [] if device.type == "cuda" else [torch.float32]
+    dtype = reduce(torch.promote_types, [*(e.dtype for e in embeddings), *least])
+    return [e.to(dtype) for e in embeddings]

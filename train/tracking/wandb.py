@@ -1,0 +1,204 @@
+"""Weights & Biases: one W&B run per run folder, continued under its id, with the panels of report.html.
+
+Records carry an axis metric of our own instead of step=, because W&B drops lower steps after a resume. All files are in
+the run folder. W&B's service process may outlive a run by FINISH seconds when its server does not answer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from dyad.data.base.files import write_json
+from dyad.data.base.secrets import known_secrets, redacted, without_credentials
+from dyad.train.config import Wandb
+from dyad.train.panels import Cell, Grid, Panels, Picture
+from dyad.train.tracking.progress import Record, is_training
+from dyad.train.tracking.trackers import LEAVE, PROBE, answers, server, wandb_package
+
+START, FINISH = 10.0, 12.0  # seconds that W&B itself waits for its server
+AXIS = "trainer/global_step"
+GROUPS = ("train", "val", "eval", "gallery", "scores", "confusion", "classes", "report")  # sections of the dashboard
+RecordPosition = tuple[float, bool]
+
+
+def position(record: Record) -> RecordPosition:
+    """Position of a record in a run: its step, and whether it is of training rather than of evaluation."""
+    return record["step"], is_training(record)
+
+
+def new_wandb_id() -> str:
+    return secrets.token_hex(4)
+
+
+class WandbRun:
+    """A Tracker that starts or continues one W&B run.
+
+    mode: online or offline. first_step: step to continue from. taken_back: positions of records that an earlier start
+    sent and that this one logs again.
+    """
+
+    def __init__(
+        self,
+        mode: Wandb,
+        run_dir: Path,
+        project: str,
+        run_id: str,
+        run_config: Mapping[str, Any],
+        first_step: int,
+        taken_back: set[RecordPosition],
+    ) -> None:
+        folder = self._folder = run_dir / "wandb"
+        clean_logs(folder)
+        os.environ["WANDB_DATA_DIR"] = str(folder.resolve())  # W&B stages tables and the report here
+        self._wandb = wandb_package()
+        self._wandb.setup(self._wandb.Settings(silent=True))
+        self._run = self._wandb.init(
+            project=project,
+            name=run_dir.name,
+            id=run_id,
+            resume="allow",
+            mode=mode.value,
+            dir=str(run_dir),
+            config=redacted(run_config),
+            settings=self._wandb.Settings(
+                silent=True,
+                console="off",
+                init_timeout=START,
+                finish_timeout=FINISH,
+                finish_timeout_raises=True,
+                login_timeout=START,
+                disable_code=True,
+                x_disable_meta=any(without_credentials(a) != a for a in sys.argv),  # the metadata has the command line
+            ),
+        )
+        self.where = self._run.url or ""
+        self.rest = f"`wandb sync {self._run.settings.sync_dir}` sends what W&B has"
+        self._sent = _sent(folder / f"sent-{run_id}.json", taken_back)
+        self._concluded = folder / f"concluded-{run_id}.json"
+        self._at: dict[str, float] = {AXIS: first_step}
+        self._named: set[str] = set()
+        self._run.define_metric(AXIS, hidden=True)
+        for group in ("trainer", *GROUPS):
+            self._run.define_metric(f"{group}/*", step_metric=AXIS)
+
+    def log(self, record: Record) -> None:
+        self._at = {AXIS: record["step"], "trainer/samples_seen": record["samples_seen"]}
+        if position(record) in self._sent:
+            return
+        values = {k: v for k, v in record.items() if k not in ("step", "samples_seen")}
+        for name in [name for name in values if name not in self._named]:
+            self._named.add(name)
+            if summary := _summary(name):
+                self._run.define_metric(name, step_metric=AXIS, summary=summary)
+        self._run.log({**values, **self._at})
+
+    def conclude(self, panels: Sequence[Panels], report: Path | None) -> None:
+        """Send the panels of report.html and the page, once per last step, even if the run ends there several times."""
+        if _read(self._concluded) == self._at[AXIS]:
+            return
+        if not (self._run.offline or answers(server(), PROBE)):  # W&B would ask it for 20 s
+            raise TimeoutError("its server is silent")
+        self._show(panels, report)
+        write_json(self._concluded, self._at[AXIS])
+
+    def _show(self, panels: Sequence[Panels], report: Path | None) -> None:
+        drawn: dict[str, Any] = {}
+        for shown in panels:
+            drawn |= self._drawn(shown)
+            final = {f"final/{shown.dataset}/{metric}": dict(numbers) for metric, numbers in shown.final.items()}
+            self._run.summary.update(final)
+        if report is not None:
+            drawn["report/page"] = self._wandb.Html(str(report), inject=False)
+            artifact = self._wandb.Artifact(f"report-{self._run.id}", type="report", metadata=dict(self._at))
+            artifact.add_file(str(report), name="report.html", skip_cache=True)
+            self._run.log_artifact(artifact)
+        self._run.log({**drawn, **self._at})
+
+    def _drawn(self, shown: Panels) -> dict[str, Any]:
+        """Key → W&B object, for one data set."""
+        name, plot, histograms = shown.dataset, self._wandb.plot, shown.histograms
+        drawn: dict[str, Any] = {
+            f"gallery/{name}_{title}": self._table(table) for title, table in shown.galleries.items()
+        }
+        for kind, (edges, counts) in histograms.items():
+            drawn[f"scores/{name}_{kind}"] = self._wandb.Histogram(np_histogram=(counts, edges))
+        if histograms:
+            edges = next(iter(histograms.values()))[0]
+            middles = [(low + high) / 2 for low, high in pairwise(edges)]
+            shares = [[count / max(1, sum(counts)) for count in counts] for _, counts in histograms.values()]
+            title = f"{name}: share of pairs by score"
+            drawn[f"scores/{name}"] = plot.line_series(middles, shares, list(histograms), title=title, xname="score")
+        if mistakes := shown.confusion:
+            fields = dict(zip(("Actual", "Predicted", "nPredictions"), mistakes.columns, strict=True))
+            drawn[f"confusion/{name}"] = plot.plot_table(
+                "wandb/confusion_matrix/v1", self._table(mistakes), fields, {"title": f"{name}: confusion"}
+            )
+        if shown.classes:
+            drawn[f"classes/{name}"] = self._table(shown.classes)
+        return drawn
+
+    def _table(self, table: Grid) -> Any:
+        rows = [[self._cell(cell) for cell in row] for row in table.rows]
+        return self._wandb.Table(columns=list(table.columns), data=rows, allow_mixed_types=True)
+
+    def _cell(self, cell: Cell) -> Any:
+        return self._wandb.Image(str(cell.path), caption=cell.caption) if isinstance(cell, Picture) else cell
+
+    def close(self, failed: bool) -> None:
+        self._run.finish(exit_code=int(failed))
+        clean_logs(self._folder)
+
+
+def leave(folder: Path) -> None:
+    """Stop W&B's service, for which the process would wait at exit. folder: where W&B writes."""
+
+    def tear_down() -> None:
+        with suppress(Exception):
+            sys.modules["wandb"].teardown()
+
+    thread = threading.Thread(target=tear_down, daemon=True)
+    thread.start()
+    thread.join(LEAVE)
+    clean_logs(folder)
+
+
+def clean_logs(folder: Path) -> None:
+    """Overwrite secrets in W&B's own logs, where its server sent them back. In place, as W&B may still be writing."""
+    for path in folder.glob("*run-*/logs/*.log"):
+        with suppress(OSError):
+            content = clean = b"" if path.is_symlink() else path.read_bytes()  # a link leads out of the run folder
+            for secret in map(str.encode, known_secrets()):
+                clean = clean.replace(secret, b"*" * len(secret))
+            if clean != content:
+                with path.open("r+b") as file:
+                    file.write(clean)
+
+
+def _summary(name: str) -> str | None:
+    """W&B's summary of a metric on the dashboard; None: its last value."""
+    if not name.startswith(("val/", "eval/")) or "num_" in name:
+        return None
+    return "min,last" if name.endswith("_rank") else "max,last"
+
+
+def _sent(path: Path, taken_back: set[RecordPosition]) -> set[RecordPosition]:
+    """Positions that any earlier start sent and that are logged again. In a file, as a run may be killed many times."""
+    before = {(step, training) for step, training in _read(path) or ()}
+    write_json(path, sorted(before | taken_back))
+    return before | taken_back
+
+
+def _read(path: Path) -> Any:
+    """The content of a JSON file; None if it does not exist or is damaged."""
+    with suppress(OSError, ValueError):
+        return json.loads(path.read_bytes())
+    return None
