@@ -11,9 +11,9 @@
 `jobs.run(W, keys)` starts, waits for the end with code 0 and gives the run folder. keys override those of
 helpers.tiny_runs: a model and shards for which a step takes milliseconds. job.run is tmp_path/runs/<run.name, or "a">:
 start again with the same keys and it goes on. What its folder says: losses, records, state, without_timings of
-helpers.tiny_runs; here newest_whole and digest. With observed=True it notes the samples of every step, for `ids_of_steps(job.run)`. Further
-keywords of start and launch are environment variables. Files are damaged with flip and cut; small_disk(folder, bytes)
-is a disk of that size.
+helpers.tiny_runs; here newest_whole and digest. With observed=True it notes the samples of every step, for
+`ids_of_steps(job.run)`. Further keywords of start and launch are environment variables. Files are damaged with flip and
+cut; small_disk(folder, bytes) is a disk of that size.
 """
 
 from __future__ import annotations

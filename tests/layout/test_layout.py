@@ -50,7 +50,38 @@ LEVEL = {folder: level for level, line in enumerate(LAYERS) for folder in line.s
 HEAVY = {"torch", "open_clip", "transformers", "webdataset", "accelerate", "wandb", "faiss", "pyarrow", "timm"}
 BUDGETS = {"data": 0, "train": 0, "eval": 0, "dyad": 0}  # code lines: no blanks, comments, docstrings
 QUESTIONS = """
-the temperature is clamped | train/losses/objectives/base.py | clamp
+the temperature is clamped | train/losses/objectives/base.py | clamp_
+the schedule of the learning rate | train/step/optim.py | learning_rate
+all objectives by name | train/losses/options/registry.py | build_objective
+the formats of question files | data/question_passage/formats.py | FORMATS
+DDP, and where FSDP goes | train/distributed/data_parallel.py | wrap_towers
+the all-gather with a gradient | train/losses/sums/all_gather.py | Layout
+GradCache: a batch in chunks | train/step/chunks.py | in_chunks
+the dtype of autocast | train/step/step.py | AUTOCAST
+augmentation of pictures | data/image_text/transforms.py | crop_box
+the features of a frozen tower are cached | train/towers/frozen_cache.py | FrozenCache
+a run is new, resumed, or begins with other weights | train/run/resume.py | lock_and_find
+what is in a checkpoint | train/run_folder/checkpoint.py | capture
+the hard negatives of a row are drawn | data/question_passage/negatives.py | draw_negatives
+the rules of mining | eval/mine/mining.py | mine
+R@K of pictures and captions | eval/tasks/image_text_retrieval.py | rank_metrics
+nDCG | eval/metrics/trec.py | measures
+the trackers | train/tracking/trackers.py | TRACKERS
+which samples a step sees | data/loading/order.py | Order
+what replaces a broken picture | data/loading/replacement.py | Replacements
+the backward of the log-sum-exp | train/losses/sums/lse.py | log_partition
+the name of a run that was given none | train/run_folder/folder.py | run_folder
+the index of a shard | data/shards/index.py | index_shard
+the hint for a key of another name | train/cli/synonyms.py | OTHER_NAMES
+the FAISS index | eval/search/index.py | Index
+the end of a run whose other ranks are gone | train/distributed/failures.py | PeerFailure
+SIGTERM saves and stops | train/distributed/signals.py | StopRequest
+a loss spike skips the step | train/monitor/loss_spikes.py | LossSpikes
+the columns of an evaluator's result | eval/results/kinds.py | ResultKind
+confidence intervals | eval/metrics/bootstrap.py | interval
+how many graphs of chunks are kept | train/step/graph_cache.py | MemoryBudget
+a file is written whole or not at all | data/base/files.py | whole_file
+exit codes | data/base/errors.py | ExitCode
 """
 
 
@@ -171,8 +202,9 @@ def test_no_module_has_two_names(command: str) -> None:
         "import sys, runpy; sys.argv = ['x', '--help'];"
         f"runpy.run_module({command!r}, run_name='__main__', alter_sys=True);"
         "from pathlib import Path; from collections import Counter;"
-        "files = Counter(Path(m.__file__).resolve() for n, m in sys.modules.items() if n != '__main__' and"
-        " getattr(m, '__file__', None) and Path(m.__file__).name not in ('__init__.py', '__main__.py'));"
+        "files = Counter(Path(m.__file__).resolve() for n, m in sys.modules.items()"
+        f" if n != '__main__' and str(getattr(m, '__file__', None)).startswith({str(ROOT)!r})"
+        " and Path(m.__file__).name not in ('__init__.py', '__main__.py'));"
         "print('twice', [str(f) for f, n in files.items() if n > 1])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)

@@ -1,0 +1,76 @@
+"""The wheel in its own environment, used from the folder of a stranger who has a train.py, data/ and eval/ as well."""
+
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+Tiny = Callable[[dict[str, Any]], list[str]]
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with the wheel; its dependencies are those of the environment of the tests."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source, wheels, environment = folder / "source", folder / "wheels", folder / "environment"
+    for name in ("data", "train", "eval", "configs"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("samples", "__pycache__", ".index"))
+    shutil.copytree(ROOT / "dyad", source / "dyad", symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
+        shutil.copy(ROOT / name, source)
+    pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
+    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(wheels), str(source)]
+    subprocess.run(build, check=True, capture_output=True)
+    venv.create(environment, symlinks=True)
+    torch = find_spec("torch")
+    assert torch is not None and torch.origin is not None
+    (site,) = environment.glob("lib/python*/site-packages")
+    (site / "dependencies.pth").write_text(f"import site; site.addsitedir({str(Path(torch.origin).parents[1])!r})\n")
+    install = [*pip, "--python", str(environment / "bin" / "python"), "install", "--no-deps", "--no-index"]
+    subprocess.run([*install, *map(str, wheels.glob("*.whl"))], check=True, capture_output=True)
+    return environment
+
+
+@pytest.fixture
+def strangers(tmp_path: Path) -> Path:
+    """A folder with modules that have the names of our folders and end the process when they are imported."""
+    for path in ("train.py", "configs.py", "data/__init__.py", "eval/__init__.py"):
+        (tmp_path / "own" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "own" / path).write_text("raise SystemExit('a module of the stranger')\n")
+    return tmp_path / "own"
+
+
+def run(environment: Path, folder: Path, *command: str) -> str:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    arguments: Sequence[str | Path] = [environment / "bin" / command[0], *command[1:]]
+    done = subprocess.run(arguments, cwd=folder, env=clean, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_package_is_imported_beside_modules_of_the_same_names(environment: Path, strangers: Path) -> None:
+    code = "import dyad.train.losses, dyad.data.config, dyad.eval.config; print(dyad.__file__)"
+    assert run(environment, strangers, "python", "-c", code).startswith(str(environment))
+    for command in ("train", "data", "eval", "mine", "report", "export", "doctor"):
+        assert command in run(environment, strangers, "dyad")
+        assert len(run(environment, strangers, "dyad", command, "--help").splitlines()) > 3
+
+
+def test_a_run_is_trained_examined_and_reported(environment: Path, strangers: Path, tiny: Tiny) -> None:
+    _, *arguments = tiny({"steps": 2, "run.name": "a"})
+    run(environment, strangers, "dyad", "train", *arguments)
+    (folder,) = (path.parent for path in strangers.parent.rglob("metrics.jsonl"))
+    page = (folder / "report.html").read_text()
+    run(environment, strangers, "dyad", "report", f"run={folder}")
+    assert "<html" in page and (folder / "report.html").read_text().count("<h2") == page.count("<h2")
+    torchrun = ("python", "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "dyad", "train")
+    run(environment, strangers, *torchrun, *tiny({"steps": 4, "run.name": "b"})[1:])
+    assert (folder.parent / "b" / "report.html").exists()
