@@ -1,0 +1,60 @@
+"""The examples of CONTRIBUTING.md, each section in a copy of the checkout of its own, as a contributor would do them."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SECTIONS = {
+    title: re.findall(r"```(python|diff|bash)\n(.*?)```", text, re.DOTALL)
+    for title, text in re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", (ROOT / "CONTRIBUTING.md").read_text(), re.M | re.S)
+}
+EXAMPLES = [title for title, blocks in SECTIONS.items() if blocks]
+
+
+def apply(diff: str, folder: Path) -> None:
+    """Apply a diff without line numbers: its lines of context and removal must stand in the file exactly once."""
+    name, _, change = diff.partition("\n@@\n")
+    path = folder / name.splitlines()[0].removeprefix("--- a/")
+    lines = change.splitlines(keepends=True)
+    before = "".join(line[1:] for line in lines if line[0] in " -")
+    after = "".join(line[1:] for line in lines if line[0] in " +")
+    text = path.read_text()
+    assert text.count(before) == 1, f"{path.name} has not once:\n{before}"
+    path.write_text(text.replace(before, after))
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of the code; the shipped data are a link."""
+    for name in ("data", "train", "eval", "configs"):
+        ignored = shutil.ignore_patterns("samples", "__pycache__", ".index")
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
+    shutil.copytree(ROOT / "dyad", tmp_path / "dyad", symlinks=True)
+    (tmp_path / "data" / "samples").symlink_to(ROOT / "data" / "samples")
+    return tmp_path
+
+
+@pytest.mark.parametrize("section", EXAMPLES)
+def test_an_example_works(section: str, checkout: Path) -> None:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(checkout), "WANDB_MODE": "offline"}
+    for kind, text in SECTIONS[section]:
+        if kind == "python":
+            (checkout / text.splitlines()[0].removeprefix("# ")).write_text(text)
+        elif kind == "diff":
+            apply(text, checkout)
+        else:
+            command = ["bash", "-euo", "pipefail", "-c", text]
+            done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
+            assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_kind_of_extension_has_an_example() -> None:
+    wanted = {"An objective", "A format of question files", "An evaluator", "A tower", "A tracker", "A key"}
+    assert wanted <= set(EXAMPLES)
