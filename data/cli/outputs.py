@@ -6,16 +6,18 @@ import os
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dyad.data.base.errors import BadRow, ConfigError, DataError, printable
+from dyad.data.base.errors import BadRow, ConfigError, DataError
 from dyad.data.base.files import whole_folder
+from dyad.data.base.progress import print_line
 from dyad.data.cli.options import OnError, PackOptions
 from dyad.data.shards.index import ShardIndex, index_shards
+from dyad.data.shards.rows import SUFFIXES
 
 SHOWN = 5  # bad rows that are printed in full
 
@@ -24,14 +26,11 @@ SHOWN = 5  # bad rows that are printed in full
 def new_folder(out: Path) -> Iterator[Path]:
     """A folder beside `out` that becomes `out` when the block succeeds and vanishes when it does not."""
     try:
-        with whole_folder(out, _beside(out)) as folder:
+        beside = out.resolve().parent / f".{out.name}.{os.getpid()}.partial"  # others may write the same folder
+        with whole_folder(out, beside) as folder:
             yield folder
     except OSError as error:
         raise ConfigError(f"out={out} cannot be written: {error}") from error
-
-
-def _beside(out: Path) -> Path:
-    return out.resolve().parent / f".{out.name}.{os.getpid()}.partial"
 
 
 def checked_out(options: PackOptions) -> Path:
@@ -57,9 +56,9 @@ def shard_writer(folder: Path, options: PackOptions) -> Iterator[Callable[[dict[
         yield writer.write
 
 
-def index_new(files: Iterable[Path]) -> list[ShardIndex]:
-    """Index new files, which reads them as training will."""
-    indexes = list(index_shards(sorted(map(str, files))))
+def index_new(folder: Path) -> list[ShardIndex]:
+    """Index the files of a new folder, which reads them as training will."""
+    indexes = list(index_shards(sorted(str(file) for file in folder.iterdir() if file.suffix in SUFFIXES)))
     assert not any(index.problems for index in indexes), indexes
     return indexes
 
@@ -72,8 +71,8 @@ def shard_names(folder: Path, shards: int) -> Path:
 def command(program: str, paths: Mapping[str, Path], *others: str) -> str:
     """A command to copy. `paths` by key are quoted for the shell and for Hydra, which does not read bare braces."""
     escaped = {key: str(path).replace("\\", "\\\\").replace('"', '\\"') for key, path in paths.items()}
-    words = [*(f'{key}="{value}"' for key, value in escaped.items()), *others]
-    return " ".join([program, *map(shlex.quote, words)])
+    arguments = [*(f'{key}="{value}"' for key, value in escaped.items()), *others]
+    return " ".join([program, *map(shlex.quote, arguments)])
 
 
 @dataclass
@@ -96,7 +95,7 @@ class Tally:
                 raise DataError(f"{message}. With on_error=skip such rows are left out and counted.") from None
             self.skipped[bad.reason] += 1
             if self.skipped.total() <= SHOWN:
-                print(printable(f"skipped {message}"), file=sys.stderr)
+                print_line(f"skipped {message}", sys.stderr)
 
     def check_any(self, source: str) -> None:
         """Raise DataError when no row was good."""
