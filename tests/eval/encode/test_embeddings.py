@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from jobs.embeddings_job import BLOCK, ITEMS, WINDOW, Glosses, Small, digest, encoded, names, texts_of, write_corpus
 from torch import Tensor, nn
 
-from dyad.data.base.errors import ConfigError, DataError, HardwareError
 from dyad.data.base import progress
+from dyad.data.base.errors import ConfigError, DataError, HardwareError
 from dyad.eval.encode import embeddings
 from dyad.eval.encode.embeddings import encode_corpus, identity_of
 from dyad.eval.encode.encoder import Encoder
