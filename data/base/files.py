@@ -151,15 +151,15 @@ class LineFile:
         """Append a line; a newline is added."""
         with self._lock:
             self._waiting += line.encode() + b"\n"
+            was_failing, self._failing = self._failing, False
             try:
                 self._flush()
             except OSError as error:
-                if not self._failing:
-                    self._failing = True
+                self._failing = True
+                if not was_failing:
                     self._log(f"{self._path} takes no more lines ({error.strerror}): they wait in memory")
                 return
-            if self._failing:
-                self._failing = False
+            if was_failing:
                 self._log(f"{self._path} has all its lines again")
 
     def sync(self) -> None:

@@ -232,33 +232,6 @@ class PassageStatistics:
         )
 
 
-@dataclass
-class QuestionFindings:
-    """What the rows hold. lengths: for each list of passages, its length in each row. questions: content keys.
-
-    inline: the passages that stand in the rows themselves. positives: content keys of the positives among them.
-    """
-
-    lengths: dict[str, array[int]] = field(default_factory=lambda: {name: INTEGERS() for name in LISTS})
-    questions: array[int] = field(default_factory=INTEGERS)
-    inline: PassageStatistics = field(default_factory=PassageStatistics)
-    positives: array[int] = field(default_factory=INTEGERS)
-    answered: int = 0
-    answers: int = 0
-
-    def add(self, row: QuestionRow) -> None:
-        for name, lengths in self.lengths.items():
-            passages = getattr(row, name)
-            lengths.append(len(passages))
-            for passage in passages if isinstance(passages, InlinePassages) else ():
-                self.inline.add(passage)
-        if isinstance(row.positives, InlinePassages):
-            self.positives.extend(row.positives.keys)
-        self.questions.append(row.question.key)
-        self.answers += len(row.question.answers)
-        self.answered += bool(row.question.answers)
-
-
 def _contradictions(row: QuestionRow) -> Iterator[str]:
     """Messages about passages that the row lists as positive and as negative."""
     positives = {key: i for i, key in reversed(list(enumerate(row.positives.keys)))}
@@ -273,32 +246,42 @@ def check_questions(values: Sequence[str], options: CheckOptions) -> None:
 
     Raises DataError at the end when training would refuse a row, or a row lists a passage as positive and as negative.
     """
-    source, found, bad, rows = open_input(values, options, "SOURCE"), QuestionFindings(), BadLines(), 0
+    source, bad, rows = open_input(values, options, "SOURCE"), BadLines(), 0
+    lengths = {name: INTEGERS() for name in LISTS}  # of the lists of each row
+    answers, inline = INTEGERS(), PassageStatistics()  # number of answers; passages that stand in the rows themselves
+    questions, positives = INTEGERS(), INTEGERS()  # content keys; positives: of those among `inline`
     for where, row in source.rows:
         rows += 1
         if isinstance(row, BadRow):
             bad.add(f"{where}: {row}")
             continue
-        found.add(row)
         for message in _contradictions(row):
             bad.add(f"{where}: {message}")
+        for name in LISTS:
+            passages = getattr(row, name)
+            lengths[name].append(len(passages))
+            for passage in passages if isinstance(passages, InlinePassages) else ():
+                inline.add(passage)
+        if isinstance(row.positives, InlinePassages):
+            positives.extend(row.positives.keys)
+        questions.append(row.question.key)
+        answers.append(len(row.question.answers))
     corpus = PassageStatistics()
     for i, passage in enumerate(source.passages()):
         corpus.add(passage)
         if source.corpus and _is_empty(passage):
             bad.add(f"{source.corpus.rows.where(i)}: empty passage")
-    repeated = count_repeated(found.questions)
-    print(f"questions       {len(found.questions):,} of {rows:,} rows, {repeated:,} repeat another")
-    for name, lengths in found.lengths.items():
-        print(f"{name.replace('_', ' '):15} {sum(lengths):,}; per row {_quantiles(lengths)}")
-    print(f"answers         {found.answers:,}, of {found.answered:,} questions")
-    if found.inline.keys:
-        print(f"passages        {found.inline}")
+    print(f"questions       {len(questions):,} of {rows:,} rows, {count_repeated(questions):,} repeat another")
+    for name, per_row in lengths.items():
+        print(f"{name.replace('_', ' '):15} {sum(per_row):,}; per row {_quantiles(per_row)}")
+    print(f"answers         {sum(answers):,}, of {len(answers) - answers.count(0):,} questions")
+    if inline.keys:
+        print(f"passages        {inline}")
     if source.corpus:
         print(f"corpus          {corpus}")
-    if source.corpus and found.positives:
-        missing = np.isin(np.array(found.positives, np.int64), source.corpus.keys, invert=True).sum()
-        print(f"not in corpus   {missing:,} of the {len(found.positives):,} positives that are in the rows")
+    if source.corpus and positives:
+        missing = np.isin(np.array(positives, np.int64), source.corpus.keys, invert=True).sum()
+        print(f"not in corpus   {missing:,} of the {len(positives):,} positives that are in the rows")
     _finish(source.unread, bad, rows)
 
 

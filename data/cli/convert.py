@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,19 +19,17 @@ from dyad.data.question_passage.passages import InlinePassages
 from dyad.data.question_passage.questions import LISTS, QuestionRow
 
 BY_ID = (Target.tevatron_ids, Target.beir)  # formats whose rows name passages of a corpus
-NEEDS_IDS = (Target.tevatron, *BY_ID)
 MNRL_BATCH = 64  # global_batch_size of experiment=mnrl
 
 
 @dataclass
 class ConversionReport:
-    """What became of the rows, by name. made: content keys of what got an id. dropped: what the format cannot hold."""
+    """What became of the rows, by name. joined: with an equal one before them. dropped: what the format cannot hold."""
 
     target: Target
     tally: Tally
     unread: UnreadFields
     written: Counter[str] = field(default_factory=Counter)
-    made: dict[str, array[int]] = field(default_factory=lambda: {"question ids": array("q"), "passage ids": array("q")})
     joined: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
 
@@ -41,19 +37,14 @@ class ConversionReport:
         """Count a row that was written."""
         for name in LISTS[:1] if self.target is Target.beir else LISTS:
             self.written[name.replace("_", " ")] += len(getattr(row, name))
-        if self.target in NEEDS_IDS:
-            self.made["question ids"].extend([] if row.question.id else [row.question.key])
-            passages = [*row.positives, *row.negatives, *row.hard_negatives]
-            self.made["passage ids"].extend(passage.key for passage in passages if passage.id is None)
 
     def print(self, out: Path) -> None:
-        """Print what was written, skipped, made, joined, dropped and not read."""
+        """Print what was written, skipped, joined, dropped and not read."""
         name = self.target.name
         print(f"{_counts(self.written)} in {out} ({name}), indexed")
         if self.tally.skipped:
             print(self.tally)
-        counts: dict[str, Mapping[str, int]] = {
-            f"made, since {name} needs them": {what: len(np.unique(np.array(k))) for what, k in self.made.items()},
+        counts = {
             f"joined, since {name} has each once": self.joined,
             f"dropped, since {name} cannot hold them": self.dropped,
         }
@@ -64,7 +55,7 @@ class ConversionReport:
             print(f"not read: {unread}")
 
 
-def _counts(counter: Mapping[str, int]) -> str:
+def _counts(counter: Counter[str]) -> str:
     return ", ".join(f"{count:,} {what}" for what, count in counter.items() if count)
 
 
@@ -95,7 +86,7 @@ def _write(questions: InputQuestions, folder: Path, options: PackOptions, report
     with ExitStack() as stack:
         written, corpus = stack.enter_context(written_ids(folder)), None
         if target in BY_ID or (source and target in CORPORA):  # the format needs a corpus, or allows that of the source
-            corpus = stack.enter_context(corpus_writer(folder, target, written, source))
+            corpus = stack.enter_context(corpus_writer(folder, target, written, source, report.dropped))
             corpus.copy(questions.passages())
         write = stack.enter_context(row_writer(folder, options, written))
         for where, row in questions.rows:
@@ -117,7 +108,6 @@ def _write(questions: InputQuestions, folder: Path, options: PackOptions, report
                         named[passages.positions] = True
         if corpus:
             report.written["passages"] = corpus.count
-            report.dropped.update(corpus.dropped)
     if target not in CORPORA:
         report.dropped["passages that no row names"] = int((~named).sum())
 
@@ -146,15 +136,13 @@ def convert_passages(source: str, options: PackOptions) -> None:
         raise ConfigError(f"INPUT {source} has passages only: to= must be one of {', '.join(t.name for t in CORPORA)}.")
     report = ConversionReport(target, Tally(options.on_error), unread)
     with new_folder(out) as folder:
-        with written_ids(folder) as written, corpus_writer(folder, target, written, None) as corpus:
+        with written_ids(folder) as written, corpus_writer(folder, target, written, None, report.dropped) as corpus:
             for where, passage in open_passages(source, "INPUT", unread):
                 with report.tally.row(where):
                     if isinstance(passage, BadRow):
                         raise passage
                     report.joined["passages with an equal one before them"] += not corpus.add([passage])
-                    report.made["passage ids"].extend([passage.key] if passage.id is None else [])
             report.written["passages"] = corpus.count
-            report.dropped.update(corpus.dropped)
         report.tally.check_any(source)
         index_new(folder)
     report.print(out)

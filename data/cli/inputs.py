@@ -120,14 +120,13 @@ def _first_file(sources: Sequence[str]) -> str | None:
 
 def refuse_unknown(sources: Sequence[str]) -> None:
     """Raise ConfigError, naming its fields, when the first of some sources has rows that are of no known format."""
-    file, fields = _first_file(sources), None
     with suppress(OSError):
-        fields = _first_fields(file) if file and shard_name(file).endswith(".jsonl") else None
-    if fields is not None:
-        raise ConfigError(
-            f"{file}: {formats.unknown_format(fields)}; passages: text, and one of {', '.join(PASSAGE_IDS)}."
-            " Pairs of a picture and its caption are checked when they are packed."
-        )
+        file = _first_file(sources)
+        if file and shard_name(file).endswith(".jsonl") and (fields := _first_fields(file)) is not None:
+            raise ConfigError(
+                f"{file}: {formats.unknown_format(fields)}; passages: text, and one of {', '.join(PASSAGE_IDS)}."
+                " Pairs of a picture and its caption are checked when they are packed."
+            )
 
 
 def _kind_of_file(file: str) -> InputKind:
@@ -232,24 +231,21 @@ def _rows(
             row = questions.row_of(formats.record_of(fields, config), corpus, where, "corpus=")
         except KeyError as error:
             raise BadRow("id that is not in the corpus", f"'{error.args[0]}'") from None
-        _count_unread(unread, fields, row)
+        _count_unread(unread, fields)
         return row
 
     return _read(rows, convert)
 
 
-def _count_unread(unread: UnreadFields, fields: Mapping[str, Any], row: QuestionRow) -> None:
-    """Count the fields that the row's format has no use for, and candidates that are neither the best nor the worst."""
+def _count_unread(unread: UnreadFields, fields: Mapping[str, Any]) -> None:
+    """Count the fields that the row's format has no use for."""
     read = format_of(fields)
     assert read is not None
     unread.add(fields, (read.question, *read.lists, *formats.QUESTION_FIELDS))
     unread.add_metadata(fields)
-    entries = [entry for name in read.lists for entry in fields.get(name) or ()]
-    for entry in entries:
+    for entry in (entry for name in read.lists for entry in fields.get(name) or ()):
         if isinstance(entry, Mapping):
             unread.add(entry, read.passage_fields, " of passages")
-    if middle := len(entries) - len(row.positives) - len(row.negatives) - len(row.hard_negatives):
-        unread["candidates in the middle"] += middle
 
 
 def _judged(qrels: str, queries: Corpus, corpus: Corpus, unread: UnreadFields) -> Located[QuestionRow]:

@@ -93,9 +93,8 @@ VERBS = (
     ),
 )
 FORMER = {
-    "unpack": "'unpack' is no verb any more. Unpack with: gunzip -k FILE.gz, or zstd -d FILE.zst",
-    "build": "'build' is no verb any more. The builders of data/samples are in tests/build_samples of the repository: "
-    "python -m tests.build_samples --help",
+    "unpack": "Unpack with: gunzip -k FILE.gz, or zstd -d FILE.zst",
+    "build": "The builders of data/samples are in the repository: python -m tests.build_samples --help",
 }
 
 
@@ -107,7 +106,7 @@ def main() -> None:
         examples = [f"  {f'python -m data {verb.examples[0]}':58} {verb.purpose}" for verb in VERBS]
         print("\n".join([PURPOSE, "", *examples, "", CLOSING]))
     elif name in FORMER:
-        raise ConfigError(FORMER[name])
+        raise ConfigError(f"'{name}' is no verb any more. {FORMER[name]}")
     elif name not in named:
         raise ConfigError(f"unknown verb '{name}'.{nearest(name, named)} There is: {', '.join(named)}.")
     elif set(HELP) & set(rest):

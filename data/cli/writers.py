@@ -21,7 +21,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count, repeat
 from pathlib import Path
@@ -257,15 +257,15 @@ CORPORA = {
 class CorpusWriter:
     """Writes a corpus with each id once. source: a corpus whose passages are copied into it first, or None.
 
-    count: passages written. dropped: what of them the file cannot hold.
+    dropped: takes, by name, how much of the passages the file cannot hold. count: passages written.
     """
 
     file: BinaryIO
     line: PassageLine
     written: WrittenIds
     source: Corpus | None
+    dropped: Dropped
     count: int = 0
-    dropped: Dropped = field(default_factory=Counter)
 
     def copy(self, passages: Iterable[Passage]) -> None:
         """Write the passages of `source`. Raises DataError for one that the file cannot hold: rows may need it."""
@@ -302,11 +302,14 @@ class CorpusWriter:
 
 
 @contextmanager
-def corpus_writer(folder: Path, target: Target, written: WrittenIds, source: Corpus | None) -> Iterator[CorpusWriter]:
+def corpus_writer(
+    folder: Path, target: Target, written: WrittenIds, source: Corpus | None, dropped: Dropped
+) -> Iterator[CorpusWriter]:
+    """A writer of the corpus of a format in a new folder."""
     form = CORPORA[target]
     with (folder / form.name).open("wb") as file:
         file.write(form.header)
-        yield CorpusWriter(file, form.line, written, source)
+        yield CorpusWriter(file, form.line, written, source, dropped)
 
 
 # ---- what was written ----------------------------------------------------------------------------------------------
