@@ -45,14 +45,12 @@ INTEGERS = partial(array, "q")  # 64 bits each: there may be many millions
 
 def run(arguments: Sequence[str], options: CheckOptions) -> None:
     """Check the sources, print a summary. Raises DataError at the end for anything that training would refuse."""
-    kind = kind_of(arguments)
-    if kind is InputKind.questions:
-        check_questions(arguments, options)
-    elif kind is InputKind.passages:
-        check_passages(arguments, options)
-    else:
-        refuse_unknown(arguments)
-        check_shards(arguments, options)
+    checks = {
+        InputKind.pictures: check_shards,
+        InputKind.questions: check_questions,
+        InputKind.passages: check_passages,
+    }
+    checks[kind_of(arguments)](arguments, options)
 
 
 @dataclass
@@ -111,10 +109,11 @@ class PictureFindings:
 
 
 def check_shards(values: Sequence[str], options: CheckOptions) -> None:
-    """Check all shards and print a summary. Raises DataError at the end when anything is damaged.
+    """Check all shards of pictures and print a summary. Raises DataError at the end when anything is damaged.
 
     The samples of a shard whose structure is broken are not read; its problems are listed.
     """
+    refuse_unknown(values)
     indexes = index_sources(parse_sources(values, "SOURCE"), options.workers)
     sound = [index for index in indexes if not index.problems]
     tasks = [
@@ -145,9 +144,7 @@ def check_shards(values: Sequence[str], options: CheckOptions) -> None:
 
 
 @contextmanager
-def parallel_map(
-    workers: int | None, tasks: int
-) -> Iterator[Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]]:
+def parallel_map(workers: int | None, tasks: int) -> Iterator[Callable[..., Iterable[Any]]]:
     """A `map` that runs in several processes, or in this one when there are few tasks. workers: None: one per core."""
     processes = min(workers if workers is not None else available_cores(), tasks // TASKS_PER_PROCESS)
     if processes < 2:
@@ -187,10 +184,10 @@ def _captions(sample: ShardSample, names: Sequence[str]) -> Sequence[str]:
 
     Raises SampleError as training does.
     """
-    held = {*sample.members, *sample.fields} - {"json"}
-    name = next((name for name in names if name in held), None)
+    there = {*sample.members, *sample.fields} - {"json"}
+    name = next((name for name in names if name in there), None)
     if name is None:
-        has = ", ".join(sorted(held))
+        has = ", ".join(sorted(there))
         raise SampleError(f"{sample.where} has no caption: captions={','.join(names)}, it has {has:.200}.")
     if name == "cls":
         sample.label(name)
@@ -308,7 +305,7 @@ def check_passages(values: Sequence[str], options: CheckOptions) -> None:
 
 
 def _repeated_ids(values: Sequence[str], found: PassageStatistics) -> Iterator[str]:
-    """Messages about ids that stand twice. Reads all passages again, since only hashes of the ids were kept."""
+    """Messages about ids that stand twice. Reads all passages again, since only hashes of the ids are in memory."""
     hashes, counts = np.unique(np.array(found.id_hashes, np.int64), return_counts=True)
     repeated, first = set(hashes[counts > 1].tolist()), dict[str, str]()
     for where, passage in open_passages(values, "SOURCE", UnreadFields()):

@@ -120,7 +120,7 @@ def _train_command(out: Path, options: PackOptions, files: int, questions: int) 
     }.get(options.to, out / f"{options.split}.jsonl")
     paths = {"data.train": train}
     if options.to is Target.tevatron_ids:
-        paths["data.passage.corpus"] = out / CORPORA[options.to].name
+        paths["data.passage.corpus"] = out / CORPORA[options.to][0]
     split = [f"data.question.split={options.split}"] if options.to is Target.beir and options.split != "train" else []
     batch = [f"global_batch_size={questions}"] if questions < MNRL_BATCH else []
     return command("python -m train experiment=mnrl model.text.name=bert-base-uncased", paths, *split, *batch)

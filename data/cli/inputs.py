@@ -69,9 +69,9 @@ class UnreadFields(Counter[str]):
         """The most frequent fields with their counts, for a message."""
         found = sorted((-count, what) for what, count in self.items() if count)
         listed = [f"{formats.short_name(what)} ({-count:,})" for count, what in found[: formats.NAMED]]
-        return ", ".join(
-            [*listed, *([f"{len(found) - formats.NAMED:,} more fields"] if len(found) > formats.NAMED else [])]
-        )
+        if len(found) > formats.NAMED:
+            listed.append(f"{len(found) - formats.NAMED:,} more fields")
+        return ", ".join(listed)
 
 
 @dataclass(frozen=True)

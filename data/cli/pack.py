@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from dyad.data.base.errors import BadRow, ConfigError, DataError
+from dyad.data.cli import outputs
 from dyad.data.cli.convert import convert, convert_passages
 from dyad.data.cli.inputs import InputKind, kind_of
 from dyad.data.cli.options import PackOptions, Target
-from dyad.data.cli.outputs import Tally, checked_out, command, index_new, new_folder, shard_names, shard_writer
 from dyad.data.image_text.pictures import read_header
 from dyad.data.shards.scan_tar import MAX_BYTES, PICTURES
 from dyad.data.shards.tables import PairTable, TablePair, content, open_table
@@ -29,25 +27,25 @@ def pack_pairs(source: str, options: PackOptions) -> None:
     Raises ConfigError for a folder that exists or a column that does not, DataError naming the row for a missing or
     undecodable picture or an empty caption (`on_error=stop`). Then the folder is not made.
     """
-    out = checked_out(options)
+    out = outputs.checked_out(options)
     if options.to is not Target.shards:
         raise ConfigError(f"to={options.to.name}: pictures and captions become shards; only questions are converted.")
-    table, tally = open_table(Path(source), options), Tally(options.on_error)
-    with new_folder(out) as folder:
-        with shard_writer(folder, options) as write:
+    table, tally = open_table(Path(source), options), outputs.Tally(options.on_error)
+    with outputs.new_folder(out) as folder:
+        with outputs.shard_writer(folder, options) as write:
             for where, fields in table.rows():
                 with tally.row(f"{source}: {where}"):
                     members = _members(table.pair(fields), table, options)
                     write({"__key__": f"{tally.rows - 1:09d}", **members})
         tally.check_any(source)
-        indexes = index_new(folder)
+        indexes = outputs.index_new(folder)
     samples, megabytes = sum(i.samples for i in indexes), sum(i.size for i in indexes) / 1e6
     print(f"{samples:,} samples in {len(indexes)} shards ({megabytes:,.1f} MB) in {out}, indexed")
     if tally.skipped:
         print(tally)
     captions = [f"data.captions=[{table.caption_key}]"] if table.listed else []
     how = ["model.name=ViT-B-32", "epochs=10", f"global_batch_size={min(samples, 256)}"]
-    train = command("python -m train", {"data.train": shard_names(out, len(indexes))}, *captions, *how)
+    train = outputs.command("python -m train", {"data.train": outputs.shard_names(out, len(indexes))}, *captions, *how)
     print(f"train on them:\n  {train}")
 
 
@@ -60,17 +58,7 @@ def _members(pair: TablePair, table: PairTable, options: PackOptions) -> dict[st
         raise BadRow("undecodable picture", f"{pair.image}: {error}") from None
     members = {suffix: picture}
     if not table.listed:
-        members["txt"] = str(pair.caption).encode()
+        members["txt"] = outputs.checked_size("txt", str(pair.caption).encode())
     if table.listed or table.extra:
-        members["json"] = _json({table.caption_key: pair.caption, **pair.extra})
-    for kind in ("txt", "json"):
-        if len(members.get(kind, b"")) > MAX_BYTES[kind]:
-            raise BadRow(f"{kind} too long", f"more than {MAX_BYTES[kind]} bytes")
+        members["json"] = outputs.json_bytes({table.caption_key: pair.caption, **pair.extra})
     return members
-
-
-def _json(value: dict[str, Any]) -> bytes:
-    try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, default=str).encode()
-    except ValueError as error:
-        raise BadRow("a field JSON cannot hold", str(error)) from None

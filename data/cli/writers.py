@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -29,12 +28,11 @@ from typing import Any, BinaryIO
 
 from dyad.data.base.errors import BadRow, DataError
 from dyad.data.cli.options import PackOptions, Target
-from dyad.data.cli.outputs import shard_writer
+from dyad.data.cli.outputs import json_bytes, shard_writer
 from dyad.data.question_passage.corpus import Corpus
 from dyad.data.question_passage.passages import Passage, Question
 from dyad.data.question_passage.questions import QuestionRow
 from dyad.data.shards.content_keys import key_name
-from dyad.data.shards.scan_tar import MAX_BYTES
 
 Fields = dict[str, Any]
 Dropped = Counter[str]  # by name, how much of the source the new files cannot hold
@@ -42,14 +40,6 @@ AddJson = Callable[[bytes], object]
 WriteRow = Callable[[QuestionRow, Dropped], bool]  # returns False when the row was joined with an earlier one
 PassageLine = Callable[[Passage, Dropped], bytes]
 IN_TABLE = '\t\r\n"'  # characters that an id in a table cannot have: some readers split lines without csv
-
-
-def json_bytes(fields: Fields) -> bytes:
-    """The fields as JSON. Raises BadRow when it is longer than our readers take: the source may name texts by ids."""
-    content = json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()
-    if len(content) > MAX_BYTES["json"]:
-        raise BadRow("json too long", f"more than {MAX_BYTES['json']} bytes")
-    return content
 
 
 def passage_id(passage: Passage) -> str:
@@ -236,20 +226,11 @@ def _json_line(id_key: str, passage: Passage, dropped: Dropped) -> bytes:
     return json_bytes(_document(id_key, passage)) + b"\n"
 
 
-@dataclass(frozen=True)
-class CorpusFormat:
-    """A file of passages: its name, what makes a line of a passage, and the first line."""
-
-    name: str
-    line: PassageLine
-    header: bytes = b""
-
-
-CORPORA = {
-    Target.dpr: CorpusFormat("corpus.tsv", _table_line, b"id\ttext\ttitle\n"),
-    Target.tevatron: CorpusFormat("corpus.jsonl", partial(_json_line, "docid")),
-    Target.tevatron_ids: CorpusFormat("corpus.jsonl", partial(_json_line, "docid")),
-    Target.beir: CorpusFormat("corpus.jsonl", partial(_json_line, "_id")),
+CORPORA = {  # format → name of its file of passages, and what makes a line of a passage
+    Target.dpr: ("corpus.tsv", _table_line),
+    Target.tevatron: ("corpus.jsonl", partial(_json_line, "docid")),
+    Target.tevatron_ids: ("corpus.jsonl", partial(_json_line, "docid")),
+    Target.beir: ("corpus.jsonl", partial(_json_line, "_id")),
 }
 
 
@@ -306,10 +287,11 @@ def corpus_writer(
     folder: Path, target: Target, written: WrittenIds, source: Corpus | None, dropped: Dropped
 ) -> Iterator[CorpusWriter]:
     """A writer of the corpus of a format in a new folder."""
-    form = CORPORA[target]
-    with (folder / form.name).open("wb") as file:
-        file.write(form.header)
-        yield CorpusWriter(file, form.line, written, source, dropped)
+    name, line = CORPORA[target]
+    with (folder / name).open("wb") as file:
+        if line is _table_line:
+            file.write(b"id\ttext\ttitle\n")
+        yield CorpusWriter(file, line, written, source, dropped)
 
 
 # ---- what was written ----------------------------------------------------------------------------------------------
