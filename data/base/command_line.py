@@ -1,4 +1,4 @@
-"""Command lines of key=value words for the commands other than training: reading them, and their help.
+"""Command lines of key=value arguments for all commands but training: their parser and their help.
 
 A dataclass describes the keys of a command: names, types, defaults and meanings (`data.config.described`). A value is
 taken as it stands, so braces need no quotes; one pair of quotes around it is dropped. Imports nothing heavy.
@@ -109,7 +109,10 @@ def run_option(config: type, name: str) -> Any:
 
 
 def help_text(purpose: str, examples: Mapping[str, str], schema: type, notes: str = "") -> str:
-    """The help page of a command: purpose, commands to copy, keys with default and meaning. examples: what → command"""
+    """The help page of a command: its purpose, commands to copy, its keys.
+
+    examples: what a command does → the command. schema: the dataclass of the keys. notes: text after the keys.
+    """
     commands = [f"  {command}\n      {what}" for what, command in examples.items()]
     codes = "Exit codes: 0 ok, 2 configuration, 3 damaged data or checkpoint, 4 hardware"
     closing = [notes, codes] if notes else [codes]
@@ -118,13 +121,13 @@ def help_text(purpose: str, examples: Mapping[str, str], schema: type, notes: st
 
 def key_table(schema: Any) -> list[str]:
     """Key, default, meaning and choices: one line for each key of a command."""
-    options = fields(schema)
-    width = max(len(option.name) for option in options)
-    choices = [f" ({'|'.join(type(o.default).__members__)})" if isinstance(o.default, Enum) else "" for o in options]
-    return [
-        f"  {option.name:<{width}}  {_default(option):26} {option.metadata['help']}{choice}"
-        for option, choice in zip(options, choices, strict=True)
-    ]
+    width = max(len(option.name) for option in fields(schema))
+    lines = []
+    for option in fields(schema):
+        kind = type(option.default)
+        choices = f" ({'|'.join(kind.__members__)})" if issubclass(kind, Enum) else ""
+        lines.append(f"  {option.name:<{width}}  {_default(option):26} {option.metadata['help']}{choices}")
+    return lines
 
 
 def _default(option: Field[Any]) -> str:

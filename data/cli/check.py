@@ -55,7 +55,7 @@ def run(arguments: Sequence[str], options: CheckOptions) -> None:
 
 @dataclass
 class BadLines:
-    """Messages about bad data: the first SHOWN of them, and their number, since nearly every row may be bad."""
+    """Messages about bad data. Only the first SHOWN are stored, since nearly every row may be bad; count: of all."""
 
     lines: list[str] = field(default_factory=list)
     count: int = 0
@@ -87,7 +87,7 @@ def count_repeated(keys: array[int]) -> int:
 
 @dataclass
 class PictureFindings:
-    """What some samples hold. Findings of parts add up with `+=`.
+    """Statistics of samples of pictures. `+=` adds those of other samples.
 
     widths, heights: pixels. words: number of words in each caption. pictures, texts: content keys.
     """
@@ -155,7 +155,7 @@ def parallel_map(workers: int | None, tasks: int) -> Iterator[Callable[..., Iter
 
 
 def examine(task: tuple[ShardIndex, range, CheckOptions]) -> PictureFindings:
-    """Read and decode some samples of one shard. The task: the shard, the rows of the samples, the options."""
+    """Read and decode samples of one shard. task: the shard, the rows of these samples, the options of the command."""
     from dyad.data.image_text.sample import ShardSample
 
     index, rows, options = task
@@ -208,7 +208,7 @@ def _range(values: array[int]) -> str:
 
 @dataclass
 class PassageStatistics:
-    """What passages hold, as numbers: 64-bit hashes of their ids, content keys, bytes of their texts."""
+    """Statistics of passages: 64-bit hashes of the ids, content keys, sizes of the texts in bytes, number of titles."""
 
     id_hashes: array[int] = field(default_factory=INTEGERS)
     keys: array[int] = field(default_factory=INTEGERS)
@@ -305,7 +305,7 @@ def check_passages(values: Sequence[str], options: CheckOptions) -> None:
 
 
 def _repeated_ids(values: Sequence[str], found: PassageStatistics) -> Iterator[str]:
-    """Messages about ids that stand twice. Reads all passages again, since only hashes of the ids are in memory."""
+    """A message for each passage with the id of an earlier one. Reads all again, since `found` has hashes of ids only."""
     hashes, counts = np.unique(np.array(found.id_hashes, np.int64), return_counts=True)
     repeated, first = set(hashes[counts > 1].tolist()), dict[str, str]()
     for where, passage in open_passages(values, "SOURCE", UnreadFields()):

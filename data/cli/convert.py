@@ -24,7 +24,11 @@ MNRL_BATCH = 64  # global_batch_size of experiment=mnrl
 
 @dataclass
 class ConversionReport:
-    """What became of the rows, by name. joined: with an equal one before them. dropped: what the format cannot hold."""
+    """Counts, by name, of what a conversion made of an input.
+
+    written: in the new files. joined: not written, since an equal one was written before. dropped: what the new format
+    cannot hold. unread: fields that no format has a use for.
+    """
 
     target: Target
     tally: Tally
@@ -32,11 +36,6 @@ class ConversionReport:
     written: Counter[str] = field(default_factory=Counter)
     joined: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
-
-    def count(self, row: QuestionRow) -> None:
-        """Count a row that was written."""
-        for name in LISTS[:1] if self.target is Target.beir else LISTS:
-            self.written[name.replace("_", " ")] += len(getattr(row, name))
 
     def print(self, out: Path) -> None:
         """Print what was written, skipped, joined, dropped and not read."""
@@ -80,7 +79,7 @@ def convert(source: str, options: PackOptions) -> None:
 
 
 def _write(questions: InputQuestions, folder: Path, options: PackOptions, report: ConversionReport) -> None:
-    """Write all files."""
+    """Write the files of a conversion into `folder`, and count in `report` what becomes of each row."""
     target, source, tally = options.to, questions.corpus, report.tally
     named = np.zeros(len(source or ()), bool)  # passages of the source's corpus that a row names
     with ExitStack() as stack:
@@ -101,7 +100,8 @@ def _write(questions: InputQuestions, folder: Path, options: PackOptions, report
                 new = write(whole, dropped)
                 report.written["questions"] += new
                 report.joined["rows with the question of an earlier one"] += not new
-                report.count(whole)
+                for name in LISTS[:1] if target is Target.beir else LISTS:
+                    report.written[name.replace("_", " ")] += len(getattr(whole, name))
                 report.dropped.update(dropped)
                 for passages in lists:
                     if isinstance(passages, CorpusPassages):
@@ -113,6 +113,7 @@ def _write(questions: InputQuestions, folder: Path, options: PackOptions, report
 
 
 def _train_command(out: Path, options: PackOptions, files: int, questions: int) -> str:
+    """The command that trains on the new files. files: number of shards. questions: number of rows."""
     train = {
         Target.shards: shard_names(out, files),
         Target.dpr: out / f"{options.split}.json",

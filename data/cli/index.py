@@ -1,4 +1,4 @@
-"""`python -m data index`: a table of shards and their problems, and the manifest."""
+"""`python -m data index`: prints a table of shards and their problems, and writes a manifest of the shards."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run(arguments: Sequence[str], options: IndexOptions) -> None:
 
 
 def index_sources(sources: Sequence[ShardSource], workers: int | None) -> list[ShardIndex]:
-    """The indexes of all shards of some sources. Shows how many are done."""
+    """The indexes of all shards of some sources. Shows its progress."""
     paths = [shard for source in sources for shard in source.shards]
     return list(tracked(index_shards(paths, workers), "indexing", len(paths)))
 

@@ -41,13 +41,13 @@ COUNTED = 1_000  # names of unread fields that are counted one by one: a table k
 OTHERS = "other fields"
 
 T = TypeVar("T")
-Located = Iterator[tuple[str, T | BadRow]]  # where a row stands, and what it holds
+Located = Iterator[tuple[str, T | BadRow]]  # location of a row, for messages, and what the row holds
 
 InputKind = StrEnum("InputKind", ["pictures", "questions", "passages"])  # what an input holds
 
 
 class UnreadFields(Counter[str]):
-    """The number of fields, by name, that no format has a use for."""
+    """Counts, by name, of fields that the readers ignore."""
 
     def add(self, fields: Iterable[str], read: Container[str], suffix: str = "") -> None:
         """Count those of `fields` that are not in `read`. suffix: follows their names."""
@@ -76,9 +76,10 @@ class UnreadFields(Counter[str]):
 
 @dataclass(frozen=True)
 class InputQuestions:
-    """The questions of an input, read once; one without an id has the id ''. unread: grows while rows are read.
+    """The questions of an input.
 
-    corpus: all passages, where they stand in a file of their own.
+    corpus: its passages, if they are in a file of their own. rows: can be read once; a question without an id has the
+    id ''. unread: ignored fields of the rows that were read so far.
     """
 
     corpus: Corpus | None
@@ -97,7 +98,7 @@ class InputQuestions:
 
 
 def kind_of(sources: Sequence[str]) -> InputKind:
-    """What the first of some sources holds, judged by its first rows; pictures where these do not tell."""
+    """What the first of some sources holds, judged by its first rows; pictures where the rows do not tell."""
     if is_beir(sources[0]) or sources[0].endswith(PACKED):
         return InputKind.questions  # their reader says what is missing, or how to unpack it
     with suppress(ConfigError, OSError):
@@ -112,6 +113,7 @@ def is_beir(source: str) -> bool:
 
 
 def _first_file(sources: Sequence[str]) -> str | None:
+    """The first file of the first source; None where the source matches nothing."""
     for suffixes in (SHARDS, SUFFIXES):  # shards first: their folder may also have a manifest.json
         with suppress(ConfigError, OSError):
             return parse_sources(sources[0], "INPUT", suffixes)[0].shards[0]
@@ -194,7 +196,7 @@ def open_input(source: str | Sequence[str], options: PackOptions | CheckOptions,
 
 
 def _open(files: Sequence[str]) -> Rows:
-    """The rows that can be read; `_read` yields the others as BadRow."""
+    """The rows of files, without those that the index could not read; `_read` yields these as BadRow."""
     return Rows(Shards([ShardSource(tuple(files))], list(index_shards(files))))
 
 
@@ -203,7 +205,7 @@ def _open_source(source: str | Sequence[str], key: str) -> Rows:
 
 
 def _read(rows: Rows, convert: Callable[[dict[str, Any], str], T]) -> Located[T]:
-    """Where each row stands, and what `convert` makes of its fields, or the BadRow that reading or `convert` raised.
+    """Each row, converted: its location, and the result of `convert(fields, location)` or the BadRow that was raised.
 
     The rows that the index could not read come first.
     """
@@ -223,7 +225,7 @@ def _read(rows: Rows, convert: Callable[[dict[str, Any], str], T]) -> Located[T]
 def _rows(
     rows: Rows, options: PackOptions | CheckOptions, corpus: Corpus | None, unread: UnreadFields
 ) -> Located[QuestionRow]:
-    """The questions of files."""
+    """The questions of files of rows."""
     config = PassageConfig(pos_pool=options.pos_pool, neg_pool=options.neg_pool)
 
     def convert(fields: dict[str, Any], where: str) -> QuestionRow:
@@ -238,7 +240,7 @@ def _rows(
 
 
 def _count_unread(unread: UnreadFields, fields: Mapping[str, Any]) -> None:
-    """Count the fields that the row's format has no use for."""
+    """Count the fields of a row and of its passages that the format of the row ignores."""
     read = format_of(fields)
     assert read is not None
     unread.add(fields, (read.question, *read.lists, *formats.QUESTION_FIELDS))
@@ -285,7 +287,7 @@ def _judged(qrels: str, queries: Corpus, corpus: Corpus, unread: UnreadFields) -
 
 
 def open_passages(source: str | Sequence[str], key: str, unread: UnreadFields) -> Located[Passage]:
-    """Where each passage of `source` stands, and the passage. A passage may lack an id here."""
+    """The location of each passage of `source`, and the passage, which may lack an id."""
 
     def convert(fields: dict[str, Any], where: str) -> Passage:
         passage = passage_of(fields)

@@ -26,7 +26,7 @@ SHOWN = 5  # bad rows that are printed in full
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """A folder beside `out` that becomes `out` when the block succeeds and vanishes when it does not."""
+    """A context that gives a new folder to fill. It is renamed to `out` when the block ends, deleted when it raises."""
     try:
         beside = out.resolve().parent / f".{out.name}.{os.getpid()}.partial"  # others may write the same folder
         with whole_folder(out, beside) as folder:
@@ -49,7 +49,10 @@ def checked_out(options: PackOptions) -> Path:
 
 @contextmanager
 def shard_writer(folder: Path, options: PackOptions) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A function that adds a sample {"__key__": …, suffix: bytes} to the shards 000000.tar …, reproducibly."""
+    """A context that gives a function. It adds a sample {"__key__": …, suffix: bytes} to the shards 000000.tar ….
+
+    Equal samples make equal bytes.
+    """
     from webdataset.writer import ShardWriter
 
     pattern = str(folder).replace("%", "%%") + "/%06d.tar"
@@ -87,7 +90,7 @@ def shard_names(folder: Path, shards: int) -> Path:
 
 
 def command(program: str, paths: Mapping[str, Path], *others: str) -> str:
-    """A command to copy. `paths` by key are quoted for the shell and for Hydra, which does not read bare braces."""
+    """A command line to print: program, key=path for `paths`, and other arguments, quoted for the shell and Hydra."""
     escaped = {key: str(path).replace("\\", "\\\\").replace('"', '\\"') for key, path in paths.items()}
     arguments = [*(f'{key}="{value}"' for key, value in escaped.items()), *others]
     return " ".join([program, *map(shlex.quote, arguments)])
@@ -103,7 +106,7 @@ class Tally:
 
     @contextmanager
     def row(self, where: str) -> Iterator[None]:
-        """One row: a BadRow that the block raises is printed and counted. With on_error=stop it is a DataError."""
+        """A context for one row. A BadRow of the block is printed and counted; with on_error=stop it becomes a DataError."""
         self.rows += 1
         try:
             yield

@@ -87,7 +87,11 @@ def tevatron_ids_fields(row: QuestionRow, dropped: Dropped) -> Fields:
 def _with_one_list(
     row: QuestionRow, dropped: Dropped, text: str, lists: str, entry: Callable[[Passage], Any]
 ) -> Fields:
-    """Fields of Tevatron. text, lists: names of fields. entry: what stands for a passage."""
+    """The fields of a format of Tevatron.
+
+    text: name of the field of the question. lists: end of the names of the two fields of passages. entry: makes the
+    value for a passage.
+    """
     dropped["question groups"] += row.question.group is not None
     return {
         "query_id": question_id(row.question),
@@ -117,7 +121,7 @@ def _document(id_key: str, passage: Passage) -> Fields:
 
 
 def _one_list(row: QuestionRow, dropped: Dropped) -> list[Passage]:
-    """The negatives for formats that have one list of them: the hard ones first."""
+    """All negatives, the hard ones first, for formats that have one list of negatives."""
     dropped["marks that a negative is a plain one"] += len(row.negatives)
     return [*row.hard_negatives, *row.negatives]
 
@@ -193,7 +197,7 @@ ROWS = {
 
 @contextmanager
 def row_writer(folder: Path, options: PackOptions, written: WrittenIds) -> Iterator[WriteRow]:
-    """A function that writes a row in the format `options.to` into a new folder."""
+    """A context that gives a function. It writes a row to `folder` in the format `options.to`."""
     if options.to is Target.beir:
         with _beir(folder, options, written) as write:
             yield write
@@ -236,9 +240,10 @@ CORPORA = {  # format → name of its file of passages, and what makes a line of
 
 @dataclass
 class CorpusWriter:
-    """Writes a corpus with each id once. source: a corpus whose passages are copied into it first, or None.
+    """Writes a file of passages that has each id once.
 
-    dropped: takes, by name, how much of the passages the file cannot hold. count: passages written.
+    line: makes a line of a passage. source: a corpus whose passages are copied into the file first, or None. dropped:
+    takes, by name, how much of the passages the file cannot hold. count: passages written so far.
     """
 
     file: BinaryIO
@@ -286,7 +291,7 @@ class CorpusWriter:
 def corpus_writer(
     folder: Path, target: Target, written: WrittenIds, source: Corpus | None, dropped: Dropped
 ) -> Iterator[CorpusWriter]:
-    """A writer of the corpus of a format in a new folder."""
+    """A context that gives a writer of the file of passages that the format `target` has."""
     name, line = CORPORA[target]
     with (folder / name).open("wb") as file:
         if line is _table_line:
@@ -323,7 +328,7 @@ class WrittenIds:
 
 @contextmanager
 def written_ids(folder: Path) -> Iterator[WrittenIds]:
-    """An empty table of ids in a file of `folder` that the end of the block deletes."""
+    """A context that gives an empty table of ids. Its file in `folder` is deleted at the end."""
     path = folder / ".written.sqlite"
     with closing(sqlite3.connect(path, isolation_level=None)) as database:
         yield WrittenIds(database)
