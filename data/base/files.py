@@ -94,7 +94,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 @contextmanager
 def writable(folder: Path) -> Iterator[None]:
-    """A context that turns an OSError into a HardwareError. The message names the file, or `folder` if none is known."""
+    """A context that turns an OSError into a HardwareError, which names the file, or `folder` if none is known."""
     try:
         yield
     except OSError as error:

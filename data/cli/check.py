@@ -305,7 +305,7 @@ def check_passages(values: Sequence[str], options: CheckOptions) -> None:
 
 
 def _repeated_ids(values: Sequence[str], found: PassageStatistics) -> Iterator[str]:
-    """A message for each passage with the id of an earlier one. Reads all again, since `found` has hashes of ids only."""
+    """A message for each passage with the id of an earlier one. Reads all again: `found` has only hashes of ids."""
     hashes, counts = np.unique(np.array(found.id_hashes, np.int64), return_counts=True)
     repeated, first = set(hashes[counts > 1].tolist()), dict[str, str]()
     for where, passage in open_passages(values, "SOURCE", UnreadFields()):

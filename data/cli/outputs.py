@@ -106,7 +106,7 @@ class Tally:
 
     @contextmanager
     def row(self, where: str) -> Iterator[None]:
-        """A context for one row. A BadRow of the block is printed and counted; with on_error=stop it becomes a DataError."""
+        """A context for one row. A BadRow in it is printed and counted; with on_error=stop it becomes a DataError."""
         self.rows += 1
         try:
             yield
