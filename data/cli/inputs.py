@@ -132,6 +132,7 @@ def refuse_unknown(sources: Sequence[str]) -> None:
 
 
 def _kind_of_file(file: str) -> InputKind:
+    """What a file holds, judged by its suffix and its first rows."""
     suffix = os.path.splitext(shard_name(file))[1]
     if suffix == ".tar":
         (index,) = index_shards([file])
@@ -151,6 +152,7 @@ def _kind_of_file(file: str) -> InputKind:
 
 
 def _kind_of_fields(fields: Mapping[str, Any]) -> InputKind:
+    """What a row holds, judged by the names of its fields."""
     if format_of(fields):
         return InputKind.questions
     known = any(name in fields for name in PASSAGE_IDS) or not set(fields).difference(PASSAGE_FIELDS)

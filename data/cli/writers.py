@@ -48,6 +48,7 @@ def passage_id(passage: Passage) -> str:
 
 
 def question_id(question: Question) -> str:
+    """The id of a question; without one, an id made of its text."""
     return question.id or key_name(question.key)
 
 
@@ -76,18 +77,10 @@ def _context(passage: Passage) -> Fields:
     return fields if passage.id is None else {**fields, "passage_id": passage.id}
 
 
-def tevatron_fields(row: QuestionRow, dropped: Dropped) -> Fields:
-    return _with_one_list(row, dropped, "query", "passages", partial(_document, "docid"))
-
-
-def tevatron_ids_fields(row: QuestionRow, dropped: Dropped) -> Fields:
-    return _with_one_list(row, dropped, "query_text", "document_ids", passage_id)
-
-
-def _with_one_list(
-    row: QuestionRow, dropped: Dropped, text: str, lists: str, entry: Callable[[Passage], Any]
+def tevatron_fields(
+    text: str, lists: str, entry: Callable[[Passage], Any], row: QuestionRow, dropped: Dropped
 ) -> Fields:
-    """The fields of a format of Tevatron.
+    """The fields of one of the formats of Tevatron.
 
     text: name of the field of the question. lists: end of the names of the two fields of passages. entry: makes the
     value for a passage.
@@ -103,6 +96,7 @@ def _with_one_list(
 
 
 def flag_fields(row: QuestionRow, dropped: Dropped) -> Fields:
+    """The fields of FlagEmbedding, which has only texts."""
     passages = [*row.positives, *row.negatives, *row.hard_negatives]
     dropped["question ids"] += bool(row.question.id)
     dropped["answers"] += len(row.question.answers)
@@ -127,18 +121,19 @@ def _one_list(row: QuestionRow, dropped: Dropped) -> list[Passage]:
 
 
 # ---- files of rows -------------------------------------------------------------------------------------------------
-# Each of the first three functions gives one that adds a row, as JSON, to the file or files of a conversion.
+# The first three are contexts that give a function, which adds the JSON of a row to new files.
 
 
 @contextmanager
 def _lines(folder: Path, options: PackOptions) -> Iterator[AddJson]:
+    """SPLIT.jsonl, with a row on each line."""
     with (folder / f"{options.split}.jsonl").open("wb") as file:
         yield lambda content: file.write(content + b"\n")
 
 
 @contextmanager
 def _array(folder: Path, options: PackOptions) -> Iterator[AddJson]:
-    """A JSON array with a row on each line."""
+    """SPLIT.json, an array with a row on each line."""
     with (folder / f"{options.split}.json").open("wb") as file:
         separators = chain([b"[\n"], repeat(b",\n"))
         yield lambda content: file.write(next(separators) + content)
@@ -147,7 +142,7 @@ def _array(folder: Path, options: PackOptions) -> Iterator[AddJson]:
 
 @contextmanager
 def _shards(folder: Path, options: PackOptions) -> Iterator[AddJson]:
-    """Samples are named by their number among the good rows."""
+    """Shards, with a sample for each row. The samples are numbered."""
     numbers = count()
     with shard_writer(folder, options) as write_sample:
         yield lambda content: write_sample({"__key__": f"{next(numbers):09d}", "json": content})
@@ -155,7 +150,10 @@ def _shards(folder: Path, options: PackOptions) -> Iterator[AddJson]:
 
 @contextmanager
 def _beir(folder: Path, options: PackOptions, written: WrittenIds) -> Iterator[WriteRow]:
-    """Rows of one question become one: a question or a pair that was written before is not written again."""
+    """The questions and judgements of a BEIR folder.
+
+    Rows of one question become one: a question or a pair that was written before is not written again.
+    """
     qrels = folder / "qrels" / f"{options.split}.tsv"
     qrels.parent.mkdir()
     with (folder / "queries.jsonl").open("wb") as queries, qrels.open("wb") as judged:
@@ -182,6 +180,7 @@ def _beir(folder: Path, options: PackOptions, written: WrittenIds) -> Iterator[W
 
 
 def _refuse_in_table(name: str) -> None:
+    """Raise BadRow for an id that would break a table."""
     if any(character in name for character in IN_TABLE):
         raise BadRow("id that a table cannot hold", f"{name!r:.80} has a tab, line break or quote")
 
@@ -189,8 +188,8 @@ def _refuse_in_table(name: str) -> None:
 ROWS = {
     Target.shards: (_shards, dpr_fields),
     Target.dpr: (_array, dpr_fields),
-    Target.tevatron: (_lines, tevatron_fields),
-    Target.tevatron_ids: (_lines, tevatron_ids_fields),
+    Target.tevatron: (_lines, partial(tevatron_fields, "query", "passages", partial(_document, "docid"))),
+    Target.tevatron_ids: (_lines, partial(tevatron_fields, "query_text", "document_ids", passage_id)),
     Target.flag: (_lines, flag_fields),
 }
 
@@ -216,6 +215,7 @@ def row_writer(folder: Path, options: PackOptions, written: WrittenIds) -> Itera
 
 
 def _table_line(passage: Passage, dropped: Dropped) -> bytes:
+    """A passage as a line of a table with the columns id, text, title."""
     name = passage_id(passage)
     _refuse_in_table(name)
     line = io.StringIO()
