@@ -1,4 +1,4 @@
-"""Batch: everything the trainer knows of a task. After the data set there are only two sides, x and y.
+"""The batches that the data sets of all tasks give to the trainer: inputs of two sides, x and y, with ids and keys.
 
 b samples of this rank; k extra items of the y side; P pairs of a row and a key.
 """

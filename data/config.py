@@ -4,31 +4,33 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 from dyad.data.base.errors import ConfigError
 
 TYPED = "typed, \\n is a line break, \\t a tab, \\\\ a backslash; a SentenceTransformer brings its own"
-# largest values of data.augment.*
-LIMITS = {"rotate": 180, "aspect": 0.99, "shift": 1, "brightness": 1, "grey": 1, "flip": 1}
+LARGEST = {"rotate": 180, "aspect": 0.99, "shift": 1, "brightness": 1, "grey": 1, "flip": 1}  # of data.augment.*
 
 
-Shuffle = Enum("Shuffle", {"window": "window", "full": "full"})
-Mode = Enum("Mode", {"indexed": "indexed", "stream": "stream"})
-Title = Enum("Title", {"join": "join", "pair": "pair", "drop": "drop"})
-DrawnPositives = Enum("DrawnPositives", {"one": "one", "first": "first", "all": "all"})
-NegativeList = Enum("NegativeList", {"hard_negatives": "hard_negatives", "negatives": "negatives", "mined": "mined"})
-BadSamples = Enum("BadSamples", {"substitute": "substitute", "stop": "stop"})
-ResizeMode = Enum("ResizeMode", {"shortest": "shortest", "longest": "longest", "squash": "squash"})
+Shuffle = StrEnum("Shuffle", ["window", "full"])
+Mode = StrEnum("Mode", ["indexed", "stream"])
+Title = StrEnum("Title", ["join", "pair", "drop"])
+DrawnPositives = StrEnum("DrawnPositives", ["one", "first", "all"])
+NegativeList = StrEnum("NegativeList", ["hard_negatives", "negatives", "mined"])
+BadSamples = StrEnum("BadSamples", ["substitute", "stop"])
+ResizeMode = StrEnum("ResizeMode", ["shortest", "longest", "squash"])
 
 
 def described(default: Any, meaning: str, **limits: float) -> Any:
-    """A dataclass field with a default and the line that `--help` prints for it. limits: `least`, the smallest legal
-    number, or `above`, a bound that a legal number exceeds; train.config.validate checks them."""
+    """A dataclass field with a default and the line that `--help` prints for it.
+
+    limits: `least`, the smallest legal number, or `above`, a bound that a legal number exceeds; train.config.validate
+    checks them.
+    """
     metadata = {"help": meaning, **limits}
-    if isinstance(default, list | dict):
-        return field(default_factory=lambda: type(default)(default), metadata=metadata)
+    if isinstance(default, list):
+        return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
@@ -60,7 +62,7 @@ class AugmentConfig:
                 raise ConfigError(f"data.augment.{name}={interval} must be two numbers, 0 < smallest <= largest.")
         if self.crop_scale[1] > 1:
             raise ConfigError(f"data.augment.crop_scale={self.crop_scale} is a share of the area: at most 1.")
-        for name, limit in LIMITS.items():
+        for name, limit in LARGEST.items():
             if not 0 <= getattr(self, name) <= limit:
                 raise ConfigError(f"data.augment.{name}={getattr(self, name)} must be in 0 … {limit}.")
 
@@ -166,12 +168,10 @@ class DataConfig:
     id_key: str | None = described(
         None, "stream: json field with a sample's number 0, 1, …, for objectives that keep state for every sample"
     )
-    workers: int = described(
-        2, "loader processes per rank; the order of samples never depends on it, but for streams", least=0
-    )
+    workers: int = described(2, "loader processes per rank; the sample order depends on it only for streams", least=0)
     timeout: float = described(60.0, "seconds to wait for a loader process before the run stops; 0: for ever")
     bad_samples: BadSamples = described(
-        BadSamples.substitute, "a sample that cannot be used: another one in its place, told in ledger.jsonl; or stop"
+        BadSamples.substitute, "a sample that cannot be used: another one in its place, named in ledger.jsonl; or stop"
     )
     bad_in_a_row: int = described(100, "so many bad samples in a row stop the run")
     bad_share: float = described(0.01, "more than this share of the last 10,000 samples bad stops the run")

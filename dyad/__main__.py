@@ -1,4 +1,4 @@
-"""dyad COMMAND …: the commands of Dyad under one name; python -m train … is dyad train …."""
+"""The console script `dyad COMMAND …`, which has all commands; `dyad train …` is the same as `python -m train …`."""
 
 import sys
 from importlib import import_module
@@ -17,21 +17,20 @@ COMMANDS = {
 
 
 def main() -> None:
-    """Run the command that the first word names; its help is `dyad COMMAND --help`."""
-    words = sys.argv[1:]
-    if not words or words[0] in ("-h", "--help"):
+    """Run the command that the first argument names; its help is `dyad COMMAND --help`."""
+    command, *arguments = sys.argv[1:] or ["--help"]
+    if command in ("-h", "--help"):
         print("dyad COMMAND …\n\n" + "\n".join(f"  {name:8} {purpose}" for name, (_, purpose) in COMMANDS.items()))
         return
-    if words[0] not in COMMANDS:
-        raise ConfigError(
-            f"dyad {words[0]}: no such command.{nearest(words[0], COMMANDS)} Choices: {', '.join(COMMANDS)}"
-        )
-    sys.argv = [f"dyad {words[0]}", *words[1:]]
-    import_module(COMMANDS[words[0]][0]).main()
+    if command not in COMMANDS:
+        near = nearest(command, COMMANDS)
+        raise ConfigError(f"dyad {command}: no such command.{near} Choices: {', '.join(COMMANDS)}")
+    sys.argv = [f"dyad {command}", *arguments]
+    import_module(COMMANDS[command][0]).main()
 
 
 def script() -> None:
-    """The console script `dyad`."""
+    """The entry point of the console script: run `main`, exit with the code of the command."""
     run(main)
 
 

@@ -1,4 +1,4 @@
-"""Makes a process end together with its parent, even when the parent is killed by SIGKILL."""
+"""Child processes that end together with their parent, even when SIGKILL ends the parent."""
 
 from __future__ import annotations
 

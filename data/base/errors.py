@@ -1,4 +1,4 @@
-"""Exit codes, the errors that a user can cause, and the frame of every command."""
+"""Exit codes, the errors that a user can cause, and `run`, which turns them into messages and exit codes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class SampleError(DataError):
 
 
 class BadRow(Exception):
-    """A row of a file that cannot become a sample. reason: a few words, the same for all rows with this fault."""
+    """A row of a file that cannot become a sample. reason: what is wrong, worded alike for all rows with this fault."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
@@ -68,14 +68,14 @@ class HardwareError(UserError):
 
 
 class Preempted(UserError):
-    """The run was stopped on request and is saved; the same command resumes it. All ranks raise it, no message."""
+    """The run was stopped on request and is saved; the same command resumes it. All ranks raise it, without a text."""
 
     exit_code = ExitCode.REQUEUE
     everywhere = True
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """ " Did you mean 'x'?" if a choice is close to `word`, else "". It starts with a space, to follow a sentence."""
+    """A hint to append to a message: " Did you mean 'x'?" if a choice x is spelled like `word`, else ""."""
     close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
     return f" Did you mean '{close[0]}'?" if close else ""
 

@@ -31,10 +31,11 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def whole_file(path: Path, temporary: Path | None = None) -> Iterator[BinaryIO]:
-    """Give a file to write, which replaces `path` in one move when the block ends. It is removed when the block raises.
+    """A context that gives a file to write. The file is moved to `path` when the block ends, deleted when it raises.
 
-    A reader, or a crash, finds the old file or the new one, never a part. temporary: its path until the move, in the
-    same folder; needed where several processes may write `path` at the same time. An OSError names `path`.
+    A reader, also after a crash, finds the old file or the new one, never a part of one. temporary: where the file is
+    until the move, in the same folder; needed where several processes may write `path` at the same time. An OSError
+    names `path`.
     """
     temporary = temporary or path.with_name(f".{path.name}.partial")
     try:
@@ -58,11 +59,11 @@ def whole_file(path: Path, temporary: Path | None = None) -> Iterator[BinaryIO]:
 
 @contextmanager
 def whole_folder(path: Path, temporary: Path | None = None, replace: bool = False) -> Iterator[Path]:
-    """Give a new folder to fill, which is renamed to `path` when the block ends. It is removed when the block raises.
+    """A context that gives a new folder to fill. It is renamed to `path` when the block ends, deleted when it raises.
 
-    temporary: its path until the move, as in `whole_file`. replace: whether a folder `path` makes room for the new one:
-    it is renamed to `.NAME.old`, where a kill between the two renames leaves it. Otherwise OSError is raised when it
-    exists and is not empty. A power cut may lose the bytes of files that the block did not sync.
+    temporary: as in `whole_file`. replace: whether an existing folder `path` is replaced: it is first renamed to
+    `.NAME.old`, where a kill between the two renames leaves it. Without `replace`, OSError is raised when `path` exists
+    and is not empty. A power cut may lose the bytes of files that the block did not sync.
     """
     temporary = temporary or path.with_name(f".{path.name}.partial")
     old = path.with_name(f".{path.name}.old")
@@ -93,7 +94,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 @contextmanager
 def writable(folder: Path) -> Iterator[None]:
-    """Turn an OSError of the block into a HardwareError that names the file, or else `folder`."""
+    """A context that turns an OSError into a HardwareError, which names the file, or `folder` if none is known."""
     try:
         yield
     except OSError as error:
@@ -108,7 +109,8 @@ def write_json(path: Path, value: Any) -> None:
 def read_lines(path: Path, log: Callable[[str], None] = lambda line: None) -> Iterator[tuple[bytes, dict[str, Any]]]:
     """Each line of metrics.jsonl or ledger.jsonl and its record, a JSON object with an integer `step`.
 
-    Other lines are left out, and `log` gets their numbers; not that of an unfinished last line, which a kill leaves.
+    Other lines are left out, and `log` gets a message with their numbers. A last line without an end, which a kill
+    leaves, is not reported.
     """
     damaged: list[int] = []
     with path.open("rb") as file:
@@ -151,15 +153,15 @@ class LineFile:
         """Append a line; a newline is added."""
         with self._lock:
             self._waiting += line.encode() + b"\n"
+            was_failing, self._failing = self._failing, False
             try:
                 self._flush()
             except OSError as error:
-                if not self._failing:
-                    self._failing = True
+                self._failing = True
+                if not was_failing:
                     self._log(f"{self._path} takes no more lines ({error.strerror}): they wait in memory")
                 return
-            if self._failing:
-                self._failing = False
+            if was_failing:
                 self._log(f"{self._path} has all its lines again")
 
     def sync(self) -> None:

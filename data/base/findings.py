@@ -7,13 +7,7 @@ from enum import StrEnum
 
 from dyad.data.base.errors import ExitCode
 
-
-class Level(StrEnum):
-    """Severity of a finding, from none to a failure."""
-
-    ok = "ok"
-    warn = "warn"
-    fail = "fail"
+Level = StrEnum("Level", ["ok", "warn", "fail"])  # severity of a finding
 
 
 @dataclass(frozen=True)

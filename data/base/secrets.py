@@ -48,23 +48,24 @@ def without_credentials(text: str) -> str:
     return QUERY.sub(rf"\1?{HIDDEN}", USER.sub(f"{HIDDEN}@", text))
 
 
-def without_secrets(tree: Any) -> Any:
-    """A copy of a JSON value with `without_credentials` applied to its texts, but not to the keys of mappings."""
-    if isinstance(tree, Mapping):
-        return {name: without_secrets(value) for name, value in tree.items()}
+def without_secrets(tree: Any, by_name: bool = False) -> Any:
+    """A copy of a JSON value with `without_credentials` applied to its texts, but not to the keys of mappings.
+
+    by_name: whether texts under names like api_key or password are hidden whole.
+    """
     if isinstance(tree, str):
         return without_credentials(tree)
-    return [without_secrets(value) for value in tree] if isinstance(tree, list | tuple) else tree
+    if isinstance(tree, list | tuple):
+        return [without_secrets(value, by_name) for value in tree]
+    if not isinstance(tree, Mapping):
+        return tree
+    hidden = {name for name, value in tree.items() if by_name and isinstance(value, str) and NAMES.search(str(name))}
+    return {name: HIDDEN if name in hidden else without_secrets(value, by_name) for name, value in tree.items()}
 
 
 def redacted(tree: Any) -> Any:
     """As `without_secrets`, and without texts under names like api_key or password. For data sent to other machines."""
-    if isinstance(tree, Mapping):
-        return {
-            name: HIDDEN if isinstance(value, str) and NAMES.search(str(name)) else redacted(value)
-            for name, value in tree.items()
-        }
-    return [redacted(value) for value in tree] if isinstance(tree, list | tuple) else without_secrets(tree)
+    return without_secrets(tree, by_name=True)
 
 
 def public_path(path: str) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Connection:
-    """A TCP socket. inode: identifies the socket should its descriptor be reused; ports: local and remote."""
+    """An open TCP socket. inode: tells this socket from a later one with the same descriptor. ports: local, remote."""
 
     descriptor: int
     inode: int
@@ -45,6 +45,7 @@ def open_connections() -> Iterator[Connection]:
 
 
 def _copy(descriptor: int) -> socket.socket:
+    """A socket object for a copy of the descriptor. Closing it leaves the original open."""
     blocking = os.get_blocking(descriptor)
     copy = socket.socket(fileno=os.dup(descriptor))
     os.set_blocking(descriptor, blocking)  # a default timeout makes Python change this flag, which the copies share

@@ -6,7 +6,6 @@ is read as training reads it.
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,15 +20,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dyad.data.base.child_processes import end_with_parent
-from dyad.data.base.errors import BadRow, DataError, SampleError, printable
-from dyad.data.cli.index import BadLines, count_repeated, report_problems, with_progress
-from dyad.data.cli.inputs import open_input, open_passages, unread_fields
+from dyad.data.base.errors import BadRow, DataError, SampleError
+from dyad.data.base.progress import print_line, tracked
+from dyad.data.cli.index import index_sources, report_problems
+from dyad.data.cli.inputs import InputKind, UnreadFields, kind_of, open_input, open_passages, refuse_unknown
 from dyad.data.cli.options import CheckOptions
 from dyad.data.image_text.pictures import read_header
 from dyad.data.question_passage.passages import InlinePassages, Passage
 from dyad.data.question_passage.questions import LISTS, QuestionRow
 from dyad.data.shards.content_keys import content_key
-from dyad.data.shards.index import ShardIndex, available_cores, index_shards
+from dyad.data.shards.index import ShardIndex, available_cores
 from dyad.data.shards.shards import Shards
 from dyad.data.shards.sources import ShardSource, parse_sources
 from dyad.data.shards.storage import sha256_of
@@ -39,7 +39,47 @@ if TYPE_CHECKING:
 
 BLOCK = 512  # samples per task
 TASKS_PER_PROCESS = 16  # a process that gets fewer spends more time on its imports
-NUMBERS = partial(array, "q")
+SHOWN = 20  # bad lines that are printed
+INTEGERS = partial(array, "q")  # 64 bits each: there may be many millions
+
+
+def run(arguments: Sequence[str], options: CheckOptions) -> None:
+    """Check the sources, print a summary. Raises DataError at the end for anything that training would refuse."""
+    checks = {
+        InputKind.pictures: check_shards,
+        InputKind.questions: check_questions,
+        InputKind.passages: check_passages,
+    }
+    checks[kind_of(arguments)](arguments, options)
+
+
+@dataclass
+class BadLines:
+    """Messages about bad data. Only the first SHOWN are stored, since nearly every row may be bad; count: of all."""
+
+    lines: list[str] = field(default_factory=list)
+    count: int = 0
+
+    def add(self, line: str) -> None:
+        self.count += 1
+        if self.count <= SHOWN:
+            self.lines.append(f"bad: {line}")
+
+    def __iadd__(self, other: BadLines) -> BadLines:
+        self.lines += other.lines[: SHOWN - len(self.lines)]
+        self.count += other.count
+        return self
+
+    def print(self) -> None:
+        """Print the lines, and how many more there are."""
+        more = [f"… and {self.count - SHOWN:,} more"] if self.count > SHOWN else []
+        for line in [*self.lines, *more]:
+            print_line(line)
+
+
+def count_repeated(keys: array[int]) -> int:
+    """The number of keys that equal an earlier one."""
+    return len(keys) - len(np.unique(np.array(keys, np.int64)))
 
 
 # ---- pictures ------------------------------------------------------------------------------------------------------
@@ -47,19 +87,19 @@ NUMBERS = partial(array, "q")
 
 @dataclass
 class PictureFindings:
-    """What some samples hold. Findings of parts add up with `+=`.
+    """Statistics of samples of pictures. `+=` adds those of other samples.
 
-    widths, heights: pixels. words: number of words in each caption. pictures, texts: 64-bit digests.
+    widths, heights: pixels. words: number of words in each caption. pictures, texts: content keys.
     """
 
     samples: int = 0
     formats: Counter[str] = field(default_factory=Counter)
     modes: Counter[str] = field(default_factory=Counter)
-    widths: array[int] = field(default_factory=NUMBERS)
-    heights: array[int] = field(default_factory=NUMBERS)
-    words: array[int] = field(default_factory=NUMBERS)
-    pictures: array[int] = field(default_factory=NUMBERS)
-    texts: array[int] = field(default_factory=NUMBERS)
+    widths: array[int] = field(default_factory=INTEGERS)
+    heights: array[int] = field(default_factory=INTEGERS)
+    words: array[int] = field(default_factory=INTEGERS)
+    pictures: array[int] = field(default_factory=INTEGERS)
+    texts: array[int] = field(default_factory=INTEGERS)
     bad: BadLines = field(default_factory=BadLines)
 
     def __iadd__(self, other: PictureFindings) -> PictureFindings:
@@ -68,16 +108,13 @@ class PictureFindings:
         return self
 
 
-CheckTask = tuple[ShardIndex, range, CheckOptions]
-
-
 def check_shards(values: Sequence[str], options: CheckOptions) -> None:
-    """Check all shards and print a summary. Raises DataError at the end when anything is damaged.
+    """Check all shards of pictures and print a summary. Raises DataError at the end when anything is damaged.
 
     The samples of a shard whose structure is broken are not read; its problems are listed.
     """
-    paths = [shard for source in parse_sources(values, "SOURCE") for shard in source.shards]
-    indexes = list(with_progress(index_shards(paths, options.workers), len(paths), "indexing"))
+    refuse_unknown(values)
+    indexes = index_sources(parse_sources(values, "SOURCE"), options.workers)
     sound = [index for index in indexes if not index.problems]
     tasks = [
         (index, range(index.samples)[start : start + BLOCK], options)
@@ -85,13 +122,20 @@ def check_shards(values: Sequence[str], options: CheckOptions) -> None:
         for start in range(0, index.samples, BLOCK)
     ]
     found = PictureFindings()
-    with _spread(options.workers, len(tasks)) as spread:
-        for index, digest in zip(sound, spread(sha256_of, [index.path for index in sound]), strict=True):
+    with parallel_map(options.workers, len(tasks)) as run_all:
+        for index, digest in zip(sound, run_all(sha256_of, [index.path for index in sound]), strict=True):
             if digest != index.sha256:
                 found.bad.add(f"{index.path}: its SHA-256 is not as indexed")
-        for part in with_progress(spread(examine, tasks), len(tasks), "decoding"):
+        for part in tracked(run_all(examine, tasks), "decoding", len(tasks)):
             found += part
-    print(printable("\n".join(_summary(found, sound))))
+    print(f"samples     {found.samples:,} in {len(sound)} shards, {sum(index.size for index in sound) / 1e6:,.1f} MB")
+    print_line(f"pictures    {_counts(found.formats)}; modes {_counts(found.modes)}")
+    print(f"width       {_range(found.widths)}")
+    print(f"height      {_range(found.heights)}")
+    print(f"captions    {len(found.words):,}; words {_range(found.words)}")
+    print(f"duplicates  {count_repeated(found.pictures):,} pictures, {count_repeated(found.texts):,} texts")
+    print(f"damage      {found.bad.count:,}")
+    found.bad.print()
     report_problems(indexes)
     if not found.samples:
         raise DataError("there is no sample.")
@@ -100,9 +144,7 @@ def check_shards(values: Sequence[str], options: CheckOptions) -> None:
 
 
 @contextmanager
-def _spread(
-    workers: int | None, tasks: int
-) -> Iterator[Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]]:
+def parallel_map(workers: int | None, tasks: int) -> Iterator[Callable[..., Iterable[Any]]]:
     """A `map` that runs in several processes, or in this one when there are few tasks. workers: None: one per core."""
     processes = min(workers if workers is not None else available_cores(), tasks // TASKS_PER_PROCESS)
     if processes < 2:
@@ -112,14 +154,13 @@ def _spread(
         yield pool.map
 
 
-def examine(task: CheckTask) -> PictureFindings:
-    """Read and decode some samples of one shard."""
+def examine(task: tuple[ShardIndex, range, CheckOptions]) -> PictureFindings:
+    """Read and decode samples of one shard. task: the shard, the rows of these samples, the options of the command."""
     from dyad.data.image_text.sample import ShardSample
 
     index, rows, options = task
-    shards, found = Shards([ShardSource((index.path,))], [index]), PictureFindings()
+    shards, found = Shards([ShardSource((index.path,))], [index]), PictureFindings(samples=len(rows))
     for row in rows:
-        found.samples += 1
         try:
             sample = ShardSample.read(shards, row)
             sample.decoded(options.image_key, options.max_image_pixels)
@@ -129,10 +170,10 @@ def examine(task: CheckTask) -> PictureFindings:
             found.modes[header.mode] += 1
             found.widths.append(header.width)
             found.heights.append(header.height)
-            found.pictures.append(_digest(encoded))
+            found.pictures.append(content_key(encoded))
             for text in _captions(sample, options.captions.split(",")):
                 found.words.append(len(text.split()))
-                found.texts.append(_digest(text.encode()))
+                found.texts.append(content_key(text.encode()))
         except DataError as error:
             found.bad.add(str(error))
     return found
@@ -143,33 +184,15 @@ def _captions(sample: ShardSample, names: Sequence[str]) -> Sequence[str]:
 
     Raises SampleError as training does.
     """
-    held = {*sample.members, *sample.fields} - {"json"}
-    name = next((name for name in names if name in held), None)
+    there = {*sample.members, *sample.fields} - {"json"}
+    name = next((name for name in names if name in there), None)
     if name is None:
-        has = ", ".join(sorted(held))
+        has = ", ".join(sorted(there))
         raise SampleError(f"{sample.where} has no caption: captions={','.join(names)}, it has {has:.200}.")
     if name == "cls":
         sample.label(name)
         return ()
     return sample.captions(name)
-
-
-def _digest(data: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
-
-
-def _summary(found: PictureFindings, sound: Sequence[ShardIndex]) -> list[str]:
-    repeated = f"{count_repeated(found.pictures):,} pictures, {count_repeated(found.texts):,} texts"
-    return [
-        f"samples     {found.samples:,} in {len(sound)} shards, {sum(index.size for index in sound) / 1e6:,.1f} MB",
-        f"pictures    {_counts(found.formats)}; modes {_counts(found.modes)}",
-        f"width       {_range(found.widths)}",
-        f"height      {_range(found.heights)}",
-        f"captions    {len(found.words):,}; words {_range(found.words)}",
-        f"duplicates  {repeated}",
-        f"damage      {found.bad.count:,}",
-        *([str(found.bad)] if found.bad.count else []),
-    ]
 
 
 def _counts(counter: Counter[str]) -> str:
@@ -185,11 +208,11 @@ def _range(values: array[int]) -> str:
 
 @dataclass
 class PassageStatistics:
-    """What passages hold, as numbers: 64-bit hashes of their ids, content keys, bytes of their texts."""
+    """Statistics of passages: 64-bit hashes of the ids, content keys, sizes of the texts in bytes, number of titles."""
 
-    id_hashes: array[int] = field(default_factory=NUMBERS)
-    keys: array[int] = field(default_factory=NUMBERS)
-    sizes: array[int] = field(default_factory=NUMBERS)
+    id_hashes: array[int] = field(default_factory=INTEGERS)
+    keys: array[int] = field(default_factory=INTEGERS)
+    sizes: array[int] = field(default_factory=INTEGERS)
     titles: int = 0
 
     def add(self, passage: Passage) -> None:
@@ -206,33 +229,6 @@ class PassageStatistics:
         )
 
 
-@dataclass
-class QuestionFindings:
-    """What the rows hold. lengths: for each list of passages, its length in each row. questions: content keys.
-
-    inline: the passages that stand in the rows themselves. positives: content keys of the positives among them.
-    """
-
-    lengths: dict[str, array[int]] = field(default_factory=lambda: {name: NUMBERS() for name in LISTS})
-    questions: array[int] = field(default_factory=NUMBERS)
-    inline: PassageStatistics = field(default_factory=PassageStatistics)
-    positives: array[int] = field(default_factory=NUMBERS)
-    answered: int = 0
-    answers: int = 0
-
-    def add(self, row: QuestionRow) -> None:
-        for name, lengths in self.lengths.items():
-            passages = getattr(row, name)
-            lengths.append(len(passages))
-            for passage in passages if isinstance(passages, InlinePassages) else ():
-                self.inline.add(passage)
-        if isinstance(row.positives, InlinePassages):
-            self.positives.extend(row.positives.keys)
-        self.questions.append(row.question.key)
-        self.answers += len(row.question.answers)
-        self.answered += bool(row.question.answers)
-
-
 def _contradictions(row: QuestionRow) -> Iterator[str]:
     """Messages about passages that the row lists as positive and as negative."""
     positives = {key: i for i, key in reversed(list(enumerate(row.positives.keys)))}
@@ -247,32 +243,42 @@ def check_questions(values: Sequence[str], options: CheckOptions) -> None:
 
     Raises DataError at the end when training would refuse a row, or a row lists a passage as positive and as negative.
     """
-    source, found, bad, rows = open_input(values, options, "SOURCE"), QuestionFindings(), BadLines(), 0
-    for where, row in source.rows():
+    source, bad, rows = open_input(values, options, "SOURCE"), BadLines(), 0
+    lengths = {name: INTEGERS() for name in LISTS}  # of the lists of each row
+    answers, inline = INTEGERS(), PassageStatistics()  # number of answers; passages that stand in the rows themselves
+    questions, positives = INTEGERS(), INTEGERS()  # content keys; positives: of those among `inline`
+    for where, row in source.rows:
         rows += 1
         if isinstance(row, BadRow):
             bad.add(f"{where}: {row}")
             continue
-        found.add(row)
         for message in _contradictions(row):
             bad.add(f"{where}: {message}")
+        for name in LISTS:
+            passages = getattr(row, name)
+            lengths[name].append(len(passages))
+            for passage in passages if isinstance(passages, InlinePassages) else ():
+                inline.add(passage)
+        if isinstance(row.positives, InlinePassages):
+            positives.extend(row.positives.keys)
+        questions.append(row.question.key)
+        answers.append(len(row.question.answers))
     corpus = PassageStatistics()
     for i, passage in enumerate(source.passages()):
         corpus.add(passage)
         if source.corpus and _is_empty(passage):
             bad.add(f"{source.corpus.rows.where(i)}: empty passage")
-    repeated = count_repeated(found.questions)
-    print(f"questions       {len(found.questions):,} of {rows:,} rows, {repeated:,} repeat another")
-    for name, lengths in found.lengths.items():
-        print(f"{name.replace('_', ' '):15} {sum(lengths):,}; per row {_quantiles(lengths)}")
-    print(f"answers         {found.answers:,}, of {found.answered:,} questions")
-    if found.inline.keys:
-        print(f"passages        {found.inline}")
+    print(f"questions       {len(questions):,} of {rows:,} rows, {count_repeated(questions):,} repeat another")
+    for name, per_row in lengths.items():
+        print(f"{name.replace('_', ' '):15} {sum(per_row):,}; per row {_quantiles(per_row)}")
+    print(f"answers         {sum(answers):,}, of {len(answers) - answers.count(0):,} questions")
+    if inline.keys:
+        print(f"passages        {inline}")
     if source.corpus:
         print(f"corpus          {corpus}")
-    if source.corpus and found.positives:
-        missing = np.isin(np.array(found.positives, np.int64), source.corpus.keys, invert=True).sum()
-        print(f"not in corpus   {missing:,} of the {len(found.positives):,} positives that are in the rows")
+    if source.corpus and positives:
+        missing = np.isin(np.array(positives, np.int64), source.corpus.keys, invert=True).sum()
+        print(f"not in corpus   {missing:,} of the {len(positives):,} positives that are in the rows")
     _finish(source.unread, bad, rows)
 
 
@@ -281,7 +287,7 @@ def check_passages(values: Sequence[str], options: CheckOptions) -> None:
 
     Raises DataError at the end when a passage is empty or cannot be read, or has no id or the id of another one.
     """
-    found, bad, unread, rows = PassageStatistics(), BadLines(), Counter[str](), 0
+    found, bad, unread, rows = PassageStatistics(), BadLines(), UnreadFields(), 0
     for where, passage in open_passages(values, "SOURCE", unread):
         rows += 1
         if isinstance(passage, BadRow):
@@ -299,16 +305,14 @@ def check_passages(values: Sequence[str], options: CheckOptions) -> None:
 
 
 def _repeated_ids(values: Sequence[str], found: PassageStatistics) -> Iterator[str]:
-    """Messages about ids that stand twice. Reads all passages again, since only hashes of the ids were kept."""
+    """A message for each passage with the id of an earlier one. Reads all again: `found` has only hashes of ids."""
     hashes, counts = np.unique(np.array(found.id_hashes, np.int64), return_counts=True)
-    first: dict[int, str] = dict.fromkeys(hashes[counts > 1].tolist(), "")
-    for where, passage in open_passages(values, "SOURCE", Counter()):
-        if isinstance(passage, BadRow) or passage.id is None:
-            continue
-        if (key := content_key(passage.id.encode())) in first:
-            if first[key]:
-                yield f"{where}: id '{passage.id}' again, first at {first[key]}"
-            first[key] = first[key] or where
+    repeated, first = set(hashes[counts > 1].tolist()), dict[str, str]()
+    for where, passage in open_passages(values, "SOURCE", UnreadFields()):
+        if isinstance(passage, Passage) and passage.id and content_key(passage.id.encode()) in repeated:
+            if passage.id in first:
+                yield f"{where}: id '{passage.id}' again, first at {first[passage.id]}"
+            first.setdefault(passage.id, where)
 
 
 def _is_empty(passage: Passage) -> bool:
@@ -322,11 +326,11 @@ def _quantiles(values: array[int]) -> str:
     return f"min {low:g}, median {median:g}, 95 % {high:g}, max {most:g}"
 
 
-def _finish(unread: Counter[str], bad: BadLines, rows: int) -> None:
+def _finish(unread: UnreadFields, bad: BadLines, rows: int) -> None:
     """Print the fields that were not read and the bad lines. Raises DataError for a bad line or no row at all."""
-    print(f"not read        {unread_fields(unread) or 'nothing'}")
+    print(f"not read        {str(unread) or 'nothing'}")
     if bad.count:
-        print(printable(str(bad)))
+        bad.print()
         raise DataError(f"{bad.count:,} problems in {rows:,} rows.")
     if not rows:
         raise DataError("there is no row.")

@@ -9,10 +9,10 @@ import csv
 import os
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass
+from enum import StrEnum
 from io import BufferedReader
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -21,31 +21,11 @@ from dyad.data.base.errors import BadRow, ConfigError
 from dyad.data.base.json_text import parse_json
 from dyad.data.cli.options import CheckOptions, PackOptions
 from dyad.data.config import PassageConfig
+from dyad.data.question_passage import formats, questions
 from dyad.data.question_passage.corpus import Corpus, CorpusPassages, open_corpus
-from dyad.data.question_passage.formats import (
-    NAMED,
-    PASSAGE_FIELDS,
-    PASSAGE_IDS,
-    QUESTION_FIELDS,
-    format_of,
-    passage_of,
-    query_of,
-    record_of,
-    short_name,
-    unknown_format,
-)
+from dyad.data.question_passage.formats import PASSAGE_FIELDS, PASSAGE_IDS, format_of, passage_of
 from dyad.data.question_passage.passages import InlinePassages, Passage
-from dyad.data.question_passage.questions import (
-    SIDES,
-    JudgedPairs,
-    Judgement,
-    QuestionRow,
-    find_judged,
-    group_judged,
-    judgements,
-    qrels_file,
-    row_of,
-)
+from dyad.data.question_passage.questions import QuestionRow
 from dyad.data.shards.index import index_shards
 from dyad.data.shards.rows import SUFFIXES, Rows
 from dyad.data.shards.scan_rows import cells
@@ -61,53 +41,65 @@ COUNTED = 1_000  # names of unread fields that are counted one by one: a table k
 OTHERS = "other fields"
 
 T = TypeVar("T")
-Entries = Iterator[tuple[str, QuestionRow | BadRow]]  # where it stands, and the row
+Located = Iterator[tuple[str, T | BadRow]]  # location of a row, for messages, and what the row holds
+
+InputKind = StrEnum("InputKind", ["pictures", "questions", "passages"])  # what an input holds
 
 
-# What an input holds.
-InputKind = Enum("InputKind", {"pictures": "pictures", "questions": "questions", "passages": "passages"})
+class UnreadFields(Counter[str]):
+    """Counts, by name, of fields that the readers ignore."""
+
+    def add(self, fields: Iterable[str], read: Container[str], suffix: str = "") -> None:
+        """Count those of `fields` that are not in `read`. suffix: follows their names."""
+        for name in fields:
+            if name not in read:
+                what = name + suffix
+                self[what if what in self or len(self) < COUNTED else OTHERS] += 1
+
+    def add_metadata(self, fields: Mapping[str, Any]) -> None:
+        """Count the fields of a row's `metadata`, of which a topic that is a text is read."""
+        metadata = fields.get("metadata")
+        if isinstance(metadata, Mapping):
+            read = ["topic"] if isinstance(metadata.get("topic"), str) else []
+            self.add((f"metadata.{name}" for name in metadata if name not in read), ())
+        elif metadata is not None:
+            self.add(["metadata"], ())
+
+    def __str__(self) -> str:
+        """The most frequent fields with their counts, for a message."""
+        found = sorted((-count, what) for what, count in self.items() if count)
+        listed = [f"{formats.short_name(what)} ({-count:,})" for count, what in found[: formats.NAMED]]
+        if len(found) > formats.NAMED:
+            listed.append(f"{len(found) - formats.NAMED:,} more fields")
+        return ", ".join(listed)
 
 
 @dataclass(frozen=True)
 class InputQuestions:
-    """The questions of an input. rows: starts a new pass; a question without an id has the id ''.
+    """The questions of an input.
 
-    corpus: all passages, where they stand in a file of their own. unread: the number of fields, by name, that no format
-    has a use for; it grows while rows are read.
+    corpus: its passages, if they are in a file of their own. rows: can be read once; a question without an id has the
+    id ''. unread: ignored fields of the rows that were read so far.
     """
 
     corpus: Corpus | None
-    rows: Callable[[], Entries]
-    unread: Counter[str] = field(default_factory=Counter)
+    rows: Located[QuestionRow]
+    unread: UnreadFields
 
     def passages(self) -> Iterator[Passage]:
         """The passages of the corpus."""
-        for i in range(len(self.corpus or ())):
-            assert self.corpus is not None
-            fields = self.corpus.rows.fields(i)
-            _count(self.unread, _unread_of_passage(fields))
-            yield passage_of(fields)
-
-
-def unread_fields(unread: Counter[str]) -> str:
-    """The most frequent unread fields with their counts, for a message."""
-    found = sorted((-count, what) for what, count in unread.items() if count)
-    listed = [f"{short_name(what)} ({-count:,})" for count, what in found[:NAMED]]
-    return ", ".join([*listed, *([f"{len(found) - NAMED:,} more fields"] if len(found) > NAMED else [])])
-
-
-def _count(unread: Counter[str], names: Iterable[str]) -> None:
-    for name in names:
-        unread[name if name in unread or len(unread) < COUNTED else OTHERS] += 1
+        if self.corpus is not None:
+            for fields in map(self.corpus.rows.fields, range(len(self.corpus))):
+                self.unread.add(fields, PASSAGE_FIELDS, " of passages")
+                yield passage_of(fields)
 
 
 # ---- pictures, questions or passages? ------------------------------------------------------------------------------
 
 
 def kind_of(sources: Sequence[str]) -> InputKind:
-    """What the first of some sources holds, judged by its first rows; pictures where these do not tell."""
-    path = local_path(sources[0])
-    if os.path.isfile(os.path.join(path, "queries.jsonl")) or path.endswith(PACKED):
+    """What the first of some sources holds, judged by its first rows; pictures where the rows do not tell."""
+    if is_beir(sources[0]) or sources[0].endswith(PACKED):
         return InputKind.questions  # their reader says what is missing, or how to unpack it
     with suppress(ConfigError, OSError):
         if file := _first_file(sources):
@@ -115,7 +107,13 @@ def kind_of(sources: Sequence[str]) -> InputKind:
     return InputKind.pictures
 
 
+def is_beir(source: str) -> bool:
+    """Whether a source is a folder with questions in the format of BEIR. Its judgements may be missing."""
+    return os.path.isfile(os.path.join(local_path(source), "queries.jsonl"))
+
+
 def _first_file(sources: Sequence[str]) -> str | None:
+    """The first file of the first source; None where the source matches nothing."""
     for suffixes in (SHARDS, SUFFIXES):  # shards first: their folder may also have a manifest.json
         with suppress(ConfigError, OSError):
             return parse_sources(sources[0], "INPUT", suffixes)[0].shards[0]
@@ -124,17 +122,17 @@ def _first_file(sources: Sequence[str]) -> str | None:
 
 def refuse_unknown(sources: Sequence[str]) -> None:
     """Raise ConfigError, naming its fields, when the first of some sources has rows that are of no known format."""
-    file, fields = _first_file(sources), None
     with suppress(OSError):
-        fields = _first_fields(file) if file and shard_name(file).endswith(".jsonl") else None
-    if fields is not None:
-        raise ConfigError(
-            f"{file}: {unknown_format(fields)}; passages: text, and one of {', '.join(PASSAGE_IDS)}."
-            " Pairs of a picture and its caption are checked when they are packed."
-        )
+        file = _first_file(sources)
+        if file and shard_name(file).endswith(".jsonl") and (fields := _first_fields(file)) is not None:
+            raise ConfigError(
+                f"{file}: {formats.unknown_format(fields)}; passages: text, and one of {', '.join(PASSAGE_IDS)}."
+                " Pairs of a picture and its caption are checked when they are packed."
+            )
 
 
 def _kind_of_file(file: str) -> InputKind:
+    """What a file holds, judged by its suffix and its first rows."""
     suffix = os.path.splitext(shard_name(file))[1]
     if suffix == ".tar":
         (index,) = index_shards([file])
@@ -154,6 +152,7 @@ def _kind_of_file(file: str) -> InputKind:
 
 
 def _kind_of_fields(fields: Mapping[str, Any]) -> InputKind:
+    """What a row holds, judged by the names of its fields."""
     if format_of(fields):
         return InputKind.questions
     known = any(name in fields for name in PASSAGE_IDS) or not set(fields).difference(PASSAGE_FIELDS)
@@ -185,15 +184,21 @@ def open_input(source: str | Sequence[str], options: PackOptions | CheckOptions,
     named = split_sources(source, key)
     if any(weight != 1 for _, weight in named):
         raise ConfigError(f"{key}={source}: weights are for training; leave them out here.")
-    folders = [path for path, _ in named if os.path.isfile(os.path.join(local_path(path), "queries.jsonl"))]
+    folders = [path for path, _ in named if is_beir(path)]
     if folders and len(named) > 1:
         raise ConfigError(f"{key}={source}: {folders[0]} is a BEIR folder, which goes alone.")
-    corpus = open_corpus(options.corpus, "corpus") if options.corpus else None
-    return _beir(local_path(folders[0]), options.split, corpus) if folders else _rows(source, options, corpus, key)
+    corpus, unread = open_corpus(options.corpus, "corpus") if options.corpus else None, UnreadFields()
+    if not folders:
+        return InputQuestions(corpus, _rows(_open_source(source, key), options, corpus, unread), unread)
+    folder = local_path(folders[0])
+    qrels = questions.qrels_file(folder, options.split, "split")
+    queries = open_corpus(os.path.join(folder, "queries.jsonl"), "INPUT")
+    corpus = corpus or open_corpus(os.path.join(folder, "corpus.jsonl"), "INPUT")
+    return InputQuestions(corpus, _judged(qrels, queries, corpus, unread), unread)
 
 
 def _open(files: Sequence[str]) -> Rows:
-    """The rows that can be read; `_read` yields the others as BadRow."""
+    """The rows of files, without those that the index could not read; `_read` yields these as BadRow."""
     return Rows(Shards([ShardSource(tuple(files))], list(index_shards(files))))
 
 
@@ -201,8 +206,8 @@ def _open_source(source: str | Sequence[str], key: str) -> Rows:
     return _open([file for each in parse_sources(source, key, SUFFIXES) for file in each.shards])
 
 
-def _read(rows: Rows, convert: Callable[[dict[str, Any], str], T]) -> Iterator[tuple[str, T | BadRow]]:
-    """Where each row stands, and what `convert` makes of its fields, or the BadRow that reading or `convert` raised.
+def _read(rows: Rows, convert: Callable[[dict[str, Any], str], T]) -> Located[T]:
+    """Each row, converted: its location, and the result of `convert(fields, location)` or the BadRow that was raised.
 
     The rows that the index could not read come first.
     """
@@ -220,99 +225,75 @@ def _read(rows: Rows, convert: Callable[[dict[str, Any], str], T]) -> Iterator[t
 
 
 def _rows(
-    source: str | Sequence[str], options: PackOptions | CheckOptions, corpus: Corpus | None, key: str
-) -> InputQuestions:
-    """The questions of files."""
-    rows, unread = _open_source(source, key), Counter[str]()
+    rows: Rows, options: PackOptions | CheckOptions, corpus: Corpus | None, unread: UnreadFields
+) -> Located[QuestionRow]:
+    """The questions of files of rows."""
     config = PassageConfig(pos_pool=options.pos_pool, neg_pool=options.neg_pool)
 
     def convert(fields: dict[str, Any], where: str) -> QuestionRow:
-        record = record_of(fields, config)
         try:
-            row = row_of(record, corpus, where, "corpus=")
+            row = questions.row_of(formats.record_of(fields, config), corpus, where, "corpus=")
         except KeyError as error:
             raise BadRow("id that is not in the corpus", f"'{error.args[0]}'") from None
-        _count_unread(unread, fields, row)
+        _count_unread(unread, fields)
         return row
 
-    return InputQuestions(corpus, lambda: _read(rows, convert), unread)
+    return _read(rows, convert)
 
 
-def _count_unread(unread: Counter[str], fields: Mapping[str, Any], row: QuestionRow) -> None:
-    """Count the fields that the row's format has no use for, and candidates that are neither the best nor the worst."""
+def _count_unread(unread: UnreadFields, fields: Mapping[str, Any]) -> None:
+    """Count the fields of a row and of its passages that the format of the row ignores."""
     read = format_of(fields)
     assert read is not None
-    _count(unread, (name for name in fields if name not in (read.question, *read.lists, *QUESTION_FIELDS)))
-    _count(unread, _unread_metadata(fields))
-    entries = [entry for name in read.lists for entry in fields.get(name) or ()]
-    for entry in entries:
+    unread.add(fields, (read.question, *read.lists, *formats.QUESTION_FIELDS))
+    unread.add_metadata(fields)
+    for entry in (entry for name in read.lists for entry in fields.get(name) or ()):
         if isinstance(entry, Mapping):
-            _count(unread, _unread_of_passage(entry, read.passage_fields))
-    if middle := len(entries) - len(row.positives) - len(row.negatives) - len(row.hard_negatives):
-        unread["candidates in the middle"] += middle
+            unread.add(entry, read.passage_fields, " of passages")
 
 
-def _unread_metadata(fields: Mapping[str, Any]) -> list[str]:
-    metadata = fields.get("metadata")
-    if isinstance(metadata, Mapping):
-        return [f"metadata.{name}" for name, value in metadata.items() if name != "topic" or not isinstance(value, str)]
-    return [] if metadata is None else ["metadata"]
-
-
-def _unread_of_passage(fields: Mapping[str, Any], read: Sequence[str] = PASSAGE_FIELDS) -> list[str]:
-    return [f"{name} of passages" for name in fields if name not in read]
-
-
-def _beir(folder: str, split: str, corpus: Corpus | None) -> InputQuestions:
+def _judged(qrels: str, queries: Corpus, corpus: Corpus, unread: UnreadFields) -> Located[QuestionRow]:
     """The questions of a BEIR folder with a grade above 0, in the order of queries.jsonl.
 
     Judgements that name unknown ids come first, as BadRow.
     """
-    qrels = qrels_file(folder, split, "split")
-    queries = open_corpus(os.path.join(folder, "queries.jsonl"), "INPUT")
-    passages = corpus or open_corpus(os.path.join(folder, "corpus.jsonl"), "INPUT")
-    unread = Counter[str]()
 
-    def relevant() -> Iterator[Judgement]:
-        for judgement in judgements(qrels):
+    def relevant() -> Iterator[questions.Judgement]:
+        for judgement in questions.judgements(qrels):
+            unread["grades above 1"] += judgement[2] > 1
+            unread["judgements of 0 or less"] += judgement[2] <= 0
             if judgement[2] > 0:
-                unread["grades above 1"] += judgement[2] > 1
                 yield judgement
-            else:
-                unread["judgements of 0 or less"] += 1
 
-    def rows() -> Entries:
-        found: JudgedPairs = (array("q"), array("q"))
-        for (line, ids, grade), unknown in find_judged(relevant(), (queries, passages), found):
-            unread["grades above 1"] -= grade > 1
-            yield f"{qrels}: line {line}", BadRow(f"{SIDES[unknown]} id that is not in the folder", f"'{ids[unknown]}'")
-        numbers, starts, positions = group_judged(found)
-        for number, (begin, end) in zip(numbers.tolist(), pairwise(starts.tolist()), strict=True):
-            where, fields = queries.rows.where(number), queries.rows.fields(number)
-            try:
-                question = query_of(fields)
-            except BadRow as error:
-                yield where, error
-                continue
-            _count(unread, (name for name in fields if name not in QUERY_FIELDS))
-            _count(unread, _unread_metadata(fields))
-            relevant_passages = CorpusPassages(passages, positions[begin:end])
-            yield where, QuestionRow(question, relevant_passages, InlinePassages(()), InlinePassages(()))
-
-    return InputQuestions(passages, rows, unread)
+    found: questions.JudgedPairs = (array("q"), array("q"))
+    for (line, ids, _), unknown in questions.find_judged(relevant(), (queries, corpus), found):
+        yield (
+            f"{qrels}: line {line}",
+            BadRow(f"{questions.SIDES[unknown]} id that is not in the folder", f"'{ids[unknown]}'"),
+        )
+    numbers, starts, positions = questions.group_judged(found)
+    for number, (begin, end) in zip(numbers.tolist(), pairwise(starts.tolist()), strict=True):
+        where, fields = queries.rows.where(number), queries.rows.fields(number)
+        try:
+            question = formats.query_of(fields)
+        except BadRow as error:
+            yield where, error
+            continue
+        unread.add(fields, QUERY_FIELDS)
+        unread.add_metadata(fields)
+        none = InlinePassages(())
+        yield where, QuestionRow(question, CorpusPassages(corpus, positions[begin:end]), none, none)
 
 
 # ---- passages ------------------------------------------------------------------------------------------------------
 
 
-def open_passages(
-    source: str | Sequence[str], key: str, unread: Counter[str]
-) -> Iterator[tuple[str, Passage | BadRow]]:
-    """Where each passage of `source` stands, and the passage. A passage may lack an id here."""
+def open_passages(source: str | Sequence[str], key: str, unread: UnreadFields) -> Located[Passage]:
+    """The location of each passage of `source`, and the passage, which may lack an id."""
 
     def convert(fields: dict[str, Any], where: str) -> Passage:
         passage = passage_of(fields)
-        _count(unread, _unread_of_passage(fields))
+        unread.add(fields, PASSAGE_FIELDS, " of passages")
         return passage
 
     return _read(_open_source(source, key), convert)

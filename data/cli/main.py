@@ -1,11 +1,16 @@
-"""`python -m data VERB`: index, check, pack and convert data. Each verb imports its modules when it runs."""
+"""`python -m data VERB`: index, check, pack and convert data. The module of a verb is imported when the verb runs."""
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
-from dyad.data.base.command_line import Verb, dispatch
-from dyad.data.base.errors import ConfigError
+from dyad.data.base.command_line import HELP, key_table, parse_options
+from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.cli.options import CheckOptions, IndexOptions, PackOptions
 
 PURPOSE = """Data for both tasks: list what is in it and what is broken, check it, pack and convert it.
@@ -14,41 +19,25 @@ PURPOSE = """Data for both tasks: list what is in it and what is broken, check i
                            .jsonl, a BEIR folder, shards of these; passages alone: .jsonl, or .tsv with id, text, title
 A SOURCE is a file, its folder, a glob, 'd/{000..099}.tar', several joined as 'a.tar::b.tar', or a URL.
 Compressed files cannot be read by offset: unpack them first, with gunzip -k FILE.gz or zstd -d FILE.zst."""
-CLOSING = "Quote braces and globs. Exit codes: 0 ok, 2 a command that cannot work, 3 damaged data."
+CLOSING = """Keys and more examples: python -m data VERB --help
+Quote braces and globs. Exit codes: 0 ok, 2 a command that cannot work, 3 damaged data."""
 
 
-def index(arguments: list[str], options: IndexOptions) -> None:
-    from dyad.data.cli.index import list_shards
-    from dyad.data.shards.rows import SUFFIXES
-    from dyad.data.shards.sources import SUFFIXES as SHARDS
-    from dyad.data.shards.sources import parse_sources
+@dataclass(frozen=True)
+class Verb:
+    """One of the commands. module: its function `run` gets the plain arguments and an instance of `options`.
 
-    # a folder of shards may have a manifest.json: .json and .tsv files count only where they are named
-    rows = any(argument.endswith((".json", ".tsv")) for argument in arguments)
-    list_shards(parse_sources(arguments, "SOURCE", SUFFIXES if rows else SHARDS), options)
+    argument: what a plain argument is, for messages. several: there may be more than one, since a shell expands braces
+    and globs to many.
+    """
 
-
-def check(arguments: list[str], options: CheckOptions) -> None:
-    from dyad.data.cli.check import check_passages, check_questions, check_shards
-    from dyad.data.cli.inputs import InputKind, kind_of, refuse_unknown
-
-    kind = kind_of(arguments)
-    if kind is InputKind.questions:
-        check_questions(arguments, options)
-    elif kind is InputKind.passages:
-        check_passages(arguments, options)
-    else:
-        refuse_unknown(arguments)
-        check_shards(arguments, options)
-
-
-def pack(arguments: list[str], options: PackOptions) -> None:
-    from dyad.data.cli.convert import convert, convert_passages
-    from dyad.data.cli.inputs import InputKind, kind_of
-    from dyad.data.cli.pack import pack_pairs
-
-    packs = {InputKind.pictures: pack_pairs, InputKind.questions: convert, InputKind.passages: convert_passages}
-    packs[kind_of(arguments)](arguments[0], options)
+    name: str
+    argument: str
+    purpose: str
+    examples: tuple[str, ...]
+    options: type
+    module: str
+    several: bool = False
 
 
 VERBS = (
@@ -64,7 +53,7 @@ VERBS = (
             "index psgs_w100.tsv",
         ),
         IndexOptions,
-        index,
+        "dyad.data.cli.index",
         several=True,
     ),
     Verb(
@@ -80,7 +69,7 @@ VERBS = (
             "check beir/scifact/ split=test",
         ),
         CheckOptions,
-        check,
+        "dyad.data.cli.check",
         several=True,
     ),
     Verb(
@@ -100,17 +89,45 @@ VERBS = (
             "pack psgs_w100.tsv out=corpus to=tevatron",
         ),
         PackOptions,
-        pack,
+        "dyad.data.cli.pack",
     ),
 )
 FORMER = {
-    "unpack": "'unpack' is no verb any more. Unpack with: gunzip -k FILE.gz, or zstd -d FILE.zst",
-    "build": "'build' is no verb any more. The builders of data/samples are in tests/build_samples of the repository: "
-    "python -m tests.build_samples --help",
+    "unpack": "Unpack with: gunzip -k FILE.gz, or zstd -d FILE.zst",
+    "build": "The builders of data/samples are in the repository: python -m tests.build_samples --help",
 }
 
 
 def main() -> None:
-    if sys.argv[1:2] and sys.argv[1] in FORMER:
-        raise ConfigError(FORMER[sys.argv[1]])
-    dispatch("data", PURPOSE, VERBS, sys.argv[1:], CLOSING)
+    """Run the verb that the first argument names, or print help. Raises ConfigError for an unknown verb."""
+    name, *rest = sys.argv[1:] or ["help"]
+    named = {verb.name: verb for verb in VERBS}
+    if name in HELP:
+        examples = [f"  {f'python -m data {verb.examples[0]}':58} {verb.purpose}" for verb in VERBS]
+        print("\n".join([PURPOSE, "", *examples, "", CLOSING]))
+    elif name in FORMER:
+        raise ConfigError(f"'{name}' is no verb any more. {FORMER[name]}")
+    elif name not in named:
+        raise ConfigError(f"unknown verb '{name}'.{nearest(name, named)} There is: {', '.join(named)}.")
+    elif set(HELP) & set(rest):
+        print(verb_help(named[name]))
+    else:
+        import_module(named[name].module).run(*parse_verb(named[name], rest))
+
+
+def parse_verb(verb: Verb, arguments: Sequence[str]) -> tuple[list[str], Any]:
+    """The plain arguments and the options. Raises ConfigError as `parse_options`, and for too few or many arguments."""
+    keys = [argument for argument in arguments if re.match(r"-|[A-Za-z_]\w*=", argument)]
+    plain = [argument for argument in arguments if argument not in keys]
+    options = parse_options(verb.options, keys, f"python -m data {verb.name}")
+    if not plain or (len(plain) > 1 and not verb.several):
+        got = "is missing" if not plain else f"is one, not {len(plain)}: {' '.join(plain)}"
+        raise ConfigError(f"{verb.argument} {got}. For example: python -m data {verb.examples[0]}")
+    return plain, options
+
+
+def verb_help(verb: Verb) -> str:
+    """The page that `python -m data VERB --help` prints."""
+    usage = f"usage: python -m data {verb.name} {verb.argument}{'...' if verb.several else ''} [key=value ...]"
+    examples = [f"  python -m data {example}" for example in verb.examples]
+    return "\n".join([f"{verb.name}: {verb.purpose}", "", usage, "", *examples, "", *key_table(verb.options)])

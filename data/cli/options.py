@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 from dyad.data.base.command_line import config_option
 from dyad.data.config import DataConfig, PassageConfig, QuestionConfig, check_split, described
 
-OnError = Enum("OnError", {"stop": "stop", "skip": "skip"})
-
-
-class Target(Enum):
-    """Formats that questions are converted to."""
-
-    shards = "shards"
-    dpr = "dpr"
-    tevatron = "tevatron"
-    tevatron_ids = "tevatron_ids"
-    flag = "flag"
-    beir = "beir"
+OnError = StrEnum("OnError", ["stop", "skip"])
+# Formats that questions are converted to.
+Target = StrEnum("Target", ["shards", "dpr", "tevatron", "tevatron_ids", "flag", "beir"])
 
 
 @dataclass

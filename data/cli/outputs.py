@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dyad.data.base.errors import BadRow, ConfigError, DataError, printable
+from dyad.data.base.errors import BadRow, ConfigError, DataError
 from dyad.data.base.files import whole_folder
+from dyad.data.base.progress import print_line
 from dyad.data.cli.options import OnError, PackOptions
 from dyad.data.shards.index import ShardIndex, index_shards
+from dyad.data.shards.rows import SUFFIXES
+from dyad.data.shards.scan_tar import MAX_BYTES
 
 SHOWN = 5  # bad rows that are printed in full
 
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """A folder beside `out` that becomes `out` when the block succeeds and vanishes when it does not."""
+    """A context that gives a new folder to fill. It is renamed to `out` when the block ends, deleted when it raises."""
     try:
-        with whole_folder(out, _beside(out)) as folder:
+        beside = out.resolve().parent / f".{out.name}.{os.getpid()}.partial"  # others may write the same folder
+        with whole_folder(out, beside) as folder:
             yield folder
     except OSError as error:
         raise ConfigError(f"out={out} cannot be written: {error}") from error
-
-
-def _beside(out: Path) -> Path:
-    return out.resolve().parent / f".{out.name}.{os.getpid()}.partial"
 
 
 def checked_out(options: PackOptions) -> Path:
@@ -48,7 +49,10 @@ def checked_out(options: PackOptions) -> Path:
 
 @contextmanager
 def shard_writer(folder: Path, options: PackOptions) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A function that adds a sample {"__key__": …, suffix: bytes} to the shards 000000.tar …, reproducibly."""
+    """A context that gives a function. It adds a sample {"__key__": …, suffix: bytes} to the shards 000000.tar ….
+
+    Equal samples make equal bytes.
+    """
     from webdataset.writer import ShardWriter
 
     pattern = str(folder).replace("%", "%%") + "/%06d.tar"
@@ -57,9 +61,25 @@ def shard_writer(folder: Path, options: PackOptions) -> Iterator[Callable[[dict[
         yield writer.write
 
 
-def index_new(files: Iterable[Path]) -> list[ShardIndex]:
-    """Index new files, which reads them as training will."""
-    indexes = list(index_shards(sorted(map(str, files))))
+def json_bytes(fields: Mapping[str, Any]) -> bytes:
+    """The fields of a row as JSON. Raises BadRow when JSON cannot hold them, or when it is longer than readers take."""
+    try:
+        content = json.dumps(fields, ensure_ascii=False, allow_nan=False, default=str).encode()
+    except ValueError as error:
+        raise BadRow("a field JSON cannot hold", str(error)) from None
+    return checked_size("json", content)
+
+
+def checked_size(suffix: str, content: bytes) -> bytes:
+    """The content of a member. Raises BadRow when it is longer than readers of members with this suffix take."""
+    if len(content) > MAX_BYTES[suffix]:
+        raise BadRow(f"{suffix} too long", f"more than {MAX_BYTES[suffix]} bytes")
+    return content
+
+
+def index_new(folder: Path) -> list[ShardIndex]:
+    """Index the files of a new folder, which reads them as training will."""
+    indexes = list(index_shards(sorted(str(file) for file in folder.iterdir() if file.suffix in SUFFIXES)))
     assert not any(index.problems for index in indexes), indexes
     return indexes
 
@@ -70,10 +90,10 @@ def shard_names(folder: Path, shards: int) -> Path:
 
 
 def command(program: str, paths: Mapping[str, Path], *others: str) -> str:
-    """A command to copy. `paths` by key are quoted for the shell and for Hydra, which does not read bare braces."""
+    """A command line to print: program, key=path for `paths`, and other arguments, quoted for the shell and Hydra."""
     escaped = {key: str(path).replace("\\", "\\\\").replace('"', '\\"') for key, path in paths.items()}
-    words = [*(f'{key}="{value}"' for key, value in escaped.items()), *others]
-    return " ".join([program, *map(shlex.quote, words)])
+    arguments = [*(f'{key}="{value}"' for key, value in escaped.items()), *others]
+    return " ".join([program, *map(shlex.quote, arguments)])
 
 
 @dataclass
@@ -86,7 +106,7 @@ class Tally:
 
     @contextmanager
     def row(self, where: str) -> Iterator[None]:
-        """One row: a BadRow that the block raises is printed and counted. With on_error=stop it is a DataError."""
+        """A context for one row. A BadRow in it is printed and counted; with on_error=stop it becomes a DataError."""
         self.rows += 1
         try:
             yield
@@ -96,7 +116,7 @@ class Tally:
                 raise DataError(f"{message}. With on_error=skip such rows are left out and counted.") from None
             self.skipped[bad.reason] += 1
             if self.skipped.total() <= SHOWN:
-                print(printable(f"skipped {message}"), file=sys.stderr)
+                print_line(f"skipped {message}", sys.stderr)
 
     def check_any(self, source: str) -> None:
         """Raise DataError when no row was good."""

@@ -16,39 +16,30 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from itertools import count
+from functools import partial
+from itertools import chain, count, repeat
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from dyad.data.base.errors import BadRow, DataError
 from dyad.data.cli.options import PackOptions, Target
-from dyad.data.cli.outputs import shard_writer
+from dyad.data.cli.outputs import json_bytes, shard_writer
 from dyad.data.question_passage.corpus import Corpus
 from dyad.data.question_passage.passages import Passage, Question
 from dyad.data.question_passage.questions import QuestionRow
 from dyad.data.shards.content_keys import key_name
-from dyad.data.shards.scan_tar import MAX_BYTES
 
 Fields = dict[str, Any]
 Dropped = Counter[str]  # by name, how much of the source the new files cannot hold
-RowFields = Callable[[QuestionRow, Dropped], Fields]
-Write = Callable[[QuestionRow, Dropped], bool]  # False when the row was joined with an earlier one
+AddJson = Callable[[bytes], object]
+WriteRow = Callable[[QuestionRow, Dropped], bool]  # returns False when the row was joined with an earlier one
 PassageLine = Callable[[Passage, Dropped], bytes]
 IN_TABLE = '\t\r\n"'  # characters that an id in a table cannot have: some readers split lines without csv
-
-
-def json_bytes(fields: Fields) -> bytes:
-    """The fields as JSON. Raises BadRow when it is longer than our readers take: the source may name texts by ids."""
-    content = json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()
-    if len(content) > MAX_BYTES["json"]:
-        raise BadRow("json too long", f"more than {MAX_BYTES['json']} bytes")
-    return content
 
 
 def passage_id(passage: Passage) -> str:
@@ -57,6 +48,7 @@ def passage_id(passage: Passage) -> str:
 
 
 def question_id(question: Question) -> str:
+    """The id of a question; without one, an id made of its text."""
     return question.id or key_name(question.key)
 
 
@@ -85,29 +77,26 @@ def _context(passage: Passage) -> Fields:
     return fields if passage.id is None else {**fields, "passage_id": passage.id}
 
 
-def tevatron_fields(row: QuestionRow, dropped: Dropped) -> Fields:
+def tevatron_fields(
+    text: str, lists: str, entry: Callable[[Passage], Any], row: QuestionRow, dropped: Dropped
+) -> Fields:
+    """The fields of one of the formats of Tevatron.
+
+    text: name of the field of the question. lists: end of the names of the two fields of passages. entry: makes the
+    value for a passage.
+    """
     dropped["question groups"] += row.question.group is not None
     return {
         "query_id": question_id(row.question),
-        "query": row.question.text,
+        text: row.question.text,
         "answers": [*row.question.answers],
-        "positive_passages": [_document("docid", passage) for passage in row.positives],
-        "negative_passages": [_document("docid", passage) for passage in _one_list(row, dropped)],
-    }
-
-
-def tevatron_ids_fields(row: QuestionRow, dropped: Dropped) -> Fields:
-    dropped["question groups"] += row.question.group is not None
-    return {
-        "query_id": question_id(row.question),
-        "query_text": row.question.text,
-        "answers": [*row.question.answers],
-        "positive_document_ids": [passage_id(passage) for passage in row.positives],
-        "negative_document_ids": [passage_id(passage) for passage in _one_list(row, dropped)],
+        f"positive_{lists}": [entry(passage) for passage in row.positives],
+        f"negative_{lists}": [entry(passage) for passage in _one_list(row, dropped)],
     }
 
 
 def flag_fields(row: QuestionRow, dropped: Dropped) -> Fields:
+    """The fields of FlagEmbedding, which has only texts."""
     passages = [*row.positives, *row.negatives, *row.hard_negatives]
     dropped["question ids"] += bool(row.question.id)
     dropped["answers"] += len(row.question.answers)
@@ -126,67 +115,48 @@ def _document(id_key: str, passage: Passage) -> Fields:
 
 
 def _one_list(row: QuestionRow, dropped: Dropped) -> list[Passage]:
-    """The negatives for formats that have one list of them: the hard ones first."""
+    """All negatives, the hard ones first, for formats that have one list of negatives."""
     dropped["marks that a negative is a plain one"] += len(row.negatives)
     return [*row.hard_negatives, *row.negatives]
 
 
 # ---- files of rows -------------------------------------------------------------------------------------------------
-
-
-def _lines(fields: RowFields) -> Callable[[Path, PackOptions], Any]:
-    @contextmanager
-    def opened(folder: Path, options: PackOptions) -> Iterator[Write]:
-        with (folder / f"{options.split}.jsonl").open("wb") as file:
-
-            def write(row: QuestionRow, dropped: Dropped) -> bool:
-                file.write(json_bytes(fields(row, dropped)) + b"\n")
-                return True
-
-            yield write
-
-    return opened
+# The first three are contexts that give a function, which adds the JSON of a row to new files.
 
 
 @contextmanager
-def _array(folder: Path, options: PackOptions) -> Iterator[Write]:
-    """A JSON array with a row on each line."""
+def _lines(folder: Path, options: PackOptions) -> Iterator[AddJson]:
+    """SPLIT.jsonl, with a row on each line."""
+    with (folder / f"{options.split}.jsonl").open("wb") as file:
+        yield lambda content: file.write(content + b"\n")
+
+
+@contextmanager
+def _array(folder: Path, options: PackOptions) -> Iterator[AddJson]:
+    """SPLIT.json, an array with a row on each line."""
     with (folder / f"{options.split}.json").open("wb") as file:
-        separators = iter([b"[\n"])
-
-        def write(row: QuestionRow, dropped: Dropped) -> bool:
-            content = json_bytes(dpr_fields(row, dropped))  # first: a bad row must not take a separator
-            file.write(next(separators, b",\n") + content)
-            return True
-
-        yield write
+        separators = chain([b"[\n"], repeat(b",\n"))
+        yield lambda content: file.write(next(separators) + content)
         file.write(b"\n]\n")
 
 
 @contextmanager
-def _shards(folder: Path, options: PackOptions) -> Iterator[Write]:
-    """Samples are named by their number among the good rows."""
+def _shards(folder: Path, options: PackOptions) -> Iterator[AddJson]:
+    """Shards, with a sample for each row. The samples are numbered."""
     numbers = count()
     with shard_writer(folder, options) as write_sample:
-
-        def write(row: QuestionRow, dropped: Dropped) -> bool:
-            content = json_bytes(dpr_fields(row, dropped))  # first: a bad row must not take a number
-            write_sample({"__key__": f"{next(numbers):09d}", "json": content})
-            return True
-
-        yield write
+        yield lambda content: write_sample({"__key__": f"{next(numbers):09d}", "json": content})
 
 
 @contextmanager
-def _beir(folder: Path, options: PackOptions) -> Iterator[Write]:
-    """Rows of one question become one: a question or a pair that was written before is not written again."""
+def _beir(folder: Path, options: PackOptions, written: WrittenIds) -> Iterator[WriteRow]:
+    """The questions and judgements of a BEIR folder.
+
+    Rows of one question become one: a question or a pair that was written before is not written again.
+    """
     qrels = folder / "qrels" / f"{options.split}.tsv"
     qrels.parent.mkdir()
-    with (
-        (folder / "queries.jsonl").open("wb") as queries,
-        qrels.open("wb") as judged,
-        written_ids(folder, "beir") as written,
-    ):
+    with (folder / "queries.jsonl").open("wb") as queries, qrels.open("wb") as judged:
         judged.write(b"query-id\tcorpus-id\tscore\n")
 
         def write(row: QuestionRow, dropped: Dropped) -> bool:
@@ -194,12 +164,12 @@ def _beir(folder: Path, options: PackOptions) -> Iterator[Write]:
             relevant = dict.fromkeys(passage_id(passage) for passage in row.positives)
             for part in (name, *relevant):
                 _refuse_in_table(part)
-            new = written.add(name, row.question.key, "question")
+            new = written.add("question", name, row.question.key)
             if new:
                 content = json_bytes({"_id": name, "text": row.question.text, **_metadata(row.question)})
                 queries.write(content + b"\n")
             for pair in (f"{name}\t{passage}" for passage in relevant):
-                if written.add(pair, 1, "pair"):
+                if written.add("pair", pair, 1):
                     judged.write(f"{pair}\t1\n".encode())
             dropped["answers"] += len(row.question.answers)
             dropped["negatives"] += len(row.negatives)
@@ -210,24 +180,42 @@ def _beir(folder: Path, options: PackOptions) -> Iterator[Write]:
 
 
 def _refuse_in_table(name: str) -> None:
+    """Raise BadRow for an id that would break a table."""
     if any(character in name for character in IN_TABLE):
         raise BadRow("id that a table cannot hold", f"{name!r:.80} has a tab, line break or quote")
 
 
-ROWS: dict[Target, Callable[[Path, PackOptions], Any]] = {
-    Target.shards: _shards,
-    Target.dpr: _array,
-    Target.tevatron: _lines(tevatron_fields),
-    Target.tevatron_ids: _lines(tevatron_ids_fields),
-    Target.flag: _lines(flag_fields),
-    Target.beir: _beir,
+ROWS = {
+    Target.shards: (_shards, dpr_fields),
+    Target.dpr: (_array, dpr_fields),
+    Target.tevatron: (_lines, partial(tevatron_fields, "query", "passages", partial(_document, "docid"))),
+    Target.tevatron_ids: (_lines, partial(tevatron_fields, "query_text", "document_ids", passage_id)),
+    Target.flag: (_lines, flag_fields),
 }
+
+
+@contextmanager
+def row_writer(folder: Path, options: PackOptions, written: WrittenIds) -> Iterator[WriteRow]:
+    """A context that gives a function. It writes a row to `folder` in the format `options.to`."""
+    if options.to is Target.beir:
+        with _beir(folder, options, written) as write:
+            yield write
+        return
+    opened, fields = ROWS[options.to]
+    with opened(folder, options) as add:
+
+        def write_json(row: QuestionRow, dropped: Dropped) -> bool:
+            add(json_bytes(fields(row, dropped)))
+            return True
+
+        yield write_json
 
 
 # ---- files of passages ---------------------------------------------------------------------------------------------
 
 
 def _table_line(passage: Passage, dropped: Dropped) -> bytes:
+    """A passage as a line of a table with the columns id, text, title."""
     name = passage_id(passage)
     _refuse_in_table(name)
     line = io.StringIO()
@@ -238,43 +226,38 @@ def _table_line(passage: Passage, dropped: Dropped) -> bytes:
     return line.getvalue().encode()[:-2] + b"\n"
 
 
-def _json_line(id_key: str) -> PassageLine:
-    return lambda passage, dropped: json_bytes(_document(id_key, passage)) + b"\n"
+def _json_line(id_key: str, passage: Passage, dropped: Dropped) -> bytes:
+    return json_bytes(_document(id_key, passage)) + b"\n"
 
 
-@dataclass(frozen=True)
-class CorpusFormat:
-    """A file of passages: its name, what makes a line of a passage, and the first line."""
-
-    name: str
-    line: PassageLine
-    header: bytes = b""
-
-
-CORPORA = {
-    Target.dpr: CorpusFormat("corpus.tsv", _table_line, b"id\ttext\ttitle\n"),
-    Target.tevatron: CorpusFormat("corpus.jsonl", _json_line("docid")),
-    Target.tevatron_ids: CorpusFormat("corpus.jsonl", _json_line("docid")),
-    Target.beir: CorpusFormat("corpus.jsonl", _json_line("_id")),
+CORPORA = {  # format → name of its file of passages, and what makes a line of a passage
+    Target.dpr: ("corpus.tsv", _table_line),
+    Target.tevatron: ("corpus.jsonl", partial(_json_line, "docid")),
+    Target.tevatron_ids: ("corpus.jsonl", partial(_json_line, "docid")),
+    Target.beir: ("corpus.jsonl", partial(_json_line, "_id")),
 }
 
 
+@dataclass
 class CorpusWriter:
-    """Writes a corpus with each id once. source: a corpus whose passages are copied into it first, or None.
+    """Writes a file of passages that has each id once.
 
-    count: passages written. dropped: what of them the file cannot hold.
+    line: makes a line of a passage. source: a corpus whose passages are copied into the file first, or None. dropped:
+    takes, by name, how much of the passages the file cannot hold. count: passages written so far.
     """
 
-    def __init__(self, file: BinaryIO, form: CorpusFormat, written: WrittenIds, source: Corpus | None) -> None:
-        self.file, self.form, self.written, self.source = file, form, written, source
-        self.count, self.dropped = 0, Counter[str]()
-        file.write(form.header)
+    file: BinaryIO
+    line: PassageLine
+    written: WrittenIds
+    source: Corpus | None
+    dropped: Dropped
+    count: int = 0
 
     def copy(self, passages: Iterable[Passage]) -> None:
         """Write the passages of `source`. Raises DataError for one that the file cannot hold: rows may need it."""
         for passage in passages:
             try:
-                self.file.write(self.form.line(passage, self.dropped))
+                self.file.write(self.line(passage, self.dropped))
             except BadRow as bad:
                 raise DataError(f"corpus: passage {self.count + 1}: {bad}") from None
             self.count += 1
@@ -287,12 +270,12 @@ class CorpusWriter:
             name = passage_id(passage)
             key = new[name][0] if name in new else self._key(name)
             if key is None:
-                new[name] = passage.key, self.form.line(passage, dropped)
+                new[name] = passage.key, self.line(passage, dropped)
             elif key != passage.key:
                 raise BadRow("passage id with two texts", f"'{name}'")
         for name, (key, line) in new.items():
             self.file.write(line)
-            self.written.add(name, key, "passage")
+            self.written.add("passage", name, key)
         self.count += len(new)
         self.dropped.update(dropped)
         return len(new)
@@ -301,14 +284,19 @@ class CorpusWriter:
         """Content key of the passage with this id, None where no passage has it yet."""
         if self.source is not None and (position := int(self.source.positions([name])[0])) >= 0:
             return int(self.source.keys[position])
-        return self.written.key(name)
+        return self.written.key("passage", name)
 
 
 @contextmanager
-def corpus_writer(folder: Path, target: Target, source: Corpus | None) -> Iterator[CorpusWriter]:
-    form = CORPORA[target]
-    with (folder / form.name).open("wb") as file, written_ids(folder, "passages") as written:
-        yield CorpusWriter(file, form, written, source)
+def corpus_writer(
+    folder: Path, target: Target, written: WrittenIds, source: Corpus | None, dropped: Dropped
+) -> Iterator[CorpusWriter]:
+    """A context that gives a writer of the file of passages that the format `target` has."""
+    name, line = CORPORA[target]
+    with (folder / name).open("wb") as file:
+        if line is _table_line:
+            file.write(b"id\ttext\ttitle\n")
+        yield CorpusWriter(file, line, written, source, dropped)
 
 
 # ---- what was written ----------------------------------------------------------------------------------------------
@@ -317,33 +305,31 @@ def corpus_writer(folder: Path, target: Target, source: Corpus | None) -> Iterat
 class WrittenIds:
     """Ids that were written, each with the content key of what it names. On disk: there may be many millions."""
 
-    def __init__(self, base: sqlite3.Connection) -> None:
-        self.base = base
-        base.execute("CREATE TABLE written (id TEXT PRIMARY KEY, key INTEGER) WITHOUT ROWID")
-        base.execute("BEGIN")
+    def __init__(self, database: sqlite3.Connection) -> None:
+        self._database = database
+        # the file is deleted at the end: it needs no safety
+        database.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; BEGIN;")
+        database.execute("CREATE TABLE written (kind, id, key INTEGER, PRIMARY KEY (kind, id)) WITHOUT ROWID")
 
-    def key(self, name: str) -> int | None:
-        found = self.base.execute("SELECT key FROM written WHERE id = ?", (name,)).fetchone()
+    def key(self, kind: str, name: str) -> int | None:
+        """The content key of what an id names; None for a new id. kind: question, passage or pair."""
+        found = self._database.execute("SELECT key FROM written WHERE kind = ? AND id = ?", (kind, name)).fetchone()
         return None if found is None else int(found[0])
 
-    def add(self, name: str, key: int, what: str) -> bool:
+    def add(self, kind: str, name: str, key: int) -> bool:
         """Add an id; whether it is new. Raises BadRow when it names something else already."""
-        known = self.key(name)
+        known = self.key(kind, name)
         if known is None:
-            self.base.execute("INSERT INTO written VALUES (?, ?)", (name, key))
+            self._database.execute("INSERT INTO written VALUES (?, ?, ?)", (kind, name, key))
         elif known != key:
-            raise BadRow(f"{what} id with two texts", f"'{name}'")
+            raise BadRow(f"{kind} id with two texts", f"'{name}'")
         return known is None
 
 
 @contextmanager
-def written_ids(folder: Path, name: str) -> Iterator[WrittenIds]:
-    path = folder / f".{name}.sqlite"
-    base = sqlite3.connect(path, isolation_level=None)
-    try:
-        base.execute("PRAGMA journal_mode = OFF")  # the file is deleted at the end: it needs no safety
-        base.execute("PRAGMA synchronous = OFF")
-        yield WrittenIds(base)
-    finally:
-        base.close()
-        path.unlink()
+def written_ids(folder: Path) -> Iterator[WrittenIds]:
+    """A context that gives an empty table of ids. Its file in `folder` is deleted at the end."""
+    path = folder / ".written.sqlite"
+    with closing(sqlite3.connect(path, isolation_level=None)) as database:
+        yield WrittenIds(database)
+    path.unlink()

@@ -31,9 +31,9 @@ from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.base.files import sync, whole_file, writable, write_json
+from dyad.data.base.progress import print_line, progress
 from dyad.eval.encode.encoder import Encoder, check_finite
 from dyad.eval.encode.process_memory import trim_heap
-from dyad.eval.encode.progress import print_line, progress
 from dyad.train.distributed.agreement import from_rank_0, rank_0_only
 from dyad.train.distributed.world import World
 from dyad.train.run_folder.checkpoint import named_tensors

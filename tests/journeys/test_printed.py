@@ -15,8 +15,8 @@ from helpers.cli import Commands, Ended
 from helpers.shards import picture
 from helpers.topics import arguments, write_topics
 
-from dyad.data.base.command_line import parse_options, parse_verb
-from dyad.data.cli.main import VERBS
+from dyad.data.base.command_line import parse_options
+from dyad.data.cli.main import VERBS, parse_verb
 from dyad.data.cli.options import Target
 from dyad.eval.config import EvalCommand, MineCommand, ReportCommand
 from dyad.eval.report.main import write_report
@@ -145,7 +145,7 @@ def test_what_help_prints_is_read(words: list[str]) -> None:
     if program in OPTIONS:
         parse_options(OPTIONS[program], rest, program)
     elif program == "data":
-        parse_verb(program, next(verb for verb in VERBS if verb.name == rest[0]), rest[1:])
+        parse_verb(next(verb for verb in VERBS if verb.name == rest[0]), rest[1:])
     else:  # python -m train, bash launch/torchrun.sh
         compose_config([word for word in words if "=" in word])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dyad.data.base.files import LineFile
+from dyad.data.base.progress import on_terminal, progress_bar
 from dyad.train.panels import Panels
 
 Record = Mapping[str, float]
@@ -123,11 +123,8 @@ class BarConsole:
     """A progress bar on a terminal; other lines scroll above it."""
 
     def __init__(self, lines: Lines, first_step: int) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-        columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[facts]}"))
         self._lines = lines
-        self._bar = Progress(*columns, refresh_per_second=4)
+        self._bar = progress_bar(sys.stdout)
         self._task = self._bar.add_task("Train", total=lines.total_steps, completed=first_step, facts="")
         self._bar.start()
 
@@ -150,9 +147,4 @@ class BarConsole:
 
 def build_console(lines: Lines, first_step: int) -> Output:
     """A bar on a terminal, lines otherwise."""
-    return BarConsole(lines, first_step) if on_terminal() else PlainConsole()
-
-
-def on_terminal() -> bool:
-    """Whether standard output is a terminal that can move its cursor."""
-    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    return BarConsole(lines, first_step) if on_terminal(sys.stdout) else PlainConsole()

@@ -12,10 +12,9 @@ import pytest
 from helpers.data_cli import code_of, command, here
 from helpers.shards import Member, pairs, picture, write_pairs, write_tar
 
-from dyad.data.base.command_line import parse_verb
 from dyad.data.base.errors import ConfigError, DataError
-from dyad.data.cli.check import PictureFindings, _spread, examine
-from dyad.data.cli.main import VERBS
+from dyad.data.cli.check import PictureFindings, examine, parallel_map
+from dyad.data.cli.main import VERBS, parse_verb
 from dyad.data.cli.options import CheckOptions, OnError
 from dyad.data.shards.shards import index_shard, open_shards
 from dyad.data.shards.sources import parse_sources
@@ -176,10 +175,10 @@ def test_findings_of_parts_add_up_to_those_of_the_whole(tmp_path: Path) -> None:
 
 def test_work_is_spread_over_processes_when_there_is_enough(tmp_path: Path) -> None:
     paths = [str(write_pairs(tmp_path / f"{n}.tar", n)) for n in range(3)]
-    with _spread(2, 32) as spread:
+    with parallel_map(2, 32) as spread:
         assert spread is not map
         assert list(spread(sha256_of, paths)) == [index_shard(path).sha256 for path in paths]
-    with _spread(None, 31) as spread:
+    with parallel_map(None, 31) as spread:
         assert spread is map
 
 
@@ -242,7 +241,7 @@ def test_help_of_a_verb_names_every_key(
     for example in verb.examples:
         assert f"  python -m data {example}\n" in printed
         words = example.replace("'", "").split()[1:]
-        parse_verb("data", verb, words)  # what the help shows can be typed
+        parse_verb(verb, words)  # what the help shows can be typed
     for key in vars(verb.options()):
         assert f"\n  {key} " in printed
 
@@ -270,7 +269,7 @@ def test_help_of_a_verb_names_every_key(
             ["pack", "a", "out=${oc.env:HOME}"],
             "out=${oc.env:HOME}: nothing is read inside ${…} here. Write the value itself.",
         ),
-        (["pack", "a", "out=???"], "out=???: write the value itself."),
+        (["pack", "a", "out=???"], "out= is missing. See: python -m data pack --help"),
         (["pack", "a", "out=b", "on_error=skp"], "on_error=skp is not one of stop, skip. Did you mean 'skip'?"),
         (["check", "nowhere.tar"], "SOURCE=nowhere.tar matches nothing: no 'nowhere.tar' in .."),
     ],
@@ -285,7 +284,7 @@ def test_mistakes_get_one_line_and_exit_2(
 def test_values_of_keys() -> None:
     pack = next(verb for verb in VERBS if verb.name == "pack")
     plain, options = parse_verb(
-        "data", pack, ["in.csv", "out=o", "maxcount=1e4", "maxsize=5e8", "on_error=skip", "image_key=null"]
+        pack, ["in.csv", "out=o", "maxcount=1e4", "maxsize=5e8", "on_error=skip", "image_key=null"]
     )
     assert plain == ["in.csv"] and options.maxcount == 10_000 and isinstance(options.maxcount, int)
     assert (options.maxsize, options.on_error, options.image_key) == (5e8, OnError.skip, None)

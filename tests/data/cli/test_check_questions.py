@@ -164,7 +164,6 @@ def test_pack_of_questions(tmp_path: Path) -> None:
     assert done.returncode == 0 and not done.stderr
     assert done.stdout.splitlines() == [
         f"3 questions, 3 positives, 3 passages in {tmp_path}/out (beir), indexed",
-        "made, since beir needs them: 3 question ids, 3 passage ids",
         "train on them:",
         "  python -m train experiment=mnrl model.text.name=bert-base-uncased "
         f"'data.train=\"{tmp_path}/out\"' data.question.split=dev global_batch_size=3",

@@ -146,7 +146,7 @@ def test_content_of_each_format(tmp_path: Path) -> None:
         assert all(list(row) == list(rows[0]) for row in rows), "every row has the same fields"
 
 
-def test_what_is_lost_made_and_joined_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_lost_and_joined_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     extra = {
         "dataset": "nq",
         "answers": ["x"],
@@ -171,13 +171,11 @@ def test_what_is_lost_made_and_joined_is_said(tmp_path: Path, capsys: pytest.Cap
     assert lines(Target.shards) == [f"{written} in {tmp_path}/shards (shards), indexed", unread]
     assert lines(Target.tevatron) == [
         f"{written} in {tmp_path}/tevatron (tevatron), indexed",
-        "made, since tevatron needs them: 1 question ids, 1 passage ids",
         f"dropped, since tevatron cannot hold them: 1 question groups, {mark}",
         unread,
     ]
     assert lines(Target.tevatron_ids) == [
         f"{written}, 9 passages in {tmp_path}/tevatron_ids (tevatron_ids), indexed",
-        "made, since tevatron_ids needs them: 1 question ids, 1 passage ids",
         f"dropped, since tevatron_ids cannot hold them: 1 question groups, {mark}",
         unread,
     ]
@@ -189,7 +187,6 @@ def test_what_is_lost_made_and_joined_is_said(tmp_path: Path, capsys: pytest.Cap
     ]
     assert lines(Target.beir) == [
         f"3 questions, 5 positives, 9 passages in {tmp_path}/beir (beir), indexed",
-        "made, since beir needs them: 1 question ids, 1 passage ids",
         "joined, since beir has each once: 1 rows with the question of an earlier one",
         "dropped, since beir cannot hold them: 3 answers, 1 negatives, 6 hard negatives",
         unread,
@@ -216,14 +213,11 @@ def test_equal_questions_are_one_in_beir(tmp_path: Path) -> None:
 
 
 def test_fields_without_use_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also candidates of a scored list that are neither among the best nor among the worst."""
     candidates = [{"text": f"{n}", "score": n, "rank": 1} for n in range(7)]
     rows = [{"question": "x", "candidates": candidates, "metadata": {"topic": "t", "url": "u"}}, {**DPR, "lang": "en"}]
     options = PackOptions(out=str(tmp_path / "out"), to=Target.flag, pos_pool=2, neg_pool=3)
     convert(str(write_lines(tmp_path / "x.jsonl", rows)), options)
-    assert "not read: rank of passages (7), candidates in the middle (2), lang (1), metadata.url (1)" in (
-        capsys.readouterr().out.splitlines()
-    )
+    assert "not read: rank of passages (7), lang (1), metadata.url (1)" in (capsys.readouterr().out.splitlines())
     rows = [json.loads(line) for line in (tmp_path / "out" / "train.jsonl").read_text().splitlines()]
     assert rows[0] == {"query": "x", "pos": ["6", "5"], "neg": ["2", "1", "0"]}
     folder = write_beir(tmp_path / "in", split="train")
@@ -302,7 +296,6 @@ def test_passages_without_ids_get_some(tmp_path: Path, capsys: pytest.CaptureFix
     source = write_lines(tmp_path / "c.jsonl", [{"text": "a"}, {"text": "b", "title": "t"}, {"text": "a"}])
     convert_passages(str(source), PackOptions(out=str(tmp_path / "out"), to=Target.beir))
     printed = capsys.readouterr().out
-    assert "made, since beir needs them: 2 passage ids" in printed
     assert "joined, since beir has each once: 1 passages with an equal one before them" in printed
     assert [(p.title, p.text) for p in open_corpus(str(tmp_path / "out"), "x")] == [("", "a"), ("t", "b")]
     with pytest.raises(ConfigError, match="passages only: to= must be one of dpr, tevatron, tevatron_ids, beir"):

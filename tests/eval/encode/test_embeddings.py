@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from jobs.embeddings_job import BLOCK, ITEMS, WINDOW, Glosses, Small, digest, encoded, names, texts_of, write_corpus
 from torch import Tensor, nn
 
+from dyad.data.base import progress
 from dyad.data.base.errors import ConfigError, DataError, HardwareError
-from dyad.eval.encode import embeddings, progress
+from dyad.eval.encode import embeddings
 from dyad.eval.encode.embeddings import encode_corpus, identity_of
 from dyad.eval.encode.encoder import Encoder
 from dyad.eval.search.index import search
@@ -239,7 +240,7 @@ def test_progress_is_told_in_lines_and_shown_on_a_terminal(monkeypatch, capsys) 
     said: list[str] = []
     encode_corpus(encode, "y", Glosses(300), None, window=300, log=said.append)
     assert len(said) == 1 and capsys.readouterr().out == ""
-    monkeypatch.setattr(progress, "on_terminal", lambda: True)
+    monkeypatch.setattr(progress, "on_terminal", lambda stream: True)
     encode_corpus(encode, "y", Glosses(300), None, window=100)
     assert "300/300" in capsys.readouterr().out
 
