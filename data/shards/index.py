@@ -25,7 +25,7 @@ from dyad.data.base.child_processes import end_with_parent
 from dyad.data.base.errors import DataError
 from dyad.data.shards.index_cache import cache_folders, read_cached, write_cached
 from dyad.data.shards.scan_rows import RowScan, scan_array, scan_lines, scan_table
-from dyad.data.shards.scan_tar import MAX_BYTES, Problem, Scan, ScannedSample, scan_tar
+from dyad.data.shards.scan_tar import MAX_BYTES, Problem, Scan, scan_tar
 from dyad.data.shards.storage import Stat, open_stream, shard_name, stat
 
 FORMAT = 1
@@ -177,54 +177,6 @@ def _scan(path: str, found: Stat) -> ShardIndex:
     return _store(path, found, scan, hashing.sha256.hexdigest())
 
 
-@dataclass(frozen=True)
-class _Columns:
-    """Parts of an OffsetTable: CRC32, number of members and length of the key per sample; all members and keys."""
-
-    crc32: np.ndarray
-    counts: np.ndarray
-    key_sizes: np.ndarray
-    members: np.ndarray
-    keys: bytes
-    suffixes: tuple[str, ...]
-
-    def packed(self) -> np.ndarray:
-        """The table as one array of bytes."""
-        rows = np.zeros(len(self.crc32) + 1, ROW)
-        rows["crc32"][:-1] = self.crc32
-        rows["member"][1:], rows["key"][1:] = np.cumsum(self.counts), np.cumsum(self.key_sizes)
-        return np.frombuffer(b"".join((rows.data, self.members.data, self.keys)), np.uint8)
-
-
-def _of_samples(samples: list[ScannedSample]) -> _Columns:
-    suffixes = tuple(sorted({suffix for sample in samples for suffix, _, _ in sample.members}))
-    number = {suffix: i for i, suffix in enumerate(suffixes)}
-    keys = [sample.key.encode("utf-8") for sample in samples]
-    return _Columns(
-        crc32=np.array([sample.crc32 for sample in samples], np.uint32),
-        counts=np.array([len(sample.members) for sample in samples], np.uint32),
-        key_sizes=np.array([len(key) for key in keys], np.uint32),
-        members=np.array([(at, size, number[s]) for sample in samples for s, at, size in sample.members], MEMBER),
-        keys=b"".join(keys),
-        suffixes=suffixes,
-    )
-
-
-def _of_rows(scan: RowScan) -> _Columns:
-    """Computed without an object per row: there may be tens of millions."""
-    members = np.zeros(len(scan.key), MEMBER)
-    members["offset"], members["size"] = scan.offset, scan.size
-    keys = np.asarray(scan.key).astype("S12")
-    return _Columns(
-        crc32=np.asarray(scan.crc32),
-        counts=np.ones(len(scan.key), np.uint32),
-        key_sizes=np.strings.str_len(keys),
-        members=members,
-        keys=keys.tobytes().replace(b"\0", b""),
-        suffixes=(scan.suffix,),
-    )
-
-
 # ---- storing -------------------------------------------------------------------------------------------------------
 
 
@@ -236,25 +188,41 @@ def _load(path: str, found: Stat) -> ShardIndex | None:
 
 
 def _store(path: str, found: Stat, scan: Scan | RowScan, sha256: str) -> ShardIndex:
-    columns = _of_rows(scan) if isinstance(scan, RowScan) else _of_samples(scan.samples)
+    if isinstance(scan, RowScan):  # computed without an object per row: there may be tens of millions
+        suffixes, crc32, counts = [scan.suffix], np.asarray(scan.crc32), np.ones(len(scan.crc32), np.uint32)
+        numbers = np.asarray(scan.key).astype("S12")
+        key_sizes, keys = np.strings.str_len(numbers), numbers.tobytes().replace(b"\0", b"")
+        members = np.zeros(len(crc32), MEMBER)
+        members["offset"], members["size"] = scan.offset, scan.size
+    else:
+        samples, texts = scan.samples, [sample.key.encode("utf-8") for sample in scan.samples]
+        suffixes = sorted({suffix for sample in samples for suffix, _, _ in sample.members})
+        crc32 = np.array([sample.crc32 for sample in samples], np.uint32)
+        counts = np.array([len(sample.members) for sample in samples], np.uint32)
+        key_sizes, keys = np.array([len(text) for text in texts], np.uint32), b"".join(texts)
+        number = {suffix: i for i, suffix in enumerate(suffixes)}
+        members = np.array([(at, size, number[s]) for sample in samples for s, at, size in sample.members], MEMBER)
+    rows = np.zeros(len(crc32) + 1, ROW)
+    rows["crc32"][:-1] = crc32
+    rows["member"][1:], rows["key"][1:] = np.cumsum(counts), np.cumsum(key_sizes)
     facts = {
         "format": FORMAT,
         "name": shard_name(path),
         "size": found.size,
         "mtime": found.mtime,
         "sha256": sha256,
-        "samples": len(columns.crc32),
-        "members": len(columns.members),
-        "suffixes": columns.suffixes,
+        "samples": len(crc32),
+        "members": len(members),
+        "suffixes": suffixes,
         "ignored": {} if isinstance(scan, RowScan) else dict(sorted(scan.ignored.items())),
         "problem_count": scan.problems.count,
         "problems": [asdict(problem) for problem in scan.problems.first],
     }
-    return _of_facts(path, facts, write_cached(path, shard_name(path), facts, columns.packed()))
+    table = np.frombuffer(b"".join((rows.data, members.data, keys)), np.uint8)
+    return _of_facts(path, facts, write_cached(path, shard_name(path), facts, table))
 
 
 def _of_facts(path: str, facts: dict[str, Any], table: Path) -> ShardIndex:
-    problems = tuple(Problem(**problem) for problem in facts["problems"])
-    values = facts | {"suffixes": tuple(facts["suffixes"]), "problems": problems}
-    values |= {"path": path, "table_file": str(table)}
+    values = facts | {"path": path, "table_file": str(table), "suffixes": tuple(facts["suffixes"])}
+    values["problems"] = tuple(Problem(**problem) for problem in facts["problems"])
     return ShardIndex(**{field.name: values[field.name] for field in fields(ShardIndex)})

@@ -79,10 +79,7 @@ class Scan:
 
 
 class _BrokenTar(Exception):
-    """The scan cannot continue; carries the Problem."""
-
-    def __init__(self, offset: int, message: str) -> None:
-        self.problem = Problem(offset, message, last=True)
+    """The scan cannot continue. Its arguments are the offset and the message of the Problem."""
 
 
 @dataclass
@@ -111,7 +108,7 @@ def scan_tar(stream: BinaryIO) -> Scan:
         for header in _headers(stream):
             _add_member(scan, header, stream)
     except _BrokenTar as broken:
-        scan.problems.add(broken.problem)
+        scan.problems.add(Problem(*broken.args, last=True))
     for problem in _sample_problems(scan.samples):
         scan.problems.add(problem)
     if scan.ignored and not scan.samples and not scan.problems.count:
@@ -135,7 +132,7 @@ def stream_tar(stream: BinaryIO, scan: Scan) -> Iterator[tuple[ScannedSample, di
             if payload is not None:
                 members.setdefault(split_name(header.name)[1], payload)
     except _BrokenTar as broken:
-        scan.problems.add(broken.problem)
+        scan.problems.add(Problem(*broken.args, last=True))
     else:
         yield from ((sample, members) for sample in scan.samples)
 
