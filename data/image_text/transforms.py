@@ -9,10 +9,8 @@ b pictures of a batch; H, W sides of a decoded picture; S side of the tower's in
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,9 +21,8 @@ from torch.nn.functional import grid_sample
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
-from dyad.data.base.errors import DataError
 from dyad.data.config import AugmentConfig
-from dyad.data.image_text.pictures import JPEG_MAGIC, SUFFIX_OF, check_size, refuse_many_scans
+from dyad.data.image_text.pictures import JPEG_MAGIC, check_size, opened_picture, refuse_many_scans
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -75,26 +72,8 @@ def decode(data: bytes, max_pixels: int) -> Tensor:
                 return torch.from_numpy(simplejpeg.decode_jpeg(data)).permute(2, 0, 1)
         except ValueError:
             pass  # PIL decodes what libjpeg only warns of, and gives a reason for what is broken
-    return torch.from_numpy(_decode_with_pil(data, max_pixels)).permute(2, 0, 1)
-
-
-def _decode_with_pil(data: bytes, max_pixels: int) -> np.ndarray:
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit comes next
-            with Image.open(BytesIO(data), formats=tuple(SUFFIX_OF)) as picture:
-                check_size(*picture.size, max_pixels, "data.max_image_pixels")
-                return np.array(_rgb(picture))
-    except DataError:
-        raise
-    except Image.DecompressionBombError as error:
-        raise DataError(f"more pixels than data.max_image_pixels={max_pixels} ({error})") from error
-    except UnidentifiedImageError as error:
-        raise DataError(f"no sound JPEG, PNG or WebP picture (begins with {data[:8]!r})") from error
-    except Exception as error:  # PIL raises nearly any type on bytes made to confuse it
-        raise DataError(f"no sound JPEG, PNG or WebP picture ({type(error).__name__}: {error})") from error
+    with opened_picture(data, max_pixels, "data.max_image_pixels") as picture:
+        return torch.from_numpy(np.array(_rgb(picture))).permute(2, 0, 1)
 
 
 def _rgb(picture: Image) -> Image:

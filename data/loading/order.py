@@ -45,7 +45,11 @@ class Order:
         assert len(sizes) == len(weights) and global_batch_size > 0 and shuffle in ("window", "full")
         self.seed, self.global_batch_size = seed, global_batch_size
         self.sizes, self.weights = list(sizes), list(weights)
-        self._starts = [0, *accumulate(_appearances(sizes, weights))]
+        counts = [round(weight * size) for size, weight in zip(sizes, weights, strict=True)]
+        for count, size, weight in zip(counts, sizes, weights, strict=True):
+            if size and not count:
+                raise ConfigError(f"weight {weight} of a source with {size} samples is less than one sample per epoch.")
+        self._starts = [0, *accumulate(counts)]
         self.samples_per_epoch = self._starts[-1]
         self.steps_per_epoch = self.samples_per_epoch // global_batch_size
         if not self.steps_per_epoch:
@@ -65,13 +69,7 @@ class Order:
         return np.sort(self._base_ids((shuffled + epoch * left_over) % self.samples_per_epoch, epoch))
 
     def local(self, step: int, rank: int, world_size: int) -> tuple[int, Ids]:
-        """Epoch and one rank's part of `ids(step)`: consecutive ids; the parts of ranks differ by at most one in size.
-
-        Raises ConfigError when there are more ranks than samples in a batch.
-        """
-        assert 0 <= rank < world_size
-        if world_size > self.global_batch_size:
-            raise ConfigError(f"global_batch_size={self.global_batch_size} is less than the {world_size} processes.")
+        """The epoch, and one rank's part of `ids(step)`: consecutive ids. The parts differ by at most one in size."""
         first, last = (r * self.global_batch_size // world_size for r in (rank, rank + 1))
         return step // self.steps_per_epoch, self.ids(step)[first:last]
 
@@ -105,14 +103,6 @@ class Order:
     def _keys(self, epoch: int, purpose: str) -> list[int]:
         digest = hashlib.blake2b(f"{self.seed}/{epoch}/{purpose}".encode(), digest_size=8 * ROUNDS).digest()
         return np.frombuffer(digest, "<u8").tolist()
-
-
-def _appearances(sizes: Sequence[int], weights: Sequence[float]) -> list[int]:
-    counts = [round(weight * size) for size, weight in zip(sizes, weights, strict=True)]
-    for count, size, weight in zip(counts, sizes, weights, strict=True):
-        if size and not count:
-            raise ConfigError(f"weight {weight} of a source with {size} samples is less than one sample per epoch.")
-    return counts
 
 
 def permuted_chunks(position: Ids, size: int, chunk: int, keys: Sequence[int]) -> Ids:

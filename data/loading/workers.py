@@ -15,14 +15,13 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing import RawArray, active_children, parent_process
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -50,7 +49,8 @@ def prefetched(
     """make(entry) of all entries, in their order, prepared ahead by worker processes; workers=0: by this process.
 
     where(item): how an error names an item given to `begin_item`; it must not read any storage. timeout: seconds to
-    wait for a value, 0 for ever. pin: copy values to pinned memory; they must have a method pin_memory.
+    wait for a value, 0 for ever. pin: copy values to pinned memory. make returns tensors, or objects of which torch can
+    call a method pin_memory.
 
     A UserError of `make` is raised here without a worker's traceback. HardwareError is raised, wherever the main thread
     is at that moment, when a worker has died, and when a value takes longer than `timeout`.
@@ -59,7 +59,7 @@ def prefetched(
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     group = WorkerGroup(workers, rank, where)
     loader = DataLoader(
-        _Outcomes(make),
+        _ErrorsAsValues(make),
         batch_size=None,
         sampler=entries,
         num_workers=workers,
@@ -70,33 +70,23 @@ def prefetched(
     with group.running(loader) as outcomes:
         for number in range(len(entries)):
             with group.waiting_for(number, timeout):
-                outcome = next(outcomes)
-            if isinstance(outcome.value, UserError):
-                raise outcome.value
-            yield outcome.value
+                value = next(outcomes)
+            if isinstance(value, UserError):
+                raise value
+            yield value
 
 
-@dataclass(frozen=True)
-class _Outcome(Generic[T]):
-    """A value, or the error raised instead. torch calls `pin_memory` of any object that has it."""
-
-    value: T | UserError
-
-    def pin_memory(self) -> _Outcome[Any]:
-        return self if isinstance(self.value, UserError) else _Outcome(self.value.pin_memory())  # type: ignore[attr-defined]
-
-
-class _Outcomes(Dataset[_Outcome[T]]):
+class _ErrorsAsValues(Dataset[T | UserError]):
     """Returns errors as values: torch would turn an exception of a worker into a text with its traceback."""
 
     def __init__(self, make: Callable[[Any], T]) -> None:
         self.make = make
 
-    def __getitem__(self, entry: Any) -> _Outcome[T]:
+    def __getitem__(self, entry: Any) -> T | UserError:
         try:
-            return _Outcome(self.make(entry))
+            return self.make(entry)
         except UserError as error:
-            return _Outcome(error)
+            return error
 
 
 # ---- in the parent process -----------------------------------------------------------------------------------------
@@ -117,7 +107,12 @@ class WorkerGroup:
     def running(self, loader: DataLoader[T]) -> Iterator[Iterator[T]]:
         """Start the workers and give the loader's iterator. Inside, the death of a worker raises HardwareError."""
         others = active_children()
-        self.outcomes = _start(loader)
+        # blocked in the workers too, which inherit this, so that none dies before it is set up
+        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
+        try:
+            outcomes = iter(loader)  # starts the workers
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
         started_now = [child for child in active_children() if child not in others]
         self.processes = sorted(started_now, key=lambda child: child.pid or 0)
         _running.append(self)
@@ -125,7 +120,7 @@ class WorkerGroup:
             signal.signal(signal.SIGCHLD, _on_child_exit)
         try:
             self.check_alive()
-            yield self.outcomes
+            yield outcomes
         finally:
             if self in _running:
                 _running.remove(self)
@@ -216,16 +211,6 @@ def _is_stopped(process: BaseProcess) -> bool:
         return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     except OSError:
         return False
-
-
-def _start(loader: DataLoader[T]) -> Iterator[T]:
-    """The loader's iterator, whose creation starts the workers. Signals are blocked meanwhile, in the workers too, so
-    that none dies before it is set up."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
-    try:
-        return iter(loader)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 # ---- in a worker ---------------------------------------------------------------------------------------------------

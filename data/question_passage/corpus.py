@@ -22,7 +22,6 @@ from dyad.data.shards.sources import local_path, parse_sources
 
 FORMAT = "1"
 HASH, CHECK, ORDER, KEY, LENGTH = range(5)  # rows of the table; ORDER sorts passages by HASH, then CHECK
-BLOCK = 65_536  # ids held in memory at a time
 
 
 def open_corpus(value: str | Sequence[str], key: str) -> Corpus:
@@ -116,16 +115,16 @@ def _read(rows: Rows, i: int) -> Passage:
 
 
 def _table(rows: Rows) -> Int64s:
-    """(5, n): the rows named at the top of this module. Reads everything once, in order."""
+    """(5, n): the rows HASH, CHECK, ORDER, KEY and LENGTH. Reads every passage once, in order."""
     table = np.empty((5, len(rows)), np.int64)
 
-    def fill(i: int) -> str:
+    def read_id(i: int) -> str:
         passage = _read(rows, i)
         table[KEY, i], table[LENGTH, i] = passage.key, len(passage.title.encode()) + len(passage.text.encode())
         return str(passage.id)
 
     ids = table[: CHECK + 1]
-    ids[:] = hashed_in_blocks(len(rows), fill)
+    ids[:] = hash_ids(map(read_id, range(len(rows))))
     table[ORDER] = unique_order(
         ids, lambda i, j: f"{rows.where(j)}: id '{_read(rows, i).id}' again, first at {rows.where(i)}"
     )
@@ -133,15 +132,6 @@ def _table(rows: Rows) -> Int64s:
 
 
 # ---- columns of id hashes (2, n), as `keys.hash_ids` makes them ------------------------------------------------------
-
-
-def hashed_in_blocks(count: int, read_id: Callable[[int], str]) -> Int64s:
-    """(2, count) hashes of the ids read_id(0) … read_id(count - 1). Holds few of the ids at a time."""
-    table = np.empty((2, count), np.int64)
-    for start in range(0, count, BLOCK):
-        stop = min(start + BLOCK, count)
-        table[:, start:stop] = hash_ids(map(read_id, range(start, stop)))
-    return table
 
 
 def unique_order(hashes: Int64s, repeated: Callable[[int, int], str]) -> Int64s:

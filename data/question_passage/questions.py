@@ -28,12 +28,11 @@ from dyad.data.question_passage.corpus import (
     CorpusPassages,
     PassageList,
     corpus_files,
-    hashed_in_blocks,
     open_corpus,
 )
 from dyad.data.question_passage.formats import Record, query_of, record_of
 from dyad.data.question_passage.passages import InlinePassages, Passage, Question
-from dyad.data.shards.content_keys import Int64s, key_name
+from dyad.data.shards.content_keys import Int64s, hash_ids, key_name
 from dyad.data.shards.index_cache import cached_array
 from dyad.data.shards.manifest import FileEntry, file_entries
 from dyad.data.shards.rows import SUFFIXES, Rows, open_rows
@@ -206,12 +205,12 @@ class RowQuestions:
         """Reads every row once, so that a bad one is reported before training starts."""
         columns = np.empty((3, len(self)), np.int64)
 
-        def fill(i: int) -> str:
+        def read_id(i: int) -> str:
             question = self.row(i).question
             columns[LENGTH, i] = len(question.text.encode())
             return question.id
 
-        columns[: CHECK + 1] = hashed_in_blocks(len(self), fill)
+        columns[: CHECK + 1] = hash_ids(map(read_id, range(len(self))))
         return columns
 
 
