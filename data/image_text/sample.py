@@ -4,7 +4,7 @@ How unusual texts are treated:
     the member or field of data.captions is missing, null, a number    SampleError
     empty or blank, also one of several captions in a list             SampleError
     not UTF-8, half a surrogate pair, unreadable json                  SampleError
-    json nested deep or with very many values (data/base/json_text.py)      SampleError
+    json nested deep or with very many values (data/base/json_text.py)    SampleError
     longer than MAX_LETTERS                                            cut; towers read less than that
     a .txt member of more than 1 MiB, a .json of more than 16          reported by the index, which training refuses
     no caption, where other samples of the shard have one              reported by the index, which training refuses
@@ -32,15 +32,20 @@ MAX_LETTERS = 16_384  # open_clip's tokenizer takes time quadratic in the length
 
 @dataclass(frozen=True)
 class ShardSample:
-    """The members of one sample by suffix. where: shard and key; every SampleError begins with it."""
+    """The members of one sample by suffix. shard, key: where it comes from."""
 
-    where: str
+    shard: str
+    key: str
     members: dict[str, bytes]
 
     @staticmethod
     def read(shards: Shards, sample_id: int) -> ShardSample:
-        path, key = shards.origin(sample_id)
-        return ShardSample(f"{path}: sample '{key}'", shards.read(sample_id))
+        return ShardSample(*shards.origin(sample_id), shards.read(sample_id))
+
+    @property
+    def where(self) -> str:
+        """Shard and key. Every SampleError begins with them."""
+        return f"{self.shard}: sample '{self.key}'"
 
     def picture(self, image_key: str) -> bytes:
         """The encoded picture: the first member that `image_key` ("jpg;png") names."""

@@ -56,7 +56,7 @@ class StreamBatch(Batch):
 
 @dataclass(frozen=True)
 class OneEpoch:
-    """Stands in for data.order.Order, since the samples of a stream are not counted: the whole run is one epoch."""
+    """Takes the place of an `Order`: the samples of a stream are not counted, so the whole run is one epoch."""
 
     steps_per_epoch: int
     sizes: Sequence[int] = ()
@@ -64,9 +64,10 @@ class OneEpoch:
 
 @dataclass
 class StreamProgress:
-    """Which draws are used up: all below `first`, and those in `finished`. taken, ended: of the other draws.
+    """Which draws are used up: all below `first`, and those in `finished`. taken, ended: as in `StreamBatch`, of the
+    other draws.
 
-    Counts the batches that the trainer took, not those that loader processes prepared ahead.
+    Only batches that the trainer took are counted, not those that loader processes prepared ahead.
     """
 
     first: int = 0
@@ -89,8 +90,6 @@ class StreamSample:
 
     draw: int
     position: int
-    shard: str
-    key: str
     sample: ShardSample
 
 
@@ -178,8 +177,7 @@ class Stream:
     def _batch(self, step: int) -> StreamBatch:
         """The next batch of this process's reader. torch deals steps to workers in turn: this fixes the reader."""
         number = self._rank * self._readers + step % self._readers
-        if self._reader is None:
-            self._reader = Reader(self, number, self._world_size * self._readers)
+        self._reader = self._reader or Reader(self, number, self._world_size * self._readers)
         assert self._reader.number == number, "a process is one reader"
         start, stop = (r * self.global_batch_size // self._world_size for r in (self._rank, self._rank + 1))
         return self._reader.batch(stop - start)
@@ -212,11 +210,11 @@ class Reader:
                 pairs.append(pair)
                 self._bad_in_a_row = []
             except SampleError as error:
-                bad = BadSample(len(pairs), NO_ID, found.shard, found.key, str(error), NO_ID)
+                bad = BadSample(len(pairs), NO_ID, found.sample.shard, found.sample.key, str(error), NO_ID)
                 self._report(bad)
                 self._bad_in_a_row.append(bad)
-            if self._bad_in_a_row and len(self._bad_in_a_row) >= self._stream.limit:
-                raise too_many_in_a_row(self._stream.limit, self._bad_in_a_row)
+                if len(self._bad_in_a_row) == self._stream.limit:
+                    raise too_many_in_a_row(self._stream.limit, self._bad_in_a_row) from error
         batch = self._stream.maker.batch(pairs, tuple(self._bad))
         ended, self._ended, self._bad = self._ended, {}, []
         return StreamBatch(**vars(batch), taken=dict(taken), ended=ended)
@@ -241,8 +239,8 @@ class Reader:
                 continue
             begin_item(draw)
             shard, scan, samples = self._stream.shard_of(draw), Scan(), 0
-            for key, sample in _walk(shard, scan):
-                yield StreamSample(draw, samples, shard, key, sample)
+            for sample in _read_samples(shard, scan):
+                yield StreamSample(draw, samples, sample)
                 samples += 1
             self._ended[draw] = samples
             if scan.problems.count:
@@ -262,20 +260,20 @@ class Reader:
 def first_of(shard: str) -> ShardSample:
     """The first sample of a shard. Raises DataError when there is none."""
     scan = Scan()
-    for _, sample in _walk(shard, scan):
+    for sample in _read_samples(shard, scan):
         return sample
     if not scan.problems.count:
         raise DataError(f"{shard}: there is no sample in it")
     raise DataError(_lost_part(shard, scan.problems).reason)
 
 
-def _walk(shard: str, scan: Scan) -> Iterator[tuple[str, ShardSample]]:
-    """The samples of a shard and their keys. Damage of the shard and failures of its storage are added to `scan`."""
+def _read_samples(shard: str, scan: Scan) -> Iterator[ShardSample]:
+    """The samples of a shard. Damage of the shard and failures of its storage are added to the problems of `scan`."""
     last = None
     try:
         with open_sequential(shard) as content:
             for last, members in stream_tar(content, scan):
-                yield last.key, ShardSample(f"{shard}: sample '{last.key}'", members)
+                yield ShardSample(shard, last.key, members)
     except OSError as error:
         if last is None:
             scan.problems.add(Problem(0, f"cannot be read: {error}"))
