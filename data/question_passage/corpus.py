@@ -91,13 +91,14 @@ class CorpusPassages(Sequence[Passage]):
 
     @property
     def keys(self) -> list[int]:
+        """Their content ids."""
         return self.corpus.keys[self.positions].tolist()
 
     def __len__(self) -> int:
         return len(self.positions)
 
     def __getitem__(self, i: Any, /) -> Any:
-        return [self[j] for j in range(len(self))[i]] if isinstance(i, slice) else self.corpus[int(self.positions[i])]
+        return self.corpus[int(self.positions[i])]
 
 
 PassageList = InlinePassages | CorpusPassages

@@ -16,7 +16,7 @@ A question's id is its field query_id, qid, question_id, id or _id, if it has on
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -214,12 +214,10 @@ def _score(entry: Any, where: str) -> float:
         raise BadRow(
             "results of a retriever", f"{where} has has_answer; their scores do not say which passage is right"
         )
-    try:
-        if not isinstance(score, bool) and isinstance(score, int | float) and math.isfinite(score):
-            return float(score)
-    except OverflowError:  # a whole number too large for a float
-        pass
-    raise BadRow("no score", f"score of {where} is {score!r:.80}, no finite number")
+    # the comparison is also exact for whole numbers that are too large for a float, and False for NaN
+    if isinstance(score, bool) or not isinstance(score, int | float) or not abs(score) <= sys.float_info.max:
+        raise BadRow("no score", f"score of {where} is {score!r:.80}, no finite number")
+    return float(score)
 
 
 FORMATS = (

@@ -17,7 +17,7 @@ from dyad.data.question_passage.formats import named
 from dyad.data.question_passage.passages import InlinePassages, Passage
 from dyad.data.question_passage.questions import QuestionRow, QuestionRows
 from dyad.data.shards.content_keys import Int64s, hash_ids
-from dyad.data.shards.index_cache import MemmapArray, cached_array
+from dyad.data.shards.index_cache import cached_array
 from dyad.data.shards.manifest import file_entries
 from dyad.data.shards.rows import Rows, open_rows
 from dyad.data.shards.sources import parse_sources
@@ -71,13 +71,8 @@ class MinedNegatives:
     files: name and content of the file, for the manifest of a run.
     """
 
-    def __init__(self, corpus: Corpus, mapped: MemmapArray, count: int, rows: Rows) -> None:
-        self.corpus, self._mapped, self._count = corpus, mapped, count
-        self.fingerprint, self.files = rows.fingerprint, file_entries(rows.shards.indexes)
-
-    @staticmethod
-    def open(path: str, questions: QuestionRows, corpus: Corpus | None = None) -> MinedNegatives:
-        """The file `path`, for the rows of `questions`. corpus: by default the one that `questions` have.
+    def __init__(self, path: str, questions: QuestionRows, corpus: Corpus | None = None) -> None:
+        """Open the file `path`, for the rows of `questions`. corpus: by default the one that `questions` have.
 
         Raises ConfigError when the file or the corpus is missing, or none of its questions is among the rows;
         DataError, naming the line, for a row of another form, a repeated question, and an id missing in the corpus.
@@ -89,9 +84,12 @@ class MinedNegatives:
         if others or source.weight != 1:
             raise ConfigError(f"data.negatives.file={path}: write one file, without a weight.")
         rows = open_rows(source.shards)
+        self.corpus, self.fingerprint, self.files = corpus, rows.fingerprint, file_entries(rows.shards.indexes)
         state = [FORMAT, rows.fingerprint, questions.fingerprint, corpus.fingerprint]
-        mapped = cached_array(rows.files, "mined", corpus.rows.files, state, lambda: _by_row(rows, questions, corpus))
-        return MinedNegatives(corpus, mapped, len(questions), rows)
+        self._count = len(questions)
+        self._mapped = cached_array(
+            rows.files, "mined", corpus.rows.files, state, lambda: _by_row(rows, questions, corpus)
+        )
 
     def positions(self, i: int) -> Int64s:
         """(k,) corpus positions of row i, best ranked first; empty when the file has no line for its question."""

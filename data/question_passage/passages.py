@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from dyad.data.config import PassageConfig, QuestionConfig, Title
 from dyad.data.shards.content_keys import content_key
@@ -57,18 +55,10 @@ class Question:
         return config.prefix + self.text, None
 
 
-@dataclass(frozen=True)
-class InlinePassages(Sequence[Passage]):
+class InlinePassages(tuple[Passage, ...]):
     """Passages whose texts are in the row itself."""
-
-    passages: Sequence[Passage]
 
     @property
     def keys(self) -> list[int]:
-        return [passage.key for passage in self.passages]
-
-    def __len__(self) -> int:
-        return len(self.passages)
-
-    def __getitem__(self, i: Any, /) -> Any:
-        return self.passages[i]
+        """Their content ids."""
+        return [passage.key for passage in self]

@@ -80,13 +80,14 @@ def open_questions(value: str | Sequence[str], config: DataConfig, key: str = "d
     """
     named_files(value, config, key)
     shared = open_corpus(config.passage.corpus, "data.passage.corpus") if config.passage.corpus else None
-    sources: list[QuestionSource] = []
-    for path, _ in split_sources(value, key):
-        if is_beir(path):
-            sources.append(BeirQuestions(local_path(path), config.question.split, shared, key))
-        else:
-            sources.append(RowQuestions(open_rows(_files(path, key)), config.passage, shared))
-    return QuestionRows(sources, [weight for _, weight in split_sources(value, key)], shared)
+    paths, weights = zip(*split_sources(value, key), strict=True)
+    sources = [
+        BeirQuestions(local_path(path), config.question.split, shared, key)
+        if is_beir(path)
+        else RowQuestions(open_rows(_files(path, key)), config.passage, shared)
+        for path in paths
+    ]
+    return QuestionRows(sources, weights, shared)
 
 
 def _files(path: str, key: str) -> list[str]:
@@ -223,7 +224,7 @@ def row_of(record: Record, corpus: Corpus | None, where: str, key: str) -> Quest
     def passages(entries: Sequence[Passage] | Sequence[str]) -> PassageList:
         ids = [entry for entry in entries if isinstance(entry, str)]
         if not ids:
-            return InlinePassages([entry for entry in entries if isinstance(entry, Passage)])
+            return InlinePassages(entry for entry in entries if isinstance(entry, Passage))
         if corpus is None:
             raise ConfigError(f"{where} names its passages by id: set {key} to their file.")
         positions = corpus.positions(ids)

@@ -104,11 +104,8 @@ def split_name(name: str) -> tuple[str, str]:
 def scan_tar(stream: BinaryIO) -> Scan:
     """Scan a tar from its start. Errors go into `problems`; the scan ends at the first header that cannot be read."""
     scan = Scan()
-    try:
-        for header in _headers(stream):
-            _add_member(scan, header, stream)
-    except _BrokenTar as broken:
-        scan.problems.add(Problem(*broken.args, last=True))
+    for _ in stream_tar(stream, scan):
+        pass
     for problem in _sample_problems(scan.samples):
         scan.problems.add(problem)
     if scan.ignored and not scan.samples and not scan.problems.count:
@@ -119,22 +116,24 @@ def scan_tar(stream: BinaryIO) -> Scan:
 def stream_tar(stream: BinaryIO, scan: Scan) -> Iterator[tuple[ScannedSample, dict[str, bytes]]]:
     """Scan a tar that is read once: yields each sample with its members by suffix as soon as it is complete.
 
-    Errors go into `scan`. At a header that cannot be read the scan ends without the current sample, which may lack
-    members.
+    Samples and errors go into `scan`. At a header that cannot be read the scan ends. The current sample is then not
+    yielded, because it may lack members.
     """
     members: dict[str, bytes] = {}
     try:
         for header in _headers(stream):
             payload = _add_member(scan, header, stream)
-            if len(scan.samples) == 2:  # this member begins a new sample
-                yield scan.samples.pop(0), members
+            if payload is None:
+                continue
+            if members and len(scan.samples[-1].members) == 1:  # this member begins a new sample
+                yield scan.samples[-2], members
                 members = {}
-            if payload is not None:
-                members.setdefault(split_name(header.name)[1], payload)
+            members.setdefault(split_name(header.name)[1], payload)
     except _BrokenTar as broken:
         scan.problems.add(Problem(*broken.args, last=True))
     else:
-        yield from ((sample, members) for sample in scan.samples)
+        if members:
+            yield scan.samples[-1], members
 
 
 # ---- tar structure -------------------------------------------------------------------------------------------------
@@ -149,10 +148,10 @@ def _headers(stream: BinaryIO) -> Iterator[_Header]:
         if header.kind in (LONG_NAME, PAX):
             if header.size > MAX_EXTENDED:
                 raise _BrokenTar(header.offset, header.exceeds(MAX_EXTENDED))
-            payload = _payload(stream, header)
+            payload = _read_payload(stream, header)
             pax |= {"path": payload.rstrip(b"\0")} if header.kind == LONG_NAME else _pax_records(payload, header.offset)
         elif header.kind in (LONG_LINK, PAX_GLOBAL):
-            _skip(stream, header)
+            _read_payload(stream, header, skip=True)
         else:
             _apply_pax(pax, header)
             pax = {}
@@ -252,23 +251,18 @@ def _padded(size: int) -> int:
     return -(-size // BLOCK) * BLOCK
 
 
-def _payload(stream: BinaryIO, header: _Header) -> bytes:
-    padded = stream.read(_padded(header.size))
-    if len(padded) < _padded(header.size):
-        end = header.offset + BLOCK + len(padded)
-        raise _BrokenTar(header.offset, f"the file ends at {end}, inside member '{header.name}': it was cut")
-    return padded[: header.size]
-
-
-def _skip(stream: BinaryIO, header: _Header) -> None:
-    left = _padded(header.size)
-    while left:
-        piece = stream.read(min(left, PIECE))
+def _read_payload(stream: BinaryIO, header: _Header, skip: bool = False) -> bytes:
+    """The bytes of a member, which follow its header. skip: return b"" instead, without holding the bytes in memory."""
+    read, pieces = 0, []
+    while read < _padded(header.size):
+        piece = stream.read(min(_padded(header.size) - read, PIECE))
         if not piece:
-            raise _BrokenTar(
-                header.offset, f"{left} bytes of member '{header.name}' are missing at the end: the file was cut"
-            )
-        left -= len(piece)
+            end = header.offset + BLOCK + read
+            raise _BrokenTar(header.offset, f"the file ends at {end}, inside member '{header.name}': it was cut")
+        read += len(piece)
+        if not skip:
+            pieces.append(piece)
+    return b"".join(pieces)[: header.size]
 
 
 # ---- samples -------------------------------------------------------------------------------------------------------
@@ -283,13 +277,13 @@ def _add_member(scan: Scan, header: _Header, stream: BinaryIO) -> bytes | None:
     extension = suffix.rpartition(".")[2]
     if header.kind not in REGULAR or extension not in MAX_BYTES or key.endswith("/") or not key:
         scan.ignored[extension if header.kind in REGULAR else "(no file)"] += 1
-        _skip(stream, header)
+        _read_payload(stream, header, skip=True)
         return None
     if header.size > MAX_BYTES[extension]:
         scan.problems.add(Problem(header.offset, header.exceeds(MAX_BYTES[extension])))
-        _skip(stream, header)
+        _read_payload(stream, header, skip=True)
         return None
-    payload = _payload(stream, header)
+    payload = _read_payload(stream, header)
     if not scan.samples or scan.samples[-1].key != key:
         scan.samples.append(ScannedSample(key, header.offset))
     sample = scan.samples[-1]
