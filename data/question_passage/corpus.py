@@ -55,7 +55,7 @@ class Corpus:
         return len(self.rows)
 
     def __getitem__(self, i: int) -> Passage:
-        return _read(self.rows, i)
+        return self.rows.read(i, _passage_with_id)
 
     @property
     def keys(self) -> Int64s:
@@ -104,14 +104,10 @@ class CorpusPassages(Sequence[Passage]):
 PassageList = InlinePassages | CorpusPassages
 
 
-def _read(rows: Rows, i: int) -> Passage:
-    fields = rows.fields(i)
-    try:
-        passage = passage_of(fields)
-        if passage.id is None:
-            raise BadRow("no id", f"its fields are {named(fields)}")
-    except BadRow as error:
-        raise DataError(f"{rows.where(i)}: {error}") from None
+def _passage_with_id(fields: dict[str, Any]) -> Passage:
+    passage = passage_of(fields)
+    if passage.id is None:
+        raise BadRow("no id", f"its fields are {named(fields)}")
     return passage
 
 
@@ -120,15 +116,17 @@ def _table(rows: Rows) -> Int64s:
     table = np.empty((5, len(rows)), np.int64)
 
     def read_id(i: int) -> str:
-        passage = _read(rows, i)
+        passage = rows.read(i, _passage_with_id)
         table[KEY, i], table[LENGTH, i] = passage.key, len(passage.title.encode()) + len(passage.text.encode())
         return str(passage.id)
 
     ids = table[: CHECK + 1]
     ids[:] = hash_ids(map(read_id, range(len(rows))))
-    table[ORDER] = unique_order(
-        ids, lambda i, j: f"{rows.where(j)}: id '{_read(rows, i).id}' again, first at {rows.where(i)}"
-    )
+
+    def repeated(i: int, j: int) -> str:
+        return f"{rows.where(j)}: id '{passage_of(rows.fields(i)).id}' again, first at {rows.where(i)}"
+
+    table[ORDER] = unique_order(ids, repeated)
     return table
 
 

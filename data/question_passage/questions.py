@@ -275,19 +275,13 @@ class BeirQuestions:
         return self.queries.rows.origin(int(self._mapped.array[1 + i]))
 
     def question(self, i: int) -> Question:
-        return self._query(int(self._mapped.array[1 + i]))
+        return self.queries.rows.read(int(self._mapped.array[1 + i]), query_of)
 
     def row(self, i: int) -> QuestionRow:
         starts = 1 + self._count
         begin, end = self._mapped.array[starts + i : starts + i + 2] + (starts + self._count + 1)
         relevant = CorpusPassages(self.corpus, np.array(self._mapped.array[begin:end]))
         return QuestionRow(self.question(i), relevant, InlinePassages(()), InlinePassages(()))
-
-    def _query(self, row: int) -> Question:
-        try:
-            return query_of(self.queries.rows.fields(row))
-        except BadRow as error:
-            raise DataError(f"{self.queries.rows.where(row)}: {error}") from None
 
     def _judged(self, qrels: str) -> Int64s:
         """The mapped array. Reads every question in it once, so that a bad one is reported before training starts."""
@@ -298,7 +292,7 @@ class BeirQuestions:
             raise DataError(f"{qrels}: line {line}: {SIDES[unknown]} id '{ids[unknown]}' is not in {_names(side)}")
         rows, starts, passages = group_judged(found)
         for row in rows.tolist():
-            self._query(row)
+            self.queries.rows.read(row, query_of)
         return np.concatenate([[len(rows)], rows, starts, passages]).astype(np.int64)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from dyad.data.base.errors import BadRow, DataError
 from dyad.data.base.json_text import parse_json
@@ -14,6 +14,8 @@ from dyad.data.shards.scan_rows import cells, header
 from dyad.data.shards.shards import Shards, open_shards
 from dyad.data.shards.sources import ShardSource
 from dyad.data.shards.storage import open_stream, sha256_of, stat
+
+T = TypeVar("T")
 
 SUFFIXES = tuple(SCANS)
 UNITS = {".jsonl": "line", ".tsv": "line", ".json": "row"}
@@ -47,8 +49,12 @@ class Rows:
 
     def fields(self, i: int) -> dict[str, Any]:
         """The row. Raises DataError, naming the row, when its bytes have changed or are not an object."""
+        return self.read(i, dict)
+
+    def read(self, i: int, convert: Callable[[dict[str, Any]], T]) -> T:
+        """convert(fields) of the row. Raises DataError as `fields`, and for a BadRow of `convert`."""
         try:
-            return self.parse(i)
+            return convert(self.parse(i))
         except BadRow as bad:
             raise DataError(f"{self.where(i)}: {bad}") from bad
 

@@ -104,10 +104,8 @@ def _remote(url: str, key: str, suffixes: tuple[str, ...]) -> list[str]:
         raise ConfigError(f"{key}={url}: the credentials of a URL are never kept. Give it again, whole.")
     if scheme not in SCHEMES:
         raise ConfigError(f"{key}={url}: '{scheme}:' is not read. Use a local path or {', '.join(SCHEMES)}.")
-    if shard_name(url).endswith(suffixes) and not (scheme in LISTED_SCHEMES and glob.has_magic(url)):
-        return [url]  # indexing checks that it exists, for many shards at the same time
-    if scheme not in LISTED_SCHEMES:
-        return [_shard(url, key, suffixes)]
+    if scheme not in LISTED_SCHEMES or (shard_name(url).endswith(suffixes) and not glob.has_magic(url)):
+        return [_shard(url, key, suffixes)]  # indexing checks that it exists, for many shards at the same time
     try:
         return _of_folder(list_remote(url), url, key, suffixes)
     except OSError as error:

@@ -9,8 +9,12 @@ import csv
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from dyad.data.base.errors import BadRow, ConfigError, DataError, nearest
 from dyad.data.base.json_text import parse_json
@@ -119,14 +123,11 @@ def _csv(path: Path, options: TableOptions) -> PairTable:
     hint = " Is csv_separator right?" if len(columns) < 2 else ""
     image = _chosen(path, "csv_image_key", options.csv_image_key, (), columns, hint)
     caption = _chosen(path, "csv_caption_key", options.csv_caption_key, (), columns, hint)
-    return PairTable(path.parent, image, caption, False, len(columns) > 2, partial(_csv_rows, path, separator))
+    return PairTable(path.parent, image, caption, False, len(columns) > 2, partial(_csv_rows, path, separator, columns))
 
 
-def _csv_rows(path: Path, separator: str) -> TableRows:
-    lines = _csv_cells(path, separator)
-    columns = next(lines)[1]
-    assert not isinstance(columns, BadRow), "refused by _csv"
-    for number, (line, cells) in enumerate(lines, start=1):
+def _csv_rows(path: Path, separator: str, columns: Sequence[str]) -> TableRows:
+    for number, (line, cells) in enumerate(islice(_csv_cells(path, separator), 1, None), start=1):
         if isinstance(cells, list):  # missing cells: PairTable.pair reports a missing caption
             long = len(cells) > len(columns)
             cells = BadRow("too many columns") if long else dict(zip(columns, cells, strict=False))
@@ -222,9 +223,6 @@ def content(path: Path, limit: int) -> bytes:
 
 
 def _parquet(path: Path, options: TableOptions) -> PairTable:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
         schema = pq.read_schema(path)
     except (pa.ArrowException, OSError) as error:
@@ -237,9 +235,6 @@ def _parquet(path: Path, options: TableOptions) -> PairTable:
 
 
 def _parquet_rows(path: Path) -> TableRows:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     number = 0
     try:
         with pq.ParquetFile(path) as file:
