@@ -32,9 +32,8 @@ from dyad.data.loading.order import Order
 from dyad.data.loading.replacement import check_any, examples, too_many_in_a_row
 from dyad.data.loading.workers import begin_item, prefetched
 from dyad.data.shards.scan_tar import Problem, Problems, Scan, stream_tar
-from dyad.data.shards.sequential import open_sequential
 from dyad.data.shards.sources import ShardSource
-from dyad.data.shards.storage import shard_name
+from dyad.data.shards.storage import open_sequential, shard_name
 
 NO_ID = -1
 CHECKED = 10  # samples checked at the start: a wrong key in the configuration makes all of them bad

@@ -9,7 +9,7 @@ b rows of a batch; n texts; L tokens of the longest text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,7 +23,7 @@ from dyad.data.image_text.transforms import uniforms
 from dyad.data.loading.replacement import Replacements
 from dyad.data.question_passage.corpus import Corpus
 from dyad.data.question_passage.negatives import MinedNegatives, distinct, draw_negatives
-from dyad.data.question_passage.passages import Passage, Question, Rendered
+from dyad.data.question_passage.passages import Passage, Question
 from dyad.data.question_passage.questions import QuestionRows
 from dyad.data.shards.content_keys import Int64s
 
@@ -34,10 +34,11 @@ class TokenizeTexts(Protocol):
     def __call__(self, texts: list[str], length: int, pairs: list[str] | None = None) -> Tensor: ...
 
 
-def tokens(rendered: Sequence[Rendered], tokenize: TokenizeTexts, length: int) -> Tensor:
-    """(n, L) tokens of texts or of pairs: either all rows are pairs or none is."""
+def tokens(texts: Iterable[Any], tokenize: TokenizeTexts, config: PassageConfig | QuestionConfig) -> Tensor:
+    """(n, L) tokens of passages or of questions. With title=pair all of them are pairs of texts, otherwise none is."""
+    rendered = [text.rendered(config) for text in texts]
     pairs = [second for _, second in rendered if second is not None]
-    return tokenize([first for first, _ in rendered], length, pairs or None)
+    return tokenize([first for first, _ in rendered], config.length, pairs or None)
 
 
 @dataclass(frozen=True)
@@ -82,11 +83,9 @@ class QuestionPassage:
         config = self.config
         extra = [(row, *entry) for row, one in enumerate(drawn) for entry in one.extra]
         passages = [one.positive for one in drawn] + [passage for _, passage, _ in extra]
-        y = tokens([passage.rendered(config.passage) for passage in passages], self.tokenize, config.passage.length)
+        y = tokens(passages, self.tokenize, config.passage)
         questions = [one.question for one in drawn]
-        x = tokens(
-            [question.rendered(config.question) for question in questions], self.tokenize, config.question.length
-        )
+        x = tokens(questions, self.tokenize, config.question)
         known = [(row, key) for row, one in enumerate(drawn) for key in one.positive_keys]
         may_have_extra = config.negatives.per_row or config.passage.positives is DrawnPositives.all
         return Batch(
@@ -154,8 +153,7 @@ class TextInputs:
 
     def take(self, positions: Sequence[int] | Int64s) -> Tensor:
         """(k, L) tokens of the texts at some positions."""
-        rendered = [self.item(int(i)).rendered(self.config) for i in positions]
-        return tokens(rendered, self.tokenize, self.config.length)
+        return tokens((self.item(int(i)) for i in positions), self.tokenize, self.config)
 
 
 def passage_texts(corpus: Corpus, tokenize: TokenizeTexts, config: PassageConfig) -> TextInputs:

@@ -91,13 +91,10 @@ class MinedNegatives:
             rows.files, "mined", corpus.rows.files, state, lambda: _by_row(rows, questions, corpus)
         )
 
-    def positions(self, i: int) -> Int64s:
-        """(k,) corpus positions of row i, best ranked first; empty when the file has no line for its question."""
-        starts = self._mapped.array[: self._count + 1]
-        return self._mapped.array[self._count + 1 :][starts[i] : starts[i + 1]]
-
     def passages(self, i: int) -> CorpusPassages:
-        return CorpusPassages(self.corpus, self.positions(i))
+        """The passages of row i, best ranked first; none when the file has no line for its question."""
+        starts, positions = np.split(self._mapped.array, [self._count + 1])
+        return CorpusPassages(self.corpus, positions[starts[i] : starts[i + 1]])
 
 
 def _by_row(rows: Rows, questions: QuestionRows, corpus: Corpus) -> Int64s:

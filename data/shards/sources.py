@@ -140,16 +140,14 @@ def _how_to_unpack(path: str) -> str:
 
 def _missing_part(path: str) -> str:
     """The first part of the path that does not exist: ": no 'emojy' in data/samples. Did you mean 'emoji'?"."""
-    folder = Path(path).anchor or "."
-    for part in Path(path).relative_to(Path(path).anchor).parts:
-        if not os.path.isdir(folder):
-            return f": {folder} is no folder."
-        if glob.has_magic(part):
-            break
-        if not os.path.exists(os.path.join(folder, part)):
-            return f": no '{part}' in {folder}.{nearest(part, os.listdir(folder))}"
-        folder = os.path.join(folder, part)
-    return f" in {folder}."
+    missing = Path(path)
+    while not missing.parent.is_dir():
+        missing = missing.parent
+    if missing.is_file():
+        return f": {missing} is no folder."
+    if glob.has_magic(missing.name):
+        return f" in {missing.parent}."
+    return f": no '{missing.name}' in {missing.parent}.{nearest(missing.name, os.listdir(missing.parent))}"
 
 
 def refuse_twice(shards: Sequence[str], key: str) -> None:

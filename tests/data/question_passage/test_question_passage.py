@@ -244,19 +244,19 @@ def test_mined_negatives(beir: Path) -> None:
     file = write_lines(beir / "mined.jsonl", rows)
     source = dataset(beir, configured(per_row=5, lists=[MINED], file=file))
     assert source.mined is not None
-    assert [source.mined.positions(i).tolist() for i in range(6)] == [[], [9], [], [0, 11, 2], [], []]
+    assert [source.mined.passages(i).positions.tolist() for i in range(6)] == [[], [9], [], [0, 11, 2], [], []]
     extra = source.__getitems__([(0, i) for i in range(6)]).extra
     assert extra is not None and extra.row.tolist() == [1, 3, 3]
     assert sorted(texts_of(extra.y)) == ["p: text 0", "p: text 2", "p: title 9 text 9"], "d11 is right for q3"
-    assert pickle.loads(pickle.dumps(source)).mined.positions(3).tolist() == [0, 11, 2]
+    assert pickle.loads(pickle.dumps(source)).mined.passages(3).positions.tolist() == [0, 11, 2]
 
 
 def test_a_file_that_was_mined_anew_is_read_anew(beir: Path) -> None:
     questions = open_questions(str(beir), DataConfig())
     file = write_lines(beir / "mined.jsonl", [mined_row("q3", "d0")])
-    assert MinedNegatives(str(file), questions).positions(3).tolist() == [0]
+    assert MinedNegatives(str(file), questions).passages(3).positions.tolist() == [0]
     write_lines(file, [mined_row("q3", "d5", "d6")])
-    assert MinedNegatives(str(file), questions).positions(3).tolist() == [5, 6]
+    assert MinedNegatives(str(file), questions).passages(3).positions.tolist() == [5, 6]
 
 
 def test_mined_negatives_of_inline_rows_need_a_corpus(dpr: Path, tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_a_file_that_was_mined_of_others(beir: Path) -> None:
         with pytest.raises(ConfigError, match=r"data\.negatives\.file=.*: write one file, without a weight"):
             MinedNegatives(wrong, questions)
     empty = MinedNegatives(str(write_lines(beir / "none.jsonl", [])), questions)
-    assert [empty.positions(i).tolist() for i in range(6)] == [[]] * 6
+    assert [empty.passages(i).positions.tolist() for i in range(6)] == [[]] * 6
 
 
 def test_mined_must_come_from_somewhere(beir: Path) -> None:
