@@ -26,7 +26,8 @@ LARGEST = 1 << 16  # bytes of one file
 
 @dataclass(frozen=True)
 class Notice:
-    """source: the value that names the data; file: path of the notice; text: at most LARGEST bytes of it."""
+    """A licence text beside data. source: the value that names the data; file: path of the text; text: at most
+    LARGEST bytes of it."""
 
     source: str
     file: str

@@ -27,7 +27,7 @@ def open_rows(files: Sequence[str]) -> Rows:
 
 
 class Rows:
-    """Rows 0 … len - 1 of some files. Can be pickled."""
+    """The rows of some files, numbered 0 … len - 1 through all of them. Can be pickled."""
 
     def __init__(self, shards: Shards) -> None:
         self.shards = shards
@@ -44,7 +44,7 @@ class Rows:
         return f"{path}: {unit} {key}" if unit else f"{path}: sample '{key}'"
 
     def origin(self, i: int) -> tuple[str, str]:
-        """File and key: the number of a line or row, or the key of a sample."""
+        """The path of the row's file, and its key there: the number of a line or row, or the key of a sample."""
         return self.shards.origin(i)
 
     def fields(self, i: int) -> dict[str, Any]:
@@ -59,7 +59,8 @@ class Rows:
             raise DataError(f"{self.where(i)}: {bad}") from bad
 
     def parse(self, i: int) -> dict[str, Any]:
-        """As `fields`; raises BadRow for a row that is not an object. Only a sample of a shard can be such a row."""
+        """As `fields`, but raises BadRow for a row that is not an object. Only a sample of a shard can be such a row:
+        the index leaves out such lines of other files."""
         members = self.shards.read(i)
         try:
             if "json" in members:

@@ -27,7 +27,10 @@ csv.field_size_limit(MAX_ROW)  # csv's own limit of 128 KiB is less than a row m
 
 @dataclass
 class RowScan:
-    """Samples of one member each, as columns. key: the number of the row's first line, or of the row in an array."""
+    """The rows of a file as columns. Each row is a sample with one member, whose suffix is `suffix`.
+
+    key: the number of the row's first line, or of the row in an array. offset, size: of its bytes in the file.
+    """
 
     suffix: str
     key: array[int] = field(default_factory=lambda: array("q"))
@@ -63,6 +66,7 @@ def scan_lines(stream: BinaryIO) -> RowScan:
 
 
 def _line_error(text: bytes) -> str:
+    """What is wrong with a line of JSON-lines; "" for a JSON object."""
     try:
         value = parse_json(text.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -80,11 +84,14 @@ def _type_error(value: Any) -> str:
 
 
 class _BrokenArray(Exception):
-    """The scan cannot continue."""
+    """The rest of the array cannot be read. Its message says why."""
 
 
 class _ArrayText:
-    """A window of decoded text on a stream, with a position `at` and its byte offset and line in the stream."""
+    """The part of a stream that is decoded at present, and a position in it.
+
+    text: the decoded part; at: the position in `text`; offset, line: the same position in the whole stream.
+    """
 
     def __init__(self, stream: BinaryIO) -> None:
         self.stream, self.decoder = stream, codecs.getincrementaldecoder("utf-8")()

@@ -55,7 +55,8 @@ class Problems:
 
 @dataclass
 class ScannedSample:
-    """offset: start of its first header; members: (suffix, offset, size in bytes) in file order."""
+    """A sample that a scan found. offset: start of its first header; members: (suffix, offset, size in bytes) of each,
+    in file order; crc32: over the bytes of all members."""
 
     key: str
     offset: int
@@ -71,7 +72,7 @@ class ScannedSample:
 
 @dataclass
 class Scan:
-    """samples in file order; ignored: number of skipped members by suffix."""
+    """The result of the scan of a tar. samples: in file order; ignored: number of skipped members by suffix."""
 
     samples: list[ScannedSample] = field(default_factory=list)
     problems: Problems = field(default_factory=Problems)
@@ -79,11 +80,13 @@ class Scan:
 
 
 class _BrokenTar(Exception):
-    """The scan cannot continue. Its arguments are the offset and the message of the Problem."""
+    """The rest of the tar cannot be read. The arguments are the offset and the message of the Problem."""
 
 
 @dataclass
 class _Header:
+    """The header of a member. offset: its start; kind: the type flag; size: of the member in bytes."""
+
     offset: int
     kind: bytes
     name: str
@@ -140,7 +143,10 @@ def stream_tar(stream: BinaryIO, scan: Scan) -> Iterator[tuple[ScannedSample, di
 
 
 def _headers(stream: BinaryIO) -> Iterator[_Header]:
-    """Headers up to the end-of-archive marker, with long names resolved. The caller must read the payloads."""
+    """The headers of a tar up to its end-of-archive marker, with long names resolved.
+
+    The caller must read the payload of a header from the stream before it takes the next one.
+    """
     offset, pax = 0, {}
     while (block := _read_block(stream, offset)) != ZEROS:
         header = _parse_header(block, offset)
@@ -213,6 +219,7 @@ def _decode_name(name: bytes, offset: int) -> str:
 
 
 def _pax_records(payload: bytes, offset: int) -> dict[str, bytes]:
+    """The records of a PAX extended header by name."""
     records, at = {}, 0
     while at < len(payload):
         found = PAX_RECORD.match(payload, at)
@@ -225,6 +232,7 @@ def _pax_records(payload: bytes, offset: int) -> dict[str, bytes]:
 
 
 def _apply_pax(pax: dict[str, bytes], header: _Header) -> None:
+    """Set name and size of the member that follows an extended header. Raises _BrokenTar for a sparse member."""
     if header.kind == SPARSE or any(name.startswith("GNU.sparse") for name in pax):
         raise _BrokenTar(header.offset, f"member '{header.name}' is sparse; write the shard without --sparse")
     if "path" in pax:
@@ -295,7 +303,10 @@ def _add_member(scan: Scan, header: _Header, stream: BinaryIO) -> bytes | None:
 
 
 def _sample_problems(samples: list[ScannedSample]) -> Iterator[Problem]:
-    """Repeated keys, then samples that lack a picture or caption if any has one, or a suffix that half of them have."""
+    """Problems of whole samples: keys that occur again, then samples that lack something.
+
+    A sample lacks a picture or a caption when any other sample has one, and a suffix when half of the samples have it.
+    """
     first: dict[str, int] = {}
     for sample in samples:
         if (offset := first.setdefault(sample.key, sample.offset)) != sample.offset:

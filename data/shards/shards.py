@@ -65,7 +65,7 @@ class Shards:
         self._forget_files()
 
     def locate(self, sample_id: int) -> tuple[ShardIndex, int]:
-        """The shard of a sample and its row there."""
+        """The index of the shard that holds a sample, and the sample's row in that shard."""
         shard, row = self._position(sample_id)
         return self.indexes[shard], row
 
@@ -74,7 +74,7 @@ class Shards:
         return self.locate(sample_id)[0].path, self.key(sample_id)
 
     def key(self, sample_id: int) -> str:
-        """The key of a sample."""
+        """The key of a sample in its shard."""
         shard, row = self._position(sample_id)
         return self._opened(shard)[0].key(row)
 
@@ -100,7 +100,7 @@ class Shards:
         raise SampleError(f"{self._where(shard, row)}: its CRC32 is not as indexed: the shard is damaged.")
 
     def _position(self, sample_id: int) -> tuple[int, int]:
-        """The number of the sample's shard, and its row there."""
+        """The number of the shard that holds a sample, and the sample's row in that shard."""
         if not 0 <= sample_id < len(self):
             raise IndexError(f"sample id {sample_id} is not in [0, {len(self)})")
         shard = bisect_right(self._starts, sample_id) - 1
@@ -148,7 +148,8 @@ def _changed(index: ShardIndex) -> DataError:
 
 
 def _payloads(read_range: ReadRange, ranges: list[tuple[int, int, int]]) -> list[bytes]:
-    """The members' bytes, by one read when they lie together, as they nearly always do."""
+    """The bytes of a sample's members. One read gets all of them when they lie close together, as they nearly
+    always do."""
     start, end = ranges[0][0], ranges[-1][0] + ranges[-1][1]
     if end - start > sum(size for _, size, _ in ranges) + GAP:
         return [read_range(offset, offset + size) for offset, size, _ in ranges]

@@ -55,6 +55,7 @@ def split_sources(value: str | Sequence[str], key: str) -> list[tuple[str, float
 
 
 def _split_weight(part: str, key: str) -> tuple[str, float]:
+    """'a.tar@2' as ('a.tar', 2.0); the weight is 1 when there is none."""
     path, at, number = part.rpartition("@")
     try:
         weight = float(number)
@@ -68,7 +69,7 @@ def _split_weight(part: str, key: str) -> tuple[str, float]:
 
 
 def local_path(path: str) -> str:
-    """A local path without `file://` and `~`; other URLs stay as they are."""
+    """The path without `file://`, and with the home folder in place of `~`. Other URLs stay as they are."""
     return os.path.expanduser(path.removeprefix("file://"))
 
 
@@ -139,7 +140,8 @@ def _how_to_unpack(path: str) -> str:
 
 
 def _missing_part(path: str) -> str:
-    """The first part of the path that does not exist: ": no 'emojy' in data/samples. Did you mean 'emoji'?"."""
+    """The end of an error message that names the first part of the path that does not exist, for example
+    ": no 'emojy' in data/samples. Did you mean 'emoji'?"."""
     missing = Path(path)
     while not missing.parent.is_dir():
         missing = missing.parent

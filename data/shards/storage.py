@@ -134,7 +134,8 @@ def open_ranges(path: str) -> ReadRange:
 
 
 class _LocalRanges:
-    """Reads by pread, not mmap: when a mapped file is cut or its disk fails, SIGBUS kills the process."""
+    """A local file, read by pread. A mapped file would be faster, but SIGBUS kills the process when such a file is cut
+    or its disk fails."""
 
     def __init__(self, path: str) -> None:
         self.descriptor = -1  # __del__ runs also when os.open fails
@@ -149,7 +150,10 @@ class _LocalRanges:
 
 
 def with_retries(read: Callable[[], T]) -> T:
-    """read(); after an OSError it is tried again after each of RETRY_SECONDS. FileNotFoundError is raised at once."""
+    """The result of read(). After an OSError it is called again, after each pause in RETRY_SECONDS.
+
+    FileNotFoundError is raised at once.
+    """
     for pause in RETRY_SECONDS:
         try:
             return read()
@@ -169,7 +173,8 @@ def open_sequential(path: str) -> BinaryIO:
 
 
 class _SequentialReader(io.RawIOBase):
-    """Opens with the first read. A broken connection is opened again, and the bytes read before are skipped."""
+    """A shard as a raw stream. It is opened by the first read. After a broken connection it is opened again, and the
+    bytes read before are skipped."""
 
     def __init__(self, path: str) -> None:
         self._path, self._offset = path, 0

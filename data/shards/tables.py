@@ -29,7 +29,7 @@ TableRows = Iterator[tuple[str, Fields | BadRow]]  # where the row stands, for m
 
 
 class TableOptions(Protocol):
-    """Names of columns, as `python -m data pack` takes them."""
+    """The options of `python -m data pack` that name columns."""
 
     csv_separator: str
     csv_image_key: str
@@ -49,10 +49,11 @@ class TablePair:
 
 @dataclass(frozen=True)
 class PairTable:
-    """An input of `python -m data pack`. rows(): reads the rows from the start.
+    """A table of pictures and captions, opened by `open_table`.
 
-    listed: captions are lists; extra: there are fields besides picture and caption. Both hold for the whole table,
-    because all samples of a shard must have the same members.
+    folder: paths of pictures are relative to it. image_key, caption_key: the columns. listed: captions are lists.
+    extra: there are columns besides picture and caption. listed and extra hold for the whole table, because all samples
+    of a shard must have the same members. rows(): reads the rows from the start.
     """
 
     folder: Path
@@ -102,7 +103,8 @@ def open_table(path: Path, options: TableOptions) -> PairTable:
 def _chosen(
     path: Path, key: str, wanted: str | None, candidates: Sequence[str], columns: Sequence[str], hint: str = ""
 ) -> str:
-    """The column to use: `wanted`, the value of option `key`, or else the first candidate that is there."""
+    """The column to use: `wanted`, which is the value of the option `key`, or without it the first of `candidates`
+    that the table has. Raises ConfigError when the table lacks it."""
     found = [name for name in ([wanted] if wanted else candidates) if name in columns]
     if not found:
         lacks = f"no column '{wanted}'.{nearest(wanted, columns)}" if wanted else f"none of {', '.join(candidates)}."
