@@ -40,7 +40,8 @@ SEQUENTIAL_FRAMES = (b"\xc0", b"\xc1", b"\xc9")
 
 
 class Header(NamedTuple):
-    """suffix: jpg, png or webp, by content; mode: in PIL's terms; width, height: pixels."""
+    """What the header of a picture says. suffix: jpg, png or webp, by content; mode: PIL's name of the colour format;
+    width, height: pixels."""
 
     suffix: str
     mode: str

@@ -57,7 +57,7 @@ class ShardSample:
         return self.members[name]
 
     def decoded(self, image_key: str, max_pixels: int) -> Tensor:
-        """The picture as uint8 (3, H, W)."""
+        """The decoded picture that `image_key` names, uint8 (3, H, W). Raises SampleError when it cannot be decoded."""
         data = self.picture(image_key)
         try:
             return decode(data, max_pixels)
@@ -84,14 +84,14 @@ class ShardSample:
         return captions
 
     def field(self, name: str) -> Any:
-        """A field of the json member."""
+        """A field of the json member. Raises SampleError when there is none of that name."""
         if name not in self.fields:
             there = f"the json member has {', '.join(self.fields)}" if self.fields else f"members are {self._members}"
             raise SampleError(f"{self.where} has no field '{name}'; {there}.{nearest(name, self.fields)}")
         return self.fields[name]
 
     def label(self, name: str) -> str:
-        """The class: the number in the cls member for "cls", else a json field."""
+        """The class of the picture as text. name: "cls" for the number in the cls member, else a json field."""
         if name != "cls":
             return str(self.field(name))
         text = self._text("cls").strip()
@@ -117,6 +117,7 @@ class ShardSample:
         return fields
 
     def _text(self, member: str) -> str:
+        """A member decoded as UTF-8."""
         if member not in self.members:
             raise SampleError(f"{self.where} has no {member} member; its members are {self._members}.")
         try:

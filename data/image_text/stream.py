@@ -43,10 +43,10 @@ SHOWN = 3  # damaged places of a shard that a message lists
 
 @dataclass
 class StreamBatch(Batch):
-    """A batch and what its reader used for it. bad: also shards of which a part could not be read.
+    """A batch, and which samples its reader used for it. bad: also shards of which a part could not be read.
 
-    taken: number of samples used, by draw. ended: for draws whose shard was read to its end meanwhile, the number of
-    samples in it.
+    taken: draw → number of its samples that were used. ended: draw → number of samples in its shard, for shards that
+    were read to their end while the batch was made.
     """
 
     taken: dict[int, int] = field(default_factory=dict)
@@ -75,6 +75,7 @@ class StreamProgress:
     ended: dict[int, int] = field(default_factory=dict)
 
     def add(self, batch: StreamBatch) -> None:
+        """Count a batch that the trainer took. A draw is used up when all samples of its shard were taken."""
         self.taken.update(batch.taken)
         self.ended |= batch.ended
         for draw in {*batch.taken, *batch.ended}:
@@ -85,7 +86,7 @@ class StreamProgress:
 
 @dataclass(frozen=True)
 class StreamSample:
-    """A sample, the draw that it belongs to and its position in the shard."""
+    """A sample of a stream. draw: the number of its draw; position: the sample's number in the shard, from 0."""
 
     draw: int
     position: int
@@ -93,13 +94,13 @@ class StreamSample:
 
 
 class Stream:
-    """Training pairs of a stream, by step. Can be pickled until it is read from."""
+    """The training data of data.mode=stream: batches by step. Can be pickled until the first batch is read."""
 
     def __init__(
         self, sources: Sequence[ShardSource], maker: PairMaker, config: DataConfig, *, seed: int, global_batch_size: int
     ) -> None:
-        """Raises SampleError when none of the first samples can be used as configured, ConfigError for a weight so
-        small that a source would never be read."""
+        """Raises SampleError when none of the first samples can be used as configured. Raises ConfigError for a weight
+        so small that its source would never be read."""
         self.shards = [shard for source in sources for shard in source.shards]
         self.maker, self.id_key, self.buffer = maker, config.id_key, config.buffer
         self.limit = config.tolerated  # consecutive bad samples that stop the run; 0: any lost sample stops it
@@ -151,7 +152,10 @@ class Stream:
             yield batch
 
     def state(self, gather: Callable[[StreamProgress], Sequence[StreamProgress]]) -> dict[str, Any]:
-        """The progress of all ranks as JSON of bounded size, for a checkpoint. A collective if `gather` is one."""
+        """The progress of all ranks as JSON of bounded size, for a checkpoint.
+
+        gather: returns the progress of every rank, given that of this rank. A collective if `gather` is one.
+        """
         parts = gather(self.progress)
         first, finished = self.progress.first, set[int]().union(*(part.finished for part in parts))
         while first in finished:
@@ -187,7 +191,10 @@ class Stream:
 
 
 class Reader:
-    """Reader `number` of `readers`, which share the draws of a stream. Gives samples without end."""
+    """One of several readers that share the draws of a stream; each loader process is one. It never ends.
+
+    number: its number among the `readers`.
+    """
 
     def __init__(self, stream: Stream, number: int, readers: int) -> None:
         self.number, self._readers, self._stream = number, readers, stream
@@ -219,7 +226,7 @@ class Reader:
         return StreamBatch(**vars(batch), taken=dict(taken), ended=ended)
 
     def _mix(self) -> Iterator[StreamSample]:
-        """The samples, in random order inside blocks of data.buffer."""
+        """The samples of `samples()`, shuffled inside blocks of data.buffer consecutive samples."""
         samples = self.samples()
         while block := list(islice(samples, self._stream.buffer)):
             random.Random(f"{self._stream.seed}/{block[0].draw}/{block[0].position}").shuffle(block)
@@ -251,6 +258,7 @@ class Reader:
                 raise DataError(f"{len(empty)} shards in a row gave no sample. {examples(empty)}")
 
     def _report(self, bad: BadSample) -> None:
+        """List a lost sample or part of a shard in the next batch. Raises DataError when data.bad_samples=stop."""
         if not self._stream.limit:
             raise DataError(bad.reason)
         self._bad.append(bad)

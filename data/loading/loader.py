@@ -20,7 +20,10 @@ Positions = Sequence[tuple[int, int]]  # (epoch, sample id) each
 
 
 class BatchSource(Protocol):
-    """A data set that makes whole batches. where: how an error names a sample; it must not read any storage."""
+    """A data set that makes whole batches from positions.
+
+    where(sample_id): how an error message names a sample; it must not read any storage.
+    """
 
     def __getitems__(self, positions: Positions) -> Batch: ...
     def where(self, sample_id: int) -> str: ...

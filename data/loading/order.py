@@ -25,7 +25,7 @@ Ids = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 class Order:
-    """The order of training samples.
+    """The order in which a run uses its training samples.
 
     sizes, weights: number of samples and weight of each source. In an epoch a source of weight w gives every sample ⌊w⌋
     times and a random share w - ⌊w⌋ of them once more, round(w · size) in all. shuffle: 'window' keeps reads local,
@@ -74,7 +74,8 @@ class Order:
         return step // self.steps_per_epoch, self.ids(step)[first:last]
 
     def _shuffled(self, position: Ids, epoch: int) -> Ids:
-        """A permutation of the positions that an epoch uses: inside windows, then of the chunks in the windows."""
+        """The images of some positions under a permutation of those that an epoch uses: first inside windows, then of
+        chunks as wholes."""
         windows = self._used // self._window
         window = np.minimum(position // self._window, windows - 1)  # the last one takes the rest
         result = np.empty_like(position)
@@ -86,7 +87,8 @@ class Order:
         return permuted_chunks(result, self._used, self._chunk, self._keys(epoch, "chunks"))
 
     def _base_ids(self, appearance: Ids, epoch: int) -> Ids:
-        """Sample ids of positions in an epoch before shuffling: source by source, copy by copy of its samples."""
+        """The sample ids at some positions of an epoch before it is shuffled. There the sources follow one another, and
+        the samples of a source come as often as its weight says."""
         result = np.empty_like(appearance)
         first_id = 0
         for source, (size, weight) in enumerate(zip(self.sizes, self.weights, strict=True)):
@@ -133,7 +135,8 @@ def permuted(value: Ids, size: int, keys: Sequence[int]) -> Ids:
 
 
 def _feistel(value: np.ndarray, low_bits: np.uint64, high_bits: np.uint64, keys: Sequence[int]) -> np.ndarray:
-    """A bijection of [0, 2^(low + high)) for any hash: each round changes one half by a hash of the other."""
+    """The images of some values under a keyed bijection of [0, 2^(low_bits + high_bits)), a Feistel network: each round
+    changes one half of the bits by a hash of the other half."""
     one = np.uint64(1)
     low, high = value & ((one << low_bits) - one), value >> low_bits
     for number, key in enumerate(keys):

@@ -46,7 +46,8 @@ def prefetched(
     rank: int = 0,
     pin: bool = False,
 ) -> Iterator[T]:
-    """make(entry) of all entries, in their order, prepared ahead by worker processes; workers=0: by this process.
+    """The results of make(entry) for all entries, in their order. `workers` processes prepare them ahead; with
+    workers=0 this process makes each when it is asked for.
 
     where(item): how an error names an item given to `begin_item`; it must not read any storage. timeout: seconds to
     wait for a value, 0 for ever. pin: copy values to pinned memory. make returns tensors, or objects of which torch can
@@ -130,7 +131,8 @@ class WorkerGroup:
 
     @contextmanager
     def waiting_for(self, number: int, seconds: float) -> Iterator[None]:
-        """Inside, value `number` must arrive within so many seconds. The workers make values in turn."""
+        """A block that gets value `number` from the loader. HardwareError is raised when it takes longer than `seconds`
+        or a worker dies. The workers make values in turn, so the number tells which worker makes this one."""
         self._raise_earlier_error()
         try:
             with _alarm(seconds if self.size else 0, lambda: self._time_out(number % self.size, seconds)):
@@ -158,7 +160,10 @@ class WorkerGroup:
                 _fail(f"{self._describe(worker)} {how}. {LIKELY_CAUSE.get(code, 'Its own words are above.')}")
 
     def _time_out(self, expected: int, seconds: float) -> NoReturn:
-        """expected: the worker whose turn it is. A stopped worker is named instead: it may hold up the others."""
+        """Raise HardwareError for a value that did not come in time. expected: the worker that makes this value.
+
+        If a signal has stopped any worker, that one is named instead, because it may hold up the others.
+        """
         self.check_alive()
         stopped = [worker for worker, process in enumerate(self.processes) if _is_stopped(process)]
         how = "is stopped by a signal" if stopped else "hangs (is its storage gone?)"
@@ -192,12 +197,12 @@ def _on_child_exit(number: int, frame: FrameType | None) -> None:
 
 
 @contextmanager
-def _alarm(seconds: float, ring: Callable[[], None]) -> Iterator[None]:
-    """Call ring() in the main thread if the block takes longer than so many seconds; 0: never."""
+def _alarm(seconds: float, on_timeout: Callable[[], None]) -> Iterator[None]:
+    """Call on_timeout() in the main thread if the block takes longer than `seconds`; 0: never."""
     if not seconds or threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGALRM, lambda *_: ring())
+    before = signal.signal(signal.SIGALRM, lambda *_: on_timeout())
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
@@ -207,6 +212,7 @@ def _alarm(seconds: float, ring: Callable[[], None]) -> Iterator[None]:
 
 
 def _is_stopped(process: BaseProcess) -> bool:
+    """Whether a signal such as SIGSTOP has stopped the process."""
     try:
         return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     except OSError:
@@ -219,12 +225,13 @@ _record_item: Callable[[int], None] | None = None  # None in a process that is n
 
 
 def begin_item(item: int) -> None:
-    """Record the item that this worker begins: an error of the parent names it."""
+    """Record the item that this worker begins to load. An error about this worker then names the item."""
     if _record_item is not None:
         _record_item(item)
 
 
 def _start_worker(current_items: Any, worker: int) -> None:
+    """Set up a new worker process. worker: its number."""
     global _record_item
     _running.clear()
     for inherited in list(open_connections()):  # otherwise they stay open when the parent closes them or dies

@@ -35,7 +35,7 @@ def open_corpus(value: str | Sequence[str], key: str) -> Corpus:
 
 
 def corpus_files(value: str | Sequence[str], key: str) -> list[str]:
-    """The files that `value` names. Does not read them. Raises ConfigError as `open_corpus`."""
+    """The paths of the files that `value` names. The files are not read. Raises ConfigError as `open_corpus`."""
     if isinstance(value, str) and os.path.isfile(beir := os.path.join(local_path(value), "corpus.jsonl")):
         return [beir]
     sources = parse_sources(value, key, SUFFIXES)
@@ -73,7 +73,7 @@ class Corpus:
 
     @property
     def id_hashes(self) -> Int64s:
-        """(2, n): `keys.hash_ids` of the ids, mapped."""
+        """(2, n): `hash_ids` of the ids, mapped."""
         return self._mapped.array[: CHECK + 1]
 
     def positions(self, ids: Sequence[str]) -> Int64s:
@@ -105,6 +105,7 @@ PassageList = InlinePassages | CorpusPassages
 
 
 def _passage_with_id(fields: dict[str, Any]) -> Passage:
+    """The passage of a row. Raises BadRow for a row that is no passage or has no id."""
     passage = passage_of(fields)
     if passage.id is None:
         raise BadRow("no id", f"its fields are {named(fields)}")
@@ -112,7 +113,7 @@ def _passage_with_id(fields: dict[str, Any]) -> Passage:
 
 
 def _table(rows: Rows) -> Int64s:
-    """(5, n): the rows HASH, CHECK, ORDER, KEY and LENGTH. Reads every passage once, in order."""
+    """(5, n): the rows HASH, CHECK, ORDER, KEY and LENGTH of a corpus. Reads every passage once, in order."""
     table = np.empty((5, len(rows)), np.int64)
 
     def read_id(i: int) -> str:
@@ -130,7 +131,7 @@ def _table(rows: Rows) -> Int64s:
     return table
 
 
-# ---- columns of id hashes (2, n), as `keys.hash_ids` makes them ------------------------------------------------------
+# ---- columns of id hashes (2, n), as `hash_ids` makes them -----------------------------------------------------------
 
 
 def unique_order(hashes: Int64s, repeated: Callable[[int, int], str]) -> Int64s:
@@ -147,7 +148,10 @@ def unique_order(hashes: Int64s, repeated: Callable[[int, int], str]) -> Int64s:
 
 
 def find_hashes(hashes: Int64s, order: Int64s, wanted: Int64s) -> Int64s:
-    """(k,) position in `hashes` of each column of wanted (2, k), −1 where it is missing. order: as `unique_order`."""
+    """(k,) position in `hashes` (2, n) of each column of `wanted` (2, k), −1 where it is missing.
+
+    order: the result of `unique_order` for `hashes`.
+    """
     found = np.full(wanted.shape[1], -1, np.int64)
     rank = np.searchsorted(hashes[HASH], wanted[HASH], sorter=order)
     left = np.flatnonzero(rank < len(order))

@@ -29,7 +29,10 @@ from dyad.data.shards.content_keys import Int64s
 
 
 class TokenizeTexts(Protocol):
-    """n texts, or pairs of texts → int64 (n, L), right-padded. L fits the longest and is at most `length`."""
+    """A tokenizer: n texts, or n pairs of texts → int64 (n, L), padded at the right.
+
+    L is the number of tokens of the longest text, at most `length`. pairs: the second text of each pair.
+    """
 
     def __call__(self, texts: list[str], length: int, pairs: list[str] | None = None) -> Tensor: ...
 
@@ -43,8 +46,10 @@ def tokens(texts: Iterable[Any], tokenize: TokenizeTexts, config: PassageConfig 
 
 @dataclass(frozen=True)
 class DrawnRow:
-    """What row i gives to a batch. extra: further passages of the batch, each with whether it is positive;
-    positive_keys: content ids of all positives of the row."""
+    """What was drawn of row i for a batch: the question and one positive passage.
+
+    extra: further passages, each with whether it is positive. positive_keys: content ids of all positives of the row.
+    """
 
     i: int
     question: Question
@@ -103,7 +108,7 @@ class QuestionPassage:
         return f"row {sample_id} of data.train"
 
     def drawn(self, epoch: int, i: int) -> DrawnRow:
-        """The passages of row i in an epoch. They depend on 1 + data.negatives.per_row uniforms of (seed, epoch, i).
+        """What is drawn of row i in an epoch. It depends on 1 + data.negatives.per_row uniforms of (seed, epoch, i).
 
         Raises SampleError when the row, or a passage that it names, is not as it was indexed.
         """
@@ -120,7 +125,8 @@ class QuestionPassage:
 
 
 def _extra(y: Tensor, entries: list[tuple[int, Passage, bool]]) -> Extra:
-    """y (k, L): tokens of the passages of `entries`; k may be 0."""
+    """The further passages of a batch. y (k, L): their tokens; entries: (row, passage, is positive) of each. k may be
+    0."""
     return Extra(
         y=y,
         row=torch.tensor([row for row, _, _ in entries], dtype=torch.int64),

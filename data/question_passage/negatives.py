@@ -48,13 +48,16 @@ def draw_negatives(
 
 
 def distinct(keys: Sequence[int], excluded: set[int]) -> list[int]:
-    """Positions of the keys that are neither in `excluded` nor repeat an earlier one."""
+    """The positions in `keys` of those that are not in `excluded` and do not repeat an earlier one."""
     first = {key: i for i, key in reversed(list(enumerate(keys))) if key not in excluded}
     return sorted(first.values())
 
 
 def sample(pool: Sequence[int], draws: Sequence[float] | np.ndarray) -> list[int]:
-    """One entry of `pool` for each uniform, without replacement (Fisher and Yates); all of them if there are fewer."""
+    """Draw entries of `pool` without replacement (Fisher and Yates), one for each uniform number in `draws`.
+
+    All of them are drawn if there are fewer entries than numbers.
+    """
     left = list(pool)
     for i, draw in enumerate(draws[: len(left)]):
         other = i + int(draw * (len(left) - i))
@@ -66,7 +69,8 @@ def sample(pool: Sequence[int], draws: Sequence[float] | np.ndarray) -> list[int
 
 
 class MinedNegatives:
-    """Mined passages of every row of some questions, as two mapped columns. Can be pickled.
+    """The passages that were mined for each row of some questions. They are kept as a mapped array of their positions
+    in the corpus. Can be pickled.
 
     files: name and content of the file, for the manifest of a run.
     """
@@ -98,7 +102,7 @@ class MinedNegatives:
 
 
 def _by_row(rows: Rows, questions: QuestionRows, corpus: Corpus) -> Int64s:
-    """One array: where the positions of each row begin (n + 1), then the positions."""
+    """The array of MinedNegatives: where the positions of each row begin (n + 1), then all positions in the corpus."""
     ids, lists = [], []
     for i in range(len(rows)):
         fields = rows.fields(i)

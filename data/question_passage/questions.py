@@ -43,7 +43,7 @@ FORMAT = "1"
 COLUMNS = "2"  # format of the columns of rows; the ids do not enter the fingerprint
 BLOCK = 65_536  # judgements looked up at a time
 MAX_LINE = 1 << 20  # bytes of a line of judgements
-LENGTH = 2  # row of the columns, after the two of `keys.hash_ids`
+LENGTH = 2  # row of the columns, after the two of `hash_ids`
 LISTS = ("positives", "negatives", "hard_negatives")
 SIDES = ("question", "passage")  # of a judgement
 
@@ -62,7 +62,10 @@ class QuestionRow:
 
 
 def named_files(value: str | Sequence[str], config: DataConfig, key: str = "data.train") -> list[str]:
-    """The files that hold the rows. Raises ConfigError as `open_questions`. Reads and indexes nothing."""
+    """The paths of the files with the rows that `value` names; of a BEIR folder the file of judgements.
+
+    Raises ConfigError as `open_questions`. Reads and indexes nothing.
+    """
     if config.passage.corpus:
         corpus_files(config.passage.corpus, "data.passage.corpus")
     named: list[str] = []
@@ -95,12 +98,15 @@ def _files(path: str, key: str) -> list[str]:
 
 
 def is_beir(path: str) -> bool:
-    """Whether a path is a folder with judgements."""
+    """Whether a path is a BEIR folder, which has a folder `qrels` of judgements."""
     return os.path.isdir(os.path.join(local_path(path), "qrels"))
 
 
 class QuestionRows:
-    """Rows 0 … len - 1, source by source. corpus: the one that ids of mined negatives refer to, None without one."""
+    """The rows of several sources, numbered 0 … len - 1 through all of them.
+
+    corpus: the corpus that ids of mined negatives refer to; None when there is none, or the sources have several.
+    """
 
     def __init__(
         self, sources: Sequence[QuestionSource], weights: Sequence[float], shared: Corpus | None = None
@@ -136,7 +142,7 @@ class QuestionRows:
 
     @property
     def id_hashes(self) -> Int64s:
-        """(2, len): `keys.hash_ids` of the questions' ids."""
+        """(2, len): `hash_ids` of the questions' ids."""
         return np.concatenate([source.columns[: CHECK + 1] for source in self.sources], axis=1)
 
     def _locate(self, i: int) -> tuple[QuestionSource, int]:
@@ -154,7 +160,7 @@ def _digest(value: Any) -> str:
 
 
 class RowQuestions:
-    """The rows of some files, in any format that `records` knows. Can be pickled.
+    """The rows of some files, in any of FORMATS. Can be pickled.
 
     A question without an id gets one made of its text, as `python -m data pack` makes it; it does not depend on the
     name or folder of the file. columns: (3, n) int64, mapped: the id's hash in two rows, and the bytes of the text.
@@ -203,7 +209,7 @@ class RowQuestions:
         return replace(record, question=replace(record.question, id=question_id))
 
     def _columns(self) -> Int64s:
-        """Reads every row once, so that a bad one is reported before training starts."""
+        """Make the columns. Reads every row once, so that a bad one is reported before training starts."""
         columns = np.empty((3, len(self)), np.int64)
 
         def read_id(i: int) -> str:
@@ -284,7 +290,8 @@ class BeirQuestions:
         return QuestionRow(self.question(i), relevant, InlinePassages(()), InlinePassages(()))
 
     def _judged(self, qrels: str) -> Int64s:
-        """The mapped array. Reads every question in it once, so that a bad one is reported before training starts."""
+        """Make the mapped array. Reads every judged question once, so that a bad one is reported before training
+        starts."""
         relevant = (judgement for judgement in judgements(qrels) if judgement[2] > 0)
         found: JudgedPairs = (array("q"), array("q"))
         for (line, ids, _), unknown in find_judged(relevant, (self.queries, self.corpus), found):
@@ -303,13 +310,16 @@ def _qrels_of(folder: str, split: str, key: str) -> str:
     return qrels_file(folder, split, f"{key}={folder}: data.question.split")
 
 
-def qrels_file(folder: str, split: str, asked: str) -> str:
-    """The file with the judgements of a split. Raises ConfigError, beginning with `asked`, for an unknown split."""
+def qrels_file(folder: str, split: str, setting: str) -> str:
+    """The path of the judgements of a split. Raises ConfigError for a split that the folder lacks.
+
+    setting: where the user wrote the split; the message begins with it.
+    """
     path = Path(local_path(folder), "qrels", f"{split}.tsv")
     if not path.is_file():
         splits = sorted(file.stem for file in path.parent.glob("*.tsv"))
         raise ConfigError(
-            f"{asked}={split}: there is no {path}. Splits are {', '.join(splits) or 'none'}.{nearest(split, splits)}"
+            f"{setting}={split}: there is no {path}. Splits are {', '.join(splits) or 'none'}.{nearest(split, splits)}"
         )
     return str(path)
 
@@ -355,7 +365,8 @@ def find_judged(
 
 
 def group_judged(found: JudgedPairs) -> tuple[Int64s, Int64s, Int64s]:
-    """The questions (n,), where the passages of each begin (n + 1,), the passages. Equal judgements count once."""
+    """Group pairs of positions by question: the questions (n,), where the passages of each begin (n + 1,), the
+    passages. Equal pairs count once."""
     pairs = np.unique(np.asarray(found, np.int64), axis=1)
     rows, counts = np.unique(pairs[0], return_counts=True)
     return rows, np.concatenate([[0], np.cumsum(counts)]), pairs[1]
