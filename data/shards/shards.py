@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import lru_cache, reduce
 from itertools import accumulate, pairwise
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from dyad.data.base.errors import ConfigError, DataError, SampleError
 from dyad.data.shards.index import OffsetTable, ShardIndex, fingerprint, index_shard, index_shards
@@ -46,7 +46,7 @@ class Shards:
 
     def __init__(self, sources: Sequence[ShardSource], indexes: Sequence[ShardIndex]) -> None:
         assert sum(len(source.shards) for source in sources) == len(indexes)
-        self.indexes = list(indexes)
+        self.sources, self.indexes = list(sources), list(indexes)
         self.weights = [source.weight for source in sources]
         self._starts = [0, *accumulate(index.samples for index in indexes)]
         firsts = [0, *accumulate(len(source.shards) for source in sources)]
@@ -57,12 +57,8 @@ class Shards:
     def __len__(self) -> int:
         return self._starts[-1]
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_open", "_process")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._forget_files()
+    def __reduce__(self) -> tuple[type[Shards], tuple[list[ShardSource], list[ShardIndex]]]:
+        return Shards, (self.sources, self.indexes)  # without the open files
 
     def locate(self, sample_id: int) -> tuple[ShardIndex, int]:
         """The index of the shard that holds a sample, and the sample's row in that shard."""
@@ -116,6 +112,7 @@ class Shards:
         return self._open(shard)
 
     def _forget_files(self) -> None:
+        """Begin with an empty cache of open shards. The files of another process are closed by their destructor."""
         self._process = os.getpid()
         self._open = lru_cache(maxsize=OPEN_SHARDS)(lambda shard: _open_shard(self.indexes[shard]))
 

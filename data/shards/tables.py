@@ -100,14 +100,13 @@ def open_table(path: Path, options: TableOptions) -> PairTable:
     return OPENERS[path.suffix](path, options)
 
 
-def _chosen(
-    path: Path, key: str, wanted: str | None, candidates: Sequence[str], columns: Sequence[str], hint: str = ""
-) -> str:
+def _chosen(path: Path, key: str, wanted: str | None, candidates: Sequence[str], columns: Sequence[str]) -> str:
     """The column to use: `wanted`, which is the value of the option `key`, or without it the first of `candidates`
     that the table has. Raises ConfigError when the table lacks it."""
     found = [name for name in ([wanted] if wanted else candidates) if name in columns]
     if not found:
         lacks = f"no column '{wanted}'.{nearest(wanted, columns)}" if wanted else f"none of {', '.join(candidates)}."
+        hint = " Is csv_separator right?" if key.startswith("csv_") and len(columns) < 2 else ""
         raise ConfigError(f"{path}: {lacks} Its columns are {', '.join(columns)}: set {key}=.{hint}")
     return found[0]
 
@@ -122,9 +121,8 @@ def _csv(path: Path, options: TableOptions) -> PairTable:
     _, columns = next(_csv_cells(path, separator), (0, []))
     if isinstance(columns, BadRow):
         raise DataError(f"{path}: its first line cannot be read: {columns}")
-    hint = " Is csv_separator right?" if len(columns) < 2 else ""
-    image = _chosen(path, "csv_image_key", options.csv_image_key, (), columns, hint)
-    caption = _chosen(path, "csv_caption_key", options.csv_caption_key, (), columns, hint)
+    image = _chosen(path, "csv_image_key", options.csv_image_key, (), columns)
+    caption = _chosen(path, "csv_caption_key", options.csv_caption_key, (), columns)
     return PairTable(path.parent, image, caption, False, len(columns) > 2, partial(_csv_rows, path, separator, columns))
 
 
@@ -240,10 +238,9 @@ def _parquet_rows(path: Path) -> TableRows:
     number = 0
     try:
         with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=1024):
-                for fields in batch.to_pylist():
-                    number += 1
-                    yield f"row {number}", fields
+            rows = (fields for batch in file.iter_batches(batch_size=1024) for fields in batch.to_pylist())
+            for number, fields in enumerate(rows, start=1):
+                yield f"row {number}", fields
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         raise DataError(f"{path}: after row {number} it cannot be read: {error}") from error
 
