@@ -182,7 +182,7 @@ class RowQuestions:
         return self._mapped.array
 
     def origin(self, i: int) -> tuple[str, str]:
-        return self.rows.origin(i)
+        return self.rows.shards.origin(i)
 
     def question(self, i: int) -> Question:
         return self._record(i).question
@@ -278,7 +278,7 @@ class BeirQuestions:
         return np.stack([*self.queries.id_hashes[:, rows], self.queries.lengths[rows]])
 
     def origin(self, i: int) -> tuple[str, str]:
-        return self.queries.rows.origin(int(self._mapped.array[1 + i]))
+        return self.queries.rows.shards.origin(int(self._mapped.array[1 + i]))
 
     def question(self, i: int) -> Question:
         return self.queries.rows.read(int(self._mapped.array[1 + i]), query_of)

@@ -39,13 +39,9 @@ class Rows:
 
     def where(self, i: int) -> str:
         """The row's name in error messages: file and line, row of an array, or sample of a shard."""
-        path, key = self.origin(i)
+        path, key = self.shards.origin(i)
         unit = UNITS.get(os.path.splitext(self.shards.locate(i)[0].name)[1])
         return f"{path}: {unit} {key}" if unit else f"{path}: sample '{key}'"
-
-    def origin(self, i: int) -> tuple[str, str]:
-        """The path of the row's file, and its key there: the number of a line or row, or the key of a sample."""
-        return self.shards.origin(i)
 
     def fields(self, i: int) -> dict[str, Any]:
         """The row. Raises DataError, naming the row, when its bytes have changed or are not an object."""

@@ -148,8 +148,7 @@ def _headers(stream: BinaryIO) -> Iterator[_Header]:
     The caller must read the payload of a header from the stream before it takes the next one.
     """
     offset, pax = 0, {}
-    while (block := _read_block(stream, offset)) != ZEROS:
-        header = _parse_header(block, offset)
+    while header := _read_header(stream, offset):
         offset += BLOCK
         if header.kind in (LONG_NAME, PAX):
             if header.size > MAX_EXTENDED:
@@ -166,16 +165,15 @@ def _headers(stream: BinaryIO) -> Iterator[_Header]:
     _check_end(stream, offset)
 
 
-def _read_block(stream: BinaryIO, offset: int) -> bytes:
+def _read_header(stream: BinaryIO, offset: int) -> _Header | None:
+    """The next header of a stream, which is at `offset`; None for the block of zeros that ends a tar."""
     block = stream.read(BLOCK)
     if not block:
         raise _BrokenTar(offset, "the file ends here without an end-of-archive marker: it was cut")
     if len(block) < BLOCK:
         raise _BrokenTar(offset, f"the file ends {len(block)} bytes into a member header: it was cut")
-    return block
-
-
-def _parse_header(block: bytes, offset: int) -> _Header:
+    if block == ZEROS:
+        return None
     if _byte_sum(block) != _number(block[148:156]):
         raise _BrokenTar(offset, "no valid tar header (its checksum is wrong)")
     kind = block[156:157]
