@@ -108,7 +108,7 @@ class WorkerGroup:
     def running(self, loader: DataLoader[T]) -> Iterator[Iterator[T]]:
         """Start the workers and give the loader's iterator. Inside, the death of a worker raises HardwareError."""
         others = active_children()
-        # blocked in the workers too, which inherit this, so that none dies before it is set up
+        # Signals are blocked in the workers too, which inherit this: none may die before it is set up.
         unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
         try:
             outcomes = iter(loader)  # starts the workers
