@@ -39,13 +39,17 @@ CAPTION_DRAWS = 2  # uniforms: which name in data.captions, which caption under 
 
 
 def image_spec(spec: ImageSpec, config: DataConfig) -> ImageSpec:
-    """The tower's preprocessing, with data.resize instead of its own when that is set."""
+    """`spec`, which is the preprocessing of a tower, with its `resize` replaced by data.resize where that is set."""
     return spec if config.resize is None else replace(spec, resize=config.resize.value)
 
 
 @dataclass(frozen=True)
 class TrainingPair:
-    """x (3, S, S) uint8: the picture, resized but not augmented. draws (n,): uniforms of its augmentation."""
+    """A picture and a caption of one sample.
+
+    x (3, S, S) uint8: the picture, resized, cropped and without noise. draws (DRAWS,): random numbers in [0, 1) of its
+    augmentation. x_key, y_key: content ids of picture and caption.
+    """
 
     x: Tensor
     text: str
@@ -56,7 +60,7 @@ class TrainingPair:
 
 
 class PairMaker:
-    """Makes training pairs of samples, and batches of pairs."""
+    """Makes training pairs from samples, and batches from training pairs."""
 
     def __init__(self, spec: ImageSpec, tokenize: Tokenize, config: DataConfig, seed: int) -> None:
         self.spec, self.tokenize, self.config, self.seed = image_spec(spec, config), tokenize, config, seed
@@ -79,6 +83,7 @@ class PairMaker:
         return TrainingPair(x, text, sample_id, content_key(sample.picture(config.image_key)), y_key, draws)
 
     def batch(self, pairs: Sequence[TrainingPair], bad: tuple[BadSample, ...] = ()) -> Batch:
+        """The batch of some pairs: noise is added to the pictures, captions are tokenised. bad: replaced samples."""
         draws = np.stack([p.draws for p in pairs])[:, CROP_DRAWS:]
         return Batch(
             x=add_noise(torch.stack([p.x for p in pairs]), self.config.augment, draws),
@@ -100,8 +105,8 @@ class ImageText:
     """The training data set of image_text. A batch depends only on the seed, its positions and the shards."""
 
     def __init__(self, shards: Shards, spec: ImageSpec, tokenize: Tokenize, config: DataConfig, seed: int) -> None:
-        """Raises SampleError when none of the first samples can be used: a wrong key or field in the configuration is
-        reported before any process starts."""
+        """Raises SampleError when none of the first samples can be used. So a wrong key or field in the configuration
+        is reported before any loader process starts."""
         self.shards, self._maker = shards, PairMaker(spec, tokenize, config, seed)
         self._replacements = Replacements(shards.sizes, seed, config.tolerated)
         checked = range(min(len(shards), max(config.tolerated, 1)))
@@ -134,7 +139,7 @@ def text_key(sample: ShardSample, text: str, config: DataConfig) -> int:
 
 
 class Items(Protocol):
-    """Inputs of a tower by position. Loader processes read them."""
+    """Inputs of a tower, such as pictures or tokens, by position. Loader processes read them."""
 
     def __len__(self) -> int: ...
 
@@ -145,7 +150,7 @@ class Items(Protocol):
 
 @dataclass(frozen=True)
 class Pictures:
-    """The pictures of all samples, in order."""
+    """The pictures of all samples of some shards, by sample id, as tower inputs without augmentation."""
 
     shards: Shards
     spec: ImageSpec
@@ -169,7 +174,7 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Captions:
-    """Texts, tokenised block by block when they are read."""
+    """Texts as tower inputs. A block is tokenised when it is read."""
 
     texts: Sequence[str]
     tokenize: Tokenize
@@ -204,7 +209,10 @@ class LabelledSet:
 
 
 def retrieval_set(shards: Shards, spec: ImageSpec, tokenize: Tokenize, config: DataConfig) -> RetrievalSet:
-    """All pictures with all their captions under the first name in data.captions. SampleError for a bad sample."""
+    """The retrieval set of all samples, with all their captions under the first name in data.captions.
+
+    Raises SampleError for a sample that cannot be used.
+    """
     texts: list[str] = []
     owner, image_keys, text_keys = [], [], []
     for number in range(len(shards)):

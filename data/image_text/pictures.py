@@ -1,4 +1,4 @@
-"""The header of an encoded picture, read without decoding the picture.
+"""Encoded pictures: opened with their limits checked, but not decoded.
 
 How unusual pictures are decoded (data/image_text/transforms.py):
     grey, palette, 1 bit, CMYK (JPEG)       converted to RGB as PIL does
@@ -20,11 +20,15 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from itertools import islice
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from dyad.data.base.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 SUFFIX_OF = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp"}
 JPEG_MAGIC = b"\xff\xd8\xff"
@@ -36,7 +40,8 @@ SEQUENTIAL_FRAMES = (b"\xc0", b"\xc1", b"\xc9")
 
 
 class Header(NamedTuple):
-    """suffix: jpg, png or webp, by content; mode: in PIL's terms; width, height: pixels."""
+    """What the header of a picture says. suffix: jpg, png or webp, by content; mode: PIL's name of the colour format;
+    width, height: pixels."""
 
     suffix: str
     mode: str
@@ -47,20 +52,33 @@ class Header(NamedTuple):
 def read_header(data: bytes, max_pixels: int) -> Header:
     """The header of a JPEG, PNG or WebP picture. Raises DataError for anything else, for more than `max_pixels`, and
     for a JPEG of too many scans."""
-    from PIL import Image
-
     refuse_many_scans(data)
+    with opened_picture(data, max_pixels, "max_image_pixels") as picture:
+        return Header(SUFFIX_OF[str(picture.format)], picture.mode, *picture.size)
+
+
+@contextmanager
+def opened_picture(data: bytes, max_pixels: int, key: str) -> Iterator[Image]:
+    """A JPEG, PNG or WebP picture that PIL has opened and not decoded. key: of `max_pixels` in the configuration.
+
+    Raises DataError for anything else, for more than `max_pixels`, and when the block fails to decode the picture.
+    """
+    from PIL import Image, UnidentifiedImageError
+
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit below is stricter
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit comes next
             with Image.open(BytesIO(data), formats=tuple(SUFFIX_OF)) as picture:
-                header = Header(SUFFIX_OF[str(picture.format)], picture.mode, *picture.size)
+                check_size(*picture.size, max_pixels, key)
+                yield picture
+    except DataError:
+        raise
     except Image.DecompressionBombError as error:
-        raise DataError(f"more pixels than max_image_pixels={max_pixels} ({error})") from None
+        raise DataError(f"more pixels than {key}={max_pixels} ({error})") from error
+    except UnidentifiedImageError as error:
+        raise DataError(f"no sound JPEG, PNG or WebP picture (begins with {data[:8]!r})") from error
     except Exception as error:  # PIL raises nearly any type on bytes made to confuse it
-        raise DataError(f"no JPEG, PNG or WebP picture ({type(error).__name__}, begins with {data[:8]!r})") from None
-    check_size(header.width, header.height, max_pixels, "max_image_pixels")
-    return header
+        raise DataError(f"no sound JPEG, PNG or WebP picture ({type(error).__name__}: {error})") from error
 
 
 def check_size(width: int, height: int, max_pixels: int, key: str) -> None:

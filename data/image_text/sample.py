@@ -4,7 +4,7 @@ How unusual texts are treated:
     the member or field of data.captions is missing, null, a number    SampleError
     empty or blank, also one of several captions in a list             SampleError
     not UTF-8, half a surrogate pair, unreadable json                  SampleError
-    json nested deep or with very many values (data/base/json_text.py)      SampleError
+    json nested deep or with very many values (data/base/json_text.py)    SampleError
     longer than MAX_LETTERS                                            cut; towers read less than that
     a .txt member of more than 1 MiB, a .json of more than 16          reported by the index, which training refuses
     no caption, where other samples of the shard have one              reported by the index, which training refuses
@@ -32,15 +32,20 @@ MAX_LETTERS = 16_384  # open_clip's tokenizer takes time quadratic in the length
 
 @dataclass(frozen=True)
 class ShardSample:
-    """The members of one sample by suffix. where: shard and key; every SampleError begins with it."""
+    """The members of one sample by suffix. shard, key: where it comes from."""
 
-    where: str
+    shard: str
+    key: str
     members: dict[str, bytes]
 
     @staticmethod
     def read(shards: Shards, sample_id: int) -> ShardSample:
-        path, key = shards.origin(sample_id)
-        return ShardSample(f"{path}: sample '{key}'", shards.read(sample_id))
+        return ShardSample(*shards.origin(sample_id), shards.read(sample_id))
+
+    @property
+    def where(self) -> str:
+        """Shard and key. Every SampleError begins with them."""
+        return f"{self.shard}: sample '{self.key}'"
 
     def picture(self, image_key: str) -> bytes:
         """The encoded picture: the first member that `image_key` ("jpg;png") names."""
@@ -52,7 +57,7 @@ class ShardSample:
         return self.members[name]
 
     def decoded(self, image_key: str, max_pixels: int) -> Tensor:
-        """The picture as uint8 (3, H, W)."""
+        """The decoded picture that `image_key` names, uint8 (3, H, W). Raises SampleError when it cannot be decoded."""
         data = self.picture(image_key)
         try:
             return decode(data, max_pixels)
@@ -79,14 +84,14 @@ class ShardSample:
         return captions
 
     def field(self, name: str) -> Any:
-        """A field of the json member."""
+        """A field of the json member. Raises SampleError when there is none of that name."""
         if name not in self.fields:
             there = f"the json member has {', '.join(self.fields)}" if self.fields else f"members are {self._members}"
             raise SampleError(f"{self.where} has no field '{name}'; {there}.{nearest(name, self.fields)}")
         return self.fields[name]
 
     def label(self, name: str) -> str:
-        """The class: the number in the cls member for "cls", else a json field."""
+        """The class of the picture as text. name: "cls" for the number in the cls member, else a json field."""
         if name != "cls":
             return str(self.field(name))
         text = self._text("cls").strip()
@@ -112,6 +117,7 @@ class ShardSample:
         return fields
 
     def _text(self, member: str) -> str:
+        """A member decoded as UTF-8."""
         if member not in self.members:
             raise SampleError(f"{self.where} has no {member} member; its members are {self._members}.")
         try:

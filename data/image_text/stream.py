@@ -32,9 +32,8 @@ from dyad.data.loading.order import Order
 from dyad.data.loading.replacement import check_any, examples, too_many_in_a_row
 from dyad.data.loading.workers import begin_item, prefetched
 from dyad.data.shards.scan_tar import Problem, Problems, Scan, stream_tar
-from dyad.data.shards.sequential import open_sequential
 from dyad.data.shards.sources import ShardSource
-from dyad.data.shards.storage import shard_name
+from dyad.data.shards.storage import open_sequential, shard_name
 
 NO_ID = -1
 CHECKED = 10  # samples checked at the start: a wrong key in the configuration makes all of them bad
@@ -44,10 +43,10 @@ SHOWN = 3  # damaged places of a shard that a message lists
 
 @dataclass
 class StreamBatch(Batch):
-    """A batch and what its reader used for it. bad: also shards of which a part could not be read.
+    """A batch, and which samples its reader used for it. bad: also shards of which a part could not be read.
 
-    taken: number of samples used, by draw. ended: for draws whose shard was read to its end meanwhile, the number of
-    samples in it.
+    taken: draw → number of its samples that were used. ended: draw → number of samples in its shard, for shards that
+    were read to their end while the batch was made.
     """
 
     taken: dict[int, int] = field(default_factory=dict)
@@ -56,7 +55,7 @@ class StreamBatch(Batch):
 
 @dataclass(frozen=True)
 class OneEpoch:
-    """Stands in for data.order.Order, since the samples of a stream are not counted: the whole run is one epoch."""
+    """Takes the place of an `Order`: the samples of a stream are not counted, so the whole run is one epoch."""
 
     steps_per_epoch: int
     sizes: Sequence[int] = ()
@@ -64,9 +63,10 @@ class OneEpoch:
 
 @dataclass
 class StreamProgress:
-    """Which draws are used up: all below `first`, and those in `finished`. taken, ended: of the other draws.
+    """Which draws are used up: all below `first`, and those in `finished`. taken, ended: as in `StreamBatch`, of the
+    other draws.
 
-    Counts the batches that the trainer took, not those that loader processes prepared ahead.
+    Only batches that the trainer took are counted, not those that loader processes prepared ahead.
     """
 
     first: int = 0
@@ -75,6 +75,7 @@ class StreamProgress:
     ended: dict[int, int] = field(default_factory=dict)
 
     def add(self, batch: StreamBatch) -> None:
+        """Count a batch that the trainer took. A draw is used up when all samples of its shard were taken."""
         self.taken.update(batch.taken)
         self.ended |= batch.ended
         for draw in {*batch.taken, *batch.ended}:
@@ -85,23 +86,21 @@ class StreamProgress:
 
 @dataclass(frozen=True)
 class StreamSample:
-    """A sample, the draw that it belongs to and its position in the shard."""
+    """A sample of a stream. draw: the number of its draw; position: the sample's number in the shard, from 0."""
 
     draw: int
     position: int
-    shard: str
-    key: str
     sample: ShardSample
 
 
 class Stream:
-    """Training pairs of a stream, by step. Can be pickled until it is read from."""
+    """The training data of data.mode=stream: batches by step. Can be pickled until the first batch is read."""
 
     def __init__(
         self, sources: Sequence[ShardSource], maker: PairMaker, config: DataConfig, *, seed: int, global_batch_size: int
     ) -> None:
-        """Raises SampleError when none of the first samples can be used as configured, ConfigError for a weight so
-        small that a source would never be read."""
+        """Raises SampleError when none of the first samples can be used as configured. Raises ConfigError for a weight
+        so small that its source would never be read."""
         self.shards = [shard for source in sources for shard in source.shards]
         self.maker, self.id_key, self.buffer = maker, config.id_key, config.buffer
         self.limit = config.tolerated  # consecutive bad samples that stop the run; 0: any lost sample stops it
@@ -153,7 +152,10 @@ class Stream:
             yield batch
 
     def state(self, gather: Callable[[StreamProgress], Sequence[StreamProgress]]) -> dict[str, Any]:
-        """The progress of all ranks as JSON of bounded size, for a checkpoint. A collective if `gather` is one."""
+        """The progress of all ranks as JSON of bounded size, for a checkpoint.
+
+        gather: returns the progress of every rank, given that of this rank. A collective if `gather` is one.
+        """
         parts = gather(self.progress)
         first, finished = self.progress.first, set[int]().union(*(part.finished for part in parts))
         while first in finished:
@@ -178,8 +180,7 @@ class Stream:
     def _batch(self, step: int) -> StreamBatch:
         """The next batch of this process's reader. torch deals steps to workers in turn: this fixes the reader."""
         number = self._rank * self._readers + step % self._readers
-        if self._reader is None:
-            self._reader = Reader(self, number, self._world_size * self._readers)
+        self._reader = self._reader or Reader(self, number, self._world_size * self._readers)
         assert self._reader.number == number, "a process is one reader"
         start, stop = (r * self.global_batch_size // self._world_size for r in (self._rank, self._rank + 1))
         return self._reader.batch(stop - start)
@@ -190,7 +191,10 @@ class Stream:
 
 
 class Reader:
-    """Reader `number` of `readers`, which share the draws of a stream. Gives samples without end."""
+    """One of several readers that share the draws of a stream; each loader process is one. It never ends.
+
+    number: its number among the `readers`.
+    """
 
     def __init__(self, stream: Stream, number: int, readers: int) -> None:
         self.number, self._readers, self._stream = number, readers, stream
@@ -212,17 +216,17 @@ class Reader:
                 pairs.append(pair)
                 self._bad_in_a_row = []
             except SampleError as error:
-                bad = BadSample(len(pairs), NO_ID, found.shard, found.key, str(error), NO_ID)
+                bad = BadSample(len(pairs), NO_ID, found.sample.shard, found.sample.key, str(error), NO_ID)
                 self._report(bad)
                 self._bad_in_a_row.append(bad)
-            if self._bad_in_a_row and len(self._bad_in_a_row) >= self._stream.limit:
-                raise too_many_in_a_row(self._stream.limit, self._bad_in_a_row)
+                if len(self._bad_in_a_row) == self._stream.limit:
+                    raise too_many_in_a_row(self._stream.limit, self._bad_in_a_row) from error
         batch = self._stream.maker.batch(pairs, tuple(self._bad))
         ended, self._ended, self._bad = self._ended, {}, []
         return StreamBatch(**vars(batch), taken=dict(taken), ended=ended)
 
     def _mix(self) -> Iterator[StreamSample]:
-        """The samples, in random order inside blocks of data.buffer."""
+        """The samples of `samples()`, shuffled inside blocks of data.buffer consecutive samples."""
         samples = self.samples()
         while block := list(islice(samples, self._stream.buffer)):
             random.Random(f"{self._stream.seed}/{block[0].draw}/{block[0].position}").shuffle(block)
@@ -241,8 +245,8 @@ class Reader:
                 continue
             begin_item(draw)
             shard, scan, samples = self._stream.shard_of(draw), Scan(), 0
-            for key, sample in _walk(shard, scan):
-                yield StreamSample(draw, samples, shard, key, sample)
+            for sample in _read_samples(shard, scan):
+                yield StreamSample(draw, samples, sample)
                 samples += 1
             self._ended[draw] = samples
             if scan.problems.count:
@@ -254,6 +258,7 @@ class Reader:
                 raise DataError(f"{len(empty)} shards in a row gave no sample. {examples(empty)}")
 
     def _report(self, bad: BadSample) -> None:
+        """List a lost sample or part of a shard in the next batch. Raises DataError when data.bad_samples=stop."""
         if not self._stream.limit:
             raise DataError(bad.reason)
         self._bad.append(bad)
@@ -262,20 +267,20 @@ class Reader:
 def first_of(shard: str) -> ShardSample:
     """The first sample of a shard. Raises DataError when there is none."""
     scan = Scan()
-    for _, sample in _walk(shard, scan):
+    for sample in _read_samples(shard, scan):
         return sample
     if not scan.problems.count:
         raise DataError(f"{shard}: there is no sample in it")
     raise DataError(_lost_part(shard, scan.problems).reason)
 
 
-def _walk(shard: str, scan: Scan) -> Iterator[tuple[str, ShardSample]]:
-    """The samples of a shard and their keys. Damage of the shard and failures of its storage are added to `scan`."""
+def _read_samples(shard: str, scan: Scan) -> Iterator[ShardSample]:
+    """The samples of a shard. Damage of the shard and failures of its storage are added to the problems of `scan`."""
     last = None
     try:
         with open_sequential(shard) as content:
             for last, members in stream_tar(content, scan):
-                yield last.key, ShardSample(f"{shard}: sample '{last.key}'", members)
+                yield ShardSample(shard, last.key, members)
     except OSError as error:
         if last is None:
             scan.problems.add(Problem(0, f"cannot be read: {error}"))

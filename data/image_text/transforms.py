@@ -9,10 +9,8 @@ b pictures of a batch; H, W sides of a decoded picture; S side of the tower's in
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,9 +21,8 @@ from torch.nn.functional import grid_sample
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
-from dyad.data.base.errors import DataError
 from dyad.data.config import AugmentConfig
-from dyad.data.image_text.pictures import JPEG_MAGIC, SUFFIX_OF, check_size, refuse_many_scans
+from dyad.data.image_text.pictures import JPEG_MAGIC, check_size, opened_picture, refuse_many_scans
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -75,29 +72,12 @@ def decode(data: bytes, max_pixels: int) -> Tensor:
                 return torch.from_numpy(simplejpeg.decode_jpeg(data)).permute(2, 0, 1)
         except ValueError:
             pass  # PIL decodes what libjpeg only warns of, and gives a reason for what is broken
-    return torch.from_numpy(_decode_with_pil(data, max_pixels)).permute(2, 0, 1)
-
-
-def _decode_with_pil(data: bytes, max_pixels: int) -> np.ndarray:
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit comes next
-            with Image.open(BytesIO(data), formats=tuple(SUFFIX_OF)) as picture:
-                check_size(*picture.size, max_pixels, "data.max_image_pixels")
-                return np.array(_rgb(picture))
-    except DataError:
-        raise
-    except Image.DecompressionBombError as error:
-        raise DataError(f"more pixels than data.max_image_pixels={max_pixels} ({error})") from error
-    except UnidentifiedImageError as error:
-        raise DataError(f"no sound JPEG, PNG or WebP picture (begins with {data[:8]!r})") from error
-    except Exception as error:  # PIL raises nearly any type on bytes made to confuse it
-        raise DataError(f"no sound JPEG, PNG or WebP picture ({type(error).__name__}: {error})") from error
+    with opened_picture(data, max_pixels, "data.max_image_pixels") as picture:
+        return torch.from_numpy(np.array(_rgb(picture))).permute(2, 0, 1)
 
 
 def _rgb(picture: Image) -> Image:
+    """The picture in RGB, drawn on white where it is transparent."""
     from PIL import Image
 
     if picture.mode.startswith("I"):  # 16 bits a pixel, which convert() would clip
@@ -143,13 +123,14 @@ def _resize(picture: Tensor, size: list[int], spec: ImageSpec) -> Tensor:
 
 
 def uniforms(seed: int, epoch: int, sample_id: int, count: int) -> Floats:
-    """`count` numbers in [0, 1) that depend only on the arguments. Each sample has its own Philox stream."""
+    """`count` random numbers in [0, 1) that depend only on the arguments: each sample has its own Philox stream."""
     key, counter = np.array([seed % 2**64, epoch], np.uint64), np.array([0, 0, 0, sample_id], np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter)).random(count)
 
 
 def training_size(picture: Tensor, spec: ImageSpec, augment: AugmentConfig, draws: Floats) -> Tensor:
-    """(3, H, W) uint8, draws (DRAWS,) → (3, S, S) uint8: resized as in evaluation, or a random crop, resized."""
+    """A training picture at the tower's size, (3, H, W) uint8 → (3, S, S) uint8: with augment.crop_scale a random crop
+    that is resized, otherwise resized as in evaluation. draws (DRAWS,): random numbers in [0, 1)."""
     if tuple(augment.crop_scale) == (1, 1):
         return evaluation_transform(picture, spec)
     top, left, height, width = crop_box(picture.shape[1], picture.shape[2], augment.crop_scale, draws)
@@ -157,7 +138,10 @@ def training_size(picture: Tensor, spec: ImageSpec, augment: AugmentConfig, draw
 
 
 def crop_box(height: int, width: int, scale: Interval, draws: Floats) -> tuple[int, int, int, int]:
-    """(top, left, height, width) of a random resized crop like torchvision's: up to ten attempts, then the centre."""
+    """(top, left, height, width) of a random crop, as torchvision's RandomResizedCrop draws it.
+
+    Up to ten boxes are drawn, and the first that fits into the picture is taken; if none fits, the centre.
+    """
     shapes = draws[: 2 * CROP_ATTEMPTS].reshape(CROP_ATTEMPTS, 2)
     area = height * width * _between(scale, shapes[:, 0])
     ratio = np.exp(_between([math.log(side) for side in CROP_RATIO], shapes[:, 1]))
@@ -173,10 +157,10 @@ def crop_box(height: int, width: int, scale: Interval, draws: Floats) -> tuple[i
 
 
 def add_noise(batch: Tensor, augment: AugmentConfig, draws: Floats) -> Tensor:
-    """Rotate, zoom, stretch, shift and flip on white, then change colours.
+    """Augment pictures: rotate, zoom, stretch, shift and flip them on white, then change their colours.
 
-    batch (b, 3, S, S) uint8; draws (b, NOISE_DRAWS). Every value is computed from its own picture and draws, with the
-    same instructions at any position in the batch.
+    batch (b, 3, S, S) uint8; draws (b, NOISE_DRAWS). Each picture is changed by its own draws, with the same
+    instructions at any position in the batch, so that its bits do not depend on the other pictures.
     """
     moves = augment.rotate or augment.aspect or augment.shift or augment.flip or tuple(augment.zoom) != (1, 1)
     colours = augment.brightness or augment.grey or tuple(augment.gain) != (1, 1)
@@ -225,6 +209,6 @@ def _warped(pixels: Tensor, inverse: Tensor) -> Tensor:
 
 
 def _between(interval: Interval, draws: Floats) -> Floats:
-    """Maps uniforms in [0, 1) to the interval."""
+    """Map random numbers in [0, 1) to the interval."""
     low, high = interval
     return low + (high - low) * draws

@@ -1,6 +1,6 @@
 """One rank's training batches, step after step, prepared ahead by worker processes.
 
-`data.order.Order` decides which samples a step sees; the workers only share the decoding. One iterator serves all steps
+`Order` decides which samples a step uses; the workers only share the decoding. One iterator serves all steps
 of a run, so the workers are not restarted between two epochs.
 """
 
@@ -20,7 +20,10 @@ Positions = Sequence[tuple[int, int]]  # (epoch, sample id) each
 
 
 class BatchSource(Protocol):
-    """A data set that makes whole batches. where: how an error names a sample; it must not read any storage."""
+    """A data set that makes whole batches from positions.
+
+    where(sample_id): how an error message names a sample; it must not read any storage.
+    """
 
     def __getitems__(self, positions: Positions) -> Batch: ...
     def where(self, sample_id: int) -> str: ...
@@ -40,7 +43,7 @@ def build_loader(
     """This rank's part of the batches of steps first_step … last_step - 1.
 
     With CUDA the batches lie in pinned memory. timeout: seconds to wait for a batch, 0 for ever. Raises as
-    `data.workers.prefetched`.
+    `prefetched`.
     """
     return prefetched(
         partial(_batch, dataset, order, rank, world_size),

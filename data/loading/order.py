@@ -25,7 +25,7 @@ Ids = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 class Order:
-    """The order of training samples.
+    """The order in which a run uses its training samples.
 
     sizes, weights: number of samples and weight of each source. In an epoch a source of weight w gives every sample ⌊w⌋
     times and a random share w - ⌊w⌋ of them once more, round(w · size) in all. shuffle: 'window' keeps reads local,
@@ -45,7 +45,11 @@ class Order:
         assert len(sizes) == len(weights) and global_batch_size > 0 and shuffle in ("window", "full")
         self.seed, self.global_batch_size = seed, global_batch_size
         self.sizes, self.weights = list(sizes), list(weights)
-        self._starts = [0, *accumulate(_appearances(sizes, weights))]
+        counts = [round(weight * size) for size, weight in zip(sizes, weights, strict=True)]
+        for count, size, weight in zip(counts, sizes, weights, strict=True):
+            if size and not count:
+                raise ConfigError(f"weight {weight} of a source with {size} samples is less than one sample per epoch.")
+        self._starts = [0, *accumulate(counts)]
         self.samples_per_epoch = self._starts[-1]
         self.steps_per_epoch = self.samples_per_epoch // global_batch_size
         if not self.steps_per_epoch:
@@ -65,18 +69,13 @@ class Order:
         return np.sort(self._base_ids((shuffled + epoch * left_over) % self.samples_per_epoch, epoch))
 
     def local(self, step: int, rank: int, world_size: int) -> tuple[int, Ids]:
-        """Epoch and one rank's part of `ids(step)`: consecutive ids; the parts of ranks differ by at most one in size.
-
-        Raises ConfigError when there are more ranks than samples in a batch.
-        """
-        assert 0 <= rank < world_size
-        if world_size > self.global_batch_size:
-            raise ConfigError(f"global_batch_size={self.global_batch_size} is less than the {world_size} processes.")
+        """The epoch, and one rank's part of `ids(step)`: consecutive ids. The parts differ by at most one in size."""
         first, last = (r * self.global_batch_size // world_size for r in (rank, rank + 1))
         return step // self.steps_per_epoch, self.ids(step)[first:last]
 
     def _shuffled(self, position: Ids, epoch: int) -> Ids:
-        """A permutation of the positions that an epoch uses: inside windows, then of the chunks in the windows."""
+        """The images of some positions under a permutation of those that an epoch uses: first inside windows, then of
+        chunks as wholes."""
         windows = self._used // self._window
         window = np.minimum(position // self._window, windows - 1)  # the last one takes the rest
         result = np.empty_like(position)
@@ -88,7 +87,8 @@ class Order:
         return permuted_chunks(result, self._used, self._chunk, self._keys(epoch, "chunks"))
 
     def _base_ids(self, appearance: Ids, epoch: int) -> Ids:
-        """Sample ids of positions in an epoch before shuffling: source by source, copy by copy of its samples."""
+        """The sample ids at some positions of an epoch before it is shuffled. There the sources follow one another, and
+        the samples of a source come as often as its weight says."""
         result = np.empty_like(appearance)
         first_id = 0
         for source, (size, weight) in enumerate(zip(self.sizes, self.weights, strict=True)):
@@ -105,14 +105,6 @@ class Order:
     def _keys(self, epoch: int, purpose: str) -> list[int]:
         digest = hashlib.blake2b(f"{self.seed}/{epoch}/{purpose}".encode(), digest_size=8 * ROUNDS).digest()
         return np.frombuffer(digest, "<u8").tolist()
-
-
-def _appearances(sizes: Sequence[int], weights: Sequence[float]) -> list[int]:
-    counts = [round(weight * size) for size, weight in zip(sizes, weights, strict=True)]
-    for count, size, weight in zip(counts, sizes, weights, strict=True):
-        if size and not count:
-            raise ConfigError(f"weight {weight} of a source with {size} samples is less than one sample per epoch.")
-    return counts
 
 
 def permuted_chunks(position: Ids, size: int, chunk: int, keys: Sequence[int]) -> Ids:
@@ -143,7 +135,8 @@ def permuted(value: Ids, size: int, keys: Sequence[int]) -> Ids:
 
 
 def _feistel(value: np.ndarray, low_bits: np.uint64, high_bits: np.uint64, keys: Sequence[int]) -> np.ndarray:
-    """A bijection of [0, 2^(low + high)) for any hash: each round changes one half by a hash of the other."""
+    """The images of some values under a keyed bijection of [0, 2^(low_bits + high_bits)), a Feistel network: each round
+    changes one half of the bits by a hash of the other half."""
     one = np.uint64(1)
     low, high = value & ((one << low_bits) - one), value >> low_bits
     for number, key in enumerate(keys):

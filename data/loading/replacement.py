@@ -34,7 +34,7 @@ class Replacements:
     limit: int
 
     def id(self, epoch: int, sample_id: int, attempt: int) -> int:
-        """The replacement of a sample. attempt: 1, 2, … while the replacements cannot be used either."""
+        """The id of the sample that replaces a bad one. attempt: 1; then 2, 3, … if that replacement is bad, too."""
         starts = [0, *accumulate(self.sizes)]
         source = bisect_right(starts, sample_id) - 1
         digest = hashlib.blake2b(f"{self.seed}/{epoch}/{sample_id}/{attempt}".encode(), digest_size=8).digest()
@@ -46,10 +46,10 @@ class Replacements:
         read: Callable[[int, int], T],
         origin: Callable[[int], tuple[str, str]],
     ) -> tuple[list[T], tuple[BadSample, ...]]:
-        """What read(epoch, id) returns for every position or for its replacement, and the samples that were replaced.
+        """The results of read(epoch, id) for all positions (epoch, id), and the samples that were replaced.
 
-        origin(id): shard and key. Raises the SampleError when `limit` is 0, DataError after `limit` consecutive bad
-        samples.
+        When `read` raises SampleError, it is called for a replacement instead. origin(id): shard and key of a sample.
+        Raises the SampleError when `limit` is 0, and DataError after `limit` consecutive bad samples.
         """
         loaded: list[T] = []
         bad: list[BadSample] = []
@@ -73,7 +73,8 @@ class Replacements:
 
 
 def check_any(items: Iterable[T], check: Callable[[T], None]) -> None:
-    """Raise the first SampleError when `check` raises one for every item: the configuration is probably wrong."""
+    """Call check(item) until one raises no SampleError. When all raise one, the configuration is probably wrong, and
+    the first SampleError is raised."""
     problem: SampleError | None = None
     for item in items:
         try:
@@ -85,6 +86,7 @@ def check_any(items: Iterable[T], check: Callable[[T], None]) -> None:
 
 
 def too_many_in_a_row(limit: int, bad: Sequence[BadSample]) -> DataError:
+    """The error that stops a run after `limit` consecutive bad samples."""
     return DataError(f"{limit} samples in a row cannot be used (data.bad_in_a_row). {examples(bad)}")
 
 

@@ -15,14 +15,13 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing import RawArray, active_children, parent_process
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -47,10 +46,12 @@ def prefetched(
     rank: int = 0,
     pin: bool = False,
 ) -> Iterator[T]:
-    """make(entry) of all entries, in their order, prepared ahead by worker processes; workers=0: by this process.
+    """The results of make(entry) for all entries, in their order. `workers` processes prepare them ahead; with
+    workers=0 this process makes each when it is asked for.
 
     where(item): how an error names an item given to `begin_item`; it must not read any storage. timeout: seconds to
-    wait for a value, 0 for ever. pin: copy values to pinned memory; they must have a method pin_memory.
+    wait for a value, 0 for ever. pin: copy values to pinned memory. make returns tensors, or objects of which torch can
+    call a method pin_memory.
 
     A UserError of `make` is raised here without a worker's traceback. HardwareError is raised, wherever the main thread
     is at that moment, when a worker has died, and when a value takes longer than `timeout`.
@@ -59,7 +60,7 @@ def prefetched(
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     group = WorkerGroup(workers, rank, where)
     loader = DataLoader(
-        _Outcomes(make),
+        _ErrorsAsValues(make),
         batch_size=None,
         sampler=entries,
         num_workers=workers,
@@ -70,33 +71,23 @@ def prefetched(
     with group.running(loader) as outcomes:
         for number in range(len(entries)):
             with group.waiting_for(number, timeout):
-                outcome = next(outcomes)
-            if isinstance(outcome.value, UserError):
-                raise outcome.value
-            yield outcome.value
+                value = next(outcomes)
+            if isinstance(value, UserError):
+                raise value
+            yield value
 
 
-@dataclass(frozen=True)
-class _Outcome(Generic[T]):
-    """A value, or the error raised instead. torch calls `pin_memory` of any object that has it."""
-
-    value: T | UserError
-
-    def pin_memory(self) -> _Outcome[Any]:
-        return self if isinstance(self.value, UserError) else _Outcome(self.value.pin_memory())  # type: ignore[attr-defined]
-
-
-class _Outcomes(Dataset[_Outcome[T]]):
+class _ErrorsAsValues(Dataset[T | UserError]):
     """Returns errors as values: torch would turn an exception of a worker into a text with its traceback."""
 
     def __init__(self, make: Callable[[Any], T]) -> None:
         self.make = make
 
-    def __getitem__(self, entry: Any) -> _Outcome[T]:
+    def __getitem__(self, entry: Any) -> T | UserError:
         try:
-            return _Outcome(self.make(entry))
+            return self.make(entry)
         except UserError as error:
-            return _Outcome(error)
+            return error
 
 
 # ---- in the parent process -----------------------------------------------------------------------------------------
@@ -117,7 +108,12 @@ class WorkerGroup:
     def running(self, loader: DataLoader[T]) -> Iterator[Iterator[T]]:
         """Start the workers and give the loader's iterator. Inside, the death of a worker raises HardwareError."""
         others = active_children()
-        self.outcomes = _start(loader)
+        # Signals are blocked in the workers too, which inherit this: none may die before it is set up.
+        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
+        try:
+            outcomes = iter(loader)  # starts the workers
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
         started_now = [child for child in active_children() if child not in others]
         self.processes = sorted(started_now, key=lambda child: child.pid or 0)
         _running.append(self)
@@ -125,7 +121,7 @@ class WorkerGroup:
             signal.signal(signal.SIGCHLD, _on_child_exit)
         try:
             self.check_alive()
-            yield self.outcomes
+            yield outcomes
         finally:
             if self in _running:
                 _running.remove(self)
@@ -135,7 +131,8 @@ class WorkerGroup:
 
     @contextmanager
     def waiting_for(self, number: int, seconds: float) -> Iterator[None]:
-        """Inside, value `number` must arrive within so many seconds. The workers make values in turn."""
+        """A block that gets value `number` from the loader. HardwareError is raised when it takes longer than `seconds`
+        or a worker dies. The workers make values in turn, so the number tells which worker makes this one."""
         self._raise_earlier_error()
         try:
             with _alarm(seconds if self.size else 0, lambda: self._time_out(number % self.size, seconds)):
@@ -163,7 +160,10 @@ class WorkerGroup:
                 _fail(f"{self._describe(worker)} {how}. {LIKELY_CAUSE.get(code, 'Its own words are above.')}")
 
     def _time_out(self, expected: int, seconds: float) -> NoReturn:
-        """expected: the worker whose turn it is. A stopped worker is named instead: it may hold up the others."""
+        """Raise HardwareError for a value that did not come in time. expected: the worker that makes this value.
+
+        If a signal has stopped any worker, that one is named instead, because it may hold up the others.
+        """
         self.check_alive()
         stopped = [worker for worker, process in enumerate(self.processes) if _is_stopped(process)]
         how = "is stopped by a signal" if stopped else "hangs (is its storage gone?)"
@@ -197,12 +197,12 @@ def _on_child_exit(number: int, frame: FrameType | None) -> None:
 
 
 @contextmanager
-def _alarm(seconds: float, ring: Callable[[], None]) -> Iterator[None]:
-    """Call ring() in the main thread if the block takes longer than so many seconds; 0: never."""
+def _alarm(seconds: float, on_timeout: Callable[[], None]) -> Iterator[None]:
+    """Call on_timeout() in the main thread if the block takes longer than `seconds`; 0: never."""
     if not seconds or threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGALRM, lambda *_: ring())
+    before = signal.signal(signal.SIGALRM, lambda *_: on_timeout())
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
@@ -212,20 +212,11 @@ def _alarm(seconds: float, ring: Callable[[], None]) -> Iterator[None]:
 
 
 def _is_stopped(process: BaseProcess) -> bool:
+    """Whether a signal such as SIGSTOP has stopped the process."""
     try:
         return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     except OSError:
         return False
-
-
-def _start(loader: DataLoader[T]) -> Iterator[T]:
-    """The loader's iterator, whose creation starts the workers. Signals are blocked meanwhile, in the workers too, so
-    that none dies before it is set up."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
-    try:
-        return iter(loader)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 # ---- in a worker ---------------------------------------------------------------------------------------------------
@@ -234,12 +225,13 @@ _record_item: Callable[[int], None] | None = None  # None in a process that is n
 
 
 def begin_item(item: int) -> None:
-    """Record the item that this worker begins: an error of the parent names it."""
+    """Record the item that this worker begins to load. An error about this worker then names the item."""
     if _record_item is not None:
         _record_item(item)
 
 
 def _start_worker(current_items: Any, worker: int) -> None:
+    """Set up a new worker process. worker: its number."""
     global _record_item
     _running.clear()
     for inherited in list(open_connections()):  # otherwise they stay open when the parent closes them or dies

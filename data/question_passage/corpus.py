@@ -22,7 +22,6 @@ from dyad.data.shards.sources import local_path, parse_sources
 
 FORMAT = "1"
 HASH, CHECK, ORDER, KEY, LENGTH = range(5)  # rows of the table; ORDER sorts passages by HASH, then CHECK
-BLOCK = 65_536  # ids held in memory at a time
 
 
 def open_corpus(value: str | Sequence[str], key: str) -> Corpus:
@@ -36,7 +35,7 @@ def open_corpus(value: str | Sequence[str], key: str) -> Corpus:
 
 
 def corpus_files(value: str | Sequence[str], key: str) -> list[str]:
-    """The files that `value` names. Does not read them. Raises ConfigError as `open_corpus`."""
+    """The paths of the files that `value` names. The files are not read. Raises ConfigError as `open_corpus`."""
     if isinstance(value, str) and os.path.isfile(beir := os.path.join(local_path(value), "corpus.jsonl")):
         return [beir]
     sources = parse_sources(value, key, SUFFIXES)
@@ -56,7 +55,7 @@ class Corpus:
         return len(self.rows)
 
     def __getitem__(self, i: int) -> Passage:
-        return _read(self.rows, i)
+        return self.rows.read(i, _passage_with_id)
 
     @property
     def keys(self) -> Int64s:
@@ -74,7 +73,7 @@ class Corpus:
 
     @property
     def id_hashes(self) -> Int64s:
-        """(2, n): `keys.hash_ids` of the ids, mapped."""
+        """(2, n): `hash_ids` of the ids, mapped."""
         return self._mapped.array[: CHECK + 1]
 
     def positions(self, ids: Sequence[str]) -> Int64s:
@@ -92,56 +91,47 @@ class CorpusPassages(Sequence[Passage]):
 
     @property
     def keys(self) -> list[int]:
+        """Their content ids."""
         return self.corpus.keys[self.positions].tolist()
 
     def __len__(self) -> int:
         return len(self.positions)
 
     def __getitem__(self, i: Any, /) -> Any:
-        return [self[j] for j in range(len(self))[i]] if isinstance(i, slice) else self.corpus[int(self.positions[i])]
+        return self.corpus[int(self.positions[i])]
 
 
 PassageList = InlinePassages | CorpusPassages
 
 
-def _read(rows: Rows, i: int) -> Passage:
-    fields = rows.fields(i)
-    try:
-        passage = passage_of(fields)
-        if passage.id is None:
-            raise BadRow("no id", f"its fields are {named(fields)}")
-    except BadRow as error:
-        raise DataError(f"{rows.where(i)}: {error}") from None
+def _passage_with_id(fields: dict[str, Any]) -> Passage:
+    """The passage of a row. Raises BadRow for a row that is no passage or has no id."""
+    passage = passage_of(fields)
+    if passage.id is None:
+        raise BadRow("no id", f"its fields are {named(fields)}")
     return passage
 
 
 def _table(rows: Rows) -> Int64s:
-    """(5, n): the rows named at the top of this module. Reads everything once, in order."""
+    """(5, n): the rows HASH, CHECK, ORDER, KEY and LENGTH of a corpus. Reads every passage once, in order."""
     table = np.empty((5, len(rows)), np.int64)
 
-    def fill(i: int) -> str:
-        passage = _read(rows, i)
+    def read_id(i: int) -> str:
+        passage = rows.read(i, _passage_with_id)
         table[KEY, i], table[LENGTH, i] = passage.key, len(passage.title.encode()) + len(passage.text.encode())
         return str(passage.id)
 
     ids = table[: CHECK + 1]
-    ids[:] = hashed_in_blocks(len(rows), fill)
-    table[ORDER] = unique_order(
-        ids, lambda i, j: f"{rows.where(j)}: id '{_read(rows, i).id}' again, first at {rows.where(i)}"
-    )
+    ids[:] = hash_ids(map(read_id, range(len(rows))))
+
+    def repeated(i: int, j: int) -> str:
+        return f"{rows.where(j)}: id '{passage_of(rows.fields(i)).id}' again, first at {rows.where(i)}"
+
+    table[ORDER] = unique_order(ids, repeated)
     return table
 
 
-# ---- columns of id hashes (2, n), as `keys.hash_ids` makes them ------------------------------------------------------
-
-
-def hashed_in_blocks(count: int, read_id: Callable[[int], str]) -> Int64s:
-    """(2, count) hashes of the ids read_id(0) … read_id(count - 1). Holds few of the ids at a time."""
-    table = np.empty((2, count), np.int64)
-    for start in range(0, count, BLOCK):
-        stop = min(start + BLOCK, count)
-        table[:, start:stop] = hash_ids(map(read_id, range(start, stop)))
-    return table
+# ---- columns of id hashes (2, n), as `hash_ids` makes them -----------------------------------------------------------
 
 
 def unique_order(hashes: Int64s, repeated: Callable[[int, int], str]) -> Int64s:
@@ -158,7 +148,10 @@ def unique_order(hashes: Int64s, repeated: Callable[[int, int], str]) -> Int64s:
 
 
 def find_hashes(hashes: Int64s, order: Int64s, wanted: Int64s) -> Int64s:
-    """(k,) position in `hashes` of each column of wanted (2, k), −1 where it is missing. order: as `unique_order`."""
+    """(k,) position in `hashes` (2, n) of each column of `wanted` (2, k), −1 where it is missing.
+
+    order: the result of `unique_order` for `hashes`.
+    """
     found = np.full(wanted.shape[1], -1, np.int64)
     rank = np.searchsorted(hashes[HASH], wanted[HASH], sorter=order)
     left = np.flatnonzero(rank < len(order))

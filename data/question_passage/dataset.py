@@ -9,7 +9,7 @@ b rows of a batch; n texts; L tokens of the longest text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,27 +23,33 @@ from dyad.data.image_text.transforms import uniforms
 from dyad.data.loading.replacement import Replacements
 from dyad.data.question_passage.corpus import Corpus
 from dyad.data.question_passage.negatives import MinedNegatives, distinct, draw_negatives
-from dyad.data.question_passage.passages import Passage, Question, Rendered
+from dyad.data.question_passage.passages import Passage, Question
 from dyad.data.question_passage.questions import QuestionRows
 from dyad.data.shards.content_keys import Int64s
 
 
 class TokenizeTexts(Protocol):
-    """n texts, or pairs of texts → int64 (n, L), right-padded. L fits the longest and is at most `length`."""
+    """A tokenizer: n texts, or n pairs of texts → int64 (n, L), padded at the right.
+
+    L is the number of tokens of the longest text, at most `length`. pairs: the second text of each pair.
+    """
 
     def __call__(self, texts: list[str], length: int, pairs: list[str] | None = None) -> Tensor: ...
 
 
-def tokens(rendered: Sequence[Rendered], tokenize: TokenizeTexts, length: int) -> Tensor:
-    """(n, L) tokens of texts or of pairs: either all rows are pairs or none is."""
+def tokens(texts: Iterable[Any], tokenize: TokenizeTexts, config: PassageConfig | QuestionConfig) -> Tensor:
+    """(n, L) tokens of passages or of questions. With title=pair all of them are pairs of texts, otherwise none is."""
+    rendered = [text.rendered(config) for text in texts]
     pairs = [second for _, second in rendered if second is not None]
-    return tokenize([first for first, _ in rendered], length, pairs or None)
+    return tokenize([first for first, _ in rendered], config.length, pairs or None)
 
 
 @dataclass(frozen=True)
 class DrawnRow:
-    """What row i gives to a batch. extra: further passages of the batch, each with whether it is positive;
-    positive_keys: content ids of all positives of the row."""
+    """What was drawn of row i for a batch: the question and one positive passage.
+
+    extra: further passages, each with whether it is positive. positive_keys: content ids of all positives of the row.
+    """
 
     i: int
     question: Question
@@ -82,11 +88,9 @@ class QuestionPassage:
         config = self.config
         extra = [(row, *entry) for row, one in enumerate(drawn) for entry in one.extra]
         passages = [one.positive for one in drawn] + [passage for _, passage, _ in extra]
-        y = tokens([passage.rendered(config.passage) for passage in passages], self.tokenize, config.passage.length)
+        y = tokens(passages, self.tokenize, config.passage)
         questions = [one.question for one in drawn]
-        x = tokens(
-            [question.rendered(config.question) for question in questions], self.tokenize, config.question.length
-        )
+        x = tokens(questions, self.tokenize, config.question)
         known = [(row, key) for row, one in enumerate(drawn) for key in one.positive_keys]
         may_have_extra = config.negatives.per_row or config.passage.positives is DrawnPositives.all
         return Batch(
@@ -104,7 +108,7 @@ class QuestionPassage:
         return f"row {sample_id} of data.train"
 
     def drawn(self, epoch: int, i: int) -> DrawnRow:
-        """The passages of row i in an epoch. They depend on 1 + data.negatives.per_row uniforms of (seed, epoch, i).
+        """What is drawn of row i in an epoch. It depends on 1 + data.negatives.per_row uniforms of (seed, epoch, i).
 
         Raises SampleError when the row, or a passage that it names, is not as it was indexed.
         """
@@ -121,7 +125,8 @@ class QuestionPassage:
 
 
 def _extra(y: Tensor, entries: list[tuple[int, Passage, bool]]) -> Extra:
-    """y (k, L): tokens of the passages of `entries`; k may be 0."""
+    """The further passages of a batch. y (k, L): their tokens; entries: (row, passage, is positive) of each. k may be
+    0."""
     return Extra(
         y=y,
         row=torch.tensor([row for row, _, _ in entries], dtype=torch.int64),
@@ -154,8 +159,7 @@ class TextInputs:
 
     def take(self, positions: Sequence[int] | Int64s) -> Tensor:
         """(k, L) tokens of the texts at some positions."""
-        rendered = [self.item(int(i)).rendered(self.config) for i in positions]
-        return tokens(rendered, self.tokenize, self.config.length)
+        return tokens((self.item(int(i)) for i in positions), self.tokenize, self.config)
 
 
 def passage_texts(corpus: Corpus, tokenize: TokenizeTexts, config: PassageConfig) -> TextInputs:

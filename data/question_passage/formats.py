@@ -16,7 +16,7 @@ A question's id is its field query_id, qid, question_id, id or _id, if it has on
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -68,6 +68,7 @@ class QuestionFormat:
 
 
 def format_of(fields: Fields) -> QuestionFormat | None:
+    """The first format whose question and positives are among the fields of a row; None when there is none."""
     return next((f for f in FORMATS if f.question in fields and f.positives in fields), None)
 
 
@@ -93,6 +94,7 @@ def record_of(fields: Fields, config: PassageConfig) -> Record:
 
 
 def unknown_format(fields: Fields) -> BadRow:
+    """The error for a row of no known format."""
     known = "; ".join(f"{f.name}: {f.question}, {f.positives}" for f in FORMATS)
     return BadRow("unknown format", f"its fields are {named(fields)}. Known are {known}")
 
@@ -135,7 +137,7 @@ def group_of(fields: Fields) -> str | None:
 
 
 def named(fields: Iterable[str]) -> str:
-    """The first names of some fields, for a message, without control characters."""
+    """The first NAMED of some field names as text for a message, without control characters."""
     names = [short_name(name) for name in islice(fields, NAMED + 1)]
     return ", ".join([*names[:NAMED], *(["…"] if len(names) > NAMED else [])]) or "none"
 
@@ -145,6 +147,7 @@ def short_name(name: str) -> str:
 
 
 def _text(value: Any, where: str) -> str:
+    """The value of a field. Raises BadRow, naming `where` it stands, when it is no text or no valid Unicode."""
     if not isinstance(value, str):
         raise BadRow("no text", f"{where} is {value!r:.80}")
     try:
@@ -155,6 +158,7 @@ def _text(value: Any, where: str) -> str:
 
 
 def _list(fields: Fields, name: str) -> list[Any]:
+    """The list in a field; empty without that field. Raises BadRow for any other value."""
     value = fields.get(name)
     if value is None:
         return []
@@ -200,7 +204,8 @@ def _id(fields: Fields, names: Sequence[str], where: str) -> str | None:
 
 
 def _pools(fields: Fields, name: str, config: PassageConfig) -> tuple[list[Passage], list[Passage]]:
-    """Positives and hard negatives of a field of candidates with scores: the best, and the worst of the others."""
+    """Positives and hard negatives chosen from a field of candidates with scores: the best `pos_pool`, and of the
+    others the worst `neg_pool`."""
     passages = _passages(fields, name)
     scores = [_score(entry, f"{name}[{i}]") for i, entry in enumerate(_list(fields, name))]
     best = sorted(range(len(scores)), key=lambda i: -scores[i])  # stable: of equal scores the first is better
@@ -209,17 +214,16 @@ def _pools(fields: Fields, name: str, config: PassageConfig) -> tuple[list[Passa
 
 
 def _score(entry: Any, where: str) -> float:
+    """The score of a candidate. Raises BadRow when it is no finite number, or the scores are those of a retriever."""
     score = entry.get("score")
     if "has_answer" in entry:
         raise BadRow(
             "results of a retriever", f"{where} has has_answer; their scores do not say which passage is right"
         )
-    try:
-        if not isinstance(score, bool) and isinstance(score, int | float) and math.isfinite(score):
-            return float(score)
-    except OverflowError:  # a whole number too large for a float
-        pass
-    raise BadRow("no score", f"score of {where} is {score!r:.80}, no finite number")
+    # the comparison is also exact for whole numbers that are too large for a float, and False for NaN
+    if isinstance(score, bool) or not isinstance(score, int | float) or not abs(score) <= sys.float_info.max:
+        raise BadRow("no score", f"score of {where} is {score!r:.80}, no finite number")
+    return float(score)
 
 
 FORMATS = (

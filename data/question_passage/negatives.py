@@ -17,7 +17,7 @@ from dyad.data.question_passage.formats import named
 from dyad.data.question_passage.passages import InlinePassages, Passage
 from dyad.data.question_passage.questions import QuestionRow, QuestionRows
 from dyad.data.shards.content_keys import Int64s, hash_ids
-from dyad.data.shards.index_cache import MemmapArray, cached_array
+from dyad.data.shards.index_cache import cached_array
 from dyad.data.shards.manifest import file_entries
 from dyad.data.shards.rows import Rows, open_rows
 from dyad.data.shards.sources import parse_sources
@@ -48,13 +48,16 @@ def draw_negatives(
 
 
 def distinct(keys: Sequence[int], excluded: set[int]) -> list[int]:
-    """Positions of the keys that are neither in `excluded` nor repeat an earlier one."""
+    """The positions in `keys` of those that are not in `excluded` and do not repeat an earlier one."""
     first = {key: i for i, key in reversed(list(enumerate(keys))) if key not in excluded}
     return sorted(first.values())
 
 
 def sample(pool: Sequence[int], draws: Sequence[float] | np.ndarray) -> list[int]:
-    """One entry of `pool` for each uniform, without replacement (Fisher and Yates); all of them if there are fewer."""
+    """Draw entries of `pool` without replacement (Fisher and Yates), one for each uniform number in `draws`.
+
+    All of them are drawn if there are fewer entries than numbers.
+    """
     left = list(pool)
     for i, draw in enumerate(draws[: len(left)]):
         other = i + int(draw * (len(left) - i))
@@ -66,18 +69,14 @@ def sample(pool: Sequence[int], draws: Sequence[float] | np.ndarray) -> list[int
 
 
 class MinedNegatives:
-    """Mined passages of every row of some questions, as two mapped columns. Can be pickled.
+    """The passages that were mined for each row of some questions. They are kept as a mapped array of their positions
+    in the corpus. Can be pickled.
 
     files: name and content of the file, for the manifest of a run.
     """
 
-    def __init__(self, corpus: Corpus, mapped: MemmapArray, count: int, rows: Rows) -> None:
-        self.corpus, self._mapped, self._count = corpus, mapped, count
-        self.fingerprint, self.files = rows.fingerprint, file_entries(rows.shards.indexes)
-
-    @staticmethod
-    def open(path: str, questions: QuestionRows, corpus: Corpus | None = None) -> MinedNegatives:
-        """The file `path`, for the rows of `questions`. corpus: by default the one that `questions` have.
+    def __init__(self, path: str, questions: QuestionRows, corpus: Corpus | None = None) -> None:
+        """Open the file `path`, for the rows of `questions`. corpus: by default the one that `questions` have.
 
         Raises ConfigError when the file or the corpus is missing, or none of its questions is among the rows;
         DataError, naming the line, for a row of another form, a repeated question, and an id missing in the corpus.
@@ -89,21 +88,21 @@ class MinedNegatives:
         if others or source.weight != 1:
             raise ConfigError(f"data.negatives.file={path}: write one file, without a weight.")
         rows = open_rows(source.shards)
+        self.corpus, self.fingerprint, self.files = corpus, rows.fingerprint, file_entries(rows.shards.indexes)
         state = [FORMAT, rows.fingerprint, questions.fingerprint, corpus.fingerprint]
-        mapped = cached_array(rows.files, "mined", corpus.rows.files, state, lambda: _by_row(rows, questions, corpus))
-        return MinedNegatives(corpus, mapped, len(questions), rows)
-
-    def positions(self, i: int) -> Int64s:
-        """(k,) corpus positions of row i, best ranked first; empty when the file has no line for its question."""
-        starts = self._mapped.array[: self._count + 1]
-        return self._mapped.array[self._count + 1 :][starts[i] : starts[i + 1]]
+        self._count = len(questions)
+        self._mapped = cached_array(
+            rows.files, "mined", corpus.rows.files, state, lambda: _by_row(rows, questions, corpus)
+        )
 
     def passages(self, i: int) -> CorpusPassages:
-        return CorpusPassages(self.corpus, self.positions(i))
+        """The passages of row i, best ranked first; none when the file has no line for its question."""
+        starts, positions = np.split(self._mapped.array, [self._count + 1])
+        return CorpusPassages(self.corpus, positions[starts[i] : starts[i + 1]])
 
 
 def _by_row(rows: Rows, questions: QuestionRows, corpus: Corpus) -> Int64s:
-    """One array: where the positions of each row begin (n + 1), then the positions."""
+    """The array of MinedNegatives: where the positions of each row begin (n + 1), then all positions in the corpus."""
     ids, lists = [], []
     for i in range(len(rows)):
         fields = rows.fields(i)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from dyad.data.config import PassageConfig, QuestionConfig, Title
 from dyad.data.shards.content_keys import content_key
@@ -26,8 +24,10 @@ class Passage:
         return content_key(f"{self.title}\n{self.text}".encode())
 
     def rendered(self, config: PassageConfig) -> Rendered:
-        """The prefix, then title and text joined by a blank. With title=pair the title is the first text of a pair,
-        even an empty one: either all rows of a batch are pairs or none is.
+        """The text that a tower reads: the prefix, then title and text joined by a blank.
+
+        With title=pair it is a pair of texts, and the title is the first of them, even an empty one: either all rows of
+        a batch are pairs or none is.
         """
         if config.title is Title.pair:
             return config.prefix + self.title, self.text
@@ -37,7 +37,7 @@ class Passage:
 
 @dataclass(frozen=True)
 class Question:
-    """A question.
+    """A question, of a row or of queries.jsonl.
 
     answers: texts of which a relevant passage contains one, if the file gives them. group: the unit of bootstrap
     resampling, the field metadata.topic of a BEIR query.
@@ -54,21 +54,14 @@ class Question:
         return content_key(self.text.encode())
 
     def rendered(self, config: QuestionConfig) -> Rendered:
+        """The text that a tower reads: the prefix, then the question."""
         return config.prefix + self.text, None
 
 
-@dataclass(frozen=True)
-class InlinePassages(Sequence[Passage]):
+class InlinePassages(tuple[Passage, ...]):
     """Passages whose texts are in the row itself."""
-
-    passages: Sequence[Passage]
 
     @property
     def keys(self) -> list[int]:
-        return [passage.key for passage in self.passages]
-
-    def __len__(self) -> int:
-        return len(self.passages)
-
-    def __getitem__(self, i: Any, /) -> Any:
-        return self.passages[i]
+        """Their content ids."""
+        return [passage.key for passage in self]

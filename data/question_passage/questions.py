@@ -28,12 +28,11 @@ from dyad.data.question_passage.corpus import (
     CorpusPassages,
     PassageList,
     corpus_files,
-    hashed_in_blocks,
     open_corpus,
 )
 from dyad.data.question_passage.formats import Record, query_of, record_of
 from dyad.data.question_passage.passages import InlinePassages, Passage, Question
-from dyad.data.shards.content_keys import Int64s, key_name
+from dyad.data.shards.content_keys import Int64s, hash_ids, key_name
 from dyad.data.shards.index_cache import cached_array
 from dyad.data.shards.manifest import FileEntry, file_entries
 from dyad.data.shards.rows import SUFFIXES, Rows, open_rows
@@ -44,7 +43,7 @@ FORMAT = "1"
 COLUMNS = "2"  # format of the columns of rows; the ids do not enter the fingerprint
 BLOCK = 65_536  # judgements looked up at a time
 MAX_LINE = 1 << 20  # bytes of a line of judgements
-LENGTH = 2  # row of the columns, after the two of `keys.hash_ids`
+LENGTH = 2  # row of the columns, after the two of `hash_ids`
 LISTS = ("positives", "negatives", "hard_negatives")
 SIDES = ("question", "passage")  # of a judgement
 
@@ -63,7 +62,10 @@ class QuestionRow:
 
 
 def named_files(value: str | Sequence[str], config: DataConfig, key: str = "data.train") -> list[str]:
-    """The files that hold the rows. Raises ConfigError as `open_questions`. Reads and indexes nothing."""
+    """The paths of the files with the rows that `value` names; of a BEIR folder the file of judgements.
+
+    Raises ConfigError as `open_questions`. Reads and indexes nothing.
+    """
     if config.passage.corpus:
         corpus_files(config.passage.corpus, "data.passage.corpus")
     named: list[str] = []
@@ -81,13 +83,14 @@ def open_questions(value: str | Sequence[str], config: DataConfig, key: str = "d
     """
     named_files(value, config, key)
     shared = open_corpus(config.passage.corpus, "data.passage.corpus") if config.passage.corpus else None
-    sources: list[QuestionSource] = []
-    for path, _ in split_sources(value, key):
-        if is_beir(path):
-            sources.append(BeirQuestions(local_path(path), config.question.split, shared, key))
-        else:
-            sources.append(RowQuestions(open_rows(_files(path, key)), config.passage, shared))
-    return QuestionRows(sources, [weight for _, weight in split_sources(value, key)], shared)
+    paths, weights = zip(*split_sources(value, key), strict=True)
+    sources = [
+        BeirQuestions(local_path(path), config.question.split, shared, key)
+        if is_beir(path)
+        else RowQuestions(open_rows(_files(path, key)), config.passage, shared)
+        for path in paths
+    ]
+    return QuestionRows(sources, weights, shared)
 
 
 def _files(path: str, key: str) -> list[str]:
@@ -95,12 +98,15 @@ def _files(path: str, key: str) -> list[str]:
 
 
 def is_beir(path: str) -> bool:
-    """Whether a path is a folder with judgements."""
+    """Whether a path is a BEIR folder, which has a folder `qrels` of judgements."""
     return os.path.isdir(os.path.join(local_path(path), "qrels"))
 
 
 class QuestionRows:
-    """Rows 0 … len - 1, source by source. corpus: the one that ids of mined negatives refer to, None without one."""
+    """The rows of several sources, numbered 0 … len - 1 through all of them.
+
+    corpus: the corpus that ids of mined negatives refer to; None when there is none, or the sources have several.
+    """
 
     def __init__(
         self, sources: Sequence[QuestionSource], weights: Sequence[float], shared: Corpus | None = None
@@ -136,7 +142,7 @@ class QuestionRows:
 
     @property
     def id_hashes(self) -> Int64s:
-        """(2, len): `keys.hash_ids` of the questions' ids."""
+        """(2, len): `hash_ids` of the questions' ids."""
         return np.concatenate([source.columns[: CHECK + 1] for source in self.sources], axis=1)
 
     def _locate(self, i: int) -> tuple[QuestionSource, int]:
@@ -154,7 +160,7 @@ def _digest(value: Any) -> str:
 
 
 class RowQuestions:
-    """The rows of some files, in any format that `records` knows. Can be pickled.
+    """The rows of some files, in any of FORMATS. Can be pickled.
 
     A question without an id gets one made of its text, as `python -m data pack` makes it; it does not depend on the
     name or folder of the file. columns: (3, n) int64, mapped: the id's hash in two rows, and the bytes of the text.
@@ -176,7 +182,7 @@ class RowQuestions:
         return self._mapped.array
 
     def origin(self, i: int) -> tuple[str, str]:
-        return self.rows.origin(i)
+        return self.rows.shards.origin(i)
 
     def question(self, i: int) -> Question:
         return self._record(i).question
@@ -203,15 +209,15 @@ class RowQuestions:
         return replace(record, question=replace(record.question, id=question_id))
 
     def _columns(self) -> Int64s:
-        """Reads every row once, so that a bad one is reported before training starts."""
+        """Make the columns. Reads every row once, so that a bad one is reported before training starts."""
         columns = np.empty((3, len(self)), np.int64)
 
-        def fill(i: int) -> str:
+        def read_id(i: int) -> str:
             question = self.row(i).question
             columns[LENGTH, i] = len(question.text.encode())
             return question.id
 
-        columns[: CHECK + 1] = hashed_in_blocks(len(self), fill)
+        columns[: CHECK + 1] = hash_ids(map(read_id, range(len(self))))
         return columns
 
 
@@ -224,7 +230,7 @@ def row_of(record: Record, corpus: Corpus | None, where: str, key: str) -> Quest
     def passages(entries: Sequence[Passage] | Sequence[str]) -> PassageList:
         ids = [entry for entry in entries if isinstance(entry, str)]
         if not ids:
-            return InlinePassages([entry for entry in entries if isinstance(entry, Passage)])
+            return InlinePassages(entry for entry in entries if isinstance(entry, Passage))
         if corpus is None:
             raise ConfigError(f"{where} names its passages by id: set {key} to their file.")
         positions = corpus.positions(ids)
@@ -272,10 +278,10 @@ class BeirQuestions:
         return np.stack([*self.queries.id_hashes[:, rows], self.queries.lengths[rows]])
 
     def origin(self, i: int) -> tuple[str, str]:
-        return self.queries.rows.origin(int(self._mapped.array[1 + i]))
+        return self.queries.rows.shards.origin(int(self._mapped.array[1 + i]))
 
     def question(self, i: int) -> Question:
-        return self._query(int(self._mapped.array[1 + i]))
+        return self.queries.rows.read(int(self._mapped.array[1 + i]), query_of)
 
     def row(self, i: int) -> QuestionRow:
         starts = 1 + self._count
@@ -283,14 +289,9 @@ class BeirQuestions:
         relevant = CorpusPassages(self.corpus, np.array(self._mapped.array[begin:end]))
         return QuestionRow(self.question(i), relevant, InlinePassages(()), InlinePassages(()))
 
-    def _query(self, row: int) -> Question:
-        try:
-            return query_of(self.queries.rows.fields(row))
-        except BadRow as error:
-            raise DataError(f"{self.queries.rows.where(row)}: {error}") from None
-
     def _judged(self, qrels: str) -> Int64s:
-        """The mapped array. Reads every question in it once, so that a bad one is reported before training starts."""
+        """Make the mapped array. Reads every judged question once, so that a bad one is reported before training
+        starts."""
         relevant = (judgement for judgement in judgements(qrels) if judgement[2] > 0)
         found: JudgedPairs = (array("q"), array("q"))
         for (line, ids, _), unknown in find_judged(relevant, (self.queries, self.corpus), found):
@@ -298,7 +299,7 @@ class BeirQuestions:
             raise DataError(f"{qrels}: line {line}: {SIDES[unknown]} id '{ids[unknown]}' is not in {_names(side)}")
         rows, starts, passages = group_judged(found)
         for row in rows.tolist():
-            self._query(row)
+            self.queries.rows.read(row, query_of)
         return np.concatenate([[len(rows)], rows, starts, passages]).astype(np.int64)
 
 
@@ -309,13 +310,16 @@ def _qrels_of(folder: str, split: str, key: str) -> str:
     return qrels_file(folder, split, f"{key}={folder}: data.question.split")
 
 
-def qrels_file(folder: str, split: str, asked: str) -> str:
-    """The file with the judgements of a split. Raises ConfigError, beginning with `asked`, for an unknown split."""
+def qrels_file(folder: str, split: str, setting: str) -> str:
+    """The path of the judgements of a split. Raises ConfigError for a split that the folder lacks.
+
+    setting: where the user wrote the split; the message begins with it.
+    """
     path = Path(local_path(folder), "qrels", f"{split}.tsv")
     if not path.is_file():
         splits = sorted(file.stem for file in path.parent.glob("*.tsv"))
         raise ConfigError(
-            f"{asked}={split}: there is no {path}. Splits are {', '.join(splits) or 'none'}.{nearest(split, splits)}"
+            f"{setting}={split}: there is no {path}. Splits are {', '.join(splits) or 'none'}.{nearest(split, splits)}"
         )
     return str(path)
 
@@ -361,7 +365,8 @@ def find_judged(
 
 
 def group_judged(found: JudgedPairs) -> tuple[Int64s, Int64s, Int64s]:
-    """The questions (n,), where the passages of each begin (n + 1,), the passages. Equal judgements count once."""
+    """Group pairs of positions by question: the questions (n,), where the passages of each begin (n + 1,), the
+    passages. Equal pairs count once."""
     pairs = np.unique(np.asarray(found, np.int64), axis=1)
     rows, counts = np.unique(pairs[0], return_counts=True)
     return rows, np.concatenate([[0], np.cumsum(counts)]), pairs[1]

@@ -21,6 +21,9 @@ def key_name(key: int) -> str:
 
 
 def hash_ids(ids: Iterable[str]) -> Int64s:
-    """(2, n) int64: the 128-bit BLAKE2b of each id. Tables are sorted by row 0; row 1 resolves collisions in row 0."""
-    digests = b"".join(hashlib.blake2b(name.encode(), digest_size=16).digest() for name in ids)
+    """(2, n) int64: the 128-bit BLAKE2b of each id, as two numbers. Tables are sorted by row 0. Row 1 tells ids apart
+    whose numbers in row 0 are equal."""
+    digests = bytearray()  # not join(), which would hold an object for each of millions of ids
+    for name in ids:
+        digests += hashlib.blake2b(name.encode(), digest_size=16).digest()
     return np.frombuffer(digests, "<i8").reshape(-1, 2).T

@@ -25,7 +25,7 @@ from dyad.data.base.child_processes import end_with_parent
 from dyad.data.base.errors import DataError
 from dyad.data.shards.index_cache import cache_folders, read_cached, write_cached
 from dyad.data.shards.scan_rows import RowScan, scan_array, scan_lines, scan_table
-from dyad.data.shards.scan_tar import MAX_BYTES, Problem, Scan, ScannedSample, scan_tar
+from dyad.data.shards.scan_tar import MAX_BYTES, Problem, Scan, scan_tar
 from dyad.data.shards.storage import Stat, open_stream, shard_name, stat
 
 FORMAT = 1
@@ -46,9 +46,11 @@ MEMBER = np.dtype([("offset", "<i8"), ("size", "<u4"), ("suffix", "<u2")])
 
 @dataclass(frozen=True)
 class OffsetTable:
-    """Offsets of all samples of a shard: rows (samples + 1,) of ROW, members of MEMBER, keys as concatenated UTF-8.
+    """Where each sample of a shard lies in the file. rows (samples + 1,) of ROW, members of MEMBER, keys: all keys as
+    UTF-8, one after the other.
 
-    A row is checked only when it is read, so that opening a shard takes no time. Another user may have made the index.
+    The values may be wrong, because another user may have made the index. Each row is checked when it is read, not
+    when the table is opened, so that opening a shard takes no time.
     """
 
     index: ShardIndex
@@ -57,7 +59,10 @@ class OffsetTable:
     keys: np.ndarray
 
     def member_ranges(self, row: int) -> list[tuple[int, int, int]]:
-        """(offset, size, number of the suffix) of each member, in file order. DataError when they are impossible."""
+        """(offset, size, number of the suffix) of each member of a sample, in file order.
+
+        Raises DataError for a range outside the shard or an unknown suffix.
+        """
         found = self.members[int(self.rows[row]["member"]) : int(self.rows[row + 1]["member"])].tolist()
         ends, suffixes = self.index.size, len(self.index.suffixes)
         if not found or not all(0 <= o <= ends - size and size <= LARGEST and n < suffixes for o, size, n in found):
@@ -65,14 +70,18 @@ class OffsetTable:
         return found
 
     def key(self, row: int) -> str:
-        """The key of a sample."""
+        """The key of the sample in this row, as split_name gives it."""
         found = self.keys[int(self.rows[row]["key"]) : int(self.rows[row + 1]["key"])]
         return found.tobytes().decode("utf-8", "replace")
 
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """Facts about a shard. mtime: time stamp in ns, or the entity tag of a remote file; table_file: a path."""
+    """What the index says about a shard.
+
+    mtime: time stamp in ns, or the entity tag of a remote file. ignored: number of skipped members by suffix.
+    problems: the first of problem_count. table_file: path of the table of offsets.
+    """
 
     path: str
     name: str
@@ -88,7 +97,7 @@ class ShardIndex:
     table_file: str
 
     def table(self) -> OffsetTable:
-        """The table, mapped into memory. Raises DataError when its file is damaged or missing."""
+        """The table of offsets, mapped into memory. Raises DataError when its file is damaged or missing."""
         try:
             raw = np.asarray(np.load(self.table_file, mmap_mode="r", allow_pickle=False))
             end = (self.samples + 1) * ROW.itemsize
@@ -98,7 +107,7 @@ class ShardIndex:
             raise self.damaged(error) from error
 
     def damaged(self, how: object) -> DataError:
-        """The error for a damaged index."""
+        """The DataError for a damaged index, to be raised. how: what is wrong with it."""
         return DataError(f"{self.table_file}: the index of {self.path} is damaged ({how}); delete it.")
 
 
@@ -112,17 +121,18 @@ def index_shard(path: str) -> ShardIndex:
 
 
 def stored_index(path: str) -> ShardIndex | None:
-    """The stored index of one shard, or None if there is none of its present state. Raises as `data.storage.stat`."""
+    """The stored index of one shard; None if there is none, or the shard has changed since. Raises as `stat`."""
     return _load(path, stat(path))
 
 
 def has_index(path: str) -> bool:
-    """Whether there is an index of the shard, of its present state or an earlier one."""
+    """Whether an index of the shard is stored, even if the shard has changed since."""
     return any((folder / f"{shard_name(path)}.json").is_file() for folder in cache_folders(path))
 
 
 def index_shards(paths: Sequence[str], workers: int | None = None) -> Iterator[ShardIndex]:
-    """Indexes in the order of `paths`; those that need a scan are spread over `workers` processes (None: all cores)."""
+    """The indexes of some shards, in the order of `paths`. Shards without an index are scanned by `workers` processes;
+    None: one per core."""
     with ThreadPoolExecutor(STATS_AT_ONCE) as threads:
         stats = dict(zip(paths, threads.map(stat, paths), strict=True))
     stored = {path: index for path in paths if (index := _load(path, stats[path]))}
@@ -144,7 +154,7 @@ def available_cores() -> int:
 
 
 def fingerprint(indexes: Iterable[ShardIndex]) -> str:
-    """SHA-256 over names, sizes, contents and sample counts in order. It does not depend on the folders."""
+    """SHA-256 over the names, sizes, contents and sample counts of shards. It does not depend on their folders."""
     facts = [[index.name, index.size, index.sha256, index.samples] for index in indexes]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
@@ -168,6 +178,7 @@ class _Hashing(io.RawIOBase):
 
 
 def _scan(path: str, found: Stat) -> ShardIndex:
+    """Scan a shard and store its index. found: the state of the shard before the scan."""
     with open_stream(path) as raw:
         hashing = _Hashing(raw)
         stream = io.BufferedReader(hashing, 1 << 20)
@@ -175,54 +186,6 @@ def _scan(path: str, found: Stat) -> ShardIndex:
         while stream.read(1 << 20):  # a scan may stop early; the digest is that of the whole file
             pass
     return _store(path, found, scan, hashing.sha256.hexdigest())
-
-
-@dataclass(frozen=True)
-class _Columns:
-    """Parts of an OffsetTable: CRC32, number of members and length of the key per sample; all members and keys."""
-
-    crc32: np.ndarray
-    counts: np.ndarray
-    key_sizes: np.ndarray
-    members: np.ndarray
-    keys: bytes
-    suffixes: tuple[str, ...]
-
-    def packed(self) -> np.ndarray:
-        """The table as one array of bytes."""
-        rows = np.zeros(len(self.crc32) + 1, ROW)
-        rows["crc32"][:-1] = self.crc32
-        rows["member"][1:], rows["key"][1:] = np.cumsum(self.counts), np.cumsum(self.key_sizes)
-        return np.frombuffer(b"".join((rows.data, self.members.data, self.keys)), np.uint8)
-
-
-def _of_samples(samples: list[ScannedSample]) -> _Columns:
-    suffixes = tuple(sorted({suffix for sample in samples for suffix, _, _ in sample.members}))
-    number = {suffix: i for i, suffix in enumerate(suffixes)}
-    keys = [sample.key.encode("utf-8") for sample in samples]
-    return _Columns(
-        crc32=np.array([sample.crc32 for sample in samples], np.uint32),
-        counts=np.array([len(sample.members) for sample in samples], np.uint32),
-        key_sizes=np.array([len(key) for key in keys], np.uint32),
-        members=np.array([(at, size, number[s]) for sample in samples for s, at, size in sample.members], MEMBER),
-        keys=b"".join(keys),
-        suffixes=suffixes,
-    )
-
-
-def _of_rows(scan: RowScan) -> _Columns:
-    """Computed without an object per row: there may be tens of millions."""
-    members = np.zeros(len(scan.key), MEMBER)
-    members["offset"], members["size"] = scan.offset, scan.size
-    keys = np.asarray(scan.key).astype("S12")
-    return _Columns(
-        crc32=np.asarray(scan.crc32),
-        counts=np.ones(len(scan.key), np.uint32),
-        key_sizes=np.strings.str_len(keys),
-        members=members,
-        keys=keys.tobytes().replace(b"\0", b""),
-        suffixes=(scan.suffix,),
-    )
 
 
 # ---- storing -------------------------------------------------------------------------------------------------------
@@ -236,25 +199,42 @@ def _load(path: str, found: Stat) -> ShardIndex | None:
 
 
 def _store(path: str, found: Stat, scan: Scan | RowScan, sha256: str) -> ShardIndex:
-    columns = _of_rows(scan) if isinstance(scan, RowScan) else _of_samples(scan.samples)
+    """Write the table of offsets and the facts of a scanned shard into the index cache."""
+    if isinstance(scan, RowScan):  # computed without an object per row: there may be tens of millions
+        suffixes, crc32, counts = [scan.suffix], np.asarray(scan.crc32), np.ones(len(scan.crc32), np.uint32)
+        numbers = np.asarray(scan.key).astype("S12")
+        key_sizes, keys = np.strings.str_len(numbers), numbers.tobytes().replace(b"\0", b"")
+        members = np.zeros(len(crc32), MEMBER)
+        members["offset"], members["size"] = scan.offset, scan.size
+    else:
+        samples, texts = scan.samples, [sample.key.encode("utf-8") for sample in scan.samples]
+        suffixes = sorted({suffix for sample in samples for suffix, _, _ in sample.members})
+        crc32 = np.array([sample.crc32 for sample in samples], np.uint32)
+        counts = np.array([len(sample.members) for sample in samples], np.uint32)
+        key_sizes, keys = np.array([len(text) for text in texts], np.uint32), b"".join(texts)
+        number = {suffix: i for i, suffix in enumerate(suffixes)}
+        members = np.array([(at, size, number[s]) for sample in samples for s, at, size in sample.members], MEMBER)
+    rows = np.zeros(len(crc32) + 1, ROW)
+    rows["crc32"][:-1] = crc32
+    rows["member"][1:], rows["key"][1:] = np.cumsum(counts), np.cumsum(key_sizes)
     facts = {
         "format": FORMAT,
         "name": shard_name(path),
         "size": found.size,
         "mtime": found.mtime,
         "sha256": sha256,
-        "samples": len(columns.crc32),
-        "members": len(columns.members),
-        "suffixes": columns.suffixes,
+        "samples": len(crc32),
+        "members": len(members),
+        "suffixes": suffixes,
         "ignored": {} if isinstance(scan, RowScan) else dict(sorted(scan.ignored.items())),
         "problem_count": scan.problems.count,
         "problems": [asdict(problem) for problem in scan.problems.first],
     }
-    return _of_facts(path, facts, write_cached(path, shard_name(path), facts, columns.packed()))
+    table = np.frombuffer(b"".join((rows.data, members.data, keys)), np.uint8)
+    return _of_facts(path, facts, write_cached(path, shard_name(path), facts, table))
 
 
 def _of_facts(path: str, facts: dict[str, Any], table: Path) -> ShardIndex:
-    problems = tuple(Problem(**problem) for problem in facts["problems"])
-    values = facts | {"suffixes": tuple(facts["suffixes"]), "problems": problems}
-    values |= {"path": path, "table_file": str(table)}
+    values = facts | {"path": path, "table_file": str(table), "suffixes": tuple(facts["suffixes"])}
+    values["problems"] = tuple(Problem(**problem) for problem in facts["problems"])
     return ShardIndex(**{field.name: values[field.name] for field in fields(ShardIndex)})

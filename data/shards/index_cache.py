@@ -99,7 +99,7 @@ def write_cached(path: str, name: str, facts: dict[str, Any], content: np.ndarra
 
 
 def _read(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Facts and seals of an entry; empty when the file does not exist or has another form."""
+    """The facts and the seals in a JSON file of the cache; empty when it does not exist or has another form."""
     try:
         facts = read_json(path)
         return facts, [seal for seal in facts.pop("seals")[:MOST_SEALS] if isinstance(seal, str)]
@@ -108,10 +108,12 @@ def _read(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def _folders_seal(folder: Path, facts: dict[str, Any]) -> str:
+    """The seal of facts that were written in this folder. It is not valid in a copy of the folder."""
     return hashlib.sha256(json.dumps([folder.stat().st_ino, facts]).encode()).hexdigest()
 
 
 def _users_seal(facts: dict[str, Any]) -> str | None:
+    """The seal of facts that this user wrote, in any folder; None when the user has no key."""
     try:
         key = (_cache() / KEY).read_bytes()
     except OSError:
@@ -142,7 +144,7 @@ class MemmapArray:
     """An int64 array in a file, mapped into memory. Pickling stores only its path."""
 
     def __init__(self, path: Path) -> None:
-        """Raises DataError when the file is damaged or missing."""
+        """Map the file. Raises DataError when it is damaged or missing."""
         self.path = path
         try:
             self.array: Int64s = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))

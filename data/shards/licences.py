@@ -26,7 +26,8 @@ LARGEST = 1 << 16  # bytes of one file
 
 @dataclass(frozen=True)
 class Notice:
-    """source: the value that names the data; file: path of the notice; text: at most LARGEST bytes of it."""
+    """A licence text beside data. source: the value that names the data; file: path of the text; text: at most
+    LARGEST bytes of it."""
 
     source: str
     file: str
@@ -44,7 +45,12 @@ def notices(values: Sequence[str | Path]) -> list[Notice]:
         kind = SUITE_KIND.match(value)
         for path, _ in split_sources(value[kind.end() :] if kind and not os.path.exists(value) else value, "data"):
             for file in _notice_files(path):
-                found.setdefault(os.path.realpath(file), Notice(value, str(file), _text(file)))
+                with file.open("rb") as stream:
+                    content = stream.read(LARGEST + 1)
+                text = content[:LARGEST].decode(errors="replace").strip()
+                if len(content) > LARGEST:
+                    text += f"\n… (cut: {file.stat().st_size:,} bytes)"
+                found.setdefault(os.path.realpath(file), Notice(value, str(file), text))
     return list(found.values())
 
 
@@ -66,10 +72,3 @@ def _notice_files(path: str) -> list[Path]:
             if regular := [file for file in files if file_inside(folder, file.name)]:
                 return sorted(regular, key=lambda file: ("NLCR".index(file.name[0].upper()), file.name))
     return []
-
-
-def _text(file: Path) -> str:
-    with file.open("rb") as stream:
-        content = stream.read(LARGEST + 1)
-    text = content[:LARGEST].decode(errors="replace").strip()
-    return f"{text}\n… (cut: {file.stat().st_size:,} bytes)" if len(content) > LARGEST else text

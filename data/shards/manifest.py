@@ -21,7 +21,10 @@ BLOCKS = 32  # summaries of one list, at most
 
 @dataclass(frozen=True)
 class FileEntry:
-    """A file, or a stream or folder that counts as one. digest: of everything that its samples depend on."""
+    """A file of training data, or a stream or folder that counts as one file.
+
+    digest: a hash of everything that the samples in it depend on.
+    """
 
     name: str
     size: int
@@ -51,7 +54,7 @@ def file_entries(indexes: Iterable[ShardIndex]) -> list[FileEntry]:
 
 
 def summary(manifest: Manifest) -> Summary:
-    """The form that a checkpoint stores."""
+    """The blocks of files of each configuration key, as a checkpoint stores them."""
     size = {key: max(1, -(-len(files) // BLOCKS)) for key, files in manifest.items()}
     return {
         key: [_block(files[start : start + size[key]]) for start in range(0, len(files), size[key])]
@@ -78,6 +81,7 @@ def changes(before: Summary, now: Manifest) -> Changes:
 
 
 def _block(files: Sequence[FileEntry]) -> dict[str, Any]:
+    """The summary of some consecutive files."""
     content = json.dumps([astuple(entry) for entry in files])
     return {
         "name": files[0].name if files else "",
@@ -89,7 +93,7 @@ def _block(files: Sequence[FileEntry]) -> dict[str, Any]:
 
 
 def _described(block: Mapping[str, Any], start: int, old: Mapping[str, Any] | None = None) -> str:
-    """A block in words; `, of other content` if it differs from the `old` one only in its digest."""
+    """A block as text for a message. start: the number of files before it. old: a block to compare it with."""
     if not block["files"]:
         return "nothing"
     last = start + block["files"]

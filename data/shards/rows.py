@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from dyad.data.base.errors import BadRow, DataError
 from dyad.data.base.json_text import parse_json
@@ -14,6 +14,8 @@ from dyad.data.shards.scan_rows import cells, header
 from dyad.data.shards.shards import Shards, open_shards
 from dyad.data.shards.sources import ShardSource
 from dyad.data.shards.storage import open_stream, sha256_of, stat
+
+T = TypeVar("T")
 
 SUFFIXES = tuple(SCANS)
 UNITS = {".jsonl": "line", ".tsv": "line", ".json": "row"}
@@ -25,7 +27,7 @@ def open_rows(files: Sequence[str]) -> Rows:
 
 
 class Rows:
-    """Rows 0 … len - 1 of some files. Can be pickled."""
+    """The rows of some files, numbered 0 … len - 1 through all of them. Can be pickled."""
 
     def __init__(self, shards: Shards) -> None:
         self.shards = shards
@@ -37,23 +39,24 @@ class Rows:
 
     def where(self, i: int) -> str:
         """The row's name in error messages: file and line, row of an array, or sample of a shard."""
-        path, key = self.origin(i)
+        path, key = self.shards.origin(i)
         unit = UNITS.get(os.path.splitext(self.shards.locate(i)[0].name)[1])
         return f"{path}: {unit} {key}" if unit else f"{path}: sample '{key}'"
 
-    def origin(self, i: int) -> tuple[str, str]:
-        """File and key: the number of a line or row, or the key of a sample."""
-        return self.shards.origin(i)
-
     def fields(self, i: int) -> dict[str, Any]:
         """The row. Raises DataError, naming the row, when its bytes have changed or are not an object."""
+        return self.read(i, dict)
+
+    def read(self, i: int, convert: Callable[[dict[str, Any]], T]) -> T:
+        """convert(fields) of the row. Raises DataError as `fields`, and for a BadRow of `convert`."""
         try:
-            return self.parse(i)
+            return convert(self.parse(i))
         except BadRow as bad:
             raise DataError(f"{self.where(i)}: {bad}") from bad
 
     def parse(self, i: int) -> dict[str, Any]:
-        """As `fields`; raises BadRow for a row that is not an object. Only a sample of a shard can be such a row."""
+        """As `fields`, but raises BadRow for a row that is not an object. Only a sample of a shard can be such a row:
+        the index leaves out such lines of other files."""
         members = self.shards.read(i)
         try:
             if "json" in members:

@@ -12,7 +12,6 @@ import json
 import re
 import zlib
 from array import array
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
@@ -28,7 +27,10 @@ csv.field_size_limit(MAX_ROW)  # csv's own limit of 128 KiB is less than a row m
 
 @dataclass
 class RowScan:
-    """Samples of one member each, as columns. key: the number of the row's first line, or of the row in an array."""
+    """The rows of a file as columns. Each row is a sample with one member, whose suffix is `suffix`.
+
+    key: the number of the row's first line, or of the row in an array. offset, size: of its bytes in the file.
+    """
 
     suffix: str
     key: array[int] = field(default_factory=lambda: array("q"))
@@ -64,6 +66,7 @@ def scan_lines(stream: BinaryIO) -> RowScan:
 
 
 def _line_error(text: bytes) -> str:
+    """What is wrong with a line of JSON-lines; "" for a JSON object."""
     try:
         value = parse_json(text.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -81,11 +84,14 @@ def _type_error(value: Any) -> str:
 
 
 class _BrokenArray(Exception):
-    """The scan cannot continue."""
+    """The rest of the array cannot be read. Its message says why."""
 
 
 class _ArrayText:
-    """A window of decoded text on a stream, with a position `at` and its byte offset and line in the stream."""
+    """The part of a stream that is decoded at present, and a position in it.
+
+    text: the decoded part; at: the position in `text`; offset, line: the same position in the whole stream.
+    """
 
     def __init__(self, stream: BinaryIO) -> None:
         self.stream, self.decoder = stream, codecs.getincrementaldecoder("utf-8")()
@@ -121,14 +127,13 @@ class _ArrayText:
     def value(self) -> tuple[Any, int]:
         """The JSON value at the position, and its length in characters."""
         while True:
-            value, end, invalid = None, len(self.text), None
             try:
-                value, end = DECODER.raw_decode(self.text, self.at)
+                value, end, invalid = *DECODER.raw_decode(self.text, self.at), None
             except RecursionError:
                 raise _BrokenArray("is not JSON: nested too deep") from None
             except ValueError as error:
                 # not the error itself: it references all of the text, and this frame would reference the error
-                invalid = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+                value, end, invalid = None, len(self.text), getattr(error, "msg", str(error))
             if invalid is not None and len(self.text) - self.at > MAX_ROW:
                 raise _BrokenArray(f"is not JSON, or longer than {MAX_ROW} bytes: {invalid}")
             try:
@@ -151,26 +156,23 @@ def scan_array(stream: BinaryIO) -> RowScan:
     if peeked.lstrip()[:1] == b"{":
         return scan_lines(stream)
     scan = RowScan("json")
-    text, number = _ArrayText(stream), 0
+    text = _ArrayText(stream)
     try:
-        for number, offset, content in _elements(text):
-            scan.add(number, offset, content)
+        _add_elements(text, scan)
     except _BrokenArray as broken:
-        where = f"row {number + 1} (line {text.line})" if number or text.offset else "the file"
-        message = str(broken)
-        message = message if message.startswith("line") else f"{where} {message}"
+        where = f"row {len(scan.key) + 1} (line {text.line})" if text.offset else "the file"
+        message = str(broken) if str(broken).startswith("line") else f"{where} {broken}"
         scan.problems.add(Problem(text.offset, message, last=True))
     return scan
 
 
-def _elements(text: _ArrayText) -> Iterator[tuple[int, int, bytes]]:
-    """(number, offset, bytes) of each object."""
+def _add_elements(text: _ArrayText, scan: RowScan) -> None:
+    """Add each object of the array to `scan`. Raises _BrokenArray where the array cannot be read further."""
     if text.next() != "[":
         raise _BrokenArray("is no array of rows [{…}, …] and no JSON-lines")
     text.take(1)
-    number = 0
     while text.next() != "]":
-        if number:
+        if scan.key:
             if text.next() != ",":
                 raise _BrokenArray("is not JSON: a ',' or ']' is missing before it")
             text.take(1)
@@ -178,12 +180,11 @@ def _elements(text: _ArrayText) -> Iterator[tuple[int, int, bytes]]:
         value, length = text.value()
         if error := _type_error(value):
             raise _BrokenArray(error)
-        number += 1
         offset = text.offset
         content = text.take(length)
         if len(content) > MAX_ROW:
             raise _BrokenArray(f"is longer than {MAX_ROW} bytes")
-        yield number, offset, content
+        scan.add(len(scan.key) + 1, offset, content)
     text.take(1)
     if text.next():
         raise _BrokenArray("is not expected: the array is closed before it")
@@ -218,52 +219,41 @@ def scan_table(stream: BinaryIO) -> RowScan:
     except (ValueError, csv.Error) as error:
         scan.problems.add(Problem(0, f"line 1 {_reason(error)}", last=True))
         return scan
-    lines, offset, number = _Lines(stream), len(first), 2
-    reader = csv.reader(lines, delimiter="\t", strict=True)
-    while not lines.ended:
+    row: list[bytes] = []  # the lines of the current row: several where a quote is open
+    size = 0  # bytes of these lines
+
+    def next_line() -> str:
+        nonlocal size
+        line = stream.readline(MAX_ROW)
+        if line:
+            row.append(line)
+        size += len(line)
+        if size >= MAX_ROW:
+            raise ValueError(f"is longer than {MAX_ROW} bytes; is a quote not closed?")
+        return line.decode("utf-8")
+
+    reader = csv.reader(iter(next_line, ""), delimiter="\t", strict=True)
+    offset, number = len(first), 2
+    while True:
+        row.clear()
+        size = 0
         try:
-            found = len(next(reader, []))
-            wrong = "" if found == width else f"has {found} columns, the first line has {width}"
+            columns = len(next(reader))
+            wrong = "" if columns == width else f"has {columns} columns, the first line has {width}"
+        except StopIteration:
+            return scan
         except (ValueError, csv.Error) as error:
             wrong = _reason(error)
-        row, count = lines.pop_row()
-        if wrong and row:
-            lost = f"; {count} lines are lost by it" if count > 1 else ""
+        content = b"".join(row)
+        if wrong:
+            lost = f"; {len(row)} lines are lost by it" if len(row) > 1 else ""
             scan.problems.add(Problem(offset, f"line {number} {wrong}{lost}"))
-        elif row:
-            scan.add(number, offset, row.rstrip(b"\r\n"))
-        offset, number = offset + len(row), number + count
-    return scan
+        else:
+            scan.add(number, offset, content.rstrip(b"\r\n"))
+        offset, number = offset + len(content), number + len(row)
 
 
 def _reason(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return f"is not UTF-8: {error.reason} at byte {error.start}"
     return f"cannot be read as tab-separated values: {error}" if isinstance(error, csv.Error) else str(error)
-
-
-class _Lines:
-    """Decoded lines for csv's reader, which reads several for a row with an open quote; collects the row's bytes."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self.stream, self.row, self.count, self.ended = stream, [], 0, False
-
-    def __iter__(self) -> _Lines:
-        return self
-
-    def __next__(self) -> str:
-        line = self.stream.readline(MAX_ROW)
-        self.ended = not line
-        if self.ended:
-            raise StopIteration
-        self.row.append(line)
-        self.count += len(line)
-        if self.count >= MAX_ROW:
-            raise ValueError(f"is longer than {MAX_ROW} bytes; is a quote not closed?")
-        return line.decode("utf-8")
-
-    def pop_row(self) -> tuple[bytes, int]:
-        """Bytes and number of lines since the last call."""
-        row, lines = b"".join(self.row), len(self.row)
-        self.row, self.count = [], 0
-        return row, lines

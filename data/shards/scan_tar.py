@@ -55,7 +55,8 @@ class Problems:
 
 @dataclass
 class ScannedSample:
-    """offset: start of its first header; members: (suffix, offset, size in bytes) in file order."""
+    """A sample that a scan found. offset: start of its first header; members: (suffix, offset, size in bytes) of each,
+    in file order; crc32: over the bytes of all members."""
 
     key: str
     offset: int
@@ -71,7 +72,7 @@ class ScannedSample:
 
 @dataclass
 class Scan:
-    """samples in file order; ignored: number of skipped members by suffix."""
+    """The result of the scan of a tar. samples: in file order; ignored: number of skipped members by suffix."""
 
     samples: list[ScannedSample] = field(default_factory=list)
     problems: Problems = field(default_factory=Problems)
@@ -79,14 +80,13 @@ class Scan:
 
 
 class _BrokenTar(Exception):
-    """The scan cannot continue; carries the Problem."""
-
-    def __init__(self, offset: int, message: str) -> None:
-        self.problem = Problem(offset, message, last=True)
+    """The rest of the tar cannot be read. The arguments are the offset and the message of the Problem."""
 
 
 @dataclass
 class _Header:
+    """The header of a member. offset: its start; kind: the type flag; size: of the member in bytes."""
+
     offset: int
     kind: bytes
     name: str
@@ -107,11 +107,8 @@ def split_name(name: str) -> tuple[str, str]:
 def scan_tar(stream: BinaryIO) -> Scan:
     """Scan a tar from its start. Errors go into `problems`; the scan ends at the first header that cannot be read."""
     scan = Scan()
-    try:
-        for header in _headers(stream):
-            _add_member(scan, header, stream)
-    except _BrokenTar as broken:
-        scan.problems.add(broken.problem)
+    for _ in stream_tar(stream, scan):
+        pass
     for problem in _sample_problems(scan.samples):
         scan.problems.add(problem)
     if scan.ignored and not scan.samples and not scan.problems.count:
@@ -122,40 +119,44 @@ def scan_tar(stream: BinaryIO) -> Scan:
 def stream_tar(stream: BinaryIO, scan: Scan) -> Iterator[tuple[ScannedSample, dict[str, bytes]]]:
     """Scan a tar that is read once: yields each sample with its members by suffix as soon as it is complete.
 
-    Errors go into `scan`. At a header that cannot be read the scan ends without the current sample, which may lack
-    members.
+    Samples and errors go into `scan`. At a header that cannot be read the scan ends. The current sample is then not
+    yielded, because it may lack members.
     """
     members: dict[str, bytes] = {}
     try:
         for header in _headers(stream):
             payload = _add_member(scan, header, stream)
-            if len(scan.samples) == 2:  # this member begins a new sample
-                yield scan.samples.pop(0), members
+            if payload is None:
+                continue
+            if members and len(scan.samples[-1].members) == 1:  # this member begins a new sample
+                yield scan.samples[-2], members
                 members = {}
-            if payload is not None:
-                members.setdefault(split_name(header.name)[1], payload)
+            members.setdefault(split_name(header.name)[1], payload)
     except _BrokenTar as broken:
-        scan.problems.add(broken.problem)
+        scan.problems.add(Problem(*broken.args, last=True))
     else:
-        yield from ((sample, members) for sample in scan.samples)
+        if members:
+            yield scan.samples[-1], members
 
 
 # ---- tar structure -------------------------------------------------------------------------------------------------
 
 
 def _headers(stream: BinaryIO) -> Iterator[_Header]:
-    """Headers up to the end-of-archive marker, with long names resolved. The caller must read the payloads."""
+    """The headers of a tar up to its end-of-archive marker, with long names resolved.
+
+    The caller must read the payload of a header from the stream before it takes the next one.
+    """
     offset, pax = 0, {}
-    while (block := _read_block(stream, offset)) != ZEROS:
-        header = _parse_header(block, offset)
+    while header := _read_header(stream, offset):
         offset += BLOCK
         if header.kind in (LONG_NAME, PAX):
             if header.size > MAX_EXTENDED:
                 raise _BrokenTar(header.offset, header.exceeds(MAX_EXTENDED))
-            payload = _payload(stream, header)
+            payload = _read_payload(stream, header)
             pax |= {"path": payload.rstrip(b"\0")} if header.kind == LONG_NAME else _pax_records(payload, header.offset)
         elif header.kind in (LONG_LINK, PAX_GLOBAL):
-            _skip(stream, header)
+            _read_payload(stream, header, skip=True)
         else:
             _apply_pax(pax, header)
             pax = {}
@@ -164,16 +165,15 @@ def _headers(stream: BinaryIO) -> Iterator[_Header]:
     _check_end(stream, offset)
 
 
-def _read_block(stream: BinaryIO, offset: int) -> bytes:
+def _read_header(stream: BinaryIO, offset: int) -> _Header | None:
+    """The next header of a stream, which is at `offset`; None for the block of zeros that ends a tar."""
     block = stream.read(BLOCK)
     if not block:
         raise _BrokenTar(offset, "the file ends here without an end-of-archive marker: it was cut")
     if len(block) < BLOCK:
         raise _BrokenTar(offset, f"the file ends {len(block)} bytes into a member header: it was cut")
-    return block
-
-
-def _parse_header(block: bytes, offset: int) -> _Header:
+    if block == ZEROS:
+        return None
     if _byte_sum(block) != _number(block[148:156]):
         raise _BrokenTar(offset, "no valid tar header (its checksum is wrong)")
     kind = block[156:157]
@@ -217,6 +217,7 @@ def _decode_name(name: bytes, offset: int) -> str:
 
 
 def _pax_records(payload: bytes, offset: int) -> dict[str, bytes]:
+    """The records of a PAX extended header by name."""
     records, at = {}, 0
     while at < len(payload):
         found = PAX_RECORD.match(payload, at)
@@ -229,6 +230,7 @@ def _pax_records(payload: bytes, offset: int) -> dict[str, bytes]:
 
 
 def _apply_pax(pax: dict[str, bytes], header: _Header) -> None:
+    """Set name and size of the member that follows an extended header. Raises _BrokenTar for a sparse member."""
     if header.kind == SPARSE or any(name.startswith("GNU.sparse") for name in pax):
         raise _BrokenTar(header.offset, f"member '{header.name}' is sparse; write the shard without --sparse")
     if "path" in pax:
@@ -255,23 +257,18 @@ def _padded(size: int) -> int:
     return -(-size // BLOCK) * BLOCK
 
 
-def _payload(stream: BinaryIO, header: _Header) -> bytes:
-    padded = stream.read(_padded(header.size))
-    if len(padded) < _padded(header.size):
-        end = header.offset + BLOCK + len(padded)
-        raise _BrokenTar(header.offset, f"the file ends at {end}, inside member '{header.name}': it was cut")
-    return padded[: header.size]
-
-
-def _skip(stream: BinaryIO, header: _Header) -> None:
-    left = _padded(header.size)
-    while left:
-        piece = stream.read(min(left, PIECE))
+def _read_payload(stream: BinaryIO, header: _Header, skip: bool = False) -> bytes:
+    """The bytes of a member, which follow its header. skip: return b"" instead, without holding the bytes in memory."""
+    read, pieces = 0, []
+    while read < _padded(header.size):
+        piece = stream.read(min(_padded(header.size) - read, PIECE))
         if not piece:
-            raise _BrokenTar(
-                header.offset, f"{left} bytes of member '{header.name}' are missing at the end: the file was cut"
-            )
-        left -= len(piece)
+            end = header.offset + BLOCK + read
+            raise _BrokenTar(header.offset, f"the file ends at {end}, inside member '{header.name}': it was cut")
+        read += len(piece)
+        if not skip:
+            pieces.append(piece)
+    return b"".join(pieces)[: header.size]
 
 
 # ---- samples -------------------------------------------------------------------------------------------------------
@@ -286,13 +283,13 @@ def _add_member(scan: Scan, header: _Header, stream: BinaryIO) -> bytes | None:
     extension = suffix.rpartition(".")[2]
     if header.kind not in REGULAR or extension not in MAX_BYTES or key.endswith("/") or not key:
         scan.ignored[extension if header.kind in REGULAR else "(no file)"] += 1
-        _skip(stream, header)
+        _read_payload(stream, header, skip=True)
         return None
     if header.size > MAX_BYTES[extension]:
         scan.problems.add(Problem(header.offset, header.exceeds(MAX_BYTES[extension])))
-        _skip(stream, header)
+        _read_payload(stream, header, skip=True)
         return None
-    payload = _payload(stream, header)
+    payload = _read_payload(stream, header)
     if not scan.samples or scan.samples[-1].key != key:
         scan.samples.append(ScannedSample(key, header.offset))
     sample = scan.samples[-1]
@@ -304,7 +301,10 @@ def _add_member(scan: Scan, header: _Header, stream: BinaryIO) -> bytes | None:
 
 
 def _sample_problems(samples: list[ScannedSample]) -> Iterator[Problem]:
-    """Repeated keys, then samples that lack a picture or caption if any has one, or a suffix that half of them have."""
+    """Problems of whole samples: keys that occur again, then samples that lack something.
+
+    A sample lacks a picture or a caption when any other sample has one, and a suffix when half of the samples have it.
+    """
     first: dict[str, int] = {}
     for sample in samples:
         if (offset := first.setdefault(sample.key, sample.offset)) != sample.offset:

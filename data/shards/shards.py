@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import lru_cache, reduce
 from itertools import accumulate, pairwise
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from dyad.data.base.errors import ConfigError, DataError, SampleError
 from dyad.data.shards.index import OffsetTable, ShardIndex, fingerprint, index_shard, index_shards
@@ -46,7 +46,7 @@ class Shards:
 
     def __init__(self, sources: Sequence[ShardSource], indexes: Sequence[ShardIndex]) -> None:
         assert sum(len(source.shards) for source in sources) == len(indexes)
-        self.indexes = list(indexes)
+        self.sources, self.indexes = list(sources), list(indexes)
         self.weights = [source.weight for source in sources]
         self._starts = [0, *accumulate(index.samples for index in indexes)]
         firsts = [0, *accumulate(len(source.shards) for source in sources)]
@@ -57,15 +57,11 @@ class Shards:
     def __len__(self) -> int:
         return self._starts[-1]
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_open", "_process")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._forget_files()
+    def __reduce__(self) -> tuple[type[Shards], tuple[list[ShardSource], list[ShardIndex]]]:
+        return Shards, (self.sources, self.indexes)  # without the open files
 
     def locate(self, sample_id: int) -> tuple[ShardIndex, int]:
-        """The shard of a sample and its row there."""
+        """The index of the shard that holds a sample, and the sample's row in that shard."""
         shard, row = self._position(sample_id)
         return self.indexes[shard], row
 
@@ -74,7 +70,7 @@ class Shards:
         return self.locate(sample_id)[0].path, self.key(sample_id)
 
     def key(self, sample_id: int) -> str:
-        """The key of a sample."""
+        """The key of a sample in its shard."""
         shard, row = self._position(sample_id)
         return self._opened(shard)[0].key(row)
 
@@ -100,7 +96,7 @@ class Shards:
         raise SampleError(f"{self._where(shard, row)}: its CRC32 is not as indexed: the shard is damaged.")
 
     def _position(self, sample_id: int) -> tuple[int, int]:
-        """The number of the sample's shard, and its row there."""
+        """The number of the shard that holds a sample, and the sample's row in that shard."""
         if not 0 <= sample_id < len(self):
             raise IndexError(f"sample id {sample_id} is not in [0, {len(self)})")
         shard = bisect_right(self._starts, sample_id) - 1
@@ -116,6 +112,7 @@ class Shards:
         return self._open(shard)
 
     def _forget_files(self) -> None:
+        """Begin with an empty cache of open shards. The files of another process are closed by their destructor."""
         self._process = os.getpid()
         self._open = lru_cache(maxsize=OPEN_SHARDS)(lambda shard: _open_shard(self.indexes[shard]))
 
@@ -148,7 +145,8 @@ def _changed(index: ShardIndex) -> DataError:
 
 
 def _payloads(read_range: ReadRange, ranges: list[tuple[int, int, int]]) -> list[bytes]:
-    """The members' bytes, by one read when they lie together, as they nearly always do."""
+    """The bytes of a sample's members. One read gets all of them when they lie close together, as they nearly
+    always do."""
     start, end = ranges[0][0], ranges[-1][0] + ranges[-1][1]
     if end - start > sum(size for _, size, _ in ranges) + GAP:
         return [read_range(offset, offset + size) for offset, size, _ in ranges]

@@ -55,6 +55,7 @@ def split_sources(value: str | Sequence[str], key: str) -> list[tuple[str, float
 
 
 def _split_weight(part: str, key: str) -> tuple[str, float]:
+    """'a.tar@2' as ('a.tar', 2.0); the weight is 1 when there is none."""
     path, at, number = part.rpartition("@")
     try:
         weight = float(number)
@@ -68,7 +69,7 @@ def _split_weight(part: str, key: str) -> tuple[str, float]:
 
 
 def local_path(path: str) -> str:
-    """A local path without `file://` and `~`; other URLs stay as they are."""
+    """The path without `file://`, and with the home folder in place of `~`. Other URLs stay as they are."""
     return os.path.expanduser(path.removeprefix("file://"))
 
 
@@ -104,10 +105,8 @@ def _remote(url: str, key: str, suffixes: tuple[str, ...]) -> list[str]:
         raise ConfigError(f"{key}={url}: the credentials of a URL are never kept. Give it again, whole.")
     if scheme not in SCHEMES:
         raise ConfigError(f"{key}={url}: '{scheme}:' is not read. Use a local path or {', '.join(SCHEMES)}.")
-    if shard_name(url).endswith(suffixes) and not (scheme in LISTED_SCHEMES and glob.has_magic(url)):
-        return [url]  # indexing checks that it exists, for many shards at the same time
-    if scheme not in LISTED_SCHEMES:
-        return [_shard(url, key, suffixes)]
+    if scheme not in LISTED_SCHEMES or (shard_name(url).endswith(suffixes) and not glob.has_magic(url)):
+        return [_shard(url, key, suffixes)]  # indexing checks that it exists, for many shards at the same time
     try:
         return _of_folder(list_remote(url), url, key, suffixes)
     except OSError as error:
@@ -141,17 +140,16 @@ def _how_to_unpack(path: str) -> str:
 
 
 def _missing_part(path: str) -> str:
-    """The first part of the path that does not exist: ": no 'emojy' in data/samples. Did you mean 'emoji'?"."""
-    folder = Path(path).anchor or "."
-    for part in Path(path).relative_to(Path(path).anchor).parts:
-        if not os.path.isdir(folder):
-            return f": {folder} is no folder."
-        if glob.has_magic(part):
-            break
-        if not os.path.exists(os.path.join(folder, part)):
-            return f": no '{part}' in {folder}.{nearest(part, os.listdir(folder))}"
-        folder = os.path.join(folder, part)
-    return f" in {folder}."
+    """The end of an error message that names the first part of the path that does not exist, for example
+    ": no 'emojy' in data/samples. Did you mean 'emoji'?"."""
+    missing = Path(path)
+    while not missing.parent.is_dir():
+        missing = missing.parent
+    if missing.is_file():
+        return f": {missing} is no folder."
+    if glob.has_magic(missing.name):
+        return f" in {missing.parent}."
+    return f": no '{missing.name}' in {missing.parent}.{nearest(missing.name, os.listdir(missing.parent))}"
 
 
 def refuse_twice(shards: Sequence[str], key: str) -> None:

@@ -1,17 +1,21 @@
-"""Bytes of a shard by position, from a local file or through fsspec."""
+"""Bytes of a shard from a local file or a remote one: by position, or from the first to the last."""
 
 from __future__ import annotations
 
 import glob
 import hashlib
+import io
 import os
 import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar, cast
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 from dyad.data.base.errors import ConfigError, DataError, UserError
 
@@ -22,6 +26,9 @@ SCHEMES = ("https", "http", "s3", "gs", "memory")
 PACKAGES = {"https": "aiohttp", "http": "aiohttp", "s3": "s3fs", "gs": "gcsfs"}
 STAMPS = ("ETag", "etag", "LastModified", "last_modified", "updated", "mtime", "created")
 RETRY_SECONDS = (0.1, 1.0, 5.0)
+TIMEOUT = 60.0  # seconds in which a server must send something
+PIECE = 1 << 20  # bytes read at a time
+GONE = (404, 410)  # HTTP status of a file that does not exist
 
 T = TypeVar("T")
 ReadRange = Callable[[int, int], bytes]
@@ -127,7 +134,8 @@ def open_ranges(path: str) -> ReadRange:
 
 
 class _LocalRanges:
-    """Reads by pread, not mmap: when a mapped file is cut or its disk fails, SIGBUS kills the process."""
+    """A local file, read by pread. A mapped file would be faster, but SIGBUS kills the process when such a file is cut
+    or its disk fails."""
 
     def __init__(self, path: str) -> None:
         self.descriptor = -1  # __del__ runs also when os.open fails
@@ -142,7 +150,10 @@ class _LocalRanges:
 
 
 def with_retries(read: Callable[[], T]) -> T:
-    """read(); after an OSError it is tried again after each of RETRY_SECONDS. FileNotFoundError is raised at once."""
+    """The result of read(). After an OSError it is called again, after each pause in RETRY_SECONDS.
+
+    FileNotFoundError is raised at once.
+    """
     for pause in RETRY_SECONDS:
         try:
             return read()
@@ -151,3 +162,75 @@ def with_retries(read: Callable[[], T]) -> T:
         except OSError:
             time.sleep(pause)
     return read()
+
+
+# ---- from the first byte to the last: the server needs no ranges, size or time stamp ---------------------------------
+
+
+def open_sequential(path: str) -> BinaryIO:
+    """The whole shard as a stream; close it. A read raises OSError when the shard does not exist or retries fail."""
+    return io.BufferedReader(_SequentialReader(path), PIECE)
+
+
+class _SequentialReader(io.RawIOBase):
+    """A shard as a raw stream. It is opened by the first read. After a broken connection it is opened again, and the
+    bytes read before are skipped."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._offset = path, 0
+        self._source: BinaryIO | HTTPResponse | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        piece = with_retries(lambda: self._read(len(buffer)))
+        buffer[: len(piece)] = piece
+        self._offset += len(piece)
+        return len(piece)
+
+    def close(self) -> None:
+        self._disconnect()
+        super().close()
+
+    def _read(self, size: int) -> bytes:
+        try:
+            with as_os_errors():
+                return _next_bytes(self._source or self._open(), size)
+        except OSError:
+            self._disconnect()
+            raise
+
+    def _open(self) -> BinaryIO | HTTPResponse:
+        """Open the shard at the current offset."""
+        if scheme_of(self._path) not in ("http", "https"):
+            self._source = open_stream(self._path)
+            self._source.seek(self._offset)
+            return self._source
+        self._source = _request(self._path)
+        left = self._offset
+        while left and (skipped := _next_bytes(self._source, min(left, PIECE))):
+            left -= len(skipped)
+        return self._source
+
+    def _disconnect(self) -> None:
+        if self._source is not None:
+            self._source.close()
+        self._source = None
+
+
+def _request(url: str) -> HTTPResponse:
+    try:
+        return urlopen(url, timeout=TIMEOUT)
+    except HTTPError as error:
+        error.close()  # the error holds the connection
+        reason = f"the server says {error.code} {error.reason}"
+        raise FileNotFoundError(reason) if error.code in GONE else OSError(reason) from error
+
+
+def _next_bytes(source: BinaryIO | HTTPResponse, size: int) -> bytes:
+    """At most `size` bytes, b"" at the end. Raises ConnectionError for a response that ends too early."""
+    piece = source.read(size)
+    if not piece and isinstance(source, HTTPResponse) and source.length:  # http.client reports no error here
+        raise ConnectionError(f"the answer broke off {source.length} bytes before its end")
+    return piece

@@ -9,8 +9,12 @@ import csv
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from dyad.data.base.errors import BadRow, ConfigError, DataError, nearest
 from dyad.data.base.json_text import parse_json
@@ -25,7 +29,7 @@ TableRows = Iterator[tuple[str, Fields | BadRow]]  # where the row stands, for m
 
 
 class TableOptions(Protocol):
-    """Names of columns, as `python -m data pack` takes them."""
+    """The options of `python -m data pack` that name columns."""
 
     csv_separator: str
     csv_image_key: str
@@ -45,10 +49,11 @@ class TablePair:
 
 @dataclass(frozen=True)
 class PairTable:
-    """An input of `python -m data pack`. rows(): reads the rows from the start.
+    """A table of pictures and captions, opened by `open_table`.
 
-    listed: captions are lists; extra: there are fields besides picture and caption. Both hold for the whole table,
-    because all samples of a shard must have the same members.
+    folder: paths of pictures are relative to it. image_key, caption_key: the columns. listed: captions are lists.
+    extra: there are columns besides picture and caption. listed and extra hold for the whole table, because all samples
+    of a shard must have the same members. rows(): reads the rows from the start.
     """
 
     folder: Path
@@ -95,13 +100,13 @@ def open_table(path: Path, options: TableOptions) -> PairTable:
     return OPENERS[path.suffix](path, options)
 
 
-def _chosen(
-    path: Path, key: str, wanted: str | None, candidates: Sequence[str], columns: Sequence[str], hint: str = ""
-) -> str:
-    """The column to use: `wanted`, the value of option `key`, or else the first candidate that is there."""
+def _chosen(path: Path, key: str, wanted: str | None, candidates: Sequence[str], columns: Sequence[str]) -> str:
+    """The column to use: `wanted`, which is the value of the option `key`, or without it the first of `candidates`
+    that the table has. Raises ConfigError when the table lacks it."""
     found = [name for name in ([wanted] if wanted else candidates) if name in columns]
     if not found:
         lacks = f"no column '{wanted}'.{nearest(wanted, columns)}" if wanted else f"none of {', '.join(candidates)}."
+        hint = " Is csv_separator right?" if key.startswith("csv_") and len(columns) < 2 else ""
         raise ConfigError(f"{path}: {lacks} Its columns are {', '.join(columns)}: set {key}=.{hint}")
     return found[0]
 
@@ -116,17 +121,13 @@ def _csv(path: Path, options: TableOptions) -> PairTable:
     _, columns = next(_csv_cells(path, separator), (0, []))
     if isinstance(columns, BadRow):
         raise DataError(f"{path}: its first line cannot be read: {columns}")
-    hint = " Is csv_separator right?" if len(columns) < 2 else ""
-    image = _chosen(path, "csv_image_key", options.csv_image_key, (), columns, hint)
-    caption = _chosen(path, "csv_caption_key", options.csv_caption_key, (), columns, hint)
-    return PairTable(path.parent, image, caption, False, len(columns) > 2, partial(_csv_rows, path, separator))
+    image = _chosen(path, "csv_image_key", options.csv_image_key, (), columns)
+    caption = _chosen(path, "csv_caption_key", options.csv_caption_key, (), columns)
+    return PairTable(path.parent, image, caption, False, len(columns) > 2, partial(_csv_rows, path, separator, columns))
 
 
-def _csv_rows(path: Path, separator: str) -> TableRows:
-    lines = _csv_cells(path, separator)
-    columns = next(lines)[1]
-    assert not isinstance(columns, BadRow), "refused by _csv"
-    for number, (line, cells) in enumerate(lines, start=1):
+def _csv_rows(path: Path, separator: str, columns: Sequence[str]) -> TableRows:
+    for number, (line, cells) in enumerate(islice(_csv_cells(path, separator), 1, None), start=1):
         if isinstance(cells, list):  # missing cells: PairTable.pair reports a missing caption
             long = len(cells) > len(columns)
             cells = BadRow("too many columns") if long else dict(zip(columns, cells, strict=False))
@@ -222,9 +223,6 @@ def content(path: Path, limit: int) -> bytes:
 
 
 def _parquet(path: Path, options: TableOptions) -> PairTable:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
         schema = pq.read_schema(path)
     except (pa.ArrowException, OSError) as error:
@@ -237,16 +235,12 @@ def _parquet(path: Path, options: TableOptions) -> PairTable:
 
 
 def _parquet_rows(path: Path) -> TableRows:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     number = 0
     try:
         with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=1024):
-                for fields in batch.to_pylist():
-                    number += 1
-                    yield f"row {number}", fields
+            rows = (fields for batch in file.iter_batches(batch_size=1024) for fields in batch.to_pylist())
+            for number, fields in enumerate(rows, start=1):
+                yield f"row {number}", fields
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         raise DataError(f"{path}: after row {number} it cannot be read: {error}") from error
 

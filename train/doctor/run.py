@@ -144,7 +144,7 @@ def _scan(path: str, config: TrainConfig) -> int:
     if isinstance(scan, Scan):
         for sample in scan.samples[:1] + scan.samples[-1:] if config.task is Task.image_text else ():
             members = {suffix: read(offset, offset + length) for suffix, offset, length in sample.members}
-            _check_pair(ShardSample(f"{path}: sample '{sample.key}'", members), config.data)
+            _check_pair(ShardSample(path, sample.key, members), config.data)
         return len(scan.samples)
     for row in (0, -1) if len(scan.key) and scan.suffix == "json" else ():
         content = read(scan.offset[row], scan.offset[row] + scan.size[row])

@@ -161,7 +161,7 @@ def _question_passage(config: TrainConfig, model: TwoTowerModel) -> TrainingData
     if negatives.refresh_every:
         check_spec(negatives.mining.index)
     questions = open_questions(config.data.train, config.data)
-    mined = MinedNegatives.open(negatives.file, questions) if negatives.file else None
+    mined = MinedNegatives(negatives.file, questions) if negatives.file else None
     dataset = QuestionPassage(questions, model.tokenize, config.data, config.seed, mined)
     both = f"{questions.fingerprint} {mined.fingerprint if mined else ''}"
     fingerprint = hashlib.sha256(both.encode()).hexdigest()

@@ -79,7 +79,7 @@ class NegativeRefresh:
         else:
             rank_0_only(self._world, lambda: self._check_file(folder, begin, step))
         questions, corpus = self.dataset.questions, self._corpus
-        return rank_0_first(self._world, lambda: MinedNegatives.open(str(folder / MINED), questions, corpus))
+        return rank_0_first(self._world, lambda: MinedNegatives(str(folder / MINED), questions, corpus))
 
     @property
     def _every(self) -> int:

@@ -161,7 +161,7 @@ UNUSABLE: dict[str, tuple[dict[str, bytes], str]] = {
 
 
 def test_a_json_member_of_nothing_but_lists_costs_no_memory() -> None:
-    sample = ShardSample("a", UNUSABLE["16 MB of lists"][0])
+    sample = ShardSample("a.tar", "0", UNUSABLE["16 MB of lists"][0])
     grown, (told,) = peak_of(lambda: sample.captions("caption"))
     assert "more than 524,288" in told and grown < 100, (grown, told)
 
@@ -225,7 +225,7 @@ def test_a_sequential_jpeg_is_not_searched_for_scans() -> None:
 
 def test_separators_in_texts_cost_nothing() -> None:
     text = 'a", ' + "," * 2 * MOST
-    assert ShardSample("a", {"json": fields(caption="x", scanned=text)}).captions("caption") == ["x"]
+    assert ShardSample("a.tar", "0", {"json": fields(caption="x", scanned=text)}).captions("caption") == ["x"]
     for crowded in ('["a,b",' + r'"\\",' * MOST + "1]", '["' + "," * MOST + '",' + "1," * (MOST + 1) + "1]"):
         with pytest.raises(ValueError, match="more than 524,288 commas"):
             parse_json(crowded)

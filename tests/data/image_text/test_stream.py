@@ -69,7 +69,7 @@ def together(streams: Sequence[Stream]) -> dict:
 def test_a_pass_gives_every_sample_once(tmp_path: Path) -> None:
     stream = stream_of(*uneven(tmp_path, [5, 1, 30, 12]))
     drawn = list(islice(Reader(stream, 0, 1).samples(), 2 * 48))
-    first, second = ([int(d.key) for d in drawn[half : half + 48]] for half in (0, 48))
+    first, second = ([int(d.sample.key) for d in drawn[half : half + 48]] for half in (0, 48))
     assert sorted(first) == sorted(second) == list(range(48)) and first != second
 
 
@@ -157,7 +157,7 @@ def test_going_on_loses_nothing_and_says_what_comes_again(tmp_path: Path, world_
         stream = stream_of(*shards)
         said = stream.begin(number // max(workers, 1), world_size, workers, state)
         drawn = Reader(stream, number, readers).samples()
-        rest += [int(d.key) for d in islice(drawn, 250) if d.draw < len(shards)]
+        rest += [int(d.sample.key) for d in islice(drawn, 250) if d.draw < len(shards)]
     assert len(rest) == len(set(rest)) and {*taken, *rest} == set(range(200))
     again = len({*taken} & {*rest})
     assert 0 < again < 56 and f"goes on in pass 0. {len(state['taken'])} shards were read in part" in said

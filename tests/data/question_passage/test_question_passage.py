@@ -47,7 +47,7 @@ def configured(per_row: int = 0, lists: list[NegativeList] | None = None, file: 
 
 def dataset(path: Path, config: DataConfig, seed: int = 3) -> QuestionPassage:
     questions = open_questions(str(path), config)
-    mined = MinedNegatives.open(config.negatives.file, questions) if config.negatives.file else None
+    mined = MinedNegatives(config.negatives.file, questions) if config.negatives.file else None
     return QuestionPassage(questions, tokenize, config, seed, mined)
 
 
@@ -244,19 +244,19 @@ def test_mined_negatives(beir: Path) -> None:
     file = write_lines(beir / "mined.jsonl", rows)
     source = dataset(beir, configured(per_row=5, lists=[MINED], file=file))
     assert source.mined is not None
-    assert [source.mined.positions(i).tolist() for i in range(6)] == [[], [9], [], [0, 11, 2], [], []]
+    assert [source.mined.passages(i).positions.tolist() for i in range(6)] == [[], [9], [], [0, 11, 2], [], []]
     extra = source.__getitems__([(0, i) for i in range(6)]).extra
     assert extra is not None and extra.row.tolist() == [1, 3, 3]
     assert sorted(texts_of(extra.y)) == ["p: text 0", "p: text 2", "p: title 9 text 9"], "d11 is right for q3"
-    assert pickle.loads(pickle.dumps(source)).mined.positions(3).tolist() == [0, 11, 2]
+    assert pickle.loads(pickle.dumps(source)).mined.passages(3).positions.tolist() == [0, 11, 2]
 
 
 def test_a_file_that_was_mined_anew_is_read_anew(beir: Path) -> None:
     questions = open_questions(str(beir), DataConfig())
     file = write_lines(beir / "mined.jsonl", [mined_row("q3", "d0")])
-    assert MinedNegatives.open(str(file), questions).positions(3).tolist() == [0]
+    assert MinedNegatives(str(file), questions).passages(3).positions.tolist() == [0]
     write_lines(file, [mined_row("q3", "d5", "d6")])
-    assert MinedNegatives.open(str(file), questions).positions(3).tolist() == [5, 6]
+    assert MinedNegatives(str(file), questions).passages(3).positions.tolist() == [5, 6]
 
 
 def test_mined_negatives_of_inline_rows_need_a_corpus(dpr: Path, tmp_path: Path) -> None:
@@ -286,21 +286,21 @@ def test_mined_negatives_of_inline_rows_need_a_corpus(dpr: Path, tmp_path: Path)
 def test_mined_files_that_cannot_be_used(beir: Path, rows: list[Any], message: str) -> None:
     file = write_lines(beir / "mined.jsonl", rows)
     with pytest.raises(DataError, match=rf"mined\.jsonl: {message}"):
-        MinedNegatives.open(str(file), open_questions(str(beir), DataConfig()))
+        MinedNegatives(str(file), open_questions(str(beir), DataConfig()))
 
 
 def test_a_file_that_was_mined_of_others(beir: Path) -> None:
     questions = open_questions(str(beir), DataConfig())
     with pytest.raises(ConfigError, match=r"none of its questions is among the training rows"):
-        MinedNegatives.open(str(write_lines(beir / "mined.jsonl", [mined_row("x")])), questions)
+        MinedNegatives(str(write_lines(beir / "mined.jsonl", [mined_row("x")])), questions)
     with pytest.raises(ConfigError, match=r"data\.negatives\.file=.*matches nothing"):
-        MinedNegatives.open(str(beir / "gone.jsonl"), questions)
+        MinedNegatives(str(beir / "gone.jsonl"), questions)
     other = write_lines(beir / "other.jsonl", [mined_row("q1")])
     for wrong in (f"{beir}/mined.jsonl::{other}", f"{other}@2"):
         with pytest.raises(ConfigError, match=r"data\.negatives\.file=.*: write one file, without a weight"):
-            MinedNegatives.open(wrong, questions)
-    empty = MinedNegatives.open(str(write_lines(beir / "none.jsonl", [])), questions)
-    assert [empty.positions(i).tolist() for i in range(6)] == [[]] * 6
+            MinedNegatives(wrong, questions)
+    empty = MinedNegatives(str(write_lines(beir / "none.jsonl", [])), questions)
+    assert [empty.passages(i).positions.tolist() for i in range(6)] == [[]] * 6
 
 
 def test_mined_must_come_from_somewhere(beir: Path) -> None:

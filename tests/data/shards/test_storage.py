@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dyad.data.shards.sequential import open_sequential
+from dyad.data.shards.storage import open_sequential
 
 CONTENT = random.Random(0).randbytes(3_000_000)
 
