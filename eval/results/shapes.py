@@ -5,6 +5,7 @@ A run of another age lacks parts, or has them as null. A part of another shape i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,11 +33,6 @@ class System(TypedDict, total=False):
     metrics: Numbers | None
     intervals: Intervals | None
     difference: dict[str, Difference | None] | None
-
-
-class ClassScore(TypedDict, total=False):
-    num_samples: Count | None
-    accuracy: float | None
 
 
 class Confusion(TypedDict):
@@ -89,7 +85,7 @@ class ResultFile(NamedResult, total=False):
     chance: Numbers | None
     intervals: Intervals | None
     baselines: dict[str, System] | None
-    per_class: dict[str, ClassScore] | None
+    per_class: dict[str, Numbers] | None
     confusion: Annotated[Confusion, AfterValidator(_square)] | None
     confused: list[Mistake] | None
     scores: Annotated[ScoreHistogram, AfterValidator(_drawable)] | None
@@ -106,58 +102,38 @@ class StateFile(TypedDict, total=False):
     error: str | None
 
 
-class ObjectiveSection(TypedDict, total=False):
-    """objective of config.yaml."""
-
-    name: str
-    learnable: bool | None
+RESULT, STATE = TypeAdapter(ResultFile), TypeAdapter(StateFile)
 
 
-class ConfigFile(TypedDict, total=False):
-    """config.yaml: the keys that must be of one type to be shown."""
+def read_object(folder: Path, name: str, shape: TypeAdapter[Any], log: Callable[[str], None]) -> dict[str, Any] | None:
+    """The object in a JSON file below `folder`, without the parts that do not fit `shape`.
 
-    global_batch_size: Count | None
-    objective: ObjectiveSection | None
-    optim: dict[str, Any] | None
-
-
-RESULT, STATE, CONFIG = TypeAdapter(ResultFile), TypeAdapter(StateFile), TypeAdapter(ConfigFile)
-
-
-def read_object(folder: Path, name: str, shape: TypeAdapter[Any]) -> tuple[dict[str, Any] | None, list[str]]:
-    """(object, lines) of a JSON file below `folder`: a line for each part left out; the object is None if unusable."""
+    None if there is no such file, or if it lacks a part that `shape` requires. log: gets a line for each part that is
+    left out, or one for a file that exists and is not used.
+    """
     path = file_inside(folder, name)
     if path is None:
-        return None, [f"{name} is not read: it lies outside this folder"]
+        return log(f"{name} is not read: it lies outside this folder") if (folder / name).exists() else None
     try:
         found = read_json(path)
     except (OSError, ValueError) as error:
-        return None, [f"{name} cannot be read: {first_line(error)}"]
-    try:
-        found, wrong = fitting(shape, found)
-    except ValueError as error:
-        return None, [f"{name} is none of ours: {error}"]
-    return found, [f"{name}: {part} is left out: {said}" for part, said in wrong.items()]
-
-
-def fitting(shape: TypeAdapter[Any], found: Any) -> tuple[dict[str, Any], dict[str, str]]:
-    """(`found` without the parts that do not fit, the reason for each of them).
-
-    Raises ValueError if a part that `shape` requires does not fit.
-    """
+        return log(f"{name} cannot be read: {first_line(error)}")
     wrong = _problems(shape, found)
-    left = {part: value for part, value in found.items() if part not in wrong} if isinstance(found, dict) else found
-    for part, said in _problems(shape, left).items():
-        raise ValueError(f"{part} {wrong.get(part, said)}".strip())
-    return left, wrong
+    fitting = {part: value for part, value in found.items() if part not in wrong} if isinstance(found, dict) else found
+    if required := _problems(shape, fitting):
+        part, problem = next(iter(required.items()))
+        return log(f"{name} is none of ours: {f'{part} {wrong.get(part, problem)}'.strip()}")
+    for part, problem in wrong.items():
+        log(f"{name}: {part} is left out: {problem}")
+    return fitting
 
 
 def _problems(shape: TypeAdapter[Any], found: Any) -> dict[str, str]:
     """Part → the first thing that is wrong with it; the part "" is the whole."""
-    said: dict[str, str] = {}
+    problems: dict[str, str] = {}
     try:
         shape.validate_python(found, strict=True)
     except ValidationError as error:
         for problem in error.errors(include_url=False, include_input=False, include_context=False):
-            said.setdefault(str((*problem["loc"], "")[0]), problem["msg"])
-    return said
+            problems.setdefault(str((*problem["loc"], "")[0]), problem["msg"])
+    return problems
