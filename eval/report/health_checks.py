@@ -13,8 +13,8 @@ from typing import Any
 
 from dyad.data.base.findings import Finding, Level
 from dyad.eval.report.curves import History, evaluations
-from dyad.eval.report.health_numbers import Numbers, evaluation_numbers, half_width, result_numbers, training_numbers
-from dyad.eval.results.summary import Result, evaluator
+from dyad.eval.report.health_numbers import Numbers, evaluation_numbers, result_numbers, training_numbers
+from dyad.eval.results.summary import Result
 
 
 @dataclass(frozen=True)
@@ -182,12 +182,11 @@ def health_checks(config: Mapping[str, Any], history: History, results: Sequence
 
     config: the tree of config.yaml. history: of the metrics in metrics.jsonl. results: the files of eval/.
     """
-    noise = {evaluator(result): half_width(result) for result in results}
     checked = [
         training_numbers(config, history),
         {} if results or evaluations(history) else {"nothing_evaluated": 1},
         *(result_numbers(result) for result in results),
-        *evaluation_numbers(history, noise),
+        *evaluation_numbers(history, results),
     ]
     found = [_finding(condition, check, numbers) for condition, check in CHECKS.items() for numbers in checked]
     return sorted(filter(None, found), key=lambda finding: list(Level).index(finding.level), reverse=True)

@@ -5,7 +5,7 @@ A number is missing, or None, if the run has not recorded what it is made of. A 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from statistics import fmean, median
@@ -13,7 +13,8 @@ from typing import Any
 
 from dyad.eval.report.curves import History, evaluations, option
 from dyad.eval.results.kinds import headline, label
-from dyad.eval.results.summary import Result, finite, lead, number, part, score, signed, signed_interval
+from dyad.eval.results.summary import Result, evaluator, finite, lead, number, part, score, signed, signed_interval
+from dyad.train.panels import Score
 
 Numbers = dict[str, Any]  # name → a number, or words about numbers, for the texts of CHECKS
 ENOUGH = 8  # values; of fewer no trend is computed
@@ -56,8 +57,8 @@ class _Training:
         found: Numbers = {name: self.now(name) for name in ("mi_bound", "log_k", "share_never_visited", "staleness")}
         if found["mi_bound"] is not None and found["log_k"] and found["log_k"] > 0:
             found["bound_share"] = found["mi_bound"] / found["log_k"]
-        for name, metric in (("effective_negatives", "effective_negatives"), ("batch_accuracy", "accuracy")):
-            found[name] = min(self.sides(metric).values(), default=None)
+        found["effective_negatives"] = min(self.sides("effective_negatives").values(), default=None)
+        found["batch_accuracy"] = min(self.sides("accuracy").values(), default=None)
         total = sum(self.values("batch_time"))
         found["waiting_share"] = sum(self.values("data_time")) / total if total > 0 else None
         return found
@@ -163,30 +164,24 @@ def _confusion(result: Result) -> Numbers:
     return {"one_class_takes_all": takes_all, "answered": answered, "occurring": occurring, "top_class": top_class}
 
 
-def evaluation_numbers(history: History, noise: Mapping[str, float]) -> Iterator[Numbers]:
-    """The headline of each evaluator over the steps: its best value and its last one.
-
-    noise: evaluator → half the width of the headline's interval.
-    """
+def evaluation_numbers(history: History, results: Sequence[Result]) -> Iterator[Numbers]:
+    """The headline of each evaluator over the steps: its best value and its last one, less what may be chance."""
+    scores = {evaluator(result): score(result, headline(result["metrics"])) for result in results}
     for prefix, metrics in evaluations(history).items():
         name = headline(metrics)
+        _, low, high, _ = scores.get(prefix, Score(None))
+        noise = DROP if low is None or high is None else (high - low) / 2
         values = history[f"{prefix}/{name}"]
         if len(values) >= 3:
             step, last = max(values, key=lambda step: values[step]), values[max(values)]
             yield {
-                "past_best": values[step] - last - noise.get(prefix, DROP),
+                "past_best": values[step] - last - noise,
                 "dataset": prefix.removeprefix("eval/"),
                 "metric": label(name),
                 "best": values[step],
                 "best_step": step,
                 "last": last,
             }
-
-
-def half_width(result: Result) -> float:
-    """Half the width of the interval of the headline; DROP if it is unknown."""
-    _, low, high, _ = score(result, headline(result["metrics"]))
-    return DROP if low is None or high is None else (high - low) / 2
 
 
 def _ends(values: list[float]) -> tuple[float, float]:

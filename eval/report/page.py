@@ -240,19 +240,17 @@ def _duration(seconds: float) -> str:
 
 
 def _written(value: Any) -> str:
-    """A value of a configuration as a person writes it."""
-    if isinstance(value, list):
-        return ", ".join(map(_written, value))
-    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    """A value of a configuration, or several, as a person writes it."""
+    return ", ".join(map(str, _list(value)))
 
 
 def _where(value: Any) -> str:
     """The place of the data in a word or two: of a list of shards, their folder."""
-    written = [str(v) for v in _list(value)]
-    if len(written) != 1 or "::" in written[0]:
-        return f"{len(written)} sources" if written else "data unknown"
-    plain = re.split(r"[{*?[]", written[0])[0]
-    return plain if plain == written[0] else plain.rpartition("/")[0] or plain
+    sources = list(map(str, _list(value)))
+    if len(sources) != 1 or "::" in sources[0]:
+        return f"{len(sources)} sources" if sources else "data unknown"
+    plain = re.split(r"[{*?[]", sources[0])[0]
+    return plain if plain == sources[0] else plain.rpartition("/")[0] or plain
 
 
 def _list(value: Any) -> list[Any]:

@@ -102,6 +102,5 @@ def _of_different_groups(order: Sequence[int], groups: Sequence[Hashable], count
     first: dict[Hashable, int] = {}
     for query in order:
         first.setdefault(groups[query], query)
-    further = (query for query in order if first[groups[query]] != query)
-    picks = {*list(first.values())[:count], *list(further)[: max(0, count - len(first))]}
-    return [query for query in order if query in picks]
+    further = [query for query in order if first[groups[query]] != query]
+    return sorted([*first.values(), *further][:count], key=order.index)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Required
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
@@ -67,17 +67,12 @@ def _drawable(found: ScoreHistogram) -> ScoreHistogram:
     return found
 
 
-class NamedResult(TypedDict):
-    """The parts that every result must have."""
-
-    dataset: str
-    task: str
-    metrics: Numbers
-
-
-class ResultFile(NamedResult, total=False):
+class ResultFile(TypedDict, total=False):
     """eval/<data set>.json."""
 
+    dataset: Required[str]
+    task: Required[str]
+    metrics: Required[Numbers]
     source: str | None
     step: Count | None
     truth: str | None
