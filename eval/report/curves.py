@@ -1,4 +1,7 @@
-"""Charts of a run: the history of its metrics from metrics.jsonl, and the charts drawn from it."""
+"""The charts of the report: reads the metrics of a run into a history, and chooses lines, notes and levels.
+
+plots.py draws them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ share_never_visited gamma tau_ zeta_ weights_kl zero_weights""".split()
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a chart. band: empty, or the lower and the upper values of a band around the line."""
+    """One line of a chart. band: the lower and the upper values of a band around the line; empty without a band."""
 
     label: str
     steps: Sequence[float]
@@ -30,9 +33,9 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """One chart. note: how to read it. level: name and value of a horizontal line, which is drawn unless it is None.
+    """One chart. note: how to read it. level: (name, value) of a horizontal line; no line if the value is None.
 
-    log: whether the y axis may be logarithmic. shows: values that the y axis reaches in any case.
+    log: whether the y axis may be logarithmic. shows: values that the range of the y axis always includes.
     """
 
     note: str
@@ -46,7 +49,7 @@ Charts = dict[str, Chart]  # by title
 
 
 def read_history(records: Iterable[Mapping[str, Any]]) -> History:
-    """The history of the metrics in the lines of metrics.jsonl. Values that are not finite are left out."""
+    """The history of the metrics. records: the lines of metrics.jsonl. Values that are not finite are left out."""
     found: dict[str, dict[float, float]] = {}
     at_step = [(step, record) for record in records if (step := finite(record.get("step"))) is not None]
     for step, record in sorted(at_step, key=lambda pair: pair[0]):
@@ -57,34 +60,26 @@ def read_history(records: Iterable[Mapping[str, Any]]) -> History:
     return found
 
 
-def option(config: Mapping[str, Any], key: str, default: Any = None) -> Any:
-    """The value of a dotted key in the configuration of a run of any age.
-
-    `default` if it is missing or null, or of another type than a default that is not None.
-    """
-    value: Any = config
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return default if value is None or (default is not None and not isinstance(value, type(default))) else value
-
-
 def last_value(history: History, name: str) -> float | None:
-    """The last value of a metric; None if it has no values."""
+    """The last value of a metric; None if the history has no value of it."""
     return next(reversed(list(history.get(name, {}).values())), None)
 
 
 # ---- charts ----------------------------------------------------------------------------------------------------------
 
 
-def training_charts(config: Mapping[str, Any], history: History) -> Charts:
-    """The charts that every reader needs. A chart without numbers is left out."""
+def training_charts(options: Mapping[str, Any], history: History) -> Charts:
+    """The charts of loss, scores, speed and learning rate; a chart without data is left out.
+
+    options: the configuration, by dotted keys.
+    """
     taus = {step: 1 / scale for step, scale in history.get("train/logit_scale", {}).items() if scale > 0}
     waited, whole = (history.get(f"train/{name}", {}) for name in ("data_time", "batch_time"))
     derived = {
         "train/temperature": taus if len(set(taus.values())) > 1 else {},  # else it is not learnt
         "train/waiting_percent": {s: 100 * waited[s] / whole[s] for s in waited if whole.get(s, 0) > 0},
     }
-    clamp, clip_norm = (finite(option(config, key)) or None for key in ("objective.min_temperature", "optim.clip_norm"))
+    clamp, clip_norm = (finite(options.get(key)) or None for key in ("objective.min_temperature", "optim.clip_norm"))
     chart = partial(_chart, {**history, **derived})
     charts = {
         "Loss": chart("Of the batch, at the logged steps.", {"": "loss"}),
@@ -120,7 +115,7 @@ def training_charts(config: Mapping[str, Any], history: History) -> Charts:
 
 
 def health_charts(history: History) -> Charts:
-    """Charts of the estimator of the loss. Metrics that no other chart shows come last, so that nothing is hidden."""
+    """Charts of embeddings and of the objective's own statistics, and one of each training metric without a chart."""
     chart = partial(_chart, history)
     charts = {
         "Spread of the embeddings": chart(
@@ -162,7 +157,7 @@ def health_charts(history: History) -> Charts:
 
 
 def evaluation_charts(history: History, results: Sequence[Result]) -> Charts:
-    """One chart for each data set that was evaluated more than once: its headline, a companion metric, and chance."""
+    """One chart for each data set that was evaluated more than once: its headline metric, a second one, and chance."""
     result_of = {evaluator(result): result for result in results}
     charts = {}
     for prefix, metrics in evaluations(history).items():
@@ -175,7 +170,7 @@ def evaluation_charts(history: History, results: Sequence[Result]) -> Charts:
 
 
 def evaluations(history: History) -> dict[str, list[str]]:
-    """Name of each evaluator → its metrics that were logged during training."""
+    """Name of each evaluator, such as val or eval/NAME → its metrics that were logged during training."""
     found: dict[str, list[str]] = {}
     for name in history:
         prefix, _, metric = name.rpartition("/")
@@ -185,20 +180,23 @@ def evaluations(history: History) -> dict[str, list[str]]:
 
 
 def _chart(history: History, note: str, metrics: Mapping[str, str], **more: Any) -> Chart:
-    """A chart of training metrics. metrics: label of each line → its metric, or the three that `_series` takes."""
+    """A chart of training metrics.
+
+    metrics: label of each line → its metric, or three with blanks between: its metric, lower end, upper end of a band.
+    """
     names_of = {label: [f"train/{name}" for name in names.split()] for label, names in metrics.items()}
     return Chart(note, [_series(history, label, *names) for label, names in names_of.items()], **more)
 
 
 def _series(history: History, label: str, *names: str) -> Series:
-    """The line of a metric. Two more names are metrics for the lower and upper end of its band."""
+    """The line of a metric. names: of the metric, and of those at the lower and upper end of its band, if any."""
     line, *band = (history.get(name, {}) for name in names)
     steps = [step for step in line if all(step in end for end in band)]
     return Series(label, steps, [line[step] for step in steps], [[end[step] for step in steps] for end in band])
 
 
 def _drawable(charts: Charts) -> Charts:
-    """The charts without lines of fewer than two points; charts without lines are left out."""
+    """The same charts without the lines of fewer than two points, and without charts that then have no line."""
     shown = {
         title: replace(chart, series=[line for line in chart.series if len(line.steps) > 1])
         for title, chart in charts.items()

@@ -1,4 +1,4 @@
-"""Cases of an evaluation in the form that the page shows: pictures embedded, answers marked, long texts cut."""
+"""Converts the cases of a result into values for the template: pictures embedded, answers marked, long texts cut."""
 
 from __future__ import annotations
 
@@ -22,20 +22,23 @@ View = dict[str, Any]  # values for the template case.html.j2
 
 
 def cases(listed: Sequence[Case], run: Path, dataset: str) -> Iterator[tuple[str, View]]:
-    """(kind, view) of the cases of a data set, random ones first. run: the run folder, which holds the thumbnails."""
+    """(kind, view) of each case of a data set, random cases first. run: the run folder, which holds the thumbnails."""
     for kind in KINDS:
         yield from ((kind, _case_view(case, run, dataset)) for case in listed if case.get("kind") == kind)
 
 
-def briefly(view: View) -> View:
-    """The same case with the answers of this run only; of long texts two."""
+def shortened(view: View) -> View:
+    """The same case with the answers of this run only; of texts, its first two answers."""
     ours = list(view["systems"].items())[:1]
     few = {name: answers if view["pictured"] else answers[:2] for name, answers in ours}
     return {**view, "systems": few, "right": []}
 
 
 def _case_view(case: Case, run: Path, dataset: str) -> View:
-    """The case with `value` in words. missed: no right answer is shown; pictured: answers are pictures."""
+    """The values of one case for the template.
+
+    value: its metrics in words. missed: whether no answer of the run is right. pictured: whether answers are pictures.
+    """
 
     def views(items: Sequence[Item]) -> list[View]:
         return [_item_view(item, picture(run, dataset, item.get("picture"))) for item in items]
@@ -46,7 +49,7 @@ def _case_view(case: Case, run: Path, dataset: str) -> View:
     beside_picture = query["picture"] is not None and query["text"] in {item["text"] for item in right}
     return {
         "query": query,
-        "value": _value_words(part(case, "value")),
+        "value": _metric_text(part(case, "value")),
         "systems": systems,
         "right": [] if beside_picture else right,
         "missed": not any(answer["right"] for answer in ours),
@@ -55,7 +58,10 @@ def _case_view(case: Case, run: Path, dataset: str) -> View:
 
 
 def _item_view(item: Item, path: Path | None) -> View:
-    """picture: the file as a data: address. parts: the text, or else the id, in parts with whether they are marked."""
+    """The values of a query or an answer for the template. path: its thumbnail.
+
+    picture: the thumbnail as a data: URL. parts: (text, whether it is marked) of its text, or of its id without text.
+    """
     parts = _cut(item.get("text") or "", item.get("spans") or []) or [(item.get("id") or "", False)]
     return {
         "title": item.get("title") or "",
@@ -68,7 +74,7 @@ def _item_view(item: Item, path: Path | None) -> View:
 
 
 def _cut(text: str, spans: Sequence[Sequence[int]]) -> list[tuple[str, bool]]:
-    """(part, whether it is marked) of at most LONGEST characters, from a little before the first marked part on."""
+    """(part, whether it is marked) of at most LONGEST characters of a text, from shortly before its first span on."""
     parts, size = list(marked(text, spans)), len(text)
     if size <= LONGEST:
         return parts
@@ -81,7 +87,7 @@ def _cut(text: str, spans: Sequence[Sequence[int]]) -> list[tuple[str, bool]]:
     return [*([("…", False)] if first else []), *shown, *([("…", False)] if last < size else [])]
 
 
-def _value_words(value: Mapping[str, Any]) -> str:
-    """{"rank": 3} → "right answer at rank 3"; other metrics by their names."""
+def _metric_text(value: Mapping[str, Any]) -> str:
+    """The metrics of a case in words: {"rank": 3} → "right answer at rank 3", others as NAME 0.123."""
     known = ((name, number) for name, given in value.items() if (number := finite(given)) is not None)
     return ", ".join(f"right answer at rank {n:,.0f}" if name == "rank" else f"{name} {n:.3f}" for name, n in known)

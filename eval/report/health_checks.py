@@ -19,9 +19,10 @@ from dyad.eval.results.summary import Result
 
 @dataclass(frozen=True)
 class Check:
-    """A row of the table: the words of its finding, which name numbers in braces.
+    """The words for one check. Names in braces stand for numbers of health_numbers.py.
 
-    fine: title and text if there is no problem. fails_above: from here a problem is a failure, not a warning.
+    title, text, fix: of the problem. fine: title and text if there is no problem. fails_above: above this number the
+    problem is a failure, not a warning.
     """
 
     title: str
@@ -31,7 +32,7 @@ class Check:
     fails_above: float = inf
 
 
-# "<number> > <limit>" or "<number> < <limit>", which is a problem if it holds → its check
+# Condition of a problem, "<number> > <limit>" or "<number> < <limit>" → its words
 CHECKS = {
     "loss_is_flat > 0": Check(
         "The loss does not fall",
@@ -177,13 +178,10 @@ CHECKS = {
 }
 
 
-def health_checks(config: Mapping[str, Any], history: History, results: Sequence[Result]) -> list[Finding]:
-    """All findings, the worst first.
-
-    config: the tree of config.yaml. history: of the metrics in metrics.jsonl. results: the files of eval/.
-    """
+def health_checks(options: Mapping[str, Any], history: History, results: Sequence[Result]) -> list[Finding]:
+    """The findings of all checks, the worst first. options: the configuration, by dotted keys."""
     checked = [
-        training_numbers(config, history),
+        training_numbers(options, history),
         {} if results or evaluations(history) else {"nothing_evaluated": 1},
         *(result_numbers(result) for result in results),
         *evaluation_numbers(history, results),
@@ -193,7 +191,7 @@ def health_checks(config: Mapping[str, Any], history: History, results: Sequence
 
 
 def _finding(problem_if: str, check: Check, numbers: Numbers) -> Finding | None:
-    """The finding of one check; None if its number is missing, or if it is fine and has no words for that."""
+    """The finding of one check; None if its number is missing, or if there is no problem and no words for that."""
     name, sign, limit = problem_if.split()
     value = numbers.get(name)
     if value is None:

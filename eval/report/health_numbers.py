@@ -1,6 +1,6 @@
 """The numbers that the health checks of a run compare with their limits.
 
-A number is missing, or None, if the run has not recorded what it is made of. A condition is 1 if it holds, else 0.
+A number is missing, or None, if the run has not recorded its metrics. A condition is 1 if it holds, else 0.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from math import inf
 from statistics import fmean, median
 from typing import Any
 
-from dyad.eval.report.curves import History, evaluations, option
+from dyad.eval.report.curves import History, evaluations
 from dyad.eval.results.kinds import headline, label
-from dyad.eval.results.summary import Result, evaluator, finite, lead, number, part, score, signed, signed_interval
+from dyad.eval.results.summary import Result, evaluator, finite, lead, number, part, score, signed
 from dyad.train.panels import Score
 
 Numbers = dict[str, Any]  # name → a number, or words about numbers, for the texts of CHECKS
@@ -28,32 +28,33 @@ TAKES_ALL = 0.5  # share of the answers of one class
 # ---- numbers of the training -----------------------------------------------------------------------------------------
 
 
-def training_numbers(config: Mapping[str, Any], history: History) -> Numbers:
-    """The numbers of the training. config: the tree of config.yaml. history: of the metrics in metrics.jsonl."""
-    run = _Training(config, history)
+def training_numbers(options: Mapping[str, Any], history: History) -> Numbers:
+    """The numbers that come from the training metrics. options: the configuration, by dotted keys."""
+    run = _Training(options, history)
     return run.direct() | run.loss() | run.steps() | run.gradient() | run.temperature() | run.embeddings()
 
 
 @dataclass(frozen=True)
 class _Training:
-    """The metrics of the training, by their names without "train/"."""
+    """Computes the numbers of the training. Metrics are named without "train/"."""
 
-    config: Mapping[str, Any]
+    options: Mapping[str, Any]
     history: History
 
     def values(self, name: str) -> list[float]:
+        """All values of a metric, in the order of steps."""
         return list(self.history.get(f"train/{name}", {}).values())
 
     def now(self, name: str) -> float | None:
-        """The median of the last few values."""
+        """The median of the last RECENT values of a metric; None without values."""
         return median(values[-RECENT:]) if (values := self.values(name)) else None
 
     def sides(self, name: str) -> dict[str, float]:
-        """The value now of a metric of the sides x and y, for the sides that have it."""
+        """Side → value now of a metric that the sides x and y have each; sides without it are left out."""
         return {side: value for side in "xy" if (value := self.now(f"{name}_{side}")) is not None}
 
     def direct(self) -> Numbers:
-        """Numbers that are the value of a metric now, or the ratio of two."""
+        """Numbers that are the value of one metric now, or a ratio of two."""
         found: Numbers = {name: self.now(name) for name in ("mi_bound", "log_k", "share_never_visited", "staleness")}
         if found["mi_bound"] is not None and found["log_k"] and found["log_k"] > 0:
             found["bound_share"] = found["mi_bound"] / found["log_k"]
@@ -64,12 +65,13 @@ class _Training:
         return found
 
     def loss(self) -> Numbers:
+        """Whether the loss falls, or more pairs of a batch are told apart; of a run with init_from it may stay flat."""
         loss, accuracy = self.values("loss"), self.values("accuracy_x")
         if len(loss) < ENOUGH:
             return {}
         (first, last), (low, high) = _ends(loss), _ends(accuracy) if len(accuracy) >= ENOUGH else (0.0, 0.0)
         learns = last < first - TREND * abs(first) or high - low > TREND
-        flat = 2 if option(self.config, "init_from") is None else 1
+        flat = 2 if self.options.get("init_from") is None else 1
         return {
             "loss_is_flat": 0 if learns else flat,
             "losses": f"Loss {_short(first)} at the start, {_short(last)} at the end.",
@@ -93,18 +95,20 @@ class _Training:
         return found
 
     def gradient(self) -> Numbers:
+        """Spikes of the gradient norm; with clipping they do no harm and are not reported."""
         norms = self.values("grad_norm")
         if len(norms) < ENOUGH:
             return {}
         usual, largest = median(norms), max(norms)
         spikes = largest > SPIKE * usual
-        if spikes and option(self.config, "optim.clip_norm") is not None:
+        if spikes and self.options.get("optim.clip_norm") is not None:
             return {}
         return {"gradient_spikes": int(spikes), "usual_norm": _short(usual), "largest_norm": _short(largest)}
 
     def temperature(self) -> Numbers:
-        scale, clamp = self.now("logit_scale"), finite(option(self.config, "objective.min_temperature"))
-        if not scale or not clamp or not option(self.config, "objective.learnable"):
+        """Whether a learnt temperature is at one of its clamps."""
+        scale, clamp = self.now("logit_scale"), finite(self.options.get("objective.min_temperature"))
+        if not scale or not clamp or not self.options.get("objective.learnable"):
             return {}
         at_clamp = {"at_lower_clamp": 1} if 1 / scale <= clamp * 1.001 else {"at_upper_clamp": int(1 / scale >= 0.999)}
         return {**at_clamp, "temperature": _short(1 / scale), "clamp": _short(clamp)}
@@ -113,13 +117,13 @@ class _Training:
         """Spread of the embeddings, once the warm-up is over, and duplicates in the batches."""
         found: Numbers = {}
         uniformity, duplicates = self.sides("uniformity"), self.sides("duplicates")
-        warmup = finite(option(self.config, "optim.warmup")) or 0
+        warmup = finite(self.options.get("optim.warmup")) or 0
         if uniformity and max(self.history.get("train/loss", {}), default=-inf) > warmup:
             side = max(uniformity, key=lambda s: uniformity[s])
             words = ", ".join(f"{s} {value:.2f}".replace("-", "−") for s, value in uniformity.items())
             found |= {"uniformity": uniformity[side], "side": side, "uniformities": words}
         if duplicates:
-            choice = option(self.config, "objective.duplicates", "keep")
+            choice = self.options.get("objective.duplicates") or "keep"
             found["duplicates"] = max(duplicates.values()) if choice == "keep" else 0
             found["duplicate_shares"] = ", ".join(f"{value:.1%} of {side}" for side, value in duplicates.items())
             found["handling"] = "" if choice == "keep" else f"; objective.duplicates={choice}"
@@ -142,17 +146,18 @@ def result_numbers(result: Result) -> Numbers:
             below = int(chance < value < largest)
             found |= {"below_largest_class": below, "accuracy": value, "largest_class": largest}
     for baseline, system in part(result, "baselines").items():
-        ahead = lead(system, name)
-        if ahead.value is not None:
-            found[f"lead_{baseline}"] = f"{signed(ahead.value)} {name} {signed_interval(ahead)}".strip()
-            low, high = (ahead.value, ahead.value) if ahead.low is None else (ahead.low, ahead.high or 0)
-            if high < 0 or low > 0:
-                found[f"behind_{baseline}"] = int(high < 0)
+        ahead, low, high, _ = lead(system, name)
+        if ahead is not None:
+            ends = "" if low is None or high is None else f" [{signed(low)}, {signed(high)}]"
+            found[f"lead_{baseline}"] = f"{signed(ahead)} {name}{ends}"
+            behind, is_ahead = (ahead if high is None else high) < 0, (ahead if low is None else low) > 0
+            if behind or is_ahead:
+                found[f"behind_{baseline}"] = int(behind)
     return found
 
 
 def _confusion(result: Result) -> Numbers:
-    """Whether one class is the answer far more often than it occurs."""
+    """Whether one class is predicted far more often than it occurs, from the confusion matrix of a result."""
     matrix = part(result, "confusion")
     answers = [sum(column) for column in zip(*matrix.get("counts", ()), strict=True)]
     if not sum(answers):
@@ -165,7 +170,7 @@ def _confusion(result: Result) -> Numbers:
 
 
 def evaluation_numbers(history: History, results: Sequence[Result]) -> Iterator[Numbers]:
-    """The headline of each evaluator over the steps: its best value and its last one, less what may be chance."""
+    """The fall of each evaluator's headline from its best value to its last one, beyond half its interval."""
     scores = {evaluator(result): score(result, headline(result["metrics"])) for result in results}
     for prefix, metrics in evaluations(history).items():
         name = headline(metrics)
@@ -185,11 +190,11 @@ def evaluation_numbers(history: History, results: Sequence[Result]) -> Iterator[
 
 
 def _ends(values: list[float]) -> tuple[float, float]:
-    """Means of the first and of the last tenth."""
+    """The mean of the first tenth of the values, and the mean of the last tenth."""
     tenth = max(1, len(values) // 10)
     return fmean(values[:tenth]), fmean(values[-tenth:])
 
 
 def _short(value: float) -> str:
-    """Three significant digits, without an exponent below ten million."""
+    """A number for people: whole from 100 to ten million, else with three significant digits."""
     return f"{value:,.0f}" if 100 <= abs(value) < 1e7 else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""`python -m eval.report run=runs/x` writes report.html: a run on one page, in one file that loads nothing else."""
+"""The command `python -m eval.report run=runs/x`: writes report.html, one page about a run in one file."""
 
 from __future__ import annotations
 

@@ -1,31 +1,30 @@
-"""The report page of a run: its facts, texts and numbers, filled into templates/report.html.j2."""
+"""Renders the report page of a run: collects its facts, numbers and charts for templates/report.html.j2."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from itertools import count, pairwise
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
-from omegaconf import OmegaConf
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.base.secrets import public_path
 from dyad.data.shards.licences import Notice, notices
-from dyad.eval.report import plots
-from dyad.eval.report.curves import Charts, evaluation_charts, health_charts, last_value, option, training_charts
-from dyad.eval.report.gallery import KINDS, View, briefly, cases
+from dyad.eval.report.curves import evaluation_charts, health_charts, last_value, training_charts
+from dyad.eval.report.gallery import KINDS, View, cases, shortened
 from dyad.eval.report.health_checks import health_checks
+from dyad.eval.report.plots import confusion_matrix, line_chart, score_histogram
 from dyad.eval.report.run_folder import RunFolder
 from dyad.eval.results.kinds import Number, groups, headline, label, meanings
-from dyad.eval.results.summary import SYSTEMS, Result, classes, confusions, finite, number, part, score
+from dyad.eval.results.summary import SYSTEMS, Result, classes, confusions, finite, number, part, score, signed
 from dyad.train.config import TrainConfig
 from dyad.train.losses import OBJECTIVES
-from dyad.train.run_folder.folder import all_keys, by_section, flat
+from dyad.train.run_folder.folder import all_keys, by_section
 
 FIRST = 8  # data sets that have more than their numbers on the page
 GALLERIES = 3_000_000  # bytes of all cases; every other part of the page has a bound of its own
@@ -40,155 +39,146 @@ objective.similarity objective.temperature optim.lr optim.warmup optim.schedule"
 SHOWN = "task seed steps init_from experiment global_batch_size objective.name".split()
 
 
+ENVIRONMENT = Environment(
+    loader=FileSystemLoader(Path(__file__).with_name("templates")),
+    autoescape=True,  # captions, names and notices are written by others
+    undefined=StrictUndefined,
+    finalize=lambda value: "" if value is None else value,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+ENVIRONMENT.filters |= {"number": number, "signed": signed}
+ENVIRONMENT.globals |= {
+    "line_chart": line_chart,
+    "score_histogram": score_histogram,
+    "confusion_matrix": confusion_matrix,
+}
+
+
 def render(run: RunFolder) -> str:
-    """The page as HTML, of at most 5 MB for any run."""
+    """The page of a run as HTML, at most 5 MB for any run."""
     results = sorted(run.results, key=lambda result: result["dataset"] != "val")
-    parts = _Parts(run)
     status, status_line = _status(run)
-    return parts.environment.get_template("report.html.j2").render(
+    return ENVIRONMENT.get_template("report.html.j2").render(
         name=run.path.resolve().name,
-        place=shlex.quote(public_path(str(run.path))),
+        path=shlex.quote(public_path(str(run.path))),
         summary=_summary(run),
         facts=_facts(run),
         status=status,
         status_line=status_line,
         unread=run.unread,
-        glance=parts.glance(results),
+        glance=_random_cases(run, results),
         more=max(0, len(results) - FIRST),
-        checks=health_checks(run.config, run.history, results),
-        sets=[parts.data_set(position, result) for position, result in enumerate(results)],
-        over_training=parts.charts(evaluation_charts(run.history, results)),
-        training=parts.charts(training_charts(run.config, run.history)),
-        health=parts.charts(health_charts(run.history)),
+        checks=health_checks(run.options, run.history, results),
+        sets=list(_data_sets(run, results)),
+        over_training=list(evaluation_charts(run.history, results).items())[:CHARTS],
+        training=list(training_charts(run.options, run.history).items()),
+        health=list(health_charts(run.history).items())[:CHARTS],
         resumed_at=run.resumed_at,
         notices=[(public_path(notice.file), notice.text[:NOTICE]) for notice in _notices(run)],
-        config=OmegaConf.to_yaml(run.config)[:CONFIG],
+        config=run.config_text[:CONFIG],
         headings=KINDS,
     )
 
 
-class _Parts:
-    """Makes the parts of a page. Each figure has a name of its own; all galleries together have GALLERIES bytes."""
+def _data_sets(run: RunFolder, results: Sequence[Result]) -> Iterator[dict[str, Any]]:
+    """The values of each data set for the template. All galleries together have GALLERIES bytes.
 
-    def __init__(self, run: RunFolder) -> None:
-        self._run, self._bytes_left = run, GALLERIES
-        self._names = (f"figure-{number}" for number in count(1))
-        self.environment = Environment(
-            loader=FileSystemLoader(Path(__file__).with_name("templates")),
-            autoescape=True,  # captions, names and notices are written by others
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        self.environment.filters |= {"number": number, "exact": exact}
-
-    def charts(self, charts: Charts) -> list[tuple[str, Any, Markup]]:
-        """(title, chart, SVG) of the first CHARTS charts."""
-        return [
-            (title, chart, plots.line_chart(title, chart, next(self._names), self._run.resumed_at))
-            for title, chart in list(charts.items())[:CHARTS]
-        ]
-
-    def data_set(self, position: int, result: Result) -> dict[str, Any]:
-        """One result. left_out: what has no room on the page. headline: of the first data sets, with the baselines."""
+    headline: of the first data sets, with the baselines in words (against). galleries: title → kind → cases as HTML.
+    left_out: what has no room on the page.
+    """
+    room = GALLERIES
+    for position, result in enumerate(results):
         whole, shown, metric = position < FIRST, groups(result), headline(result["metrics"])
         baselines = {SYSTEMS.get(name, name): score(of, metric) for name, of in part(result, "baselines").items()}
         mistakes = [(true, answer, times) for true, answer, times in confusions(result) if true != answer and times]
-        galleries, left_out = self._galleries(result) if whole else ({}, "Histogram, matrix and cases")
-        scores, confusion = (part(result, name) if whole else {} for name in ("scores", "confusion"))
-        return {
+        galleries: dict[str, dict[str, list[Markup]]] = {}
+        left_out = 0
+        for dataset, title, listed in _pictures_first([result] if whole else []):
+            for kind, case in cases(listed, run.path, dataset):
+                html = _case(case)
+                size = len(html.encode("utf-8", "replace"))
+                if size <= room:
+                    room -= size
+                    galleries.setdefault(title, {}).setdefault(kind, []).append(html)
+                else:
+                    left_out += 1
+        some_cases = f"{left_out} more cases" if left_out else ""
+        yield {
             "name": result["dataset"],
             "anchor": f"set-{position}",
-            "headline": Number(label(metric), *score(result, metric)) if whole and metric else None,
+            "headline": Number(label(metric), score(result, metric)) if whole and metric else None,
             "against": ", ".join(f"{name} {number(found.value)}" for name, found in baselines.items()),
-            "source": result.get("source") or "",
+            "source": result.get("source"),
             "sizes": _sizes(result),
             "groups": shown,
             "meanings": meanings(shown),
             "worst": classes(result)[:WORST],
             "confused": sorted(mistakes, key=lambda mistake: -mistake[2])[:CONFUSED],
-            "histogram": scores and plots.score_histogram(scores, next(self._names)),
-            "confusion": confusion and plots.confusion_matrix(confusion, next(self._names)),
+            "scores": part(result, "scores") if whole else {},
+            "confusion": part(result, "confusion") if whole else {},
             "galleries": galleries,
-            "left_out": left_out,
+            "left_out": some_cases if whole else "Histogram, matrix and cases",
         }
 
-    def _galleries(self, result: Result) -> tuple[dict[str, dict[str, list[Markup]]], str]:
-        """(title → kind → cases as HTML, what is left out because the page would be too large)."""
-        found: dict[str, dict[str, list[Markup]]] = {}
-        left_out = 0
-        for dataset, title, listed in _pictures_first([result]):
-            for kind, case in cases(listed, self._run.path, dataset):
-                html = self._case(case)
-                size = len(html.encode("utf-8", "replace"))
-                if size <= self._bytes_left:
-                    self._bytes_left -= size
-                    found.setdefault(title, {}).setdefault(kind, []).append(html)
-                else:
-                    left_out += 1
-        return found, f"{left_out} more cases" if left_out else ""
 
-    def glance(self, results: Sequence[Result]) -> list[Markup]:
-        """Random cases of the first gallery with the answers of this run, as many as fit beside the numbers."""
-        for dataset, _, listed in _pictures_first(results):
-            if drawn := [case for kind, case in cases(listed, self._run.path, dataset) if kind == "random"]:
-                return [self._case(briefly(case), glance=True) for case in drawn[: 2 if len(results) < 3 else 4]]
-        return []
+def _random_cases(run: RunFolder, results: Sequence[Result]) -> list[Markup]:
+    """Random cases of the first gallery as HTML, with the answers of this run only: they stand beside the headlines."""
+    for dataset, _, listed in _pictures_first(results):
+        if drawn := [case for kind, case in cases(listed, run.path, dataset) if kind == "random"]:
+            return [_case(shortened(case), glance=True) for case in drawn[: 2 if len(results) < 3 else 4]]
+    return []
 
-    def _case(self, case: View, glance: bool = False) -> Markup:
-        return Markup(self.environment.get_template("case.html.j2").render(case=case, glance=glance))
+
+def _case(case: View, glance: bool = False) -> Markup:
+    return Markup(ENVIRONMENT.get_template("case.html.j2").render(case=case, glance=glance))
 
 
 def _pictures_first(results: Sequence[Result]) -> list[tuple[str, str, Any]]:
-    """(data set, title, cases) of each gallery; galleries with pictures as answers come first."""
+    """(data set, title, cases) of all galleries of results; galleries with pictures as answers come first."""
     found = [(result["dataset"], *gallery) for result in results for gallery in part(result, "gallery").items()]
     return sorted(found, key=lambda gallery: not gallery[1].endswith("pictures"))
 
 
 def _notices(run: RunFolder) -> list[Notice]:
-    """Notices beside the data of the run; none if a value of another version cannot be read."""
+    """The licence texts beside the data of the run; none if the run names data in a form that cannot be read."""
     keys = ("data.train", "data.val", "data.passage.corpus", "eval.suite")
-    sources = [value for key in keys for value in _list(option(run.config, key)) if isinstance(value, str)]
+    sources = [value for key in keys for value in _list(run.options.get(key)) if isinstance(value, str)]
     try:
         return notices([*sources, *(result["source"] for result in run.results if result.get("source"))])
     except ConfigError:
         return []
 
 
-def exact(value: float | None) -> str:
-    """A number with all its digits, as the JSON has it."""
-    return "" if value is None else repr(float(value))
-
-
 # ---- what was trained ------------------------------------------------------------------------------------------------
 
 
 def _summary(run: RunFolder) -> str:
-    """One sentence: what was trained, on which data, for how long."""
-    config = run.config
-    sides = "questions and passages" if option(config, "task") == "question_passage" else "pictures and texts"
-    size, seconds = finite(option(config, "global_batch_size")) or 0, _trained_seconds(run)
+    """One sentence for the top of the page: what was trained, on which data, for how long."""
+    options = run.options
+    sides = "questions and passages" if options.get("task") == "question_passage" else "pictures and texts"
+    size, seconds = finite(options.get("global_batch_size")) or 0, _trained_seconds(run)
     return (
-        f"A dual encoder of {sides}, trained on {_where(option(config, 'data.train'))} with the objective "
-        f"{option(config, 'objective.name', '?')}: {run.step:,} steps of {size:,.0f} pairs"
+        f"A dual encoder of {sides}, trained on {_data_location(options.get('data.train'))} with the objective "
+        f"{_joined(options.get('objective.name')) or '?'}: {run.step:,} steps of {size:,.0f} pairs"
         f"{f' in {_duration(seconds)}' if seconds else ''}."
     )
 
 
 def _facts(run: RunFolder) -> dict[str, str]:
-    """Name → value of what a reader needs first."""
-    config, history, changed = run.config, run.history, _changed(run.config)
-    seconds, size = _trained_seconds(run), finite(option(config, "global_batch_size")) or 0
+    """The list "What was trained": name → text. Empty facts are left out."""
+    options, history, changed = run.options, run.history, _changed(run.options)
+    seconds, size = _trained_seconds(run), finite(options.get("global_batch_size")) or 0
     timed_steps = max(history.get("train/batch_time", {}), default=0)
     speed = f", {timed_steps * size / seconds:,.0f} pairs a second" if seconds and size else ""
     rate, rate_of_each = (last_value(history, f"train/samples_per_second{of}") for of in ("", "_per_device"))
     steps, total = f"{run.step:,}", run.state.get("total_steps")
     found = {
         "model": changed.get("model", ""),
-        "objective": ": ".join(filter(None, (option(config, "objective.name", ""), changed.get("objective")))),
-        "trained on": _written(option(config, "data.train")),
-        "evaluated on": _written([*_list(option(config, "data.val")), *_list(option(config, "eval.suite"))]),
-        "began with": public_path(_written(option(config, "init_from"))),
+        "objective": ": ".join(filter(None, (_joined(options.get("objective.name")), changed.get("objective")))),
+        "trained on": _joined(options.get("data.train")),
+        "evaluated on": _joined([*_list(options.get("data.val")), *_list(options.get("eval.suite"))]),
+        "began with": public_path(_joined(options.get("init_from"))),
         "steps": steps if total is None else f"{steps} of {total:,}",
         "batch": f"{size:,.0f} pairs over all processes",
         "training": changed.get("training", ""),
@@ -196,13 +186,13 @@ def _facts(run: RunFolder) -> dict[str, str]:
         "time": f"{_duration(seconds)} in steps{speed}" if seconds else "",
         "processes": f"{rate / rate_of_each:.0f}" if rate and rate_of_each else "",
         "went on": "at step " + ", ".join(f"{step:,}" for step in run.resumed_at) if run.resumed_at else "",
-        "seed": _written(option(config, "seed")),
+        "seed": _joined(options.get("seed")),
     }
     return {name: value for name, value in found.items() if value}
 
 
 def _status(run: RunFolder) -> tuple[str, str]:
-    """(the status of the run, one line about it)."""
+    """(status of the run as in run_state.json, one line about it)."""
     state = run.state
     status = state.get("status") or "unknown"
     lines = {
@@ -215,37 +205,37 @@ def _status(run: RunFolder) -> tuple[str, str]:
 
 
 def _trained_seconds(run: RunFolder) -> float:
-    """Seconds spent in steps, over all starts: each logged mean step time, times the steps since the last record."""
+    """Seconds spent in steps, over all starts: the sum of each logged mean step time times the steps it stands for."""
     times = run.history.get("train/batch_time", {})
     return sum((step - before) * times[step] for before, step in pairwise([0.0, *times]))
 
 
-def _changed(config: Mapping[str, Any]) -> dict[str, str]:
-    """Section → "key=value, …" of the keys of ALWAYS and those that differ from the defaults."""
-    name = option(config, "objective.name", "")
+def _changed(options: Mapping[str, Any]) -> dict[str, str]:
+    """Section → "key=value, …" of the keys in ALWAYS, and of those whose value is not the default."""
+    name = _joined(options.get("objective.name"))
     usual = all_keys(TrainConfig)
     if name in OBJECTIVES:
         usual |= {f"objective.{key}": value for key, value in all_keys(OBJECTIVES[name].options).items()}
-    idle = ("model.image.", "model.name") if option(config, "task") == "question_passage" else ()
-    always = {key for key in ALWAYS if not key.startswith(idle) and option(config, key) is not None}
-    return by_section({k: v for k, v in flat(config).items() if k not in SHOWN and (k in always or v != usual.get(k))})
+    idle = ("model.image.", "model.name") if options.get("task") == "question_passage" else ()
+    always = {key for key in ALWAYS if not key.startswith(idle) and options.get(key) is not None}
+    return by_section({k: v for k, v in options.items() if k not in SHOWN and (k in always or v != usual.get(k))})
 
 
 def _duration(seconds: float) -> str:
-    """2 h 3 min, 4 min 10 s, 9 s."""
+    """A time for people, such as 2 h 3 min, 4 min 10 s or 9 s."""
     minutes, left = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     parts = [(hours, "h"), (minutes, "min"), (left, "s")]
     return " ".join(f"{amount:,} {unit}" for amount, unit in parts if amount) or "less than a second"
 
 
-def _written(value: Any) -> str:
-    """A value of a configuration, or several, as a person writes it."""
+def _joined(value: Any) -> str:
+    """A value of a configuration as text; the values of a list with commas between."""
     return ", ".join(map(str, _list(value)))
 
 
-def _where(value: Any) -> str:
-    """The place of the data in a word or two: of a list of shards, their folder."""
+def _data_location(value: Any) -> str:
+    """Where the data lie, for a sentence: one path, the folder of a pattern of shards, or the number of sources."""
     sources = list(map(str, _list(value)))
     if len(sources) != 1 or "::" in sources[0]:
         return f"{len(sources)} sources" if sources else "data unknown"
@@ -261,7 +251,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _sizes(result: Result) -> str:
-    """How much was evaluated, from the metrics that are counts."""
+    """The sizes of a data set in words, from its metrics that are counts, and what counts as right."""
     counts = {name.removeprefix("num_"): v for name, v in result["metrics"].items() if name.startswith("num_")}
     words = {"images": "pictures", "samples": "pictures"}
     sizes = [f"{value:,.0f} {words.get(k, k)}" for k, v in counts.items() if (value := finite(v)) is not None]

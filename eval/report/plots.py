@@ -1,6 +1,7 @@
-"""Charts as SVG for the page. Text stays text, colours come from the page, and no global state is used.
+"""Draws charts, histograms and confusion matrices as SVG with Matplotlib, without its global state.
 
-Matplotlib does not know CSS variables, so it draws with placeholder colours, which `_svg` replaces by the variables.
+Text stays text in the SVG. Matplotlib does not know CSS variables, so it draws with placeholder colours, which `_svg`
+replaces by the variables of report.css.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 from xml.sax.saxutils import quoteattr
+from zlib import crc32
 
 import numpy as np
 from markupsafe import Markup
@@ -47,8 +49,8 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def line_chart(title: str, chart: Chart, name: str, marks: Sequence[float] = ()) -> Markup:
-    """A chart as SVG. name: of the figure, unique in the page. marks: steps with a vertical line."""
+def line_chart(title: str, chart: Chart, marks: Sequence[float] = ()) -> Markup:
+    """A chart as SVG. marks: steps at which a vertical line is drawn."""
     with _figure() as (figure, axes):
         values = [v for series in chart.series for part in (series.values, *series.band) for v in part]
         log = chart.log and min(values) > 0 and max(values) / min(values) > DECADES
@@ -71,11 +73,11 @@ def line_chart(title: str, chart: Chart, name: str, marks: Sequence[float] = ())
         axes.locator_params(axis="x", nbins=5)
         if not log:
             axes.locator_params(axis="y", nbins=6)
-        return _svg(figure, name, _description(title, chart))
+        return _svg(figure, _description(title, chart))
 
 
 def _description(title: str, chart: Chart) -> str:
-    """A chart in words, for screen readers."""
+    """A chart in words, for screen readers: first, last, least and largest value of each line."""
     lines = [
         f"{series.label} from {series.values[0]:.4g} at step {series.steps[0]:,.0f} to {series.values[-1]:.4g} at step "
         f"{series.steps[-1]:,.0f}, least {min(series.values):.4g}, most {max(series.values):.4g}".strip()
@@ -85,7 +87,7 @@ def _description(title: str, chart: Chart) -> str:
     return f"{title}: {'; '.join(lines if value is None else [*lines, f'{level} at {value:.4g}'])}"
 
 
-def score_histogram(scores: Mapping[str, Any], name: str) -> Markup:
+def score_histogram(scores: Mapping[str, Any]) -> Markup:
     """The histogram of a result as SVG: right pairs, wrong pairs and best wrong items, each with a sum of 1."""
     edges, means = np.asarray(scores["edges"], dtype=float), []
     with _figure() as (figure, axes):
@@ -100,10 +102,10 @@ def score_histogram(scores: Mapping[str, Any], name: str) -> Markup:
         axes.spines["left"].set_visible(False)
         axes.set_xlabel("score")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        return _svg(figure, name, f"Histogram of scores; means: {', '.join(means)}")
+        return _svg(figure, f"Histogram of scores; means: {', '.join(means)}")
 
 
-def confusion_matrix(confusion: Mapping[str, Any], name: str) -> Markup:
+def confusion_matrix(confusion: Mapping[str, Any]) -> Markup:
     """The confusion matrix of a result as SVG with a row for each true class; cells show their share of the row."""
     shares = np.asarray(confusion["counts"], dtype=float)
     shares /= np.maximum(shares.sum(axis=1, keepdims=True), 1)
@@ -124,19 +126,19 @@ def confusion_matrix(confusion: Mapping[str, Any], name: str) -> Markup:
             share = shares[row, column]
             colour = ON_FULL if share > LEGIBLE else INK
             axes.text(column, row, f"{share * 100:.0f}", ha="center", va="center", color=colour, fontsize=font)
-        return _svg(figure, name, f"Confusion of {size} classes; the numbers are in the lists beside it")
+        return _svg(figure, f"Confusion of {size} classes; the numbers are in the lists beside it")
 
 
 @contextmanager
 def _figure(width: float = WIDTH, height: float = HEIGHT) -> Iterator[tuple[Figure, Axes]]:
-    """A new figure and its axes. Within the block STYLE holds."""
+    """A new figure and its axes, with STYLE in effect within the block."""
     with rc_context(STYLE):
         figure = Figure(figsize=(width, height), dpi=72, layout="constrained")
         yield figure, figure.add_subplot()
 
 
 def _line(axes: Axes, series: Series, number: int) -> None:
-    """Draw a line with its band. A line of more than POINTS values has a band from their least to their largest."""
+    """Draw one line with its band. The band of more than POINTS values without one spans what each mean stands for."""
     steps, values = _averaged(series.steps, min), _averaged(series.values)
     colour = LINES[number]
     if series.band or len(series.steps) > POINTS:
@@ -148,7 +150,7 @@ def _line(axes: Axes, series: Series, number: int) -> None:
 
 
 def _averaged(values: Sequence[float], how: Callable[[Any], Any] = np.mean) -> list[float]:
-    """At most POINTS numbers: the mean, or `how`, of equal parts of `values`."""
+    """The values if there are at most POINTS, else POINTS numbers: `how` of each of as many equal parts."""
     if len(values) <= POINTS:
         return list(values)
     cuts = np.linspace(0, len(values), POINTS + 1).astype(int).tolist()
@@ -156,17 +158,18 @@ def _averaged(values: Sequence[float], how: Callable[[Any], Any] = np.mean) -> l
 
 
 def _label(text: str) -> str:
-    """A class name for an axis: printable and short."""
+    """A class name for an axis: without control characters, of at most 20 characters."""
     shown = "".join(c if c.isprintable() else " " for c in text)
     return shown if len(shown) <= 20 else f"{shown[:19]}…"
 
 
 def _count(value: float) -> str:
+    """A step for an axis: 200, 2,500 or 20k; "" between whole numbers."""
     return f"{value / 1000:g}k" if abs(value) >= 10_000 else f"{value:,.0f}" if value == round(value) else ""
 
 
-def _svg(figure: Figure, name: str, description: str) -> Markup:
-    """The figure as an <svg> element. Its ids get the prefix `name`, since all figures share a page."""
+def _svg(figure: Figure, description: str) -> Markup:
+    """The figure as an <svg> element. A checksum in front of its ids keeps them apart from those of other figures."""
     file = io.StringIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about glyphs that our font lacks: the browser has other fonts
@@ -176,7 +179,7 @@ def _svg(figure: Figure, name: str, description: str) -> Markup:
     view, content = found.groups()
     content = re.sub(r"<metadata>.*?</metadata>", "", content, flags=re.DOTALL)
     content = re.sub(r"\n\s*", "\n", content)
-    content = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{name}-", content)
+    content = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>f{crc32(content.encode())}-", content)
     for placeholder, variable in VARIABLES.items():
         content = content.replace(placeholder, f"var({variable})")
     return Markup(f'<svg {view} role="img" aria-label={quoteattr(description)}>{content}')

@@ -1,4 +1,4 @@
-"""Read a run folder without its weights: everything that is there, of runs of any age."""
+"""Reads a run folder for the report, without its weights. Files may be missing, damaged, or of an older version."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from dyad.data.base.json_text import LARGEST, parse_json
 from dyad.data.base.secrets import redacted
 from dyad.data.base.untrusted_paths import file_inside, inside
 from dyad.eval.report.curves import History, last_value, read_history
 from dyad.eval.results.shapes import RESULT, STATE, read_object
 from dyad.eval.results.write import result_files
-from dyad.train.run_folder.folder import saved_config
+from dyad.train.run_folder.folder import flat, saved_config
 
 METRICS, LOG = "metrics.jsonl", "log.txt"
 LONGEST = 1 << 20  # bytes of a line
@@ -26,13 +28,14 @@ RESUMED = re.compile(rb"going on at step (\d{1,15}) from ")
 class RunFolder:
     """The content of a run folder. state and results have the shapes of eval/results/shapes.py.
 
-    config: the tree of config.yaml without secrets. state: run_state.json, {} if it is missing. history: of the
-    metrics in metrics.jsonl. results: eval/*.json. resumed_at: the steps at which later starts continued. unread: a
-    line for each part that could not be read.
+    config_text: config.yaml without secrets; options: its values by dotted keys. state: run_state.json, {} if it is
+    missing. history: of the metrics in metrics.jsonl. results: eval/*.json. resumed_at: the steps at which later starts
+    continued. unread: a line for each part that could not be read.
     """
 
     path: Path
-    config: Mapping[str, Any]
+    config_text: str
+    options: Mapping[str, Any]
     state: Mapping[str, Any]
     history: History
     results: Sequence[Mapping[str, Any]]
@@ -52,7 +55,8 @@ def read_run(path: Path) -> RunFolder:
     unread = [f"{name} is not read: it lies outside this folder" for name in links]
     return RunFolder(
         path,
-        config,
+        OmegaConf.to_yaml(config),
+        flat(config),
         read_object(path, "run_state.json", STATE, unread.append) or {},
         read_history(_records(path, unread.append)),
         [found for name in result_files(path) if (found := read_object(path, name, RESULT, unread.append))],
@@ -62,7 +66,10 @@ def read_run(path: Path) -> RunFolder:
 
 
 def _records(path: Path, log: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """The objects of metrics.jsonl; its last line may be incomplete after a kill."""
+    """The objects of metrics.jsonl. log: gets a line with the number of damaged lines.
+
+    An incomplete last line, which a kill leaves, does not count as damaged.
+    """
     damaged = 0
     for line in _lines(path, METRICS, log):
         record = None
@@ -77,7 +84,10 @@ def _records(path: Path, log: Callable[[str], None]) -> Iterator[dict[str, Any]]
 
 
 def _lines(path: Path, name: str, log: Callable[[str], None]) -> Iterator[bytes]:
-    """The lines of a file in the folder, an empty line for each that is too long; none if there is no such file."""
+    """The lines of a file in the folder, an empty line for each of LONGEST bytes or more; none if it does not exist.
+
+    log: gets a line if the file has more than LARGEST bytes, of which only the first are read.
+    """
     if file := file_inside(path, name):
         with file.open("rb") as lines:
             begins = True

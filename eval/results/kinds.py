@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dyad.eval.results.summary import SYSTEMS, Result, lead, part, score, signed, signed_interval, systems
+from dyad.eval.results.summary import SYSTEMS, Result, lead, part, score, systems
 from dyad.eval.search.index_spec import EXACT
 from dyad.train.panels import Score
 
@@ -49,17 +49,18 @@ def headline(metrics: Iterable[str]) -> str:
 
 
 def companion(metrics: Iterable[str]) -> str:
-    """The metric that is drawn beside the headline; "" if there is none."""
+    """The metric that a chart shows beside the headline; "" if there is none."""
     return _first_of(COMPANIONS, list(metrics))
 
 
 def _first_of(wanted: Sequence[str], names: Sequence[str]) -> str:
+    """The first name in the order of `wanted`, where R@ stands for any R@K; "" if there is none."""
     found = (n for w in wanted for n in names if n == w or (w.endswith("@") and n.startswith(w)))
     return next(found, "")
 
 
 def label(metric: str) -> str:
-    """The name of a metric in words."""
+    """The name of a metric for people: acc1 → top-1 accuracy."""
     start = next((start for start in LABELS if metric.startswith(start)), "")
     return LABELS.get(start, "") + metric.removeprefix(start).replace("_", " ")
 
@@ -69,29 +70,23 @@ def label(metric: str) -> str:
 
 @dataclass(frozen=True)
 class Number:
-    """A metric in a group: its 95 % interval, its chance value, and the lead of the model over this baseline.
-
-    other: this is not the score of the run itself.
-    """
+    """A metric in a table of the page. ahead: the lead of the model over this baseline. other: it is not the run's."""
 
     label: str
-    value: float | None
-    low: float | None = None
-    high: float | None = None
-    chance: float | None = None
-    ahead: str = ""
-    ahead_interval: str = ""
+    score: Score
+    ahead: Score = Score(None)
     other: bool = False
 
     @property
     def is_share(self) -> bool:
-        """Whether the value lies in [0, 1], so that it can be drawn as a bar."""
-        return self.value is not None and 0 <= self.value <= 1 and not self.label.endswith("rank")
+        """Whether the value lies in [0, 1] and is no rank, so that it can be drawn as a bar."""
+        value = self.score.value
+        return value is not None and 0 <= value <= 1 and not self.label.endswith("rank")
 
     @property
     def style(self) -> str:
-        """CSS variables with the positions on the bar."""
-        positions = {"v": self.value, "low": self.low, "high": self.high, "chance": self.chance}
+        """The CSS variables --value, --low, --high and --chance: positions on the bar in percent."""
+        positions = self.score._asdict()
         inside = {name: min(max(value, 0.0), 1.0) for name, value in positions.items() if value is not None}
         return ";".join(f"--{name}:{100 * value:.2f}%" for name, value in inside.items())
 
@@ -100,25 +95,25 @@ Groups = dict[str, list[Number]]  # title of a table of the page → its numbers
 
 
 def groups(result: Result) -> Groups:
-    """The numbers of a result for the page; all metrics in one group if its task is not known."""
+    """The tables of the page for one result; a single table with all metrics if its task is not known."""
     if kind := KINDS.get(result["task"]):
         return {title: numbers for title, numbers in kind.groups(result).items() if numbers}
     return {result["task"]: _numbers(result, result["metrics"])}
 
 
 def meanings(shown: Groups) -> list[str]:
-    """Explanations of the metrics in these groups, each once."""
+    """The explanations of the metrics in some tables of the page, each once."""
     labels = [*shown, *(number.label for numbers in shown.values() for number in numbers)]
     return [text for start, text in MEANINGS.items() if any(label.startswith(start) for label in labels)]
 
 
 def _numbers(result: Result, metrics: Iterable[str], title: str = "") -> list[Number]:
-    """Metrics of the model. title: words that all labels begin with, which are left out."""
-    return [Number(label(metric).removeprefix(title), *score(result, metric)) for metric in metrics]
+    """The scores of the model in some metrics. title: left out where a label begins with it."""
+    return [Number(label(metric).removeprefix(title), score(result, metric)) for metric in metrics]
 
 
 def _retrieval_groups(result: Result) -> Groups:
-    """One group for each direction."""
+    """One table for each direction of the search."""
     shown = [metric for metric in result["metrics"] if not metric.endswith("mean_rank")]
     return {
         words.strip(): _numbers(result, (metric for metric in shown if metric.startswith(start)), words)
@@ -127,22 +122,23 @@ def _retrieval_groups(result: Result) -> Groups:
 
 
 def _zero_shot_groups(result: Result) -> Groups:
+    """One table: the accuracies, and that of always answering the largest class."""
     largest = score(result, "majority_class_share").chance
-    always = [] if largest is None else [Number("always the largest class", largest, other=True)]
+    always = [] if largest is None else [Number("always the largest class", Score(largest), other=True)]
     return {"picture → class": _numbers(result, (m for m in ACCURACIES if m in result["metrics"])) + always}
 
 
 def _passage_groups(result: Result) -> Groups:
-    """One group for each metric, with a row for each system."""
+    """One table for each metric, with a row for each system."""
     found: Groups = {}
     for metric in [m for m in PASSAGE_METRICS if m in result["metrics"]][:PASSAGE_COLUMNS]:
         for name, system in systems(result).items():
-            own, value, ahead = system is result, score(system, metric)._replace(chance=None), lead(system, metric)
-            words = signed(ahead.value), signed_interval(ahead)
+            own, value = system is result, score(system, metric)._replace(chance=None)
             if own or value.value is not None:
-                found.setdefault(metric, []).append(Number(SYSTEMS.get(name, name), *value, *words, other=not own))
+                row = Number(SYSTEMS.get(name, name), value, lead(system, metric), other=not own)
+                found.setdefault(metric, []).append(row)
         if (chance := score(result, metric).chance) is not None:
-            found[metric].append(Number("chance", chance, other=True))
+            found[metric].append(Number("chance", Score(chance), other=True))
     return found
 
 
@@ -150,6 +146,7 @@ def _passage_groups(result: Result) -> Groups:
 
 
 def _table(*columns: str, title: str | None = None) -> Any:
+    """An empty table for the terminal, whose first column folds long names."""
     from rich.box import SIMPLE
     from rich.table import Table
 
@@ -169,24 +166,28 @@ def _add_rows(table: Any, name: str, metrics: Sequence[str], result: Result, *mo
 
 
 def _cell(value: float | None, form: str = ".3f", unknown: str = "-") -> str:
+    """A value, or the text `unknown` for None. form: a format specification."""
     return unknown if value is None else f"{value:{form}}"
 
 
 def _interval(found: Score, form: str = ".3f") -> str:
+    """Both ends of the interval, or "". form: a format specification."""
     return "" if found.low is None else f"{found.low:{form}} {found.high:{form}}"
 
 
 def _with_interval(found: Score, form: str = ".3f", unknown: str = "-") -> str:
+    """A value and, on a second line, its interval."""
     return f"{_cell(found.value, form, unknown)}\n{_interval(found, form)}".strip()
 
 
 def _title(result: Result, *counted: str) -> str:
+    """The title of a printed table: data set, sizes. counted: what the metrics num_* count."""
     sizes = [f"{_cell(score(result, f'num_{name}').value, ',.0f')} {name}" for name in counted]
     return f"{result['dataset']}: {', '.join(sizes)}{_approximate(result)}"
 
 
 def _approximate(result: Result) -> str:
-    """Names the index if the search was not exact."""
+    """The name of the index in brackets if the search was not exact, else ""."""
     search = part(result, "search")
     indexes = {str(how["index"]) for how in (search, *search.values()) if isinstance(how, dict) and "index" in how}
     indexes -= {EXACT}

@@ -1,4 +1,4 @@
-"""Panels for trackers and scores for model cards, made from the results in `eval/*.json`."""
+"""Converts results into panels for trackers (galleries, histograms, tables) and into scores for model cards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dyad.train.panels import Cell, Grid, Panels, Picture, Scored
 
 
 def panels(result: Result, run: Path) -> Panels:
-    """The panels of one data set. run: the run folder, which holds the thumbnails."""
+    """The panels of one result. run: the run folder, which holds the thumbnails."""
     pairs, of_class, histogram = confusions(result), classes(result), part(result, "scores")
     return Panels(
         dataset=result["dataset"],
@@ -30,12 +30,12 @@ def panels(result: Result, run: Path) -> Panels:
 
 
 def scored(result: Result) -> Scored:
-    """The scores of one data set."""
+    """The scores of one result for a model card."""
     return Scored(result["dataset"], KINDS[result["task"]].hub_task, scores(result))
 
 
 def _final_numbers(result: Result) -> dict[str, dict[str, float]]:
-    """Every score of the model and of its baselines: value, low, high, chance, as far as they are known."""
+    """Metric, or BASELINE/metric, → its value, low, high and chance, as far as they are known."""
     found = {}
     for name, system in systems(result).items():
         start = "" if system is result else f"{name}/"
@@ -46,8 +46,10 @@ def _final_numbers(result: Result) -> dict[str, dict[str, float]]:
 
 
 def _gallery(cases: Sequence[Mapping[str, Any]], run: Path, dataset: str) -> Grid:
-    """One row for each query. Pictures that were found stand in columns, best first. Texts that were found stand
-    below each other, in one column for each system.
+    """The table of a gallery, with one row for each query.
+
+    Answers that are pictures have a column each, best first. Answers that are texts are lines of one cell for each
+    system.
     """
     metrics = dict.fromkeys(metric for case in cases for metric in part(case, "value"))
     names = dict.fromkeys(name for case in cases for name in part(case, "systems"))
@@ -80,7 +82,7 @@ def _cell(item: Mapping[str, Any], run: Path, dataset: str) -> Cell:
 
 
 def _words(item: Mapping[str, Any]) -> str:
-    """✓ 0.812 Title: text with the «answer» marked; what the item lacks is left out."""
+    """An item in one line: ✓ 0.812 Title: text with the «answer» marked. Parts that the item lacks are left out."""
     parts = marked(item.get("text") or "", item.get("spans") or [])
     text = "".join(f"«{part}»" if found else part for part, found in parts)
     named = ": ".join(filter(None, (item.get("title"), text))) or item.get("id") or ""

@@ -1,6 +1,6 @@
-"""The shapes of the files in a run folder. They are checked where the files are read; all other code relies on them.
+"""The shapes of the JSON files in a run folder. `read_object` checks them, and all other code relies on them.
 
-A run of another age lacks parts, or has them as null. A part of another shape is left out, with a line that says so.
+A file of another version may lack parts, or have them as null. A part of another shape is left out, with a log line.
 """
 
 from __future__ import annotations
@@ -25,28 +25,38 @@ Intervals = dict[str, Interval | None]
 
 
 class Difference(TypedDict, total=False):
+    """The model's score minus the score of a baseline, in one metric."""
+
     value: float | None
     interval: Interval | None
 
 
 class System(TypedDict, total=False):
+    """The scores of one baseline by metric. difference: to the model."""
+
     metrics: Numbers | None
     intervals: Intervals | None
     difference: dict[str, Difference | None] | None
 
 
 class Confusion(TypedDict):
+    """A confusion matrix. counts: a row for each true class, a column for each predicted class."""
+
     classes: list[str]
     counts: list[Counts]
 
 
 class Mistake(TypedDict):
+    """How often a true class was predicted as another one."""
+
     true: str
     predicted: str
     count: Count
 
 
 class ScoreHistogram(TypedDict):
+    """Counts of scores between edges, of right pairs, wrong pairs and the best wrong item of each query."""
+
     edges: list[Annotated[float, Field(ge=-1e15, le=1e15)]]
     right: Counts
     wrong: Counts
@@ -68,7 +78,7 @@ def _drawable(found: ScoreHistogram) -> ScoreHistogram:
 
 
 class ResultFile(TypedDict, total=False):
-    """eval/<data set>.json."""
+    """The shape of eval/<data set>.json."""
 
     dataset: Required[str]
     task: Required[str]
@@ -88,7 +98,7 @@ class ResultFile(TypedDict, total=False):
 
 
 class StateFile(TypedDict, total=False):
-    """run_state.json."""
+    """The shape of run_state.json."""
 
     status: str | None
     step: Count | None
@@ -124,7 +134,7 @@ def read_object(folder: Path, name: str, shape: TypeAdapter[Any], log: Callable[
 
 
 def _problems(shape: TypeAdapter[Any], found: Any) -> dict[str, str]:
-    """Part → the first thing that is wrong with it; the part "" is the whole."""
+    """Part of `found` → the first reason why it does not fit `shape`; the part "" stands for the whole."""
     problems: dict[str, str] = {}
     try:
         shape.validate_python(found, strict=True)

@@ -1,4 +1,4 @@
-"""Read access to results of evaluations, for everything that shows them: the page, trackers, tables, the model card.
+"""Functions that read numbers from results, for all that shows them: the page, trackers, tables, the model card.
 
 A result is the JSON of `eval/<data set>.json`, written by a run of any age. Parts that it lacks, or that are null, are
 skipped. What is special to one kind of evaluator stands in eval/results/kinds.py.
@@ -32,7 +32,7 @@ def scores(result: Result) -> dict[str, Score]:
 
 
 def systems(result: Result) -> dict[str, Result]:
-    """The model and the baselines that it is compared with, by name."""
+    """Name → scores of the model (the result itself) and of the baselines that it is compared with."""
     return {"model": result, **part(result, "baselines")}
 
 
@@ -61,7 +61,7 @@ def classes(result: Result) -> list[tuple[str, float, int]]:
 
 
 def marked(text: str, spans: Sequence[Sequence[int]]) -> Iterator[tuple[str, bool]]:
-    """Cut a text into (part, whether it lies in a span), in order. Spans that overlap are joined."""
+    """The parts of a text in order, each with whether it lies in a span. Spans that overlap are joined."""
     position = 0
     for start, end in sorted(map(tuple, spans)):
         start, end = max(start, position), min(end, len(text))
@@ -106,14 +106,9 @@ def number(value: Any) -> str:
     return f"{found:.1g}" if 0 < abs(found) < 0.0005 else f"{found:.3f}"
 
 
-def signed(value: float | None) -> str:
-    """A difference for people, with its sign; "" for None."""
-    return "" if value is None else f"{value:+.3f}".replace("-", "−")
-
-
-def signed_interval(found: Score) -> str:
-    """The interval of a difference for people, in brackets; "" if it is not known."""
-    return "" if found.low is None else f"[{signed(found.low)}, {signed(found.high)}]"
+def signed(value: float) -> str:
+    """A difference for people, with its sign."""
+    return f"{value:+.3f}".replace("-", "−")
 
 
 def _ends(interval: Sequence[Any] | None) -> tuple[float | None, float | None]:

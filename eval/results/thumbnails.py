@@ -1,4 +1,4 @@
-"""Small copies of the pictures in a gallery, as WebP without metadata, in a folder beside the result."""
+"""Thumbnails: small copies of the pictures in a gallery, as WebP without metadata, in a folder beside the result."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Thumbnails:
         self._asked: set[int] = set()
 
     def name(self, i: int) -> str:
-        """The file name of picture i. It has the position in it, since a sample's key may contain any character."""
+        """The file name of picture i, which `write` will write. It is no sample key, which may have any character."""
         self._asked.add(i)
         return f"{i}.webp"
 

@@ -70,7 +70,10 @@ def write(folder: Path, content: Mapping[str, Any], files: Mapping[str, Callable
 
 
 def saved_results(run: Path) -> list[dict[str, Any]]:
-    """The results in a run folder, by name. Files and parts of another shape are left out, with a line on stderr."""
+    """The results in a run folder, sorted by file name.
+
+    Files and parts of another shape, and results of unknown tasks, are left out; the former with a line on stderr.
+    """
     found = (read_object(run, name, RESULT, _print_error) for name in result_files(run))
     return [result for result in found if result and result["task"] in KINDS]
 

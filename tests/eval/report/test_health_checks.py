@@ -7,6 +7,7 @@ from helpers.report import CONFIG, passages, records, retrieval, zero_shot
 
 from dyad.eval.report.curves import read_history
 from dyad.eval.report.health_checks import CHECKS, health_checks
+from dyad.train.run_folder.folder import flat
 
 
 def config(**changed: Any) -> dict[str, Any]:
@@ -122,7 +123,7 @@ FOUND: dict[str, tuple[str, str, Given]] = {
 
 def told(given: Given) -> dict[str, Any]:
     found = health_checks(
-        given.get("config", CONFIG),
+        flat(given.get("config", CONFIG)),
         read_history(given.get("records", records())),
         given.get("results", [retrieval(), zero_shot(), behind("bm25", 0.01, 0.03)]),
     )
