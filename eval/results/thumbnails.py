@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from PIL import Image
+from torch import Tensor
 
 from dyad.data.base.files import remove, sync, whole_folder
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from dyad.data.image_text.dataset import Pictures
+from dyad.data.image_text.dataset import Pictures
 
 SIDE = 96  # pixels of the longer side, at most
 QUALITY = 80

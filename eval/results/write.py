@@ -14,11 +14,10 @@ from dyad.data.base.untrusted_paths import inside
 from dyad.eval.results.kinds import KINDS
 from dyad.eval.results.shapes import RESULT, read_object
 from dyad.eval.results.summary import Result
-from dyad.train.config import Task
+from dyad.train.config import Task, TrainConfig
 
 if TYPE_CHECKING:
     from dyad.eval.encode.encoder import Evaluator, Report
-    from dyad.train.config import TrainConfig
 
 _RECALLS = (("text_to_image_R@", "image_retrieval_recall@"), ("image_to_text_R@", "text_retrieval_recall@"))
 OTHER_TOOLS = (".beir", ".dpr")  # the stems of JSON files for other tools end so
