@@ -1,6 +1,6 @@
-"""What an evaluation gives to trackers and model cards besides scalars, in plain types.
+"""Plain types for what an evaluation shows in trackers and model cards besides scalar metrics.
 
-eval/results/panels.py makes them from results, the wiring hands them over. Each tracker draws what it can.
+eval/results/panels.py makes them from results. Each tracker draws the parts that it supports.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Panels:
-    """What is shown of one data set.
+    """What trackers show of one data set at the end of a run.
 
     final: metric, or <baseline>/<metric>, → its value, low, high and chance, as far as known. galleries: title in
     letters that suit a key → one row for each query. histograms: "right", "wrong", "best_wrong" → (n + 1 edges, n

@@ -1,1 +1,1 @@
-"""`python -m eval.report`: the page of a run."""
+"""The HTML page of a run: `python -m eval.report` writes report.html."""

@@ -1,4 +1,4 @@
-"""python -m eval.report: writes the report, see dyad/eval/report/main.py."""
+"""The entry point of python -m eval.report. The command is in dyad/eval/report/main.py."""
 
 from dyad.data.base.errors import run
 from dyad.eval.report.main import main

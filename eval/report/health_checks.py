@@ -1,61 +1,40 @@
 """Health checks of a run: known signs of failure in what it has recorded, each with its meaning and the key to change.
 
-CHECKS is a table. A row compares one number with its limits. health_numbers.py computes the numbers of the training,
-of each evaluation result and of each evaluator; a number that the run has not recorded is not checked.
+CHECKS is a table. A row compares one number with its limit. health_numbers.py computes the numbers of the training, of
+each evaluation result and of each evaluator; a number that the run has not recorded is not checked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any
 
 from dyad.data.base.findings import Finding, Level
-from dyad.eval.report.curves import Records, Results, evaluations
-from dyad.eval.report.health_numbers import (
-    Numbers,
-    evaluation_numbers,
-    half_width,
-    result_numbers,
-    training_numbers,
-)
-from dyad.eval.results.summary import evaluator
+from dyad.eval.report.curves import History, evaluations
+from dyad.eval.report.health_numbers import Numbers, evaluation_numbers, result_numbers, training_numbers
+from dyad.eval.results.summary import Result
 
 
 @dataclass(frozen=True)
 class Check:
-    """A row of the table. problem_if: "<number> > <limit>" or "<number> < <limit>".
+    """The words for one check. Names in braces stand for numbers of health_numbers.py.
 
-    fine: title and text if there is no problem. fails_above: from here a problem is a failure, not a warning. Texts
-    name numbers in braces.
+    title, text, fix: of the problem. fine: title and text if there is no problem. fails_above: above this number the
+    problem is a failure, not a warning.
     """
 
-    problem_if: str
     title: str
     text: str
     fix: str
     fine: tuple[str, str] | None = None
     fails_above: float = inf
 
-    def finding(self, numbers: Numbers) -> Finding | None:
-        name, sign, limit = self.problem_if.split()
-        value = numbers.get(name)
-        if value is None:
-            return None
-        if value > float(limit) if sign == ">" else value < float(limit):
-            level, words = Level.fail if value > self.fails_above else Level.warn, (self.title, self.text, self.fix)
-        elif self.fine:
-            level, words = Level.ok, (*self.fine, "")
-        else:
-            return None
-        title, text, fix = (template.format_map(numbers) for template in words)
-        return Finding(level, title, text, fix)
 
-
-CHECKS = (
-    Check(
-        "loss_is_flat > 0",
+# Condition of a problem, "<number> > <limit>" or "<number> < <limit>" → its words
+CHECKS = {
+    "loss_is_flat > 0": Check(
         "The loss does not fall",
         "{losses} The pairs teach nothing, or the steps are too small or too large.",
         "Look at the pairs (python -m data check FILE), then try optim.lr three times lower and higher, with "
@@ -63,152 +42,131 @@ CHECKS = (
         fine=("The loss falls", "{losses}"),
         fails_above=1,
     ),
-    Check(
-        "skipped_share > 0",
+    "skipped_share > 0": Check(
         "Steps were skipped",
         "{skipped} of {steps:.0f} had a loss or gradient that is not finite; they changed nothing.",
         "Lower optim.lr, set optim.clip_norm=1, or use precision=bf16 or fp32",
         fine=("Every step counted", "None had a loss or gradient that is not finite."),
         fails_above=0.01,
     ),
-    Check(
-        "substituted > 0",
+    "substituted > 0": Check(
         "Samples could not be used",
         "{substituted:,} of {samples_seen:,.0f} were replaced; ledger.jsonl says which, and why.",
         "python -m data check SHARD for the shards that it names",
         fine=("Every sample could be used", "None had to be replaced by another one."),
     ),
-    Check(
-        "gradient_spikes > 0",
+    "gradient_spikes > 0": Check(
         "The gradient spikes",
         "Its norm is {usual_norm} as a rule and was {largest_norm} once: such a step can undo many.",
         "optim.clip_norm=1, or a longer optim.warmup",
         fine=("The gradient is calm", "Its norm is {usual_norm} as a rule, {largest_norm} at most."),
     ),
-    Check(
-        "at_lower_clamp > 0",
+    "at_lower_clamp > 0": Check(
         "The temperature is at its clamp",
         "τ has come down to {clamp} and is held there: the gradient comes from ever fewer negatives, often from wrong "
         "labels.",
         "Duplicates first (objective.duplicates=mask); then a higher objective.min_temperature, or "
         "objective.learnable=false with a temperature you choose",
     ),
-    Check(
-        "at_upper_clamp > 0",
+    "at_upper_clamp > 0": Check(
         "The temperature is at its upper clamp",
         "τ has gone up to 1: scores are not told apart.",
         "Lower optim.lr, or start at a lower objective.temperature",
         fine=("The temperature is free", "τ = {temperature}; its clamp is {clamp}."),
     ),
-    Check(
-        "bound_share > 0.95",
+    "bound_share > 0.95": Check(
         "The bound is saturated",
         "{mi_bound:.2f} of at most log K = {log_k:.2f} nats. The batch tells the pairs apart already; the number says "
         "little, and little more is learnt.",
         "A larger global_batch_size (with chunk_size it needs no more memory), or hard negatives",
         fine=("The bound has room", "{mi_bound:.2f} of at most log K = {log_k:.2f} nats."),
     ),
-    Check(
-        "uniformity > -0.2",  # 0 if all embeddings are one point
+    "uniformity > -0.2": Check(  # 0 if all embeddings are one point
         "Embeddings have collapsed",
         "Uniformity {uniformities}; 0 is one single point. Side {side} gives nearly the same embedding to everything.",
         "Lower optim.lr, a longer optim.warmup, a lower objective.temperature; is the tower frozen by mistake?",
         fine=("Embeddings are spread out", "Uniformity {uniformities}; 0 would be collapse."),
         fails_above=-0.2,
     ),
-    Check(
-        "effective_negatives < 2",
+    "effective_negatives < 2": Check(
         "Few negatives count",
         "An anchor's gradient comes from {effective_negatives:.1f} negatives in the mean: a single wrong one rules it.",
         "A higher objective.temperature or objective.min_temperature; objective.duplicates=mask",
         fine=("Many negatives count", "{effective_negatives:.0f} effective ones for an anchor in the mean."),
     ),
-    Check(
-        "batch_accuracy > 0.98",
+    "batch_accuracy > 0.98": Check(
         "The batch has become easy",
         "{batch_accuracy:.1%} of its pairs are told apart: there is little left to learn from it.",
         "A larger global_batch_size; hard negatives (python -m eval.mine) for questions; stronger data.augment for "
         "pictures",
     ),
-    Check(
-        "duplicates > 0.01",
+    "duplicates > 0.01": Check(
         "Duplicates in the batches",
         "{duplicate_shares} have an equal twin in their batch, which counts as a wrong answer.",
         "objective.duplicates=mask leaves twins out, objective.duplicates=positive makes them right too",
         fine=("Duplicates do no harm", "{duplicate_shares} have a twin in their batch{handling}."),
     ),
-    Check(
-        "share_never_visited > 0.5",
+    "share_never_visited > 0.5": Check(
         "Most samples were never visited",
         "{share_never_visited:.0%} of the samples have no running mean yet: so far this objective does no more than a "
         "plain one.",
         "Train for several epochs: epochs=5, or more steps",
     ),
-    Check(
-        "staleness > 1",
+    "staleness > 1": Check(
         "Running means are stale",
         "log u is {staleness:.1f} away from its batch in the mean: u lags behind the weights.",
         "A larger objective.gamma, or a lower optim.lr",
         fine=("Running means are fresh", "log u is {staleness:.2f} away from its batch in the mean."),
     ),
-    Check(
-        "waiting_share > 0.2",
+    "waiting_share > 0.2": Check(
         "Waiting for data",
         "{waiting_share:.0%} of the time went by waiting for the loader.",
         "More data.workers; shards on a local disk; pictures packed at the size they are used",
         fine=("Data come fast enough", "{waiting_share:.1%} of the time went by waiting for them."),
         fails_above=0.5,
     ),
-    Check(
-        "relative_throughput < 0.7",
+    "relative_throughput < 0.7": Check(
         "Training slowed down",
         "{rates}",
         "Look for other jobs, memory that swaps, or throttling",
         fine=("Throughput is steady", "{rates}"),
     ),
-    Check(
-        "nothing_evaluated > 0",
+    "nothing_evaluated > 0": Check(
         "Nothing was evaluated",
         "A falling loss does not say whether anything is found.",
         "data.val=SHARDS, eval.suite=[…], or python -m eval checkpoint=RUN later",
     ),
-    Check(
-        "no_better_than_chance > 0",
+    "no_better_than_chance > 0": Check(
         "{dataset}: no better than chance",
         "{metric} {value}, chance {chance}.",
         "Are pairs right and keys those of the data (data.image_key, data.captions)? Then optim.lr and more steps",
         fine=("{dataset}: better than chance", "{metric} {value}, chance {chance}."),
         fails_above=0,
     ),
-    Check(
-        "below_largest_class > 0",
+    "below_largest_class > 0": Check(
         "{dataset}: below the largest class",
         "{accuracy:.3f} are right; always answering the most frequent class gives {largest_class:.3f}.",
         "Prompts and class names of the task file; classes that the training captions never name",
     ),
-    Check(
-        "one_class_takes_all > 0",
+    "one_class_takes_all > 0": Check(
         "{dataset}: one class takes all",
         "“{top_class}” is the answer for {answered:.0%} of the pictures and right for {occurring:.0%}.",
         "Prompts that are alike for all classes but the name; more prompts for each class",
     ),
-    Check(
-        "behind_untrained > 0",
+    "behind_untrained > 0": Check(
         "{dataset}: behind itself before training",
         "{lead_untrained}.",
         "A lower optim.lr and fewer steps: training forgets what the encoder knew",
         fine=("{dataset}: ahead of itself before training", "{lead_untrained}."),
         fails_above=0,
     ),
-    Check(
-        "behind_bm25 > 0",
+    "behind_bm25 > 0": Check(
         "{dataset}: behind BM25",
         "{lead_bm25}.",
         "Hard negatives (python -m eval.mine); or use both: the row “fusion” ranks by both",
         fine=("{dataset}: ahead of BM25", "{lead_bm25}."),
     ),
-    Check(
-        "past_best > 0",
+    "past_best > 0": Check(
         "{dataset}: past its best",
         "{metric} {best:.3f} at step {best_step:.0f}, {last:.3f} now: it learns the training data by heart.",
         "steps={best_step:.0f}; more data or stronger data.augment; a larger optim.weight_decay",
@@ -217,20 +175,32 @@ CHECKS = (
             "Best {metric} {best:.3f} at step {best_step:.0f}, {last:.3f} at the end.",
         ),
     ),
-)
+}
 
 
-def health_checks(config: Mapping[str, Any], records: Records, results: Results) -> list[Finding]:
-    """All findings, the worst first.
-
-    config: the tree of config.yaml. records: lines of metrics.jsonl. results: the files of eval/.
-    """
-    noise = {evaluator(result): half_width(result) for result in results}
+def health_checks(options: Mapping[str, Any], history: History, results: Sequence[Result]) -> list[Finding]:
+    """The findings of all checks, the worst first. options: the configuration, by dotted keys."""
     checked = [
-        training_numbers(config, records),
-        {} if results or evaluations(records) else {"nothing_evaluated": 1},
+        training_numbers(options, history),
+        {} if results or evaluations(history) else {"nothing_evaluated": 1},
         *(result_numbers(result) for result in results),
-        *evaluation_numbers(records, noise),
+        *evaluation_numbers(history, results),
     ]
-    findings = [found for check in CHECKS for numbers in checked if (found := check.finding(numbers))]
-    return sorted(findings, key=lambda found: list(Level).index(found.level), reverse=True)
+    found = [_finding(condition, check, numbers) for condition, check in CHECKS.items() for numbers in checked]
+    return sorted(filter(None, found), key=lambda finding: list(Level).index(finding.level), reverse=True)
+
+
+def _finding(problem_if: str, check: Check, numbers: Numbers) -> Finding | None:
+    """The finding of one check; None if its number is missing, or if there is no problem and no words for that."""
+    name, sign, limit = problem_if.split()
+    value = numbers.get(name)
+    if value is None:
+        return None
+    if value > float(limit) if sign == ">" else value < float(limit):
+        level, words = Level.fail if value > check.fails_above else Level.warn, (check.title, check.text, check.fix)
+    elif check.fine:
+        level, words = Level.ok, (*check.fine, "")
+    else:
+        return None
+    title, text, fix = (template.format_map(numbers) for template in words)
+    return Finding(level, title, text, fix)

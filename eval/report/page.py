@@ -1,162 +1,246 @@
-"""The texts and numbers of the report page as plain values for its template. Numbers are chosen and named, not made."""
+"""Renders the report page of a run: collects its facts, numbers and charts for templates/report.html.j2."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from dyad.data.base.errors import ConfigError
 from dyad.data.base.secrets import public_path
-from dyad.eval.report.curves import column, option
+from dyad.data.shards.licences import Notice, notices
+from dyad.eval.report.curves import evaluation_charts, health_charts, last_value, training_charts
+from dyad.eval.report.gallery import KINDS, View, cases, shortened
+from dyad.eval.report.health_checks import health_checks
+from dyad.eval.report.plots import confusion_matrix, line_chart, score_histogram
 from dyad.eval.report.run_folder import RunFolder
-from dyad.eval.results.kinds import Number, headline, label
-from dyad.eval.results.summary import SYSTEMS, Result, confusions, finite, number, score, systems
+from dyad.eval.results.kinds import Number, groups, headline, label, meanings
+from dyad.eval.results.summary import SYSTEMS, Result, classes, confusions, finite, number, part, score, signed
 from dyad.train.config import TrainConfig
 from dyad.train.losses import OBJECTIVES
-from dyad.train.run_folder.folder import all_keys, by_section, flat
+from dyad.train.run_folder.folder import all_keys, by_section
 
 FIRST = 8  # data sets that have more than their numbers on the page
+GALLERIES = 3_000_000  # bytes of all cases; every other part of the page has a bound of its own
+CHARTS = 24
+NOTICE, CONFIG = 12_000, 40_000  # characters of a notice, and of the configuration
+WORST, CONFUSED = 10, 8  # classes, and pairs of classes, that are listed
 TRUTHS = {"keys": "right is what has equal content", "pairs": "right is the own pair"}
 # Keys that say what a run is: shown also at their defaults
-ALWAYS = (
-    *("model.name", "model.image.kind", "model.image.name", "model.text.kind", "model.text.name", "precision"),
-    *("objective.similarity", "objective.temperature", "optim.lr", "optim.warmup", "optim.schedule"),
+ALWAYS = """model.name model.image.kind model.image.name model.text.kind model.text.name precision
+objective.similarity objective.temperature optim.lr optim.warmup optim.schedule""".split()
+# Keys that are facts of their own
+SHOWN = "task seed steps init_from experiment global_batch_size objective.name".split()
+
+
+ENVIRONMENT = Environment(
+    loader=FileSystemLoader(Path(__file__).with_name("templates")),
+    autoescape=True,  # captions, names and notices are written by others
+    undefined=StrictUndefined,
+    finalize=lambda value: "" if value is None else value,
+    trim_blocks=True,
+    lstrip_blocks=True,
 )
-SHOWN = (
-    "task",
-    "seed",
-    "steps",
-    "init_from",
-    "experiment",
-    "global_batch_size",
-    "objective.name",
-)  # as facts of their own
-WORST, CONFUSED = 10, 8  # classes, and pairs of classes, that are listed
+ENVIRONMENT.filters |= {"number": number, "signed": signed}
+ENVIRONMENT.globals |= {
+    "line_chart": line_chart,
+    "score_histogram": score_histogram,
+    "confusion_matrix": confusion_matrix,
+}
 
 
-@dataclass(frozen=True)
-class Card:
-    """The headline of a data set. anchor: of its section. against: the scores of the baselines, in words."""
+def render(run: RunFolder) -> str:
+    """The page of a run as HTML, at most 5 MB for any run."""
+    results = sorted(run.results, key=lambda result: result["dataset"] != "val")
+    status, status_line = _status(run)
+    return ENVIRONMENT.get_template("report.html.j2").render(
+        name=run.path.resolve().name,
+        path=shlex.quote(public_path(str(run.path))),
+        summary=_summary(run),
+        facts=_facts(run),
+        status=status,
+        status_line=status_line,
+        unread=run.unread,
+        glance=_random_cases(run, results),
+        more=max(0, len(results) - FIRST),
+        checks=health_checks(run.options, run.history, results),
+        sets=list(_data_sets(run, results)),
+        over_training=list(evaluation_charts(run.history, results).items())[:CHARTS],
+        training=list(training_charts(run.options, run.history).items()),
+        health=list(health_charts(run.history).items())[:CHARTS],
+        resumed_at=run.resumed_at,
+        notices=[(public_path(notice.file), notice.text[:NOTICE]) for notice in _notices(run)],
+        config=run.config_text[:CONFIG],
+        headings=KINDS,
+    )
 
-    dataset: str
-    anchor: str
-    number: Number
-    against: str
+
+def _data_sets(run: RunFolder, results: Sequence[Result]) -> Iterator[dict[str, Any]]:
+    """The values of each data set for the template. All galleries together have GALLERIES bytes.
+
+    headline: of the first data sets, with the baselines in words (against). galleries: title → kind → cases as HTML.
+    left_out: what has no room on the page.
+    """
+    room = GALLERIES
+    for position, result in enumerate(results):
+        whole, shown, metric = position < FIRST, groups(result), headline(result["metrics"])
+        baselines = {SYSTEMS.get(name, name): score(of, metric) for name, of in part(result, "baselines").items()}
+        mistakes = [(true, answer, times) for true, answer, times in confusions(result) if true != answer and times]
+        galleries: dict[str, dict[str, list[Markup]]] = {}
+        left_out = 0
+        for dataset, title, listed in _pictures_first([result] if whole else []):
+            for kind, case in cases(listed, run.path, dataset):
+                html = _case(case)
+                size = len(html.encode("utf-8", "replace"))
+                if size <= room:
+                    room -= size
+                    galleries.setdefault(title, {}).setdefault(kind, []).append(html)
+                else:
+                    left_out += 1
+        some_cases = f"{left_out} more cases" if left_out else ""
+        yield {
+            "name": result["dataset"],
+            "anchor": f"set-{position}",
+            "headline": Number(label(metric), score(result, metric)) if whole and metric else None,
+            "against": ", ".join(f"{name} {number(found.value)}" for name, found in baselines.items()),
+            "source": result.get("source"),
+            "sizes": _sizes(result),
+            "groups": shown,
+            "meanings": meanings(shown),
+            "worst": classes(result)[:WORST],
+            "confused": sorted(mistakes, key=lambda mistake: -mistake[2])[:CONFUSED],
+            "scores": part(result, "scores") if whole else {},
+            "confusion": part(result, "confusion") if whole else {},
+            "galleries": galleries,
+            "left_out": some_cases if whole else "Histogram, matrix and cases",
+        }
+
+
+def _random_cases(run: RunFolder, results: Sequence[Result]) -> list[Markup]:
+    """Random cases of the first gallery as HTML, with the answers of this run only: they stand beside the headlines."""
+    for dataset, _, listed in _pictures_first(results):
+        if drawn := [case for kind, case in cases(listed, run.path, dataset) if kind == "random"]:
+            return [_case(shortened(case), glance=True) for case in drawn[: 2 if len(results) < 3 else 4]]
+    return []
+
+
+def _case(case: View, glance: bool = False) -> Markup:
+    return Markup(ENVIRONMENT.get_template("case.html.j2").render(case=case, glance=glance))
+
+
+def _pictures_first(results: Sequence[Result]) -> list[tuple[str, str, Any]]:
+    """(data set, title, cases) of all galleries of results; galleries with pictures as answers come first."""
+    found = [(result["dataset"], *gallery) for result in results for gallery in part(result, "gallery").items()]
+    return sorted(found, key=lambda gallery: not gallery[1].endswith("pictures"))
+
+
+def _notices(run: RunFolder) -> list[Notice]:
+    """The licence texts beside the data of the run; none if the run names data in a form that cannot be read."""
+    keys = ("data.train", "data.val", "data.passage.corpus", "eval.suite")
+    sources = [value for key in keys for value in _list(run.options.get(key)) if isinstance(value, str)]
+    try:
+        return notices([*sources, *(result["source"] for result in run.results if result.get("source"))])
+    except ConfigError:
+        return []
 
 
 # ---- what was trained ------------------------------------------------------------------------------------------------
 
 
-def summary(run: RunFolder) -> str:
-    """One sentence: what was trained, on which data, for how long."""
-    config = run.config
-    sides = "questions and passages" if option(config, "task") == "question_passage" else "pictures and texts"
-    size = option(config, "global_batch_size", 0)
-    time = f" in {_duration(seconds)}" if (seconds := trained_seconds(run)) else ""
+def _summary(run: RunFolder) -> str:
+    """One sentence for the top of the page: what was trained, on which data, for how long."""
+    options = run.options
+    sides = "questions and passages" if options.get("task") == "question_passage" else "pictures and texts"
+    size, seconds = finite(options.get("global_batch_size")) or 0, _trained_seconds(run)
     return (
-        f"A dual encoder of {sides}, trained on {_where(option(config, 'data.train'))} with the objective "
-        f"{option(config, 'objective.name', '?')}: {run.step:,} steps of {size:,} pairs{time}."
+        f"A dual encoder of {sides}, trained on {_data_location(options.get('data.train'))} with the objective "
+        f"{_joined(options.get('objective.name')) or '?'}: {run.step:,} steps of {size:,.0f} pairs"
+        f"{f' in {_duration(seconds)}' if seconds else ''}."
     )
 
 
-def facts(run: RunFolder) -> dict[str, str]:
-    """Name → value of what a reader needs first."""
-    config = run.config
-    seconds, rate = trained_seconds(run), _rate(run)
-    speed, changed = f", {rate:,.0f} pairs a second" if rate else "", _changed(config)
-    objective = (option(config, "objective.name", ""), changed.get("objective", ""))
+def _facts(run: RunFolder) -> dict[str, str]:
+    """The list "What was trained": name → text. Empty facts are left out."""
+    options, history, changed = run.options, run.history, _changed(run.options)
+    seconds, size = _trained_seconds(run), finite(options.get("global_batch_size")) or 0
+    timed_steps = max(history.get("train/batch_time", {}), default=0)
+    speed = f", {timed_steps * size / seconds:,.0f} pairs a second" if seconds and size else ""
+    rate, rate_of_each = (last_value(history, f"train/samples_per_second{of}") for of in ("", "_per_device"))
+    steps, total = f"{run.step:,}", run.state.get("total_steps")
     found = {
         "model": changed.get("model", ""),
-        "objective": ": ".join(word for word in objective if word),
-        "trained on": _written(option(config, "data.train")),
-        "evaluated on": _written([*_list(option(config, "data.val")), *_list(option(config, "eval.suite"))]),
-        "began with": public_path(_written(option(config, "init_from"))),
-        "steps": f"{run.step:,} of {run.state['total_steps']:,}" if "total_steps" in run.state else f"{run.step:,}",
-        "batch": f"{option(config, 'global_batch_size', 0):,} pairs over all processes",
+        "objective": ": ".join(filter(None, (_joined(options.get("objective.name")), changed.get("objective")))),
+        "trained on": _joined(options.get("data.train")),
+        "evaluated on": _joined([*_list(options.get("data.val")), *_list(options.get("eval.suite"))]),
+        "began with": public_path(_joined(options.get("init_from"))),
+        "steps": steps if total is None else f"{steps} of {total:,}",
+        "batch": f"{size:,.0f} pairs over all processes",
         "training": changed.get("training", ""),
-        "optimiser": ": ".join(["AdamW", *([changed["optim"]] if "optim" in changed else [])]),
+        "optimiser": ": ".join(filter(None, ("AdamW", changed.get("optim")))),
         "time": f"{_duration(seconds)} in steps{speed}" if seconds else "",
-        "processes": _processes(run),
-        "went on": _resumed(run),
-        "seed": str(option(config, "seed", "")),
+        "processes": f"{rate / rate_of_each:.0f}" if rate and rate_of_each else "",
+        "went on": "at step " + ", ".join(f"{step:,}" for step in run.resumed_at) if run.resumed_at else "",
+        "seed": _joined(options.get("seed")),
     }
     return {name: value for name, value in found.items() if value}
 
 
-def status(run: RunFolder) -> tuple[str, str]:
-    """(the status of the run, one line about it)."""
+def _status(run: RunFolder) -> tuple[str, str]:
+    """(status of the run as in run_state.json, one line about it)."""
     state = run.state
-    word = str(state.get("status") or "unknown")
+    status = state.get("status") or "unknown"
     lines = {
         "finished": "Finished",
         "running": f"Not finished: running, or cut off, when run_state.json was written at {state.get('time', '?')}",
         "preempted": f"Stopped on request at step {run.step:,}; the same command goes on",
         "failed": f"Failed at step {run.step:,}: {state.get('error', 'no reason is known')}",
     }
-    return word, lines.get(word, "How it ended is not known: run_state.json is missing or of another version")
+    return status, lines.get(status, "How it ended is not known: run_state.json is missing or of another version")
 
 
-def trained_seconds(run: RunFolder) -> float:
-    """Seconds spent in steps, over all starts: each logged mean step time, times the steps since the last record."""
-    times = column(run.records, "train/batch_time")
-    steps = [0.0, *times]
-    return sum((step - before) * times[step] for before, step in zip(steps[:-1], times, strict=True))
+def _trained_seconds(run: RunFolder) -> float:
+    """Seconds spent in steps, over all starts: the sum of each logged mean step time times the steps it stands for."""
+    times = run.history.get("train/batch_time", {})
+    return sum((step - before) * times[step] for before, step in pairwise([0.0, *times]))
 
 
-def _changed(config: Mapping[str, Any]) -> dict[str, str]:
-    """Section → "key=value, …" of the keys of ALWAYS and those that differ from the defaults."""
-    name = option(config, "objective.name")
+def _changed(options: Mapping[str, Any]) -> dict[str, str]:
+    """Section → "key=value, …" of the keys in ALWAYS, and of those whose value is not the default."""
+    name = _joined(options.get("objective.name"))
     usual = all_keys(TrainConfig)
     if name in OBJECTIVES:
         usual |= {f"objective.{key}": value for key, value in all_keys(OBJECTIVES[name].options).items()}
-    idle = ("model.image.", "model.name") if option(config, "task") == "question_passage" else ()
-    always = {key for key in ALWAYS if not key.startswith(idle) and option(config, key) is not None}
-    keys = {k: v for k, v in flat(config).items() if k not in SHOWN and (k in always or v != usual.get(k))}
-    return by_section(keys)
-
-
-def _processes(run: RunFolder) -> str:
-    rates, each = (
-        list(column(run.records, f"train/{name}").values())
-        for name in ("samples_per_second", "samples_per_second_per_device")
-    )
-    return f"{rates[-1] / each[-1]:.0f}" if rates and each and each[-1] else ""
-
-
-def _rate(run: RunFolder) -> float:
-    seconds = trained_seconds(run)
-    size = option(run.config, "global_batch_size", 0)
-    last = max(column(run.records, "train/batch_time"), default=0)
-    return last * size / seconds if seconds else 0.0
-
-
-def _resumed(run: RunFolder) -> str:
-    return "at step " + ", ".join(f"{step:,}" for step in run.gone_on) if run.gone_on else ""
+    idle = ("model.image.", "model.name") if options.get("task") == "question_passage" else ()
+    always = {key for key in ALWAYS if not key.startswith(idle) and options.get(key) is not None}
+    return by_section({k: v for k, v in options.items() if k not in SHOWN and (k in always or v != usual.get(k))})
 
 
 def _duration(seconds: float) -> str:
-    """2 h 3 min, 4 min 10 s, 9 s."""
-    hours, rest = divmod(round(seconds), 3600)
-    minutes, left = divmod(rest, 60)
+    """A time for people, such as 2 h 3 min, 4 min 10 s or 9 s."""
+    minutes, left = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
     parts = [(hours, "h"), (minutes, "min"), (left, "s")]
-    return " ".join(f"{count:,} {unit}" for count, unit in parts if count) or "less than a second"
+    return " ".join(f"{amount:,} {unit}" for amount, unit in parts if amount) or "less than a second"
 
 
-def _written(value: Any) -> str:
-    """A value of a configuration as a person writes it."""
-    if isinstance(value, list | tuple):
-        return ", ".join(_written(v) for v in value)
-    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+def _joined(value: Any) -> str:
+    """A value of a configuration as text; the values of a list with commas between."""
+    return ", ".join(map(str, _list(value)))
 
 
-def _where(value: Any) -> str:
-    """The place of the data in a word or two: of a list of shards, their folder."""
-    written = [str(v) for v in _list(value)]
-    if len(written) != 1 or "::" in written[0]:
-        return f"{len(written)} sources" if written else "data unknown"
-    plain = re.split(r"[{*?[]", written[0])[0]
-    return plain if plain == written[0] else plain.rpartition("/")[0] or plain
+def _data_location(value: Any) -> str:
+    """Where the data lie, for a sentence: one path, the folder of a pattern of shards, or the number of sources."""
+    sources = list(map(str, _list(value)))
+    if len(sources) != 1 or "::" in sources[0]:
+        return f"{len(sources)} sources" if sources else "data unknown"
+    plain = re.split(r"[{*?[]", sources[0])[0]
+    return plain if plain == sources[0] else plain.rpartition("/")[0] or plain
 
 
 def _list(value: Any) -> list[Any]:
@@ -166,29 +250,10 @@ def _list(value: Any) -> list[Any]:
 # ---- what came of it -------------------------------------------------------------------------------------------------
 
 
-def cards(results: Sequence[Result]) -> list[Card]:
-    """The headline of each data set, of the first few."""
-    found = []
-    for number_of_set, result in enumerate(results[:FIRST]):
-        if metric := headline(result["metrics"]):
-            shown = Number(label(metric), *score(result, metric))
-            _, *others = ((SYSTEMS.get(name, name), score(of, metric).value) for name, of in systems(result).items())
-            words = ", ".join(f"{name} {number(value)}" for name, value in others)
-            found.append(Card(str(result["dataset"]), f"set-{number_of_set}", shown, words))
-    return found
-
-
-def sizes(result: Result) -> str:
-    """How much was evaluated, from the metrics that are counts."""
-    counts = {k.removeprefix("num_"): v for k, v in result["metrics"].items() if k.startswith("num_")}
+def _sizes(result: Result) -> str:
+    """The sizes of a data set in words, from its metrics that are counts, and what counts as right."""
+    counts = {name.removeprefix("num_"): v for name, v in result["metrics"].items() if name.startswith("num_")}
     words = {"images": "pictures", "samples": "pictures"}
-    said = [f"{value:,.0f} {words.get(k, k)}" for k, v in counts.items() if (value := finite(v)) is not None]
+    sizes = [f"{value:,.0f} {words.get(k, k)}" for k, v in counts.items() if (value := finite(v)) is not None]
     step = f"weights of step {result['step']:,}" if isinstance(result.get("step"), int) else ""
-    truth = TRUTHS.get(str(result.get("truth")), "")
-    return ", ".join(word for word in (*said, truth, step) if word)
-
-
-def confused_pairs(result: Result) -> list[tuple[str, str, int]]:
-    """(true class, answered class, pictures), the most frequent mistakes first."""
-    mistakes = [(true, answer, count) for true, answer, count in confusions(result) if true != answer and count]
-    return sorted(mistakes, key=lambda mistake: -mistake[2])[:CONFUSED]
+    return ", ".join(filter(None, (*sizes, TRUTHS.get(result.get("truth") or "", ""), step)))

@@ -1,6 +1,7 @@
-"""Charts as SVG for the page. Text stays text, colours come from the page, and no global state is used.
+"""Draws charts, histograms and confusion matrices as SVG with Matplotlib, without its global state.
 
-Matplotlib does not know CSS variables, so it draws with placeholder colours, which `_svg` replaces by the variables.
+Text stays text in the SVG. Matplotlib does not know CSS variables, so it draws with placeholder colours, which `_svg`
+replaces by the variables of report.css.
 """
 
 from __future__ import annotations
@@ -8,24 +9,24 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from xml.sax.saxutils import quoteattr
+from zlib import crc32
 
 import numpy as np
+from markupsafe import Markup
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from dyad.eval.report.curves import Chart, Series
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 INK, SOFT, GRID, ON_FULL = "#010101", "#020202", "#030303", "#040404"
-LINES = (
-    "#010001",
-    "#010002",
-    "#010003",
-)  # blue, vermilion and green of Okabe and Ito, which colour-blind people can discern
+# Blue, vermilion and green of Okabe and Ito, which colour-blind people can discern
+LINES = ("#010001", "#010002", "#010003")
 VARIABLES = {INK: "--ink", SOFT: "--soft", GRID: "--grid", ON_FULL: "--on-full"}
 VARIABLES |= {line: f"--line-{n}" for n, line in enumerate(LINES)}
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)))  # lines also differ without colour
@@ -37,38 +38,28 @@ WIDTH, HEIGHT = 3.7, 2.1  # inches of 72 units
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "report",  # the same figure, the same bytes
-    "text.usetex": False,
-    "text.parse_math": False,  # a $ in a class name is a $
     "font.family": "DejaVu Sans",
     "font.size": 8.0,
     "text.color": INK,
-    "axes.edgecolor": SOFT,
-    "axes.labelcolor": SOFT,
-    "axes.facecolor": "none",
-    "axes.grid": False,
     "axes.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.color": SOFT,
-    "ytick.color": SOFT,
-    "figure.facecolor": "none",
-    "savefig.facecolor": "none",
+    # text.parse_math: a $ in a class name is a $
+    **dict.fromkeys(("text.usetex", "text.parse_math", "axes.grid", "axes.spines.top", "axes.spines.right"), False),
+    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), SOFT),
+    **dict.fromkeys(("axes.facecolor", "figure.facecolor", "savefig.facecolor"), "none"),
 }
 
 
-def line_chart(chart: Chart, name: str, marks: Sequence[float] = ()) -> str:
-    """A chart as SVG. name: of the figure, unique in the page. marks: steps with a vertical line."""
-    from matplotlib import rc_context
-
-    with rc_context(STYLE):
-        figure, axes = _figure(WIDTH, HEIGHT)
-        log = chart.log and _ratio(chart) > DECADES
+def line_chart(title: str, chart: Chart, marks: Sequence[float] = ()) -> Markup:
+    """A chart as SVG. marks: steps at which a vertical line is drawn."""
+    with _figure() as (figure, axes):
+        values = [v for series in chart.series for part in (series.values, *series.band) for v in part]
+        log = chart.log and min(values) > 0 and max(values) / min(values) > DECADES
         if log:
             axes.set_yscale("log", subs=[])
         for mark in marks:
             axes.axvline(mark, color=GRID, linewidth=1)
-        for level in chart.levels.values():
-            axes.axhline(level, color=SOFT, linewidth=1, linestyle=":")
+        if chart.level[1] is not None:
+            axes.axhline(chart.level[1], color=SOFT, linewidth=1, linestyle=":")
         for number, series in enumerate(chart.series):
             _line(axes, series, number % len(LINES))
         if chart.shows:
@@ -82,138 +73,113 @@ def line_chart(chart: Chart, name: str, marks: Sequence[float] = ()) -> str:
         axes.locator_params(axis="x", nbins=5)
         if not log:
             axes.locator_params(axis="y", nbins=6)
-        return _svg(figure, name, in_words(chart))
+        return _svg(figure, _description(title, chart))
 
 
-def _ratio(chart: Chart) -> float:
-    """The ratio of the largest to the smallest value; 0 if a value has no logarithm."""
-    values = [v for s in chart.series for part in (s.values, *(s.band or ())) for v in part]
-    return max(values) / min(values) if min(values) > 0 else 0.0
-
-
-def in_words(chart: Chart) -> str:
-    """A chart in words, for screen readers."""
+def _description(title: str, chart: Chart) -> str:
+    """A chart in words, for screen readers: first, last, least and largest value of each line."""
     lines = [
         f"{series.label} from {series.values[0]:.4g} at step {series.steps[0]:,.0f} to {series.values[-1]:.4g} at step "
         f"{series.steps[-1]:,.0f}, least {min(series.values):.4g}, most {max(series.values):.4g}".strip()
         for series in chart.series
     ]
-    levels = [f"{label} at {value:.4g}" for label, value in chart.levels.items()]
-    return f"{chart.title}: {'; '.join([*lines, *levels])}"
+    level, value = chart.level
+    return f"{title}: {'; '.join(lines if value is None else [*lines, f'{level} at {value:.4g}'])}"
 
 
-def score_histogram(scores: Mapping[str, Any], name: str) -> str:
+def score_histogram(scores: Mapping[str, Any]) -> Markup:
     """The histogram of a result as SVG: right pairs, wrong pairs and best wrong items, each with a sum of 1."""
-    from matplotlib import rc_context
-
-    with rc_context(STYLE):
-        figure, axes = _figure(WIDTH, HEIGHT)
-        for number, which in enumerate(("right", "wrong", "best_wrong")):
-            counts = np.asarray(scores[which], dtype=float)
-            shares = counts / max(counts.sum(), 1)
+    edges, means = np.asarray(scores["edges"], dtype=float), []
+    with _figure() as (figure, axes):
+        for number, kind in enumerate(("right", "wrong", "best_wrong")):
+            counts = np.asarray(scores[kind], dtype=float)
+            total = max(counts.sum(), 1)
             filled = number < 2
-            axes.stairs(shares, scores["edges"], fill=filled, color=LINES[number], alpha=0.3 if filled else 0.0)
-            axes.stairs(shares, scores["edges"], color=LINES[number], linewidth=1.4, linestyle=DASHES[number])
+            axes.stairs(counts / total, edges, fill=filled, color=LINES[number], alpha=0.3 if filled else 0.0)
+            axes.stairs(counts / total, edges, color=LINES[number], linewidth=1.4, linestyle=DASHES[number])
+            means.append(f"{kind.replace('_', ' ')} {((edges[1:] + edges[:-1]) / 2 * counts).sum() / total:.3g}")
         axes.set_yticks([])
         axes.spines["left"].set_visible(False)
         axes.set_xlabel("score")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        middles = {which: _mean(scores, which) for which in ("right", "wrong", "best_wrong")}
-        words = ", ".join(f"{which.replace('_', ' ')} {value:.3g}" for which, value in middles.items())
-        return _svg(figure, name, f"Histogram of scores; means: {words}")
+        return _svg(figure, f"Histogram of scores; means: {', '.join(means)}")
 
 
-def confusion_matrix(classes: Sequence[str], counts: Sequence[Sequence[int]], name: str) -> str:
-    """A confusion matrix as SVG with a row for each true class; cells show their share of the row."""
-    from matplotlib import rc_context
-
-    shares = np.asarray(counts, dtype=float)
+def confusion_matrix(confusion: Mapping[str, Any]) -> Markup:
+    """The confusion matrix of a result as SVG with a row for each true class; cells show their share of the row."""
+    shares = np.asarray(confusion["counts"], dtype=float)
     shares /= np.maximum(shares.sum(axis=1, keepdims=True), 1)
     cells = np.empty((*shares.shape, 4))
     cells[..., :3], cells[..., 3] = FULL, shares
-    size = len(classes)
-    with rc_context(STYLE):
-        figure, axes = _figure(5.6, 3.9)
+    size, labels = len(shares), [_label(label) for label in confusion["classes"]]
+    few = size <= 12
+    font = 8 if few else max(3.5, 8 * 15 / size)
+    turned: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if few else {"rotation": 90}
+    with _figure(5.6, 3.9) as (figure, axes):
         axes.imshow(cells, interpolation="none", aspect="auto")
-        labels = [_label(label) for label in classes]
-        font = 8 if size <= 12 else max(3.5, 8 * 15 / size)
-        axes.set_xticks(range(size), labels, rotation=90 if size > 12 else 40, ha="right", fontsize=font)
+        axes.set_xticks(range(size), labels, fontsize=font, **turned)
         axes.set_yticks(range(size), labels, fontsize=font)
-        if size > 12:
-            for tick in axes.get_xticklabels():
-                tick.set_horizontalalignment("center")
-        else:
-            for tick in axes.get_xticklabels():
-                tick.set_rotation_mode("anchor")
         axes.set_xlabel("answered")
         axes.set_ylabel("true")
         axes.tick_params(length=0)
-        for row, column in np.argwhere(shares >= 0.005) if size <= 12 else []:
+        for row, column in np.argwhere(shares >= 0.005) if few else []:
             share = shares[row, column]
             colour = ON_FULL if share > LEGIBLE else INK
             axes.text(column, row, f"{share * 100:.0f}", ha="center", va="center", color=colour, fontsize=font)
-        return _svg(figure, name, f"Confusion of {size} classes; the numbers are in the lists beside it")
+        return _svg(figure, f"Confusion of {size} classes; the numbers are in the lists beside it")
 
 
-def _figure(width: float, height: float) -> tuple[Figure, Axes]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=72, layout="constrained")
-    return figure, figure.add_subplot()
+@contextmanager
+def _figure(width: float = WIDTH, height: float = HEIGHT) -> Iterator[tuple[Figure, Axes]]:
+    """A new figure and its axes, with STYLE in effect within the block."""
+    with rc_context(STYLE):
+        figure = Figure(figsize=(width, height), dpi=72, layout="constrained")
+        yield figure, figure.add_subplot()
 
 
 def _line(axes: Axes, series: Series, number: int) -> None:
+    """Draw one line with its band. The band of more than POINTS values without one spans what each mean stands for."""
     steps, values = _averaged(series.steps, min), _averaged(series.values)
     colour = LINES[number]
+    if series.band or len(series.steps) > POINTS:
+        low, high = series.band or (series.values, series.values)
+        alpha = 0.15 if series.band else 0.2
+        axes.fill_between(steps, _averaged(low, min), _averaged(high, max), color=colour, alpha=alpha, linewidth=0)
     marker = "o" if len(steps) <= 12 else None
-    if series.band:
-        low, high = _averaged(series.band[0], min), _averaged(series.band[1], max)
-        axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
-    elif len(series.steps) > POINTS:
-        low, high = _averaged(series.values, min), _averaged(series.values, max)
-        axes.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0)
     axes.plot(steps, values, color=colour, linestyle=DASHES[number], linewidth=1.4, marker=marker, markersize=2.5)
 
 
-def _averaged(values: Sequence[float], how: Any = None) -> list[float]:
-    """At most POINTS numbers: the mean, or `how`, of equal parts of `values`."""
+def _averaged(values: Sequence[float], how: Callable[[Any], Any] = np.mean) -> list[float]:
+    """The values if there are at most POINTS, else POINTS numbers: `how` of each of as many equal parts."""
     if len(values) <= POINTS:
         return list(values)
     cuts = np.linspace(0, len(values), POINTS + 1).astype(int).tolist()
-    return [float((how or np.mean)(values[start:stop])) for start, stop in pairwise(cuts)]
-
-
-def _mean(scores: Mapping[str, Any], which: str) -> float:
-    edges, counts = np.asarray(scores["edges"], dtype=float), np.asarray(scores[which], dtype=float)
-    return float(((edges[1:] + edges[:-1]) / 2 * counts).sum() / max(counts.sum(), 1))
+    return [float(how(values[start:stop])) for start, stop in pairwise(cuts)]
 
 
 def _label(text: str) -> str:
-    """A class name for an axis: printable and short."""
-    shown = "".join(c if c.isprintable() else " " for c in str(text))
+    """A class name for an axis: without control characters, of at most 20 characters."""
+    shown = "".join(c if c.isprintable() else " " for c in text)
     return shown if len(shown) <= 20 else f"{shown[:19]}…"
 
 
 def _count(value: float) -> str:
+    """A step for an axis: 200, 2,500 or 20k; "" between whole numbers."""
     return f"{value / 1000:g}k" if abs(value) >= 10_000 else f"{value:,.0f}" if value == round(value) else ""
 
 
-def _svg(figure: Figure, name: str, words: str) -> str:
-    """The figure as an <svg> element. Its ids get the prefix `name`, since all figures share a page."""
-    from xml.sax.saxutils import quoteattr
-
+def _svg(figure: Figure, description: str) -> Markup:
+    """The figure as an <svg> element. A checksum in front of its ids keeps them apart from those of other figures."""
     file = io.StringIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about glyphs that our font lacks: the browser has other fonts
-        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    svg = file.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"\n\s*", "\n", svg)
-    svg = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{name}-", svg)
-    view = re.search(r'viewBox="[^"]*"', svg)
-    assert view
-    svg = f'<svg {view[0]} role="img" aria-label={quoteattr(words)}>{svg[svg.index(">") + 1 :]}'
-    for stand_in, variable in VARIABLES.items():
-        svg = svg.replace(stand_in, f"var({variable})")
-    return svg
+        figure.savefig(file, format="svg")
+    found = re.search(r'<svg[^>]* (viewBox="[^"]*")[^>]*>(.*)', file.getvalue(), re.DOTALL)
+    assert found
+    view, content = found.groups()
+    content = re.sub(r"<metadata>.*?</metadata>", "", content, flags=re.DOTALL)
+    content = re.sub(r"\n\s*", "\n", content)
+    content = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>f{crc32(content.encode())}-", content)
+    for placeholder, variable in VARIABLES.items():
+        content = content.replace(placeholder, f"var({variable})")
+    return Markup(f'<svg {view} role="img" aria-label={quoteattr(description)}>{content}')

@@ -1,1 +1,1 @@
-"""Results of evaluators: their columns, files, panels, galleries."""
+"""Results of evaluations: their JSON files, printed tables, example cases, and panels for trackers."""

@@ -1,4 +1,4 @@
-"""Cases: a few queries of an evaluation with the answers of each system and the right answers, for people to look at.
+"""Example cases: a few queries of an evaluation with the answers of each system and the right answers.
 
 All evaluators use one structure. In the JSON of a result it is {"gallery": {title: [case, …]}}; unknown parts are
 left out.
@@ -53,7 +53,7 @@ def item(name: str, text: str | None = None, **more: Any) -> Item:
 
 
 def answer(found: Item, score: float, right: bool) -> Item:
-    """An item that a system has found."""
+    """The item `found` as an answer of a system, with its score and whether it is right."""
     return {**found, "score": round(score, 4), "right": right}
 
 
@@ -87,7 +87,10 @@ def best_items(query_D: np.ndarray, items_mD: np.ndarray, count: int = ANSWERS) 
 
 
 def excerpt(text: str, spans: Sequence[tuple[int, int]] = ()) -> tuple[str, list[tuple[int, int]]]:
-    """(LONGEST characters of a text with the first span among them, the spans inside this part)."""
+    """(part, spans in it): at most LONGEST characters of a text, from shortly before its first span on if that is late.
+
+    A … stands where the text is cut.
+    """
     start = 0
     if spans and spans[0][1] > LONGEST:
         start = text.rfind(" ", 0, max(0, spans[0][0] - BEFORE)) + 1
@@ -102,6 +105,5 @@ def _of_different_groups(order: Sequence[int], groups: Sequence[Hashable], count
     first: dict[Hashable, int] = {}
     for query in order:
         first.setdefault(groups[query], query)
-    further = (query for query in order if first[groups[query]] != query)
-    picks = {*list(first.values())[:count], *list(further)[: max(0, count - len(first))]}
-    return [query for query in order if query in picks]
+    further = [query for query in order if first[groups[query]] != query]
+    return sorted([*first.values(), *further][:count], key=order.index)

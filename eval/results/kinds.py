@@ -1,122 +1,152 @@
-"""The kinds of results, one for each `task` of a result: headline, labels, columns, printed table, groups of the page.
+"""The kinds of results, one for each `task` of a result, and the vocabulary of their metrics.
 
 To add an evaluator with a new kind of result: write the evaluator, name it in `KINDS` of eval/run/suite.py, and add a
-ResultKind to `KINDS` here.
+ResultKind to `KINDS` and its metrics to the vocabulary here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dyad.eval.results.summary import SYSTEMS, Result, lead, part, score, signed, systems
+from dyad.eval.results.summary import SYSTEMS, Result, lead, part, score, systems
 from dyad.eval.search.index_spec import EXACT
 from dyad.train.panels import Score
 
 LONGEST_NAME = 18  # characters of a name in the first column of a printed table; longer names are folded
+DIRECTIONS = {"text_to_image_": "text → picture ", "image_to_text_": "picture → text "}
+ACCURACIES = ("acc1", "acc5", "mean_per_class_recall")
 PASSAGE_COLUMNS = 4  # metrics of passages that are shown
 # metrics of passages, in the order in which they are shown
 PASSAGE_METRICS = "nDCG@10 Recall@100 accuracy@20 accuracy@100 MRR@10 Success@1 accuracy@1 accuracy@5".split()
 
+# ---- vocabulary of the metrics ---------------------------------------------------------------------------------------
 
-@dataclass(frozen=True)
-class Number:
-    """A metric in a group: its 95 % interval, its chance value, and the lead of the model over this baseline.
-
-    other: this is not the score of the run itself.
-    """
-
-    label: str
-    value: float | None
-    low: float | None = None
-    high: float | None = None
-    chance: float | None = None
-    ahead: str = ""
-    ahead_interval: str = ""
-    other: bool = False
-
-    @property
-    def is_share(self) -> bool:
-        """Whether the value lies in [0, 1], so that it can be drawn as a bar."""
-        return self.value is not None and 0 <= self.value <= 1 and not self.label.endswith("rank")
-
-    @property
-    def style(self) -> str:
-        """CSS variables with the positions on the bar."""
-        positions = {"v": self.value, "low": self.low, "high": self.high, "chance": self.chance}
-        inside = {name: min(max(value, 0.0), 1.0) for name, value in positions.items() if value is not None}
-        return ";".join(f"--{name}:{100 * value:.2f}%" for name, value in inside.items())
-
-
-@dataclass(frozen=True)
-class Group:
-    """Numbers that stand in one table of the page."""
-
-    title: str
-    numbers: Sequence[Number]
-
-
-@dataclass(frozen=True)
-class ResultKind:
-    """How results of one task are shown.
-
-    hub_task: the task in the metadata of a model card. headlines: the metric that is shown first, by order of
-    preference; a name that ends in @ stands for any cut-off. companions: the metric that is drawn beside it. labels:
-    starts of metric names, and the words that replace them. meanings: starts of labels, and their explanation. groups:
-    the tables of the page. tables: the tables of the terminal, of all results of this kind.
-    """
-
-    hub_task: str
-    headlines: Sequence[str]
-    companions: Sequence[str]
-    labels: Mapping[str, str]
-    meanings: Mapping[str, str]
-    groups: Callable[[Result], Iterable[Group]]
-    tables: Callable[[Sequence[Result]], Iterable[Any]]
+# The metric that is shown first, by order of preference, and the one that is drawn beside it; R@ is R@K for any K
+HEADLINES = "image_to_text_R@ acc1 nDCG@10 accuracy@20 accuracy@5 accuracy@1".split()
+COMPANIONS = "text_to_image_R@ mean_per_class_recall Recall@100 accuracy@100".split()
+# Starts of metric names → the words that replace them
+LABELS = {**DIRECTIONS, "acc1": "top-1 accuracy", "acc5": "top-5 accuracy"}
+# Starts of labels → what they mean
+MEANINGS = {
+    "R@": "R@K: share of queries with a right answer among the first K.",
+    "median rank": "Median rank: of the first right answer; 1 is best.",
+    "top-": "Top-K accuracy: share of pictures whose class is among the first K.",
+    "mean per class recall": "Mean per class recall: top-1 accuracy with every class counted alike.",
+    "nDCG": "nDCG@10: order of the first ten passages against the best possible one; 1 is best.",
+    "Recall@": "Recall@K: share of the right passages that are among the first K.",
+    "MRR": "MRR@10: mean of 1 / rank of the first right passage, 0 beyond ten.",
+    "Success": "Success@K: share of questions with a right passage among the first K.",
+    "accuracy@": "accuracy@K: share of questions with the answer in one of the first K passages.",
+}
 
 
 def headline(metrics: Iterable[str]) -> str:
     """The one metric of an evaluation that is shown first; "" if there are no metrics."""
     names = list(metrics)
-    return _first_of([name for kind in KINDS.values() for name in kind.headlines], names) or next(iter(names), "")
+    return _first_of(HEADLINES, names) or next(iter(names), "")
 
 
 def companion(metrics: Iterable[str]) -> str:
-    """The metric that is drawn beside the headline; "" if there is none."""
-    return _first_of([name for kind in KINDS.values() for name in kind.companions], list(metrics))
+    """The metric that a chart shows beside the headline; "" if there is none."""
+    return _first_of(COMPANIONS, list(metrics))
 
 
 def _first_of(wanted: Sequence[str], names: Sequence[str]) -> str:
+    """The first name in the order of `wanted`, where R@ stands for any R@K; "" if there is none."""
     found = (n for w in wanted for n in names if n == w or (w.endswith("@") and n.startswith(w)))
     return next(found, "")
 
 
 def label(metric: str) -> str:
-    """The name of a metric in words."""
-    words = {start: text for kind in KINDS.values() for start, text in kind.labels.items()}
-    start = next((start for start in words if metric.startswith(start)), "")
-    return words.get(start, "") + metric.removeprefix(start).replace("_", " ")
+    """The name of a metric for people: acc1 → top-1 accuracy."""
+    start = next((start for start in LABELS if metric.startswith(start)), "")
+    return LABELS.get(start, "") + metric.removeprefix(start).replace("_", " ")
 
 
-def groups(result: Result) -> list[Group]:
-    """The numbers of a result for the page; all metrics in one group if its task is not known."""
+# ---- numbers of the page ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Number:
+    """A metric in a table of the page. ahead: the lead of the model over this baseline. other: it is not the run's."""
+
+    label: str
+    score: Score
+    ahead: Score = Score(None)
+    other: bool = False
+
+    @property
+    def is_share(self) -> bool:
+        """Whether the value lies in [0, 1] and is no rank, so that it can be drawn as a bar."""
+        value = self.score.value
+        return value is not None and 0 <= value <= 1 and not self.label.endswith("rank")
+
+    @property
+    def style(self) -> str:
+        """The CSS variables --value, --low, --high and --chance: positions on the bar in percent."""
+        positions = self.score._asdict()
+        inside = {name: min(max(value, 0.0), 1.0) for name, value in positions.items() if value is not None}
+        return ";".join(f"--{name}:{100 * value:.2f}%" for name, value in inside.items())
+
+
+Groups = dict[str, list[Number]]  # title of a table of the page → its numbers
+
+
+def groups(result: Result) -> Groups:
+    """The tables of the page for one result; a single table with all metrics if its task is not known."""
     if kind := KINDS.get(result["task"]):
-        return list(kind.groups(result))
-    return [Group(str(result["task"]), [Number(label(m), *score(result, m)) for m in result["metrics"]])]
+        return {title: numbers for title, numbers in kind.groups(result).items() if numbers}
+    return {result["task"]: _numbers(result, result["metrics"])}
 
 
-def meanings(shown: Sequence[Group]) -> list[str]:
-    """Explanations of the metrics in these groups, each once."""
-    labels = [word for group in shown for word in (group.title, *(number.label for number in group.numbers))]
-    known = {start: text for kind in KINDS.values() for start, text in kind.meanings.items()}
-    return [text for start, text in known.items() if any(label.startswith(start) for label in labels)]
+def meanings(shown: Groups) -> list[str]:
+    """The explanations of the metrics in some tables of the page, each once."""
+    labels = [*shown, *(number.label for numbers in shown.values() for number in numbers)]
+    return [text for start, text in MEANINGS.items() if any(label.startswith(start) for label in labels)]
+
+
+def _numbers(result: Result, metrics: Iterable[str], title: str = "") -> list[Number]:
+    """The scores of the model in some metrics. title: left out where a label begins with it."""
+    return [Number(label(metric).removeprefix(title), score(result, metric)) for metric in metrics]
+
+
+def _retrieval_groups(result: Result) -> Groups:
+    """One table for each direction of the search."""
+    shown = [metric for metric in result["metrics"] if not metric.endswith("mean_rank")]
+    return {
+        words.strip(): _numbers(result, (metric for metric in shown if metric.startswith(start)), words)
+        for start, words in DIRECTIONS.items()
+    }
+
+
+def _zero_shot_groups(result: Result) -> Groups:
+    """One table: the accuracies, and that of always answering the largest class."""
+    largest = score(result, "majority_class_share").chance
+    always = [] if largest is None else [Number("always the largest class", Score(largest), other=True)]
+    return {"picture → class": _numbers(result, (m for m in ACCURACIES if m in result["metrics"])) + always}
+
+
+def _passage_groups(result: Result) -> Groups:
+    """One table for each metric, with a row for each system."""
+    found: Groups = {}
+    for metric in [m for m in PASSAGE_METRICS if m in result["metrics"]][:PASSAGE_COLUMNS]:
+        for name, system in systems(result).items():
+            own, value = system is result, score(system, metric)._replace(chance=None)
+            if own or value.value is not None:
+                row = Number(SYSTEMS.get(name, name), value, lead(system, metric), other=not own)
+                found.setdefault(metric, []).append(row)
+        if (chance := score(result, metric).chance) is not None:
+            found[metric].append(Number("chance", Score(chance), other=True))
+    return found
 
 
 # ---- printed tables --------------------------------------------------------------------------------------------------
 
 
 def _table(*columns: str, title: str | None = None) -> Any:
+    """An empty table for the terminal, whose first column folds long names."""
     from rich.box import SIMPLE
     from rich.table import Table
 
@@ -136,42 +166,32 @@ def _add_rows(table: Any, name: str, metrics: Sequence[str], result: Result, *mo
 
 
 def _cell(value: float | None, form: str = ".3f", unknown: str = "-") -> str:
+    """A value, or the text `unknown` for None. form: a format specification."""
     return unknown if value is None else f"{value:{form}}"
 
 
 def _interval(found: Score, form: str = ".3f") -> str:
-    return " ".join(_cell(end, form, "") for end in (found.low, found.high)).strip()
+    """Both ends of the interval, or "". form: a format specification."""
+    return "" if found.low is None else f"{found.low:{form}} {found.high:{form}}"
 
 
 def _with_interval(found: Score, form: str = ".3f", unknown: str = "-") -> str:
+    """A value and, on a second line, its interval."""
     return f"{_cell(found.value, form, unknown)}\n{_interval(found, form)}".strip()
 
 
 def _title(result: Result, *counted: str) -> str:
+    """The title of a printed table: data set, sizes. counted: what the metrics num_* count."""
     sizes = [f"{_cell(score(result, f'num_{name}').value, ',.0f')} {name}" for name in counted]
     return f"{result['dataset']}: {', '.join(sizes)}{_approximate(result)}"
 
 
 def _approximate(result: Result) -> str:
-    """Names the index if the search was not exact."""
+    """The name of the index in brackets if the search was not exact, else ""."""
     search = part(result, "search")
     indexes = {str(how["index"]) for how in (search, *search.values()) if isinstance(how, dict) and "index" in how}
     indexes -= {EXACT}
     return f" (approximate: index {', '.join(sorted(indexes))})" if indexes else ""
-
-
-# ---- retrieval of pictures and texts ---------------------------------------------------------------------------------
-
-DIRECTIONS = {"text_to_image_": "text → picture ", "image_to_text_": "picture → text "}
-
-
-def _retrieval_groups(result: Result) -> Iterator[Group]:
-    """One group for each direction."""
-    for start, words in DIRECTIONS.items():
-        names = [m for m in result["metrics"] if m.startswith(start) and not m.endswith("mean_rank")]
-        if names:
-            labels = (m.removeprefix(start).replace("_", " ") for m in names)
-            yield Group(words.strip(), [Number(name, *score(result, m)) for name, m in zip(labels, names, strict=True)])
 
 
 def _retrieval_tables(results: Sequence[Result]) -> Iterator[Any]:
@@ -185,46 +205,14 @@ def _retrieval_tables(results: Sequence[Result]) -> Iterator[Any]:
         yield table
 
 
-# ---- zero-shot classification ----------------------------------------------------------------------------------------
-
-
-def _zero_shot_groups(result: Result) -> Iterator[Group]:
-    names = [m for m in ("acc1", "acc5", "mean_per_class_recall") if m in result["metrics"]]
-    numbers = [Number(label(m), *score(result, m)) for m in names]
-    if (largest := score(result, "majority_class_share").chance) is not None:
-        numbers.append(Number("always the largest class", largest, other=True))
-    yield Group("picture → class", numbers)
-
-
 def _zero_shot_tables(results: Sequence[Result]) -> Iterator[Any]:
     """One table for all results, with a row for each."""
     table = _table("zero-shot", "acc1", "acc5", "mean/class", "samples", "largest class")
     for result in results:
         count, largest = score(result, "num_samples").value, score(result, "majority_class_share").chance
         name, more = result["dataset"] + _approximate(result), (_cell(count, ",.0f"), _cell(largest))
-        _add_rows(table, name, ("acc1", "acc5", "mean_per_class_recall"), result, *more)
+        _add_rows(table, name, ACCURACIES, result, *more)
     yield table
-
-
-# ---- retrieval of passages -------------------------------------------------------------------------------------------
-
-
-def _passage_groups(result: Result) -> Iterator[Group]:
-    """One group for each metric, with a row for each system."""
-    for metric in [m for m in PASSAGE_METRICS if m in result["metrics"]][:PASSAGE_COLUMNS]:
-        rows = []
-        for name, system in systems(result).items():
-            own, found = system is result, score(system, metric)._replace(chance=None)
-            if own or found.value is not None:
-                rows.append(Number(SYSTEMS.get(name, name), *found, *_ahead(lead(system, metric)), other=not own))
-        chance = score(result, metric).chance
-        yield Group(metric, rows if chance is None else [*rows, Number("chance", chance, other=True)])
-
-
-def _ahead(found: Score) -> tuple[str, str]:
-    """The lead of the model over a baseline and its interval, in words."""
-    ends = "" if found.low is None or found.high is None else f"[{signed(found.low)}, {signed(found.high)}]"
-    return ("", "") if found.value is None else (signed(found.value), ends)
 
 
 def _passage_tables(results: Sequence[Result]) -> Iterator[Any]:
@@ -243,44 +231,21 @@ def _passage_tables(results: Sequence[Result]) -> Iterator[Any]:
         yield table
 
 
+@dataclass(frozen=True)
+class ResultKind:
+    """How results of one task are shown.
+
+    hub_task: the task in the metadata of a model card. groups: the tables of the page. tables: the tables of the
+    terminal, of all results of this kind.
+    """
+
+    hub_task: str
+    groups: Callable[[Result], Groups]
+    tables: Callable[[Sequence[Result]], Iterable[Any]]
+
+
 KINDS = {
-    "zeroshot_retrieval": ResultKind(
-        hub_task="image-text-retrieval",
-        headlines=("image_to_text_R@",),
-        companions=("text_to_image_R@",),
-        labels=DIRECTIONS,
-        meanings={
-            "R@": "R@K: share of queries with a right answer among the first K.",
-            "median rank": "Median rank: of the first right answer; 1 is best.",
-        },
-        groups=_retrieval_groups,
-        tables=_retrieval_tables,
-    ),
-    "zeroshot_classification": ResultKind(
-        hub_task="zero-shot-image-classification",
-        headlines=("acc1",),
-        companions=("mean_per_class_recall",),
-        labels={"acc1": "top-1 accuracy", "acc5": "top-5 accuracy"},
-        meanings={
-            "top-": "Top-K accuracy: share of pictures whose class is among the first K.",
-            "mean per class recall": "Mean per class recall: top-1 accuracy with every class counted alike.",
-        },
-        groups=_zero_shot_groups,
-        tables=_zero_shot_tables,
-    ),
-    "passage_retrieval": ResultKind(
-        hub_task="information-retrieval",
-        headlines=("nDCG@10", "accuracy@20", "accuracy@5", "accuracy@1"),
-        companions=("Recall@100", "accuracy@100"),
-        labels={},
-        meanings={
-            "nDCG": "nDCG@10: order of the first ten passages against the best possible one; 1 is best.",
-            "Recall@": "Recall@K: share of the right passages that are among the first K.",
-            "MRR": "MRR@10: mean of 1 / rank of the first right passage, 0 beyond ten.",
-            "Success": "Success@K: share of questions with a right passage among the first K.",
-            "accuracy@": "accuracy@K: share of questions with the answer in one of the first K passages.",
-        },
-        groups=_passage_groups,
-        tables=_passage_tables,
-    ),
+    "zeroshot_retrieval": ResultKind("image-text-retrieval", _retrieval_groups, _retrieval_tables),
+    "zeroshot_classification": ResultKind("zero-shot-image-classification", _zero_shot_groups, _zero_shot_tables),
+    "passage_retrieval": ResultKind("information-retrieval", _passage_groups, _passage_tables),
 }

@@ -1,36 +1,25 @@
-"""Panels for trackers and scores for model cards, made from the results in `eval/*.json`."""
+"""Converts results into panels for trackers (galleries, histograms, tables) and into scores for model cards."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dyad.eval.results.kinds import KINDS
-from dyad.eval.results.summary import (
-    Result,
-    classes,
-    confusions,
-    marked,
-    part,
-    picture,
-    score,
-    scores,
-    systems,
-)
+from dyad.eval.results.summary import Result, classes, confusions, marked, part, picture, score, scores, systems
 from dyad.train.panels import Cell, Grid, Panels, Picture, Scored
 
 
 def panels(result: Result, run: Path) -> Panels:
-    """The panels of one data set. run: the run folder, which holds the thumbnails."""
+    """The panels of one result. run: the run folder, which holds the thumbnails."""
     pairs, of_class, histogram = confusions(result), classes(result), part(result, "scores")
     return Panels(
         dataset=result["dataset"],
         final=_final_numbers(result),
         galleries={
-            re.sub(r"\W+", "_", title.replace("→", "to")): _gallery(cases, partial(_cell, run, result["dataset"]))
+            re.sub(r"\W+", "_", title.replace("→", "to")): _gallery(cases, run, result["dataset"])
             for title, cases in part(result, "gallery").items()
             if cases
         },
@@ -41,29 +30,29 @@ def panels(result: Result, run: Path) -> Panels:
 
 
 def scored(result: Result) -> Scored:
-    """The scores of one data set."""
+    """The scores of one result for a model card."""
     return Scored(result["dataset"], KINDS[result["task"]].hub_task, scores(result))
 
 
 def _final_numbers(result: Result) -> dict[str, dict[str, float]]:
-    """Every score of the model and of its baselines: value, low, high, chance, as far as they are known."""
-    return {
-        f"{'' if name == 'model' else f'{name}/'}{metric}": {
-            what: number
-            for what, number in found._replace(chance=score(result, metric).chance)._asdict().items()
-            if number is not None
-        }
-        for name, system in systems(result).items()
-        for metric, found in scores(system).items()
-    }
+    """Metric, or BASELINE/metric, → its value, low, high and chance, as far as they are known."""
+    found = {}
+    for name, system in systems(result).items():
+        start = "" if system is result else f"{name}/"
+        for metric, own in scores(system).items():
+            known = own._replace(chance=score(result, metric).chance)._asdict()
+            found[start + metric] = {what: number for what, number in known.items() if number is not None}
+    return found
 
 
-def _gallery(cases: Sequence[Mapping[str, Any]], cell: Callable[[Mapping[str, Any]], Cell]) -> Grid:
-    """One row for each query. Pictures that were found stand in columns, best first. Texts that were found stand
-    below each other, in one column for each system.
+def _gallery(cases: Sequence[Mapping[str, Any]], run: Path, dataset: str) -> Grid:
+    """The table of a gallery, with one row for each query.
+
+    Answers that are pictures have a column each, best first. Answers that are texts are lines of one cell for each
+    system.
     """
-    metrics = list(dict.fromkeys(metric for case in cases for metric in part(case, "value")))
-    names = list(dict.fromkeys(name for case in cases for name in part(case, "systems")))
+    metrics = dict.fromkeys(metric for case in cases for metric in part(case, "value"))
+    names = dict.fromkeys(name for case in cases for name in part(case, "systems"))
     found = [answers for case in cases for answers in part(case, "systems").values()]
     pictured = any("picture" in answer for answers in found for answer in answers)
     longest = max(map(len, found), default=0)
@@ -71,15 +60,15 @@ def _gallery(cases: Sequence[Mapping[str, Any]], cell: Callable[[Mapping[str, An
     def cells(answers: Sequence[Mapping[str, Any]]) -> list[Cell]:
         if not pictured:
             return ["\n".join(f"{rank}. {_words(answer)}" for rank, answer in enumerate(answers, 1))]
-        return [*(cell(answer) for answer in answers), *[None] * (longest - len(answers))]
+        return [*(_cell(answer, run, dataset) for answer in answers), *[None] * (longest - len(answers))]
 
     def row(case: Mapping[str, Any]) -> list[Cell]:
         right = case.get("right") or []
         return [
             case.get("kind"),
-            cell(part(case, "query")),
+            _cell(part(case, "query"), run, dataset),
             *(part(case, "value").get(metric) for metric in metrics),
-            cell(right[0]) if pictured and right else "\n".join(map(_words, right)),
+            _cell(right[0], run, dataset) if pictured and right else "\n".join(map(_words, right)),
             *(shown for name in names for shown in cells(part(case, "systems").get(name, []))),
         ]
 
@@ -87,16 +76,15 @@ def _gallery(cases: Sequence[Mapping[str, Any]], cell: Callable[[Mapping[str, An
     return Grid(["kind", "query", *metrics, "right", *columns], [row(case) for case in cases])
 
 
-def _cell(run: Path, dataset: str, item: Mapping[str, Any]) -> Cell:
+def _cell(item: Mapping[str, Any], run: Path, dataset: str) -> Cell:
     path = picture(run, dataset, item.get("picture"))
     return Picture(path, _words(item)) if path else _words(item)
 
 
 def _words(item: Mapping[str, Any]) -> str:
-    """✓ 0.812 Title: text with the «answer» marked; what the item lacks is left out."""
-    mark = ["✓"] if item.get("right") else []
-    score = [] if item.get("score") is None else [f"{item['score']:.3f}"]
+    """An item in one line: ✓ 0.812 Title: text with the «answer» marked. Parts that the item lacks are left out."""
     parts = marked(item.get("text") or "", item.get("spans") or [])
     text = "".join(f"«{part}»" if found else part for part, found in parts)
-    text = ": ".join(part for part in (item.get("title"), text) if part)
-    return " ".join([*mark, *score, text or item.get("id") or ""])
+    named = ": ".join(filter(None, (item.get("title"), text))) or item.get("id") or ""
+    score = "" if item.get("score") is None else f"{item['score']:.3f}"
+    return " ".join(filter(None, ("✓" if item.get("right") else "", score, named)))

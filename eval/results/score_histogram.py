@@ -1,4 +1,4 @@
-"""Histogram of the scores of right and wrong pairs, of a sample of queries, in little memory.
+"""Histograms of the scores of right and wrong pairs. They use a sample of the queries, and little memory.
 
 k queries, m items, D embedding width.
 """

@@ -1,12 +1,13 @@
-"""The shapes of the files in a run folder. They are checked where the files are read; all other code relies on them.
+"""The shapes of the JSON files in a run folder. `read_object` checks them, and all other code relies on them.
 
-A run of another age lacks parts, or has them as null. A part of another shape is left out, with a line that says so.
+A file of another version may lack parts, or have them as null. A part of another shape is left out, with a log line.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Required
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
@@ -24,33 +25,38 @@ Intervals = dict[str, Interval | None]
 
 
 class Difference(TypedDict, total=False):
+    """The model's score minus the score of a baseline, in one metric."""
+
     value: float | None
     interval: Interval | None
 
 
 class System(TypedDict, total=False):
+    """The scores of one baseline by metric. difference: to the model."""
+
     metrics: Numbers | None
     intervals: Intervals | None
     difference: dict[str, Difference | None] | None
 
 
-class ClassScore(TypedDict, total=False):
-    num_samples: Count | None
-    accuracy: float | None
-
-
 class Confusion(TypedDict):
+    """A confusion matrix. counts: a row for each true class, a column for each predicted class."""
+
     classes: list[str]
     counts: list[Counts]
 
 
 class Mistake(TypedDict):
+    """How often a true class was predicted as another one."""
+
     true: str
     predicted: str
     count: Count
 
 
 class ScoreHistogram(TypedDict):
+    """Counts of scores between edges, of right pairs, wrong pairs and the best wrong item of each query."""
+
     edges: list[Annotated[float, Field(ge=-1e15, le=1e15)]]
     right: Counts
     wrong: Counts
@@ -71,17 +77,12 @@ def _drawable(found: ScoreHistogram) -> ScoreHistogram:
     return found
 
 
-class NamedResult(TypedDict):
-    """The parts that every result must have."""
+class ResultFile(TypedDict, total=False):
+    """The shape of eval/<data set>.json."""
 
-    dataset: str
-    task: str
-    metrics: Numbers
-
-
-class ResultFile(NamedResult, total=False):
-    """eval/<data set>.json."""
-
+    dataset: Required[str]
+    task: Required[str]
+    metrics: Required[Numbers]
     source: str | None
     step: Count | None
     truth: str | None
@@ -89,7 +90,7 @@ class ResultFile(NamedResult, total=False):
     chance: Numbers | None
     intervals: Intervals | None
     baselines: dict[str, System] | None
-    per_class: dict[str, ClassScore] | None
+    per_class: dict[str, Numbers] | None
     confusion: Annotated[Confusion, AfterValidator(_square)] | None
     confused: list[Mistake] | None
     scores: Annotated[ScoreHistogram, AfterValidator(_drawable)] | None
@@ -97,7 +98,7 @@ class ResultFile(NamedResult, total=False):
 
 
 class StateFile(TypedDict, total=False):
-    """run_state.json."""
+    """The shape of run_state.json."""
 
     status: str | None
     step: Count | None
@@ -106,58 +107,38 @@ class StateFile(TypedDict, total=False):
     error: str | None
 
 
-class ObjectiveSection(TypedDict, total=False):
-    """objective of config.yaml."""
-
-    name: str
-    learnable: bool | None
+RESULT, STATE = TypeAdapter(ResultFile), TypeAdapter(StateFile)
 
 
-class ConfigFile(TypedDict, total=False):
-    """config.yaml: the keys that must be of one type to be shown."""
+def read_object(folder: Path, name: str, shape: TypeAdapter[Any], log: Callable[[str], None]) -> dict[str, Any] | None:
+    """The object in a JSON file below `folder`, without the parts that do not fit `shape`.
 
-    global_batch_size: Count | None
-    objective: ObjectiveSection | None
-    optim: dict[str, Any] | None
-
-
-RESULT, STATE, CONFIG = TypeAdapter(ResultFile), TypeAdapter(StateFile), TypeAdapter(ConfigFile)
-
-
-def read_object(folder: Path, name: str, shape: TypeAdapter[Any]) -> tuple[dict[str, Any] | None, list[str]]:
-    """(object, lines) of a JSON file below `folder`: a line for each part left out; the object is None if unusable."""
+    None if there is no such file, or if it lacks a part that `shape` requires. log: gets a line for each part that is
+    left out, or one for a file that exists and is not used.
+    """
     path = file_inside(folder, name)
     if path is None:
-        return None, [f"{name} is not read: it lies outside this folder"]
+        return log(f"{name} is not read: it lies outside this folder") if (folder / name).exists() else None
     try:
         found = read_json(path)
     except (OSError, ValueError) as error:
-        return None, [f"{name} cannot be read: {first_line(error)}"]
-    try:
-        found, wrong = fitting(shape, found)
-    except ValueError as error:
-        return None, [f"{name} is none of ours: {error}"]
-    return found, [f"{name}: {part} is left out: {said}" for part, said in wrong.items()]
-
-
-def fitting(shape: TypeAdapter[Any], found: Any) -> tuple[dict[str, Any], dict[str, str]]:
-    """(`found` without the parts that do not fit, the reason for each of them).
-
-    Raises ValueError if a part that `shape` requires does not fit.
-    """
+        return log(f"{name} cannot be read: {first_line(error)}")
     wrong = _problems(shape, found)
-    left = {part: value for part, value in found.items() if part not in wrong} if isinstance(found, dict) else found
-    for part, said in _problems(shape, left).items():
-        raise ValueError(f"{part} {wrong.get(part, said)}".strip())
-    return left, wrong
+    fitting = {part: value for part, value in found.items() if part not in wrong} if isinstance(found, dict) else found
+    if required := _problems(shape, fitting):
+        part, problem = next(iter(required.items()))
+        return log(f"{name} is none of ours: {f'{part} {wrong.get(part, problem)}'.strip()}")
+    for part, problem in wrong.items():
+        log(f"{name}: {part} is left out: {problem}")
+    return fitting
 
 
 def _problems(shape: TypeAdapter[Any], found: Any) -> dict[str, str]:
-    """Part → the first thing that is wrong with it; the part "" is the whole."""
-    said: dict[str, str] = {}
+    """Part of `found` → the first reason why it does not fit `shape`; the part "" stands for the whole."""
+    problems: dict[str, str] = {}
     try:
         shape.validate_python(found, strict=True)
     except ValidationError as error:
         for problem in error.errors(include_url=False, include_input=False, include_context=False):
-            said.setdefault(str((*problem["loc"], "")[0]), problem["msg"])
-    return said
+            problems.setdefault(str((*problem["loc"], "")[0]), problem["msg"])
+    return problems

@@ -1,4 +1,4 @@
-"""Read access to results of evaluations, for everything that shows them: the page, trackers, tables, the model card.
+"""Functions that read numbers from results, for all that shows them: the page, trackers, tables, the model card.
 
 A result is the JSON of `eval/<data set>.json`, written by a run of any age. Parts that it lacks, or that are null, are
 skipped. What is special to one kind of evaluator stands in eval/results/kinds.py.
@@ -32,40 +32,38 @@ def scores(result: Result) -> dict[str, Score]:
 
 
 def systems(result: Result) -> dict[str, Result]:
-    """The model and the baselines that it is compared with, by name."""
+    """Name → scores of the model (the result itself) and of the baselines that it is compared with."""
     return {"model": result, **part(result, "baselines")}
 
 
 def lead(baseline: Result, metric: str) -> Score:
     """The model's score minus the score of a baseline, with the interval of this difference."""
-    difference = part(baseline, "difference").get(metric) or {}
+    difference = part(part(baseline, "difference"), metric)
     return Score(finite(difference.get("value")), *_ends(difference.get("interval")))
 
 
 def confusions(result: Result) -> list[tuple[str, str, int]]:
     """(true class, predicted class, count): all pairs if there are few classes, else the most frequent mistakes."""
-    matrix = part(result, "confusion")
-    names = [str(name) for name in matrix.get("classes") or []]
-    rows = zip(names, matrix.get("counts") or [], strict=False)
-    cells = [(true, other, int(n)) for true, row in rows for other, n in zip(names, row, strict=False)]
-    listed = [(str(m["true"]), str(m["predicted"]), int(m["count"])) for m in result.get("confused") or []]
-    return cells or listed
+    if matrix := part(result, "confusion"):
+        names, counts = matrix["classes"], matrix["counts"]
+        return [(true, other, counts[i][j]) for i, true in enumerate(names) for j, other in enumerate(names)]
+    return [(mistake["true"], mistake["predicted"], mistake["count"]) for mistake in result.get("confused") or []]
 
 
 def classes(result: Result) -> list[tuple[str, float, int]]:
     """(class, accuracy, number of pictures) of the classes that occur, lowest accuracy first."""
     found = [
-        (str(name), accuracy, int(of.get("num_samples") or 0))
-        for name, of in part(result, "per_class").items()
-        if (accuracy := finite(of.get("accuracy"))) is not None
+        (name, accuracy, scores.get("num_samples") or 0)
+        for name, scores in part(result, "per_class").items()
+        if (accuracy := finite(scores.get("accuracy"))) is not None
     ]
     return sorted(found, key=lambda one: (one[1], -one[2]))
 
 
 def marked(text: str, spans: Sequence[Sequence[int]]) -> Iterator[tuple[str, bool]]:
-    """Cut a text into (part, whether it lies in a span), in order. Spans that overlap are joined."""
+    """The parts of a text in order, each with whether it lies in a span. Spans that overlap are joined."""
     position = 0
-    for start, end in sorted((int(s), int(e)) for s, e in spans):
+    for start, end in sorted(map(tuple, spans)):
         start, end = max(start, position), min(end, len(text))
         if start < end:
             if position < start:

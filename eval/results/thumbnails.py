@@ -1,19 +1,15 @@
-"""Small copies of the pictures in a gallery, as WebP without metadata, in a folder beside the result."""
+"""Thumbnails: small copies of the pictures in a gallery, as WebP without metadata, in a folder beside the result."""
 
 from __future__ import annotations
 
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from PIL import Image
+from torch import Tensor
 
 from dyad.data.base.files import remove, sync, whole_folder
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from dyad.data.image_text.dataset import Pictures
+from dyad.data.image_text.dataset import Pictures
 
 SIDE = 96  # pixels of the longer side, at most
 QUALITY = 80
@@ -27,7 +23,7 @@ class Thumbnails:
         self._asked: set[int] = set()
 
     def name(self, i: int) -> str:
-        """The file name of picture i. It has the position in it, since a sample's key may contain any character."""
+        """The file name of picture i, which `write` will write. It is no sample key, which may have any character."""
         self._asked.add(i)
         return f"{i}.webp"
 

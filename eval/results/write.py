@@ -14,15 +14,13 @@ from dyad.data.base.untrusted_paths import inside
 from dyad.eval.results.kinds import KINDS
 from dyad.eval.results.shapes import RESULT, read_object
 from dyad.eval.results.summary import Result
-from dyad.train.config import Task
+from dyad.train.config import Task, TrainConfig
 
 if TYPE_CHECKING:
     from dyad.eval.encode.encoder import Evaluator, Report
-    from dyad.train.config import TrainConfig
 
 _RECALLS = (("text_to_image_R@", "image_retrieval_recall@"), ("image_to_text_R@", "text_retrieval_recall@"))
 OTHER_TOOLS = (".beir", ".dpr")  # the stems of JSON files for other tools end so
-NO_FILES: Mapping[str, Callable[[Path], None]] = {}
 
 
 def facts(config: TrainConfig, checkpoint: Path, step: int) -> dict[str, Any]:
@@ -49,13 +47,12 @@ def result(report: Report, evaluator: Evaluator, facts: Mapping[str, Any]) -> di
     }
 
 
-def write(
-    folder: Path, content: Mapping[str, Any], files: Mapping[str, Callable[[Path], None]] = NO_FILES
-) -> list[Path]:
+def write(folder: Path, content: Mapping[str, Any], files: Mapping[str, Callable[[Path], None]]) -> list[Path]:
     """Write a result to <folder>/<dataset>.json and its other files beside it; return their paths.
 
-    Each file is written whole or not at all. A file whose format cannot hold the data (a TREC run cannot hold an id
-    with a space) is left out, with a line on stderr. Raises HardwareError if the folder cannot be written.
+    files: end of the name of each other file → a function that writes it to a path. Each file is written whole or not
+    at all. A file whose format cannot hold the data (a TREC run cannot hold an id with a space) is left out, with a
+    line on stderr. Raises HardwareError if the folder cannot be written.
     """
     written = [folder / f"{content['dataset']}.json"]
     with writable(folder):
@@ -67,22 +64,27 @@ def write(
                 write_to(path)
                 written.append(path)
             except DataError as error:
-                print(printable(f"left out: {error}"), file=sys.stderr)
+                _print_error(f"left out: {error}")
     return written
 
 
 def saved_results(run: Path) -> list[dict[str, Any]]:
-    """The results in a run folder, by name. Files and parts of another shape are left out, with a line on stderr."""
-    found = [read_object(run, name, RESULT) for name in result_files(run)]
-    for line in (line for _, lines in found for line in lines):
-        print(printable(line), file=sys.stderr)
-    return [result for result, _ in found if result and result["task"] in KINDS]
+    """The results in a run folder, sorted by file name.
+
+    Files and parts of another shape, and results of unknown tasks, are left out; the former with a line on stderr.
+    """
+    found = (read_object(run, name, RESULT, _print_error) for name in result_files(run))
+    return [result for result in found if result and result["task"] in KINDS]
 
 
 def result_files(run: Path) -> list[str]:
     """The names of the result files in a run folder, sorted; files for other tools are not among them."""
     files = sorted((run / "eval").glob("*.json")) if inside(run, "eval") else []
     return [f"eval/{file.name}" for file in files if not file.stem.endswith(OTHER_TOOLS)]
+
+
+def _print_error(line: str) -> None:
+    print(printable(line), file=sys.stderr)
 
 
 def print_tables(results: Sequence[Result]) -> None:

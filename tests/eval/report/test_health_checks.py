@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 from helpers.report import CONFIG, passages, records, retrieval, zero_shot
 
+from dyad.eval.report.curves import read_history
 from dyad.eval.report.health_checks import CHECKS, health_checks
+from dyad.train.run_folder.folder import flat
 
 
 def config(**changed: Any) -> dict[str, Any]:
@@ -121,8 +123,8 @@ FOUND: dict[str, tuple[str, str, Given]] = {
 
 def told(given: Given) -> dict[str, Any]:
     found = health_checks(
-        given.get("config", CONFIG),
-        given.get("records", records()),
+        flat(given.get("config", CONFIG)),
+        read_history(given.get("records", records())),
         given.get("results", [retrieval(), zero_shot(), behind("bm25", 0.01, 0.03)]),
     )
     assert len({sign.topic for sign in found}) == len(found)

@@ -74,7 +74,7 @@ def test_zero_shot_is_told_whole_in_80_columns(capsys: pytest.CaptureFixture[str
 def test_results_are_read_back_and_files_of_others_are_passed_over(tmp_path: Path, capsys) -> None:
     result = retrieval("val", (1,), True)
     folder = tmp_path / "eval"
-    assert write(folder, result) == [folder / "val.json"]
+    assert write(folder, result, {}) == [folder / "val.json"]
     for name, text in {"a.json": "{", "b.json": "[]", "c.json": '{"task": "other"}', "val.beir.json": "{}"}.items():
         (folder / name).write_text(text)
     (folder / "val.pictures").mkdir()

@@ -208,7 +208,7 @@ def test_options_of_passages_are_refused(run: Path, monkeypatch) -> None:
 def test_a_folder_that_cannot_be_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(HardwareError, match="file/x cannot be written: Not a directory"):
-        write(tmp_path / "file" / "x", {"dataset": "d"})
+        write(tmp_path / "file" / "x", {"dataset": "d"}, {})
 
 
 def test_nothing_to_evaluate_is_said(tmp_path: Path, monkeypatch) -> None:
