@@ -1,4 +1,4 @@
-"""The examples of CONTRIBUTING.md, each section in a copy of the checkout of its own, as a contributor would do them."""
+"""The examples of CONTRIBUTING.md: those of each section in a copy of the checkout, as a contributor would do them."""
 
 import os
 import re
