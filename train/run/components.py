@@ -32,7 +32,7 @@ from dyad.train.losses import OBJECTIVES, build_objective
 from dyad.train.losses.gathered.sample_state import SampleState
 from dyad.train.losses.objectives.base import Objective
 from dyad.train.step.chunks import chunk_count
-from dyad.train.step.step import StepOptions, TrainStep
+from dyad.train.step.step import TrainStep
 from dyad.train.towers.batch_norm import check_batch_norms
 from dyad.train.towers.build import ImageTextModel, TextPairModel, TwoTowerModel, build_model
 
@@ -78,16 +78,7 @@ def build_parts(config: TrainConfig, world: World) -> Parts:
     objective = raise_on_all(world, lambda: _objective(config, data)).to(world.device)
     modules = {"towers": model.towers, "objective": objective}
     total_steps = config.steps or math.ceil((config.epochs or 0) * data.order.steps_per_epoch)
-    options = StepOptions(
-        seed=config.seed,
-        total_steps=total_steps,
-        global_batch_size=config.global_batch_size,
-        chunk_size=config.chunk_size,
-        keep_graphs=config.keep_graphs,
-        precision=config.precision,
-        compile=config.compile,
-    )
-    step = raise_on_all(world, lambda: TrainStep(model.towers, objective, config.optim, options, world))
+    step = raise_on_all(world, lambda: TrainStep(model.towers, objective, config, total_steps, world))
     return Parts(model, modules, objective.memory, data, evaluators, step, total_steps)
 
 

@@ -94,7 +94,7 @@ def train_run(world: World, config: TrainConfig) -> str:
         monitor.verify(plan.first_step)
         if restored.batch_changed:
             run.renumber_checkpoints(save)
-        outcome = fit(
+        status, step = fit(
             plan,
             run.batches(encoder, logger.print),
             step=parts.step,
@@ -107,14 +107,14 @@ def train_run(world: World, config: TrainConfig) -> str:
         )
 
         # How it ended
-        run_state.write(outcome.status, outcome.step, checkpoint_seconds=round(writer.seconds, 3))
+        run_state.write(status, step, checkpoint_seconds=round(writer.seconds, 3))
         if bad := monitor.bad_samples.total:
             logger.print(f"{bad:,} samples could not be used, others took their place: {ledger.path}")
-        logger.print(f"{outcome.status} at step {outcome.step}: {folder}")
-        if outcome.status == "finished":
+        logger.print(f"{status} at step {step}: {folder}")
+        if status == "finished":
             evaluation.conclude(logger)
     evaluation.print_tables()
-    return outcome.status
+    return status
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -37,14 +37,6 @@ class Plan:
         return min(following, self.total_steps)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """status: "finished" or "preempted"; step: finished optimiser steps."""
-
-    status: str
-    step: int
-
-
 def fit(
     plan: Plan,
     batches: Iterable[Batch],
@@ -56,8 +48,10 @@ def fit(
     save: Callable[[int, bool, bool], None],
     should_stop: Callable[[], bool],
     logger: Logger,
-) -> Outcome:
-    """Run steps first_step … total_steps - 1 and return how the run ended. Every rank calls it.
+) -> tuple[str, int]:
+    """Run steps first_step … total_steps - 1. Every rank calls it.
+
+    Returns how the run ended, "finished" or "preempted", and the number of finished optimiser steps.
 
     batches: one per step. step(batch, index): takes optimiser step `index` and returns its scalars. monitor: observes
     each step. diagnose(): further scalars of the last step, computed when it is logged. evaluate(step): scalars of the
@@ -84,9 +78,12 @@ def fit(
             evaluate_now()
             save_now(last=done == plan.total_steps)
         if done == plan.total_steps:
-            return Outcome("finished", done)
-        for index, (batch, waited) in zip(range(done, plan.total_steps), timed(batches), strict=True):
+            return "finished", done
+        asked = perf_counter()
+        # strict: an iterator of batches that is too long or too short is an error; one that fits is read to its end
+        for index, batch in zip(range(done, plan.total_steps), batches, strict=True):
             start = perf_counter()
+            waited = start - asked
             scalars = step(batch, index)
             done = index + 1
             monitor.observe(batch, waited, done)
@@ -101,11 +98,12 @@ def fit(
                 evaluate_now()
             if plan.due(done, plan.save_every):
                 save_now(last=done == plan.total_steps)
+            asked = perf_counter()
     except Stopped:
         save_now(last=True)
         logger.print(f"Stopped on request at step {done}; the same command goes on from there")
-        return Outcome("preempted", done)
-    return Outcome("finished", plan.total_steps)
+        return "preempted", done
+    return "finished", plan.total_steps
 
 
 @dataclass
@@ -136,15 +134,3 @@ class Stopwatch:
         }
         self.steps, self.waited, self.worked, self.saving = 0, 0.0, 0.0, 0.0
         return times
-
-
-def timed(batches: Iterable[Batch]) -> Iterator[tuple[Batch, float]]:
-    """Each batch with the seconds that it took to come."""
-    iterator = iter(batches)
-    while True:
-        start = perf_counter()
-        try:
-            batch = next(iterator)
-        except StopIteration:
-            return
-        yield batch, perf_counter() - start
