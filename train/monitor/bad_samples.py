@@ -62,13 +62,7 @@ class BadSampleCounter:
 
     def _take(self, events: list[tuple[int, int, BadSample]]) -> None:
         for _, step, bad in events:  # all of them before a limit may stop the run
-            facts = {
-                "id": bad.id,
-                "shard": bad.shard,
-                "key": bad.key,
-                "reason": bad.reason,
-                "by": bad.replaced_by,
-            }
+            facts = {"id": bad.id, "shard": bad.shard, "key": bad.key, "reason": bad.reason, "by": bad.replaced_by}
             self._ledger.write(step, "substitute", **facts)
             if not bad.key:
                 self._log(f"step {step}: {bad.reason}")
@@ -77,19 +71,20 @@ class BadSampleCounter:
 
     def _count(self, position: int, step: int, bad: BadSample) -> None:
         """Count one more. A replacement that is bad itself counts at the position of the sample it stands for."""
-        limit, share = self._config.bad_in_a_row, self._config.bad_share
         self.total += 1
         self._in_a_row = self._in_a_row + 1 if position <= self._last + 1 else 1
         self._last = position
         self._recent = [*(other for other in self._recent if other > position - WINDOW), position]
-        if len(self._first) < SHOWN:
-            self._first.append(bad)
-        if self._in_a_row >= limit:
-            self._stop(step, f"{self._in_a_row} samples in a row", f"data.bad_in_a_row={limit}")
-        if len(self._recent) > share * WINDOW:
-            self._stop(step, f"{len(self._recent)} of the last {WINDOW:,} samples", f"data.bad_share={share}")
-
-    def _stop(self, step: int, what: str, limit: str) -> None:
+        self._first = [*self._first, bad][:SHOWN]
+        if self._in_a_row >= self._config.bad_in_a_row:
+            what, limit = f"{self._in_a_row} samples in a row", f"data.bad_in_a_row={self._config.bad_in_a_row}"
+        elif len(self._recent) > self._config.bad_share * WINDOW:
+            what, limit = (
+                f"{len(self._recent)} of the last {WINDOW:,} samples",
+                f"data.bad_share={self._config.bad_share}",
+            )
+        else:
+            return
         raise DataError(
             f"step {step}: {what} cannot be used, {limit} is the limit; {self.total} in all, listed in "
             f"{self._ledger.path}. {examples(self._first)}\n"

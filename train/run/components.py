@@ -34,7 +34,7 @@ from dyad.train.losses.objectives.base import Objective
 from dyad.train.step.chunks import chunk_count
 from dyad.train.step.step import TrainStep
 from dyad.train.towers.batch_norm import check_batch_norms
-from dyad.train.towers.build import ImageTextModel, TextPairModel, TwoTowerModel, build_model
+from dyad.train.towers.build import ImageTextModel, TwoTowerModel, build_model
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,9 @@ def batch_norms(config: TrainConfig, towers: nn.Module, world_size: int) -> str:
 
 def build_data(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
     """The training data of the task. Raises ConfigError and DataError for what cannot be used."""
-    return DATA[config.task](config, model)
+    if isinstance(model, ImageTextModel):
+        return (_stream if config.data.mode is Mode.stream else _image_text)(config, model)
+    return _question_passage(config, model)
 
 
 def _model(config: TrainConfig, world: World) -> TwoTowerModel:
@@ -124,10 +126,7 @@ def _objective(config: TrainConfig, data: TrainingData) -> Objective:
     return objective
 
 
-def _image_text(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
-    assert isinstance(model, ImageTextModel)
-    if config.data.mode is Mode.stream:
-        return _stream(config, model)
+def _image_text(config: TrainConfig, model: ImageTextModel) -> TrainingData:
     shards = open_shards(parse_sources(config.data.train))
     dataset = ImageText(shards, model.image, model.tokenize, config.data, config.seed)
     manifest = {"data.train": file_entries(shards.indexes)}
@@ -144,7 +143,6 @@ def _stream(config: TrainConfig, model: ImageTextModel) -> TrainingData:
 
 
 def _question_passage(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
-    assert isinstance(model, TextPairModel)
     passage, negatives = config.data.passage, config.data.negatives
     # what would otherwise fail at the first batch, when there is a run folder already
     model.tokenize([""], config.data.question.length)
@@ -167,6 +165,3 @@ def _question_passage(config: TrainConfig, model: TwoTowerModel) -> TrainingData
 def _order(config: TrainConfig, sizes: Sequence[int], weights: Sequence[float]) -> Order:
     shuffle = config.data.shuffle.name
     return Order(sizes, weights, seed=config.seed, global_batch_size=config.global_batch_size, shuffle=shuffle)
-
-
-DATA = {Task.image_text: _image_text, Task.question_passage: _question_passage}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from dyad.data.base import errors
 from dyad.data.base.errors import ConfigError
+from dyad.train.distributed.signals import STARTUP
 
 if TYPE_CHECKING:
     from dyad.train.config import TrainConfig
@@ -23,8 +24,6 @@ def main() -> None:
     if {"-h", "--help"} & set(arguments):
         print(help_text())
         return
-    from dyad.train.distributed.signals import STARTUP
-
     STARTUP.begin()
     from dyad.train.cli.compose import compose_config, preview, read_line
 
@@ -64,7 +63,6 @@ def run(config: TrainConfig) -> None:
 
     Raises Preempted when the run was asked to stop.
     """
-    from dyad.train.distributed.signals import STARTUP
     from dyad.train.run_folder.folder import is_finished, run_folder
 
     if is_finished(config):
@@ -79,9 +77,7 @@ def run(config: TrainConfig) -> None:
     from dyad.train.run.run import train_run
 
     with process_group(config.dist.timeout) as world:
-        status = train_run(world, config)
-    if status == "preempted":
-        raise errors.Preempted
+        train_run(world, config)
 
 
 def _is_rank_0() -> bool:

@@ -93,20 +93,9 @@ def restore_parts(source: ResumeSource, parts: Parts, config: TrainConfig) -> Re
             checkpoint.restore_weights(checkpoint.load_weights(source.weights), {"towers": parts.modules["towers"]})
         except ConfigError as error:
             raise ConfigError(f"init_from={source.weights}: {error}") from error
-    return _restored(source.resume, parts, config) if source.resume else RestoredState()
-
-
-def data_identity(parts: Parts, config: TrainConfig) -> dict[str, Any]:
-    """The facts of a checkpoint that fix the order of samples."""
-    return {
-        "data_fingerprint": parts.data.fingerprint,
-        "data": manifest.summary(parts.data.manifest),
-        "global_batch_size": config.global_batch_size,
-        "seed": config.seed,
-    }
-
-
-def _restored(found: Path, parts: Parts, config: TrainConfig) -> RestoredState:
+    if source.resume is None:
+        return RestoredState()
+    found = source.resume
     state = checkpoint.load(found)
     facts = state.facts
     try:

@@ -28,22 +28,11 @@ LARGEST, DEEPEST = 1 << 20, 64  # bytes and levels of nesting of config.yaml
 STEP_FILES = ("metrics.jsonl", "ledger.jsonl", "eval", "negatives")  # what names steps, besides the checkpoints
 RUN_FILES = (CONFIG, "checkpoints", *STEP_FILES)  # what a training leaves in its folder
 
-# Keys that do not change the trained weights: they may differ between two starts and do not enter the run's name
-NOT_MATHS = (
-    "run.",
-    "tracking.",
-    "eval.",
-    "checkpoint.",
-    "dist.",
-    "resume",
-    "compile",
-    "keep_graphs",
-    "optim.max_skipped",
-    "data.workers",
-    "data.timeout",
-    "data.bad_",
-    "data.val",
-    "model.frozen_cache_mb",
+# Keys that do not change the trained weights (or how such keys begin). They may differ between two starts and do not
+# enter the run's name.
+NOT_MATHS = tuple(
+    """run. tracking. eval. checkpoint. dist. resume compile keep_graphs optim.max_skipped data.workers data.timeout
+    data.bad_ data.val model.frozen_cache_mb""".split()
 )
 
 # Keys that have had another name, in config.yaml of older runs
@@ -53,10 +42,7 @@ RENAMED = {"optim.patience": "optim.max_skipped", "model.memo_mb": "model.frozen
 ADDED = {"model.batch_norm": "global", "model.text.lower_case": False, "model.text.dense": False}
 
 # Keys that may change with another batch size, or with more data: what counts steps, and how long the run is
-WITH_BATCH = (
-    *("global_batch_size", "steps", "epochs", "optim.warmup", "optim.cooldown"),
-    "data.negatives.refresh_every",
-)
+WITH_BATCH = "global_batch_size steps epochs optim.warmup optim.cooldown data.negatives.refresh_every".split()
 WITH_DATA = ("data.train", "data.passage.corpus", "steps", "epochs")
 
 
@@ -69,7 +55,7 @@ def run_folder(config: TrainConfig) -> Path:
 
 def all_keys(config: Any) -> dict[str, Any]:
     """Every key of a configuration, an instance or a class with its defaults, as dotted key → value."""
-    return flat(_plain(config))
+    return flat(plain(config))
 
 
 def maths_keys(config: TrainConfig) -> dict[str, Any]:
@@ -141,11 +127,10 @@ def check_run(config: TrainConfig) -> None:
     folder, resume = run_folder(config), config.resume
     if resume.mode == "never" or not _has_checkpoint(folder) or not (folder / CONFIG).exists():
         return
-    old, new = flat(saved_config(folder)), flat(_plain(config))
-    allowed = (*WITH_BATCH * resume.allow_batch_change, *WITH_DATA * resume.allow_more_data)
-    unknown = {key for key in ADDED if key not in old}
-    fixed = sorted({*old, *new} - {*allowed} - unknown)
-    changed = [k for k in fixed if not k.startswith(NOT_MATHS) and old.get(k) != new.get(k)]
+    old, new = flat(saved_config(folder)), all_keys(config)
+    free = {*WITH_BATCH * resume.allow_batch_change, *WITH_DATA * resume.allow_more_data, *(ADDED.keys() - old.keys())}
+    fixed = [key for key in sorted({*old, *new} - free) if not key.startswith(NOT_MATHS)]
+    changed = [key for key in fixed if old.get(key) != new.get(key)]
     if changed:
         shown = "\n".join(f"  {k}: {old.get(k)} there, {new.get(k)} now" for k in changed[:3])
         more = f" (and {len(changed) - 3} more)" if len(changed) > 3 else ""
@@ -171,7 +156,7 @@ def open_run(config: TrainConfig) -> Path:
     if config.resume.mode == "never" and _has_checkpoint(folder):
         put_aside(folder, RUN_FILES)
     folder.mkdir(parents=True, exist_ok=True)
-    write_bytes(folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(_plain(config))).encode())
+    write_bytes(folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(plain(config))).encode())
     return folder
 
 
@@ -203,7 +188,7 @@ def _has_checkpoint(folder: Path, name: str = "step_*") -> bool:
     return any((folder / "checkpoints").glob(name))
 
 
-def _plain(config: Any) -> Any:
+def plain(config: Any) -> dict[str, Any]:
     """The configuration as config.yaml has it, without secrets: signing a URL again does not change the data."""
     return without_secrets(OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True))
 
