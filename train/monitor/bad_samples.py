@@ -76,13 +76,11 @@ class BadSampleCounter:
         self._last = position
         self._recent = [*(other for other in self._recent if other > position - WINDOW), position]
         self._first = [*self._first, bad][:SHOWN]
-        if self._in_a_row >= self._config.bad_in_a_row:
-            what, limit = f"{self._in_a_row} samples in a row", f"data.bad_in_a_row={self._config.bad_in_a_row}"
-        elif len(self._recent) > self._config.bad_share * WINDOW:
-            what, limit = (
-                f"{len(self._recent)} of the last {WINDOW:,} samples",
-                f"data.bad_share={self._config.bad_share}",
-            )
+        most, share = self._config.bad_in_a_row, self._config.bad_share
+        if self._in_a_row >= most:
+            what, limit = f"{self._in_a_row} samples in a row", f"data.bad_in_a_row={most}"
+        elif len(self._recent) > share * WINDOW:
+            what, limit = f"{len(self._recent)} of the last {WINDOW:,} samples", f"data.bad_share={share}"
         else:
             return
         raise DataError(
