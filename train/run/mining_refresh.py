@@ -110,10 +110,7 @@ class NegativeRefresh:
             theirs = self.resumed.resolve().parent.parent / FOLDER / folder.name
             if theirs.is_dir() and theirs != folder.resolve():
                 with writable(folder):
-                    folder.mkdir(parents=True, exist_ok=True)
-                    for name in (MINED, SUMMARY):
-                        if (theirs / name).is_file():
-                            shutil.copyfile(theirs / name, folder / name)
+                    shutil.copytree(theirs, folder, dirs_exist_ok=True)
         if problem := _problem(folder):
             borders = [s for s in checkpoint.steps(self.run) if s % self._every == 0 and s < step]
             earlier = f"resume={checkpoint.folder_of(self.run, borders[0])} or " if borders else ""

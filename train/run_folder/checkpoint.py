@@ -28,7 +28,7 @@ from torch import Tensor, empty_like, nn, no_grad
 from torch.optim import Optimizer
 
 from dyad.data.base.errors import ConfigError, DataError, HardwareError
-from dyad.data.base.files import remove, sync, write_json
+from dyad.data.base.files import remove, sync, whole_folder, write_json
 from dyad.data.shards.storage import sha256_of
 
 FORMAT = 2
@@ -123,28 +123,23 @@ def save(run_dir: Path, state: CheckpointState, keep: int, before_save: Callable
     """
     assert keep >= 1
     final = folder_of(run_dir, state.step)
-    partial, aside = _beside(final, "partial"), _beside(final, "aside")
     try:
         before_save()
-        remove(partial)
-        partial.mkdir(parents=True)
-        _write(partial, state)
-        if final.exists():  # damaged, so that the run went on from an older one; or this step was saved before
-            os.rename(final, aside)  # tidy() undoes this after a kill before the next line
-        os.rename(partial, final)
+        # The folder may exist: damaged, so that the run went on from an older one, or this step was saved before.
+        with whole_folder(final, replace=True) as partial:
+            _write(partial, state)
         sync(final.parent)
     except (OSError, SafetensorError) as error:
-        remove(partial)
         needed = sum(t.nbytes for part in (state.model, state.optimizer, state.memory) for t in part.values())
         free = shutil.disk_usage(next(p for p in (run_dir, *run_dir.parents) if p.exists())).free
         reason = f"{error} (it needs {needed:,} bytes, {free:,} are free)"
         raise HardwareError(f"cannot write checkpoint {final}: {reason}") from error
-    remove(aside)
     not_newer = [folder_of(run_dir, step) for step in steps(run_dir) if step <= state.step]
     for folder in not_newer[keep:]:
         with suppress(OSError):  # a folder that cannot be deleted is no reason to stop
-            os.rename(folder, _beside(folder, "partial"))  # first: a half deleted one must not look whole
-            remove(_beside(folder, "partial"))
+            partial = folder.with_name(f".{folder.name}.partial")
+            os.rename(folder, partial)  # first: a half deleted one must not look whole
+            remove(partial)
     return final
 
 
@@ -245,12 +240,12 @@ def verify(folder: Path, names: tuple[str, ...] = FILES) -> None:
 def tidy(run_dir: Path) -> None:
     """Remove what a killed save left. Call on rank 0 when a run starts, before `find`."""
     folder = run_dir / "checkpoints"
-    for aside in folder.glob(".step_*.aside"):  # killed between the two renames: the old checkpoint counts
-        final = folder / aside.name.removeprefix(".").removesuffix(".aside")
+    for old in folder.glob(".step_*.old"):  # killed between the two renames of whole_folder: the old checkpoint counts
+        final = folder / old.name.removeprefix(".").removesuffix(".old")
         if final.exists():
-            remove(aside)
+            remove(old)
         else:
-            os.rename(aside, final)
+            os.rename(old, final)
     for partial in folder.glob(".step_*.partial"):
         remove(partial)
 
@@ -318,7 +313,3 @@ def _write(folder: Path, state: CheckpointState) -> None:
     with ThreadPoolExecutor() as pool:  # hashing one file overlaps with waiting for the disk to take another
         entries = dict(zip(names, pool.map(described, names), strict=True))
     write_json(folder / MANIFEST, {"format": FORMAT, "files": entries})
-
-
-def _beside(folder: Path, role: str) -> Path:
-    return folder.with_name(f".{folder.name}.{role}")

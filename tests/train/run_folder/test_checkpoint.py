@@ -217,8 +217,8 @@ def test_what_a_killed_save_leaves_is_cleared_up(saved: Path) -> None:
     half = checkpoints / ".step_00000008.partial"
     half.mkdir()
     (half / "model.safetensors").write_bytes(b"half")
-    folder(saved, 6).rename(checkpoints / ".step_00000006.aside")  # killed between the two renames of a second save
-    (checkpoints / ".step_00000004.aside").mkdir()  # killed just after them
+    folder(saved, 6).rename(checkpoints / ".step_00000006.old")  # killed between the two renames of a second save
+    (checkpoints / ".step_00000004.old").mkdir()  # killed just after them
     assert find(saved, lambda line: None) == folder(saved, 4)
     tidy(saved)
     assert find(saved, lambda line: None) == folder(saved, 6)
