@@ -23,7 +23,11 @@ SHOWN = 3  # bad samples that the error message names
 
 
 class BadSampleCounter:
-    """total: bad samples so far that the ranks have shared. log: prints which shard of a stream could not be read."""
+    """Counts the bad samples of all ranks, and raises DataError when there are more than the configuration allows.
+
+    total: all bad samples of the run that the ranks have shared so far. log: prints which shard of a stream could not
+    be read.
+    """
 
     def __init__(
         self, config: DataConfig, global_batch_size: int, world: World, ledger: Ledger, log: Callable[[str], None]
@@ -61,6 +65,7 @@ class BadSampleCounter:
         self._recent = list(state["recent"])
 
     def _take(self, events: list[tuple[int, int, BadSample]]) -> None:
+        """Write bad samples to the ledger, then count them. events: (position in the order, step, sample), sorted."""
         for _, step, bad in events:  # all of them before a limit may stop the run
             facts = {"id": bad.id, "shard": bad.shard, "key": bad.key, "reason": bad.reason, "by": bad.replaced_by}
             self._ledger.write(step, "substitute", **facts)

@@ -10,7 +10,7 @@ import torch
 
 from dyad.train.distributed.world import World, all_reduce_sum
 
-SPAN = 5.0  # seconds of its own that the slowest rank needs before ranks are compared: less may be chance
+SPAN = 5.0  # ranks are compared once the slowest has needed so many seconds by itself: less may be chance
 
 
 class LocalTimer:

@@ -19,8 +19,8 @@ from dyad.train.tracking.logger import Logger
 class Evaluation:
     """Scores the current weights with all evaluators. Rank 0 writes the newest results to `eval/*.json`.
 
-    examples: queries of each kind that the evaluation after `last_step` also shows. log: prints a line for files that
-    cannot be written; they do not stop the run. All ranks call every method.
+    examples: how many example queries of each kind the results of `last_step` have; those of other steps have none.
+    log: prints a line for files that cannot be written; they do not stop the run. All ranks call every method.
     """
 
     evaluators: Sequence[Evaluator]

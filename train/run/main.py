@@ -32,15 +32,15 @@ def main() -> None:
     if line.show:
         print(errors.printable("---\n".join(map(preview, runs))), end="")
         return
-    configs = [compose_config(words) for words in runs]
+    configs = [compose_config(own) for own in runs]
     check_sweep(line.words, configs)
-    for words, config in zip(runs, configs, strict=True):
+    for own, config in zip(runs, configs, strict=True):
         if line.sweep and _is_rank_0():
-            print(errors.printable(f"-m: {shlex.join(word for word in words if word not in line.words)}"))
+            print(errors.printable(f"-m: {shlex.join(a for a in own if a not in line.words)}"))
         run(config)
 
 
-def check_sweep(words: Sequence[str], configs: Sequence[TrainConfig]) -> None:
+def check_sweep(arguments: Sequence[str], configs: Sequence[TrainConfig]) -> None:
     """Check all runs of a command line before the first one begins.
 
     Raises ConfigError for what `check` refuses in any of them, keys that none would read, and runs that share a folder.
@@ -50,7 +50,7 @@ def check_sweep(words: Sequence[str], configs: Sequence[TrainConfig]) -> None:
 
     for config in configs:
         check(config)
-    refuse_unread(words, configs)
+    refuse_unread(arguments, configs)
     folders = [run_folder(config) for config in configs]
     if shared := next((folder for folder in folders if folders.count(folder) > 1), None):
         raise ConfigError(
@@ -94,10 +94,10 @@ def check_arguments(arguments: list[str]) -> Path | None:
 
     line = read_line(arguments)
     if line.show:
-        for words in line.runs():
-            preview(words)
+        for own in line.runs():
+            preview(own)
         return None
-    configs = [compose_config(words) for words in line.runs()]
+    configs = [compose_config(own) for own in line.runs()]
     check_sweep(line.words, configs)
     return None if line.sweep else run_folder(configs[0])
 

@@ -64,7 +64,10 @@ def maths_keys(config: TrainConfig) -> dict[str, Any]:
 
 
 def by_section(keys: Mapping[str, Any]) -> dict[str, str]:
-    """Section → "key=value, …" for people, of dotted keys; keys outside sections are in "training"."""
+    """Group dotted keys with their values by section, for people: section → "key=value, …".
+
+    Keys without a section are in "training".
+    """
     found: dict[str, list[str]] = {}
     for key, value in keys.items():
         section, dot, _ = key.partition(".")
@@ -75,7 +78,7 @@ def by_section(keys: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _public(value: Any) -> Any:
-    """A value without the path of a home folder."""
+    """A value as others may see it: null for None, and paths without the user's home folder."""
     if isinstance(value, list):
         return [_public(item) for item in value]
     if value is None:
@@ -170,18 +173,16 @@ def put_aside(folder: Path, names: Iterable[str]) -> None:
 
 
 def is_finished(config: TrainConfig) -> bool:
-    """Whether this command has nothing left to do."""
+    """Whether the run of this configuration is finished, so that the same command has nothing left to do."""
     folder, resume = run_folder(config), config.resume
     # more data or another batch size may have made the run longer
-    as_it_was = resume.mode == "auto" and not (resume.allow_batch_change or resume.allow_more_data)
+    if resume.mode != "auto" or resume.allow_batch_change or resume.allow_more_data:
+        return False
     try:
         state = read_json(folder / "run_state.json")
-    except (OSError, ValueError):
+        return state["status"] == "finished" and _has_checkpoint(folder, f"step_{state['step']:08d}")
+    except (OSError, ValueError, LookupError, TypeError):
         return False
-    match state:
-        case {"status": "finished", "step": int(step)}:
-            return as_it_was and _has_checkpoint(folder, f"step_{step:08d}")
-    return False
 
 
 def _has_checkpoint(folder: Path, name: str = "step_*") -> bool:

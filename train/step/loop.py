@@ -29,6 +29,7 @@ class Plan:
     evaluation_owed: bool = False
 
     def due(self, step: int, every: int) -> bool:
+        """Whether what happens every `every` steps happens after `step` steps."""
         return step == self.total_steps or (every > 0 and step % every == 0)
 
     def next_save(self, step: int) -> int:
@@ -108,7 +109,7 @@ def fit(
 
 @dataclass
 class Stopwatch:
-    """Seconds since the last reading: steps waited for batches, worked, and waited for checkpoints (saving)."""
+    """Seconds since the last reading that steps waited for batches (waited), computed (worked) and saved (saving)."""
 
     global_batch_size: int
     world_size: int

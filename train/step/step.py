@@ -147,7 +147,7 @@ class TrainStep:
         return result
 
     def _embed(self, chunk: Chunk, step: int) -> TensorPair:
-        """Embeddings of both sides, only of the rows that count, in one precision."""
+        """Run both towers on a chunk. Returns the embeddings of x and y without placeholder rows, in one precision."""
         device, embeddings = self.world.device, []
         for side, (tower, rows) in enumerate(zip(self._parallel, chunk.inputs, strict=True)):
             with (
@@ -158,7 +158,10 @@ class TrainStep:
         return [e[:size] for e, size in zip(_for_scores(embeddings, device), chunk.sizes, strict=True)]
 
     def _averaged(self, scalars: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Means over ranks, also of the objective's gradients and of running statistics: one flat all-reduce."""
+        """Average over ranks the scalars, which are returned, the objective's gradients and running statistics.
+
+        One all-reduce of one flat tensor: many small ones would take longer.
+        """
         if self.world.size == 1:
             return scalars
         gradients = [p.grad for p in self.objective.parameters() if p.grad is not None]
