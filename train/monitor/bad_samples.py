@@ -40,7 +40,7 @@ class BadSampleCounter:
         self._recent: list[int] = []  # positions within the last WINDOW samples
 
     def observe(self, batch: Batch, step: int) -> None:
-        """Take the bad samples of this rank's batch. step: finished optimiser steps, with that of the batch."""
+        """Remember the bad samples of this rank's batch. step: finished optimiser steps, with that of the batch."""
         size, world = self._global_batch_size, self._world
         first = (step - 1) * size + world.rank * size // world.size
         self._unshared += [(first + bad.row, step, bad) for bad in batch.bad]
@@ -57,7 +57,7 @@ class BadSampleCounter:
         return self.total
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON for a checkpoint."""
+        """The counts, as JSON for a checkpoint."""
         return {"total": self.total, "row": self._in_a_row, "last": self._last, "recent": self._recent}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ from dyad.train.run_folder.ledger import Ledger
 class Monitor:
     """Observes the steps of a run. Every rank has one and calls the same methods.
 
-    modules: what has weights, by name; digest_every: steps between two comparisons of the ranks' weights, 0 for none.
+    modules: those whose weights are compared, by name; digest_every: steps between two comparisons, 0 for none.
     """
 
     stragglers: Stragglers

@@ -83,7 +83,10 @@ def build_parts(config: TrainConfig, world: World) -> Parts:
 
 
 def batch_norms(config: TrainConfig, towers: nn.Module, world_size: int) -> str:
-    """What the batch norms of `towers` do in this run, in one line, "" without any. Raises ConfigError."""
+    """One line that says which statistics the batch norms of `towers` use, "" when there are none.
+
+    Raises ConfigError when they do not go with the batch and its chunks.
+    """
     chunks = chunk_count(config.global_batch_size, world_size, config.chunk_size)
     rows = config.global_batch_size // world_size
     return check_batch_norms(towers, config.model.batch_norm, rows, chunks, world_size)

@@ -82,8 +82,9 @@ def lock_and_find(config: TrainConfig, folder: Path, stack: ExitStack) -> Resume
 
 
 def restore_parts(source: ResumeSource, parts: Parts, config: TrainConfig) -> RestoredState:
-    """Bring the parts to the state of the source. With source.weights only the towers: temperature and bias keep their
-    configured start.
+    """Load the checkpoint of the source into the parts. From source.weights only the towers are loaded.
+
+    Temperature and bias then keep the start that the configuration gives them.
 
     Raises ConfigError, with nothing changed, for a checkpoint of another model, seed or data; DataError for a damaged
     one.
@@ -123,7 +124,10 @@ def restore_parts(source: ResumeSource, parts: Parts, config: TrainConfig) -> Re
 
 
 def _next_step(folder: Path, step: int, facts: dict[str, Any], parts: Parts, config: TrainConfig) -> int:
-    """The next step, counted in batches of this run. step: as the checkpoint counts."""
+    """The step at which the run continues, counted in batches of this run. step: the same as the checkpoint counts it.
+
+    Raises ConfigError when the batch size differs and must not, or the run cannot continue there with the new one.
+    """
     before, now, seen = facts["global_batch_size"], config.global_batch_size, facts["samples_seen"]
     if before == now:
         return step
@@ -148,7 +152,7 @@ def _next_step(folder: Path, step: int, facts: dict[str, Any], parts: Parts, con
 
 
 def _more_samples(folder: Path, facts: dict[str, Any], parts: Parts, config: TrainConfig) -> int:
-    """How many samples were added since. Raises ConfigError for other data, naming what differs."""
+    """How many training samples were added since the checkpoint. Raises ConfigError for other data, naming it."""
     if facts["data_fingerprint"] == parts.data.fingerprint:
         return 0
     changes = manifest.changes(facts["data"], parts.data.manifest)

@@ -123,7 +123,7 @@ def train_run(world: World, config: TrainConfig) -> None:
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A run whose parts are built and restored: what train_run does with them. folder: of the run."""
+    """A run whose parts are built and restored, and what train_run does with it. folder: the run folder."""
 
     config: TrainConfig
     world: World

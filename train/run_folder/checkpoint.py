@@ -73,7 +73,7 @@ def capture(
     facts: dict[str, Any],
     memory: Mapping[str, Tensor] | None = None,
 ) -> CheckpointState:
-    """What `save` writes. It holds references, not copies: save or copy it before the next step."""
+    """Collect what `save` writes. The result holds references, not copies: save or copy it before the next step."""
     assert not {"step", "optimizer_scalars"} & set(facts), "these keys of state.json are the checkpoint's own"
     model = named_tensors(modules)
     name_of = {id(tensor): name for name, tensor in model.items()}
@@ -86,7 +86,7 @@ def capture(
 
 
 def restore(state: CheckpointState, modules: Mapping[str, nn.Module], optimizer: Optimizer) -> None:
-    """Restore weights and optimiser, bit for bit. The memory is the caller's: each rank loads its own part of it.
+    """Restore weights and optimiser, bit for bit. Each rank loads its part of state.memory by itself.
 
     Raises ConfigError, with nothing changed, for a checkpoint of another model.
     """
@@ -144,7 +144,7 @@ def save(run_dir: Path, state: CheckpointState, keep: int, before_save: Callable
 
 
 def find(run_dir: Path, log: Callable[[str], None]) -> Path | None:
-    """The run's newest checkpoint that verifies, None when it has no checkpoints. log: prints which are passed over.
+    """The run's newest checkpoint that verifies, None when it has no checkpoints. log: prints each damaged one.
 
     Raises DataError when there are checkpoints and none verifies, ConfigError when one is from a newer Dyad.
     """
@@ -173,7 +173,7 @@ def steps(run_dir: Path) -> list[int]:
 
 
 def locate(path: Path, log: Callable[[str], None]) -> Path:
-    """The checkpoint that `path` means: itself, whole or not, or the newest whole one of a run folder.
+    """The checkpoint that a user means by `path`: a checkpoint, whole or not, or a run folder: its newest whole one.
 
     Raises ConfigError when there is none, DataError when a run has some and none is whole. log: as in `find`.
     """
@@ -201,7 +201,7 @@ def step_of(folder: Path) -> int:
 
 
 def load_weights(folder: Path) -> dict[str, Tensor]:
-    """The weights alone, by name ("towers.x_tower.…", "objective.logit_scale"), verified."""
+    """Verify and read the weights alone, by name ("towers.x_tower.…", "objective.logit_scale")."""
     with _verified(folder, MODEL):
         return load_file(folder / MODEL)
 
@@ -253,7 +253,8 @@ def tidy(run_dir: Path) -> None:
 def _like(parameter: Tensor, value: Tensor) -> Tensor:
     """A copy of `value` in the memory layout of `parameter` (channels last, for example).
 
-    A copy, as `value` is mapped from a file that may be deleted. In that layout, as the fused AdamW ignores strides.
+    It is a copy because `value` is mapped from a file that may be deleted. It has that layout because the fused AdamW
+    ignores strides.
     """
     same = value.shape == parameter.shape
     return empty_like(parameter, dtype=value.dtype, device="cpu").copy_(value) if same else value.clone()

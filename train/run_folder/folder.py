@@ -87,7 +87,7 @@ def _public(value: Any) -> Any:
 
 
 def saved_config(folder: Path) -> dict[str, Any]:
-    """The tree in config.yaml of a run folder, with ${…} as it stands there and renamed keys under their new names.
+    """The content of a run folder's config.yaml, nested. ${…} are not resolved; renamed keys have their new names.
 
     Raises ConfigError when the folder has no config.yaml of its own, or one that cannot be read.
     """
@@ -122,7 +122,7 @@ def _check_nesting(text: str) -> None:
 
 
 def check_run(config: TrainConfig) -> None:
-    """Raise ConfigError when the run has a checkpoint of a configuration that differs in a key of the maths.
+    """Raise ConfigError when the run has a checkpoint of a configuration that trains other weights (see maths_keys).
 
     Keys that `resume` allows may change; whether the data then fit shows when they are opened. A run that began before
     a key was added takes any value of it.

@@ -31,8 +31,9 @@ os.register_at_fork(before=_WRITING.acquire, after_in_parent=_WRITING.release, a
 class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
     """Writes the checkpoints of a run, on rank 0. Leaving its block waits for the one in flight.
 
-    keep: how many stay; before_save: brings to the disk what must be there before a checkpoint is; next_save(step): the
-    step when the next one is due, for the message. seconds: spent writing so far, in the background or not.
+    keep: how many checkpoints stay; before_save: brings to the disk what must be there before a checkpoint is;
+    next_save(step): the step when the next one is due, for the message. seconds: spent writing so far, in the
+    background or not.
     """
 
     def __init__(

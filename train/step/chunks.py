@@ -40,13 +40,19 @@ class Chunk:
 
 
 def chunk_count(global_batch_size: int, world_size: int, chunk_size: int | None) -> int:
-    """How many chunks the towers run in. The number is the same on all ranks."""
+    """How many chunks a rank's part of a batch is cut into, at chunk_size pairs each (None: one chunk).
+
+    The number is the same on all ranks.
+    """
     rows = math.ceil(global_batch_size / world_size)
     return math.ceil(rows / (chunk_size or rows))
 
 
 def in_chunks(batch: Batch, count: int) -> list[Chunk]:
-    """Cut pairs and extra items into `count` chunks each, whose sizes differ by one at most. Some may be empty."""
+    """Cut a batch into `count` chunks, each with its share of the pairs and of the extra y-side items.
+
+    The shares differ by one at most, so some may be empty.
+    """
     extra = batch.y[:0] if batch.extra is None else batch.extra.y
     assert extra.shape[1:] == batch.y.shape[1:], f"y of {batch.y.shape[1:]} a row, extra y of {extra.shape[1:]}"
     parts = zip(*(rows.tensor_split(count) for rows in (batch.x, batch.y, extra)), strict=True)

@@ -109,7 +109,7 @@ def fit(
 
 @dataclass
 class Stopwatch:
-    """Seconds since the last reading that steps waited for batches (waited), computed (worked) and saved (saving)."""
+    """Seconds since the last reading, in all: of waiting for batches, of computing (worked), and of saving."""
 
     global_batch_size: int
     world_size: int

@@ -41,11 +41,10 @@ AUTOCAST = {Precision.fp32: None, Precision.bf16: torch.bfloat16, Precision.fp16
 class TrainStep:
     """`step(batch, index)` takes optimiser step `index`, 0-based, and returns its scalars, equal on all ranks.
 
-    config: the run's; only training keys are read. Of the last step: embeddings (b, D) and keys (b,) of x and of y,
-    without graph; scalars; skip_reason: why it changed nothing ("nonfinite", "spike"), "" if it did. local_timer: time
-    from a step's start to this rank's first collective. stage: what the step is doing, for error messages.
-    on_skip(batch, steps, reason, scalars) is called on all ranks when a step is skipped; steps counts the finished
-    ones, with this one.
+    Attributes of the last step: embeddings (b, D) and keys (b,) of x and of y, without graph; scalars; skip_reason: why
+    it changed nothing ("nonfinite" or "spike"), "" if it did. local_timer: time from a step's start to this rank's
+    first collective. stage: what the step is doing, for error messages. on_skip(batch, steps, reason, scalars) is
+    called on all ranks when a step is skipped; steps counts the finished steps, with this one.
     """
 
     embeddings: tuple[Tensor, Tensor]
@@ -75,7 +74,10 @@ class TrainStep:
         self._memory = MemoryBudget(towers, world.device)
 
     def __call__(self, batch: Batch, step: int) -> Mapping[str, float]:
-        """Raises UserError after optim.max_skipped skipped steps in a row. A skipped step changes nothing."""
+        """Take one step, or skip it: a skipped step changes nothing.
+
+        Raises UserError after optim.max_skipped skipped steps in a row.
+        """
         self.stage = f"step {step + 1}"
         self.local_timer.start()
         if not self.towers.training:  # an evaluation may have left eval() behind
@@ -106,7 +108,7 @@ class TrainStep:
         return self.scalars
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON: what a checkpoint needs besides weights and optimiser."""
+        """What a checkpoint needs besides weights and optimiser, as JSON: loss scale, skipped steps, recent losses."""
         skipped = [self._skipped, self._skipped_in_a_row]
         return {"scaler": self._scaler.state_dict(), "skipped": skipped, "losses": [*self._spikes.losses]}
 
@@ -116,7 +118,10 @@ class TrainStep:
         self._spikes.losses.extend(state["losses"])
 
     def _gradient(self, batch: Batch, step: int) -> Any:
-        """Fill .grad of all parameters, of the towers averaged over ranks. Returns the objective's result."""
+        """Compute the loss and fill .grad of all parameters; that of the towers is averaged over ranks.
+
+        Returns the objective's result.
+        """
         chunks, graphs = in_chunks(batch, self._chunks), GraphCache(self._keep_graphs, self._memory)
         with no_gradient_sync(self._parallel):
             # with a graph even where the cache drops it: some kernels are chosen by whether there is one
@@ -212,7 +217,7 @@ class TrainStep:
 
 @contextmanager
 def noise(device: torch.device, *key: int) -> Iterator[None]:
-    """Random numbers inside depend on `key` alone, on CPU and device. The generators' own state is left as it was."""
+    """Inside, random numbers depend on `key` alone, on CPU and device. Afterwards the generators are as before."""
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(int.from_bytes(digest, "little") >> 1)
