@@ -238,16 +238,16 @@ def verify(folder: Path, names: tuple[str, ...] = FILES) -> None:
 
 
 def tidy(run_dir: Path) -> None:
-    """Remove what a killed save left. Call on rank 0 when a run starts, before `find`."""
-    folder = run_dir / "checkpoints"
-    for old in folder.glob(".step_*.old"):  # killed between the two renames of whole_folder: the old checkpoint counts
-        final = folder / old.name.removeprefix(".").removesuffix(".old")
-        if final.exists():
-            remove(old)
-        else:
-            os.rename(old, final)
-    for partial in folder.glob(".step_*.partial"):
-        remove(partial)
+    """Remove what a killed save left: .partial and .old folders, the latter called .aside by earlier versions.
+
+    Call on rank 0 when a run starts, before `find`.
+    """
+    for left in sorted((run_dir / "checkpoints").glob(".step_*.*")):
+        final = left.with_name(left.stem.removeprefix("."))
+        if left.suffix == ".partial" or final.exists():
+            remove(left)
+        else:  # killed between the two renames of whole_folder: the old checkpoint counts
+            os.rename(left, final)
 
 
 def _like(parameter: Tensor, value: Tensor) -> Tensor:
