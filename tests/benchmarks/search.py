@@ -38,7 +38,7 @@ def main() -> None:
     items = queries + 3 * rng.standard_normal((n, width), dtype=np.float32)
     own = np.arange(n)
     matches, _ = match_pairs(own, own, own, Truth.pairs)
-    world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+    world = World(rank=0, size=1, device=torch.device("cpu"))
     methods: dict[str, Callable[[], object]] = {
         "GEMM, strips": lambda: products(queries, items),
         "FAISS flat, top 10": lambda: search(queries, items, 10),

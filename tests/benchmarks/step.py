@@ -16,11 +16,11 @@ from time import process_time
 import torch
 
 from dyad.data.batch import Batch
-from dyad.train.config import ModelConfig, OptimConfig
+from dyad.train.config import ModelConfig, OptimConfig, TrainConfig
 from dyad.train.distributed.world import World
 from dyad.train.losses import build_objective
 from dyad.train.step.optim import build_optimizer
-from dyad.train.step.step import StepOptions, TrainStep
+from dyad.train.step.step import TrainStep
 from dyad.train.towers.build import build_image_text
 from dyad.train.towers.tower import TwoTower
 
@@ -69,10 +69,8 @@ def by_hand(pairs: Batch) -> Callable[[int], object]:
 
 
 def ours(pairs: Batch, chunks: int, kept: int | None) -> Callable[[int], object]:
-    options = StepOptions(
-        seed=0, total_steps=10**6, global_batch_size=len(pairs), chunk_size=-(-len(pairs) // chunks), keep_graphs=kept
-    )
-    step = TrainStep(model(), build_objective("clip"), OptimConfig(), options, World())
+    config = TrainConfig(global_batch_size=len(pairs), chunk_size=-(-len(pairs) // chunks), keep_graphs=kept)
+    step = TrainStep(model(), build_objective("clip"), config, 10**6, World())
     return lambda index: step(pairs, index)
 
 

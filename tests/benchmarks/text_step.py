@@ -22,10 +22,10 @@ from dyad.data.config import DataConfig, DrawnPositives
 from dyad.data.loading.order import Order
 from dyad.data.question_passage.dataset import QuestionPassage
 from dyad.data.question_passage.questions import open_questions
-from dyad.train.config import ModelConfig, OptimConfig, Precision, Task, TextTower
+from dyad.train.config import ModelConfig, OptimConfig, Precision, Task, TextTower, TrainConfig
 from dyad.train.distributed.world import World
 from dyad.train.losses import build_objective
-from dyad.train.step.step import StepOptions, TrainStep
+from dyad.train.step.step import TrainStep
 from dyad.train.towers.build import TextPairModel, build_model
 
 ROUNDS = 5
@@ -64,13 +64,8 @@ def ours(pairs: Pairs, precision: Precision) -> Step:
     dataset = QuestionPassage(pairs.questions, model.tokenize, data_config(), 0, None)
     count = pairs.order.global_batch_size
     objective = build_objective("clip", temperature=0.05, learnable=False)
-    step = TrainStep(
-        model.towers,
-        objective,
-        OptimConfig(lr=1e-5),
-        StepOptions(seed=0, total_steps=10**6, global_batch_size=count, precision=precision),
-        World(),
-    )
+    training = TrainConfig(global_batch_size=count, precision=precision, optim=OptimConfig(lr=1e-5))
+    step = TrainStep(model.towers, objective, training, 10**6, World())
     return lambda index: step(dataset.__getitems__(pairs.positions(index)), index)
 
 

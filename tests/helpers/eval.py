@@ -12,7 +12,7 @@ from dyad.eval.encode.encoder import Encoder
 from dyad.train.distributed.world import World
 
 ROOT = Path(__file__).resolve().parents[2]
-LOCAL = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+LOCAL = World(rank=0, size=1, device=torch.device("cpu"))
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from dyad.train.run_folder.checkpoint import capture, find, load, restore, tidy
 from dyad.train.run_folder.ledger import Ledger
 from dyad.train.run_folder.run_state import RunState, locked
 from dyad.train.run_folder.saving import CheckpointWriter
-from dyad.train.step.loop import Outcome, Plan, fit
+from dyad.train.step.loop import Plan, fit
 from dyad.train.tracking.logger import build_logger
 
 STEPS, BATCH, WIDTH = 20, 8, 64
@@ -72,7 +72,7 @@ def quiet_monitor() -> Monitor:
     return Monitor(stragglers, bad_samples, {}, 0, ledger, world)
 
 
-def run(run_dir: Path, pause: float = 0.0, toy: Toy | None = None) -> Outcome:
+def run(run_dir: Path, pause: float = 0.0, toy: Toy | None = None) -> tuple[str, int]:
     toy = toy or Toy(pause)
     run_dir.mkdir(parents=True, exist_ok=True)
     with locked(run_dir), StopRequest() as stop:
@@ -102,7 +102,7 @@ def run(run_dir: Path, pause: float = 0.0, toy: Toy | None = None) -> Outcome:
             (writer.save if last else writer.save_in_background)(state)
 
         with logger, RunState(run_dir, first, STEPS) as record, writer:
-            outcome = fit(
+            status, step = fit(
                 plan,
                 toy.batches(first, STEPS),
                 step=toy.step,
@@ -113,8 +113,8 @@ def run(run_dir: Path, pause: float = 0.0, toy: Toy | None = None) -> Outcome:
                 should_stop=lambda: stop.requested,
                 logger=logger,
             )
-            record.write(outcome.status, outcome.step)
-    return outcome
+            record.write(status, step)
+    return status, step
 
 
 def start_again_and_again(run_dir: Path, pause: float) -> None:

@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dyad.data.batch import Batch, Extra
-from dyad.train.config import OptimConfig
+from dyad.train.config import OptimConfig, TrainConfig
 from dyad.train.distributed.world import World
 from dyad.train.losses import build_objective
 from dyad.train.losses.sums.all_gather import Layout
-from dyad.train.step.step import StepOptions, TrainStep
+from dyad.train.step.step import TrainStep
 from dyad.train.towers.tower import TwoTower
 
 LOCAL = World()
@@ -106,8 +106,8 @@ def train_step(
     """A step of the clip objective, or another, for global batches of `count` pairs."""
     dtype = next(model.parameters()).dtype
     objective = (objective or build_objective("clip")).to(dtype)
-    chosen = StepOptions(seed=1, total_steps=100, global_batch_size=count, **options)
-    return TrainStep(model, objective, optim or OptimConfig(lr=1e-2), chosen, world)
+    config = TrainConfig(seed=1, global_batch_size=count, optim=optim or OptimConfig(lr=1e-2), **options)
+    return TrainStep(model, objective, config, 100, world)
 
 
 def dense_gradients(model: TwoTower, whole: Batch) -> tuple[Tensor, dict[str, Tensor]]:

@@ -26,7 +26,7 @@ def main() -> None:
         group = dist.new_group(range(size))
         if not isinstance(group, dist.ProcessGroup):
             continue
-        world = World(rank=me, size=size, local_rank=me, group=group)
+        world = World(rank=me, size=size, group=group)
         for spec in SPECS:
             for memory in (2**30, 2**16):
                 hits = search(queries, corpus, 20, spec, memory=memory, world=world)

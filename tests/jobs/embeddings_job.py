@@ -106,7 +106,7 @@ def main() -> None:
     if size > 1:
         place = f"file://{folder.parent}/{folder.name}.meeting"
         dist.init_process_group("gloo", init_method=place, rank=rank, world_size=size)
-        world = World(rank=rank, size=size, local_rank=rank)
+        world = World(rank=rank, size=size)
     vectors = encoded(folder, world, texts_of(corpus), float(sys.argv[5])).vectors
     queries = vectors[::400].astype(np.float32)
     found = search(queries, vectors, 10, memory=1 << 20, world=world)

@@ -44,7 +44,7 @@ def check_same_weights(world: World, named: Mapping[str, Tensor], step: int) -> 
 
     A collective. It sends one int64 per rank while the ranks agree, and one per tensor when they do not.
     """
-    sums_n = bit_sums(list(named.values()))
+    sums_n = torch.stack([bit_sum(tensor) for tensor in named.values()])
     # Odd weights 1, 3, 5, … are invertible modulo 2⁶⁴, so that a difference in one tensor always changes the digest.
     # They are different, so that tensors that were exchanged change it too.
     weights_n = 2 * torch.arange(len(sums_n), device=sums_n.device) + 1
@@ -66,15 +66,11 @@ def check_same_weights(world: World, named: Mapping[str, Tensor], step: int) -> 
     raise _on_all_ranks(world, HardwareError(message))
 
 
-def bit_sums(tensors: Sequence[Tensor]) -> Tensor:
-    """For each of n tensors the sum of its bytes, read as 8-byte integers, modulo 2⁶⁴: (n,) int64.
+def bit_sum(tensor: Tensor) -> Tensor:
+    """The sum of a tensor's bytes, read as 8-byte integers, modulo 2⁶⁴: 0-d int64.
 
     Integer sums are exact, so that the order of summation on the device does not matter.
     """
-    return torch.stack([_bit_sum(tensor) for tensor in tensors])
-
-
-def _bit_sum(tensor: Tensor) -> Tensor:
     flat = tensor.detach().reshape(-1).view(torch.uint8)
     if flat.storage_offset() % 8:  # view(int64) needs an aligned start
         flat = flat.clone()

@@ -165,9 +165,7 @@ def _connect_store() -> Store:
     """A new connection to the TCPStore: the process group's own connection may be blocked by a waiting call."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     limit = timedelta(seconds=REGISTER_SECONDS)
-    store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
-        host, port, is_master=False, timeout=limit, wait_for_workers=False
-    )
+    store = dist.TCPStore(host, port, timeout=limit, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage]
     # torchrun keeps one store over its restarts: keys of an earlier attempt must not be read
     return PrefixStore(f"dyad/contact/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 

@@ -94,7 +94,7 @@ class StartupStop:
         self._over.set()
 
     def begin(self) -> None:
-        """Start to listen; called again for each run of a sweep. An earlier request starts the grace period at once."""
+        """Start listening; called again for each run of a sweep. An earlier request starts the grace period at once."""
         if not self._over.is_set():
             return
         self._over = Event()
@@ -115,7 +115,7 @@ class StartupStop:
         return self._asked and not self._over.is_set()
 
     def end(self) -> bool:
-        """Stop to listen, as the training loop takes over; returns whether a stop was requested."""
+        """Stop listening, as the training loop takes over; returns whether a stop was requested."""
         if self._over.is_set():
             return False
         signal.set_wakeup_fd(-1)

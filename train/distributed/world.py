@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from threading import Timer
 from typing import TypeVar
@@ -24,14 +24,13 @@ SILENCE = 10.0  # seconds without an answer of rank 0 until this process prints 
 
 @dataclass(frozen=True)
 class World:
-    """This process among all processes of the job: `rank` of `size`, `local_rank` on its machine, its device.
+    """This process among all processes of the job: `rank` of `size`, and its device.
 
     group: the process group of collectives, None for all ranks. links: gloo's TCP connections to the other ranks.
     """
 
     rank: int = 0
     size: int = 1
-    local_rank: int = 0
     device: torch.device = torch.device("cpu")
     group: dist.ProcessGroup | None = None
     links: tuple[Connection, ...] = ()
@@ -67,12 +66,12 @@ def init_world(timeout: float, cpu: bool = False) -> World:
     finally:
         waiting.cancel()
     assert state.device is not None
-    world = World(state.process_index, state.num_processes, state.local_process_index, state.device)
-    if world.size == 1:
-        return world
+    if state.num_processes == 1:
+        return World(device=state.device)
     # The connection to the TCPStore is left out of `links`: failure reports need it after the group is aborted.
     store = int(os.environ["MASTER_PORT"])
-    return replace(world, links=tuple(link for link in set(open_connections()) - before if store not in link.ports))
+    links = tuple(link for link in set(open_connections()) - before if store not in link.ports)
+    return World(state.process_index, state.num_processes, state.device, links=links)
 
 
 def _print_if_unreachable(rank_and_world: str, timeout: float) -> None:

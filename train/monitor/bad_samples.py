@@ -23,7 +23,11 @@ SHOWN = 3  # bad samples that the error message names
 
 
 class BadSampleCounter:
-    """total: bad samples so far that the ranks have shared. log: prints which shard of a stream could not be read."""
+    """Counts the bad samples of all ranks, and raises DataError when there are more than the configuration allows.
+
+    total: all bad samples of the run that the ranks have shared so far. log: prints which shard of a stream could not
+    be read.
+    """
 
     def __init__(
         self, config: DataConfig, global_batch_size: int, world: World, ledger: Ledger, log: Callable[[str], None]
@@ -36,7 +40,7 @@ class BadSampleCounter:
         self._recent: list[int] = []  # positions within the last WINDOW samples
 
     def observe(self, batch: Batch, step: int) -> None:
-        """Take the bad samples of this rank's batch. step: finished optimiser steps, with that of the batch."""
+        """Remember the bad samples of this rank's batch. step: finished optimiser steps, with that of the batch."""
         size, world = self._global_batch_size, self._world
         first = (step - 1) * size + world.rank * size // world.size
         self._unshared += [(first + bad.row, step, bad) for bad in batch.bad]
@@ -53,7 +57,7 @@ class BadSampleCounter:
         return self.total
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON for a checkpoint."""
+        """The counts, as JSON for a checkpoint."""
         return {"total": self.total, "row": self._in_a_row, "last": self._last, "recent": self._recent}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -61,14 +65,9 @@ class BadSampleCounter:
         self._recent = list(state["recent"])
 
     def _take(self, events: list[tuple[int, int, BadSample]]) -> None:
+        """Write bad samples to the ledger, then count them. events: (position in the order, step, sample), sorted."""
         for _, step, bad in events:  # all of them before a limit may stop the run
-            facts = {
-                "id": bad.id,
-                "shard": bad.shard,
-                "key": bad.key,
-                "reason": bad.reason,
-                "by": bad.replaced_by,
-            }
+            facts = {"id": bad.id, "shard": bad.shard, "key": bad.key, "reason": bad.reason, "by": bad.replaced_by}
             self._ledger.write(step, "substitute", **facts)
             if not bad.key:
                 self._log(f"step {step}: {bad.reason}")
@@ -77,19 +76,18 @@ class BadSampleCounter:
 
     def _count(self, position: int, step: int, bad: BadSample) -> None:
         """Count one more. A replacement that is bad itself counts at the position of the sample it stands for."""
-        limit, share = self._config.bad_in_a_row, self._config.bad_share
         self.total += 1
         self._in_a_row = self._in_a_row + 1 if position <= self._last + 1 else 1
         self._last = position
         self._recent = [*(other for other in self._recent if other > position - WINDOW), position]
-        if len(self._first) < SHOWN:
-            self._first.append(bad)
-        if self._in_a_row >= limit:
-            self._stop(step, f"{self._in_a_row} samples in a row", f"data.bad_in_a_row={limit}")
-        if len(self._recent) > share * WINDOW:
-            self._stop(step, f"{len(self._recent)} of the last {WINDOW:,} samples", f"data.bad_share={share}")
-
-    def _stop(self, step: int, what: str, limit: str) -> None:
+        self._first = [*self._first, bad][:SHOWN]
+        most, share = self._config.bad_in_a_row, self._config.bad_share
+        if self._in_a_row >= most:
+            what, limit = f"{self._in_a_row} samples in a row", f"data.bad_in_a_row={most}"
+        elif len(self._recent) > share * WINDOW:
+            what, limit = f"{len(self._recent)} of the last {WINDOW:,} samples", f"data.bad_share={share}"
+        else:
+            return
         raise DataError(
             f"step {step}: {what} cannot be used, {limit} is the limit; {self.total} in all, listed in "
             f"{self._ledger.path}. {examples(self._first)}\n"

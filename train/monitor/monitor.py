@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import nn
 
@@ -22,7 +21,7 @@ from dyad.train.run_folder.ledger import Ledger
 class Monitor:
     """Observes the steps of a run. Every rank has one and calls the same methods.
 
-    modules: what has weights, by name; digest_every: steps between two comparisons of the ranks' weights, 0 for none.
+    modules: those whose weights are compared, by name; digest_every: steps between two comparisons, 0 for none.
     """
 
     stragglers: Stragglers
@@ -66,13 +65,6 @@ class Monitor:
         """
         self._compare_weights(step)
         self.bad_samples.check()
-
-    def state_dict(self) -> dict[str, Any]:
-        """JSON for a checkpoint."""
-        return self.bad_samples.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.bad_samples.load_state_dict(state)
 
     def _compare_weights(self, step: int) -> None:
         if self.digest_every and self.world.size > 1 and step != self._compared_at:

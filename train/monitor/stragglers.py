@@ -10,11 +10,14 @@ import torch
 
 from dyad.train.distributed.world import World, all_reduce_sum
 
-SPAN = 5.0  # seconds of its own that the slowest rank needs before ranks are compared: less may be chance
+SPAN = 5.0  # ranks are compared once the slowest has needed so many seconds by itself: less may be chance
 
 
 class LocalTimer:
-    """Seconds between start() and stop(), summed over steps. On a GPU it records events, so the host does not wait."""
+    """Measures the seconds between start() and stop(), summed over steps.
+
+    On a GPU it records events, so the host does not wait for the GPU.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
@@ -41,9 +44,10 @@ class LocalTimer:
 
 
 class Stragglers:
-    """Warns of a rank whose pace is below `share` of the others' median, once until it has caught up.
+    """Warns of a rank whose pace is below `share` of the others' median, and not again before it has caught up.
 
-    A rank's pace is 1 / (seconds it waits for data + seconds of `timer`: of a step until it waits for other ranks).
+    A rank's pace is the inverse of its own time for a step: of waiting for its batch, and of computing until it waits
+    for other ranks, which `timer` measures.
     """
 
     def __init__(self, timer: LocalTimer, share: float, world: World, log: Callable[[str], None]) -> None:

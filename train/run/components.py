@@ -32,9 +32,9 @@ from dyad.train.losses import OBJECTIVES, build_objective
 from dyad.train.losses.gathered.sample_state import SampleState
 from dyad.train.losses.objectives.base import Objective
 from dyad.train.step.chunks import chunk_count
-from dyad.train.step.step import StepOptions, TrainStep
+from dyad.train.step.step import TrainStep
 from dyad.train.towers.batch_norm import check_batch_norms
-from dyad.train.towers.build import ImageTextModel, TextPairModel, TwoTowerModel, build_model
+from dyad.train.towers.build import ImageTextModel, TwoTowerModel, build_model
 
 
 @dataclass(frozen=True)
@@ -78,21 +78,15 @@ def build_parts(config: TrainConfig, world: World) -> Parts:
     objective = raise_on_all(world, lambda: _objective(config, data)).to(world.device)
     modules = {"towers": model.towers, "objective": objective}
     total_steps = config.steps or math.ceil((config.epochs or 0) * data.order.steps_per_epoch)
-    options = StepOptions(
-        seed=config.seed,
-        total_steps=total_steps,
-        global_batch_size=config.global_batch_size,
-        chunk_size=config.chunk_size,
-        keep_graphs=config.keep_graphs,
-        precision=config.precision,
-        compile=config.compile,
-    )
-    step = raise_on_all(world, lambda: TrainStep(model.towers, objective, config.optim, options, world))
+    step = raise_on_all(world, lambda: TrainStep(model.towers, objective, config, total_steps, world))
     return Parts(model, modules, objective.memory, data, evaluators, step, total_steps)
 
 
 def batch_norms(config: TrainConfig, towers: nn.Module, world_size: int) -> str:
-    """What the batch norms of `towers` do in this run, in one line, "" without any. Raises ConfigError."""
+    """One line that says which statistics the batch norms of `towers` use, "" when there are none.
+
+    Raises ConfigError when they do not go with the batch and its chunks.
+    """
     chunks = chunk_count(config.global_batch_size, world_size, config.chunk_size)
     rows = config.global_batch_size // world_size
     return check_batch_norms(towers, config.model.batch_norm, rows, chunks, world_size)
@@ -100,7 +94,9 @@ def batch_norms(config: TrainConfig, towers: nn.Module, world_size: int) -> str:
 
 def build_data(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
     """The training data of the task. Raises ConfigError and DataError for what cannot be used."""
-    return DATA[config.task](config, model)
+    if isinstance(model, ImageTextModel):
+        return (_stream if config.data.mode is Mode.stream else _image_text)(config, model)
+    return _question_passage(config, model)
 
 
 def _model(config: TrainConfig, world: World) -> TwoTowerModel:
@@ -133,10 +129,7 @@ def _objective(config: TrainConfig, data: TrainingData) -> Objective:
     return objective
 
 
-def _image_text(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
-    assert isinstance(model, ImageTextModel)
-    if config.data.mode is Mode.stream:
-        return _stream(config, model)
+def _image_text(config: TrainConfig, model: ImageTextModel) -> TrainingData:
     shards = open_shards(parse_sources(config.data.train))
     dataset = ImageText(shards, model.image, model.tokenize, config.data, config.seed)
     manifest = {"data.train": file_entries(shards.indexes)}
@@ -153,7 +146,6 @@ def _stream(config: TrainConfig, model: ImageTextModel) -> TrainingData:
 
 
 def _question_passage(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
-    assert isinstance(model, TextPairModel)
     passage, negatives = config.data.passage, config.data.negatives
     # what would otherwise fail at the first batch, when there is a run folder already
     model.tokenize([""], config.data.question.length)
@@ -176,6 +168,3 @@ def _question_passage(config: TrainConfig, model: TwoTowerModel) -> TrainingData
 def _order(config: TrainConfig, sizes: Sequence[int], weights: Sequence[float]) -> Order:
     shuffle = config.data.shuffle.name
     return Order(sizes, weights, seed=config.seed, global_batch_size=config.global_batch_size, shuffle=shuffle)
-
-
-DATA = {Task.image_text: _image_text, Task.question_passage: _question_passage}

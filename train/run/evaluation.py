@@ -10,7 +10,7 @@ from typing import Any
 from dyad.data.base.errors import HardwareError, first_line
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.eval.results.panels import panels
-from dyad.eval.results.write import print_tables, result, saved_results, write
+from dyad.eval.results.write import result, saved_results, write
 from dyad.train.distributed.agreement import rank_0_only
 from dyad.train.tracking.logger import Logger
 
@@ -19,8 +19,8 @@ from dyad.train.tracking.logger import Logger
 class Evaluation:
     """Scores the current weights with all evaluators. Rank 0 writes the newest results to `eval/*.json`.
 
-    examples: queries of each kind that the evaluation after `last_step` also shows. log: prints a line for files that
-    cannot be written; they do not stop the run. All ranks call every method.
+    examples: how many example queries of each kind the results of `last_step` have; those of other steps have none.
+    log: prints a line for files that cannot be written; they do not stop the run. All ranks call every method.
     """
 
     evaluators: Sequence[Evaluator]
@@ -33,19 +33,17 @@ class Evaluation:
 
     def __call__(self, step: int) -> dict[str, float]:
         examples = self.examples if step == self.last_step else None
-        reports = [evaluator.report(self.encoder, examples) for evaluator in self.evaluators]
-        pairs = list(zip(reports, self.evaluators, strict=True))
-        self.results = rank_0_only(self.encoder.world, lambda: self._write(pairs, step)) or []
-        return {f"{e.name}/{metric}": value for report, e in pairs for metric, value in report.metrics.items()}
+        reports = [(evaluator, evaluator.report(self.encoder, examples)) for evaluator in self.evaluators]
+        rank_0_only(self.encoder.world, lambda: self._write(reports, step))
+        return {f"{e.name}/{metric}": value for e, report in reports for metric, value in report.metrics.items()}
 
-    def _write(self, pairs: Sequence[tuple[Report, Evaluator]], step: int) -> list[dict[str, Any]]:
-        results = [result(report, evaluator, {"step": step}) for report, evaluator in pairs]
+    def _write(self, reports: Sequence[tuple[Evaluator, Report]], step: int) -> None:
+        self.results = [result(report, evaluator, {"step": step}) for evaluator, report in reports]
         try:
-            for content, (report, _) in zip(results, pairs, strict=True):
+            for content, (_, report) in zip(self.results, reports, strict=True):
                 write(self.folder / "eval", content, report.files)
         except HardwareError as error:
             self.log(f"{error}: the results of step {step} are in metrics.jsonl alone. The run goes on")
-        return results
 
     def conclude(self, logger: Logger) -> None:
         """At the end of a finished run: write report.html, and give trackers the last evaluation."""
@@ -64,9 +62,6 @@ class Evaluation:
 
         rank_0_only(self.encoder.world, write)
 
-    def print_tables(self) -> None:
-        print_tables(self.results)
-
 
 def written_report(run: Path, log: Callable[[str], None]) -> Path | None:
     """Write report.html of a run. Any error is one line of `log`, and None is returned: it must not end the run."""
@@ -75,8 +70,7 @@ def written_report(run: Path, log: Callable[[str], None]) -> Path | None:
 
         report = write_report(run)
     except Exception as error:
-        reason = str(error).partition("\n")[0]
-        log(f"report.html could not be made ({type(error).__name__}: {reason})")
+        log(f"report.html could not be made ({type(error).__name__}: {first_line(error)})")
         return None
     log(f"to look at: {report}")
     return report

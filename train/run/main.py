@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from dyad.data.base import errors
 from dyad.data.base.errors import ConfigError
+from dyad.train.distributed.signals import STARTUP
 
 if TYPE_CHECKING:
     from dyad.train.config import TrainConfig
@@ -23,8 +24,6 @@ def main() -> None:
     if {"-h", "--help"} & set(arguments):
         print(help_text())
         return
-    from dyad.train.distributed.signals import STARTUP
-
     STARTUP.begin()
     from dyad.train.cli.compose import compose_config, preview, read_line
 
@@ -33,15 +32,15 @@ def main() -> None:
     if line.show:
         print(errors.printable("---\n".join(map(preview, runs))), end="")
         return
-    configs = [compose_config(words) for words in runs]
+    configs = [compose_config(own) for own in runs]
     check_sweep(line.words, configs)
-    for words, config in zip(runs, configs, strict=True):
+    for own, config in zip(runs, configs, strict=True):
         if line.sweep and _is_rank_0():
-            print(errors.printable(f"-m: {shlex.join(word for word in words if word not in line.words)}"))
+            print(errors.printable(f"-m: {shlex.join(a for a in own if a not in line.words)}"))
         run(config)
 
 
-def check_sweep(words: Sequence[str], configs: Sequence[TrainConfig]) -> None:
+def check_sweep(arguments: Sequence[str], configs: Sequence[TrainConfig]) -> None:
     """Check all runs of a command line before the first one begins.
 
     Raises ConfigError for what `check` refuses in any of them, keys that none would read, and runs that share a folder.
@@ -51,7 +50,7 @@ def check_sweep(words: Sequence[str], configs: Sequence[TrainConfig]) -> None:
 
     for config in configs:
         check(config)
-    refuse_unread(words, configs)
+    refuse_unread(arguments, configs)
     folders = [run_folder(config) for config in configs]
     if shared := next((folder for folder in folders if folders.count(folder) > 1), None):
         raise ConfigError(
@@ -64,7 +63,6 @@ def run(config: TrainConfig) -> None:
 
     Raises Preempted when the run was asked to stop.
     """
-    from dyad.train.distributed.signals import STARTUP
     from dyad.train.run_folder.folder import is_finished, run_folder
 
     if is_finished(config):
@@ -79,9 +77,7 @@ def run(config: TrainConfig) -> None:
     from dyad.train.run.run import train_run
 
     with process_group(config.dist.timeout) as world:
-        status = train_run(world, config)
-    if status == "preempted":
-        raise errors.Preempted
+        train_run(world, config)
 
 
 def _is_rank_0() -> bool:
@@ -98,10 +94,10 @@ def check_arguments(arguments: list[str]) -> Path | None:
 
     line = read_line(arguments)
     if line.show:
-        for words in line.runs():
-            preview(words)
+        for own in line.runs():
+            preview(own)
         return None
-    configs = [compose_config(words) for words in line.runs()]
+    configs = [compose_config(own) for own in line.runs()]
     check_sweep(line.words, configs)
     return None if line.sweep else run_folder(configs[0])
 

@@ -24,14 +24,12 @@ from time import perf_counter
 from dyad.data.base.errors import DataError
 from dyad.data.base.files import remove, writable
 from dyad.data.batch import Batch
-from dyad.data.question_passage.corpus import Corpus
 from dyad.data.question_passage.dataset import QuestionPassage
 from dyad.data.question_passage.negatives import MinedNegatives
 from dyad.data.shards.storage import sha256_of
 from dyad.eval.encode.encoder import Encoder
 from dyad.eval.mine.mining import MINED, SUMMARY, embedded, mine
 from dyad.train.distributed.agreement import rank_0_first, rank_0_only
-from dyad.train.distributed.world import World
 from dyad.train.run_folder import checkpoint
 
 FOLDER, EMBEDDINGS = "negatives", "embeddings"
@@ -77,30 +75,21 @@ class NegativeRefresh:
         if step == begin:
             self._mine(folder, begin)
         else:
-            rank_0_only(self._world, lambda: self._check_file(folder, begin, step))
-        questions, corpus = self.dataset.questions, self._corpus
-        return rank_0_first(self._world, lambda: MinedNegatives(str(folder / MINED), questions, corpus))
+            rank_0_only(self.encode.world, lambda: self._check_file(folder, begin, step))
+        path, questions = str(folder / MINED), self.dataset.questions
+        return rank_0_first(self.encode.world, lambda: MinedNegatives(path, questions))
 
     @property
     def _every(self) -> int:
         return self.dataset.config.negatives.refresh_every
 
-    @property
-    def _world(self) -> World:
-        return self.encode.world
-
-    @property
-    def _corpus(self) -> Corpus:
-        corpus = self.dataset.questions.corpus
-        assert corpus is not None, "the dataset refuses refresh_every without a corpus"
-        return corpus
-
     def _mine(self, folder: Path, step: int) -> None:
         start, data, encode = perf_counter(), self.dataset, replace(self.encode, block=BLOCK)
-        done = self.run / FOLDER / EMBEDDINGS
-        source = embedded(encode, data.questions, self._corpus, data.tokenize, data.config, done, self.log)
-        summary = mine(source, data.config.negatives.mining, folder, self._world, {"step": step})
-        rank_0_only(self._world, lambda: self._tidy(step))
+        corpus, done = data.questions.corpus, self.run / FOLDER / EMBEDDINGS
+        assert corpus is not None, "the dataset refuses refresh_every without a corpus"
+        source = embedded(encode, data.questions, corpus, data.tokenize, data.config, done, self.log)
+        summary = mine(source, data.config.negatives.mining, folder, encode.world, {"step": step})
+        rank_0_only(encode.world, lambda: self._tidy(step))
         self.log(
             f"Mined at step {step}: {summary['negatives']:,} negatives for {summary['questions']:,} questions, "
             f"{summary['without']:,} have none ({perf_counter() - start:.0f} s)"
@@ -121,14 +110,10 @@ class NegativeRefresh:
             theirs = self.resumed.resolve().parent.parent / FOLDER / folder.name
             if theirs.is_dir() and theirs != folder.resolve():
                 with writable(folder):
-                    folder.mkdir(parents=True, exist_ok=True)
-                    for name in (MINED, SUMMARY):
-                        if (theirs / name).is_file():
-                            shutil.copyfile(theirs / name, folder / name)
-        problem = _problem(folder)
-        if problem:
+                    shutil.copytree(theirs, folder, dirs_exist_ok=True)
+        if problem := _problem(folder):
             borders = [s for s in checkpoint.steps(self.run) if s % self._every == 0 and s < step]
-            earlier = f"resume={self.run / 'checkpoints' / f'step_{borders[0]:08d}'} or " if borders else ""
+            earlier = f"resume={checkpoint.folder_of(self.run, borders[0])} or " if borders else ""
             raise DataError(
                 f"{folder / MINED} {problem}: steps {begin} to {begin + self._every - 1} draw from it, and the run "
                 f"goes on at step {step}. Put it back, or go on where it is mined anyway: {earlier}resume=never"

@@ -82,8 +82,9 @@ def lock_and_find(config: TrainConfig, folder: Path, stack: ExitStack) -> Resume
 
 
 def restore_parts(source: ResumeSource, parts: Parts, config: TrainConfig) -> RestoredState:
-    """Bring the parts to the state of the source. With source.weights only the towers: temperature and bias keep their
-    configured start.
+    """Load the checkpoint of the source into the parts. From source.weights only the towers are loaded.
+
+    Temperature and bias then keep the start that the configuration gives them.
 
     Raises ConfigError, with nothing changed, for a checkpoint of another model, seed or data; DataError for a damaged
     one.
@@ -93,34 +94,23 @@ def restore_parts(source: ResumeSource, parts: Parts, config: TrainConfig) -> Re
             checkpoint.restore_weights(checkpoint.load_weights(source.weights), {"towers": parts.modules["towers"]})
         except ConfigError as error:
             raise ConfigError(f"init_from={source.weights}: {error}") from error
-    return _restored(source.resume, parts, config) if source.resume else RestoredState()
-
-
-def data_identity(parts: Parts, config: TrainConfig) -> dict[str, Any]:
-    """The facts of a checkpoint that fix the order of samples."""
-    return {
-        "data_fingerprint": parts.data.fingerprint,
-        "data": manifest.summary(parts.data.manifest),
-        "global_batch_size": config.global_batch_size,
-        "seed": config.seed,
-    }
-
-
-def _restored(found: Path, parts: Parts, config: TrainConfig) -> RestoredState:
-    state = checkpoint.load(found)
+    if source.resume is None:
+        return RestoredState()
+    folder = source.resume
+    state = checkpoint.load(folder)
     facts = state.facts
     try:
         TypeAdapter(ResumeFacts).validate_python(facts, strict=True)
     except ValidationError as error:
         (first, *_) = error.errors()
-        raise DataError(f"{found} is no checkpoint of ours: {first['loc'][0]}: {first['msg']}") from error
+        raise DataError(f"{folder} is no checkpoint of ours: {first['loc'][0]}: {first['msg']}") from error
     if facts["seed"] != config.seed:
         raise ConfigError(
-            f"{found} was trained with seed={facts['seed']}, now {config.seed}: the order of samples would "
+            f"{folder} was trained with seed={facts['seed']}, now {config.seed}: the order of samples would "
             f"differ. {OTHERWISE}"
         )
-    more_samples = _more_samples(found, facts, parts, config)
-    step = _next_step(found, state.step, facts, parts, config)
+    more_samples = _more_samples(folder, facts, parts, config)
+    step = _next_step(folder, state.step, facts, parts, config)
     try:
         if (parts.memory is None) != (not state.memory):
             raise ConfigError(f"it has {'' if state.memory else 'no '}per-sample state: it is of another objective")
@@ -128,23 +118,26 @@ def _restored(found: Path, parts: Parts, config: TrainConfig) -> RestoredState:
             parts.memory.load(state.memory, more_samples=config.resume.allow_more_data)
         checkpoint.restore(state, parts.modules, parts.step.optimizer)
     except ConfigError as error:
-        raise ConfigError(f"{found}: {error}") from error
+        raise ConfigError(f"{folder}: {error}") from error
     parts.step.load_state_dict(facts["step_state"])
     return RestoredState(step, facts, facts["global_batch_size"] != config.global_batch_size, more_samples)
 
 
-def _next_step(found: Path, step: int, facts: dict[str, Any], parts: Parts, config: TrainConfig) -> int:
-    """The next step, counted in batches of this run. step: as the checkpoint counts."""
+def _next_step(folder: Path, step: int, facts: dict[str, Any], parts: Parts, config: TrainConfig) -> int:
+    """The step at which the run continues, counted in batches of this run. step: the same as the checkpoint counts it.
+
+    Raises ConfigError when the batch size differs and must not, or the run cannot continue there with the new one.
+    """
     before, now, seen = facts["global_batch_size"], config.global_batch_size, facts["samples_seen"]
     if before == now:
         return step
     if not config.resume.allow_batch_change:
         raise ConfigError(
-            f"{found} was trained with global_batch_size={before}, now {now}.\n"
+            f"{folder} was trained with global_batch_size={before}, now {now}.\n"
             "resume.allow_batch_change=true goes on at the same number of samples; or use the old batch"
         )
     step = seen // now
-    counted = f"{found} has seen {seen:,} samples: {step:,} steps of global_batch_size={now}"
+    counted = f"{folder} has seen {seen:,} samples: {step:,} steps of global_batch_size={now}"
     if step >= parts.total_steps:
         raise ConfigError(
             f"{counted}, and the run ends after {parts.total_steps:,} of them. Set steps or epochs to go further"
@@ -158,21 +151,21 @@ def _next_step(found: Path, step: int, facts: dict[str, Any], parts: Parts, conf
     return step
 
 
-def _more_samples(found: Path, facts: dict[str, Any], parts: Parts, config: TrainConfig) -> int:
-    """How many samples were added since. Raises ConfigError for other data, naming what differs."""
+def _more_samples(folder: Path, facts: dict[str, Any], parts: Parts, config: TrainConfig) -> int:
+    """How many training samples were added since the checkpoint. Raises ConfigError for other data, naming it."""
     if facts["data_fingerprint"] == parts.data.fingerprint:
         return 0
     changes = manifest.changes(facts["data"], parts.data.manifest)
     if changes.different or not changes.added:
-        shown = "".join(f"\n  {key}: {said}" for key, said in changes.different.items())
+        shown = "".join(f"\n  {key}: {difference}" for key, difference in changes.different.items())
         raise ConfigError(
-            f"{found} was trained with other data (fingerprint {facts['data_fingerprint'][:16]}, now "
+            f"{folder} was trained with other data (fingerprint {facts['data_fingerprint'][:16]}, now "
             f"{parts.data.fingerprint[:16]}):{shown}\n{OTHERWISE}"
         )
     if not config.resume.allow_more_data:
         shown = ", ".join(f"{count:,} samples to {key}" for key, count in changes.added.items())
         raise ConfigError(
-            f"{found} was trained with less data: added behind it, {shown}.\n"
+            f"{folder} was trained with less data: added behind it, {shown}.\n"
             "resume.allow_more_data=true goes on with all of them; or use the old data"
         )
     return changes.added.get("data.train", 0)

@@ -7,11 +7,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import torch
-from omegaconf import OmegaConf
 
+from dyad.data.base.errors import Preempted
 from dyad.data.base.files import writable
 from dyad.data.batch import Batch
 from dyad.data.config import Mode
@@ -19,7 +18,9 @@ from dyad.data.image_text.stream import Stream
 from dyad.data.loading.loader import build_loader
 from dyad.data.loading.order import Order
 from dyad.data.question_passage.dataset import QuestionPassage
+from dyad.data.shards import manifest
 from dyad.eval.encode.encoder import Encoder
+from dyad.eval.results.write import print_tables
 from dyad.train.config import Task, TrackingConfig, TrainConfig, validate
 from dyad.train.distributed.agreement import from_rank_0, raise_on_all, rank_0_only
 from dyad.train.distributed.consistency import check_same_config, code_digest
@@ -35,9 +36,9 @@ from dyad.train.monitor.stragglers import Stragglers
 from dyad.train.run.components import Parts, batch_norms, build_parts
 from dyad.train.run.evaluation import Evaluation
 from dyad.train.run.mining_refresh import NegativeRefresh
-from dyad.train.run.resume import RestoredState, ResumeSource, data_identity, lock_and_find, restore_parts
+from dyad.train.run.resume import RestoredState, ResumeSource, lock_and_find, restore_parts
 from dyad.train.run_folder import checkpoint
-from dyad.train.run_folder.folder import STEP_FILES, all_keys, open_run, put_aside, run_folder
+from dyad.train.run_folder.folder import STEP_FILES, all_keys, open_run, plain, put_aside, run_folder
 from dyad.train.run_folder.ledger import Ledger
 from dyad.train.run_folder.run_state import RunState
 from dyad.train.run_folder.saving import CheckpointWriter
@@ -47,13 +48,15 @@ from dyad.train.tracking.logger import Logger, build_logger
 from dyad.train.tracking.trackers import resolve_wandb_mode
 
 
-def train_run(world: World, config: TrainConfig) -> str:
-    """Train as configured. Returns "finished" or "preempted". A collective: every rank calls it.
+def train_run(world: World, config: TrainConfig) -> None:
+    """Train as configured. Raises Preempted when the run was asked to stop. A collective: every rank calls it.
 
     Nothing is written before all parts are built: a mistake that shows only then leaves no run folder.
     """
-    # Every rank has the same configuration, code and data
-    check_same_config(world, {**_equal_keys(config), "torch": torch.__version__, "code": code_digest()})
+    # Every rank has the same configuration, code and data. Only how much a machine can do may differ.
+    free = {"model.frozen_cache_mb"} if config.data.mode is Mode.stream else {"model.frozen_cache_mb", "data.workers"}
+    equal = {key: value for key, value in all_keys(config).items() if key not in free}
+    check_same_config(world, {**equal, "torch": torch.__version__, "code": code_digest()})
     validate(config, world.size)
     folder = run_folder(config)
     tracking = from_rank_0(world, lambda: resolve_wandb_mode(config.tracking, folder, print))
@@ -94,7 +97,7 @@ def train_run(world: World, config: TrainConfig) -> str:
         monitor.verify(plan.first_step)
         if restored.batch_changed:
             run.renumber_checkpoints(save)
-        outcome = fit(
+        status, step = fit(
             plan,
             run.batches(encoder, logger.print),
             step=parts.step,
@@ -107,19 +110,20 @@ def train_run(world: World, config: TrainConfig) -> str:
         )
 
         # How it ended
-        run_state.write(outcome.status, outcome.step, checkpoint_seconds=round(writer.seconds, 3))
+        run_state.write(status, step, checkpoint_seconds=round(writer.seconds, 3))
         if bad := monitor.bad_samples.total:
             logger.print(f"{bad:,} samples could not be used, others took their place: {ledger.path}")
-        logger.print(f"{outcome.status} at step {outcome.step}: {folder}")
-        if outcome.status == "finished":
+        logger.print(f"{status} at step {step}: {folder}")
+        if status == "finished":
             evaluation.conclude(logger)
-    evaluation.print_tables()
-    return outcome.status
+    print_tables(evaluation.results)
+    if status == "preempted":
+        raise Preempted
 
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A run whose parts are built and restored: what train_run does with them. folder: of the run."""
+    """A run whose parts are built and restored, and what train_run does with it. folder: the run folder."""
 
     config: TrainConfig
     world: World
@@ -144,8 +148,6 @@ class TrainingRun:
 
     def open_logger(self, tracking: TrackingConfig) -> Logger:
         """Make the run folder ready and open its logs and trackers. Rank 0 alone calls it."""
-        plain = OmegaConf.to_container(OmegaConf.structured(self.config), enum_to_str=True)
-        assert isinstance(plain, dict)
         with writable(self.folder):
             open_run(self.config)
             if self.restored.batch_changed:
@@ -153,7 +155,7 @@ class TrainingRun:
             return build_logger(
                 self.folder,
                 tracking,
-                run_config={str(key): value for key, value in plain.items()},
+                run_config=plain(self.config),
                 first_step=self.plan.first_step,
                 total_steps=self.plan.total_steps,
                 steps_per_epoch=self.parts.data.order.steps_per_epoch,
@@ -193,7 +195,7 @@ class TrainingRun:
         bad_samples = BadSampleCounter(config.data, config.global_batch_size, world, ledger, log)
         monitor = Monitor(stragglers, bad_samples, self.parts.modules, config.dist.digest_every, ledger, world)
         if self.source.resume:
-            monitor.load_state_dict(self.restored.facts["substituted"])
+            bad_samples.load_state_dict(self.restored.facts["substituted"])
         step.on_skip = monitor.record_skipped
         return monitor
 
@@ -226,14 +228,17 @@ class TrainingRun:
         world, parts, stream = self.world, self.parts, self.parts.data.dataset
         monitor.verify(step)
         facts = {
-            **data_identity(parts, self.config),
+            "data_fingerprint": parts.data.fingerprint,
+            "data": manifest.summary(parts.data.manifest),
+            "global_batch_size": self.config.global_batch_size,
+            "seed": self.config.seed,
             "samples_seen": step * self.config.global_batch_size,
             "evaluation_owed": evaluation_owed,
             "wandb_id": logger.wandb_id,
             "world_size": world.size,
             "threads": torch.get_num_threads(),
             "step_state": parts.step.state_dict(),
-            "substituted": monitor.state_dict(),
+            "substituted": monitor.bad_samples.state_dict(),
             "stream": stream.state(partial(gather_objects, world=world)) if isinstance(stream, Stream) else None,
         }
         writer.wait()  # the thread may still read the per-sample state that is gathered next
@@ -254,14 +259,8 @@ class TrainingRun:
         save(first_step, self.plan.evaluation_owed, True)
 
         def leave_behind() -> None:
-            others = [step for step in reversed(checkpoint.steps(self.folder)) if step != first_step]
+            others = [s for s in reversed(checkpoint.steps(self.folder)) if s != first_step]
             with writable(self.folder):
-                put_aside(self.folder, [f"checkpoints/{checkpoint.name(step)}" for step in others])
+                put_aside(self.folder, [f"checkpoints/{checkpoint.folder_of(self.folder, s).name}" for s in others])
 
         rank_0_only(self.world, leave_behind)
-
-
-def _equal_keys(config: TrainConfig) -> dict[str, Any]:
-    """The keys that must be equal on every rank: all but those that say how much a machine can do."""
-    free = ("model.frozen_cache_mb",) if config.data.mode is Mode.stream else ("data.workers", "model.frozen_cache_mb")
-    return {key: value for key, value in all_keys(config).items() if key not in free}

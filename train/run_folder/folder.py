@@ -28,22 +28,11 @@ LARGEST, DEEPEST = 1 << 20, 64  # bytes and levels of nesting of config.yaml
 STEP_FILES = ("metrics.jsonl", "ledger.jsonl", "eval", "negatives")  # what names steps, besides the checkpoints
 RUN_FILES = (CONFIG, "checkpoints", *STEP_FILES)  # what a training leaves in its folder
 
-# Keys that do not change the trained weights: they may differ between two starts and do not enter the run's name
-NOT_MATHS = (
-    "run.",
-    "tracking.",
-    "eval.",
-    "checkpoint.",
-    "dist.",
-    "resume",
-    "compile",
-    "keep_graphs",
-    "optim.max_skipped",
-    "data.workers",
-    "data.timeout",
-    "data.bad_",
-    "data.val",
-    "model.frozen_cache_mb",
+# Keys that do not change the trained weights (or how such keys begin). They may differ between two starts and do not
+# enter the run's name.
+NOT_MATHS = tuple(
+    """run. tracking. eval. checkpoint. dist. resume compile keep_graphs optim.max_skipped data.workers data.timeout
+    data.bad_ data.val model.frozen_cache_mb""".split()
 )
 
 # Keys that have had another name, in config.yaml of older runs
@@ -53,10 +42,7 @@ RENAMED = {"optim.patience": "optim.max_skipped", "model.memo_mb": "model.frozen
 ADDED = {"model.batch_norm": "global", "model.text.lower_case": False, "model.text.dense": False}
 
 # Keys that may change with another batch size, or with more data: what counts steps, and how long the run is
-WITH_BATCH = (
-    *("global_batch_size", "steps", "epochs", "optim.warmup", "optim.cooldown"),
-    "data.negatives.refresh_every",
-)
+WITH_BATCH = "global_batch_size steps epochs optim.warmup optim.cooldown data.negatives.refresh_every".split()
 WITH_DATA = ("data.train", "data.passage.corpus", "steps", "epochs")
 
 
@@ -69,7 +55,7 @@ def run_folder(config: TrainConfig) -> Path:
 
 def all_keys(config: Any) -> dict[str, Any]:
     """Every key of a configuration, an instance or a class with its defaults, as dotted key → value."""
-    return flat(_plain(config))
+    return flat(plain(config))
 
 
 def maths_keys(config: TrainConfig) -> dict[str, Any]:
@@ -78,7 +64,10 @@ def maths_keys(config: TrainConfig) -> dict[str, Any]:
 
 
 def by_section(keys: Mapping[str, Any]) -> dict[str, str]:
-    """Section → "key=value, …" for people, of dotted keys; keys outside sections are in "training"."""
+    """Group dotted keys with their values by section, for people: section → "key=value, …".
+
+    Keys without a section are in "training".
+    """
     found: dict[str, list[str]] = {}
     for key, value in keys.items():
         section, dot, _ = key.partition(".")
@@ -89,7 +78,7 @@ def by_section(keys: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _public(value: Any) -> Any:
-    """A value without the path of a home folder."""
+    """A value as others may see it: null for None, and paths without the user's home folder."""
     if isinstance(value, list):
         return [_public(item) for item in value]
     if value is None:
@@ -98,7 +87,7 @@ def _public(value: Any) -> Any:
 
 
 def saved_config(folder: Path) -> dict[str, Any]:
-    """The tree in config.yaml of a run folder, with ${…} as it stands there and renamed keys under their new names.
+    """The content of a run folder's config.yaml, nested. ${…} are not resolved; renamed keys have their new names.
 
     Raises ConfigError when the folder has no config.yaml of its own, or one that cannot be read.
     """
@@ -133,7 +122,7 @@ def _check_nesting(text: str) -> None:
 
 
 def check_run(config: TrainConfig) -> None:
-    """Raise ConfigError when the run has a checkpoint of a configuration that differs in a key of the maths.
+    """Raise ConfigError when the run has a checkpoint of a configuration that trains other weights (see maths_keys).
 
     Keys that `resume` allows may change; whether the data then fit shows when they are opened. A run that began before
     a key was added takes any value of it.
@@ -141,11 +130,10 @@ def check_run(config: TrainConfig) -> None:
     folder, resume = run_folder(config), config.resume
     if resume.mode == "never" or not _has_checkpoint(folder) or not (folder / CONFIG).exists():
         return
-    old, new = flat(saved_config(folder)), flat(_plain(config))
-    allowed = (*WITH_BATCH * resume.allow_batch_change, *WITH_DATA * resume.allow_more_data)
-    unknown = {key for key in ADDED if key not in old}
-    fixed = sorted({*old, *new} - {*allowed} - unknown)
-    changed = [k for k in fixed if not k.startswith(NOT_MATHS) and old.get(k) != new.get(k)]
+    old, new = flat(saved_config(folder)), all_keys(config)
+    free = {*WITH_BATCH * resume.allow_batch_change, *WITH_DATA * resume.allow_more_data, *(ADDED.keys() - old.keys())}
+    fixed = [key for key in sorted({*old, *new} - free) if not key.startswith(NOT_MATHS)]
+    changed = [key for key in fixed if old.get(key) != new.get(key)]
     if changed:
         shown = "\n".join(f"  {k}: {old.get(k)} there, {new.get(k)} now" for k in changed[:3])
         more = f" (and {len(changed) - 3} more)" if len(changed) > 3 else ""
@@ -171,7 +159,7 @@ def open_run(config: TrainConfig) -> Path:
     if config.resume.mode == "never" and _has_checkpoint(folder):
         put_aside(folder, RUN_FILES)
     folder.mkdir(parents=True, exist_ok=True)
-    write_bytes(folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(_plain(config))).encode())
+    write_bytes(folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(plain(config))).encode())
     return folder
 
 
@@ -185,25 +173,23 @@ def put_aside(folder: Path, names: Iterable[str]) -> None:
 
 
 def is_finished(config: TrainConfig) -> bool:
-    """Whether this command has nothing left to do."""
+    """Whether the run of this configuration is finished, so that the same command has nothing left to do."""
     folder, resume = run_folder(config), config.resume
     # more data or another batch size may have made the run longer
-    as_it_was = resume.mode == "auto" and not (resume.allow_batch_change or resume.allow_more_data)
+    if resume.mode != "auto" or resume.allow_batch_change or resume.allow_more_data:
+        return False
     try:
         state = read_json(folder / "run_state.json")
-    except (OSError, ValueError):
+        return state["status"] == "finished" and _has_checkpoint(folder, f"step_{state['step']:08d}")
+    except (OSError, ValueError, LookupError, TypeError):
         return False
-    match state:
-        case {"status": "finished", "step": int(step)}:
-            return as_it_was and _has_checkpoint(folder, f"step_{step:08d}")
-    return False
 
 
 def _has_checkpoint(folder: Path, name: str = "step_*") -> bool:
     return any((folder / "checkpoints").glob(name))
 
 
-def _plain(config: Any) -> Any:
+def plain(config: Any) -> dict[str, Any]:
     """The configuration as config.yaml has it, without secrets: signing a URL again does not change the data."""
     return without_secrets(OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True))
 

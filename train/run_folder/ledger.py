@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from dyad.data.base.files import LineFile, read_lines, write_bytes
@@ -18,7 +19,7 @@ from dyad.data.base.secrets import without_secrets
 LEDGER = "ledger.jsonl"
 
 
-class Ledger:
+class Ledger(AbstractContextManager["Ledger"]):
     """Writes the ledger of a run that begins at `step`. Rank 0 only; with run_dir=None it does nothing.
 
     log: prints a line when the disk takes no more entries, or when entries of an earlier start are damaged.
@@ -40,9 +41,6 @@ class Ledger:
         """Wait until the disk holds every entry. Raises OSError when it does not take them."""
         if self._file:
             self._file.sync()
-
-    def __enter__(self) -> Ledger:
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self._file:

@@ -43,7 +43,7 @@ class RunState:
                 self.write("failed", error=f"{type(error).__name__}: {error}")
 
     def write(self, status: str, step: int | None = None, **facts: str | float) -> None:
-        """step: finished optimiser steps; None: as last written. Raises HardwareError when it cannot be written."""
+        """Write the file. step: finished optimiser steps; None: as last written. Raises HardwareError if it fails."""
         self._step = self._step if step is None else step
         if self._path:
             now = datetime.now().astimezone().isoformat(timespec="seconds")
@@ -54,7 +54,7 @@ class RunState:
 
 @contextmanager
 def locked_folder(run_dir: Path) -> Iterator[None]:
-    """`locked`, of a folder that is made if need be. A folder that stays empty is removed again."""
+    """Hold the lock of a run folder, which is made if it does not exist, and removed again if it stays empty."""
     made = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -75,8 +75,8 @@ def locked_folder(run_dir: Path) -> Iterator[None]:
 def locked(run_dir: Path, other: str = "run.name") -> Iterator[None]:
     """Hold the lock of a folder. It ends with this process, however that dies; forked workers do not inherit it.
 
-    other: the key that a second process would change. Raises ConfigError when another live process, on this machine or
-    on another one that sees the folder, holds the lock.
+    other: the configuration key that the message advises to change. Raises ConfigError when another live process, on
+    this machine or on another one that sees the folder, holds the lock.
     """
     with (run_dir / LOCK).open("a+") as file:
         try:

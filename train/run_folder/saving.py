@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
@@ -27,11 +28,12 @@ _WRITING = Lock()
 os.register_at_fork(before=_WRITING.acquire, after_in_parent=_WRITING.release, after_in_child=_WRITING.release)
 
 
-class CheckpointWriter:
+class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
     """Writes the checkpoints of a run, on rank 0. Leaving its block waits for the one in flight.
 
-    keep: how many stay; before_save: brings to the disk what must be there before a checkpoint is; next_save(step): the
-    step when the next one is due, for the message. seconds: spent writing so far, in the background or not.
+    keep: how many checkpoints stay; before_save: brings to the disk what must be there before a checkpoint is;
+    next_save(step): the step when the next one is due, for the message. seconds: spent writing so far, in the
+    background or not.
     """
 
     def __init__(
@@ -44,7 +46,7 @@ class CheckpointWriter:
     ) -> None:
         self._run_dir, self._keep, self._before_save = run_dir, keep, before_save
         self._next_save, self._log = next_save, log
-        self._model, self._optimizer = HostCopies(), HostCopies()
+        self._model, self._optimizer = dict[str, Tensor](), dict[str, Tensor]()  # copies in host memory
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._in_flight: Future[None] | None = None
         self.seconds = 0.0
@@ -58,10 +60,10 @@ class CheckpointWriter:
     def save_in_background(self, state: CheckpointState) -> None:
         """Write `state` as it is now; returns when it is copied. Call `wait` first: its memory is not copied."""
         assert self._in_flight is None
-        copied = replace(state, model=self._model(state.model), optimizer=self._optimizer(state.optimizer))
+        model, optimizer = host_copies(state.model, self._model), host_copies(state.optimizer, self._optimizer)
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # the copies are asynchronous, and the next step changes the weights
-        self._in_flight = self._thread.submit(self._try, copied)
+        self._in_flight = self._thread.submit(self._try, replace(state, model=model, optimizer=optimizer))
 
     def save(self, state: CheckpointState) -> None:
         """Write `state`; returns when the disk has it. Raises HardwareError when it cannot be written."""
@@ -69,9 +71,6 @@ class CheckpointWriter:
         with _WRITING:
             checkpoint.save(self._run_dir, state, self._keep, self._before_save)
         self.seconds += perf_counter() - start
-
-    def __enter__(self) -> CheckpointWriter:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._thread.shutdown()
@@ -83,17 +82,14 @@ class CheckpointWriter:
             self._log(f"{error}. The run goes on; the next is due at step {self._next_save(state.step)}")
 
 
-class HostCopies:
-    """Copies tensors by name to host memory, the same memory each time. Copies from a GPU are asynchronous."""
+def host_copies(tensors: Mapping[str, Tensor], memory: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of tensors in host memory, by name. Copies from a GPU are asynchronous.
 
-    def __init__(self) -> None:
-        self._copies: dict[str, Tensor] = {}
-
-    def __call__(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        for name, tensor in tensors.items():
-            copy = self._copies.get(name)
-            if copy is None or (copy.shape, copy.dtype) != (tensor.shape, tensor.dtype):
-                copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-                self._copies[name] = copy
-            copy.copy_(tensor.detach(), non_blocking=True)
-        return {name: self._copies[name] for name in tensors}
+    memory: the copies of an earlier call, which are overwritten; new ones are added to it.
+    """
+    for name, tensor in tensors.items():
+        copy = memory.get(name)
+        if copy is None or (copy.shape, copy.dtype) != (tensor.shape, tensor.dtype):
+            memory[name] = copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        copy.copy_(tensor.detach(), non_blocking=True)
+    return {name: memory[name] for name in tensors}

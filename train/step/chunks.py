@@ -22,9 +22,10 @@ TensorPair = Sequence[Tensor]  # of x and of y
 
 @dataclass(frozen=True)
 class Chunk:
-    """Inputs of x and y. The first `pairs` rows of x count, and of y the first `pairs` + `extra`.
+    """One chunk of a batch. inputs: the rows that go through the x tower and through the y tower.
 
-    A side without such rows still has one row, so that the towers run equally often on all ranks.
+    Of x the first `pairs` rows count, of y the first `pairs` + `extra`. A side where none counts still has one row, a
+    placeholder, so that the towers run equally often on all ranks.
     """
 
     index: int
@@ -39,13 +40,19 @@ class Chunk:
 
 
 def chunk_count(global_batch_size: int, world_size: int, chunk_size: int | None) -> int:
-    """How many chunks the towers run in. The number is the same on all ranks."""
+    """How many chunks a rank's part of a batch is cut into, at chunk_size pairs each (None: one chunk).
+
+    The number is the same on all ranks.
+    """
     rows = math.ceil(global_batch_size / world_size)
     return math.ceil(rows / (chunk_size or rows))
 
 
 def in_chunks(batch: Batch, count: int) -> list[Chunk]:
-    """Cut pairs and extra items into `count` chunks each, whose sizes differ by one at most. Some may be empty."""
+    """Cut a batch into `count` chunks, each with its share of the pairs and of the extra y-side items.
+
+    The shares differ by one at most, so some may be empty.
+    """
     extra = batch.y[:0] if batch.extra is None else batch.extra.y
     assert extra.shape[1:] == batch.y.shape[1:], f"y of {batch.y.shape[1:]} a row, extra y of {extra.shape[1:]}"
     parts = zip(*(rows.tensor_split(count) for rows in (batch.x, batch.y, extra)), strict=True)
@@ -56,7 +63,7 @@ def in_chunks(batch: Batch, count: int) -> list[Chunk]:
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
-    """All rows in one tensor; the part itself, not a copy, when only one has rows."""
+    """Concatenate tensors along their rows. When only one of them has rows, it is returned itself, not a copy."""
     filled = [part for part in parts if len(part)]
     return torch.cat(filled) if len(filled) > 1 else (filled or parts)[0]
 
@@ -73,8 +80,8 @@ def separated(y_nD: Tensor, chunks: Sequence[Chunk], extra: Extra | None) -> tup
     return y_bD, Columns(extra_kD, extra.row, extra.keys, extra.positive)
 
 
-def _at_least_one(rows: Tensor, of: Tensor) -> Tensor:
-    """`rows`, or one row in its place when it is empty: the first of `of`, or zeros."""
+def _at_least_one(rows: Tensor, batch: Tensor) -> Tensor:
+    """`rows`, or a placeholder row when there are none: the first row of the whole batch, or zeros."""
     if len(rows):
         return rows
-    return of[:1] if len(of) else of.new_zeros(1, *of.shape[1:])
+    return batch[:1] if len(batch) else batch.new_zeros(1, *batch.shape[1:])

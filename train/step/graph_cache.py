@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -20,11 +20,14 @@ from torch import Tensor, nn
 from dyad.train.step.chunks import TensorPair
 
 SPARE = 0.1  # share of the whole memory that stays free: for the objective, and for gaps between allocated blocks
-STATE = 3  # times the trained weights: their gradients and the two moments of AdamW
+TRAINING_COPIES = 3  # gradients and the two moments of AdamW, each as large as the trained weights
 
 
 class GraphCache:
-    """Embeddings of the newest chunks of one step, with their graphs. most: how many; None: as many as fit."""
+    """Embeddings of the newest chunks of one step, with their autograd graphs.
+
+    most: how many chunks; None: as many as fit into `memory`.
+    """
 
     def __init__(self, most: int | None, memory: MemoryBudget) -> None:
         self._most, self._memory = most, memory
@@ -40,25 +43,24 @@ class GraphCache:
         while self._cached and len(self._cached) >= self._capacity():
             self._cached.popleft()
         if self._most is None:
-            with self._memory.measured(inputs) as size:
-                embeddings = embed()
-            self._largest = max(self._largest, size())
+            embeddings, size = self._memory.measured(embed, inputs)
+            self._largest = max(self._largest, size)
         else:
             embeddings = embed()
         self._cached.append(embeddings)
         return embeddings
 
     def pop(self) -> TensorPair:
-        """Remove and return the newest."""
+        """Remove and return the embeddings of the newest chunk."""
         return self._cached.pop()
 
     def _capacity(self) -> int:
-        """Graphs that fit, with room for one more: the gradients that backward makes are smaller than a graph."""
+        """How many graphs may be cached. Room for one more stays free, for the gradients that backward makes."""
         return int(self._budget // self._largest) - 1 if self._most is None else self._most
 
 
 class MemoryBudget:
-    """Memory of one device for the graphs of `towers`, in bytes."""
+    """How many bytes of a device the graphs of `towers` may take, and how many a graph takes."""
 
     def __init__(self, towers: nn.Module, device: torch.device) -> None:
         self._towers, self._device, self._on_gpu = towers, device, device.type == "cuda"
@@ -68,16 +70,14 @@ class MemoryBudget:
     def for_graphs(self) -> float:
         """Free memory less gradients, optimiser state and SPARE. Negative when there is too little."""
         free, total = self._cpu_memory or gpu_memory(self._device)
-        state = STATE * sum(p.nbytes for p in self._towers.parameters() if p.requires_grad)
+        state = TRAINING_COPIES * sum(p.nbytes for p in self._towers.parameters() if p.requires_grad)
         return free - state - SPARE * total
 
-    @contextmanager
-    def measured(self, inputs: Sequence[Tensor]) -> Iterator[Callable[[], int]]:
-        """Build a graph inside. Yields a function that returns its bytes, without the inputs and the weights."""
+    def measured(self, embed: Callable[[], TensorPair], inputs: Sequence[Tensor]) -> tuple[TensorPair, int]:
+        """embed() and the bytes of the graph that it builds, without the inputs and the weights."""
         if self._on_gpu:
             before = torch.cuda.memory_allocated(self._device)
-            yield lambda: torch.cuda.memory_allocated(self._device) - before
-            return
+            return embed(), torch.cuda.memory_allocated(self._device) - before
         # torch does not count CPU memory: the size is that of the tensors that the graph saves for backward
         existing = {tensor.untyped_storage().data_ptr() for tensor in (*inputs, *self._towers.parameters())}
         saved: dict[int, int] = {}
@@ -89,7 +89,7 @@ class MemoryBudget:
             return tensor.detach()  # a graph that held its own outputs would be a cycle, never freed
 
         with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
-            yield lambda: sum(saved.values())
+            return embed(), sum(saved.values())
 
 
 def gpu_memory(device: torch.device) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -29,20 +29,13 @@ class Plan:
     evaluation_owed: bool = False
 
     def due(self, step: int, every: int) -> bool:
+        """Whether what happens every `every` steps happens after `step` steps."""
         return step == self.total_steps or (every > 0 and step % every == 0)
 
     def next_save(self, step: int) -> int:
         """The step of the first checkpoint after `step`."""
         following = (step // self.save_every + 1) * self.save_every if self.save_every else self.total_steps
         return min(following, self.total_steps)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """status: "finished" or "preempted"; step: finished optimiser steps."""
-
-    status: str
-    step: int
 
 
 def fit(
@@ -56,8 +49,10 @@ def fit(
     save: Callable[[int, bool, bool], None],
     should_stop: Callable[[], bool],
     logger: Logger,
-) -> Outcome:
-    """Run steps first_step … total_steps - 1 and return how the run ended. Every rank calls it.
+) -> tuple[str, int]:
+    """Run steps first_step … total_steps - 1. Every rank calls it.
+
+    Returns how the run ended, "finished" or "preempted", and the number of finished optimiser steps.
 
     batches: one per step. step(batch, index): takes optimiser step `index` and returns its scalars. monitor: observes
     each step. diagnose(): further scalars of the last step, computed when it is logged. evaluate(step): scalars of the
@@ -84,9 +79,12 @@ def fit(
             evaluate_now()
             save_now(last=done == plan.total_steps)
         if done == plan.total_steps:
-            return Outcome("finished", done)
-        for index, (batch, waited) in zip(range(done, plan.total_steps), timed(batches), strict=True):
+            return "finished", done
+        asked = perf_counter()
+        # strict: an iterator of batches that is too long or too short is an error; one that fits is read to its end
+        for index, batch in zip(range(done, plan.total_steps), batches, strict=True):
             start = perf_counter()
+            waited = start - asked
             scalars = step(batch, index)
             done = index + 1
             monitor.observe(batch, waited, done)
@@ -101,16 +99,17 @@ def fit(
                 evaluate_now()
             if plan.due(done, plan.save_every):
                 save_now(last=done == plan.total_steps)
+            asked = perf_counter()
     except Stopped:
         save_now(last=True)
         logger.print(f"Stopped on request at step {done}; the same command goes on from there")
-        return Outcome("preempted", done)
-    return Outcome("finished", plan.total_steps)
+        return "preempted", done
+    return "finished", plan.total_steps
 
 
 @dataclass
 class Stopwatch:
-    """Seconds since the last reading: steps waited for batches, worked, and waited for checkpoints (saving)."""
+    """Seconds since the last reading, in all: of waiting for batches, of computing (worked), and of saving."""
 
     global_batch_size: int
     world_size: int
@@ -136,15 +135,3 @@ class Stopwatch:
         }
         self.steps, self.waited, self.worked, self.saving = 0, 0.0, 0.0, 0.0
         return times
-
-
-def timed(batches: Iterable[Batch]) -> Iterator[tuple[Batch, float]]:
-    """Each batch with the seconds that it took to come."""
-    iterator = iter(batches)
-    while True:
-        start = perf_counter()
-        try:
-            batch = next(iterator)
-        except StopIteration:
-            return
-        yield batch, perf_counter() - start

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from torch.nn import Parameter
 from torch.optim import AdamW
@@ -36,6 +36,7 @@ def build_optimizer(named_parameters: Iterable[tuple[str, Parameter]], config: O
 
 
 def decays(name: str, parameter: Parameter) -> bool:
+    """Whether AdamW decays this parameter."""
     return parameter.ndim >= 2 and not any(part in name for part in ("bn", "ln", "bias", "logit_scale"))
 
 
@@ -43,34 +44,12 @@ def learning_rate(step: int, total_steps: int, config: OptimConfig) -> float:
     """The learning rate of optimiser step `step`, 0-based: linear warm-up, then config.schedule."""
     if step < config.warmup:
         return config.lr * (step + 1) / config.warmup
-    return SCHEDULES[config.schedule](step, total_steps, config)
-
-
-def _cosine(step: int, total_steps: int, config: OptimConfig) -> float:
-    passed, all_steps = step - config.warmup, total_steps - config.warmup
-    return 0.5 * (1 + math.cos(math.pi * passed / all_steps)) * config.lr
-
-
-def _linear(step: int, total_steps: int, config: OptimConfig) -> float:
-    """To 0, as DPR, sentence-transformers and transformers' get_linear_schedule_with_warmup have it."""
-    return config.lr * (total_steps - step) / (total_steps - config.warmup)
-
-
-def _const(step: int, total_steps: int, config: OptimConfig) -> float:
-    return config.lr
-
-
-def _const_cooldown(step: int, total_steps: int, config: OptimConfig) -> float:
-    start = total_steps - config.cooldown
-    if step < start:
+    decay_steps, cooldown_start = total_steps - config.warmup, total_steps - config.cooldown
+    if config.schedule is Schedule["cosine"]:
+        return 0.5 * (1 + math.cos(math.pi * (step - config.warmup) / decay_steps)) * config.lr
+    if config.schedule is Schedule["linear"]:  # to 0, as in DPR and transformers' get_linear_schedule_with_warmup
+        return config.lr * (total_steps - step) / decay_steps
+    if config.schedule is Schedule["const"] or step < cooldown_start:
         return config.lr
-    left = 1 - (step - start) / (total_steps - start)
+    left = 1 - (step - cooldown_start) / (total_steps - cooldown_start)
     return left**config.cooldown_power * (config.lr - config.cooldown_end) + config.cooldown_end
-
-
-SCHEDULES: dict[Schedule, Callable[[int, int, OptimConfig], float]] = {
-    Schedule["cosine"]: _cosine,
-    Schedule["linear"]: _linear,
-    Schedule["const"]: _const,
-    Schedule["const-cooldown"]: _const_cooldown,
-}

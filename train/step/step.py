@@ -16,8 +16,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from torch import Tensor, nn
 
 from dyad.data.base.errors import UserError
 from dyad.data.batch import Batch
-from dyad.train.config import OptimConfig, Precision
+from dyad.train.config import Precision, TrainConfig
 from dyad.train.distributed.data_parallel import no_gradient_sync, sync_in_next_backward, wrap_towers
 from dyad.train.distributed.world import World, all_reduce_sum
 from dyad.train.monitor.loss_spikes import LossSpikes
@@ -39,30 +38,13 @@ from dyad.train.towers.tower import TwoTower
 AUTOCAST = {Precision.fp32: None, Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepOptions:
-    """What a step needs of the configuration, under the names of its keys.
-
-    chunk_size: pairs per rank that are embedded at a time, None for all; keep_graphs: chunks that are embedded only
-    once, None for as many as memory allows.
-    """
-
-    seed: int
-    total_steps: int
-    global_batch_size: int
-    chunk_size: int | None = None
-    keep_graphs: int | None = None
-    precision: Precision = Precision.fp32
-    compile: bool = False
-
-
 class TrainStep:
     """`step(batch, index)` takes optimiser step `index`, 0-based, and returns its scalars, equal on all ranks.
 
-    Of the last step: embeddings (b, D) and keys (b,) of x and of y, without graph; scalars; skip_reason: why it changed
-    nothing ("nonfinite", "spike"), "" if it did. local_timer: time from a step's start to this rank's first collective.
-    stage: what the step is doing, for error messages. on_skip(batch, steps, reason, scalars) is called on all ranks
-    when a step is skipped; steps counts the finished ones, with this one.
+    Attributes of the last step: embeddings (b, D) and keys (b,) of x and of y, without graph; scalars; skip_reason: why
+    it changed nothing ("nonfinite" or "spike"), "" if it did. local_timer: time from a step's start to this rank's
+    first collective. stage: what the step is doing, for error messages. on_skip(batch, steps, reason, scalars) is
+    called on all ranks when a step is skipped; steps counts the finished steps, with this one.
     """
 
     embeddings: tuple[Tensor, Tensor]
@@ -72,33 +54,36 @@ class TrainStep:
     stage = "the first step"
 
     def __init__(
-        self, towers: TwoTower, objective: nn.Module, optim: OptimConfig, options: StepOptions, world: World
+        self, towers: TwoTower, objective: nn.Module, config: TrainConfig, total_steps: int, world: World
     ) -> None:
         self.towers, self.objective, self.world = towers.train(), objective, world
         named = [*towers.named_parameters("towers"), *objective.named_parameters("objective")]
-        self.optimizer = build_optimizer(named, optim)
+        self.optimizer = build_optimizer(named, config.optim)
         self.local_timer = LocalTimer(world.device)
         self.on_skip: Callable[[Batch, int, str, Mapping[str, float]], None] = lambda *_: None
-        self._optim, self._options = optim, options
+        self._config, self._total_steps = config, total_steps
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        self._parallel = wrap_towers(towers, options.compile, world)
+        self._parallel = wrap_towers(towers, config.compile, world)
         self._statistics = RunningStatistics(towers)
-        self._dtype = AUTOCAST[options.precision]
-        self._scaler = torch.amp.GradScaler(world.device.type, enabled=options.precision is Precision.fp16)
+        self._dtype = AUTOCAST[config.precision]
+        self._scaler = torch.amp.GradScaler(world.device.type, enabled=config.precision is Precision.fp16)
         self._skipped, self._skipped_in_a_row = 0, 0
-        self._spikes = LossSpikes(optim.spike)
-        self._chunks = chunk_count(options.global_batch_size, world.size, options.chunk_size)
-        self._keep_graphs = options.keep_graphs if self._chunks > 1 else 1
+        self._spikes = LossSpikes(config.optim.spike)
+        self._chunks = chunk_count(config.global_batch_size, world.size, config.chunk_size)
+        self._keep_graphs = config.keep_graphs if self._chunks > 1 else 1
         self._memory = MemoryBudget(towers, world.device)
 
     def __call__(self, batch: Batch, step: int) -> Mapping[str, float]:
-        """Raises UserError after optim.max_skipped skipped steps in a row. A skipped step changes nothing."""
-        self.stage, self.skip_reason = f"step {step + 1}", ""
+        """Take one step, or skip it: a skipped step changes nothing.
+
+        Raises UserError after optim.max_skipped skipped steps in a row.
+        """
+        self.stage = f"step {step + 1}"
         self.local_timer.start()
         if not self.towers.training:  # an evaluation may have left eval() behind
             self.towers.train()
         batch = batch.to(self.world.device)
-        lr = learning_rate(step, self._options.total_steps, self._optim)
+        lr = learning_rate(step, self._total_steps, self._config.optim)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.zero_grad(set_to_none=True)
@@ -113,19 +98,17 @@ class TrainStep:
         norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
         values = torch.stack([*tensors.values(), norm]).tolist()  # one reading: the host waits for the GPU at each
         scalars = dict(zip([*tensors, "grad_norm"], values, strict=True))
-        self.skip_reason = self._skip_reason(scalars["loss"], scalars["grad_norm"])
-        self._apply(norm, statistics)
-        self._count(scalars["loss"])
+        self._apply_or_skip(scalars["loss"], scalars["grad_norm"], norm, statistics)
         self.scalars = {**scalars, "lr": lr, "skipped": float(self._skipped)}
         if self.skip_reason:
             self.on_skip(batch, step + 1, self.skip_reason, scalars)
-        if self._skipped_in_a_row >= self._optim.max_skipped:
+        if self._skipped_in_a_row >= self._config.optim.max_skipped:
             raise UserError(f"step {step + 1}: {self._skip_message(scalars['loss'])}")
         self.stage = f"what follows step {step + 1}"
         return self.scalars
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON: what a checkpoint needs besides weights and optimiser."""
+        """What a checkpoint needs besides weights and optimiser, as JSON: loss scale, skipped steps, recent losses."""
         skipped = [self._skipped, self._skipped_in_a_row]
         return {"scaler": self._scaler.state_dict(), "skipped": skipped, "losses": [*self._spikes.losses]}
 
@@ -135,7 +118,10 @@ class TrainStep:
         self._spikes.losses.extend(state["losses"])
 
     def _gradient(self, batch: Batch, step: int) -> Any:
-        """Fill .grad of all parameters, of the towers averaged over ranks. Returns the objective's result."""
+        """Compute the loss and fill .grad of all parameters; that of the towers is averaged over ranks.
+
+        Returns the objective's result.
+        """
         chunks, graphs = in_chunks(batch, self._chunks), GraphCache(self._keep_graphs, self._memory)
         with no_gradient_sync(self._parallel):
             # with a graph even where the cache drops it: some kernels are chosen by whether there is one
@@ -166,18 +152,21 @@ class TrainStep:
         return result
 
     def _embed(self, chunk: Chunk, step: int) -> TensorPair:
-        """Embeddings of both sides, only of the rows that count, in one precision."""
+        """Run both towers on a chunk. Returns the embeddings of x and y without placeholder rows, in one precision."""
         device, embeddings = self.world.device, []
         for side, (tower, rows) in enumerate(zip(self._parallel, chunk.inputs, strict=True)):
             with (
-                noise(device, self._options.seed, step, self.world.rank, side, chunk.index),
+                noise(device, self._config.seed, step, self.world.rank, side, chunk.index),
                 torch.autocast(device.type, dtype=self._dtype, enabled=self._dtype is not None),
             ):
                 embeddings.append(tower(rows))
         return [e[:size] for e, size in zip(_for_scores(embeddings, device), chunk.sizes, strict=True)]
 
     def _averaged(self, scalars: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Means over ranks, also of the objective's gradients and of running statistics: one flat all-reduce."""
+        """Average over ranks the scalars, which are returned, the objective's gradients and running statistics.
+
+        One all-reduce of one flat tensor: many small ones would take longer.
+        """
         if self.world.size == 1:
             return scalars
         gradients = [p.grad for p in self.objective.parameters() if p.grad is not None]
@@ -189,51 +178,46 @@ class TrainStep:
             tensor.copy_(mean.view_as(tensor))
         return dict(zip(scalars, values, strict=True))
 
-    def _skip_reason(self, loss: float, norm: float) -> str:
-        """Why this step must not be applied, "" if it may. Both numbers are equal on all ranks, so the ranks agree."""
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            return "nonfinite"
-        return "spike" if self._spikes.is_spike(loss) else ""
+    def _apply_or_skip(self, loss: float, grad_norm: float, norm: Tensor, statistics: list[Tensor]) -> None:
+        """Take the optimiser step, or undo what the forward pass changed. Sets skip_reason, the same on all ranks.
 
-    def _apply(self, norm: Tensor, statistics: list[Tensor]) -> None:
-        """Take the optimiser step; if it is skipped, undo what the forward pass changed."""
+        loss and grad_norm are equal on all ranks; norm is grad_norm as a tensor. statistics: those before the step.
+        """
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            self.skip_reason = "nonfinite"
+        else:
+            self.skip_reason = "spike" if self._spikes.is_spike(loss) else ""
         if self.skip_reason:
             self.objective.undo()  # pyright: ignore[reportCallIssue]
             self._statistics.write(statistics)
-            return
-        if self._optim.clip_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(self._parameters, self._optim.clip_norm, norm)
-        self.optimizer.step()
-        self.objective.clamp_()  # pyright: ignore[reportCallIssue]
-
-    def _count(self, loss: float) -> None:
-        """Count skipped steps, in all and in a row, and remember the loss of an applied one."""
-        # an overflow of fp16 that a smaller loss scale may avoid does not count as one in a row
-        avoidable = self.skip_reason == "nonfinite" and math.isfinite(loss) and self._scaler.get_scale() > 1
-        self._scaler.update()
-        if not self.skip_reason:
+            # an overflow of fp16 that a smaller loss scale may avoid does not count as one in a row
+            avoidable = self.skip_reason == "nonfinite" and math.isfinite(loss) and self._scaler.get_scale() > 1
+            self._skipped += 1
+            self._skipped_in_a_row += not avoidable
+        else:
+            if self._config.optim.clip_norm is not None:
+                torch.nn.utils.clip_grads_with_norm_(self._parameters, self._config.optim.clip_norm, norm)
+            self.optimizer.step()
+            self.objective.clamp_()  # pyright: ignore[reportCallIssue]
             self._spikes.losses.append(loss)
             self._skipped_in_a_row = 0
-            return
-        self._skipped += 1
-        self._skipped_in_a_row += not avoidable
+        self._scaler.update()
 
     def _skip_message(self, loss: float) -> str:
-        row = f"in {self._optim.max_skipped} steps in a row (optim.max_skipped); the weights are those of before"
-        if self.skip_reason == "spike":
-            return (
-                f"the loss, now {loss:.4g}, was far above the usual {self._spikes.mean:.4g} (optim.spike="
-                f"{self._optim.spike:g}) {row}. Go back to an earlier checkpoint with a lower optim.lr, or raise "
-                "optim.spike"
-            )
+        optim = self._config.optim
+        in_a_row = f"in {optim.max_skipped} steps in a row (optim.max_skipped); the weights are those of before"
+        if self.skip_reason == "nonfinite":
+            way_out = "Lower optim.lr, set optim.clip_norm=1, or use precision=bf16 or fp32"
+            return f"no finite loss and gradient {in_a_row}. {way_out}"
         return (
-            f"no finite loss and gradient {row}. Lower optim.lr, set optim.clip_norm=1, or use precision=bf16 or fp32"
+            f"the loss, now {loss:.4g}, was far above the usual {self._spikes.mean:.4g} (optim.spike={optim.spike:g}) "
+            f"{in_a_row}. Go back to an earlier checkpoint with a lower optim.lr, or raise optim.spike"
         )
 
 
 @contextmanager
 def noise(device: torch.device, *key: int) -> Iterator[None]:
-    """Random numbers inside depend on `key` alone, on CPU and device. The generators' own state is left as it was."""
+    """Inside, random numbers depend on `key` alone, on CPU and device. Afterwards the generators are as before."""
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(int.from_bytes(digest, "little") >> 1)
@@ -241,10 +225,11 @@ def noise(device: torch.device, *key: int) -> Iterator[None]:
 
 
 def _for_scores(embeddings: TensorPair, device: torch.device) -> TensorPair:
-    """Both sides in one precision: float32 or better on a CPU, what the towers computed in on a GPU.
+    """Both sides in one precision: float32 or better on a CPU, the wider precision of the two towers on a GPU.
 
     Only GPUs sum the products of half-precision numbers without rounding the sums to half precision.
     """
-    least = [] if device.type == "cuda" else [torch.float32]
-    dtype = reduce(torch.promote_types, [*(e.dtype for e in embeddings), *least])
+    dtype = torch.promote_types(*(e.dtype for e in embeddings))
+    if device.type != "cuda":
+        dtype = torch.promote_types(dtype, torch.float32)
     return [e.to(dtype) for e in embeddings]

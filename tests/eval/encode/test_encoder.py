@@ -47,7 +47,7 @@ for size in (1, 2, 3):
     group = dist.new_group(range(size))
     if me >= size:
         continue
-    world = World(rank=me, size=size, local_rank=me, device=torch.device("cpu"), group=group)
+    world = World(rank=me, size=size, device=torch.device("cpu"), group=group)
     encode = encoder(world=world, workers=size - 1)
     count = []
     encode.towers["x"].register_forward_hook(lambda *_: count.append(1))

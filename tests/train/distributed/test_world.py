@@ -35,7 +35,7 @@ def test_a_port_of_something_else_is_nothing_to_one_process(monkeypatch: pytest.
 
 def test_alone_without_a_launcher() -> None:
     world = init_world(timeout=5, cpu=True)
-    assert world == World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+    assert world == World(rank=0, size=1, device=torch.device("cpu"))
     assert broadcast_object([1], world) == [1]
     assert torch.equal(all_reduce_sum(torch.ones(2), world), torch.ones(2))
     assert any_rank(True, world) and not any_rank(False, world)

@@ -19,7 +19,7 @@ from torch import Tensor
 from dyad.data.batch import Batch
 from dyad.train.distributed.signals import Stopped
 from dyad.train.run_folder.checkpoint import find, load_weights
-from dyad.train.step.loop import Outcome, Plan, Stopwatch, fit
+from dyad.train.step.loop import Plan, Stopwatch, fit
 from dyad.train.tracking.logger import Logger
 
 ROOT = Path(__file__).parents[3]
@@ -34,7 +34,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("undisturbed")
-    assert run(folder) == Outcome("finished", STEPS)
+    assert run(folder) == ("finished", STEPS)
     torch.set_num_threads(threads)
     return folder
 
@@ -144,24 +144,24 @@ class Interrupted(Toy):
 def test_a_run_that_is_asked_to_stop_saves_and_goes_on(undisturbed: Path, tmp_path: Path, at: int) -> None:
     torch.set_num_threads(1)
     before = signal.getsignal(signal.SIGTERM)
-    assert run(tmp_path, toy=Interrupted(at, signal.SIGTERM, signal.SIGTERM)) == Outcome("preempted", at)
+    assert run(tmp_path, toy=Interrupted(at, signal.SIGTERM, signal.SIGTERM)) == ("preempted", at)
     assert signal.getsignal(signal.SIGTERM) is before
     assert run_state(tmp_path)["status"] == "preempted"
     assert run_state(tmp_path)["step"] == at
     assert not any("val/error" in r for r in metrics(tmp_path) if r["step"] == at)  # no time for that now
-    assert run(tmp_path) == Outcome("finished", STEPS)
+    assert run(tmp_path) == ("finished", STEPS)
     assert_same_run(tmp_path, undisturbed)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
 def test_other_signals_ask_too(tmp_path: Path, number: signal.Signals) -> None:
-    assert run(tmp_path, toy=Interrupted(2, number)) == Outcome("preempted", 2)
+    assert run(tmp_path, toy=Interrupted(2, number)) == ("preempted", 2)
 
 
 def test_a_finished_run_does_nothing_more(undisturbed: Path, tmp_path: Path) -> None:
     before = {p: p.stat().st_mtime_ns for p in (undisturbed / "checkpoints").rglob("*")}
     lines = metrics(undisturbed)
-    assert run(undisturbed, toy=Interrupted(1, signal.SIGKILL)) == Outcome("finished", STEPS)
+    assert run(undisturbed, toy=Interrupted(1, signal.SIGKILL)) == ("finished", STEPS)
     assert {p: p.stat().st_mtime_ns for p in (undisturbed / "checkpoints").rglob("*")} == before
     assert metrics(undisturbed) == lines
 
@@ -179,7 +179,7 @@ class Recorder:
         self.diary.append(("evaluate", step))
         return self.results
 
-    def fit(self, plan: Plan, batches: int) -> Outcome:
+    def fit(self, plan: Plan, batches: int) -> tuple[str, int]:
         return fit(
             plan,
             self.batches or Toy().batches(plan.first_step, plan.first_step + batches),
@@ -196,14 +196,14 @@ class Recorder:
 def test_intervals_of_zero_mean_the_end() -> None:
     recorder = Recorder({})
     plan = Plan(2, 6, 8, 1, log_every=10, evaluate_every=0, save_every=0)
-    assert recorder.fit(plan, 4) == Outcome("finished", 6)
+    assert recorder.fit(plan, 4) == ("finished", 6)
     assert recorder.diary == [("evaluate", 6), ("last", 6)]
 
 
 def test_an_owed_evaluation_comes_first() -> None:
     recorder = Recorder({"val/error": 1.0})
     plan = Plan(6, 6, 8, 1, log_every=1, evaluate_every=3, save_every=3, evaluation_owed=True)
-    assert recorder.fit(plan, 0) == Outcome("finished", 6)
+    assert recorder.fit(plan, 0) == ("finished", 6)
     assert recorder.diary == [("evaluate", 6), ("last", 6)]
 
 
@@ -220,7 +220,7 @@ def test_an_evaluation_that_is_given_up_stays_owed(owed: bool) -> None:
     recorder = GivesUp({"val/error": 1.0})
     plan = Plan(2, 6, 8, 1, log_every=1, evaluate_every=3, save_every=9, evaluation_owed=owed)
     step = 2 if owed else 3
-    assert recorder.fit(plan, 4) == Outcome("preempted", step)
+    assert recorder.fit(plan, 4) == ("preempted", step)
     assert recorder.diary == [("evaluate", step), ("owed", step)]
 
 
@@ -231,7 +231,7 @@ def test_batches_that_are_given_up_leave_the_steps_before_them() -> None:
 
     recorder = Recorder({})
     recorder.batches = batches()
-    assert recorder.fit(Plan(0, 4, 8, 1, log_every=1, evaluate_every=0, save_every=9), 4) == Outcome("preempted", 2)
+    assert recorder.fit(Plan(0, 4, 8, 1, log_every=1, evaluate_every=0, save_every=9), 4) == ("preempted", 2)
     assert recorder.diary == [("last", 2)]
 
 
