@@ -1,6 +1,6 @@
 """Trackers run in threads of their own; one that fails or hangs is dropped, since metrics.jsonl has every number.
 
-A tracker costs a run at most PATIENCE + LEAVE seconds of waiting.
+A tracker costs a run at most TIMEOUT + CLEAN_UP seconds of waiting.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from dyad.train.config import TrackingConfig
 from dyad.train.panels import Panels
 from dyad.train.tracking.progress import Record, RecordPosition, Sink
 
-PATIENCE, LEAVE = 24.0, 1.0  # seconds to wait for a tracker: for its start and its close together, when it is dropped
-WAITING = 10_000  # records in a tracker's queue
+TIMEOUT = 24.0  # seconds that a run waits for the start and the close of a tracker, together
+CLEAN_UP = 1.0  # seconds that a run waits for `Tracker.clean_up`
+QUEUE_SIZE = 10_000  # records in a tracker's queue
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,11 @@ class TrackedRun:
 class Tracker(Sink):
     """Shows a run to people. Any method may fail or never return, so a BackgroundTracker calls them.
 
-    A subclass is created from a TrackedRun. where: address or command to see the run, "" if it needs none. rest: the
-    command that completes what is shown after a failure, or "".
+    A subclass is created from a TrackedRun. where: address or command to see the run, "" if it needs none. recovery: a
+    sentence that names the command which sends the missing records after a failure, or "".
     """
 
-    where = rest = ""
+    where = recovery = ""
 
     @staticmethod
     def is_on(config: TrackingConfig) -> bool:
@@ -54,26 +55,27 @@ class Tracker(Sink):
         raise NotImplementedError
 
     @staticmethod
-    def leave(folder: Path) -> None:
-        """Clean up after a tracker of this run folder that is dropped, within LEAVE seconds. By default nothing."""
+    def clean_up(folder: Path) -> None:
+        """Release what a dropped tracker of this run folder may hold, within CLEAN_UP seconds. By default nothing."""
 
 
 class BackgroundTracker(Sink):
-    """Runs a tracker in a thread. The run waits PATIENCE seconds in all for its start and its close.
+    """Runs a tracker in a thread. The run waits TIMEOUT seconds in all for its start and its close.
 
-    A tracker that fails, does not answer, or falls WAITING records behind is dropped with one line. start: creates it,
-    in that thread. leave: called when it is dropped; it returns within LEAVE seconds and lets the process end.
+    A tracker that fails, does not answer, or falls QUEUE_SIZE records behind is dropped with one line. start: creates
+    it, in that thread. clean_up: called when it is dropped, so that the process can end; returns within CLEAN_UP
+    seconds.
     """
 
     def __init__(
-        self, name: str, start: Callable[[], Tracker], log: Callable[[str], None], leave: Callable[[], None]
+        self, name: str, start: Callable[[], Tracker], log: Callable[[str], None], clean_up: Callable[[], None]
     ) -> None:
-        self._name, self._log, self._leave = name, log, leave
-        self._patience = PATIENCE
-        self._jobs: Queue[Callable[[Tracker], None] | None] = Queue(WAITING)
+        self._name, self._log, self._clean_up = name, log, clean_up
+        self._time_left = TIMEOUT
+        self._jobs: Queue[Callable[[Tracker], None] | None] = Queue(QUEUE_SIZE)
         self._started, self._ended = threading.Event(), threading.Event()
         self._error: Exception | None = None
-        self._where = self._rest = ""
+        self._where = self._recovery = ""
         self._dropped = False
         threading.Thread(target=self._work, args=(start,), name=name, daemon=True).start()
         self._wait_for(self._started)
@@ -95,7 +97,7 @@ class BackgroundTracker(Sink):
         """Create the tracker and run its jobs until None comes. The function of the thread."""
         try:
             tracker = start()
-            self._where, self._rest = tracker.where, tracker.rest
+            self._where, self._recovery = tracker.where, tracker.recovery
             self._started.set()
             while not self._dropped and (job := self._jobs.get()):
                 job(tracker)
@@ -112,7 +114,7 @@ class BackgroundTracker(Sink):
         try:
             self._jobs.put_nowait(job)
         except Full:
-            self._error = self._error or TimeoutError(f"it lags {WAITING} records behind")
+            self._error = self._error or TimeoutError(f"it lags {QUEUE_SIZE} records behind")
         self._drop_if_failed()
 
     def _wait_for(self, event: threading.Event) -> None:
@@ -120,15 +122,15 @@ class BackgroundTracker(Sink):
         if self._dropped:
             return
         begun = time.monotonic()
-        if not event.wait(self._patience):
-            self._error = TimeoutError(f"the run has waited {PATIENCE:.0f} s for it")
-        self._patience -= time.monotonic() - begun
+        if not event.wait(self._time_left):
+            self._error = TimeoutError(f"the run has waited {TIMEOUT:.0f} s for it")
+        self._time_left -= time.monotonic() - begun
         self._drop_if_failed()
 
     def _drop_if_failed(self) -> None:
         if self._error:
             self._dropped = True
-            rest = self._rest and f", and {self._rest}"
+            recovery = self._recovery and f", and {self._recovery}"
             reason = first_line(self._error)
-            self._log(f"{self._name} is left out from here: {reason}. metrics.jsonl has everything{rest}")
-            self._leave()
+            self._log(f"{self._name} is left out from here: {reason}. metrics.jsonl has everything{recovery}")
+            self._clean_up()

@@ -106,7 +106,7 @@ def build_logger(
     run = TrackedRun(run_dir, config, run_config, first_step, taken_back, wandb_id)
     for name, tracker in TRACKERS.items():
         if tracker.is_on(config):
-            sinks.append(BackgroundTracker(name, partial(tracker, run), log, partial(tracker.leave, run_dir)))
+            sinks.append(BackgroundTracker(name, partial(tracker, run), log, partial(tracker.clean_up, run_dir)))
     # Text last: the other sinks may print while they close.
     return Logger([*sinks, *text], global_batch_size, wandb_id)
 

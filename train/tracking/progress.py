@@ -6,7 +6,6 @@ Torch-free.
 from __future__ import annotations
 
 import math
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -14,6 +13,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from dyad.data.base.files import LineFile
+from dyad.data.base.progress import on_terminal, progress_bar
 from dyad.train.panels import Panels
 
 Record = Mapping[str, float]
@@ -129,11 +129,8 @@ class BarConsole(TextSink):
     """A progress bar of the training steps on a terminal; other lines scroll above it."""
 
     def __init__(self, lines: Lines, first_step: int) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
         super().__init__(lines)
-        columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[facts]}"))
-        self._bar = Progress(*columns, refresh_per_second=4)
+        self._bar = progress_bar(sys.stdout)
         self._task = self._bar.add_task("Train", total=lines.total_steps, completed=first_step, facts="")
         self._bar.start()
 
@@ -158,9 +155,4 @@ class BarConsole(TextSink):
 
 def build_console(lines: Lines, first_step: int) -> Sink:
     """A bar on a terminal, lines otherwise."""
-    return BarConsole(lines, first_step) if on_terminal() else PlainConsole(lines)
-
-
-def on_terminal() -> bool:
-    """Whether standard output is a terminal that can move its cursor."""
-    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    return BarConsole(lines, first_step) if on_terminal(sys.stdout) else PlainConsole(lines)

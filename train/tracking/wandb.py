@@ -20,7 +20,7 @@ from dyad.data.base.files import write_json
 from dyad.data.base.secrets import known_secrets, redacted, without_credentials
 from dyad.train.config import TrackingConfig, Wandb
 from dyad.train.panels import Cell, Grid, Panels, Picture
-from dyad.train.tracking.background import LEAVE, TrackedRun, Tracker
+from dyad.train.tracking.background import CLEAN_UP, TrackedRun, Tracker
 from dyad.train.tracking.progress import Record, RecordPosition, position
 from dyad.train.tracking.wandb_mode import PROBE, answers, server, wandb_mode, wandb_package
 
@@ -58,7 +58,7 @@ class WandbRun(Tracker):
             ),
         )
         self.where = self._run.url or ""
-        self.rest = f"`wandb sync {self._run.settings.sync_dir}` sends what W&B has"
+        self.recovery = f"`wandb sync {self._run.settings.sync_dir}` sends what W&B has"
         self._sent = _sent(folder / f"sent-{run.wandb_id}.json", run.taken_back)
         self._concluded = folder / f"concluded-{run.wandb_id}.json"
         self._at: dict[str, float] = {AXIS: run.first_step}
@@ -72,7 +72,7 @@ class WandbRun(Tracker):
         return wandb_mode(config) is not Wandb.disabled
 
     @staticmethod
-    def leave(folder: Path) -> None:
+    def clean_up(folder: Path) -> None:
         """Stop W&B's service, for which the process would wait at exit."""
 
         def tear_down() -> None:
@@ -81,7 +81,7 @@ class WandbRun(Tracker):
 
         thread = threading.Thread(target=tear_down, daemon=True)
         thread.start()
-        thread.join(LEAVE)
+        thread.join(CLEAN_UP)
         clean_logs(folder / "wandb")
 
     def log(self, record: Record) -> None:

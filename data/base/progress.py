@@ -1,0 +1,79 @@
+"""Progress of a long pass over many items: a bar on a terminal, a line now and then elsewhere. Torch-free."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, TextIO, TypeVar
+
+from dyad.data.base.errors import printable
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+EVERY = 30.0  # seconds between two lines
+
+T = TypeVar("T")
+
+
+@contextmanager
+def progress(
+    what: str, total: int, done: int = 0, log: Callable[[str], None] | None = None, stream: TextIO | None = None
+) -> Iterator[Callable[[int], None]]:
+    """Yields a function to call with the number of items that are done.
+
+    done: items that an earlier start has finished. log: prints a line, for a caller with a console of its own; there is
+    no bar then. stream: takes the bar or the lines of a caller without `log`; None: standard output.
+    """
+    began = last_line = time.monotonic()
+    output = stream or sys.stdout
+    write = log or partial(print_line, stream=output)
+
+    def facts(now: int) -> str:
+        rate = (now - done) / max(time.monotonic() - began, 1e-9)
+        return f"{rate:.1f}/s ETA {timedelta(seconds=round((total - now) / rate)) if rate else '?'}"
+
+    def print_progress(now: int) -> None:
+        nonlocal last_line
+        if time.monotonic() - last_line >= EVERY:
+            last_line = time.monotonic()
+            write(f"{what} [{now:>{len(str(total))}}/{total} ({100 * now // total}%)] {facts(now)}")
+
+    if log or not on_terminal(output):
+        yield print_progress
+        return
+    with progress_bar(output) as bar:
+        task = bar.add_task(what, total=total, completed=done, facts="")
+        yield lambda now: bar.update(task, completed=now, facts=facts(now))
+
+
+def tracked(items: Iterable[T], what: str, total: int) -> Iterator[T]:
+    """The items. Standard error shows how many of them are done."""
+    with progress(what, total, stream=sys.stderr) as on_progress:
+        for done, item in enumerate(items, start=1):
+            yield item
+            on_progress(done)
+
+
+def progress_bar(stream: TextIO) -> Progress:
+    """A bar of the rich library, not started. The field `facts` of a task is the text behind its bar."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress
+
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), "{task.fields[facts]}")
+    return Progress(*columns, console=Console(file=stream), refresh_per_second=4)
+
+
+def on_terminal(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that can move its cursor."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def print_line(line: str, stream: TextIO | None = None) -> None:
+    """Print a line at once, with control characters printable, on standard output or another stream."""
+    print(printable(line), file=stream, flush=True)
