@@ -124,15 +124,9 @@ class CheckpointConfig:
 
 @dataclass
 class ResumeConfig:
-    mode: str = described(
-        "auto", "auto: go on from the run's newest checkpoint; never; or a checkpoint folder. Short: resume=…"
-    )
-    allow_batch_change: bool = described(
-        False, "go on with another global_batch_size, at the same number of samples; steps then count the new batches"
-    )
-    allow_more_data: bool = described(
-        False, "go on with files added behind those of the run: old samples keep their ids and their state"
-    )
+    mode: str = described("auto", "auto (the run's newest checkpoint), never, or a checkpoint folder. Short: resume=…")
+    allow_batch_change: bool = described(False, "resume with another global_batch_size at the same number of samples")
+    allow_more_data: bool = described(False, "resume with files added after the old ones; samples keep ids and state")
 
 
 @dataclass

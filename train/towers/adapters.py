@@ -17,7 +17,7 @@ def add_adapters(encoder: nn.Module, config: TextTowerConfig) -> None:
     """
     from peft import LoraConfig, inject_adapter_in_model
 
-    targets = None if config.lora_targets is None else list(config.lora_targets)
+    targets = config.lora_targets
     lora = LoraConfig(r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules=targets)  # pyright: ignore[reportArgumentType]: a float is fine
     linear = {name.rpartition(".")[2] for name, module in encoder.named_modules() if isinstance(module, nn.Linear)}
     with explained(f"model.text.lora_targets={targets}", f"Choose of {', '.join(sorted(linear))}"):

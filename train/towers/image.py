@@ -5,7 +5,6 @@ A new kind of tower takes a member of train.config.ImageTower and a row of BUILD
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -132,8 +131,4 @@ def _cnn(context: BuildContext) -> ImageParts:
     return trunk, nn.Linear(widths[-1] * side * side, config.embed_dim), ImageSpec(size, HALF, HALF)
 
 
-BUILDERS: dict[ImageTower, Callable[[BuildContext], ImageParts]] = {
-    ImageTower.open_clip: _open_clip,
-    ImageTower.timm: _timm,
-    ImageTower.cnn: _cnn,
-}
+BUILDERS = {ImageTower.open_clip: _open_clip, ImageTower.timm: _timm, ImageTower.cnn: _cnn}
