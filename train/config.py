@@ -196,7 +196,7 @@ LIMITS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
 
 
 def _limits(config: Any, prefix: str = "") -> dict[str, bool]:
-    """Message → whether a limit in the metadata of a field (a key of LIMITS) is broken. A value of null is legal."""
+    """Message → whether a value breaks a limit in the metadata of its field, a key of LIMITS. Null breaks none."""
     rules: dict[str, bool] = {}
     for f in fields(config):
         key, value = f"{prefix}{f.name}", getattr(config, f.name)

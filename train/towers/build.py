@@ -1,4 +1,4 @@
-"""The two towers of a configuration."""
+"""Builds the two towers of a configuration, with the tokenizer of their texts."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def build_model(config: ModelConfig, task: Task, load_pretrained: bool = True) -
 
 
 def build_image_text(config: ModelConfig, load_pretrained: bool = True) -> ImageTextModel:
-    """build_model for Task.image_text."""
+    """The picture tower and the text tower of Task.image_text, as `build_model`."""
     from dyad.train.towers.image import build_image_tower
     from dyad.train.towers.open_clip import BuildContext
 
@@ -78,7 +78,10 @@ def build_image_text(config: ModelConfig, load_pretrained: bool = True) -> Image
 
 
 def build_text_pair(config: ModelConfig, load_pretrained: bool = True) -> TextPairModel:
-    """build_model for Task.question_passage: one transformers encoder, or two that start with equal weights."""
+    """The towers of Task.question_passage: one transformers encoder for both sides, or two with equal weights.
+
+    The rest is as in `build_model`.
+    """
     if config.text.kind is not TextTower.transformers:
         raise ConfigError(
             f"model.text.kind={config.text.kind.value}: questions and passages take model.text.kind=transformers, with "

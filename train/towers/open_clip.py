@@ -51,7 +51,8 @@ class MatrixProjection(nn.Module):
 class BuildContext:
     """What the builders of towers share: the configuration, and the open_clip models, each created once.
 
-    load_pretrained=False: architectures only. image_model, text_model: (name, weights) of each tower's open_clip model.
+    load_pretrained=False: architectures only. image_model, text_model: (name, weights) of each tower's open_clip model,
+    the arguments of `open_clip_model`, which creates it at the first call.
     """
 
     def __init__(self, config: ModelConfig, load_pretrained: bool) -> None:

@@ -1,4 +1,4 @@
-"""Foreign models, as folders or by published names: their weights and settings are read, their code never runs.
+"""Models from elsewhere, as folders or by published names: finding and checking their files. Their code never runs.
 
 NAME@REVISION names one commit of a published model, which cannot change. Torch-free.
 """
@@ -26,9 +26,9 @@ PLAIN_ATTENTION = (None, "eager", "sdpa")
 
 @contextmanager
 def explained(problem: str, advice: str = "") -> Iterator[None]:
-    """Turn any error of the block but a ConfigError into one: the problem, the first line of the error, the advice.
+    """Turn any error of the block into a ConfigError: the problem, the first line of the error, the advice.
 
-    For files of strangers, for which libraries raise errors of many types.
+    A ConfigError passes as it is. For untrusted files, about which libraries raise errors of many types.
     """
     try:
         yield
@@ -120,7 +120,7 @@ def file_of(name: str, file: str, fetch: bool) -> Path | None:
 
 
 def is_unknown(name: str, file: str) -> bool:
-    """Whether it is open if a published model has this file, as the hub's cache has no record. False for folders."""
+    """Whether the hub's cache does not know if a published model has this file. False for folders and packages."""
     from huggingface_hub import try_to_load_from_cache
 
     model, revision = split_revision(os.path.expanduser(name))
@@ -130,7 +130,7 @@ def is_unknown(name: str, file: str) -> bool:
 
 @cache
 def _published(model: str, revision: str | None, file: str, fetch: bool) -> Path | None:
-    """file_of for a published model, asked once per process.
+    """The path of a file of a published model, or None, as in `file_of`. Looked up once per process.
 
     The hub is asked with a timeout of 5 s before a download, which would retry much longer without a network.
     """
