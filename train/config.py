@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from typing import Any
@@ -46,38 +48,27 @@ class ImageTowerConfig:
 class TextTowerConfig:
     kind: TextTower = described(TextTower.open_clip, "where the text tower comes from")
     name: str | None = described(
-        None, "open_clip model or .json, transformers folder or name, pkg:PACKAGE/FOLDER; null: model.name"
+        None, "as model.name, or a transformers name, folder or pkg:PACKAGE/FOLDER; null: that"
     )
     pretrained: str | None = described(None, "open_clip weights; null: model.pretrained")
-    pooling: Pooling = described(
-        Pooling.mean, "transformers: how token states become one embedding; a SentenceTransformer brings its own"
-    )
-    lower_case: bool = described(False, "transformers: lower texts first; a SentenceTransformer brings its own")
-    dense: bool = described(
-        False, "transformers, model.embed_dim=null: the Dense module of a SentenceTransformer, which brings its own"
-    )
+    # A SentenceTransformer brings its own values of the next three
+    pooling: Pooling = described(Pooling.mean, "transformers: how the states of the tokens become one embedding")
+    lower_case: bool = described(False, "transformers: lower texts first")
+    dense: bool = described(False, "with model.embed_dim=null: the Dense module of a SentenceTransformer as projection")
     context_length: int | None = described(None, "longest text in tokens; null: the tower's own", least=1)
     from_scratch: bool = described(False, "transformers: take the architecture, not the weights")
     frozen: bool = described(False, "train only the projection")
     unlocked_layers: int = described(0, "of a frozen tower: the last n layers train all the same", least=0)
-    lora_rank: int = described(
-        0, "transformers: train low-rank adapters of this rank instead of the weights; 0: none", least=0
-    )
+    lora_rank: int = described(0, "transformers: rank of adapters that train instead of the weights; 0: none", least=0)
     lora_alpha: float = described(16.0, "scale of the adapters: alpha / rank")
     lora_targets: list[str] | None = described(None, "modules that get adapters; null: the attention projections")
 
 
 @dataclass
 class ModelConfig:
-    name: str | None = described(
-        "ViT-B-32", "open_clip model name or path of an open_clip config .json, for both towers"
-    )
+    name: str | None = described("ViT-B-32", "open_clip model, or path of an open_clip config .json, for both towers")
     pretrained: str | None = described(None, "open_clip weights for both towers: a file or a published name")
-    embed_dim: int | None = described(
-        256,
-        "width of the shared space, for towers without a projection of their own; null: the encoder's, none",
-        least=1,
-    )
+    embed_dim: int | None = described(256, "width of the projection of towers without their own; null: none", least=1)
     shared: bool = described(True, "question_passage: one encoder for both sides; false: two with the same start")
     grad_checkpointing: bool = described(False, "recompute activations in backward")
     batch_norm: BatchNorm = described(
@@ -94,8 +85,8 @@ class ModelConfig:
 class OptimConfig:
     lr: float = described(5e-4, "peak learning rate", above=0)
     weight_decay: float = described(0.2, "AdamW decay; never on biases, norms and the temperature", least=0)
-    beta1: float = described(0.9, "AdamW β1")
-    beta2: float = described(0.98, "AdamW β2")
+    beta1: float = described(0.9, "AdamW β1", least=0, below=1)
+    beta2: float = described(0.98, "AdamW β2", least=0, below=1)
     eps: float = described(1e-6, "AdamW ε", above=0)
     warmup: int = described(0, "steps of linear warm-up", least=0)
     schedule: Schedule = described(Schedule["cosine"], "after the warm-up")
@@ -103,21 +94,17 @@ class OptimConfig:
     cooldown_end: float = described(0.0, "const-cooldown: learning rate at the end")
     cooldown_power: float = described(1.0, "const-cooldown: power of the polynomial")
     clip_norm: float | None = described(None, "largest norm of the whole gradient; null: no clipping", above=0)
-    max_skipped: int = described(
-        3, "skipped steps in a row that end the run: their loss or gradient is not finite, or spikes", least=1
-    )
-    spike: float | None = described(
-        None, "a step whose loss is above this many times the mean of the last 10 is skipped, e.g. 2; null: none is"
-    )
+    max_skipped: int = described(3, "skipped steps in a row (not finite, or a spike) that end the run", least=1)
+    spike: float | None = described(None, "skip steps of a loss above n times the mean of the last 10, e.g. 2", above=1)
 
 
 @dataclass
 class DistConfig:
     name: Parallel = Parallel.ddp
     timeout: float = described(600.0, "seconds a collective may wait before the run stops", above=0)
-    slow_rank: float = described(0.7, "warn of a rank whose pace is below this share of the others'; 0: never", least=0)
+    slow_rank: float = described(0.7, "warn of a rank below this share of the others' pace; 0: never", least=0, below=1)
     digest_every: int = described(
-        500, "steps between comparisons of all ranks' weights, also at checkpoints; 0: never", least=0
+        500, "steps between comparisons of all weights, and at checkpoints; 0: never", least=0
     )
 
 
@@ -137,15 +124,9 @@ class CheckpointConfig:
 
 @dataclass
 class ResumeConfig:
-    mode: str = described(
-        "auto", "auto: go on from the run's newest checkpoint; never; or a checkpoint folder. Short: resume=…"
-    )
-    allow_batch_change: bool = described(
-        False, "go on with another global_batch_size, at the same number of samples; steps then count the new batches"
-    )
-    allow_more_data: bool = described(
-        False, "go on with files added behind those of the run: old samples keep their ids and their state"
-    )
+    mode: str = described("auto", "auto (the run's newest checkpoint), never, or a checkpoint folder. Short: resume=…")
+    allow_batch_change: bool = described(False, "resume with another global_batch_size at the same number of samples")
+    allow_more_data: bool = described(False, "resume with files added after the old ones; samples keep ids and state")
 
 
 @dataclass
@@ -161,16 +142,10 @@ class TrainConfig:
         "anew for each chunk size; for batch norm see model.batch_norm",
         least=1,
     )
-    keep_graphs: int | None = described(
-        None,
-        "chunks that need no second forward; null: as many as free memory allows. Never changes the gradient",
-        least=1,
-    )
+    keep_graphs: int | None = described(None, "chunks without a second forward; null: as memory allows", least=1)
     precision: Precision = described(Precision.fp32, "of the towers; scores and losses are always float32")
     compile: bool = described(False, "torch.compile the towers")
-    init_from: str | None = described(
-        None, "checkpoint or run folder whose weights to start from (nothing else is taken)"
-    )
+    init_from: str | None = described(None, "checkpoint or run folder whose weights, and nothing else, to start from")
     experiment: str | None = described(None, "name of the recipe in configs/experiment")
     run: RunConfig = field(default_factory=RunConfig)
     resume: ResumeConfig = field(default_factory=ResumeConfig)
@@ -186,68 +161,65 @@ class TrainConfig:
 
 def validate(config: TrainConfig, world_size: int) -> None:
     """Raise ConfigError for values and combinations that cannot work; the message names the keys and the fix."""
-    size, optim, steps = config.global_batch_size, config.optim, config.steps
-    objective = getattr(config.objective, "name", "")
-    negatives = config.data.negatives
-    drawn = negatives.per_row > 0 and NegativeList.mined in negatives.lists
+    steps, size, optim, negatives = config.steps, config.global_batch_size, config.optim, config.data.negatives
+    per_row, has_questions = negatives.per_row, config.task is Task.question_passage
+    drawn = per_row > 0 and NegativeList.mined in negatives.lists
+    is_epr = getattr(config.objective, "name", "") == "epr"
     rules = {
         f"data.negatives.file={negatives.file}: nothing draws from it. Add data.negatives.lists=[mined] "
         "data.negatives.per_row=1, or leave it out": negatives.file is not None and not drawn,
-        f"data.negatives.per_row={negatives.per_row}, data.negatives.refresh_every={negatives.refresh_every}: only "
-        "task=question_passage has hard negatives": config.task is not Task.question_passage
-        and bool(negatives.per_row or negatives.refresh_every),
+        f"data.negatives.per_row={per_row}, data.negatives.refresh_every={negatives.refresh_every}: only "
+        "task=question_passage has hard negatives": bool(per_row or negatives.refresh_every) and not has_questions,
         "data.train is missing: give shards, e.g. data.train=shards/train.tar, or experiment=emoji": config.data.train
         is None,
         "steps or epochs is missing: say how long to train, e.g. steps=1000": steps is None and config.epochs is None,
-        f"objective=epr, data.negatives.per_row={negatives.per_row}: EPR is DPR with one hard negative a row. Set "
-        "data.negatives.per_row=1, or take objective=dpr": objective == "epr" and negatives.per_row != 1,
-        "objective.setting=supervised: nothing says which further columns are positive, so it would be setting=self. "
-        "Set objective.duplicates=positive, or data.passage.positives=all": _is_unlabelled(config),
+        f"objective=epr, data.negatives.per_row={per_row}: EPR is DPR with one hard negative a row. Set "
+        "data.negatives.per_row=1, or take objective=dpr": is_epr and per_row != 1,
         f"global_batch_size={size}: needs at least one pair for each of {world_size} processes": size < world_size,
-        f"optim.spike={optim.spike}: must be above 1, e.g. 2; null skips none": optim.spike is not None
-        and optim.spike <= 1,
-        f"dist.slow_rank={config.dist.slow_rank}: must be below 1, a share of the others' pace": config.dist.slow_rank
-        >= 1,
-        f"optim.beta1={optim.beta1}, optim.beta2={optim.beta2}: must be 0 or more and below 1": not (
-            0 <= optim.beta1 < 1 and 0 <= optim.beta2 < 1
-        ),
+        **_limits(config),
         f"optim.cooldown={optim.cooldown}: longer than the run of steps={steps}": steps is not None
         and optim.cooldown > steps >= 1,
+        **_stream_rules(config),
+        **_objective_rules(config),
     }
-    rules |= {**_limits(config), **_stream_rules(config), **_objective_rules(config)}
     broken = [message for message, is_broken in rules.items() if is_broken]
     if broken:
         raise ConfigError("\n".join(broken[:5]))
 
 
+# Name of a limit in the metadata of a field → what a legal value is to it, and the words for that
+LIMITS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
+    "least": (operator.ge, "{} or more"),
+    "above": (operator.gt, "above {}"),
+    "below": (operator.lt, "below {}"),
+}
+
+
 def _limits(config: Any, prefix: str = "") -> dict[str, bool]:
-    """Message → whether the limit of a field (`least`, `above`: see data.config.described) is broken. null is legal."""
+    """Message → whether a value breaks a limit in the metadata of its field, a key of LIMITS. Null breaks none."""
     rules: dict[str, bool] = {}
     for f in fields(config):
         key, value = f"{prefix}{f.name}", getattr(config, f.name)
         if is_dataclass(value):
             rules |= _limits(value, f"{key}.")
-        elif value is not None and "least" in f.metadata:
-            rules[f"{key}={value}: must be {f.metadata['least']} or more"] = value < f.metadata["least"]
-        elif value is not None and "above" in f.metadata:
-            rules[f"{key}={value}: must be above {f.metadata['above']}"] = value <= f.metadata["above"]
+        for name, (holds, limit) in LIMITS.items() if value is not None else ():
+            if name in f.metadata:
+                rules[f"{key}={value}: must be {limit.format(f.metadata[name])}"] = not holds(value, f.metadata[name])
     return rules
 
 
 def _objective_rules(config: TrainConfig) -> dict[str, bool]:
     """Rules of the objective that would otherwise fail at the first step, after the run folder is made."""
-    several = config.task is Task.question_passage and config.data.passage.positives is DrawnPositives.all
-    further = several or config.data.negatives.per_row > 0
-    expected = ExpectedBatch(config.global_batch_size, further, several)
-    return config.objective.broken_by(expected) if isinstance(config.objective, ObjectiveOptions) else {}
-
-
-def _is_unlabelled(config: TrainConfig) -> bool:
-    """Whether this is supervised COCE in a run with neither lists of positives nor keys of equal items."""
     objective = config.objective
     listed = config.task is Task.question_passage and config.data.passage.positives is DrawnPositives.all
+    expected = ExpectedBatch(config.global_batch_size, listed or config.data.negatives.per_row > 0, listed)
     by_key = getattr(objective, "duplicates", None) is Duplicates.positive
-    return getattr(objective, "setting", None) is Setting.supervised and not (listed or by_key)
+    supervised = getattr(objective, "setting", None) is Setting.supervised
+    return {
+        "objective.setting=supervised: nothing says which further columns are positive, so it would be setting=self. "
+        "Set objective.duplicates=positive, or data.passage.positives=all": supervised and not (listed or by_key),
+        **(objective.broken_by(expected) if isinstance(objective, ObjectiveOptions) else {}),
+    }
 
 
 def _stream_rules(config: TrainConfig) -> dict[str, bool]:

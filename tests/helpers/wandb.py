@@ -27,7 +27,7 @@ from dyad.eval.results.panels import panels
 from tests.helpers.report import finished
 from dyad.train.config import TrackingConfig, Wandb
 from dyad.train.tracking.logger import build_logger
-from dyad.train.tracking.trackers import resolve_wandb_mode
+from dyad.train.tracking.wandb_mode import resolve_wandb_mode
 folder, mode, wandb_id, first, how, _ = sys.argv[1:]
 folder, first = Path(folder), int(first)
 config = resolve_wandb_mode(TrackingConfig(wandb=Wandb[mode], project="toys"), folder, print)

@@ -41,7 +41,7 @@ from dyad.train.towers.open_clip import BuildContext, check_weights, model_name
 from dyad.train.towers.published import file_of, location_of, split_revision
 from dyad.train.towers.sentence_transformers import describe_choices
 from dyad.train.towers.text import build_text_encoder, build_text_tower
-from dyad.train.tracking.trackers import wandb_mode
+from dyad.train.tracking.wandb_mode import wandb_mode
 
 SCANNED = 256 << 20  # bytes of an unindexed shard that are read whole
 TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")

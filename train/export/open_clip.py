@@ -13,7 +13,8 @@ from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
 from dyad.train.export.library import PROBES, Call, ExportSource, Library, probe_pictures, render
-from dyad.train.towers.build import ImageTextModel, open_clip_state_dict
+from dyad.train.towers.build import ImageTextModel
+from dyad.train.towers.open_clip import open_clip_state_dict
 
 WEIGHTS, CHECKPOINT, CONFIG = "open_clip_model.safetensors", "open_clip_pytorch_model.pt", "open_clip_config.json"
 OWN_SCALE = math.log(1 / 0.07)  # open_clip's initial logit_scale

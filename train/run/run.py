@@ -45,7 +45,7 @@ from dyad.train.run_folder.saving import CheckpointWriter
 from dyad.train.step.loop import Plan, fit
 from dyad.train.towers.sentence_transformers import describe_choices
 from dyad.train.tracking.logger import Logger, build_logger
-from dyad.train.tracking.trackers import resolve_wandb_mode
+from dyad.train.tracking.wandb_mode import resolve_wandb_mode
 
 
 def train_run(world: World, config: TrainConfig) -> None:

@@ -6,8 +6,8 @@ import copy
 
 from torch import nn
 
-from dyad.data.base.errors import ConfigError, first_line
 from dyad.train.config import TextTowerConfig
+from dyad.train.towers.published import explained
 
 
 def add_adapters(encoder: nn.Module, config: TextTowerConfig) -> None:
@@ -17,15 +17,11 @@ def add_adapters(encoder: nn.Module, config: TextTowerConfig) -> None:
     """
     from peft import LoraConfig, inject_adapter_in_model
 
-    targets = None if config.lora_targets is None else list(config.lora_targets)
+    targets = config.lora_targets
     lora = LoraConfig(r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules=targets)  # pyright: ignore[reportArgumentType]: a float is fine
-    try:
+    linear = {name.rpartition(".")[2] for name, module in encoder.named_modules() if isinstance(module, nn.Linear)}
+    with explained(f"model.text.lora_targets={targets}", f"Choose of {', '.join(sorted(linear))}"):
         inject_adapter_in_model(lora, encoder)
-    except ValueError as error:
-        linear = {name.rpartition(".")[2] for name, module in encoder.named_modules() if isinstance(module, nn.Linear)}
-        raise ConfigError(
-            f"model.text.lora_targets={targets}: {first_line(error)}. Choose of {', '.join(sorted(linear))}"
-        ) from error
 
 
 def merged(encoder: nn.Module) -> nn.Module:

@@ -78,12 +78,13 @@ def batch_norms(towers: nn.Module) -> list[_BatchNorm]:
 
 def set_batch_norms(towers: nn.Module, choice: BatchNorm) -> None:
     """Set model.batch_norm for towers in train(), in place. The names of weights and buffers stay."""
-    for norm in batch_norms(towers) if choice in KINDS else ():
-        norm.__class__ = _kind(KINDS[choice], type(norm))
+    kind, _ = CHOICES[choice]
+    for norm in batch_norms(towers) if kind else ():
+        norm.__class__ = _kind(kind, type(norm))
         norm.train()
 
 
-def check_batch_norms(towers: nn.Module, choice: BatchNorm, rows: int, chunks: int, ranks: int = 1) -> str:
+def check_batch_norms(towers: nn.Module, choice: BatchNorm, rows: int, chunks: int) -> str:
     """One line for the log that says what `choice` means for towers in train(); "" without batch norms.
 
     rows: the fewest pairs of any rank. chunks: the number of chunks they are embedded in. Raises ConfigError if
@@ -93,44 +94,30 @@ def check_batch_norms(towers: nn.Module, choice: BatchNorm, rows: int, chunks: i
     in_text = any(isinstance(m, Pooled) and batch_norms(m) for m in towers.modules())
     key, found = f"model.batch_norm={choice.name}", f"{len(norms)} batch norm{'s' * (len(norms) > 1)}"
     is_global, is_own = choice is BatchNorm["global"], choice is BatchNorm.per_chunk
-    foreign = [kind for norm in norms if ranks > 1 and (kind := _custom_forward(norm))]
     broken = {
         f"{key}: no tower has a batch norm that could use it. Leave it out": not (is_global or norms),
         f"{key}: {found}, of which the text encoder's would count padding. Take model.batch_norm=frozen, or another "
         "encoder": in_text,
         f"{key}: {found} need the global batch in one chunk, and chunk_size makes {chunks}. Leave chunk_size out "
         "(chunk_size=null), or set model.batch_norm=per_chunk (statistics of each chunk on each rank: another loss), "
-        "model.batch_norm=frozen (running statistics), or take a model without batch norm": is_global
-        and bool(norms)
+        "model.batch_norm=frozen (running statistics), or take a model without batch norm": bool(is_global and norms)
         and chunks > 1,
-        f"{key}: {' '.join(foreign[:1])} has a forward of its own, which the statistics of {ranks} processes would "
-        "replace. Set model.batch_norm=per_chunk (statistics of each chunk on each rank: another loss), or take one "
-        "process": bool(foreign),
         f"{key}: a chunk of one pair has no statistics. Set chunk_size to 3 or more, or a larger "
         "global_batch_size": is_own and rows // chunks < 2,
     }
-    for message in (message for message, is_broken in broken.items() if is_broken):
-        raise ConfigError(message)
-    return f"{found}: {MEANINGS[choice]} ({key})" if norms else ""
+    for message, is_broken in broken.items():
+        if is_broken:
+            raise ConfigError(message)
+    return f"{found}: {CHOICES[choice][1]} ({key})" if norms else ""
 
 
-MEANINGS = {
-    BatchNorm["global"]: "statistics of the global batch, for any number of processes",
-    BatchNorm.per_chunk: "statistics of each chunk on each rank: chunk_size and the number of ranks change the loss",
-    BatchNorm.frozen: "running statistics, as loaded, in training as well",
+PER_CHUNK = "statistics of each chunk on each rank: chunk_size and the number of ranks change the loss"
+# model.batch_norm → what replaces the class of a norm, None if nothing does, and the meaning
+CHOICES: dict[BatchNorm, tuple[type[_BatchNorm] | None, str]] = {
+    BatchNorm["global"]: (GlobalStatistics, "statistics of the global batch, for any number of processes"),
+    BatchNorm.per_chunk: (None, PER_CHUNK),
+    BatchNorm.frozen: (FrozenStatistics, "running statistics, as loaded, in training as well"),
 }
-KINDS: dict[BatchNorm, type[_BatchNorm]] = {
-    BatchNorm["global"]: GlobalStatistics,
-    BatchNorm.frozen: FrozenStatistics,
-}
-
-
-def _custom_forward(norm: _BatchNorm) -> str:
-    """The type of the norm if GlobalStatistics replaced a forward that is neither torch's nor timm's; else ""."""
-    if not isinstance(norm, GlobalStatistics) or hasattr(norm, "act"):
-        return ""
-    before = type(norm).__bases__[1]
-    return "" if before.forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward) else before.__name__
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The two towers of a configuration."""
+"""Builds the two towers of a configuration, with the tokenizer of their texts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dyad.data.base.errors import ConfigError, first_line
+from dyad.data.base.errors import ConfigError
 from dyad.data.image_text.transforms import ImageSpec
 from dyad.train.config import ModelConfig, Task, TextTower
 from dyad.train.towers.batch_norm import set_batch_norms
-from dyad.train.towers.image import build_image_tower
-from dyad.train.towers.open_clip import PROJECTIONS, BuildContext, MatrixProjection
+from dyad.train.towers.published import explained
 from dyad.train.towers.text import build_text_encoder, build_text_tower
 from dyad.train.towers.tower import Tower, TwoTower
 
@@ -58,7 +57,10 @@ def build_model(config: ModelConfig, task: Task, load_pretrained: bool = True) -
 
 
 def build_image_text(config: ModelConfig, load_pretrained: bool = True) -> ImageTextModel:
-    """build_model for Task.image_text."""
+    """The picture tower and the text tower of Task.image_text, as `build_model`."""
+    from dyad.train.towers.image import build_image_tower
+    from dyad.train.towers.open_clip import BuildContext
+
     context = BuildContext(config, load_pretrained)
     image, spec = build_image_tower(context)
     text, tokenize = build_text_tower(context)
@@ -76,7 +78,10 @@ def build_image_text(config: ModelConfig, load_pretrained: bool = True) -> Image
 
 
 def build_text_pair(config: ModelConfig, load_pretrained: bool = True) -> TextPairModel:
-    """build_model for Task.question_passage: one transformers encoder, or two that start with equal weights."""
+    """The towers of Task.question_passage: one transformers encoder for both sides, or two with equal weights.
+
+    The rest is as in `build_model`.
+    """
     if config.text.kind is not TextTower.transformers:
         raise ConfigError(
             f"model.text.kind={config.text.kind.value}: questions and passages take model.text.kind=transformers, with "
@@ -103,32 +108,10 @@ def _probe(tower: Tower, inputs: Tensor, problem: str) -> int:
     DDP would wait for gradients of such parameters. Raises ConfigError, beginning with `problem`, when the tower fails.
     """
     tower.eval()
-    try:
+    with explained(problem):
         embedding = tower.projection(tower.features(inputs))
-    except Exception as error:  # any library, any type
-        raise ConfigError(f"{problem}: {first_line(error)}") from error
     trained = [p for p in tower.parameters() if p.requires_grad]
     used = torch.autograd.grad(embedding.sum(), trained, allow_unused=True) if trained else ()
     for parameter, gradient in zip(trained, used, strict=True):
         parameter.requires_grad_(gradient is not None)
     return embedding.shape[1]
-
-
-def open_clip_state_dict(model: ImageTextModel) -> dict[str, Tensor]:
-    """The towers' weights under the names of open_clip's model class. Only for a model with an open_clip_config.
-
-    Most configurations make a class that has the text weights at its top, without "text." in their names.
-    """
-    assert model.open_clip_config is not None
-    named: dict[str, Tensor] = {}
-    for part, tower in (("visual", model.towers.x_tower), ("text", model.towers.y_tower)):
-        assert isinstance(tower, Tower)
-        attribute, _ = PROJECTIONS[type(tower.trunk).__name__]
-        is_matrix = isinstance(tower.projection, MatrixProjection)
-        for name, tensor in tower.trunk.state_dict().items():
-            named[f"{part}.{name}"] = tensor
-        for name, tensor in tower.projection.state_dict().items():
-            named[f"{part}.{attribute}" if is_matrix else f"{part}.{attribute}.{name}"] = tensor
-    config = model.open_clip_config
-    custom = config.get("custom_text", False) or "hf_model_name" in config["text_cfg"]
-    return named if custom else {name.removeprefix("text."): tensor for name, tensor in named.items()}

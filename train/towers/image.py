@@ -5,17 +5,20 @@ A new kind of tower takes a member of train.config.ImageTower and a row of BUILD
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+import timm
 import torch
+from timm.data.config import resolve_model_data_config
+from timm.models import group_parameters, load_state_dict
 from torch import Tensor, nn
 
-from dyad.data.base.errors import ConfigError, first_line, nearest
+from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.image_text.transforms import ImageSpec
 from dyad.train.config import ImageTower
 from dyad.train.towers.open_clip import BuildContext
+from dyad.train.towers.published import explained
 from dyad.train.towers.tower import Tower, freeze
 
 HALF = (0.5, 0.5, 0.5)
@@ -26,14 +29,16 @@ ImageParts = tuple[nn.Module, nn.Module, ImageSpec]  # trunk, projection, what t
 class NormalizePixels(nn.Module):
     """uint8 → (pixel / 255 − mean) / std per channel, in the dtype of the tower."""
 
+    mean: Tensor
+    std: Tensor
+
     def __init__(self, spec: ImageSpec) -> None:
         super().__init__()
         self.register_buffer("mean", torch.tensor(spec.mean).view(3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(spec.std).view(3, 1, 1), persistent=False)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        mean, std = cast(Tensor, self.mean), cast(Tensor, self.std)
-        return (pixels.to(mean.dtype) / 255).sub_(mean).div_(std)
+        return (pixels.to(self.mean.dtype) / 255).sub_(self.mean).div_(self.std)
 
 
 def build_image_tower(context: BuildContext) -> tuple[Tower, ImageSpec]:
@@ -44,23 +49,20 @@ def build_image_tower(context: BuildContext) -> tuple[Tower, ImageSpec]:
 
 
 def _open_clip(context: BuildContext) -> ImageParts:
-    trunk, projection = context.open_clip_visual()
+    visual = context.open_clip_model(*context.image_model).visual
+    trunk, projection = context.open_clip_parts(visual, context.config.image.frozen, "model.image.unlocked_groups")
     preprocess = trunk.preprocess_cfg
     size = preprocess["size"]
-    if not isinstance(size, int) and size[0] != size[1]:
+    height, width = (size, size) if isinstance(size, int) else size
+    if height != width:
         raise ConfigError(
-            f"model.name={context.image_model[0]} takes pictures of {size[0]} x {size[1]}; only squares are supported"
+            f"model.name={context.image_model[0]} takes pictures of {height} x {width}; only squares are supported"
         )
-    size = size if isinstance(size, int) else size[0]
     mean, std = tuple(preprocess["mean"]), tuple(preprocess["std"])
-    return trunk, projection, ImageSpec(size, mean, std, preprocess["resize_mode"], preprocess["interpolation"])
+    return trunk, projection, ImageSpec(height, mean, std, preprocess["resize_mode"], preprocess["interpolation"])
 
 
 def _timm(context: BuildContext) -> ImageParts:
-    import timm
-    from timm.data.config import resolve_model_data_config
-    from timm.models import group_parameters
-
     config = context.config
     name = config.image.name or ""
     if not timm.is_model(name):
@@ -71,17 +73,14 @@ def _timm(context: BuildContext) -> ImageParts:
     trunk = _load_timm(name, config.image.pretrained if context.load_pretrained else None)
     size = config.image.image_size
     if size and hasattr(trunk, "set_input_size"):
-        try:
+        with explained(f"model.image.image_size={size}: {name} cannot take it"):
             trunk.set_input_size(size)
-        except Exception as error:  # too small, or not a multiple of something
-            raise ConfigError(f"model.image.image_size={size}: {name} cannot take it: {first_line(error)}") from error
     if config.grad_checkpointing:
         trunk.set_grad_checkpointing(True)
     if config.image.frozen:
         trunk.requires_grad_(False)
         groups = cast(dict[int, list[str]], group_parameters(trunk, trunk.group_matcher()))
-        unlocked = min(config.image.unlocked_groups, len(groups))
-        for group in sorted(groups)[len(groups) - unlocked :]:
+        for group in sorted(groups, reverse=True)[: config.image.unlocked_groups]:
             for parameter in groups[group]:
                 trunk.get_parameter(parameter).requires_grad_(True)
     data = resolve_model_data_config(trunk)
@@ -94,24 +93,16 @@ def _timm(context: BuildContext) -> ImageParts:
 
 def _load_timm(name: str, pretrained: str | None) -> Any:
     """A timm model without its classifier; `pretrained` is a file of weights, or a published tag."""
-    import timm
-    from timm.models import load_state_dict
-
     if pretrained is None:
         return timm.create_model(name, num_classes=0)
-    try:
+    advice = f"Give a .safetensors or .pth file of {name}, or a timm tag (tags need a network)"
+    with explained(f"model.image.pretrained={pretrained}", advice):
         if not Path(pretrained).suffix:
             return timm.create_model(f"{name.partition('.')[0]}.{pretrained}", pretrained=True, num_classes=0)
         if not (file := Path(pretrained).expanduser()).is_file():
             raise FileNotFoundError("no such file")
         trunk = timm.create_model(name, num_classes=0)
-        weights = load_state_dict(str(file), weights_only=True)
-        missing, _ = trunk.load_state_dict(weights, strict=False)
-    except Exception as error:  # timm, safetensors and the hub raise many types
-        raise ConfigError(
-            f"model.image.pretrained={pretrained}: {first_line(error)}. Give a .safetensors or .pth file of {name}, or "
-            "a timm tag (tags need a network)"
-        ) from error
+        missing, _ = trunk.load_state_dict(load_state_dict(str(file), weights_only=True), strict=False)
     if missing:
         raise ConfigError(f"model.image.pretrained={pretrained} lacks {len(missing)} weights of {name}: {missing[0]} …")
     return trunk
@@ -136,14 +127,8 @@ def _cnn(context: BuildContext) -> ImageParts:
     trunk = nn.Sequential(*layers, nn.Flatten()).to(memory_format=torch.channels_last)
     if config.image.frozen:
         freeze(trunk, layers, config.image.unlocked_groups)
-    side = size
-    for _ in widths:
-        side = (side + 1) // 2
+    side = -(-size // 2 ** len(widths))  # each layer halves it, rounded up
     return trunk, nn.Linear(widths[-1] * side * side, config.embed_dim), ImageSpec(size, HALF, HALF)
 
 
-BUILDERS: dict[ImageTower, Callable[[BuildContext], ImageParts]] = {
-    ImageTower.open_clip: _open_clip,
-    ImageTower.timm: _timm,
-    ImageTower.cnn: _cnn,
-}
+BUILDERS = {ImageTower.open_clip: _open_clip, ImageTower.timm: _timm, ImageTower.cnn: _cnn}

@@ -1,20 +1,31 @@
-"""open_clip models: found by name or config file, and created once for both towers."""
+"""open_clip models: found by name or config file, and created once for both towers.
+
+Imports open_clip, which takes seconds: only what builds picture towers imports this module.
+"""
 
 from __future__ import annotations
 
 import copy
 import logging
+from contextlib import ExitStack
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import open_clip
 import torch
+from open_clip.pretrained import get_pretrained_cfg, list_pretrained_tags_by_model
 from torch import Tensor, nn
 
-from dyad.data.base.errors import ConfigError, first_line, nearest
+from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.base.json_text import read_json
 from dyad.train.config import ImageTower, ModelConfig, TextTower
-from dyad.train.towers.published import check_open_clip, refuse_code, snapshot
+from dyad.train.towers.published import check_open_clip, explained, refuse_code, snapshot
+from dyad.train.towers.tower import Tower
+
+if TYPE_CHECKING:
+    from dyad.train.towers.build import ImageTextModel
 
 # Class of a trunk → the attribute with its projection, and whether the class takes None there (or needs a module)
 PROJECTIONS = {
@@ -40,38 +51,27 @@ class MatrixProjection(nn.Module):
 class BuildContext:
     """What the builders of towers share: the configuration, and the open_clip models, each created once.
 
-    load_pretrained=False: architectures only. image_model, text_model: (name, weights) of each tower's open_clip model.
+    load_pretrained=False: architectures only. image_model, text_model: (name, weights) of each tower's open_clip model,
+    the arguments of `open_clip_model`, which creates it at the first call.
     """
 
     def __init__(self, config: ModelConfig, load_pretrained: bool) -> None:
         self.config, self.load_pretrained = config, load_pretrained
         self.image_model = (config.image.name or config.name, config.image.pretrained or config.pretrained)
         self.text_model = (config.text.name or config.name, config.text.pretrained or config.pretrained)
-        self._create = cache(self._created)
+        self.open_clip_model = cache(self._create)
 
-    def open_clip_visual(self) -> tuple[Any, nn.Module]:
-        """Trunk and projection of the open_clip picture tower, frozen as configured."""
-        image = self.config.image
-        count = image.unlocked_groups if image.frozen else None
-        return self._parts(self._create(*self.image_model).visual, "model.image.unlocked_groups", count)
+    def open_clip_parts(self, trunk: Any, frozen: bool, key: str) -> tuple[Any, nn.Module]:
+        """A part of an open_clip model without its projection, and the projection, which always trains.
 
-    def open_clip_text(self) -> tuple[Any, nn.Module]:
-        """Trunk and projection of the open_clip text tower, frozen as configured."""
-        text = self.config.text
-        count = text.unlocked_layers if text.frozen else None
-        return self._parts(self._create(*self.text_model).text, "model.text.unlocked_layers", count)
-
-    def _parts(self, trunk: Any, key: str, unlocked: int | None) -> tuple[Any, nn.Module]:
-        """Take the projection off a trunk; it always trains. unlocked: None, or the last groups of a frozen trunk."""
+        frozen: freeze the part but for its last groups, whose number is the value of `key`.
+        """
         if self.config.grad_checkpointing:
             trunk.set_grad_checkpointing(True)
-        if unlocked is not None:
-            try:
+        if frozen:
+            unlocked = attrgetter(key.removeprefix("model."))(self.config)
+            with explained(f"{key}={unlocked}: {type(trunk).__name__} cannot be frozen in part"):
                 trunk.lock(unlocked)  # open_clip counts the projection as the last group
-            except Exception as error:  # asserts and attribute errors of models without groups
-                raise ConfigError(
-                    f"{key}={unlocked}: {type(trunk).__name__} cannot be frozen in part: {first_line(error)}"
-                ) from error
         name, takes_none = PROJECTIONS[type(trunk).__name__]
         found = getattr(trunk, name)
         setattr(trunk, name, None if takes_none else nn.Identity())
@@ -80,21 +80,12 @@ class BuildContext:
 
     def open_clip_tokenizer(self) -> Any:
         """The tokenizer of the text tower's open_clip model. Raises ConfigError when it cannot be loaded."""
-        import open_clip
-
-        name = model_name(self.text_model[0])
-        try:
-            return open_clip.get_tokenizer(name, context_length=self.config.text.context_length)
-        except Exception as error:  # transformers and tokenizers raise many types for files of strangers
-            raise ConfigError(
-                f"model.name={self.text_model[0]}: its tokenizer: {first_line(error)}. Without a network take a folder "
-                "that has the tokenizer's files"
-            ) from error
+        name, advice = self.text_model[0], "Without a network take a folder that has the tokenizer's files"
+        with explained(f"model.name={name}: its tokenizer", advice):
+            return open_clip.get_tokenizer(model_name(name), context_length=self.config.text.context_length)
 
     def open_clip_config(self) -> dict[str, Any] | None:
         """The model_cfg with which open_clip creates this model; None unless both towers are one open_clip model."""
-        import open_clip
-
         image, text = self.config.image, self.config.text
         kinds = (image.kind, text.kind)
         if kinds != (ImageTower.open_clip, TextTower.open_clip) or self.image_model[0] != self.text_model[0]:
@@ -107,16 +98,16 @@ class BuildContext:
             model_cfg["text_cfg"]["context_length"] = text.context_length
         return model_cfg
 
-    def _created(self, name: str | None, pretrained: str | None) -> Any:
-        import open_clip
-
+    def _create(self, name: str | None, pretrained: str | None) -> Any:
         registered = model_name(name)
         refuse_code()
         preprocess = check_weights(registered, pretrained)
         weights = f" with weights '{pretrained}'" if pretrained and self.load_pretrained else ""
-        # It warns of random weights, which are wanted here, and logs errors that are raised as well.
-        logging.disable(logging.ERROR)
-        try:
+        advice = "Without a network give weights as a .safetensors or .pt file"
+        with explained(f"model.name={name}{weights} cannot be created", advice), ExitStack() as at_exit:
+            # open_clip warns of random weights, which are wanted here, and logs errors that are raised as well.
+            logging.disable(logging.ERROR)
+            at_exit.callback(logging.disable, logging.NOTSET)
             check_open_clip(f"model.name={name}", open_clip.get_model_config(registered))  # before anything is loaded
             model = open_clip.create_model(
                 registered,
@@ -130,15 +121,6 @@ class BuildContext:
                 pretrained_text=self.load_pretrained,
                 weights_only=True,
             )
-        except ConfigError:
-            raise
-        except Exception as error:  # open_clip and its parts raise many types
-            raise ConfigError(
-                f"model.name={name}{weights} cannot be created: {first_line(error)}. Without a network give weights as "
-                "a .safetensors or .pt file"
-            ) from error
-        finally:
-            logging.disable(logging.NOTSET)
         if type(model).__name__ != "CustomTextCLIP":
             raise ConfigError(f"model.name={name} is a {type(model).__name__}, not a pair of towers. Take a CLIP model")
         return model
@@ -149,8 +131,6 @@ def model_name(name: str | None) -> str:
 
     A folder with open_clip_config.json and weights is a model too, as is hf-hub:ORG/MODEL.
     """
-    import open_clip
-
     if name is None:
         raise ConfigError("model.name is missing: give an open_clip model (ViT-B-32) or an open_clip config .json")
     if name.endswith(".json"):
@@ -172,13 +152,9 @@ def model_name(name: str | None) -> str:
 
 def _registered(path: str) -> str:
     """Register a config file with open_clip, under the file's name; of two files of one name the latest counts."""
-    import open_clip
-
     file = Path(path).expanduser()
-    try:
+    with explained(f"model.name={path} cannot be read", "Give an open_clip config"):
         content = read_json(file)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model.name={path} cannot be read: {first_line(error)}. Give an open_clip config") from error
     if not isinstance(content, dict):
         raise ConfigError(f"model.name={path}: no open_clip config, which is a JSON object")
     if "model_cfg" in content and file.name == "open_clip_config.json":
@@ -192,8 +168,6 @@ def _registered(path: str) -> str:
 
 def check_weights(name: str, pretrained: str | None) -> dict[str, Any]:
     """The preprocessing of published weights, {} for a file. Raises ConfigError for weights that do not exist."""
-    from open_clip.pretrained import get_pretrained_cfg, list_pretrained_tags_by_model
-
     if pretrained is None or Path(pretrained).expanduser().is_file():
         return {}
     if ":" in name:
@@ -206,3 +180,23 @@ def check_weights(name: str, pretrained: str | None) -> dict[str, Any]:
             f"Published: {', '.join(tags) or 'none'}"
         )
     return {key: published[key] for key in ("mean", "std", "interpolation", "resize_mode") if key in published}
+
+
+def open_clip_state_dict(model: ImageTextModel) -> dict[str, Tensor]:
+    """The towers' weights under the names of open_clip's model class. Only for a model with an open_clip_config.
+
+    Most configurations make a class that has the text weights at its top, without "text." in their names.
+    """
+    assert model.open_clip_config is not None
+    named: dict[str, Tensor] = {}
+    for part, tower in (("visual", model.towers.x_tower), ("text", model.towers.y_tower)):
+        assert isinstance(tower, Tower)
+        attribute, _ = PROJECTIONS[type(tower.trunk).__name__]
+        is_matrix = isinstance(tower.projection, MatrixProjection)
+        for name, tensor in tower.trunk.state_dict().items():
+            named[f"{part}.{name}"] = tensor
+        for name, tensor in tower.projection.state_dict().items():
+            named[f"{part}.{attribute}" if is_matrix else f"{part}.{attribute}.{name}"] = tensor
+    config = model.open_clip_config
+    custom = config.get("custom_text", False) or "hf_model_name" in config["text_cfg"]
+    return named if custom else {name.removeprefix("text."): tensor for name, tensor in named.items()}

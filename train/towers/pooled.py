@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -16,29 +16,22 @@ from dyad.train.towers.frozen_cache import padded_length, token_counts
 # For every shape of a matrix product, oneDNN and torch's layer above it cache compiled code of megabytes: 1,024 shapes
 # by default, which is gigabytes after 100,000 texts. The layers of an encoder share shapes, so 16 are as fast. The
 # variables are read at the first product.
-for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-    os.environ.setdefault(cache, "16")
+for variable in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+    os.environ.setdefault(variable, "16")
 
 # Fewest rows of a group. Smaller groups would save padding, but lose the speed of larger products.
 MIN_GROUP = {"cpu": 16, "cuda": 64}
 
 
-def _mean(states_bLH: Tensor, mask_bL: Tensor) -> Tensor:
+def pooled_states(states_bLH: Tensor, mask_bL: Tensor, pooling: Pooling) -> Tensor:
+    """The states of the tokens of each row as one state, (b, H). mask: False for padding."""
+    if pooling is Pooling.cls:
+        return states_bLH[:, 0]
+    if pooling is Pooling.last:
+        position = (mask_bL * torch.arange(mask_bL.shape[1], device=mask_bL.device)).argmax(1)
+        return states_bLH[torch.arange(states_bLH.shape[0], device=mask_bL.device), position]
     weight = mask_bL[:, :, None].to(states_bLH.dtype)
     return (states_bLH * weight).sum(1) / weight.sum(1)
-
-
-def _last(states_bLH: Tensor, mask_bL: Tensor) -> Tensor:
-    position = (mask_bL * torch.arange(mask_bL.shape[1], device=mask_bL.device)).argmax(1)
-    return states_bLH[torch.arange(states_bLH.shape[0], device=mask_bL.device), position]
-
-
-# (states (b, L, H), mask (b, L)) → (b, H)
-POOLINGS: dict[Pooling, Callable[[Tensor, Tensor], Tensor]] = {
-    Pooling.cls: lambda states_bLH, mask_bL: states_bLH[:, 0],
-    Pooling.mean: _mean,
-    Pooling.last: _last,
-}
 
 
 class Pooled(nn.Module):
@@ -51,9 +44,6 @@ class Pooled(nn.Module):
     def __init__(self, encoder: nn.Module, pooling: Pooling, pad: int) -> None:
         super().__init__()
         self.encoder, self.pooling, self.pad = encoder, pooling, pad
-
-    def extra_repr(self) -> str:
-        return f"pooling={self.pooling.value}, pad={self.pad}"
 
     def forward(self, tokens: Tensor) -> Tensor:
         lengths = [padded_length(count, tokens.shape[1]) for count in token_counts(tokens, self.pad)]
@@ -70,7 +60,8 @@ class Pooled(nn.Module):
         mask_bL = tokens != self.pad
         mask_bL[:, 0] = True  # a fully masked row of attention is NaN
         states_bLH = self.encoder(input_ids=tokens, attention_mask=mask_bL.long()).last_hidden_state
-        return POOLINGS[self.pooling](states_bLH.to(torch.promote_types(states_bLH.dtype, torch.float32)), mask_bL)
+        states_bLH = states_bLH.to(torch.promote_types(states_bLH.dtype, torch.float32))
+        return pooled_states(states_bLH, mask_bL, self.pooling)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the encoder only: the grouping is Python."""

@@ -1,4 +1,4 @@
-"""Foreign models, as folders or by published names: their weights and settings are read, their code never runs.
+"""Models from elsewhere, as folders or by published names: finding and checking their files. Their code never runs.
 
 NAME@REVISION names one commit of a published model, which cannot change. Torch-free.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,20 @@ MAX_VALUES = 1 << 23  # in such a file: a tokenizer has hundreds of thousands of
 MAX_COUNT = 10_000  # of layers, experts and the like
 LOOPS = ("layer", "depth", "block", "stage", "expert", "label")  # in the names of such counts
 PLAIN_ATTENTION = (None, "eager", "sdpa")
+
+
+@contextmanager
+def explained(problem: str, advice: str = "") -> Iterator[None]:
+    """Turn any error of the block into a ConfigError: the problem, the first line of the error, the advice.
+
+    A ConfigError passes as it is. For untrusted files, about which libraries raise errors of many types.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{problem}: {first_line(error)}{advice and '. '}{advice}") from error
 
 
 def refuse_code() -> None:
@@ -85,10 +100,8 @@ def snapshot(key: str, name: str) -> str:
     from huggingface_hub import snapshot_download
 
     model, revision = split_revision(name)
-    try:
+    with explained(f"{key}={name}", "Without a network give a folder"):
         return snapshot_download(model, revision=revision, allow_patterns=ALLOWED_FILES)
-    except Exception as error:  # the hub's own, those of its network library, OSError
-        raise ConfigError(f"{key}={name}: {first_line(error)}. Without a network give a folder") from error
 
 
 def file_of(name: str, file: str, fetch: bool) -> Path | None:
@@ -97,18 +110,17 @@ def file_of(name: str, file: str, fetch: bool) -> Path | None:
     Files of a published model come from the hub's cache. fetch: download a file that the cache does not know of.
     Raises ConfigError for a file that leads out of its folder.
     """
-    if name.startswith("pkg:"):
-        with suppress(ConfigError):  # not installed: loading the weights raises it
-            return _inside(Path(package_folder(name)), file)
+    try:
+        location = location_of(name)
+    except ConfigError:  # a package that is not installed: loading the weights raises it
         return None
-    location = location_of(name)
     if os.path.isdir(location):
         return _inside(Path(location), file)
     return None if location.startswith(("/", ".")) else _published(*split_revision(location), file, fetch)
 
 
 def is_unknown(name: str, file: str) -> bool:
-    """Whether it is open if a published model has this file, as the hub's cache has no record. False for folders."""
+    """Whether the hub's cache does not know if a published model has this file. False for folders and packages."""
     from huggingface_hub import try_to_load_from_cache
 
     model, revision = split_revision(os.path.expanduser(name))
@@ -118,7 +130,7 @@ def is_unknown(name: str, file: str) -> bool:
 
 @cache
 def _published(model: str, revision: str | None, file: str, fetch: bool) -> Path | None:
-    """file_of for a published model, asked once per process.
+    """The path of a file of a published model, or None, as in `file_of`. Looked up once per process.
 
     The hub is asked with a timeout of 5 s before a download, which would retry much longer without a network.
     """
@@ -179,18 +191,18 @@ def check_settings(key: str, path: Path | None) -> dict[str, Any]:
     return settings
 
 
-def check_numbers(where: str, settings: Any) -> None:
-    """Raise ConfigError for numbers that no model has, such as 10⁹ layers, which would take for ever to build."""
-    for name, value in _numbers(settings):
-        most = MAX_COUNT if any(part in name for part in LOOPS) else 2**31
-        if value > most:
-            raise ConfigError(f"{where}: {name} is {value:.4g}, and at most {most:.4g} is taken")
+def check_numbers(where: str, settings: Any, name: str = "") -> None:
+    """Raise ConfigError for numbers that no model has, such as 10⁹ layers, which would take for ever to build.
 
-
-def _numbers(settings: Any, name: str = "") -> list[tuple[str, float]]:
-    """(name, number) of all numbers in a JSON tree; those in lists have the name of the list."""
+    settings: a JSON value. name: the key that it stands under; the items of a list have the name of the list.
+    """
     if isinstance(settings, dict):
-        return [found for key, value in settings.items() for found in _numbers(value, key)]
-    if isinstance(settings, list):
-        return [found for value in settings for found in _numbers(value, name)]
-    return [(name, settings)] if isinstance(settings, int | float) and not isinstance(settings, bool) else []
+        for key, value in settings.items():
+            check_numbers(where, value, key)
+    elif isinstance(settings, list):
+        for value in settings:
+            check_numbers(where, value, name)
+    elif isinstance(settings, int | float):
+        most = MAX_COUNT if any(part in name for part in LOOPS) else 2**31
+        if settings > most:
+            raise ConfigError(f"{where}: {name} is {settings:.4g}, and at most {most:.4g} is taken")

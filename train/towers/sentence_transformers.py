@@ -6,7 +6,7 @@ files are untrusted: names of modules are compared with a list, and nothing is i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -20,48 +20,30 @@ from dyad.train.losses.options.common import Similarity
 from dyad.train.towers.published import check_settings, file_of, is_unknown, location_of, read_json
 
 # Keys that keep the default of the schema if the folder cannot be used
-LAYERS = ("model.text.lower_case", "model.text.dense")
+LAYERS = ["model.text.lower_case", "model.text.dense"]
+OF_PAIRS = "data.question.length data.passage.length data.question.prefix data.passage.prefix objective.similarity"
 OF_TASK = {
-    Task.image_text: (*LAYERS, "model.text.pooling", "model.text.context_length"),
-    Task.question_passage: (
-        *LAYERS,
-        "model.text.pooling",
-        *("data.question.length", "data.passage.length", "data.question.prefix", "data.passage.prefix"),
-        "objective.similarity",
-    ),
+    Task.image_text: [*LAYERS, "model.text.pooling", "model.text.context_length"],
+    Task.question_passage: [*LAYERS, "model.text.pooling", *OF_PAIRS.split()],
 }
-OPEN = sorted({key for keys in OF_TASK.values() for key in keys})  # keys that may take their default from a folder
+OPEN = {key for keys in OF_TASK.values() for key in keys}  # keys that may take their default from a folder
 CHAINS = ("Transformer Pooling", "Transformer Pooling Normalize", "Transformer Pooling Dense")
 CHAINS += ("Transformer Pooling Dense Normalize",)
 POOLINGS = {"cls": Pooling.cls, "mean": Pooling.mean, "lasttoken": Pooling.last}
+POOLINGS |= {"cls_token": Pooling.cls, "mean_tokens": Pooling.mean}  # before sentence-transformers 6
 MODULES = "modules.json"
 # model_type of encoders whose position numbers begin after the padding index
 BEHIND_PADDING = ("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet")
 BEHIND_PADDING += ("data2vec-text", "longformer", "luke", "xmod")
-OLD_FLAGS = {  # of pooling in sentence-transformers before 6
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_lasttoken": "lasttoken",
-}
-
-
-@dataclass(frozen=True)
-class Dense:
-    """A linear layer after the pooling. width: of its outputs."""
-
-    weights: Path
-    bias: bool
-    width: int
+FLAG = "pooling_mode_"  # before sentence-transformers 6, a key of this beginning for each mode
 
 
 @dataclass(frozen=True)
 class SentenceFolder:
-    """The settings of one folder. defaults: dotted key → value. no_dense: why `dense` is None.
+    """The settings of one folder. defaults: dotted key → value.
 
-    refused: dotted key → setting of the folder that the key cannot express.
+    refused: dotted key → setting of the folder that the key cannot express. dense: the weights of its Dense module, a
+    linear layer. no_dense: why `dense` is None.
     """
 
     name: str
@@ -69,7 +51,7 @@ class SentenceFolder:
     refused: dict[str, str] = field(default_factory=dict)
     prompts: dict[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
-    dense: Dense | None = None
+    dense: Path | None = None
     no_dense: str = "it has no Dense module"
 
 
@@ -90,29 +72,26 @@ def sentence_folder(name: str, fetch: bool = False) -> SentenceFolder | None:
         return content
 
     instead = f"To take its encoder alone, name a folder without {path.name}"
-    modules = read_json(path)
-    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise ConfigError(f"{path} is no list of modules. {instead}")
-    types = [str(module.get("type")) for module in modules]
-    chain = " ".join(kind.rpartition(".")[2] for kind in types)
-    if chain not in CHAINS or not all(kind.startswith("sentence_transformers.") for kind in types):
-        raise ConfigError(f"{path}: its modules are {', '.join(types)}; known are {' or '.join(CHAINS)}. {instead}")
-    folders = dict(zip(chain.split(), (str(module.get("path", "")) for module in modules), strict=True))
-    if folders["Transformer"]:
-        raise ConfigError(f"{path}: the encoder is in the folder {folders['Transformer']}: name it, and type its keys")
-    if any(".." in Path(folder).parts or Path(folder).is_absolute() for folder in folders.values()):
-        raise ConfigError(f"{path}: the path of a module leads out of the folder. {instead}")
-
+    folders = _module_folders(path, instead)
     encoder, model = settings("sentence_bert_config.json"), settings("config_sentence_transformers.json")
     if encoder.get("transformer_task", "feature-extraction") != "feature-extraction" or encoder.get("query_expansion"):
         raise ConfigError(f"{path.parent}/sentence_bert_config.json: it embeds no single texts. {instead}")
-    defaults: dict[str, Any] = _lengths(name, encoder, settings, fetch)
+    tokenizer = settings("tokenizer_config.json")
+    defaults: dict[str, Any] = _lengths(name, encoder, tokenizer.get("model_max_length"), fetch)
     defaults |= {"model.text.lower_case": True} if encoder.get("do_lower_case") is True else {}
-    defaults |= {"model.text.dense": True} if "Dense" in folders else {}
     refused: dict[str, str] = {}
+    dense, no_dense = None, SentenceFolder.no_dense
+    if "Dense" in folders:
+        defaults["model.text.dense"] = True
+        layer, file = settings(f"{folders['Dense']}/config.json"), f"{folders['Dense']}/model.safetensors"
+        activation = str(layer.get("activation_function")).rpartition(".")[2]
+        if activation != "Identity" or layer.get("use_residual"):
+            no_dense = f"its Dense module is no plain linear layer ({activation})"
+        else:
+            dense, no_dense = file_of(name, file, fetch), f"its Dense module has no {file}"
     pooling = settings(f"{folders['Pooling']}/config.json")
-    # A name since sentence-transformers 6, a flag for each mode before, mean if there is none
-    modes = pooling.get("pooling_mode") or [mode for flag, mode in OLD_FLAGS.items() if pooling.get(flag)] or "mean"
+    flags = [key.removeprefix(FLAG) for key, is_set in pooling.items() if key.startswith(FLAG) and is_set]
+    modes = pooling.get("pooling_mode") or flags or "mean"
     mode = " and ".join(map(str, modes)) if isinstance(modes, list) else str(modes)
     if not pooling.get("include_prompt", True):
         mode += " without the prompt's tokens"
@@ -133,10 +112,8 @@ def sentence_folder(name: str, fetch: bool = False) -> SentenceFolder | None:
         defaults["objective.similarity"] = Similarity(similarity)
     elif similarity:
         refused["objective.similarity"] = f"its similarity is {similarity}"
-    dense, no_dense = _dense(name, folders.get("Dense"), settings, fetch)
-    default_prompt_name = model.get("default_prompt_name")
-    default_prompt_name = default_prompt_name if default_prompt_name in prompts else None
-    return SentenceFolder(name, defaults, refused, prompts, default_prompt_name, dense, no_dense)
+    default_prompt = next((name for name in prompts if name == model.get("default_prompt_name")), None)
+    return SentenceFolder(name, defaults, refused, prompts, default_prompt, dense, no_dense)
 
 
 def folder_of_config(config: TrainConfig | DictConfig, fetch: bool = False) -> SentenceFolder | None:
@@ -151,8 +128,7 @@ def fill_defaults(config: DictConfig) -> None:
 
     Raises ConfigError for a setting that the key cannot express, and for a folder that cannot be used.
     """
-    parents = {key: OmegaConf.select(config, key.rpartition(".")[0]) for key in OPEN}
-    open_keys = [key for key, parent in parents.items() if parent and OmegaConf.is_missing(parent, _leaf(key))]
+    open_keys = sorted(OmegaConf.missing_keys(config) & OPEN)
     try:
         found = folder_of_config(config, fetch=True) if open_keys else None
     except ConfigError as error:
@@ -160,7 +136,8 @@ def fill_defaults(config: DictConfig) -> None:
             raise ConfigError(f"{error}. Or choose {', '.join(missing)} yourself") from error
         found = None
     for key in open_keys:
-        value = getattr(OmegaConf.get_type(parents[key]), _leaf(key))
+        parent, _, name = key.rpartition(".")
+        value = getattr(OmegaConf.get_type(OmegaConf.select(config, parent)), name)
         replaced = key == "model.text.dense" and config.model.embed_dim is not None
         if found and key in OF_TASK[config.task] and not replaced:
             if key in found.refused:
@@ -201,11 +178,10 @@ def describe_choices(config: TrainConfig) -> Iterator[str]:
         return
     own = {key: value for key, value in found.defaults.items() if key in OF_TASK[config.task]}
     here = {key: attrgetter(key)(config) for key in own}
-    same = ", ".join(f"{key}={_shown(own[key])}" for key in sorted(own) if here[key] == own[key])
+    same = ", ".join(f"{key}={_shown(own[key])}" for key in sorted(own) if here[key] == own[key]) or "nothing"
     other = ", ".join(f"{key}={_shown(here[key])} ({_shown(own[key])} there)" for key in own if here[key] != own[key])
-    yield f"{found.name} is a SentenceTransformer. As its folder says: {same or 'nothing'}. Chosen otherwise: " + (
-        other or "nothing"
-    )
+    as_folder = f"{found.name} is a SentenceTransformer. As its folder says: {same}"
+    yield f"{as_folder}. Chosen otherwise: {other or 'nothing'}"
     temperature = getattr(config.objective, "temperature", 0.0)
     if here.get("objective.similarity") is Similarity.cosine and temperature >= 1:
         yield (
@@ -214,52 +190,49 @@ def describe_choices(config: TrainConfig) -> Iterator[str]:
         )
 
 
-def _leaf(key: str) -> str:
-    return key.rpartition(".")[2]
-
-
 def _shown(value: Any) -> str:
     return repr(value) if isinstance(value, str) else str(getattr(value, "value", value))
 
 
-def _lengths(
-    name: str, encoder: dict[str, Any], settings: Callable[[str], dict[str, Any]], fetch: bool
-) -> dict[str, int]:
-    """The most tokens of a text, by key: the encoder's setting, else the tokenizer's; at most its positions."""
-    said = check_settings(name, file_of(name, "config.json", fetch))
-    total, padding = said.get("max_position_embeddings"), said.get("pad_token_id", 1)
-    behind = padding + 1 if said.get("model_type") in BEHIND_PADDING and isinstance(padding, int) else 0
-    positions = total - behind if isinstance(total, int) and _is_length(total - behind) else None
+def _module_folders(path: Path, instead: str) -> dict[str, str]:
+    """The modules of a modules.json: class → folder, "" for the root. Raises ConfigError, which ends in `instead`."""
+    modules = read_json(path)
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise ConfigError(f"{path} is no list of modules. {instead}")
+    types = [str(module.get("type")) for module in modules]
+    chain = " ".join(kind.rpartition(".")[2] for kind in types)
+    if chain not in CHAINS or not all(kind.startswith("sentence_transformers.") for kind in types):
+        raise ConfigError(f"{path}: its modules are {', '.join(types)}; known are {' or '.join(CHAINS)}. {instead}")
+    folders = dict(zip(chain.split(), (str(module.get("path", "")) for module in modules), strict=True))
+    if folders["Transformer"]:
+        raise ConfigError(f"{path}: the encoder is in the folder {folders['Transformer']}: name it, and type its keys")
+    if any(".." in Path(folder).parts or Path(folder).is_absolute() for folder in folders.values()):
+        raise ConfigError(f"{path}: the path of a module leads out of the folder. {instead}")
+    return folders
+
+
+def _lengths(name: str, encoder: dict[str, Any], model_max_length: Any, fetch: bool) -> dict[str, int]:
+    """The most tokens of a text, by key: the encoder's setting, else the tokenizer's; at most its positions.
+
+    encoder: sentence_bert_config.json. model_max_length: of the tokenizer's settings, untrusted.
+    """
+    settings = check_settings(name, file_of(name, "config.json", fetch))
+    total, padding = settings.get("max_position_embeddings"), settings.get("pad_token_id", 1)
+    before = padding + 1 if settings.get("model_type") in BEHIND_PADDING and isinstance(padding, int) else 0
+    positions = total - before if isinstance(total, int) and _is_length(total - before) else None
     longest = encoder.get("max_seq_length")
     if longest is None:
-        longest = settings("tokenizer_config.json").get("model_max_length")
-        longest = longest if _is_length(longest) else positions
-    wanted = {
+        longest = model_max_length if _is_length(model_max_length) else positions
+    lengths = {
         "model.text.context_length": longest,
         "data.question.length": encoder.get("query_length") or longest,
         "data.passage.length": encoder.get("document_length") or longest,
     }
-    for key, value in wanted.items():
+    for key, value in lengths.items():
         if value is not None and not _is_length(value):
             raise ConfigError(f"{location_of(name)}/sentence_bert_config.json: {value!r} is no length for {key}")
-    return {key: min(value, positions or value) for key, value in wanted.items() if value is not None}
+    return {key: min(value, positions or value) for key, value in lengths.items() if value is not None}
 
 
 def _is_length(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and 2 <= value < 1 << 20
-
-
-def _dense(
-    name: str, folder: str | None, settings: Callable[[str], dict[str, Any]], fetch: bool
-) -> tuple[Dense | None, str]:
-    """The folder's Dense module as (Dense, ""), or (None, the reason why it cannot be used)."""
-    if folder is None:
-        return None, SentenceFolder.no_dense
-    said = settings(f"{folder}/config.json")
-    activation = str(said.get("activation_function")).rpartition(".")[2]
-    weights, width = file_of(name, f"{folder}/model.safetensors", fetch), said.get("out_features")
-    if activation != "Identity" or said.get("use_residual"):
-        return None, f"its Dense module is no plain linear layer ({activation})"
-    if weights is None or not _is_length(width):
-        return None, f"its Dense module has no {folder}/model.safetensors of a width"
-    return Dense(weights, bool(said.get("bias", True)), width), ""

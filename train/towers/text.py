@@ -5,25 +5,26 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import psutil
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
+from tokenizers.normalizers import Lowercase, Sequence
 from torch import Tensor, nn
 
-from dyad.data.base.errors import ConfigError, first_line
+from dyad.data.base.errors import ConfigError
 from dyad.train.config import ModelConfig, TextTower
 from dyad.train.towers.adapters import add_adapters
 from dyad.train.towers.frozen_cache import padded_length
-from dyad.train.towers.open_clip import BuildContext
 from dyad.train.towers.pooled import Pooled
-from dyad.train.towers.published import check_settings, file_of, location_of, refuse_code, split_revision
+from dyad.train.towers.published import check_settings, explained, file_of, location_of, refuse_code, split_revision
 from dyad.train.towers.sentence_transformers import SentenceFolder, sentence_folder
 from dyad.train.towers.tower import Tower, freeze
 
-Tokenize = Callable[[list[str]], Tensor]
+if TYPE_CHECKING:
+    from dyad.train.towers.open_clip import BuildContext
+
 LONGEST = 512  # tokens, for a model that names no limit
 
 
@@ -35,8 +36,8 @@ class FixedLengthTokenizer:
     context: int
 
     def __call__(self, texts: list[str]) -> Tensor:
-        shaped = {"padding": "max_length", "truncation": True, "max_length": self.context, "return_tensors": "pt"}
-        return self.tokenizer(texts, **shaped).input_ids
+        shape = {"padding": "max_length", "truncation": True, "max_length": self.context, "return_tensors": "pt"}
+        return self.tokenizer(texts, **shape).input_ids
 
 
 @dataclass(frozen=True)
@@ -58,22 +59,22 @@ class TextTokenizer:
                 f"texts of {length} tokens: this model takes {least} to {self.limit}. Change data.question.length or "
                 "data.passage.length, or say what the model takes by model.text.context_length"
             )
-        shaped = {"padding": "longest", "truncation": True, "max_length": length, "return_tensors": "pt"}
-        tokens = self.tokenizer(texts, pairs, **shaped).input_ids
+        shape = {"padding": "longest", "truncation": True, "max_length": length, "return_tensors": "pt"}
+        tokens = self.tokenizer(texts, pairs, **shape).input_ids
         missing = padded_length(tokens.shape[1], length) - tokens.shape[1]
         return nn.functional.pad(tokens, (0, missing), value=self.tokenizer.pad_token_id)
 
 
-def build_text_tower(context: BuildContext) -> tuple[Tower, Tokenize]:
+def build_text_tower(context: BuildContext) -> tuple[Tower, Callable[[list[str]], Tensor]]:
     """The text tower of a configuration and its tokenizer. Raises ConfigError, as `build_model`."""
     config = context.config
     if config.text.kind is TextTower.open_clip:
-        trunk, projection = context.open_clip_text()
+        part = context.open_clip_model(*context.text_model).text
+        trunk, projection = context.open_clip_parts(part, config.text.frozen, "model.text.unlocked_layers")
         return Tower(trunk, projection, cache_bytes=config.frozen_cache_mb << 20), context.open_clip_tokenizer()
     tower, own = build_text_encoder(config, context.load_pretrained)
-    return tower, FixedLengthTokenizer(
-        own.tokenizer, config.text.context_length or min(own.limit, own.tokenizer.model_max_length)
-    )
+    length = config.text.context_length or min(own.limit, own.tokenizer.model_max_length)
+    return tower, FixedLengthTokenizer(own.tokenizer, length)
 
 
 def build_text_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[Tower, TextTokenizer]:
@@ -88,24 +89,25 @@ def build_text_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[Towe
         )
     pretrained = load_pretrained and not text.from_scratch
     encoder, tokenizer = _load(name, pretrained)
-    if text.lower_case:
-        _lower_case(tokenizer)
+    if text.lower_case:  # before the tokenizer's own normalisation, as sentence-transformers does for do_lower_case
+        backend = tokenizer.backend_tokenizer
+        backend.normalizer = Sequence([Lowercase(), *filter(None, [backend.normalizer])])
     pad = _padding(tokenizer)
     if config.grad_checkpointing:
         renamed = getattr(encoder, "activation_checkpointing_enable", None)  # in transformers 5.x
         (renamed or encoder.gradient_checkpointing_enable)({"use_reentrant": False})
     if text.frozen:
-        lists = [module for module in encoder.modules() if isinstance(module, nn.ModuleList)]
-        layers = list(max(lists, key=len)) if lists else [encoder]  # the longest list of modules
+        lists = [list(module) for module in encoder.modules() if isinstance(module, nn.ModuleList)]
+        layers = max(lists, key=len, default=[encoder])
         freeze(encoder, layers, text.unlocked_layers)
     if text.lora_rank:
         add_adapters(encoder, text)
-    width, shared_width = encoder.config.hidden_size, config.embed_dim
-    if shared_width is not None:
-        own = nn.Linear(width, shared_width)
+    width = encoder.config.hidden_size
+    if config.embed_dim is not None:
+        projection = nn.Linear(width, config.embed_dim)
     else:
-        own = _dense(name, width, pretrained) if text.dense else nn.Identity()
-    tower = Tower(Pooled(encoder, text.pooling, pad), own, cache_bytes=config.frozen_cache_mb << 20, pad=pad)
+        projection = _dense(name, width, pretrained) if text.dense else nn.Identity()
+    tower = Tower(Pooled(encoder, text.pooling, pad), projection, cache_bytes=config.frozen_cache_mb << 20, pad=pad)
     return tower, TextTokenizer(tokenizer, _limit(config, encoder, tokenizer))
 
 
@@ -126,25 +128,20 @@ def _load(name: str, pretrained: bool) -> tuple[Any, Any]:
     if file_of(name, "adapter_config.json", fetch=False):
         raise ConfigError(f"{key}: holds adapters beside another model. Merge them into it (peft: merge_and_unload)")
     refuse_code()
-    own, single = {"trust_remote_code": False}, {"dtype": torch.float32}  # not the dtype of the file, e.g. bf16
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(location, revision=revision, **own)
-        settings = AutoConfig.from_pretrained(location, revision=revision, **own)
+    safe = {"trust_remote_code": False}
+    single = {"dtype": torch.float32, **safe}  # not the dtype of the file, e.g. bf16
+    advice = "Without a network give the path of a folder with config.json, model.safetensors and the tokenizer's files"
+    with explained(key, advice):
+        tokenizer = AutoTokenizer.from_pretrained(location, revision=revision, **safe)
+        settings = AutoConfig.from_pretrained(location, revision=revision, **safe)
         settings._attn_implementation = settings._experts_implementation = None  # torch's own
         with torch.device("meta"):
-            _check_size(key, AutoModel.from_config(settings, **own))
+            _check_size(key, AutoModel.from_config(settings, **safe))
         if pretrained:
-            options = {"revision": revision, "config": settings, "use_safetensors": True}
-            model = AutoModel.from_pretrained(location, **options, **own, **single)
+            single |= {"revision": revision, "config": settings, "use_safetensors": True}
+            model = AutoModel.from_pretrained(location, **single)
         else:
-            model = AutoModel.from_config(settings, **own, **single)
-    except ConfigError:
-        raise
-    except Exception as error:  # transformers, tokenizers and torch raise many types for files of strangers
-        raise ConfigError(
-            f"{key}: {first_line(error)}. Without a network give the path of a folder with "
-            "config.json, model.safetensors and the tokenizer's files"
-        ) from error
+            model = AutoModel.from_config(settings, **single)
     return (model.get_encoder() if model.config.is_encoder_decoder else model), tokenizer
 
 
@@ -154,14 +151,6 @@ def _check_size(key: str, model: nn.Module) -> None:
     needed, memory = 4 * numbers / 2**30, psutil.virtual_memory().total / 2**30
     if needed > memory:
         raise ConfigError(f"{key}: {numbers:.3g} weights take {needed:.3g} GiB, this machine has {memory:.3g} GiB")
-
-
-def _lower_case(tokenizer: Any) -> None:
-    """Lower texts before the tokenizer's own normalisation, as sentence-transformers does for do_lower_case."""
-    from tokenizers.normalizers import Lowercase, Sequence
-
-    backend = tokenizer.backend_tokenizer
-    backend.normalizer = Sequence([Lowercase(), *([backend.normalizer] if backend.normalizer else [])])
 
 
 def _padding(tokenizer: Any) -> int:
@@ -182,19 +171,16 @@ def _padding(tokenizer: Any) -> int:
 def _dense(name: str, width: int, pretrained: bool) -> nn.Module:
     """The Dense module of a SentenceTransformer folder as a linear layer. Raises ConfigError when there is none."""
     folder = sentence_folder(name) or SentenceFolder(name)
-    dense = folder.dense
-    if dense is None:
+    if folder.dense is None:
         raise ConfigError(
             f"model.text.name={name}: {folder.no_dense}. Set model.embed_dim for a new projection, or "
             "model.text.dense=false for none"
         )
-    projection = nn.Linear(width, dense.width, bias=dense.bias)
-    if pretrained:
-        try:
-            weights = load_file(dense.weights)
-            projection.load_state_dict({name.removeprefix("linear."): tensor for name, tensor in weights.items()})
-        except (OSError, SafetensorError, RuntimeError) as error:
-            raise ConfigError(f"{dense.weights}: {first_line(error)}") from error
+    with explained(str(folder.dense)):
+        weights = {name.removeprefix("linear."): tensor for name, tensor in load_file(folder.dense).items()}
+        projection = nn.Linear(width, len(weights["weight"]), bias="bias" in weights)
+        if pretrained:
+            projection.load_state_dict(weights)
     return projection
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import dropwhile
 from typing import Any
 
 import torch
@@ -73,9 +74,7 @@ def freeze(trunk: nn.Module, parts: Sequence[nn.Module], count: int) -> None:
     trunk.requires_grad_(False)
     if count > 0:
         first = next(parts[-min(count, len(parts))].parameters())
-        parameters = list(trunk.parameters())
-        start = next(i for i, p in enumerate(parameters) if p is first)
-        for parameter in parameters[start:]:
+        for parameter in dropwhile(lambda p: p is not first, trunk.parameters()):
             parameter.requires_grad_(True)
 
 

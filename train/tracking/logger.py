@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,29 +14,20 @@ from dyad.data.base.errors import printable
 from dyad.data.base.files import LineFile, read_lines, whole_file
 from dyad.train.config import TrackingConfig, Wandb
 from dyad.train.panels import Panels
-from dyad.train.tracking.progress import Lines, LogFile, Output, Record, Sink, build_console, is_training
-from dyad.train.tracking.tensorboard import TensorBoard
-from dyad.train.tracking.trackers import BackgroundTracker
-from dyad.train.tracking.wandb import RecordPosition, WandbRun, leave, new_wandb_id, position
+from dyad.train.tracking.background import BackgroundTracker, TrackedRun
+from dyad.train.tracking.progress import Lines, LogFile, Record, RecordPosition, Sink, build_console, position
+from dyad.train.tracking.trackers import TRACKERS
 
 
 class Logger:
-    """The logger of the training loop: passes records to sinks and lines to outputs. `Logger()` does nothing.
+    """The logger of the training loop: passes records and lines to sinks. `Logger()` does nothing.
 
     Every rank but 0 has an empty one. wandb_id: id of the W&B run, saved in checkpoints; None without W&B.
     """
 
-    def __init__(
-        self,
-        sinks: Sequence[Sink] = (),
-        outputs: Sequence[Output] = (),
-        metrics: JsonLines | None = None,
-        global_batch_size: int = 0,
-        wandb_id: str | None = None,
-    ) -> None:
+    def __init__(self, sinks: Sequence[Sink] = (), global_batch_size: int = 0, wandb_id: str | None = None) -> None:
         self.wandb_id = wandb_id
-        self._sinks, self._outputs, self._metrics = sinks, outputs, metrics
-        self._global_batch_size = global_batch_size
+        self._sinks, self._global_batch_size = sinks, global_batch_size
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         """One record: the scalars after `step` finished optimiser steps."""
@@ -49,19 +41,17 @@ class Logger:
             sink.conclude(panels, report)
 
     def print(self, line: str) -> None:
-        for output in self._outputs:
-            output.print(printable(line))
+        for sink in self._sinks:
+            sink.print(printable(line))
 
     def flush(self) -> None:
         """Wait until the disk holds every record logged so far. Raises OSError when it does not take them."""
-        if self._metrics:
-            self._metrics.sync()
+        for sink in self._sinks:
+            sink.flush()
 
     def close(self, failed: bool = False) -> None:
         for sink in self._sinks:
             sink.close(failed)
-        for output in self._outputs:
-            output.close()
 
     def __enter__(self) -> Logger:
         return self
@@ -77,26 +67,13 @@ class JsonLines(Sink):
         self._file = LineFile(path, log)
 
     def log(self, record: Record) -> None:
-        finite = {k: v if math.isfinite(v) else None for k, v in record.items()}
-        self._file.write(json.dumps(finite))
+        self._file.write(json.dumps({k: v if math.isfinite(v) else None for k, v in record.items()}))
 
-    def sync(self) -> None:
+    def flush(self) -> None:
         self._file.sync()
 
     def close(self, failed: bool) -> None:
         self._file.close()
-
-
-class TextLines(Sink):
-    """Formats records as lines of text and passes them to all outputs."""
-
-    def __init__(self, lines: Lines, outputs: Sequence[Output]) -> None:
-        self._lines, self._outputs = lines, outputs
-
-    def log(self, record: Record) -> None:
-        line = self._lines(record)
-        for output in self._outputs:
-            output.log(record, line)
 
 
 def build_logger(
@@ -117,40 +94,36 @@ def build_logger(
     secrets. wandb_id: from the checkpoint.
     """
     path = run_dir / "metrics.jsonl"
-    lines = Lines(total_steps, steps_per_epoch, global_batch_size)
-    console = build_console(lines, first_step)
-    outputs = [LogFile(run_dir / "log.txt", console.print), console]
+    shape = (total_steps, steps_per_epoch, global_batch_size)
+    console = build_console(Lines(*shape), first_step)
+    text = [LogFile(run_dir / "log.txt", Lines(*shape), console.print), console]
 
-    log = Logger(outputs=outputs).print
+    log = Logger(text).print
     taken_back = cut(path, first_step, log, evaluation_owed)
-    metrics = JsonLines(path, log)
-    sinks: list[Sink] = [metrics, TextLines(lines, outputs)]
+    sinks: list[Sink] = [JsonLines(path, log)]
     if config.wandb is not Wandb.disabled:
-        wandb_id = wandb_id or new_wandb_id()
-        run = partial(WandbRun, config.wandb, run_dir, config.project, wandb_id, run_config, first_step, taken_back)
-        sinks.append(BackgroundTracker("W&B", run, log, partial(leave, run_dir / "wandb")))
-    if config.tensorboard:
-        sinks.append(BackgroundTracker("TensorBoard", partial(TensorBoard, run_dir, first_step), log, lambda: None))
-    return Logger(sinks, outputs, metrics, global_batch_size, wandb_id)
+        wandb_id = wandb_id or secrets.token_hex(4)
+    run = TrackedRun(run_dir, config, run_config, first_step, taken_back, wandb_id)
+    for name, tracker in TRACKERS.items():
+        if tracker.is_on(config):
+            sinks.append(BackgroundTracker(name, partial(tracker, run), log, partial(tracker.clean_up, run_dir)))
+    # Text last: the other sinks may print while they close.
+    return Logger([*sinks, *text], global_batch_size, wandb_id)
 
 
 def cut(path: Path, step: int, log: Callable[[str], None], evaluation_owed: bool = False) -> set[RecordPosition]:
-    """Remove the lines of `metrics.jsonl` past `step`, which will be logged again. Returns their positions. Atomic.
+    """Remove the records of `metrics.jsonl` past `step`, which will be logged again. Returns their positions. Atomic.
 
     evaluation_owed: the evaluation at `step` will be logged again too. Damaged lines are removed and reported to `log`.
     """
-
-    def stays(record: Record) -> bool:
-        at_step = is_training(record) or not evaluation_owed
-        return record["step"] < step or (record["step"] == step and at_step)
-
     if not path.exists():
         return set()
-    taken_back: set[RecordPosition] = set()
-    with whole_file(path) as kept:
+    removed: set[RecordPosition] = set()
+    with whole_file(path) as file:
         for line, record in read_lines(path, log):
-            if stays(record):
-                kept.write(line.rstrip() + b"\n")
+            at, is_training = position(record)
+            if at < step or (at == step and (is_training or not evaluation_owed)):
+                file.write(line.rstrip() + b"\n")
             else:
-                taken_back.add(position(record))
-    return taken_back
+                removed.add((at, is_training))
+    return removed

@@ -1,4 +1,7 @@
-"""Console output of a run: lines in the format of open_clip, or a progress bar on a terminal. Torch-free."""
+"""Text output of a run: log.txt, and on the console lines in the format of open_clip, or a progress bar on a terminal.
+
+Torch-free.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,43 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Protocol
 
 from dyad.data.base.files import LineFile
 from dyad.data.base.progress import on_terminal, progress_bar
 from dyad.train.panels import Panels
 
 Record = Mapping[str, float]
+
+
+RecordPosition = tuple[float, bool]  # the step of a record, and whether it is of training
+
+
+def is_training(record: Record) -> bool:
+    """Whether a record is of a training step, rather than of an evaluation."""
+    return "train/loss" in record
+
+
+def position(record: Record) -> RecordPosition:
+    return record["step"], is_training(record)
+
+
+class Sink:
+    """A destination of records and lines while a run trains, and of its last results. Methods do nothing by default."""
+
+    def log(self, record: Record) -> None:
+        """Take one record of metrics.jsonl."""
+
+    def print(self, line: str) -> None:
+        """Take one line of text."""
+
+    def conclude(self, panels: Sequence[Panels], report: Path | None) -> None:
+        """Take the last evaluation. panels: one for each data set. report: report.html, None if it was not made."""
+
+    def flush(self) -> None:
+        """Wait until the disk holds everything."""
+
+    def close(self, failed: bool) -> None:
+        """Take no more. failed: whether the run ends with an error."""
 
 
 class Lines:
@@ -33,17 +66,19 @@ class Lines:
         return timedelta(seconds=round((self.total_steps - record["step"]) * record["train/batch_time"]))
 
     def __call__(self, record: Record) -> str:
-        return self._training(record) if is_training(record) else self._evaluation(record)
-
-    def _training(self, record: Record) -> str:
-        step, loss, epoch = int(record["step"]), record["train/loss"], self.epoch(int(record["step"]))
+        step = int(record["step"])
+        epoch = self.epoch(step)
+        if not is_training(record):
+            values = {k.removeprefix("val/"): v for k, v in record.items() if k not in ("step", "samples_seen")}
+            return f"Eval Epoch: {epoch} " + "\t".join(f"{name}: {value:.4f}" for name, value in values.items())
         if epoch != self._epoch:
             self._epoch, self._losses = epoch, []
+        loss = record["train/loss"]
         self._losses.append(loss)
-        seen = (step - epoch * self._steps_per_epoch) * self._batch
+        samples = (step - epoch * self._steps_per_epoch) * self._batch
         total = self._steps_per_epoch * self._batch
         parts = [
-            f"Train Epoch: {epoch} [{seen:>{len(str(total))}}/{total} ({100 * seen / total:.0f}%)]",
+            f"Train Epoch: {epoch} [{samples:>{len(str(total))}}/{total} ({100 * samples / total:.0f}%)]",
             f"Data (t): {record['train/data_time']:.3f}",
             f"Batch (t): {record['train/batch_time']:.3f},",
             f"{record['train/samples_per_second']:#g}/s, {record['train/samples_per_second_per_device']:#g}/s/device",
@@ -56,95 +91,68 @@ class Lines:
             parts.append(f"MI: {record['train/mi_bound']:.2f} of {record['train/log_k']:.2f}")
         return " ".join([*parts, f"ETA {self.remaining(record)}"])
 
-    def _evaluation(self, record: Record) -> str:
-        values = {k.removeprefix("val/"): v for k, v in record.items() if k not in ("step", "samples_seen")}
-        return f"Eval Epoch: {self.epoch(int(record['step']))} " + "\t".join(f"{k}: {v:.4f}" for k, v in values.items())
 
+class TextSink(Sink):
+    """A sink that prints records as lines."""
 
-def is_training(record: Record) -> bool:
-    return "train/loss" in record
-
-
-class Sink:
-    """Takes records while a run trains, and its results and report at the end. A method does nothing by default."""
+    def __init__(self, lines: Lines) -> None:
+        self._lines = lines
 
     def log(self, record: Record) -> None:
-        pass
-
-    def conclude(self, panels: Sequence[Panels], report: Path | None) -> None:
-        pass
-
-    def close(self, failed: bool) -> None:
-        pass
+        self.print(self._lines(record))
 
 
-class Output(Protocol):
-    """A destination of lines: log file or console."""
+class LogFile(TextSink):
+    """`log.txt`: every line, with open_clip's time stamp. log: gets a line when the file cannot be written."""
 
-    def log(self, record: Record, line: str) -> None: ...
-
-    def print(self, line: str) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class LogFile:
-    """`log.txt`: every line, with open_clip's time stamp."""
-
-    def __init__(self, path: Path, log: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, lines: Lines, log: Callable[[str], None]) -> None:
+        super().__init__(lines)
         self._file = LineFile(path, log)
-
-    def log(self, record: Record, line: str) -> None:
-        self.print(line)
 
     def print(self, line: str) -> None:
         for part in line.splitlines():
             self._file.write(f"{datetime.now():%Y-%m-%d,%H:%M:%S} | INFO | {part}")
 
-    def close(self) -> None:
+    def close(self, failed: bool) -> None:
         self._file.close()
 
 
-class PlainConsole:
-    """Lines, for files and schedulers' logs."""
-
-    def log(self, record: Record, line: str) -> None:
-        self.print(line)
+class PlainConsole(TextSink):
+    """Standard output that is no terminal: a file, or the log of a scheduler."""
 
     def print(self, line: str) -> None:
         with suppress(OSError):  # a full disk or a reader that went away is no reason to stop
             print(line, flush=True)
 
-    def close(self) -> None:
-        pass
 
-
-class BarConsole:
-    """A progress bar on a terminal; other lines scroll above it."""
+class BarConsole(TextSink):
+    """A progress bar of the training steps on a terminal; other lines scroll above it."""
 
     def __init__(self, lines: Lines, first_step: int) -> None:
-        self._lines = lines
+        super().__init__(lines)
         self._bar = progress_bar(sys.stdout)
         self._task = self._bar.add_task("Train", total=lines.total_steps, completed=first_step, facts="")
         self._bar.start()
 
-    def log(self, record: Record, line: str) -> None:
+    def log(self, record: Record) -> None:
         if not is_training(record):
-            return self.print(line)
-        facts = (
-            f"Loss: {record['train/loss']:#.5g} {record['train/samples_per_second']:#.4g}/s "
-            f"ETA {self._lines.remaining(record)}"
-        )
+            return super().log(record)
+        speed = f"{record['train/samples_per_second']:#.4g}/s ETA {self._lines.remaining(record)}"
         step = int(record["step"])
-        self._bar.update(self._task, completed=step, facts=facts, description=f"Train Epoch: {self._lines.epoch(step)}")
+        self._bar.update(
+            self._task,
+            completed=step,
+            description=f"Train Epoch: {self._lines.epoch(step)}",
+            facts=f"Loss: {record['train/loss']:#.5g} {speed}",
+        )
 
     def print(self, line: str) -> None:
         self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    def close(self) -> None:
+    def close(self, failed: bool) -> None:
         self._bar.stop()
 
 
-def build_console(lines: Lines, first_step: int) -> Output:
+def build_console(lines: Lines, first_step: int) -> Sink:
     """A bar on a terminal, lines otherwise."""
-    return BarConsole(lines, first_step) if on_terminal(sys.stdout) else PlainConsole()
+    return BarConsole(lines, first_step) if on_terminal(sys.stdout) else PlainConsole(lines)

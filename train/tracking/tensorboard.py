@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
+from dyad.data.base.errors import ConfigError
+from dyad.train.config import TrackingConfig
 from dyad.train.panels import Panels
+from dyad.train.tracking.background import TrackedRun, Tracker
 from dyad.train.tracking.progress import Record
 
 
-class TensorBoard:
-    """A Tracker. TensorBoard hides what an earlier start of the run wrote past `first_step`."""
+class TensorBoard(Tracker):
+    """Scalars, and histograms of the scores. TensorBoard hides what an earlier start wrote past `first_step`."""
 
-    def __init__(self, run_dir: Path, first_step: int) -> None:
+    def __init__(self, run: TrackedRun) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        folder = run_dir / "tensorboard"
-        self.where, self.rest = f"tensorboard --logdir {folder}", ""
-        self._writer = SummaryWriter(str(folder), purge_step=first_step + 1)
-        self._step = first_step
+        folder = run.folder / "tensorboard"
+        self.where = f"tensorboard --logdir {folder}"
+        self._writer = SummaryWriter(str(folder), purge_step=run.first_step + 1)
+        self._step = run.first_step
+
+    @staticmethod
+    def is_on(config: TrackingConfig) -> bool:
+        if config.tensorboard and find_spec("tensorboard") is None:
+            raise ConfigError("tracking.tensorboard=true needs the package: pip install tensorboard")
+        return config.tensorboard
 
     def log(self, record: Record) -> None:
         self._step = int(record["step"])
@@ -28,24 +38,21 @@ class TensorBoard:
                 self._writer.add_scalar(name, value, self._step)
 
     def conclude(self, panels: Sequence[Panels], report: Path | None) -> None:
-        """Histograms of the scores. Galleries and tables are in report.html and W&B only."""
+        """Write histograms of the scores. Galleries and tables are in report.html and W&B only."""
         for shown in panels:
             for kind, (edges, counts) in shown.histograms.items():
-                self._histogram(f"scores/{shown.dataset}_{kind}", edges, counts)
-
-    def _histogram(self, tag: str, edges: Sequence[float], counts: Sequence[float]) -> None:
-        middles = [(low + high) / 2 for low, high in pairwise(edges)]
-        self._writer.add_histogram_raw(
-            tag,
-            min=edges[0],
-            max=edges[-1],
-            num=sum(counts),
-            sum=sum(m * n for m, n in zip(middles, counts, strict=True)),
-            sum_squares=sum(m * m * n for m, n in zip(middles, counts, strict=True)),
-            bucket_limits=list(edges[1:]),
-            bucket_counts=list(counts),
-            global_step=self._step,
-        )
+                middles = [(low + high) / 2 for low, high in pairwise(edges)]
+                self._writer.add_histogram_raw(
+                    f"scores/{shown.dataset}_{kind}",
+                    min=edges[0],
+                    max=edges[-1],
+                    num=sum(counts),
+                    sum=sum(m * n for m, n in zip(middles, counts, strict=True)),
+                    sum_squares=sum(m * m * n for m, n in zip(middles, counts, strict=True)),
+                    bucket_limits=list(edges[1:]),
+                    bucket_counts=list(counts),
+                    global_step=self._step,
+                )
 
     def close(self, failed: bool) -> None:
         self._writer.close()

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -19,56 +18,34 @@ from typing import Any
 
 from dyad.data.base.files import write_json
 from dyad.data.base.secrets import known_secrets, redacted, without_credentials
-from dyad.train.config import Wandb
+from dyad.train.config import TrackingConfig, Wandb
 from dyad.train.panels import Cell, Grid, Panels, Picture
-from dyad.train.tracking.progress import Record, is_training
-from dyad.train.tracking.trackers import LEAVE, PROBE, answers, server, wandb_package
+from dyad.train.tracking.background import CLEAN_UP, TrackedRun, Tracker
+from dyad.train.tracking.progress import Record, RecordPosition, position
+from dyad.train.tracking.wandb_mode import PROBE, answers, server, wandb_mode, wandb_package
 
 START, FINISH = 10.0, 12.0  # seconds that W&B itself waits for its server
 AXIS = "trainer/global_step"
 GROUPS = ("train", "val", "eval", "gallery", "scores", "confusion", "classes", "report")  # sections of the dashboard
-RecordPosition = tuple[float, bool]
 
 
-def position(record: Record) -> RecordPosition:
-    """Position of a record in a run: its step, and whether it is of training rather than of evaluation."""
-    return record["step"], is_training(record)
+class WandbRun(Tracker):
+    """Starts or continues one W&B run, in the mode of `run.config.wandb`."""
 
-
-def new_wandb_id() -> str:
-    return secrets.token_hex(4)
-
-
-class WandbRun:
-    """A Tracker that starts or continues one W&B run.
-
-    mode: online or offline. first_step: step to continue from. taken_back: positions of records that an earlier start
-    sent and that this one logs again.
-    """
-
-    def __init__(
-        self,
-        mode: Wandb,
-        run_dir: Path,
-        project: str,
-        run_id: str,
-        run_config: Mapping[str, Any],
-        first_step: int,
-        taken_back: set[RecordPosition],
-    ) -> None:
-        folder = self._folder = run_dir / "wandb"
+    def __init__(self, run: TrackedRun) -> None:
+        folder = self._folder = run.folder / "wandb"
         clean_logs(folder)
         os.environ["WANDB_DATA_DIR"] = str(folder.resolve())  # W&B stages tables and the report here
         self._wandb = wandb_package()
         self._wandb.setup(self._wandb.Settings(silent=True))
         self._run = self._wandb.init(
-            project=project,
-            name=run_dir.name,
-            id=run_id,
+            project=run.config.project,
+            name=run.folder.name,
+            id=run.wandb_id,
             resume="allow",
-            mode=mode.value,
-            dir=str(run_dir),
-            config=redacted(run_config),
+            mode=run.config.wandb.value,
+            dir=str(run.folder),
+            config=redacted(run.run_config),
             settings=self._wandb.Settings(
                 silent=True,
                 console="off",
@@ -81,14 +58,31 @@ class WandbRun:
             ),
         )
         self.where = self._run.url or ""
-        self.rest = f"`wandb sync {self._run.settings.sync_dir}` sends what W&B has"
-        self._sent = _sent(folder / f"sent-{run_id}.json", taken_back)
-        self._concluded = folder / f"concluded-{run_id}.json"
-        self._at: dict[str, float] = {AXIS: first_step}
+        self.recovery = f"`wandb sync {self._run.settings.sync_dir}` sends what W&B has"
+        self._sent = _sent(folder / f"sent-{run.wandb_id}.json", run.taken_back)
+        self._concluded = folder / f"concluded-{run.wandb_id}.json"
+        self._at: dict[str, float] = {AXIS: run.first_step}
         self._named: set[str] = set()
         self._run.define_metric(AXIS, hidden=True)
         for group in ("trainer", *GROUPS):
             self._run.define_metric(f"{group}/*", step_metric=AXIS)
+
+    @staticmethod
+    def is_on(config: TrackingConfig) -> bool:
+        return wandb_mode(config) is not Wandb.disabled
+
+    @staticmethod
+    def clean_up(folder: Path) -> None:
+        """Stop W&B's service, for which the process would wait at exit."""
+
+        def tear_down() -> None:
+            with suppress(Exception):
+                sys.modules["wandb"].teardown()
+
+        thread = threading.Thread(target=tear_down, daemon=True)
+        thread.start()
+        thread.join(CLEAN_UP)
+        clean_logs(folder / "wandb")
 
     def log(self, record: Record) -> None:
         self._at = {AXIS: record["step"], "trainer/samples_seen": record["samples_seen"]}
@@ -107,10 +101,6 @@ class WandbRun:
             return
         if not (self._run.offline or answers(server(), PROBE)):  # W&B would ask it for 20 s
             raise TimeoutError("its server is silent")
-        self._show(panels, report)
-        write_json(self._concluded, self._at[AXIS])
-
-    def _show(self, panels: Sequence[Panels], report: Path | None) -> None:
         drawn: dict[str, Any] = {}
         for shown in panels:
             drawn |= self._drawn(shown)
@@ -122,6 +112,7 @@ class WandbRun:
             artifact.add_file(str(report), name="report.html", skip_cache=True)
             self._run.log_artifact(artifact)
         self._run.log({**drawn, **self._at})
+        write_json(self._concluded, self._at[AXIS])
 
     def _drawn(self, shown: Panels) -> dict[str, Any]:
         """Key → W&B object, for one data set."""
@@ -156,19 +147,6 @@ class WandbRun:
     def close(self, failed: bool) -> None:
         self._run.finish(exit_code=int(failed))
         clean_logs(self._folder)
-
-
-def leave(folder: Path) -> None:
-    """Stop W&B's service, for which the process would wait at exit. folder: where W&B writes."""
-
-    def tear_down() -> None:
-        with suppress(Exception):
-            sys.modules["wandb"].teardown()
-
-    thread = threading.Thread(target=tear_down, daemon=True)
-    thread.start()
-    thread.join(LEAVE)
-    clean_logs(folder)
 
 
 def clean_logs(folder: Path) -> None:

@@ -11,7 +11,7 @@ from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.train.panels import Panels
 from dyad.train.run.evaluation import Evaluation, written_report
 from dyad.train.tracking.logger import Logger
-from dyad.train.tracking.progress import Record, Sink
+from dyad.train.tracking.progress import Sink
 
 
 @dataclass(frozen=True)
@@ -29,23 +29,17 @@ class Counted(Evaluator):
 
 
 class Heard(Sink):
-    """A tracker, and where lines go."""
+    """A sink that keeps lines and results."""
 
     def __init__(self) -> None:
         self.concluded: list[tuple[Sequence[Panels], Path | None]] = []
         self.lines: list[str] = []
-
-    def log(self, record: Record, line: str = "") -> None:
-        pass
 
     def conclude(self, panels: Sequence[Panels], report: Path | None) -> None:
         self.concluded.append((panels, report))
 
     def print(self, line: str) -> None:
         self.lines.append(line)
-
-    def close(self, failed: bool = False) -> None:
-        pass
 
 
 def evaluation(folder: Path, evaluator: Evaluator, log: Callable[[str], None] = print) -> Evaluation:
@@ -71,8 +65,8 @@ def test_results_are_shown_also_by_a_start_that_only_finds_them(tmp_path: Path) 
     first, later = Heard(), Heard()
     evaluate = evaluation(tmp_path, Counted("val", "a.tar"))
     evaluate(4)
-    evaluate.conclude(Logger([first], [first]))
-    evaluation(tmp_path, Counted("val", "a.tar")).conclude(Logger([later], [later]))
+    evaluate.conclude(Logger([first]))
+    evaluation(tmp_path, Counted("val", "a.tar")).conclude(Logger([later]))
     ((panels, report),) = first.concluded
     assert later.concluded == [(panels, None)] and report is None
     assert [shown.dataset for shown in panels] == ["val"] and panels[0].final["acc1"]["value"] == 1
@@ -88,7 +82,7 @@ def test_results_that_cannot_be_written_are_one_line(tmp_path: Path) -> None:
 
 def test_a_page_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     heard = Heard()
-    evaluation(tmp_path, Counted("val", "a.tar")).conclude(Logger([heard], [heard]))
+    evaluation(tmp_path, Counted("val", "a.tar")).conclude(Logger([heard]))
     (line,) = heard.lines
     assert line.startswith("report.html could not be made (ConfigError: ") and "config.yaml" in line
     assert heard.concluded == [([], None)]
@@ -99,7 +93,7 @@ def test_panels_that_cannot_be_made_do_not_end_a_finished_run(tmp_path: Path) ->
     evaluate = evaluation(tmp_path, Counted("val", "a.tar"))
     evaluate(4)
     evaluate.results[0]["histograms"] = evaluate.results[0]["metrics"] = 5
-    evaluate.conclude(Logger([heard], [heard]))
+    evaluate.conclude(Logger([heard]))
     assert heard.concluded == [([], None)] and heard.lines[-1].startswith("no panels of the results (")
 
 

@@ -30,7 +30,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dyad.train.config import ImageTower, ImageTowerConfig, ModelConfig, Pooling
-from dyad.train.towers.build import ImageTextModel, build_image_text, open_clip_state_dict
+from dyad.train.towers.build import ImageTextModel, build_image_text
+from dyad.train.towers.open_clip import open_clip_state_dict
 from dyad.train.towers.tower import Tower
 
 # open_clip ------------------------------------------------------------------------------------------------------------

@@ -15,9 +15,13 @@ from helpers import report
 from dyad.data.base.errors import ConfigError
 from dyad.train.config import TrackingConfig, Wandb
 from dyad.train.panels import Panels
-from dyad.train.tracking import trackers
-from dyad.train.tracking.trackers import BackgroundTracker, check_tracking, resolve_wandb_mode, wandb_mode
-from tests.train.tracking.test_logger import ROOT
+from dyad.train.tracking import background
+from dyad.train.tracking import wandb_mode as wandb_mode_module
+from dyad.train.tracking.background import BackgroundTracker, TrackedRun, Tracker
+from dyad.train.tracking.logger import build_logger
+from dyad.train.tracking.trackers import TRACKERS, check_tracking
+from dyad.train.tracking.wandb_mode import resolve_wandb_mode, wandb_mode
+from tests.train.tracking.test_logger import ROOT, SHAPE, training
 
 
 @pytest.fixture
@@ -76,7 +80,7 @@ def test_a_package_that_does_not_load_is_said_and_left(no_key: Path, monkeypatch
 def test_a_server_that_does_not_answer_means_offline(
     listens: bool, no_key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trackers, "PROBE", 0.2)
+    monkeypatch.setattr(wandb_mode_module, "PROBE", 0.2)
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     told: list[str] = []
     with socket.socket() as server:
@@ -92,10 +96,10 @@ def test_a_server_that_does_not_answer_means_offline(
     ]
 
 
-class Toy:
+class Toy(Tracker):
     """A Tracker that keeps what it is told, until it comes to `stuck` (never returns) or `broken` (raises)."""
 
-    where, rest = "behind the door", "the rest is under the mat"
+    where, recovery = "behind the door", "the rest is under the mat"
 
     def __init__(self, stuck: str = "", broken: str = "") -> None:
         self.stuck, self.broken, self.told = stuck, broken, []
@@ -135,9 +139,32 @@ def test_a_tracker_is_told_everything_in_order() -> None:
     assert toy.told == ["start", "log 0", "log 1", "log 2", "conclude", "close"]
 
 
+def test_a_row_of_the_table_is_a_tracker_of_every_run_that_asks_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Toy] = []
+
+    class Row(Toy):
+        def __init__(self, run: TrackedRun) -> None:
+            super().__init__()
+            assert (run.folder, run.first_step) == (tmp_path, 3)
+            made.append(self)
+
+        @staticmethod
+        def is_on(config: TrackingConfig) -> bool:
+            return config.project == "toys"
+
+    monkeypatch.setitem(TRACKERS, "Toy", Row)
+    for project in ("toys", "none"):
+        config = TrackingConfig(wandb=Wandb.disabled, project=project)
+        with build_logger(tmp_path, config, first_step=3, **SHAPE) as logger:
+            logger.log(4, training(1.0))
+    assert [toy.told for toy in made] == [["start", "log 4", "close"]]
+
+
 @pytest.mark.parametrize("where", ["start", "log 1", "conclude", "close"])
 def test_a_tracker_that_is_stuck_or_broken_is_left_once(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trackers, "PATIENCE", 0.2)
+    monkeypatch.setattr(background, "TIMEOUT", 0.2)
     greeting, rest = (["Toy: behind the door"], ", and the rest is under the mat") if where != "start" else ([], "")
     for toy, reason in ((Toy, "the run has waited 0 s for it"), (Toy, "it fell over")):
         options = {"stuck": where} if "waited" in reason else {"broken": where}
@@ -146,8 +173,8 @@ def test_a_tracker_that_is_stuck_or_broken_is_left_once(where: str, monkeypatch:
 
 
 def test_a_tracker_that_lags_far_behind_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trackers, "WAITING", 2)
-    monkeypatch.setattr(trackers, "PATIENCE", 60.0)
+    monkeypatch.setattr(background, "QUEUE_SIZE", 2)
+    monkeypatch.setattr(background, "TIMEOUT", 60.0)
     _, line, left = guest_told(lambda: Toy(stuck="log 0"))
     assert line.startswith("Toy is left out from here: it lags 2 records behind. metrics.jsonl has everything")
     assert left == "left"

@@ -1,0 +1,136 @@
+"""Trackers run in threads of their own; one that fails or hangs is dropped, since metrics.jsonl has every number.
+
+A tracker costs a run at most TIMEOUT + CLEAN_UP seconds of waiting.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Full, Queue
+from typing import Any
+
+from dyad.data.base.errors import first_line
+from dyad.train.config import TrackingConfig
+from dyad.train.panels import Panels
+from dyad.train.tracking.progress import Record, RecordPosition, Sink
+
+TIMEOUT = 24.0  # seconds that a run waits for the start and the close of a tracker, together
+CLEAN_UP = 1.0  # seconds that a run waits for `Tracker.clean_up`
+QUEUE_SIZE = 10_000  # records in a tracker's queue
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """What a tracker is created from.
+
+    config: with the mode of W&B resolved. run_config: the configuration of the run as plain values; a tracker redacts
+    its secrets. first_step: the step to continue from. taken_back: positions of records that an earlier start sent and
+    that this one logs again. wandb_id: of the W&B run, None without W&B.
+    """
+
+    folder: Path
+    config: TrackingConfig
+    run_config: Mapping[str, Any]
+    first_step: int
+    taken_back: set[RecordPosition]
+    wandb_id: str | None
+
+
+class Tracker(Sink):
+    """Shows a run to people. Any method may fail or never return, so a BackgroundTracker calls them.
+
+    A subclass is created from a TrackedRun. where: address or command to see the run, "" if it needs none. recovery: a
+    sentence that names the command which sends the missing records after a failure, or "".
+    """
+
+    where = recovery = ""
+
+    @staticmethod
+    def is_on(config: TrackingConfig) -> bool:
+        """Whether `config` asks for this tracker. Raises ConfigError if it cannot work. Uses no network."""
+        raise NotImplementedError
+
+    @staticmethod
+    def clean_up(folder: Path) -> None:
+        """Release what a dropped tracker of this run folder may hold, within CLEAN_UP seconds. By default nothing."""
+
+
+class BackgroundTracker(Sink):
+    """Runs a tracker in a thread. The run waits TIMEOUT seconds in all for its start and its close.
+
+    A tracker that fails, does not answer, or falls QUEUE_SIZE records behind is dropped with one line. start: creates
+    it, in that thread. clean_up: called when it is dropped, so that the process can end; returns within CLEAN_UP
+    seconds.
+    """
+
+    def __init__(
+        self, name: str, start: Callable[[], Tracker], log: Callable[[str], None], clean_up: Callable[[], None]
+    ) -> None:
+        self._name, self._log, self._clean_up = name, log, clean_up
+        self._time_left = TIMEOUT
+        self._jobs: Queue[Callable[[Tracker], None] | None] = Queue(QUEUE_SIZE)
+        self._started, self._ended = threading.Event(), threading.Event()
+        self._error: Exception | None = None
+        self._where = self._recovery = ""
+        self._dropped = False
+        threading.Thread(target=self._work, args=(start,), name=name, daemon=True).start()
+        self._wait_for(self._started)
+        if self._where:
+            log(f"{name}: {self._where}")
+
+    def log(self, record: Record) -> None:
+        self._submit(lambda tracker: tracker.log(record))
+
+    def conclude(self, panels: Sequence[Panels], report: Path | None) -> None:
+        self._submit(lambda tracker: tracker.conclude(panels, report))
+
+    def close(self, failed: bool) -> None:
+        self._submit(lambda tracker: tracker.close(failed))
+        self._submit(None)
+        self._wait_for(self._ended)
+
+    def _work(self, start: Callable[[], Tracker]) -> None:
+        """Create the tracker and run its jobs until None comes. The function of the thread."""
+        try:
+            tracker = start()
+            self._where, self._recovery = tracker.where, tracker.recovery
+            self._started.set()
+            while not self._dropped and (job := self._jobs.get()):
+                job(tracker)
+        except Exception as error:  # training goes on after any error of a tracker
+            self._error = error
+        finally:
+            self._started.set()
+            self._ended.set()
+
+    def _submit(self, job: Callable[[Tracker], None] | None) -> None:
+        """Queue a job, or drop the tracker if it has failed or lags behind."""
+        if self._dropped:
+            return
+        try:
+            self._jobs.put_nowait(job)
+        except Full:
+            self._error = self._error or TimeoutError(f"it lags {QUEUE_SIZE} records behind")
+        self._drop_if_failed()
+
+    def _wait_for(self, event: threading.Event) -> None:
+        """Wait for an event of the thread, as long as patience is left."""
+        if self._dropped:
+            return
+        begun = time.monotonic()
+        if not event.wait(self._time_left):
+            self._error = TimeoutError(f"the run has waited {TIMEOUT:.0f} s for it")
+        self._time_left -= time.monotonic() - begun
+        self._drop_if_failed()
+
+    def _drop_if_failed(self) -> None:
+        if self._error:
+            self._dropped = True
+            recovery = self._recovery and f", and {self._recovery}"
+            reason = first_line(self._error)
+            self._log(f"{self._name} is left out from here: {reason}. metrics.jsonl has everything{recovery}")
+            self._clean_up()

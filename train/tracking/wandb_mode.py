@@ -1,0 +1,109 @@
+"""The mode of W&B on this machine: online, offline or disabled. It is resolved once, before data are read."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import replace
+from http.client import HTTPException
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+from dyad.data.base.errors import ConfigError, first_line
+from dyad.data.base.secrets import netrc_hosts, without_credentials
+from dyad.train.config import TrackingConfig, Wandb
+
+PROBE = 5.0  # seconds to wait for an answer of the server
+CLOUD = {"api.wandb.ai", "api.forge.coreweave.com"}  # one service under two names: a key for either will do
+
+
+def wandb_mode(config: TrackingConfig) -> Wandb:
+    """The mode of tracking.wandb on this machine: auto is WANDB_MODE if set, else online with an API key, else offline.
+
+    Reads the environment and ~/.netrc, never the network. Raises ConfigError for online without a key.
+    """
+    named = os.environ.get("WANDB_MODE", "")
+    wanted = Wandb[named] if config.wandb is Wandb.auto and named in Wandb.__members__ else config.wandb
+    if wanted in (Wandb.offline, Wandb.disabled):
+        return wanted
+    if _has_key():
+        return Wandb.online
+    if wanted is Wandb.online:
+        raise ConfigError(
+            "tracking.wandb=online needs an API key: `wandb login`, or set WANDB_API_KEY, or choose offline"
+        )
+    return Wandb.offline
+
+
+def resolve_wandb_mode(config: TrackingConfig, run_dir: Path, log: Callable[[str], None]) -> TrackingConfig:
+    """`config` with tracking.wandb resolved to online, offline or disabled. Logs one line. Call before data are read.
+
+    A server that does not answer means offline; a package that does not load means disabled. Raises ConfigError, as
+    `wandb_mode`.
+    """
+    mode, reason, where = wandb_mode(config), "", ""
+    if config.wandb is Wandb.auto:
+        reason = " (WANDB_MODE)" if os.environ.get("WANDB_MODE") else "" if mode is Wandb.online else " (no API key)"
+    if mode is not Wandb.disabled:
+        try:
+            wandb_package()
+        except Exception as error:  # usually versions that do not fit together
+            mode, reason = Wandb.disabled, f" (the package does not load: {first_line(error)})"
+    if mode is Wandb.online:
+        address = without_credentials(server())
+        where = f" at {address}, project {config.project}"
+        if not answers(server(), PROBE):
+            mode, reason = Wandb.offline, f" ({address} does not answer within {PROBE:.0f} s)"
+    if mode is Wandb.offline:
+        where = f"; later: wandb sync {run_dir}/wandb/offline-run-*"
+    if config.wandb is not Wandb.disabled:
+        log(f"W&B: {mode.name}{reason}{where}")
+    return replace(config, wandb=mode)
+
+
+def wandb_package() -> Any:
+    """Import wandb without its error reports, which use the network, offline too, and wait 10 s at exit."""
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    return import_module("wandb")
+
+
+def server() -> str:
+    """Address of the W&B server, from the environment or the settings that `wandb login --host` wrote."""
+    wanted = os.environ.get("WANDB_BASE_URL")
+    return wanted or wandb_package().setup(wandb_package().Settings(silent=True)).settings.base_url
+
+
+def _has_key() -> bool:
+    """Whether there is an API key. W&B's own check is private, and another one in each version."""
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    hosts = netrc_hosts().keys()
+    host = urlparse(server()).netloc if hosts else ""
+    return bool(hosts & (CLOUD if host in CLOUD else {host}))
+
+
+def answers(url: str, seconds: float) -> bool:
+    """Whether a server answers within `seconds`, with any status. In a thread, as name lookups have no time limit."""
+    answered = threading.Event()
+
+    def ask() -> None:
+        try:
+            urllib.request.urlopen(url, timeout=seconds).close()
+        except (urllib.error.HTTPError, HTTPException):
+            pass
+        except OSError as error:
+            # A certificate that Python does not know is an answer: W&B has its own certificates.
+            if not isinstance(getattr(error, "reason", error), ssl.SSLError):
+                return
+        answered.set()
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return answered.is_set()
