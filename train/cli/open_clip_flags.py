@@ -48,8 +48,8 @@ OF_TABLES = {"csv-separator": "csv_separator", "csv-img-key": "csv_image_key", "
 
 # Flags that translate.py handles one by one
 OWN_RULE = """train-data train-data-upsampling-factors val-data dataset-type text-key json-text-key json-text-key-probs
-batch-size accum-freq epochs train-num-samples epochs-cooldown save-frequency val-frequency zeroshot-frequency
-imagenet-val imagenet-v2 precision aug-cfg force-image-size opt skip-scheduler report-to use-bn-sync resume""".split()
+batch-size accum-freq epochs train-num-samples epochs-cooldown save-frequency val-frequency
+precision aug-cfg force-image-size opt skip-scheduler report-to use-bn-sync resume""".split()
 
 
 def by_name(names: Mapping[str, str]) -> dict[str, str]:
@@ -57,7 +57,7 @@ def by_name(names: Mapping[str, str]) -> dict[str, str]:
     return {name: text for text, joined in names.items() for name in joined.split()}
 
 
-# Flags that need no key, because the behaviour is the same without one
+# Flags that need no key, or of which no key takes the value: what happens instead
 ALREADY = by_name(
     {
         "always: every rank computes its own rows, and the gradient is that of the whole global batch": "local-loss",
@@ -80,8 +80,17 @@ ALREADY = by_name(
         "metrics.jsonl has every value": "train-loss-ema-samples",
         "set HF_HOME": "cache-dir",
         "a tower's projection always trains": "text-pooler-own-group",
+        "eval.every is one rhythm, in steps, for data.val and eval.suite": "zeroshot-frequency",
+        "eval.suite=[wds:FOLDER] takes ImageNet as CLIP_benchmark ships it, with its prompts": "imagenet-val "
+        "imagenet-v2",
     }
 )
+
+# Flags that count epochs, where the number of steps in an epoch is unknown
+WITHOUT_STEPS = {
+    "save-frequency": "checkpoint.every counts steps (500 unless set), and a run resumes at any of them",
+    "val-frequency": "eval.every counts steps; 0 evaluates at the end",
+}
 
 # Flags that change the training and have no counterpart: such a command is refused
 LOST = by_name(
@@ -129,8 +138,8 @@ ABSENT = by_name(
     }
 )
 
-# Flags of earlier versions of open_clip → their present name
-FORMER = {"interpolation": "image-interpolation", "resize-mode": "image-resize-mode"}
+# Flag → its names in earlier versions of open_clip
+FORMER = {"image-interpolation": ["--interpolation"], "image-resize-mode": ["--resize-mode"]}
 
 # How many words follow a flag: none, one or more up to the next flag, or (all others) one
 NO_VALUE = {*SWITCHES} | set(

@@ -20,6 +20,7 @@ from dyad.train.cli import open_clip_flags as flags
 from dyad.train.cli.compose import written
 from dyad.train.doctor.open_clip_line import Launch, read_line
 
+NOT_HERE = {"clap": "hears audio", "genlip": "generates text", "genlap": "generates text", "coca": "generates captions"}
 NUMBER = re.compile(r"[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?")
 
 
@@ -27,20 +28,20 @@ NUMBER = re.compile(r"[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?")
 class Translation:
     """An open_clip command and the command that replaces it.
 
-    given: flag → its values. before: commands to run first. words: key → value of `python -m train`. notes: one line
-    each. implied: words that open_clip has by default.
+    given: flag → its values. before: commands to run first. keys: key → value of `python -m train`. notes: one line
+    each. implied: key → whether its value is a default of open_clip, which the command does not name.
     """
 
     launch: Launch
     given: Mapping[str, list[str]]
     before: list[str] = field(default_factory=list)
-    words: dict[str, str] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    implied: list[str] = field(default_factory=list)
+    implied: dict[str, bool] = field(default_factory=dict)
 
     @property
     def arguments(self) -> list[str]:
-        return [f"{key}={written(value)}" for key, value in self.words.items()]
+        return [f"{key}={written(value)}" for key, value in self.keys.items()]
 
     def __str__(self) -> str:
         command = f"{self.launch.command} {shlex.join(self.arguments)}"
@@ -70,12 +71,18 @@ class Translation:
             raise ConfigError(f"--{flag} {self.text(flag)}: must be a whole number") from error
 
     def set(self, key: str, value: object, implied: bool = False) -> None:
-        self.words[key] = str(value)
-        if implied:
-            self.implied.append(f"{key}={value}")
+        """Set a key. implied: the value is a default of open_clip, which the command does not name."""
+        self.keys[key] = str(value)
+        self.implied[key] = implied
 
     def note(self, flag: str, text: str) -> None:
+        """Add a note about a flag."""
         self.notes.append(f"{self._shown(flag)}: {text}")
+
+    def note_given(self, texts: Mapping[str, str], prefix: str = "") -> None:
+        """Add the notes of a table of flags that are in the command."""
+        for flag in sorted(self.given.keys() & texts.keys()):
+            self.note(flag, f"{prefix}{texts[flag]}")
 
     def refuse(self, flag: str, why: str) -> NoReturn:
         raise ConfigError(f"{self._shown(flag)}: not here, and it changes what is learned: {why}. Or leave it out")
@@ -93,23 +100,36 @@ def translate(line: str, gpus: int | None = None) -> Translation:
     does not know, with the nearest one; for a flag that changes the training and has no key; and for a command that
     does not train a pair of towers.
     """
-    read = read_line(line, gpus)
-    job = Translation(read.launch, read.given)
-    for flag in sorted(job.given.keys() & flags.LOST.keys()):
+    launch, given, unset = read_line(line, gpus)
+    job = Translation(launch, given)
+    _check_model_and_data(job)
+    for flag in sorted(given.keys() & flags.LOST.keys()):
         job.refuse(flag, flags.LOST[flag])
-    if gpus is not None and read.launch.nodes > 1:
-        job.notes.append(f"gpus={gpus}: {read.launch.nodes} machines of {read.launch.per_node}")
+    if gpus is not None and launch.nodes > 1:
+        job.notes.append(f"gpus={gpus}: {launch.nodes} machines of {launch.per_node}")
     for rule in RULES:
         rule(job)
-    for flag in sorted(job.given.keys() & flags.ABSENT.keys()):
-        job.note(flag, f"not here: {flags.ABSENT[flag]}")
-    for flag in sorted(job.given.keys() & flags.ALREADY.keys()):
-        job.note(flag, flags.ALREADY[flag])
-    for name in read.unset:
-        job.notes.append(f"${name}: a variable of your shell without a value here; put one in place of {name}")
-    if job.implied:
-        job.notes.append(f"without being typed, open_clip has: {' '.join(job.implied)}")
+    job.note_given(flags.ABSENT, "not here: ")
+    job.note_given(flags.ALREADY)
+    job.notes += [
+        f"${name}: a variable of your shell without a value here; put one in place of {name}" for name in unset
+    ]
+    if implied := [f"{key}={value}" for key, value in job.keys.items() if job.implied[key]]:
+        job.notes.append(f"without being typed, open_clip has: {' '.join(implied)}")
     return job
+
+
+def _check_model_and_data(job: Translation) -> None:
+    """Raise ConfigError for a model that is no pair of towers, and for a command that does not train."""
+    model = job.text("model")
+    for part, does in NOT_HERE.items():
+        if part in model.lower():
+            raise ConfigError(f"--model {model}: it {does}; here are pairs of towers only, like ViT-B-32")
+    if "train-data" not in job.given and job.text("dataset-type") != "synthetic":
+        raise ConfigError(
+            "there is no --train-data: the line only evaluates. Runs of python -m train are evaluated by: "
+            "python -m eval checkpoint=RUN suite=[wds:FOLDER]"
+        )
 
 
 # From flags to keys ---------------------------------------------------------------------------------------------------
@@ -139,10 +159,10 @@ def _shards(job: Translation, name: str) -> str:
         job.before.append(shlex.join(["python", "-m", "data", "pack", path, f"out={out}", *options]))
         job.note(name, "tables become shards once, by the first command")
         return out
-    piped = re.fullmatch(r"pipe:.*?((?:s3|gs|https?)://\S+).*", path)
-    if piped:
+    if piped := re.fullmatch(r"pipe:.*?((?:s3|gs|https?)://\S+).*", path):
         job.note(name, "no shell is started: shards are read where they are (pip install s3fs or gcsfs)")
-    return piped[1] if piped else path
+        return piped[1]
+    return path
 
 
 def _captions(job: Translation) -> None:
@@ -163,10 +183,10 @@ def _length(job: Translation) -> None:
     """Global batch size, and the length of the run: in steps where the size of an epoch is given, else in epochs."""
     per_gpu, every, epochs = job.number("batch-size"), job.number("accum-freq"), job.number("epochs")
     job.set("global_batch_size", per_gpu * every * job.world_size, implied="batch-size" not in job.given)
-    gpus, passes = [f"{job.world_size} GPUs"] * (job.world_size > 1), [f"{every}"] * (every > 1)
+    gpus = f" × {job.world_size} GPUs" if job.world_size > 1 else ""
+    passes = f" × {every}" if every > 1 else ""
     if gpus or passes:
-        times = " × ".join([f"{per_gpu} per GPU", *gpus, *passes])
-        job.note("batch-size", f"global_batch_size counts all GPUs: {times}")
+        job.note("batch-size", f"global_batch_size counts all GPUs: {per_gpu} per GPU{gpus}{passes}")
     if every > 1:
         job.set("chunk_size", per_gpu)
         job.note("accum-freq", f"chunk_size={per_gpu} embeds as much at a time, with the gradient of the whole batch")
@@ -180,24 +200,16 @@ def _length(job: Translation) -> None:
 
 def _cadence(job: Translation) -> None:
     """Intervals of checkpoints and evaluations: open_clip counts epochs, our keys count steps."""
-    steps, often = job.steps_per_epoch, job.number("save-frequency")
-    if steps is not None:
-        job.set("checkpoint.every", steps * often, implied="save-frequency" not in job.given)
-        if "val-data" in job.given:
-            job.set("eval.every", steps * job.number("val-frequency"), implied="val-frequency" not in job.given)
-    elif "save-frequency" in job.given:
-        job.note("save-frequency", "checkpoint.every counts steps (500 unless set), and a run resumes at any of them")
-    if steps is None and "val-frequency" in job.given:
-        job.note("val-frequency", "eval.every counts steps; 0 evaluates at the end")
-    if "zeroshot-frequency" in job.given:
-        job.note("zeroshot-frequency", "eval.every is one rhythm, in steps, for data.val and eval.suite")
-    for name in ("imagenet-val", "imagenet-v2"):
-        if name in job.given:
-            job.note(name, "eval.suite=[wds:FOLDER] takes ImageNet as CLIP_benchmark ships it, with its prompts")
+    steps = job.steps_per_epoch
+    if steps is None:
+        job.note_given(flags.WITHOUT_STEPS)
+        return
+    job.set("checkpoint.every", steps * job.number("save-frequency"), implied="save-frequency" not in job.given)
+    if "val-data" in job.given:
+        job.set("eval.every", steps * job.number("val-frequency"), implied="val-frequency" not in job.given)
 
 
 def _model(job: Translation) -> None:
-    job.set("model.name", job.text("model"), implied="model" not in job.given)
     size = job.given.get("force-image-size", [])
     if len(set(size)) == 1:
         job.set("model.image.image_size", size[0])
@@ -233,8 +245,6 @@ def _optimiser(job: Translation) -> None:
         job.set("optim.warmup", 0)
         job.note("skip-scheduler", "the learning rate stays; there is no warm-up then, nor a cooldown")
         return
-    if "warmup" not in job.given:
-        job.set("optim.warmup", flags.DEFAULTS["warmup"], implied=True)
     if job.text("lr-scheduler") == "const-cooldown":
         if not ("epochs-cooldown" in job.given and job.steps_per_epoch):
             raise ConfigError(
@@ -264,8 +274,7 @@ def _augment(job: Translation) -> None:
         job.note("aug-cfg", "of color_jitter brightness only, and always; contrast, saturation and hue stay")
     if "gray_scale_prob" in pieces:
         job.set("data.augment.grey", pieces["gray_scale_prob"])
-    others = sorted({*pieces} - {"scale", "color_jitter", "color_jitter_prob", "gray_scale_prob"})
-    if others:
+    if others := sorted({*pieces} - {"scale", "color_jitter", "color_jitter_prob", "gray_scale_prob"}):
         job.refuse("aug-cfg", f"there is no {', '.join(others)}")
 
 
@@ -281,28 +290,26 @@ def _tracking(job: Translation) -> None:
 
 def _direct(job: Translation) -> None:
     """The flags of KEYS and SWITCHES, which need no computation."""
-    for name, key in flags.KEYS.items():
-        value = job.text(name)
-        if name in job.given and value.lower() not in ("", "none"):
-            job.set(key, value)
-    if "workers" not in job.given:
-        job.set("data.workers", flags.DEFAULTS["workers"], implied=True)
-    for name, word in flags.SWITCHES.items():
-        if name in job.given:
-            key, _, value = word.partition("=")
+    for flag, key in flags.KEYS.items():
+        value = job.text(flag)
+        if value.lower() not in ("", "none"):
+            job.set(key, value, implied=flag not in job.given)
+    for flag, setting in flags.SWITCHES.items():
+        if flag in job.given:
+            key, _, value = setting.partition("=")
             job.set(key, value)
     for lock, unlocked in (("lock-image", "lock-image-unlocked-groups"), ("lock-text", "lock-text-unlocked-layers")):
         if lock in job.given and unlocked not in job.given:
             job.note(lock, f"the projection still trains here, as with --{unlocked} 1; open_clip freezes it as well")
 
 
-RULES = (_data, _captions, _model, _batch_norm, _direct, _length, _cadence, _optimiser, _precision, _augment, _tracking)
+RULES = (_data, _captions, _direct, _model, _batch_norm, _length, _cadence, _optimiser, _precision, _augment, _tracking)
 
 
-def run(words: Sequence[str]) -> Translation:
-    """The command `python -m train.doctor translate`. words: the line, quoted or not, and gpus=N."""
-    numbers = [word for word in words if re.fullmatch(r"gpus=\d+", word)]
-    line = [word for word in words if word not in numbers]
+def run(arguments: Sequence[str]) -> Translation:
+    """The command `python -m train.doctor translate`. arguments: the line, quoted or not, and gpus=N."""
+    numbers = [word for word in arguments if re.fullmatch(r"gpus=\d+", word)]
+    line = [word for word in arguments if word not in numbers]
     if not line:
         raise ConfigError('the line is missing: python -m train.doctor translate "python -m open_clip_train.main --…"')
     return translate(line[0] if len(line) == 1 else shlex.join(line), int(numbers[-1][5:]) if numbers else None)
