@@ -105,20 +105,18 @@ LOST = by_name(
         "give the model's -quickgelu name instead, e.g. --model ViT-B-32-quickgelu": "force-quick-gelu",
         "write patch_dropout into a copy of the model's config: --model my_model.json": "force-patch-dropout",
         "there is no distillation": "distill-model distill-pretrained",
-        "pictures are squares of one size (model.image.image_size)": "use-naflex force-naflex-vision "
-        "naflex-num-train-image-tokens naflex-patch-sizes naflex-patch-size-probs naflex-seq-lens "
-        "naflex-seq-len-probs naflex-max-tokens-per-batch naflex-max-text-tokens naflex-batch-divisor "
-        "naflex-loss-scale naflex-pad-multiple",
     }
 )
+
+# Part of a flag → why a command with such flags, which are of other kinds of models, is refused
+OTHER_MODELS = {
+    "naflex": "pictures are squares of one size (model.image.image_size)",
+    "audio": "there is no audio tower",
+}
 
 # Flags without a counterpart that do not change what is learned
 ABSENT = by_name(
     {
-        "there is no audio tower": "audio-layer-decay audio-ext pretrained-audio audio-fill audio-trunc audio-fusion "
-        "audio-int16-normalize audio-zeroshot-dataset audio-zeroshot-split audio-zeroshot-audio-key "
-        "audio-zeroshot-target-key audio-zeroshot-class-key audio-zeroshot-template audio-zeroshot-workers "
-        "audio-zeroshot-multiprocessing-context audio-multiprocessing-context",
         "each tower is compiled": "torchcompile-strategy",
         "torch's default": "torchcompile-backend torchcompile-mode",
         "every GPU holds the whole model (dist=ddp)": "fsdp fsdp-no-reshard-after-forward fsdp-offload-cpu "
@@ -146,12 +144,11 @@ NO_VALUE = {*SWITCHES} | set(
     """skip-scheduler save-most-recent dataset-resampled debug copy-codebase fsdp torchscript trace horovod local-loss
     gather-with-grad lock-image-freeze-bn-stats lock-text-freeze-layer-norm force-custom-text log-local
     no-set-device-rank ddp-static-graph text-pooler-own-group use-bn-sync pretrained-image force-quick-gelu
-    fsdp-no-reshard-after-forward fsdp-offload-cpu length-bucketing use-naflex force-naflex-vision audio-fusion
-    audio-int16-normalize""".split()
+    fsdp-no-reshard-after-forward fsdp-offload-cpu length-bucketing""".split()
 )
 MANY_VALUES = set(
-    """aug-cfg force-image-size image-mean image-std json-text-key-probs opt-kwargs opt-fallback-list wd-exclude
-    naflex-patch-sizes naflex-patch-size-probs naflex-seq-lens naflex-seq-len-probs""".split()
+    """aug-cfg force-image-size image-mean image-std json-text-key-probs opt-kwargs opt-fallback-list
+    wd-exclude""".split()
 )
 
 # Defaults of open_clip that differ from ours

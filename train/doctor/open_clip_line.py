@@ -91,6 +91,9 @@ def _parse(text: str) -> dict[str, list[str]]:
         raise ConfigError(f"translate: '{unknown[0]}' belongs to no flag. Quote values that have spaces")
     if unknown:
         name = unknown[0][2:].partition("=")[0]
+        for part, why in flags.OTHER_MODELS.items():
+            if part in name:
+                raise ConfigError(f"--{name}: not here: {why}")
         hint = nearest(name, flags.ALL).replace("'", "--", 1).replace("'", "")
         raise ConfigError(f"--{name}: open_clip's trainer has no such flag.{hint} Correct it or leave it out")
     return vars(given)
