@@ -61,19 +61,24 @@ def refuse_unread(words: Iterable[str], configs: Sequence[TrainConfig]) -> None:
         f"{key}={value if isinstance(value, str) else json.dumps(value)}: this run does not read it, only one with "
         f"{condition}. Leave it out, or set that"
         for key, value in chosen.items()
-        for condition in conditions(key)
-        if not any(holds(condition, config) for config in configs)
+        for condition in _conditions(key)
+        if not any(_holds(condition, config) for config in configs)
     ]
     if broken:
         raise ConfigError("\n".join(broken[:5]))
 
 
-def conditions(key: str) -> list[str]:
+def _conditions(key: str) -> list[str]:
     """The conditions that a run must meet to read a key."""
     return [condition for condition, keys in READ_ONLY_WITH.items() if key.startswith(tuple(keys.split()))]
 
 
-def holds(condition: str, config: TrainConfig) -> bool:
+def is_read(key: str, config: TrainConfig) -> bool:
+    """Whether a run reads a key."""
+    return all(_holds(condition, config) for condition in _conditions(key))
+
+
+def _holds(condition: str, config: TrainConfig) -> bool:
     """Whether a run meets a condition: one of SPECIAL, "KEY above 0", or "KEY=VALUE", also with values after "or"."""
     if condition in SPECIAL:
         return SPECIAL[condition](config)

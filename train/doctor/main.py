@@ -27,6 +27,7 @@ python -m train.doctor translate "torchrun --nproc_per_node 4 -m open_clip_train
                                                     an open_clip command line (or a SLURM script) as ours; gpus=N where
                                                     it does not say how many
 
+Installed by pip, the command is also: dyad doctor …
 Every line is ok, warn or fail, with what mends it. Nothing is written. Exit codes: 0 no failure, 2 configuration,
 3 damaged data, 4 the machine"""
 USUAL_SIDE = 224  # pixels of a picture, where the configuration does not say it

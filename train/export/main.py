@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,11 +27,7 @@ if TYPE_CHECKING:
 CARD = "README.md"
 
 
-class ExportFormat(Enum):
-    open_clip = "open_clip"
-    sentence_transformers = "sentence_transformers"
-    dpr = "dpr"
-    onnx = "onnx"
+ExportFormat = StrEnum("ExportFormat", ["open_clip", "sentence_transformers", "dpr", "onnx"])
 
 
 @dataclass
@@ -56,9 +52,13 @@ EXAMPLES = {
 }
 
 
+NOTES = "Installed by pip, the command is also: dyad export …"
+
+
 def main() -> None:
+    """The command: read the options, load the run, export it, and print how to load the export."""
     if {"-h", "--help"} & set(sys.argv[1:]):
-        print(help_text(PURPOSE, EXAMPLES, ExportCommand))
+        print(help_text(PURPOSE, EXAMPLES, ExportCommand, NOTES))
         return
     command = parse_options(ExportCommand, sys.argv[1:], "python -m train.export")
 
@@ -69,8 +69,8 @@ def main() -> None:
 
     trained = load_run(*find_run(command.run))
     chosen = command.format or _default_format(trained.model)
-    library: Library = import_module(f"dyad.train.export.{chosen.value}").LIBRARY
-    out = Path(command.out).expanduser() if command.out else trained.run / "export" / chosen.value
+    library: Library = import_module(f"dyad.train.export.{chosen.name}").LIBRARY
+    out = Path(command.out).expanduser() if command.out else trained.run / "export" / chosen.name
     name = trained.run.resolve().name
     results = [scored(result) for result in saved_results(trained.run) if result.get("step") == trained.step]
     source = ExportSource(name, trained.config, trained.model, trained.logit_scale, trained.step, results)
