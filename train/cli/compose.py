@@ -20,7 +20,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -150,10 +150,7 @@ def written(value: Any) -> str:
     if isinstance(value, list):
         return f"[{','.join(map(written, value))}]"
     text = str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
-    if UNQUOTED.fullmatch(text):
-        return text
-    escaped = re.sub(r'(\\*)("|\Z)', lambda found: 2 * found[1] + found[2].replace('"', '\\"'), text)
-    return f'"{escaped}"'  # a backslash means itself, except before a quote
+    return text if UNQUOTED.fullmatch(text) else QuotedString(text, Quote.double).with_quotes()
 
 
 def _escaped(text: str) -> str:

@@ -47,9 +47,9 @@ SWITCHES = {
 OF_TABLES = {"csv-separator": "csv_separator", "csv-img-key": "csv_image_key", "csv-caption-key": "csv_caption_key"}
 
 # Flags that translate.py handles one by one
-OWN_RULE = """train-data train-data-upsampling-factors val-data dataset-type text-key json-text-key json-text-key-probs
-batch-size accum-freq epochs train-num-samples epochs-cooldown save-frequency val-frequency
-precision aug-cfg force-image-size opt skip-scheduler report-to use-bn-sync resume""".split()
+OWN_RULE = """train-data val-data dataset-type text-key batch-size accum-freq epochs train-num-samples epochs-cooldown
+save-frequency val-frequency precision aug-cfg force-image-size opt skip-scheduler report-to use-bn-sync
+resume""".split()
 
 
 def by_name(names: Mapping[str, str]) -> dict[str, str]:
@@ -60,24 +60,20 @@ def by_name(names: Mapping[str, str]) -> dict[str, str]:
 # Flags that need no key, or of which no key takes the value: what happens instead
 ALREADY = by_name(
     {
-        "always: every rank computes its own rows, and the gradient is that of the whole global batch": "local-loss",
-        "always: the gradient is exact for any number of GPUs": "gather-with-grad",
+        "always: the gradient is that of the whole global batch, exact for any number of GPUs": "local-loss "
+        "gather-with-grad loss-dist-impl",
         "nothing is drawn twice in an epoch here, and a run goes on at the exact sample": "dataset-resampled",
         "samples are counted by the index": "val-num-samples",
-        "ranks are counted exactly, in tiles": "val-retrieval-chunk-size",
-        "scores are float32": "val-retrieval-precision",
+        "ranks are counted exactly, in tiles of float32 scores": "val-retrieval-chunk-size val-retrieval-precision",
         "the newest checkpoints are kept (checkpoint.keep), each written whole or not at all": "save-most-recent",
         "whatever is frozen keeps its statistics": "lock-image-freeze-bn-stats lock-text-freeze-layer-norm",
         "both towers are modules of their own": "force-custom-text",
-        "each process takes the device of its local rank": "no-set-device-rank",
-        "the launcher's environment says it": "dist-url",
-        "NCCL on GPUs, gloo on CPUs": "dist-backend",
+        "the launcher's environment says it; NCCL on GPUs, gloo on CPUs": "dist-url dist-backend no-set-device-rank "
+        "horovod",
         "a GPU where there is one; CUDA_VISIBLE_DEVICES= (empty) hides it": "device",
         "gradients are averaged once a step, in a tower's last backward": "ddp-static-graph",
-        "one exact schedule": "loss-dist-impl",
-        "rank 0 writes all logs": "log-local",
-        "one line follows tracking.every": "log-every-n-steps",
-        "metrics.jsonl has every value": "train-loss-ema-samples",
+        "rank 0 writes log.txt; metrics.jsonl has every value": "log-local log-every-n-steps train-loss-ema-samples "
+        "debug",
         "set HF_HOME": "cache-dir",
         "a tower's projection always trains": "text-pooler-own-group",
         "eval.every is one rhythm, in steps, for data.val and eval.suite": "zeroshot-frequency",
@@ -105,6 +101,9 @@ LOST = by_name(
         "give the model's -quickgelu name instead, e.g. --model ViT-B-32-quickgelu": "force-quick-gelu",
         "write patch_dropout into a copy of the model's config: --model my_model.json": "force-patch-dropout",
         "there is no distillation": "distill-model distill-pretrained",
+        "write it into data.train, as data.train=a.tar@2::b.tar": "train-data-upsampling-factors",
+        "name the fields by data.captions=[a,b] and their shares by data.caption_weights=[1,0]": "json-text-key "
+        "json-text-key-probs",
     }
 )
 
@@ -112,27 +111,23 @@ LOST = by_name(
 OTHER_MODELS = {
     "naflex": "pictures are squares of one size (model.image.image_size)",
     "audio": "there is no audio tower",
+    "coca": "no captions are generated; take a pair of towers, like ViT-B-32",
 }
 
 # Flags without a counterpart that do not change what is learned
 ABSENT = by_name(
     {
-        "each tower is compiled": "torchcompile-strategy",
-        "torch's default": "torchcompile-backend torchcompile-mode",
+        "each tower is compiled, with torch's defaults": "torchcompile-strategy torchcompile-backend torchcompile-mode",
         "every GPU holds the whole model (dist=ddp)": "fsdp fsdp-no-reshard-after-forward fsdp-offload-cpu "
         "fsdp-checkpoint",
         "write them in W&B": "wandb-notes",
-        "log.txt and metrics.jsonl have everything": "debug",
         "config.yaml in the run folder says what ran": "copy-codebase",
-        "there is no caption loss": "coca-caption-loss-weight",
-        "the contrastive loss is the whole loss": "coca-contrastive-loss-weight",
         "copy the run folder; every file in it is whole or absent": "remote-sync remote-sync-frequency "
         "remote-sync-protocol",
         "no 8-bit layers; precision=bf16": "use-bnb-linear",
         "texts of pictures are filled up to one length": "length-bucketing bucket-pool bucket-chunk "
         "bucket-prefetch-pools text-pad-multiple",
         "compile=true speeds a tower up, and exports are graphs (python -m train.export)": "torchscript trace",
-        "processes are torchrun's": "horovod",
     }
 )
 

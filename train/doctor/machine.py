@@ -1,11 +1,10 @@
-"""Checks of the machine: versions, devices, cores, faiss, shared memory, open files, disk."""
+"""Checks of the machine: versions, devices, cores, faiss, shared memory, disk."""
 
 from __future__ import annotations
 
 import math
 import os
 import platform
-import resource
 import shutil
 import subprocess
 import tomllib
@@ -29,7 +28,6 @@ INSTALL_EXTRA = "pip install -e '.[{}]' -c requirements.lock" if LOCK.exists() e
 INSTALL = f"{INSTALL_EXTRA.format('cpu')}   ([gpu] with a GPU), or in a checkout: source launch/setup.sh demo"
 LEAST_SHARED, GOOD_SHARED = 32 << 20, 1 << 30  # bytes
 LEAST_DISK, GOOD_DISK = 100 << 20, 5 << 30
-LEAST_FILES, GOOD_FILES = 256, 1024
 
 
 def versions() -> Iterator[Finding]:
@@ -201,19 +199,6 @@ def shared_memory(workers: int, batch_bytes: int, folder: Path = Path("/dev/shm"
         yield warn(str(folder), f"{shown}: too little for loaders of large batches", fix)
     else:
         yield ok(str(folder), shown)
-
-
-def open_files() -> Iterator[Finding]:
-    """Whether a process may open enough files: each loader process keeps up to 256 shards open."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = 1 << 20 if soft == resource.RLIM_INFINITY else soft
-    fix = f"ulimit -n {hard if 0 < hard < 65536 else 65536}"
-    if limit < LEAST_FILES:
-        yield fail("open files", f"at most {limit}: shards and sockets need {LEAST_FILES} and more", fix)
-    elif limit < GOOD_FILES:
-        yield warn("open files", f"at most {limit}: too few for many shards", fix)
-    else:
-        yield ok("open files", f"at most {limit}")
 
 
 def disk(topic: str, folder: Path, fix: str) -> Iterator[Finding]:

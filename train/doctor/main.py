@@ -82,7 +82,6 @@ def look(arguments: Sequence[str]) -> Iterator[Finding]:
     yield from found("threads", machine.threads)
     yield from found("faiss", machine.faiss_kind)
     yield from found("/dev/shm", machine.shared_memory, *_loaders(config))
-    yield from found("open files", machine.open_files)
     runs = Path(config.run.dir if config else "runs")
     yield from found("run.dir", machine.disk, "run.dir", runs, "run.dir=FOLDER elsewhere")
     cache = Path(os.environ.get("HF_HOME") or os.environ.get("XDG_CACHE_HOME") or "~/.cache")

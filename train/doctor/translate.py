@@ -20,7 +20,6 @@ from dyad.train.cli import open_clip_flags as flags
 from dyad.train.cli.compose import written
 from dyad.train.doctor.open_clip_line import Launch, read_line
 
-NOT_HERE = {"clap": "hears audio", "genlip": "generates text", "genlap": "generates text", "coca": "generates captions"}
 NUMBER = re.compile(r"[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?")
 
 
@@ -102,7 +101,6 @@ def translate(line: str, gpus: int | None = None) -> Translation:
     """
     launch, given, unset = read_line(line, gpus)
     job = Translation(launch, given)
-    _check_model_and_data(job)
     for flag in sorted(given.keys() & flags.LOST.keys()):
         job.refuse(flag, flags.LOST[flag])
     if gpus is not None and launch.nodes > 1:
@@ -119,64 +117,36 @@ def translate(line: str, gpus: int | None = None) -> Translation:
     return job
 
 
-def _check_model_and_data(job: Translation) -> None:
-    """Raise ConfigError for a model that is no pair of towers, and for a command that does not train."""
-    model = job.text("model")
-    for part, does in NOT_HERE.items():
-        if part in model.lower():
-            raise ConfigError(f"--model {model}: it {does}; here are pairs of towers only, like ViT-B-32")
-    if "train-data" not in job.given and job.text("dataset-type") != "synthetic":
-        raise ConfigError(
-            "there is no --train-data: the line only evaluates. Runs of python -m train are evaluated by: "
-            "python -m eval checkpoint=RUN suite=[wds:FOLDER]"
-        )
-
-
 # From flags to keys ---------------------------------------------------------------------------------------------------
 
 
 def _data(job: Translation) -> None:
-    if "train-data" in job.given:
-        shards = _shards(job, "train-data")
-        if factors := job.text("train-data-upsampling-factors"):
-            pairs = zip(shards.split("::"), factors.split("::"), strict=False)
-            shards = "::".join(f"{path}@{factor}" for path, factor in pairs)
-            job.note("train-data-upsampling-factors", "'@2' means here that every sample comes twice an epoch")
-        job.set("data.train", shards)
-    else:
-        job.set("data", "emoji")
-        job.note("dataset-type", "no made-up pictures here; the emoji of this repository stand in for them")
-    if "val-data" in job.given:
-        job.set("data.val", _shards(job, "val-data"))
+    """The training and the validation data. Raises ConfigError for a command that does not train."""
+    if "train-data" not in job.given:
+        raise ConfigError(
+            "there is no --train-data: the line only evaluates. Runs of python -m train are evaluated by: "
+            "python -m eval checkpoint=RUN suite=[wds:FOLDER]"
+        )
+    for flag, key in {"train-data": "data.train", "val-data": "data.val"}.items():
+        if flag in job.given:
+            job.set(key, _shards(job, flag))
+    if job.text("text-key") not in ("", "txt"):
+        job.refuse("text-key", "captions are read from the .txt member, or from fields of the .json member")
 
 
-def _shards(job: Translation, name: str) -> str:
+def _shards(job: Translation, flag: str) -> str:
     """The shards of a data flag. A table (.csv, .tsv) is packed into shards first; a pipe becomes the URL it reads."""
-    path = job.text(name)
+    path = job.text(flag)
     if re.search(r"\.[ct]sv$", path) or job.text("dataset-type") == "csv":
         out = "shards/" + re.sub(r"\.\w+$", "", os.path.basename(path))
-        options = [f"{key}={job.text(flag)}" for flag, key in flags.OF_TABLES.items() if flag in job.given]
+        options = [f"{key}={job.text(name)}" for name, key in flags.OF_TABLES.items() if name in job.given]
         job.before.append(shlex.join(["python", "-m", "data", "pack", path, f"out={out}", *options]))
-        job.note(name, "tables become shards once, by the first command")
+        job.note(flag, "tables become shards once, by the first command")
         return out
     if piped := re.fullmatch(r"pipe:.*?((?:s3|gs|https?)://\S+).*", path):
-        job.note(name, "no shell is started: shards are read where they are (pip install s3fs or gcsfs)")
+        job.note(flag, "no shell is started: shards are read where they are (pip install s3fs or gcsfs)")
         return piped[1]
     return path
-
-
-def _captions(job: Translation) -> None:
-    if "json-text-key" in job.given:
-        names, chances = job.text("json-text-key").split(";"), job.given.get("json-text-key-probs", [])
-        job.set("data.captions", f"[{','.join(names)}]")
-        if not chances and len(names) > 1:
-            chances = ["1"]
-            job.note("json-text-key", "no second choice where the first is empty: such a sample is refused here")
-        if chances:
-            padded = [*chances, *["0"] * len(names)][: len(names)]
-            job.set("data.caption_weights", f"[{','.join(padded)}]")
-    elif job.text("text-key") not in ("", "txt"):
-        job.refuse("text-key", "captions are read from the .txt member, or from fields of the .json member")
 
 
 def _length(job: Translation) -> None:
@@ -303,7 +273,7 @@ def _direct(job: Translation) -> None:
             job.note(lock, f"the projection still trains here, as with --{unlocked} 1; open_clip freezes it as well")
 
 
-RULES = (_data, _captions, _direct, _model, _batch_norm, _length, _cadence, _optimiser, _precision, _augment, _tracking)
+RULES = (_data, _direct, _model, _batch_norm, _length, _cadence, _optimiser, _precision, _augment, _tracking)
 
 
 def run(arguments: Sequence[str]) -> Translation:
