@@ -1,8 +1,7 @@
-"""Checks of the machine: versions, devices, cores, faiss, shared memory, disk."""
+"""Checks of the machine: versions, devices, faiss, shared memory, disk."""
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 import shutil
@@ -138,31 +137,6 @@ def _driver() -> str:
         shown = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
         return f"{shown.splitlines()[0]} (driver)" if shown.strip() else ""
     return ""
-
-
-def threads() -> Iterator[Finding]:
-    """Whether the processes of a run start more threads than there are cores for them."""
-    import torch
-
-    usable = min(available_cores(), _core_limit())
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    wanted = torch.get_num_threads() * processes
-    name = f"OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']}" if "OMP_NUM_THREADS" in os.environ else "torch"
-    shown = f"{wanted} threads ({name}, {processes} process{'es' * (processes > 1)}) on {usable:g} cores"
-    if wanted > max(usable, 1):
-        fix = f"export OMP_NUM_THREADS={max(int(usable) // processes, 1)}"
-        yield warn("threads", f"{shown}: they wait for each other", fix)
-    else:
-        yield ok("threads", shown)
-
-
-def _core_limit() -> float:
-    """Cores that the container may use; infinity without a limit."""
-    try:
-        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return int(limit) / int(period)
-    except (OSError, ValueError):  # not in a cgroup, or "max"
-        return math.inf
 
 
 def faiss_kind() -> Iterator[Finding]:

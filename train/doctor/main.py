@@ -79,7 +79,6 @@ def look(arguments: Sequence[str]) -> Iterator[Finding]:
     yield ok("checkout", str(machine.ROOT))
     yield from found("packages", machine.versions)
     yield from found("devices", machine.devices, config.precision.name if config else "")
-    yield from found("threads", machine.threads)
     yield from found("faiss", machine.faiss_kind)
     yield from found("/dev/shm", machine.shared_memory, *_loaders(config))
     runs = Path(config.run.dir if config else "runs")

@@ -222,11 +222,6 @@ def install(folder: Path, name: str, version: str, *fields: str) -> Path:
     return info
 
 
-def test_more_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "999")
-    assert is_told(worst(machine.threads()), Level.warn, "999 processes", "export OMP_NUM_THREADS=1")
-
-
 def test_a_place_for_runs_that_cannot_be_written() -> None:
     finding = worst(machine.disk("run.dir", Path("/proc/self/runs"), "run.dir=FOLDER"))
     assert is_told(finding, Level.fail, "/proc/self", "run.dir=FOLDER")
