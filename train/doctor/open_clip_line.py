@@ -70,6 +70,7 @@ class _Parser(argparse.ArgumentParser):
     """A parser whose errors are ConfigErrors."""
 
     def error(self, message: str) -> NoReturn:
+        """Raise ConfigError; argparse itself would print a usage and exit."""
         no_value = re.fullmatch(r"argument (--[\w-]+).*: expected .*", message)
         raise ConfigError(f"translate: {f'{no_value[1]} needs a value' if no_value else message}")
 

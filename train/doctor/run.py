@@ -124,12 +124,14 @@ def _refuse(path: str, problems: Sequence[Problem]) -> None:
 
 
 def _check_pair(sample: ShardSample, config: DataConfig) -> None:
+    """Raise SampleError for a picture that cannot be decoded, and for captions that are missing."""
     sample.decoded(config.image_key, config.max_image_pixels)
     for name in config.captions:
         sample.captions(name)
 
 
 def _check_question(fields: dict[str, Any], where: str, config: DataConfig) -> None:
+    """Raise DataError, naming the row, for a row that is no question with passages, or no line of a BEIR folder."""
     try:
         if QUERIES in where:
             query_of(fields)

@@ -40,14 +40,17 @@ class Translation:
 
     @property
     def arguments(self) -> list[str]:
+        """The key=value arguments of `python -m train`."""
         return [f"{key}={written(value)}" for key, value in self.keys.items()]
 
     def __str__(self) -> str:
+        """The commands, one on a line, and the notes as comments of the shell."""
         command = f"{self.launch.command} {shlex.join(self.arguments)}"
         return "\n".join([*self.before, command, *(f"# {note}" for note in self.notes)])
 
     @property
     def world_size(self) -> int:
+        """Number of processes over all machines; each has one GPU."""
         return self.launch.nodes * self.launch.per_node
 
     @property
@@ -64,6 +67,7 @@ class Translation:
         return " ".join(self.given[flag]) if flag in self.given else flags.DEFAULTS.get(flag, "")
 
     def number(self, flag: str) -> int:
+        """The value of a flag as a whole number. Raises ConfigError for any other text."""
         try:
             return int(float(self.text(flag)))
         except ValueError as error:
@@ -84,6 +88,7 @@ class Translation:
             self.note(flag, f"{prefix}{texts[flag]}")
 
     def refuse(self, flag: str, why: str) -> NoReturn:
+        """Raise ConfigError for a flag that cannot be translated."""
         raise ConfigError(f"{self._shown(flag)}: not here, and it changes what is learned: {why}. Or leave it out")
 
     def _shown(self, flag: str) -> str:
@@ -180,6 +185,7 @@ def _cadence(job: Translation) -> None:
 
 
 def _model(job: Translation) -> None:
+    """Size of the pictures, and what --resume stands for."""
     size = job.given.get("force-image-size", [])
     if len(set(size)) == 1:
         job.set("model.image.image_size", size[0])
@@ -204,6 +210,7 @@ def _batch_norm(job: Translation) -> None:
 
 
 def _optimiser(job: Translation) -> None:
+    """Defaults of Adam, the schedule and its cooldown. Raises ConfigError for another optimiser than AdamW."""
     if "vit" not in job.text("model").lower():
         for key, value in {"beta2": "0.999", "eps": "1e-8"}.items():
             if key not in job.given:
@@ -227,6 +234,7 @@ def _optimiser(job: Translation) -> None:
 
 
 def _precision(job: Translation) -> None:
+    """Raises ConfigError for a precision that open_clip does not have."""
     name = job.text("precision")
     if name not in flags.PRECISIONS:
         raise ConfigError(f"--precision {name}: no such choice.{nearest(name, flags.PRECISIONS)}")
@@ -236,6 +244,7 @@ def _precision(job: Translation) -> None:
 
 
 def _augment(job: Translation) -> None:
+    """Crops, brightness and grey of --aug-cfg; other augmentations are refused."""
     pieces = dict(piece.split("=", 1) for piece in job.given.get("aug-cfg", []) if "=" in piece)
     scale = NUMBER.findall(pieces.get("scale", "0.9, 1.0"))
     job.set("data.augment.crop_scale", f"[{','.join(scale)}]", implied="scale" not in pieces)
@@ -249,6 +258,7 @@ def _augment(job: Translation) -> None:
 
 
 def _tracking(job: Translation) -> None:
+    """W&B and TensorBoard. open_clip uses none of them unless --report-to names it; here W&B is the default."""
     services = set(job.text("report-to").split(",")) - {""}
     if not services & {"wandb", "all"}:
         job.set("tracking.wandb", "disabled", implied="report-to" not in job.given)

@@ -121,6 +121,7 @@ def commit(root: Path = ROOT) -> str:
 
 
 def _versions() -> str:
+    """The versions of Python and of the installed packages of PACKAGES."""
     found = [f"Python {platform.python_version()}"]
     for package in PACKAGES:
         with suppress(PackageNotFoundError):

@@ -25,6 +25,7 @@ NEW_NETWORK = 0x40000000  # CLONE_NEWNET of sched.h
 
 
 def main(library: str, folder: str, job: Path) -> None:
+    """Embed the inputs of `job` with the library that loads `folder`, and save the embeddings."""
     calls = json.loads((job / CALLS).read_text())
     given = load_file(job / GIVEN)
     for i, call in enumerate(calls):
@@ -46,6 +47,7 @@ def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def _open_clip(folder: str, calls: list[dict[str, Any]]) -> Answers:
+    """Texts by the text tower, pictures by the picture tower, with open_clip's own preprocessing."""
     import open_clip
     import torch
     from PIL import Image
@@ -64,6 +66,7 @@ def _open_clip(folder: str, calls: list[dict[str, Any]]) -> Answers:
 
 
 def _sentence_transformers(folder: str, calls: list[dict[str, Any]]) -> Answers:
+    """Texts with the prompt that a call names: query or document."""
     from sentence_transformers import SentenceTransformer
 
     model: Any = SentenceTransformer(folder, device="cpu", local_files_only=True)
@@ -98,6 +101,7 @@ def _transformers(folder: str, calls: list[dict[str, Any]]) -> Answers:
 
 
 def _onnxruntime(folder: str, calls: list[dict[str, Any]]) -> Answers:
+    """Texts by tokenizer.json and the graph that a call names; pictures as pixels."""
     import onnxruntime
     from tokenizers import Tokenizer
 
