@@ -20,7 +20,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -34,7 +34,6 @@ from dyad.train.towers.sentence_transformers import fill_defaults, open_schema
 
 # Group → the key that takes a name or file which is none of the group's choices
 KEY_OF_GROUP = {"model": "model.name", "data": "data.train", "tracking": "tracking.wandb", "optim": "optim.schedule"}
-SHORT = {"resume": "resume.mode"}  # short name → key
 WITH_ESCAPES = ("data.question.prefix", "data.passage.prefix")  # keys whose values may have line breaks and tabs
 ESCAPES = {r"\n": "\n", r"\t": "\t", "\\\\": "\\"}  # how these characters are typed: few shells pass a line break on
 UNQUOTED = re.compile(r"[\w./:@+-]+|\[[\w.,+-]*\]")  # values that Hydra's grammar reads literally
@@ -100,12 +99,9 @@ def read_line(arguments: Sequence[str]) -> CommandLine:
         if word in ("-m", "--multirun"):
             sweep = True
         elif flag in ("-c", "--cfg"):
-            value = value or next(rest, "")
+            show, value = True, value or next(rest, "")
             if value != "job":
-                raise ConfigError(
-                    f"'{flag} {value}': there is --cfg job, which prints the configuration and trains nothing"
-                )
-            show = True
+                raise ConfigError(f"'{flag} {value}': --cfg job prints the configuration and trains nothing")
         elif word != "--resolve":  # a flag of --cfg job, which always resolves
             words.append(word)
     return CommandLine(in_full(words), sweep, show)
@@ -125,9 +121,8 @@ def _swept(word: str) -> list[str]:
 
 
 def in_full(arguments: Iterable[str]) -> list[str]:
-    """The arguments with short names of keys (SHORT) replaced by the keys."""
-    split = (argument.partition("=") for argument in arguments)
-    return [f"{SHORT.get(key, key)}{equals}{value}" for key, equals, value in split]
+    """The arguments with the short name `resume` replaced by its key."""
+    return [re.sub(r"^resume(?==|$)", "resume.mode", argument) for argument in arguments]
 
 
 def compose_config(overrides: Sequence[str]) -> TrainConfig:
@@ -155,10 +150,7 @@ def written(value: Any) -> str:
     if isinstance(value, list):
         return f"[{','.join(map(written, value))}]"
     text = str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
-    if UNQUOTED.fullmatch(text):
-        return text
-    escaped = re.sub(r'(\\*)("|\Z)', lambda found: 2 * found[1] + found[2].replace('"', '\\"'), text)
-    return f'"{escaped}"'  # a backslash means itself, except before a quote
+    return text if UNQUOTED.fullmatch(text) else QuotedString(text, Quote.double).with_quotes()
 
 
 def _escaped(text: str) -> str:
@@ -192,8 +184,9 @@ def preview(overrides: Sequence[str]) -> str:
 
 
 def _composed(overrides: Sequence[str]) -> DictConfig:
+    """The configuration that Hydra composes, before its values are resolved."""
     overrides = in_full(overrides)
-    check_words(overrides)
+    _check_words(overrides)
     register()
     GlobalHydra.instance().clear()
     with _explained(overrides), initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
@@ -230,48 +223,50 @@ def _refuse_resolvers(config: Any) -> None:
             raise ConfigError(f"{key}={value}: only keys are read inside ${{…}}. Write the value itself")
 
 
-def check_words(arguments: Sequence[str]) -> None:
-    """Raise ConfigError for an argument that is not key=value with a known key, or that Hydra would misread."""
+def _check_words(words: Sequence[str]) -> None:
+    """Raise ConfigError for a word that is not key=value with a known key, or that Hydra would misread."""
     known = {key for key, _, _ in keys()}
-    seen: dict[str, str] = {}
-    for word in arguments:
+    given: dict[str, str] = {}
+    for word, following in zip(words, [*words[1:], ""], strict=True):
         if word.startswith("-"):
-            raise ConfigError(_not_a_flag(word, arguments, known))
+            raise ConfigError(_not_a_flag(word, following, known))
         if "=" not in word and not word.startswith("~"):
             hint = f" Write {word}=VALUE, without spaces" if word in known else nearest(word, known)
             raise ConfigError(f"'{word}' is not key=value.{hint} See: python -m train --help")
         key, _, value = word.partition("=")
-        if key in seen and value != seen[key]:
+        if value != given.setdefault(key, value):
             expanded = f"\nIf the shell expanded braces, quote them:  '{key}=\"dir/{{00..99}}.tar\"'"
             hint = expanded if "/" in value or ".tar" in value else " Say it once"
-            raise ConfigError(f"{key} is given twice: {seen[key]} and {value}.{hint}")
-        seen[key] = value
+            raise ConfigError(f"{key} is given twice: {given[key]} and {value}.{hint}")
         _check_override(word, key.lstrip("+~"), value, known)
 
 
 def _check_override(word: str, key: str, value: str, known: Iterable[str]) -> None:
+    """Raise ConfigError for a key or a choice of a group that does not exist, a sweep without -m, or a `+`."""
     choices = groups()
-    if re.split(r"[./]", key)[0] == "hydra":
+    if re.match(r"hydra([./]|$)", key):
         raise ConfigError(f"'{word}': Hydra's own keys cannot be set. See: python -m train --help")
     if _parsed(word).is_sweep_override():
         raise ConfigError(
             f"{key}={value}: several values are several runs, with -m before them. A list is written [a,b]"
         )
-    if key in choices:
-        if value not in [*choices[key], "null"]:
-            own = f". A name or file of your own: {KEY_OF_GROUP[key]}={value}" if key in KEY_OF_GROUP else ""
-            hint = nearest(value, choices[key])
-            raise ConfigError(f"{key}={value}: no such choice.{hint} Choices: {', '.join(choices[key])}{own}")
-    elif key not in known and not any(k.startswith(key + ".") for k in known):
-        nearest_key = _nearest_key(key, [*choices, *known])
-        raise ConfigError(f"unknown key '{key}'.{nearest_key} All keys: python -m train --cfg job")
-    elif word.startswith("+"):
+    if key in choices and value not in [*choices[key], "null"]:
+        own = f". A name or file of your own: {KEY_OF_GROUP[key]}={value}" if key in KEY_OF_GROUP else ""
+        hint = nearest(value, choices[key])
+        raise ConfigError(f"{key}={value}: no such choice.{hint} Choices: {', '.join(choices[key])}{own}")
+    if key not in choices and key not in known and not any(k.startswith(key + ".") for k in known):
+        hint = _nearest_key(key, [*choices, *known])
+        raise ConfigError(f"unknown key '{key}'.{hint} All keys: python -m train --cfg job")
+    if key not in choices and word.startswith("+"):
         raise ConfigError(f"'{word}': write it without '+'; every key already exists")
 
 
 def _nearest_key(word: str, known: Iterable[str]) -> str:
-    """Hint for an unknown key: advice, a key with the same last part, the key's name in other trainers, or a key with
-    a similar spelling; "" without any. People forget the section of a key more often than its name."""
+    """A hint for an unknown key, "" without any.
+
+    The hint is advice, a key with the same last part, the key of this name in other trainers, or a key with a similar
+    spelling. People forget the section of a key more often than its name.
+    """
     leaf = word.rpartition(".")[2]
     name = leaf.lower().replace("-", "_")
     if name in ADVICE:
@@ -288,19 +283,20 @@ def _parsed(word: str) -> Override:
         return OverridesParser.create().parse_override(word)
     except HydraException as error:
         key, _, value = word.partition("=")
-        fixed = f"{key}=" + '"' + value.strip("'\"") + '"'
-        known = key.lstrip("+~")
-        raise ConfigError(f"{known}: cannot read {value!r} unquoted. Write:  {shlex.quote(fixed)}") from error
+        quoted = value.strip("'\"")
+        fixed = shlex.quote(f'{key}="{quoted}"')
+        raise ConfigError(f"{key.lstrip('+~')}: cannot read {value!r} unquoted. Write:  {fixed}") from error
 
 
-def _not_a_flag(word: str, arguments: Sequence[str], known: Iterable[str]) -> str:
+def _not_a_flag(word: str, following: str, known: Iterable[str]) -> str:
+    """The message for a word with dashes. following: the next word, which may be the value of the supposed flag."""
     name, _, value = word.lstrip("-").partition("=")
-    following = list(arguments)[list(arguments).index(word) + 1 :]
-    value = value or next((a for a in following[:1] if not a.startswith("-") and "=" not in a), "VALUE")
+    if not value:
+        value = "VALUE" if not following or following.startswith("-") or "=" in following else following
     hint = _nearest_key(name.replace("-", "_"), known)
     if suggestion := re.search(r"Did you mean '(.*)'", hint):
-        typed_out = suggestion[1] if "=" in suggestion[1] else f"{suggestion[1]}={value}"
-        hint = f" Did you mean '{typed_out}'?"
+        setting = suggestion[1] if "=" in suggestion[1] else f"{suggestion[1]}={value}"
+        hint = f" Did you mean '{setting}'?"
     return f"'{word}': options are written key=value here, without dashes.{hint} See: python -m train --help"
 
 

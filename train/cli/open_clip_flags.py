@@ -47,9 +47,9 @@ SWITCHES = {
 OF_TABLES = {"csv-separator": "csv_separator", "csv-img-key": "csv_image_key", "csv-caption-key": "csv_caption_key"}
 
 # Flags that translate.py handles one by one
-OWN_RULE = """train-data train-data-upsampling-factors val-data dataset-type text-key json-text-key json-text-key-probs
-batch-size accum-freq epochs train-num-samples epochs-cooldown save-frequency val-frequency zeroshot-frequency
-imagenet-val imagenet-v2 precision aug-cfg force-image-size opt skip-scheduler report-to use-bn-sync resume""".split()
+OWN_RULE = """train-data val-data dataset-type text-key batch-size accum-freq epochs train-num-samples epochs-cooldown
+save-frequency val-frequency precision aug-cfg force-image-size opt skip-scheduler report-to use-bn-sync
+resume""".split()
 
 
 def by_name(names: Mapping[str, str]) -> dict[str, str]:
@@ -57,31 +57,36 @@ def by_name(names: Mapping[str, str]) -> dict[str, str]:
     return {name: text for text, joined in names.items() for name in joined.split()}
 
 
-# Flags that need no key, because the behaviour is the same without one
+# Flags that need no key, or of which no key takes the value: what happens instead
 ALREADY = by_name(
     {
-        "always: every rank computes its own rows, and the gradient is that of the whole global batch": "local-loss",
-        "always: the gradient is exact for any number of GPUs": "gather-with-grad",
+        "always: the gradient is that of the whole global batch, exact for any number of GPUs": "local-loss "
+        "gather-with-grad loss-dist-impl",
         "nothing is drawn twice in an epoch here, and a run goes on at the exact sample": "dataset-resampled",
         "samples are counted by the index": "val-num-samples",
-        "ranks are counted exactly, in tiles": "val-retrieval-chunk-size",
-        "scores are float32": "val-retrieval-precision",
+        "ranks are counted exactly, in tiles of float32 scores": "val-retrieval-chunk-size val-retrieval-precision",
         "the newest checkpoints are kept (checkpoint.keep), each written whole or not at all": "save-most-recent",
         "whatever is frozen keeps its statistics": "lock-image-freeze-bn-stats lock-text-freeze-layer-norm",
         "both towers are modules of their own": "force-custom-text",
-        "each process takes the device of its local rank": "no-set-device-rank",
-        "the launcher's environment says it": "dist-url",
-        "NCCL on GPUs, gloo on CPUs": "dist-backend",
+        "the launcher's environment says it; NCCL on GPUs, gloo on CPUs": "dist-url dist-backend no-set-device-rank "
+        "horovod",
         "a GPU where there is one; CUDA_VISIBLE_DEVICES= (empty) hides it": "device",
         "gradients are averaged once a step, in a tower's last backward": "ddp-static-graph",
-        "one exact schedule": "loss-dist-impl",
-        "rank 0 writes all logs": "log-local",
-        "one line follows tracking.every": "log-every-n-steps",
-        "metrics.jsonl has every value": "train-loss-ema-samples",
+        "rank 0 writes log.txt; metrics.jsonl has every value": "log-local log-every-n-steps train-loss-ema-samples "
+        "debug",
         "set HF_HOME": "cache-dir",
         "a tower's projection always trains": "text-pooler-own-group",
+        "eval.every is one rhythm, in steps, for data.val and eval.suite": "zeroshot-frequency",
+        "eval.suite=[wds:FOLDER] takes ImageNet as CLIP_benchmark ships it, with its prompts": "imagenet-val "
+        "imagenet-v2",
     }
 )
+
+# Flags that count epochs, where the number of steps in an epoch is unknown
+WITHOUT_STEPS = {
+    "save-frequency": "checkpoint.every counts steps (500 unless set), and a run resumes at any of them",
+    "val-frequency": "eval.every counts steps; 0 evaluates at the end",
+}
 
 # Flags that change the training and have no counterpart: such a command is refused
 LOST = by_name(
@@ -96,53 +101,49 @@ LOST = by_name(
         "give the model's -quickgelu name instead, e.g. --model ViT-B-32-quickgelu": "force-quick-gelu",
         "write patch_dropout into a copy of the model's config: --model my_model.json": "force-patch-dropout",
         "there is no distillation": "distill-model distill-pretrained",
-        "pictures are squares of one size (model.image.image_size)": "use-naflex force-naflex-vision "
-        "naflex-num-train-image-tokens naflex-patch-sizes naflex-patch-size-probs naflex-seq-lens "
-        "naflex-seq-len-probs naflex-max-tokens-per-batch naflex-max-text-tokens naflex-batch-divisor "
-        "naflex-loss-scale naflex-pad-multiple",
+        "write it into data.train, as data.train=a.tar@2::b.tar": "train-data-upsampling-factors",
+        "name the fields by data.captions=[a,b] and their shares by data.caption_weights=[1,0]": "json-text-key "
+        "json-text-key-probs",
     }
 )
+
+# Part of a flag → why a command with such flags, which are of other kinds of models, is refused
+OTHER_MODELS = {
+    "naflex": "pictures are squares of one size (model.image.image_size)",
+    "audio": "there is no audio tower",
+    "coca": "no captions are generated; take a pair of towers, like ViT-B-32",
+}
 
 # Flags without a counterpart that do not change what is learned
 ABSENT = by_name(
     {
-        "there is no audio tower": "audio-layer-decay audio-ext pretrained-audio audio-fill audio-trunc audio-fusion "
-        "audio-int16-normalize audio-zeroshot-dataset audio-zeroshot-split audio-zeroshot-audio-key "
-        "audio-zeroshot-target-key audio-zeroshot-class-key audio-zeroshot-template audio-zeroshot-workers "
-        "audio-zeroshot-multiprocessing-context audio-multiprocessing-context",
-        "each tower is compiled": "torchcompile-strategy",
-        "torch's default": "torchcompile-backend torchcompile-mode",
+        "each tower is compiled, with torch's defaults": "torchcompile-strategy torchcompile-backend torchcompile-mode",
         "every GPU holds the whole model (dist=ddp)": "fsdp fsdp-no-reshard-after-forward fsdp-offload-cpu "
         "fsdp-checkpoint",
         "write them in W&B": "wandb-notes",
-        "log.txt and metrics.jsonl have everything": "debug",
         "config.yaml in the run folder says what ran": "copy-codebase",
-        "there is no caption loss": "coca-caption-loss-weight",
-        "the contrastive loss is the whole loss": "coca-contrastive-loss-weight",
         "copy the run folder; every file in it is whole or absent": "remote-sync remote-sync-frequency "
         "remote-sync-protocol",
         "no 8-bit layers; precision=bf16": "use-bnb-linear",
         "texts of pictures are filled up to one length": "length-bucketing bucket-pool bucket-chunk "
         "bucket-prefetch-pools text-pad-multiple",
         "compile=true speeds a tower up, and exports are graphs (python -m train.export)": "torchscript trace",
-        "processes are torchrun's": "horovod",
     }
 )
 
-# Flags of earlier versions of open_clip → their present name
-FORMER = {"interpolation": "image-interpolation", "resize-mode": "image-resize-mode"}
+# Flag → its names in earlier versions of open_clip
+FORMER = {"image-interpolation": ["--interpolation"], "image-resize-mode": ["--resize-mode"]}
 
 # How many words follow a flag: none, one or more up to the next flag, or (all others) one
 NO_VALUE = {*SWITCHES} | set(
     """skip-scheduler save-most-recent dataset-resampled debug copy-codebase fsdp torchscript trace horovod local-loss
     gather-with-grad lock-image-freeze-bn-stats lock-text-freeze-layer-norm force-custom-text log-local
     no-set-device-rank ddp-static-graph text-pooler-own-group use-bn-sync pretrained-image force-quick-gelu
-    fsdp-no-reshard-after-forward fsdp-offload-cpu length-bucketing use-naflex force-naflex-vision audio-fusion
-    audio-int16-normalize""".split()
+    fsdp-no-reshard-after-forward fsdp-offload-cpu length-bucketing""".split()
 )
 MANY_VALUES = set(
-    """aug-cfg force-image-size image-mean image-std json-text-key-probs opt-kwargs opt-fallback-list wd-exclude
-    naflex-patch-sizes naflex-patch-size-probs naflex-seq-lens naflex-seq-len-probs""".split()
+    """aug-cfg force-image-size image-mean image-std json-text-key-probs opt-kwargs opt-fallback-list
+    wd-exclude""".split()
 )
 
 # Defaults of open_clip that differ from ours

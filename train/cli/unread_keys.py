@@ -1,7 +1,7 @@
-"""Keys that a run would not read. A key that the user chose and that would have no effect is refused. Torch-free.
+"""Keys that a run would not read. A key that the user sets and that would have no effect is refused. Torch-free.
 
-A key is chosen when it is typed and its value is not the default; what a recipe sets is not. Keys that are not listed
-here are read by every run.
+The user sets a key when it is typed and its value is not the default; a key that a recipe sets is not refused. Keys
+that are not listed here are read by every run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ IMAGE_OPEN_CLIP = "model.image.kind=open_clip or model.text.kind=open_clip"
 OWN_PROJECTION = "a tower that has no projection of its own (transformers, timm, cnn)"
 SAMPLE_IDS = "objective.nu=state or objective.noise=uniform"
 TEMPERATURE = "a learning or per-sample temperature"
-OWN_LOOP = "your own loop that gives both views as one tensor"
 
 # Condition → keys that only a run with it reads; a key that ends with "." or "_" stands for all that begin so
 READ_ONLY_WITH = {
@@ -46,28 +45,41 @@ READ_ONLY_WITH = {
     "objective.nu=state": "objective.nu_lr",
     SAMPLE_IDS: "objective.num_samples objective.memory_budget_mb",
     TEMPERATURE: "objective.min_temperature",
-    OWN_LOOP: "objective.views",
+    "your own loop that gives both views as one tensor": "objective.views",  # no run of this program
     "objective.lambda_momentum above 0": "objective.width",
 }
 
 
 def refuse_unread(words: Iterable[str], configs: Sequence[TrainConfig]) -> None:
-    """Raise ConfigError for keys that these words chose and that none of their runs would read."""
+    """Raise ConfigError for keys that the command line sets and that none of its runs would read.
+
+    words: the key=value words of the command line. configs: the configurations of its runs.
+    """
     typed = [word.partition("=")[0] for word in words]
-    chosen = {key: value for config in configs for key, value in _chosen(config).items() if _is_of(key, typed)}
+    chosen = {key: value for config in configs for key, value in _chosen(config).items() if _is_typed(key, typed)}
     broken = [
         f"{key}={value if isinstance(value, str) else json.dumps(value)}: this run does not read it, only one with "
         f"{condition}. Leave it out, or set that"
         for key, value in chosen.items()
-        for condition, keys in READ_ONLY_WITH.items()
-        if key.startswith(tuple(keys.split())) and not any(_holds(condition, config) for config in configs)
+        for condition in _conditions(key)
+        if not any(_holds(condition, config) for config in configs)
     ]
     if broken:
         raise ConfigError("\n".join(broken[:5]))
 
 
+def _conditions(key: str) -> list[str]:
+    """The conditions that a run must meet to read a key."""
+    return [condition for condition, keys in READ_ONLY_WITH.items() if key.startswith(tuple(keys.split()))]
+
+
+def is_read(key: str, config: TrainConfig) -> bool:
+    """Whether a run reads a key."""
+    return all(_holds(condition, config) for condition in _conditions(key))
+
+
 def _holds(condition: str, config: TrainConfig) -> bool:
-    """A condition of SPECIAL, "KEY above 0", or "KEY=VALUE", where VALUE may be several, with "or" between them."""
+    """Whether a run meets a condition: one of SPECIAL, "KEY above 0", or "KEY=VALUE", also with values after "or"."""
     if condition in SPECIAL:
         return SPECIAL[condition](config)
     key, _, values = condition.partition("=")
@@ -84,10 +96,12 @@ def _open_clip(config: TrainConfig) -> tuple[bool, bool]:
 
 
 def _by_sample_id(config: TrainConfig) -> bool:
+    """Whether the objective reads the ids of samples."""
     return config.objective.by_sample_id or all_keys(config).get("objective.noise") == "uniform"
 
 
 def _temperature_changes(config: TrainConfig) -> bool:
+    """Whether the objective changes its temperature in training."""
     return getattr(config.objective, "learnable", False) or hasattr(config.objective, "max_temperature")
 
 
@@ -96,7 +110,6 @@ SPECIAL: dict[str, Callable[[TrainConfig], bool]] = {
     OWN_PROJECTION: lambda config: not all(_open_clip(config)),
     SAMPLE_IDS: _by_sample_id,
     TEMPERATURE: _temperature_changes,
-    OWN_LOOP: lambda config: False,
 }
 
 
@@ -106,6 +119,6 @@ def _chosen(config: TrainConfig) -> dict[str, Any]:
     return {key: value for key, value in all_keys(config).items() if value != defaults.get(key)}
 
 
-def _is_of(key: str, typed: Sequence[str]) -> bool:
-    """Whether one of the typed names is this key or its section; a name without a dot chose from a group."""
+def _is_typed(key: str, typed: Sequence[str]) -> bool:
+    """Whether one of the typed names is this key or its section. A name without a dot is the name of a group."""
     return any(key == name or ("." in name and key.startswith(f"{name}.")) for name in typed)

@@ -31,46 +31,41 @@ model.pretrained model.image.kind model.text.kind model.text.frozen model.batch_
 optim.warmup optim.schedule optim.clip_norm eval.every eval.suite checkpoint.every checkpoint.keep tracking.wandb
 resume.mode resume.allow_batch_change resume.allow_more_data init_from""".split()
 
-QUOTING = """\
+CLOSING = """\
 Braces: the shell and Hydra both want them quoted, so write   'data.train="shards/{00..99}.tar"'
 Lists:  eval.suite=[retrieval:a.tar,zero_shot:task.json]      Nothing: key=null
-Several runs, one after the other: -m optim.lr=1e-3,2e-3 seed=0,1"""
+Several runs, one after the other: -m optim.lr=1e-3,2e-3 seed=0,1
+
+All keys with their values: python -m train experiment=emoji --cfg job
+Exit codes: 0 ok, 1 a bug, 2 configuration, 3 damaged data, 4 hardware, 75 preempted: run it again"""
 
 
 def help_text() -> str:
     """The whole help page."""
-    meaning: dict[str, tuple[Any, str]] = {}
-    for key, default, text in keys():
-        meaning.setdefault(key, (default, text))  # options of several objectives: as the first has them
+    described: dict[str, tuple[Any, str]] = {}
+    for key, default, meaning in keys():
+        described.setdefault(key, (default, meaning))  # an option of several objectives: as the first one has it
     width = max(map(len, COMMON))
-    rows = [f"  {key:<{width}}  {_shown(meaning[key][0]):<10}  {meaning[key][1]}" for key in COMMON]
-    choices = [f"  {name:<{width}}  {' | '.join(options)}" for name, options in groups().items() if name != "objective"]
-    examples = [f"  {command}\n      {what}" for what, command in EXAMPLES.items()]
-    return "\n".join(
-        [
-            PURPOSE,
-            "",
-            "Commands to copy:",
-            *examples,
-            "",
-            "Groups and their choices (group=choice):",
-            *choices,
-            "",
-            "Objectives (objective=name; objective=name --cfg job shows its options):",
-            *(f"  {name:<{width}}  {(row.options.__doc__ or '').splitlines()[0]}" for name, row in OBJECTIVES.items()),
-            "",
-            "Keys people change (key, default, meaning):",
-            *rows,
-            "",
-            QUOTING,
-            "",
-            "All keys with their values: python -m train experiment=emoji --cfg job",
-            "Exit codes: 0 ok, 1 a bug, 2 configuration, 3 damaged data, 4 hardware, 75 preempted: run it again",
-        ]
-    )
+    sections = {
+        f"{PURPOSE}\n\nCommands to copy (installed by pip, python -m train is also: dyad train):": [
+            f"{command}\n      {what}" for what, command in EXAMPLES.items()
+        ],
+        "Groups and their choices (group=choice):": [
+            f"{name:<{width}}  {' | '.join(choices)}" for name, choices in groups().items() if name != "objective"
+        ],
+        "Objectives (objective=name; objective=name --cfg job shows its options):": [
+            f"{name:<{width}}  {(row.options.__doc__ or '').splitlines()[0]}" for name, row in OBJECTIVES.items()
+        ],
+        "Keys people change (key, default, meaning):": [
+            f"{key:<{width}}  {_shown(described[key][0]):<10}  {described[key][1]}" for key in COMMON
+        ],
+    }
+    pages = ["\n".join([title, *(f"  {row}" for row in rows)]) for title, rows in sections.items()]
+    return "\n\n".join([*pages, CLOSING])
 
 
 def _shown(default: Any) -> str:
+    """A default as it is typed."""
     if isinstance(default, Enum):
         return default.name
     return "null" if default is None else str(default).replace("'", "")

@@ -7,10 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 
-from dyad.data.base.findings import Finding, fail, ok, warn
+from dyad.data.base.findings import Finding, fail, ok
 
 SECONDS = 20.0
 AGREED = "all agree"
@@ -19,11 +19,10 @@ AGREED = "all agree"
 class ProcessGroup:
     """Processes that all-reduce a number. They start at once and import torch; `problem` waits for their result."""
 
-    def __init__(self, backend: str, count: int, interface: str | None = None) -> None:
+    def __init__(self, backend: str, count: int) -> None:
         self.backend, self._count = backend, count
         self._process = subprocess.Popen(
             [sys.executable, "-m", "dyad.train.doctor.group", backend, str(count)],
-            env={**os.environ, **({"GLOO_SOCKET_IFNAME": interface} if interface else {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -33,38 +32,32 @@ class ProcessGroup:
     def problem(self) -> str:
         """The last line that a process printed, empty if all have the right sum."""
         try:
-            said, _ = self._process.communicate(timeout=5 * SECONDS)
+            output, _ = self._process.communicate(timeout=5 * SECONDS)
         except subprocess.TimeoutExpired:
-            self.stop()
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.communicate()
             return f"no answer in {5 * SECONDS:.0f} s"
-        lines = [line for line in said.splitlines() if line.strip() and line != AGREED]
-        return "" if said.splitlines().count(AGREED) == self._count else (lines or ["no answer"])[-1]
-
-    def stop(self) -> None:
-        os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.communicate()
-
-
-Check = Callable[[ProcessGroup], Iterator[Finding]]
+        lines = [line for line in output.splitlines() if line.strip()]
+        if lines.count(AGREED) == self._count:
+            return ""
+        return next((line for line in reversed(lines) if line != AGREED), "no answer")
 
 
 def gloo(group: ProcessGroup) -> Iterator[Finding]:
-    """Whether two processes form a gloo group; if not, whether they do over the loopback interface."""
-    named = os.environ.get("GLOO_SOCKET_IFNAME")
+    """Whether two processes form a gloo group over the network interface that it chooses, or the user chose."""
+    problem = group.problem()
+    chosen = os.environ.get("GLOO_SOCKET_IFNAME")
     interfaces = [name for _, name in socket.if_nameindex()]
-    if named and named not in interfaces:
-        group.stop()
+    if not problem:
+        yield ok("gloo", "two processes met and agreed")
+    elif chosen and chosen not in interfaces:
         fix = f"unset GLOO_SOCKET_IFNAME, or one of {', '.join(interfaces)}"
-        yield fail("gloo", f"GLOO_SOCKET_IFNAME={named}: this machine has no such interface", fix)
-    elif problem := group.problem():
+        yield fail("gloo", f"GLOO_SOCKET_IFNAME={chosen}: this machine has no such interface", fix)
+    else:
         loopback = next((name for name in interfaces if name.startswith("lo")), "lo")
-        works = not ProcessGroup("gloo", 2, loopback).problem()
         others = ", ".join(name for name in interfaces if name != loopback)
         fix = f"export GLOO_SOCKET_IFNAME={loopback} on one machine, {others or 'the network interface'} on several"
-        yield fail("gloo", f"two processes do not meet: {problem}", fix if works else "")
-    else:
-        yield ok("gloo", "two processes met and agreed")
-    yield from _own_name()
+        yield fail("gloo", f"two processes do not meet: {problem}", fix)
 
 
 def nccl(group: ProcessGroup) -> Iterator[Finding]:
@@ -76,19 +69,8 @@ def nccl(group: ProcessGroup) -> Iterator[Finding]:
         yield ok("nccl", "the GPUs met and agreed")
 
 
-def _own_name() -> Iterator[Finding]:
-    """Whether the host name has an address: other machines get the name to connect to."""
-    name = socket.gethostname()
-    try:
-        socket.getaddrinfo(name, None)
-    except OSError:
-        yield warn(
-            "network", f"its own name {name} has no address", "on several machines set MASTER_ADDR to an address"
-        )
-
-
 def main(backend: str, count: int) -> None:
-    """Fork `count` processes after torch is imported once. Each prints the result of `agree` on a line."""
+    """Import torch, then fork `count` processes. Each of them prints the result of `agree` on one line."""
     import torch.distributed  # noqa: F401
 
     with socket.socket() as free:

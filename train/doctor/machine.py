@@ -1,88 +1,90 @@
-"""Checks of the machine: versions, devices, cores, faiss, shared memory, open files, disk."""
+"""Checks of the machine: versions, devices, faiss, shared memory, disk."""
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 import shutil
 import subprocess
 import tomllib
 import warnings
-from collections.abc import Iterator, Mapping
-from functools import cache
-from importlib.metadata import distributions
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name
-from packaging.version import Version
 
 from dyad.data.base.errors import ExitCode
 from dyad.data.base.findings import Finding, fail, ok, warn
 from dyad.data.shards.index import available_cores
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[2]  # the checkout, or the installed package
+PROJECT, LOCK = ROOT / "pyproject.toml", ROOT / "requirements.lock"  # a wheel has neither
 SHOWN = ("torch", "transformers", "open-clip-torch", "timm", "accelerate", "hydra-core", "wandb")
-INSTALL = "pip install -e '.[cpu]' -c requirements.lock   ([gpu] with a GPU), or: source launch/setup.sh demo"
+INSTALL_EXTRA = "pip install -e '.[{}]' -c requirements.lock" if LOCK.exists() else "pip install 'dyad.whl[{}]'"
+INSTALL = f"{INSTALL_EXTRA.format('cpu')}   ([gpu] with a GPU), or in a checkout: source launch/setup.sh demo"
 LEAST_SHARED, GOOD_SHARED = 32 << 20, 1 << 30  # bytes
 LEAST_DISK, GOOD_DISK = 100 << 20, 5 << 30
-LEAST_FILES, GOOD_FILES = 256, 1024
 
 
 def versions() -> Iterator[Finding]:
-    """Python and the packages against pyproject.toml (what can work) and requirements.lock (what was tested)."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    """Compare Python and the packages with what Dyad requires, and in a checkout with what requirements.lock tested."""
+    required_python, required = _requirements()
     python = platform.python_version()
-    if python in SpecifierSet(project["requires-python"]):
+    if python in SpecifierSet(required_python):
         yield ok("python", f"{python} on {platform.system()} {platform.machine()}")
     else:
-        yield fail("python", f"{python}: needs {project['requires-python']}", INSTALL, ExitCode.CONFIG)
-    here, wrong = installed(), []
-    for needed in map(Requirement, project["dependencies"]):
-        version = here.get(canonicalize_name(needed.name))
-        if version is None:
-            wrong.append(f"{needed.name} is not installed")
-        elif version not in needed.specifier:
-            wrong.append(f"{needed.name} {version} is not {needed.specifier}")
-    for problem in wrong:
-        yield fail("packages", problem, INSTALL, ExitCode.CONFIG)
-    if other := [*_not_as_locked()]:
+        yield fail("python", f"{python}: needs {required_python}", INSTALL, ExitCode.CONFIG)
+    wrong = _mismatches(required)
+    for needed, version in wrong:
+        problem = f"{version} is not {needed.specifier}" if version else "is not installed"
+        yield fail("packages", f"{needed.name} {problem}", INSTALL, ExitCode.CONFIG)
+    tested = [line for line in LOCK.read_text().splitlines() if line and line[0] not in "#- "] if LOCK.exists() else []
+    other = [
+        f"{each.name} {version} ({str(each.specifier)[2:]} there)" for each, version in _mismatches(tested) if version
+    ]
+    if other:
         more = f" and {len(other) - 5} more" if len(other) > 5 else ""
         yield warn("packages", f"not as in requirements.lock: {', '.join(other[:5])}{more}", INSTALL)
     elif not wrong:
-        shown = ", ".join(f"{name} {here[name]}" for name in SHOWN)
-        yield ok("packages", f"as in requirements.lock: {shown}")
+        as_what = "in requirements.lock" if tested else "required"
+        yield ok("packages", f"as {as_what}: {', '.join(f'{name} {metadata.version(name)}' for name in SHOWN)}")
 
 
-@cache
-def installed() -> Mapping[str, str]:
-    """Canonical name → version of each package. Of several copies, the one that the import system finds: the first."""
-    here: dict[str, str] = {}
-    for distribution in distributions():
-        if distribution.metadata["Name"]:
-            here.setdefault(canonicalize_name(distribution.metadata["Name"]), distribution.version)
-    return here
+def _requirements() -> tuple[str, list[str]]:
+    """The versions of Python and of packages that Dyad needs: from pyproject.toml, or the metadata of the wheel."""
+    if PROJECT.exists():
+        project = tomllib.loads(PROJECT.read_text())["project"]
+        return project["requires-python"], project["dependencies"]
+    return metadata.metadata("dyad")["Requires-Python"], metadata.requires("dyad") or []
 
 
-def _not_as_locked() -> Iterator[str]:
-    """Packages whose version differs from requirements.lock; builds of one version (2.15.0+cpu) are alike."""
-    for line in (ROOT / "requirements.lock").read_text().splitlines():
-        entry = Requirement(line) if line and line[0] not in "#- " else None
-        if entry is None or not entry.specifier or (entry.marker and not entry.marker.evaluate()):
+def _mismatches(lines: Iterable[str]) -> list[tuple[Requirement, str | None]]:
+    """The requirements that are not met, each with the installed version, None without one.
+
+    Requirements of other systems and of extras do not count. Of several copies of a package the first one counts, as
+    for the import system.
+    """
+    found: list[tuple[Requirement, str | None]] = []
+    for needed in map(Requirement, lines):
+        if needed.marker is not None and not needed.marker.evaluate({"extra": ""}):
             continue
-        name, locked = canonicalize_name(entry.name), next(iter(entry.specifier)).version
-        version = installed().get(name)
-        if version is not None and Version(version).public != Version(locked).public:
-            yield f"{name} {version} ({locked} there)"
+        try:
+            version = metadata.version(needed.name)
+        except metadata.PackageNotFoundError:
+            version = None
+        if version is None or version not in needed.specifier:
+            found.append((needed, version))
+    return found
 
 
 def devices(precision: str) -> Iterator[Finding]:
     """The GPUs that torch can use, or the reason why it cannot use one, and whether `precision` suits the device."""
     import torch
 
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         usable = torch.cuda.is_available()
     if usable:
@@ -94,7 +96,7 @@ def devices(precision: str) -> Iterator[Finding]:
     elif driver and torch.version.cuda is None:
         yield fail("devices", f"{driver}, but torch {torch.__version__} is built for the CPU", INSTALL)
     elif driver:
-        why = str(said[0].message).splitlines()[0] if said else "torch finds no device"
+        why = str(caught[0].message).splitlines()[0] if caught else "torch finds no device"
         fix = f"update the driver to one of CUDA {torch.version.cuda}, or take a torch that is built for yours"
         yield fail("devices", f"{driver}, but not for torch {torch.__version__}: {why}", fix)
     else:
@@ -104,13 +106,14 @@ def devices(precision: str) -> Iterator[Finding]:
 
 
 def _gpus(precision: str) -> Iterator[Finding]:
+    """One finding for each GPU: whether torch has code for it, and whether it computes in `precision`."""
     import torch
 
     built = torch.cuda.get_arch_list()
     for number in range(torch.cuda.device_count()):
         found = torch.cuda.get_device_properties(number)
         name = f"cuda:{number} {found.name}, {size(found.total_memory)}, sm_{found.major}{found.minor}"
-        if built and not any(arch.removeprefix("sm_").startswith(str(found.major)) for arch in built):
+        if built and not any(arch.startswith(f"sm_{found.major}") for arch in built):
             yield fail("devices", f"{name}: torch {torch.__version__} is built for {', '.join(built)}", INSTALL)
         elif precision == "bf16" and found.major < 8:
             yield warn("devices", f"{name}: computes bf16 in software", "precision=fp16")
@@ -119,6 +122,7 @@ def _gpus(precision: str) -> Iterator[Finding]:
 
 
 def gpu_count() -> int:
+    """The number of GPUs that torch can use."""
     import torch
 
     with warnings.catch_warnings():
@@ -128,64 +132,28 @@ def gpu_count() -> int:
 
 def _driver() -> str:
     """Name and driver of the first GPU, by nvidia-smi; "" without one."""
-    if not shutil.which("nvidia-smi"):
-        return ""
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    done = subprocess.run(query, capture_output=True, text=True, timeout=20)
-    return f"{done.stdout.splitlines()[0]} (driver)" if done.returncode == 0 and done.stdout.strip() else ""
-
-
-def threads() -> Iterator[Finding]:
-    """Whether the processes of a run start more threads than there are cores for them."""
-    import torch
-
-    usable = min(available_cores(), _quota())
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    wanted = torch.get_num_threads() * processes
-    name = f"OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']}" if "OMP_NUM_THREADS" in os.environ else "torch"
-    shown = f"{wanted} threads ({name}, {processes} process{'es' * (processes > 1)}) on {usable:g} cores"
-    if wanted > max(usable, 1):
-        fix = f"export OMP_NUM_THREADS={max(int(usable) // processes, 1)}"
-        yield warn("threads", f"{shown}: they wait for each other", fix)
-    else:
-        yield ok("threads", shown)
-
-
-def load(average: float) -> Iterator[Finding]:
-    """Whether more processes compute than there are cores. average: number of processes, mean of the last minute."""
-    shown = f"{average:.1f} processes compute, on {os.cpu_count()} cores"
-    if average > (os.cpu_count() or 1):
-        yield warn("load", f"{shown}: a step takes several times as long", "wait for them, or stop them")
-    else:
-        yield ok("load", shown)
-
-
-def _quota() -> float:
-    """Cores that the container may use; infinity without a limit."""
-    try:
-        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return int(limit) / int(period)
-    except (OSError, ValueError):  # not in a cgroup, or "max"
-        return math.inf
+    with suppress(OSError, subprocess.SubprocessError):
+        shown = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
+        return f"{shown.splitlines()[0]} (driver)" if shown.strip() else ""
+    return ""
 
 
 def faiss_kind() -> Iterator[Finding]:
     """Whether exactly one faiss is installed, and whether it is the one for a GPU where there is a GPU."""
-    import torch
-
-    named = sorted(name for name in installed() if name.startswith("faiss"))
-    kind = "gpu" if torch.cuda.is_available() else "cpu"
-    install = f"pip install -e '.[{kind}]' -c requirements.lock"
-    replace = f"pip uninstall -y {' '.join(named)}; {install}"
-    if len(named) > 1:
-        yield fail("faiss", f"{' and '.join(named)} install the same module over each other", replace, ExitCode.CONFIG)
-    elif not named:
+    names = sorted({each.name for each in metadata.distributions() if str(each.name).startswith("faiss")})
+    kind = "gpu" if gpu_count() else "cpu"
+    install = INSTALL_EXTRA.format(kind)
+    replace = f"pip uninstall -y {' '.join(names)}; {install}"
+    if len(names) > 1:
+        yield fail("faiss", f"{' and '.join(names)} install the same module over each other", replace, ExitCode.CONFIG)
+    elif not names:
         yield fail("faiss", "is not installed: evaluation and mining search with it", install, ExitCode.CONFIG)
     else:
         import faiss
 
         on_gpu = hasattr(faiss, "StandardGpuResources")
-        shown = f"{named[0]} {faiss.__version__}, {'GPU and CPU' if on_gpu else 'CPU'}"
+        shown = f"{names[0]} {faiss.__version__}, {'GPU and CPU' if on_gpu else 'CPU'}"
         idle = kind == "gpu" and not on_gpu
         yield warn("faiss", f"{shown}: searches leave the GPU idle", replace) if idle else ok("faiss", shown)
 
@@ -194,34 +162,17 @@ def shared_memory(workers: int, batch_bytes: int, folder: Path = Path("/dev/shm"
     """Whether shared memory holds the batches of `workers` loader processes. batch_bytes: size of one, 0 if unknown."""
     if not folder.is_dir():
         return
-    _, _, free = shutil.disk_usage(folder)
+    free = shutil.disk_usage(folder).free
     needed = (2 * workers + 1) * batch_bytes
     shown = f"{size(free)} free"
     fix = "docker run --shm-size=8g (or --ipc=host), mount -o remount,size=8g /dev/shm, or data.workers=0"
-    if free < needed or free < LEAST_SHARED:
-        wants = f"; {workers} workers want up to {size(needed)}" if needed else ""
-        yield fail(str(folder), f"{shown}{wants}: loader processes die with a bus error", fix)
+    if free < max(needed, LEAST_SHARED):
+        wanted = f"; {workers} workers want up to {size(needed)}" if needed else ""
+        yield fail(str(folder), f"{shown}{wanted}: loader processes die with a bus error", fix)
     elif not needed and free < GOOD_SHARED:
         yield warn(str(folder), f"{shown}: too little for loaders of large batches", fix)
     else:
         yield ok(str(folder), shown)
-
-
-def open_files() -> Iterator[Finding]:
-    """Whether a process may open enough files: each loader process keeps up to 256 shards open."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = 1 << 20 if soft == resource.RLIM_INFINITY else soft
-    fix = f"ulimit -n {hard if 0 < hard < 65536 else 65536}"
-    if limit < LEAST_FILES:
-        yield fail("open files", f"at most {limit}: shards and sockets need {LEAST_FILES} and more", fix)
-    elif limit < GOOD_FILES:
-        yield warn("open files", f"at most {limit}: too few for many shards", fix)
-    else:
-        yield ok("open files", f"at most {limit}")
 
 
 def disk(topic: str, folder: Path, fix: str) -> Iterator[Finding]:

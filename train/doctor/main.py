@@ -11,8 +11,9 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from dyad.data.base.errors import ConfigError, ExitCode, UserError, printable
+from dyad.data.base.errors import ConfigError, ExitCode, UserError, first_line, printable
 from dyad.data.base.findings import Finding, Level, fail, ok
 from dyad.data.base.secrets import without_secrets
 from dyad.train.config import Task, TrainConfig
@@ -26,27 +27,29 @@ python -m train.doctor translate "torchrun --nproc_per_node 4 -m open_clip_train
                                                     an open_clip command line (or a SLURM script) as ours; gpus=N where
                                                     it does not say how many
 
+Installed by pip, the command is also: dyad doctor …
 Every line is ok, warn or fail, with what mends it. Nothing is written. Exit codes: 0 no failure, 2 configuration,
 3 damaged data, 4 the machine"""
 USUAL_SIDE = 224  # pixels of a picture, where the configuration does not say it
 
 
 def main() -> None:
-    words = sys.argv[1:]
-    if {"-h", "--help"} & set(words):
+    """The command: --help, translate, or a report of all findings."""
+    arguments = sys.argv[1:]
+    if {"-h", "--help"} & set(arguments):
         print(HELP)
-    elif words[:1] == ["translate"]:
+    elif arguments[:1] == ["translate"]:
         from dyad.train.doctor.translate import run
 
-        print(run(words[1:]))
+        print(run(arguments[1:]))
     else:
-        sys.exit(report(look([word for word in words if word != "--json"]), as_json="--json" in words))
+        sys.exit(report(look([word for word in arguments if word != "--json"]), as_json="--json" in arguments))
 
 
-def report(looked: Iterable[Finding], as_json: bool) -> int:
+def report(all_findings: Iterable[Finding], as_json: bool) -> int:
     """Print every finding as it comes. Returns the exit code: 0, or the smallest code of the failures."""
     findings: dict[str, Finding] = {}  # by text: more than one check may find a file missing
-    for finding in looked:
+    for finding in all_findings:
         if finding.text not in findings and not as_json:
             print(printable(str(finding)), flush=True)
         findings.setdefault(finding.text, finding)
@@ -60,14 +63,14 @@ def report(looked: Iterable[Finding], as_json: bool) -> int:
     return min((found.code for found in findings.values() if found.level is Level.fail), default=ExitCode.OK)
 
 
-def look(words: Sequence[str]) -> Iterator[Finding]:
-    """All findings. words: those of python -m train; without any, only the machine is checked."""
+def look(arguments: Sequence[str]) -> Iterator[Finding]:
+    """All findings. arguments: those of python -m train; without any, only the machine is checked."""
     config = None
-    if words:
+    if arguments:
         from dyad.train.cli.compose import compose_config
 
         try:
-            config = compose_config(words)
+            config = compose_config(arguments)
         except ConfigError as error:
             yield fail("words", str(error), code=ExitCode.CONFIG)
     groups = [(group.gloo, group.ProcessGroup("gloo", 2))]  # they import torch while the rest is checked
@@ -75,41 +78,34 @@ def look(words: Sequence[str]) -> Iterator[Finding]:
         groups.append((group.nccl, group.ProcessGroup("nccl", min(gpus, 2))))
     yield ok("checkout", str(machine.ROOT))
     yield from found("packages", machine.versions)
-    yield from found("devices", lambda: machine.devices(config.precision.name if config else ""))
-    yield from found("threads", machine.threads)
-    yield from found("load", lambda: machine.load(os.getloadavg()[0]))
+    yield from found("devices", machine.devices, config.precision.name if config else "")
     yield from found("faiss", machine.faiss_kind)
-    yield from found("/dev/shm", lambda: machine.shared_memory(*_loaders(config)))
-    yield from found("open files", machine.open_files)
-    runs, cache = (
-        Path(config.run.dir if config else "runs"),
-        os.environ.get("HF_HOME") or os.environ.get("XDG_CACHE_HOME"),
-    )
-    yield from found("run.dir", lambda: machine.disk("run.dir", runs, "run.dir=FOLDER elsewhere"))
-    elsewhere = "set HF_HOME or XDG_CACHE_HOME to a folder elsewhere"
-    yield from found("cache", lambda: machine.disk("cache", Path(cache or "~/.cache"), elsewhere))
+    yield from found("/dev/shm", machine.shared_memory, *_loaders(config))
+    runs = Path(config.run.dir if config else "runs")
+    yield from found("run.dir", machine.disk, "run.dir", runs, "run.dir=FOLDER elsewhere")
+    cache = Path(os.environ.get("HF_HOME") or os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    yield from found("cache", machine.disk, "cache", cache, "set HF_HOME or XDG_CACHE_HOME to a folder elsewhere")
     if config is not None:
         from dyad.train.doctor import run
 
-        yield from found("data", lambda: run.data(config))
-        yield from found("model", lambda: run.model(config))
-        yield from found("wandb", lambda: run.tracking(config))
-        yield from found("run", lambda: run.run(words, config))
-    elif not words:
+        yield from found("data", run.data, config)
+        yield from found("model", run.model, config)
+        yield from found("wandb", run.tracking, config)
+        yield from found("run", run.run, arguments, config)
+    elif not arguments:
         yield ok("run", "not looked at: python -m train.doctor experiment=emoji looks at its data and model too")
     for check, started in groups:
-        yield from found(started.backend, lambda check=check, started=started: check(started))
+        yield from found(started.backend, check, started)
 
 
-def found(topic: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
-    """The findings of a check. An error of the user becomes a failure in its own words, as does any other exception."""
+def found(topic: str, check: Callable[..., Iterable[Finding]], *arguments: Any) -> Iterator[Finding]:
+    """The findings of `check(*arguments)`. Any exception becomes a failure; that of a user's error keeps its text."""
     try:
-        yield from check()
+        yield from check(*arguments)
     except UserError as error:
         yield fail(topic, str(error), code=ExitCode(error.exit_code))
     except Exception as error:  # one broken check must not end the others
-        reason = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
-        yield fail(topic, f"cannot be looked at: {reason}")
+        yield fail(topic, f"cannot be looked at: {type(error).__name__}: {first_line(error)}")
 
 
 def _loaders(config: TrainConfig | None) -> tuple[int, int]:

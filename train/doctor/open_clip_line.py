@@ -6,10 +6,10 @@ import argparse
 import os
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.train.cli import open_clip_flags as flags
@@ -17,7 +17,6 @@ from dyad.train.cli import open_clip_flags as flags
 PROGRAM = re.compile(r"(?:-m\s+)?(?:\S*/)?(?:open_clip_train|training)(?:\.main|/main\.py)\b")
 GPUS_PER_MACHINE = 8  # assumed where neither the command nor gpus=N says it
 VARIABLE = re.compile(r"\$\{?(\w+)\}?")
-NOT_HERE = {"clap": "hears audio", "genlip": "generates text", "genlap": "generates text", "coca": "generates captions"}
 
 
 @dataclass(frozen=True)
@@ -40,29 +39,17 @@ class Launch:
         return f"{several}NPROC={self.per_node} bash launch/torchrun.sh"
 
 
-@dataclass(frozen=True)
-class OpenClipCommand:
-    """A parsed command. given: flag → its values; unset: shell variables in it that have no value here."""
+def read_line(line: str, gpus: int | None) -> tuple[Launch, dict[str, list[str]], list[str]]:
+    """Parse a command line, or a script that contains one. gpus: number of GPUs over all machines, if it is given.
 
-    launch: Launch
-    given: dict[str, list[str]]
-    unset: tuple[str, ...]
-
-
-def read_line(line: str, gpus: int | None) -> OpenClipCommand:
-    """Parse a command line, or a script that contains one.
-
-    gpus: number of GPUs over all machines, where the line does not say it. Raises ConfigError for a line that cannot be
-    parsed, an unknown flag, and a command that does not train a pair of towers.
+    Returns the launch, flag → its values, and the names of shell variables that have no value here. Raises ConfigError
+    for a line that cannot be parsed, and for an unknown flag.
     """
-    launcher, arguments = _split(line)
-    given = {
-        name: [VARIABLE.sub(r"\1", os.path.expandvars(value)) for value in values]  # an unset variable: its name
-        for name, values in _parse(arguments).items()
-    }
-    launch = _launch(launcher, line, gpus)
-    _check_model_and_data(given)
-    return OpenClipCommand(launch, given, tuple(dict.fromkeys(VARIABLE.findall(os.path.expandvars(arguments)))))
+    launcher, text = _split(line)
+    arguments = os.path.expandvars(text)
+    unset = list(dict.fromkeys(VARIABLE.findall(arguments)))
+    given = _parse(VARIABLE.sub(r"\1", arguments))  # an unset variable becomes its name
+    return _launch(launcher, line, gpus), given, unset
 
 
 def _split(line: str) -> tuple[str, str]:
@@ -80,34 +67,34 @@ def _split(line: str) -> tuple[str, str]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """open_clip's flags with their number of values. Abbreviations that fit one flag only are accepted, as there."""
-
-    def __init__(self) -> None:
-        super().__init__(add_help=False, argument_default=argparse.SUPPRESS)
-        former = {name: old for old, name in flags.FORMER.items()}
-        for name in sorted(flags.ALL):
-            spellings = [f"--{name}", *([f"--{former[name]}"] if name in former else [])]
-            if name in flags.NO_VALUE:
-                self.add_argument(*spellings, dest=name, action="store_const", const=[])
-            else:
-                self.add_argument(*spellings, dest=name, nargs="+" if name in flags.MANY_VALUES else 1)
+    """A parser whose errors are ConfigErrors."""
 
     def error(self, message: str) -> NoReturn:
+        """Raise ConfigError; argparse itself would print a usage and exit."""
         no_value = re.fullmatch(r"argument (--[\w-]+).*: expected .*", message)
         raise ConfigError(f"translate: {f'{no_value[1]} needs a value' if no_value else message}")
 
 
 def _parse(text: str) -> dict[str, list[str]]:
-    """Flag → its values, up to the end of the shell command."""
+    """Flag → its values, up to the end of the shell command. As in open_clip, a unique prefix stands for a flag."""
+    parser = _Parser(add_help=False, argument_default=argparse.SUPPRESS)
+    for name in sorted(flags.ALL):
+        kind: dict[str, Any] = {"nargs": "+" if name in flags.MANY_VALUES else 1}
+        if name in flags.NO_VALUE:
+            kind = {"action": "store_const", "const": []}
+        parser.add_argument(f"--{name}", *flags.FORMER.get(name, []), dest=name, **kind)
     try:
         words = shlex.split(text)
     except ValueError as error:
         raise ConfigError(f"translate: the line is cut or a quote is open ({error}): {text.strip()[-60:]}") from error
-    given, unknown = _Parser().parse_known_args([*takewhile(lambda word: word not in (";", "&&", "&", "|"), words)])
-    for word in unknown:
-        if not word.startswith("--"):
-            raise ConfigError(f"translate: '{word}' belongs to no flag. Quote values that have spaces")
-        name = word[2:].partition("=")[0]
+    given, unknown = parser.parse_known_args([*takewhile(lambda word: word not in (";", "&&", "&", "|"), words)])
+    if unknown and not unknown[0].startswith("--"):
+        raise ConfigError(f"translate: '{unknown[0]}' belongs to no flag. Quote values that have spaces")
+    if unknown:
+        name = unknown[0][2:].partition("=")[0]
+        for part, why in flags.OTHER_MODELS.items():
+            if part in name:
+                raise ConfigError(f"--{name}: not here: {why}")
         hint = nearest(name, flags.ALL).replace("'", "--", 1).replace("'", "")
         raise ConfigError(f"--{name}: open_clip's trainer has no such flag.{hint} Correct it or leave it out")
     return vars(given)
@@ -117,8 +104,8 @@ def _launch(launcher: str, script: str, gpus: int | None) -> Launch:
     """The launcher's options; with srun also those in the #SBATCH lines of the script."""
     slurm = "srun" in launcher
     header = re.findall(r"^#SBATCH\s+(\S.*?)\s*$", script, re.MULTILINE) if slurm else []
-    text = " ".join([*header, launcher])
-    per_node = _option(text, ["nproc_per_node", "ntasks_per_node", "gpus_per_node", "gres"])
+    text = " ".join([*header, launcher]).replace("_", "-")
+    per_node = _option(text, ["nproc-per-node", "ntasks-per-node", "gpus-per-node", "gres"])
     nodes = _option(text, ["nnodes", "nodes", "N"])
     scheduler = "slurm" if slurm else "torchrun" if re.search(r"torchrun|torch\.distributed", launcher) else "none"
     if gpus is not None:
@@ -141,25 +128,6 @@ def _spread(gpus: int, nodes: int | None) -> tuple[int, int]:
 
 
 def _option(text: str, names: Iterable[str]) -> int | None:
-    """The number that the first of these launcher options has; hyphens and underscores are alike."""
-    for name in names:
-        dashes = "--?" if len(name) == 1 else "--"
-        if found := re.search(rf"(?:^|\s){dashes}{name.replace('_', '[-_]')}(?:=|\s+)(?:\w+:)*(\d+)", text):
-            return int(found[1])
-    return None
-
-
-def _check_model_and_data(given: Mapping[str, list[str]]) -> None:
-    """Raise ConfigError for models and data that are not pictures with texts, and for a command that only evaluates."""
-    (model,) = given.get("model", [""])
-    (data_type,) = given.get("dataset-type", [""])
-    for part, does in NOT_HERE.items():
-        if part in model.lower():
-            raise ConfigError(f"--model {model}: it {does}; here are pairs of towers only, like ViT-B-32")
-    if data_type.endswith("-audio"):
-        raise ConfigError(f"--dataset-type {data_type}: audio is not read; pictures and texts are")
-    if "train-data" not in given and data_type != "synthetic":
-        raise ConfigError(
-            "there is no --train-data: the line only evaluates. Runs of python -m train are evaluated by: "
-            "python -m eval checkpoint=RUN suite=[wds:FOLDER]"
-        )
+    """The number that the first of these options has in the command of a launcher."""
+    found = (re.search(rf"(?:^|\s)--?{name}(?:=|\s+)(?:\w+:)*(\d+)", text) for name in names)
+    return next((int(option[1]) for option in found if option), None)

@@ -27,13 +27,14 @@ from dyad.data.question_passage.formats import query_of, record_of
 from dyad.data.question_passage.questions import named_files
 from dyad.data.shards.index import SCANS, has_index, stored_index
 from dyad.data.shards.rows import Rows
-from dyad.data.shards.scan_tar import Scan
+from dyad.data.shards.scan_tar import Problem, Scan
 from dyad.data.shards.shards import Shards
 from dyad.data.shards.sources import ShardSource, parse_sources
 from dyad.data.shards.storage import open_ranges, open_stream, scheme_of, stat
-from dyad.train.config import ImageTower, Task, TextTower, TrainConfig
+from dyad.train.config import ImageTower, Task, TextTower, TrainConfig, Wandb
 from dyad.train.doctor.machine import size
 from dyad.train.run.components import batch_norms
+from dyad.train.run.main import check_sweep
 from dyad.train.run_folder.folder import is_finished, run_folder
 from dyad.train.towers.batch_norm import set_batch_norms
 from dyad.train.towers.image import build_image_tower
@@ -55,17 +56,16 @@ OPEN_CLIP_WEIGHTS = (
 Wanted = Mapping[str, Sequence[str]]  # kind of file → names, of which one is enough
 
 
-def run(words: Sequence[str], config: TrainConfig) -> Iterator[Finding]:
+def run(arguments: Sequence[str], config: TrainConfig) -> Iterator[Finding]:
     """The checks of `python -m train` before it loads anything, and whether the run is new, goes on or is finished."""
-    from dyad.train.run.main import check_sweep
-
-    check_sweep(words, [config])
+    check_sweep(arguments, [config])
     folder = run_folder(config)
     checkpoints = sorted((folder / "checkpoints").glob("step_*"))
-    begins = f"goes on from {checkpoints[-1].name}" if checkpoints else "is new"
-    stands = "is finished: the same command does nothing" if is_finished(config) else begins
+    state = f"goes on from {checkpoints[-1].name}" if checkpoints else "is new"
+    if is_finished(config):
+        state = "is finished: the same command does nothing"
     length = f"{config.steps} steps" if config.steps else f"{config.epochs:g} epochs"
-    yield ok("run", f"{folder} {stands}; {length} of {config.global_batch_size} pairs")
+    yield ok("run", f"{folder} {state}; {length} of {config.global_batch_size} pairs")
 
 
 # Data -----------------------------------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def _questions_of(file: str) -> str:
 
 
 def _shard(path: str, total: str, config: TrainConfig) -> Iterator[Finding]:
-    """Raises DataError, naming shard and sample, for data that training could not use."""
+    """Check one shard. Raises DataError, naming shard and sample, for data that training could not use."""
     if config.data.mode is Mode.stream:
         _check_pair(first_of(path), config.data)
         yield ok("data", f"{path}: first sample read ({total} in all, streamed)")
@@ -101,8 +101,7 @@ def _shard(path: str, total: str, config: TrainConfig) -> Iterator[Finding]:
         fix = f"nothing to do: it is indexed anew at the start, or now by: python -m data index {shlex.quote(path)}"
         yield warn("data", f"{path} has changed since it was indexed", fix)
     if index is not None:
-        if index.problems:
-            raise DataError(f"{path}: {index.problems[0]}. All of it: python -m data check {shlex.quote(path)}")
+        _refuse(path, index.problems)
         samples = Shards([ShardSource((path,))], [index])
         rows = Rows(samples)
         for i in {0, index.samples - 1} if index.samples else ():
@@ -118,13 +117,21 @@ def _shard(path: str, total: str, config: TrainConfig) -> Iterator[Finding]:
         yield ok("data", f"{path}: {count} samples, read whole, indexed at the start ({total} in all)")
 
 
+def _refuse(path: str, problems: Sequence[Problem]) -> None:
+    """Raise DataError for the first problem of a shard, if it has any."""
+    if problems:
+        raise DataError(f"{path}: {problems[0]}. All of it: python -m data check {shlex.quote(path)}")
+
+
 def _check_pair(sample: ShardSample, config: DataConfig) -> None:
+    """Raise SampleError for a picture that cannot be decoded, and for captions that are missing."""
     sample.decoded(config.image_key, config.max_image_pixels)
     for name in config.captions:
         sample.captions(name)
 
 
 def _check_question(fields: dict[str, Any], where: str, config: DataConfig) -> None:
+    """Raise DataError, naming the row, for a row that is no question with passages, or no line of a BEIR folder."""
     try:
         if QUERIES in where:
             query_of(fields)
@@ -138,8 +145,7 @@ def _scan(path: str, config: TrainConfig) -> int:
     """Number of samples in a shard without an index; none is written. Raises DataError for the first problem."""
     with io.BufferedReader(open_stream(path), 1 << 20) as stream:  # type: ignore[arg-type]
         scan = SCANS.get(os.path.splitext(path)[1], SCANS[".tar"])(stream)
-    if scan.problems.first:
-        raise DataError(f"{path}: {scan.problems.first[0]}. All of it: python -m data check {shlex.quote(path)}")
+    _refuse(path, scan.problems.first)
     read = open_ranges(path)
     if isinstance(scan, Scan):
         for sample in scan.samples[:1] + scan.samples[-1:] if config.task is Task.image_text else ():
@@ -164,26 +170,21 @@ def model(config: TrainConfig) -> Iterator[Finding]:
             yield _absent(key, name, absent, wanted)
         else:
             yield ok("model", f"{name}: {', '.join(wanted)} found")
-    if complete:
-        towers = _towers(config)
-        weights = sum(parameter.numel() for parameter in towers.parameters())
-        yield ok("model", f"builds with {weights / 1e6:.1f} M weights")
-        yield from (ok("model", line) for line in describe_choices(config))
-        if line := batch_norms(config, towers, int(os.environ.get("WORLD_SIZE", "1"))):
-            yield ok("batch norm", line)
-
-
-def _towers(config: TrainConfig) -> nn.Module:
-    """The towers on the meta device: no memory, no weights. Raises ConfigError, as a run."""
-    with torch.device("meta"):
+    if not complete:
+        return
+    with torch.device("meta"):  # no memory, no weights
         if config.task is Task.question_passage:
-            towers = [build_text_encoder(config.model, load_pretrained=False)]
+            towers = [build_text_encoder(config.model, load_pretrained=False)[0]]
         else:
             context = BuildContext(config.model, load_pretrained=False)
-            towers = [build_image_tower(context), build_text_tower(context)]
-    modules = nn.ModuleList([tower for tower, _ in towers]).train()
+            towers = [build_image_tower(context)[0], build_text_tower(context)[0]]
+    modules = nn.ModuleList(towers).train()
     set_batch_norms(modules, config.model.batch_norm)
-    return modules
+    weights = sum(parameter.numel() for parameter in modules.parameters())
+    yield ok("model", f"builds with {weights / 1e6:.1f} M weights")
+    yield from (ok("model", line) for line in describe_choices(config))
+    if line := batch_norms(config, modules, int(os.environ.get("WORLD_SIZE", "1"))):
+        yield ok("batch norm", line)
 
 
 def _sources(config: TrainConfig) -> Iterator[tuple[str, str, Wanted]]:
@@ -227,12 +228,12 @@ def _absent(key: str, name: str, absent: Sequence[str], wanted: Wanted) -> Findi
     Raises ConfigError for a folder or package that does not exist, and for what cannot be a published name.
     """
     folder = location_of(name)
-    if name.startswith("pkg:") or os.path.isabs(folder) or folder.startswith(".") or os.path.isdir(folder):
-        if not os.path.isdir(folder):
-            raise ConfigError(f"{key}={name}: there is no folder {folder}")
+    if os.path.isdir(folder):
         files = " or ".join(wanted[absent[0]][:2])
         fix = f"put {files} into {folder}, or name another folder"
         return fail("model", f"{key}={name} lacks {' and '.join(absent)}", fix, ExitCode.CONFIG)
+    if name.startswith("pkg:") or folder.startswith(("/", ".")):
+        raise ConfigError(f"{key}={name}: there is no folder {folder}")
     try:
         validate_repo_id(split_revision(name)[0])
     except HFValidationError as error:
@@ -249,10 +250,10 @@ def _absent(key: str, name: str, absent: Sequence[str], wanted: Wanted) -> Findi
 
 def tracking(config: TrainConfig) -> Iterator[Finding]:
     """The mode of W&B that a run would choose. Its server is not asked."""
-    mode = wandb_mode(config.tracking)
-    why = {
-        "online": "an API key is here",
-        "offline": "no API key, or asked for; `wandb sync` sends it later",
-        "disabled": "metrics.jsonl has every number",
+    reasons = {
+        Wandb.online: "an API key is here",
+        Wandb.offline: "no API key, or asked for; `wandb sync` sends it later",
+        Wandb.disabled: "metrics.jsonl has every number",
     }
-    yield ok("wandb", f"{mode.name}: {why[mode.name]}")
+    mode = wandb_mode(config.tracking)
+    yield ok("wandb", f"{mode.name}: {reasons[mode]}")

@@ -27,27 +27,30 @@ NUMBER = re.compile(r"[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?")
 class Translation:
     """An open_clip command and the command that replaces it.
 
-    given: flag → its values. before: commands to run first. words: key → value of `python -m train`. notes: one line
-    each. implied: words that open_clip has by default.
+    given: flag → its values. before: commands to run first. keys: key → value of `python -m train`. notes: one line
+    each. implied: key → whether its value is a default of open_clip, which the command does not name.
     """
 
     launch: Launch
     given: Mapping[str, list[str]]
     before: list[str] = field(default_factory=list)
-    words: dict[str, str] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    implied: list[str] = field(default_factory=list)
+    implied: dict[str, bool] = field(default_factory=dict)
 
     @property
     def arguments(self) -> list[str]:
-        return [f"{key}={written(value)}" for key, value in self.words.items()]
+        """The key=value arguments of `python -m train`."""
+        return [f"{key}={written(value)}" for key, value in self.keys.items()]
 
     def __str__(self) -> str:
+        """The commands, one on a line, and the notes as comments of the shell."""
         command = f"{self.launch.command} {shlex.join(self.arguments)}"
         return "\n".join([*self.before, command, *(f"# {note}" for note in self.notes)])
 
     @property
     def world_size(self) -> int:
+        """Number of processes over all machines; each has one GPU."""
         return self.launch.nodes * self.launch.per_node
 
     @property
@@ -64,20 +67,28 @@ class Translation:
         return " ".join(self.given[flag]) if flag in self.given else flags.DEFAULTS.get(flag, "")
 
     def number(self, flag: str) -> int:
+        """The value of a flag as a whole number. Raises ConfigError for any other text."""
         try:
             return int(float(self.text(flag)))
         except ValueError as error:
             raise ConfigError(f"--{flag} {self.text(flag)}: must be a whole number") from error
 
     def set(self, key: str, value: object, implied: bool = False) -> None:
-        self.words[key] = str(value)
-        if implied:
-            self.implied.append(f"{key}={value}")
+        """Set a key. implied: the value is a default of open_clip, which the command does not name."""
+        self.keys[key] = str(value)
+        self.implied[key] = implied
 
     def note(self, flag: str, text: str) -> None:
+        """Add a note about a flag."""
         self.notes.append(f"{self._shown(flag)}: {text}")
 
+    def note_given(self, texts: Mapping[str, str], prefix: str = "") -> None:
+        """Add the notes of a table of flags that are in the command."""
+        for flag in sorted(self.given.keys() & texts.keys()):
+            self.note(flag, f"{prefix}{texts[flag]}")
+
     def refuse(self, flag: str, why: str) -> NoReturn:
+        """Raise ConfigError for a flag that cannot be translated."""
         raise ConfigError(f"{self._shown(flag)}: not here, and it changes what is learned: {why}. Or leave it out")
 
     def _shown(self, flag: str) -> str:
@@ -93,22 +104,21 @@ def translate(line: str, gpus: int | None = None) -> Translation:
     does not know, with the nearest one; for a flag that changes the training and has no key; and for a command that
     does not train a pair of towers.
     """
-    read = read_line(line, gpus)
-    job = Translation(read.launch, read.given)
-    for flag in sorted(job.given.keys() & flags.LOST.keys()):
+    launch, given, unset = read_line(line, gpus)
+    job = Translation(launch, given)
+    for flag in sorted(given.keys() & flags.LOST.keys()):
         job.refuse(flag, flags.LOST[flag])
-    if gpus is not None and read.launch.nodes > 1:
-        job.notes.append(f"gpus={gpus}: {read.launch.nodes} machines of {read.launch.per_node}")
+    if gpus is not None and launch.nodes > 1:
+        job.notes.append(f"gpus={gpus}: {launch.nodes} machines of {launch.per_node}")
     for rule in RULES:
         rule(job)
-    for flag in sorted(job.given.keys() & flags.ABSENT.keys()):
-        job.note(flag, f"not here: {flags.ABSENT[flag]}")
-    for flag in sorted(job.given.keys() & flags.ALREADY.keys()):
-        job.note(flag, flags.ALREADY[flag])
-    for name in read.unset:
-        job.notes.append(f"${name}: a variable of your shell without a value here; put one in place of {name}")
-    if job.implied:
-        job.notes.append(f"without being typed, open_clip has: {' '.join(job.implied)}")
+    job.note_given(flags.ABSENT, "not here: ")
+    job.note_given(flags.ALREADY)
+    job.notes += [
+        f"${name}: a variable of your shell without a value here; put one in place of {name}" for name in unset
+    ]
+    if implied := [f"{key}={value}" for key, value in job.keys.items() if job.implied[key]]:
+        job.notes.append(f"without being typed, open_clip has: {' '.join(implied)}")
     return job
 
 
@@ -116,57 +126,42 @@ def translate(line: str, gpus: int | None = None) -> Translation:
 
 
 def _data(job: Translation) -> None:
-    if "train-data" in job.given:
-        shards = _shards(job, "train-data")
-        if factors := job.text("train-data-upsampling-factors"):
-            pairs = zip(shards.split("::"), factors.split("::"), strict=False)
-            shards = "::".join(f"{path}@{factor}" for path, factor in pairs)
-            job.note("train-data-upsampling-factors", "'@2' means here that every sample comes twice an epoch")
-        job.set("data.train", shards)
-    else:
-        job.set("data", "emoji")
-        job.note("dataset-type", "no made-up pictures here; the emoji of this repository stand in for them")
-    if "val-data" in job.given:
-        job.set("data.val", _shards(job, "val-data"))
+    """The training and the validation data. Raises ConfigError for a command that does not train."""
+    if "train-data" not in job.given:
+        raise ConfigError(
+            "there is no --train-data: the line only evaluates. Runs of python -m train are evaluated by: "
+            "python -m eval checkpoint=RUN suite=[wds:FOLDER]"
+        )
+    for flag, key in {"train-data": "data.train", "val-data": "data.val"}.items():
+        if flag in job.given:
+            job.set(key, _shards(job, flag))
+    if job.text("text-key") not in ("", "txt"):
+        job.refuse("text-key", "captions are read from the .txt member, or from fields of the .json member")
 
 
-def _shards(job: Translation, name: str) -> str:
+def _shards(job: Translation, flag: str) -> str:
     """The shards of a data flag. A table (.csv, .tsv) is packed into shards first; a pipe becomes the URL it reads."""
-    path = job.text(name)
+    path = job.text(flag)
     if re.search(r"\.[ct]sv$", path) or job.text("dataset-type") == "csv":
         out = "shards/" + re.sub(r"\.\w+$", "", os.path.basename(path))
-        options = [f"{key}={job.text(flag)}" for flag, key in flags.OF_TABLES.items() if flag in job.given]
+        options = [f"{key}={job.text(name)}" for name, key in flags.OF_TABLES.items() if name in job.given]
         job.before.append(shlex.join(["python", "-m", "data", "pack", path, f"out={out}", *options]))
-        job.note(name, "tables become shards once, by the first command")
+        job.note(flag, "tables become shards once, by the first command")
         return out
-    piped = re.fullmatch(r"pipe:.*?((?:s3|gs|https?)://\S+).*", path)
-    if piped:
-        job.note(name, "no shell is started: shards are read where they are (pip install s3fs or gcsfs)")
-    return piped[1] if piped else path
-
-
-def _captions(job: Translation) -> None:
-    if "json-text-key" in job.given:
-        names, chances = job.text("json-text-key").split(";"), job.given.get("json-text-key-probs", [])
-        job.set("data.captions", f"[{','.join(names)}]")
-        if not chances and len(names) > 1:
-            chances = ["1"]
-            job.note("json-text-key", "no second choice where the first is empty: such a sample is refused here")
-        if chances:
-            padded = [*chances, *["0"] * len(names)][: len(names)]
-            job.set("data.caption_weights", f"[{','.join(padded)}]")
-    elif job.text("text-key") not in ("", "txt"):
-        job.refuse("text-key", "captions are read from the .txt member, or from fields of the .json member")
+    if piped := re.fullmatch(r"pipe:.*?((?:s3|gs|https?)://\S+).*", path):
+        job.note(flag, "no shell is started: shards are read where they are (pip install s3fs or gcsfs)")
+        return piped[1]
+    return path
 
 
 def _length(job: Translation) -> None:
     """Global batch size, and the length of the run: in steps where the size of an epoch is given, else in epochs."""
     per_gpu, every, epochs = job.number("batch-size"), job.number("accum-freq"), job.number("epochs")
     job.set("global_batch_size", per_gpu * every * job.world_size, implied="batch-size" not in job.given)
-    gpus, passes = [f"{job.world_size} GPUs"] * (job.world_size > 1), [f"{every}"] * (every > 1)
+    gpus = f" × {job.world_size} GPUs" if job.world_size > 1 else ""
+    passes = f" × {every}" if every > 1 else ""
     if gpus or passes:
-        times = " × ".join([f"{per_gpu} per GPU", *gpus, *passes])
-        job.note("batch-size", f"global_batch_size counts all GPUs: {times}")
+        job.note("batch-size", f"global_batch_size counts all GPUs: {per_gpu} per GPU{gpus}{passes}")
     if every > 1:
         job.set("chunk_size", per_gpu)
         job.note("accum-freq", f"chunk_size={per_gpu} embeds as much at a time, with the gradient of the whole batch")
@@ -180,24 +175,17 @@ def _length(job: Translation) -> None:
 
 def _cadence(job: Translation) -> None:
     """Intervals of checkpoints and evaluations: open_clip counts epochs, our keys count steps."""
-    steps, often = job.steps_per_epoch, job.number("save-frequency")
-    if steps is not None:
-        job.set("checkpoint.every", steps * often, implied="save-frequency" not in job.given)
-        if "val-data" in job.given:
-            job.set("eval.every", steps * job.number("val-frequency"), implied="val-frequency" not in job.given)
-    elif "save-frequency" in job.given:
-        job.note("save-frequency", "checkpoint.every counts steps (500 unless set), and a run resumes at any of them")
-    if steps is None and "val-frequency" in job.given:
-        job.note("val-frequency", "eval.every counts steps; 0 evaluates at the end")
-    if "zeroshot-frequency" in job.given:
-        job.note("zeroshot-frequency", "eval.every is one rhythm, in steps, for data.val and eval.suite")
-    for name in ("imagenet-val", "imagenet-v2"):
-        if name in job.given:
-            job.note(name, "eval.suite=[wds:FOLDER] takes ImageNet as CLIP_benchmark ships it, with its prompts")
+    steps = job.steps_per_epoch
+    if steps is None:
+        job.note_given(flags.WITHOUT_STEPS)
+        return
+    job.set("checkpoint.every", steps * job.number("save-frequency"), implied="save-frequency" not in job.given)
+    if "val-data" in job.given:
+        job.set("eval.every", steps * job.number("val-frequency"), implied="val-frequency" not in job.given)
 
 
 def _model(job: Translation) -> None:
-    job.set("model.name", job.text("model"), implied="model" not in job.given)
+    """Size of the pictures, and what --resume stands for."""
     size = job.given.get("force-image-size", [])
     if len(set(size)) == 1:
         job.set("model.image.image_size", size[0])
@@ -222,6 +210,7 @@ def _batch_norm(job: Translation) -> None:
 
 
 def _optimiser(job: Translation) -> None:
+    """Defaults of Adam, the schedule and its cooldown. Raises ConfigError for another optimiser than AdamW."""
     if "vit" not in job.text("model").lower():
         for key, value in {"beta2": "0.999", "eps": "1e-8"}.items():
             if key not in job.given:
@@ -233,8 +222,6 @@ def _optimiser(job: Translation) -> None:
         job.set("optim.warmup", 0)
         job.note("skip-scheduler", "the learning rate stays; there is no warm-up then, nor a cooldown")
         return
-    if "warmup" not in job.given:
-        job.set("optim.warmup", flags.DEFAULTS["warmup"], implied=True)
     if job.text("lr-scheduler") == "const-cooldown":
         if not ("epochs-cooldown" in job.given and job.steps_per_epoch):
             raise ConfigError(
@@ -247,6 +234,7 @@ def _optimiser(job: Translation) -> None:
 
 
 def _precision(job: Translation) -> None:
+    """Raises ConfigError for a precision that open_clip does not have."""
     name = job.text("precision")
     if name not in flags.PRECISIONS:
         raise ConfigError(f"--precision {name}: no such choice.{nearest(name, flags.PRECISIONS)}")
@@ -256,6 +244,7 @@ def _precision(job: Translation) -> None:
 
 
 def _augment(job: Translation) -> None:
+    """Crops, brightness and grey of --aug-cfg; other augmentations are refused."""
     pieces = dict(piece.split("=", 1) for piece in job.given.get("aug-cfg", []) if "=" in piece)
     scale = NUMBER.findall(pieces.get("scale", "0.9, 1.0"))
     job.set("data.augment.crop_scale", f"[{','.join(scale)}]", implied="scale" not in pieces)
@@ -264,12 +253,12 @@ def _augment(job: Translation) -> None:
         job.note("aug-cfg", "of color_jitter brightness only, and always; contrast, saturation and hue stay")
     if "gray_scale_prob" in pieces:
         job.set("data.augment.grey", pieces["gray_scale_prob"])
-    others = sorted({*pieces} - {"scale", "color_jitter", "color_jitter_prob", "gray_scale_prob"})
-    if others:
+    if others := sorted({*pieces} - {"scale", "color_jitter", "color_jitter_prob", "gray_scale_prob"}):
         job.refuse("aug-cfg", f"there is no {', '.join(others)}")
 
 
 def _tracking(job: Translation) -> None:
+    """W&B and TensorBoard. open_clip uses none of them unless --report-to names it; here W&B is the default."""
     services = set(job.text("report-to").split(",")) - {""}
     if not services & {"wandb", "all"}:
         job.set("tracking.wandb", "disabled", implied="report-to" not in job.given)
@@ -281,28 +270,26 @@ def _tracking(job: Translation) -> None:
 
 def _direct(job: Translation) -> None:
     """The flags of KEYS and SWITCHES, which need no computation."""
-    for name, key in flags.KEYS.items():
-        value = job.text(name)
-        if name in job.given and value.lower() not in ("", "none"):
-            job.set(key, value)
-    if "workers" not in job.given:
-        job.set("data.workers", flags.DEFAULTS["workers"], implied=True)
-    for name, word in flags.SWITCHES.items():
-        if name in job.given:
-            key, _, value = word.partition("=")
+    for flag, key in flags.KEYS.items():
+        value = job.text(flag)
+        if value.lower() not in ("", "none"):
+            job.set(key, value, implied=flag not in job.given)
+    for flag, setting in flags.SWITCHES.items():
+        if flag in job.given:
+            key, _, value = setting.partition("=")
             job.set(key, value)
     for lock, unlocked in (("lock-image", "lock-image-unlocked-groups"), ("lock-text", "lock-text-unlocked-layers")):
         if lock in job.given and unlocked not in job.given:
             job.note(lock, f"the projection still trains here, as with --{unlocked} 1; open_clip freezes it as well")
 
 
-RULES = (_data, _captions, _model, _batch_norm, _direct, _length, _cadence, _optimiser, _precision, _augment, _tracking)
+RULES = (_data, _direct, _model, _batch_norm, _length, _cadence, _optimiser, _precision, _augment, _tracking)
 
 
-def run(words: Sequence[str]) -> Translation:
-    """The command `python -m train.doctor translate`. words: the line, quoted or not, and gpus=N."""
-    numbers = [word for word in words if re.fullmatch(r"gpus=\d+", word)]
-    line = [word for word in words if word not in numbers]
+def run(arguments: Sequence[str]) -> Translation:
+    """The command `python -m train.doctor translate`. arguments: the line, quoted or not, and gpus=N."""
+    numbers = [word for word in arguments if re.fullmatch(r"gpus=\d+", word)]
+    line = [word for word in arguments if word not in numbers]
     if not line:
         raise ConfigError('the line is missing: python -m train.doctor translate "python -m open_clip_train.main --…"')
     return translate(line[0] if len(line) == 1 else shlex.join(line), int(numbers[-1][5:]) if numbers else None)

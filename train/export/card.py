@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import math
-import os
 import platform
 import re
 import subprocess
@@ -18,25 +17,21 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from dyad.data.base.secrets import public_path
 from dyad.data.shards.licences import Notice, notices
 from dyad.data.shards.sources import split_sources
-from dyad.train.config import Task, TextTower, TrainConfig
+from dyad.train.cli.unread_keys import is_read
+from dyad.train.config import TextTower, TrainConfig
 from dyad.train.export.library import ExportSource, Library
 from dyad.train.run_folder.folder import by_section, maths_keys
 from dyad.train.towers.published import package_folder
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("dyad", "torch", "transformers", "open_clip_torch", "sentence-transformers", "onnx", "onnxruntime")
-# Keys that another task reads
-UNUSED = {
-    Task.image_text: ("data.question.", "data.passage.", "data.negatives.", "model.shared"),
-    Task.question_passage: ("data.augment.", "data.image_key", "data.caption", "data.max_image_pixels", "model.image."),
-}
 TEMPLATE = Path(__file__).with_name("templates") / "card.md.j2"
 
 
 def card(library: Library, source: ExportSource, difference: float) -> str:
     """The model card. difference: the result of `library.difference`, as a share of the length of an embedding."""
     config = source.config
-    measured = [(result, metric, score) for result in source.results for metric, score in result.scores.items()]
+    scores = [(result, metric, score) for result in source.results for metric, score in result.scores.items()]
     evaluations = [
         EvalResult(
             task_type=result.hub_task,
@@ -45,42 +40,30 @@ def card(library: Library, source: ExportSource, difference: float) -> str:
             metric_type=metric,
             metric_value=score.value,
         )
-        for result, metric, score in measured
+        for result, metric, score in scores
     ]
     index = {"model_name": _one_line(source.name), "eval_results": evaluations} if evaluations else {}
     written = ModelCard.from_template(
         ModelCardData(license="unknown", **library.front, **index),
         template_path=str(TEMPLATE),
-        title=escaped(source.name),
-        kind=library.kind,
+        library=library,
+        source=source,
+        config=config,
         data=", ".join(code(public_path(path)) for path, _ in split_sources(config.data.train, "data.train")),
-        steps="" if source.step is None else f"{source.step:,} steps of ",
-        pairs=f"{config.global_batch_size:,}",
-        objective=code(config.objective.name),
         snippet=library.snippet(Path("THIS_FOLDER"), source),
-        library=library.name,
         difference=difference,
-        scores=[(escaped(result.dataset), metric, score) for result, metric, score in measured],
-        settings=list(_settings(source)),
+        scores=scores,
+        settings=by_section(
+            {key: value for key, value in maths_keys(config).items() if value and is_read(key, config)}
+        ),
+        temperature=None if source.logit_scale is None else math.exp(-source.logit_scale),
+        commit=commit(),
+        versions=_versions(),
         notices=[_quoted(notice) for notice in notices(list(_origins(config)))],
-        task=config.task.value,
+        code=code,
+        escaped=escaped,
     )
     return f"{written}\n"
-
-
-def _settings(source: ExportSource) -> Iterator[tuple[str, str]]:
-    """Rows of the table "How it was trained": keys that change the weights, by section, without those that are off."""
-    config = source.config
-    idle = {"model.text.lora_": not config.model.text.lora_rank, "data.negatives.": not config.data.negatives.per_row}
-    unused = (*UNUSED[config.task], *(key for key, is_idle in idle.items() if is_idle))
-    used = {key: value for key, value in maths_keys(config).items() if value and not key.startswith(unused)}
-    for section, values in by_section(used).items():
-        yield "optim (AdamW)" if section == "optim" else section, code(values)
-    if source.logit_scale is not None:
-        yield "temperature at the end", f"{math.exp(-source.logit_scale):.4g}"
-    if source.step is not None:
-        yield "seen", f"{source.step:,} steps, {source.step * config.global_batch_size:,} pairs"
-    yield "exported by", f"commit {commit()}; {_versions()}"
 
 
 def _origins(config: TrainConfig) -> Iterator[str]:
@@ -127,18 +110,18 @@ def _one_line(text: str) -> str:
 
 def commit(root: Path = ROOT) -> str:
     """The commit of the checkout at `root`, and whether files were changed since; "unknown" if it is no checkout."""
-    if not (root / ".git").exists():  # git would take a repository around it
-        return "unknown"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # set in hooks
-    command = ["git", "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty= with changes"]
+    # Both paths are given, because git would take a repository around `root`, or that of a hook which starts it.
+    repository = [f"--git-dir={root / '.git'}", f"--work-tree={root}"]
+    command = ["git", *repository, "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty= with changes"]
     try:
-        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
     return done.stdout.strip() or "unknown"
 
 
 def _versions() -> str:
+    """The versions of Python and of the installed packages of PACKAGES."""
     found = [f"Python {platform.python_version()}"]
     for package in PACKAGES:
         with suppress(PackageNotFoundError):

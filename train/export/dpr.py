@@ -48,6 +48,7 @@ def calls(source: ExportSource) -> Iterator[Call]:
 
 
 def snippet(folder: Path, source: ExportSource) -> str:
+    """How to load the folders: by AutoModel, and by DPR's classes where these fit."""
     question, _ = encoder_sides(source, "dpr")
     return render("dpr.md.j2", folder, source, pooling=question.pooled.pooling.value, is_dpr=_is_dpr(question))
 

@@ -41,6 +41,7 @@ class TextSide:
 
     @property
     def pooled(self) -> Pooled:
+        """The encoder with its pooling."""
         return cast(Pooled, self.tower.trunk)
 
     @property

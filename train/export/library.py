@@ -97,22 +97,20 @@ def difference(library: Library, folder: Path, source: ExportSource) -> float:
     calls = list(library.calls(source))
     with TemporaryDirectory() as temporary:
         job = Path(temporary)
-        asked = [{"texts": list(call.texts), "pairs": call.pairs and list(call.pairs), **call.hints} for call in calls]
-        (job / reload.CALLS).write_text(json.dumps(asked))
+        (job / reload.CALLS).write_text(json.dumps([{"texts": c.texts, "pairs": c.pairs, **c.hints} for c in calls]))
         given = {str(i): call.pictures for i, call in enumerate(calls) if call.pictures is not None}
         save_file(given, job / reload.GIVEN)
         in_a_clean_process(library.name, folder, job)
         theirs = load_file(job / reload.THEIRS)
-    largest, answered = 0.0, set()
+    numbers = {name: int(name.partition("/")[0]) for name in theirs}
+    assert {*numbers.values()} == {*range(len(calls))}, numbers
+    largest = 0.0
     for name, rows in theirs.items():
-        number = int(name.partition("/")[0])
-        ours = calls[number].ours
+        ours = calls[numbers[name]].ours
         length = ours.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(ours.dtype).tiny)
         distance = float(((ours - rows) / length).abs().max())
         assert distance <= TOLERANCE, f"{library.name} gives other embeddings than the run, by up to {distance}"
         largest = max(largest, distance)
-        answered.add(number)
-    assert answered == set(range(len(calls))), answered
     return largest
 
 
@@ -134,5 +132,5 @@ def in_a_clean_process(library: str, folder: Path, job: Path) -> None:
             "for a second copy of the model? Export on a larger machine"
         )
     if done.returncode:
-        said = done.stderr.strip().splitlines() or ["it said nothing"]
-        raise ConfigError(f"{library} cannot load what was written, in a process without a network: {said[-1]}")
+        output = done.stderr.strip().splitlines() or ["it printed no error"]
+        raise ConfigError(f"{library} cannot load what was written, in a process without a network: {output[-1]}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,13 +25,10 @@ if TYPE_CHECKING:
 
 
 CARD = "README.md"
+EXTRAS = {"sentence_transformers": "bench", "onnx": "onnx"}  # of pyproject.toml, by format
 
 
-class ExportFormat(Enum):
-    open_clip = "open_clip"
-    sentence_transformers = "sentence_transformers"
-    dpr = "dpr"
-    onnx = "onnx"
+ExportFormat = StrEnum("ExportFormat", ["open_clip", "sentence_transformers", "dpr", "onnx"])
 
 
 @dataclass
@@ -56,9 +53,13 @@ EXAMPLES = {
 }
 
 
+NOTES = "Installed by pip, the command is also: dyad export …"
+
+
 def main() -> None:
+    """The command: read the options, load the run, export it, and print how to load the export."""
     if {"-h", "--help"} & set(sys.argv[1:]):
-        print(help_text(PURPOSE, EXAMPLES, ExportCommand))
+        print(help_text(PURPOSE, EXAMPLES, ExportCommand, NOTES))
         return
     command = parse_options(ExportCommand, sys.argv[1:], "python -m train.export")
 
@@ -69,8 +70,8 @@ def main() -> None:
 
     trained = load_run(*find_run(command.run))
     chosen = command.format or _default_format(trained.model)
-    library: Library = import_module(f"dyad.train.export.{chosen.value}").LIBRARY
-    out = Path(command.out).expanduser() if command.out else trained.run / "export" / chosen.value
+    library = library_of(chosen)
+    out = Path(command.out).expanduser() if command.out else trained.run / "export" / chosen.name
     name = trained.run.resolve().name
     results = [scored(result) for result in saved_results(trained.run) if result.get("step") == trained.step]
     source = ExportSource(name, trained.config, trained.model, trained.logit_scale, trained.step, results)
@@ -78,6 +79,17 @@ def main() -> None:
     print(f"{out}: step {trained.step}. {library.name} loaded it in a process of its own, without a network,")
     print(f"and gave the same embeddings (to {difference:.1g}). Read its model card, {CARD}, before you hand it on.\n")
     print(library.snippet(out, source))
+
+
+def library_of(chosen: ExportFormat) -> Library:
+    """What writes and checks a format. Raises ConfigError for a package that is not installed, with its extra."""
+    try:
+        return import_module(f"dyad.train.export.{chosen.name}").LIBRARY
+    except ImportError as error:
+        raise ConfigError(
+            f"format={chosen.name}: {error.name} is not installed, without which nothing is written and checked:  "
+            f"pip install -e '.[{EXTRAS[chosen.name]}]' -c requirements.lock"
+        ) from error
 
 
 def export(library: Library, source: ExportSource, out: Path) -> float:
@@ -104,6 +116,7 @@ def export(library: Library, source: ExportSource, out: Path) -> float:
 
 
 def _default_format(model: TwoTowerModel) -> ExportFormat:
+    """The format that fits a model, where the command names none."""
     from dyad.train.towers.build import ImageTextModel
 
     if not isinstance(model, ImageTextModel):
@@ -112,4 +125,5 @@ def _default_format(model: TwoTowerModel) -> ExportFormat:
 
 
 def _files(folder: Path) -> set[str]:
+    """The paths of all files in a folder, relative to it; a symbolic link counts as a file."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()}

@@ -14,8 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import onnxruntime  # noqa: F401  (reload.py needs it)
+import onnxscript  # noqa: F401  (torch.onnx.export needs it)
 import torch
 import torch.nn.functional as F
+from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError
@@ -28,16 +31,6 @@ from dyad.train.towers.build import ImageTextModel, TextPairModel
 from dyad.train.towers.pooled import Pooled
 from dyad.train.towers.text import TextTokenizer
 from dyad.train.towers.tower import Tower
-
-try:
-    import onnxruntime  # noqa: F401  (reload.py runs it)
-    import onnxscript  # noqa: F401  (torch.onnx.export does)
-    from onnx_ir.passes.common import ClearMetadataAndDocStringPass
-except ImportError as error:
-    raise ConfigError(
-        f"format=onnx: {error.name} is not installed, without which no graph is written and checked:  "
-        "pip install -e '.[onnx]' -c requirements.lock"
-    ) from error
 
 OPSET = 20  # of the standard operators: old enough for the runtimes of 2024
 ONE_FILE = 1 << 30  # bytes of weights up to which the graph file holds them; larger ones get a file beside it
@@ -73,6 +66,7 @@ class InferenceTower(nn.Module):
         self.prepare, self.trunk, self.projection, self.unit = tower.prepare, trunk, tower.projection, unit
 
     def forward(self, inputs: Tensor) -> Tensor:
+        """Embeddings (n, D) of pixels or tokens."""
         run = self.trunk.encode_group if isinstance(self.trunk, Pooled) else self.trunk
         embeddings = self.projection(run(self.prepare(inputs)))
         return F.normalize(embeddings, dim=-1) if self.unit else embeddings
@@ -157,6 +151,7 @@ def _short(side: TextSide) -> Tensor:
 
 
 def _is_unit(source: ExportSource) -> bool:
+    """Whether embeddings are scaled to length 1, as cosine similarity needs."""
     return source.config.objective.similarity is Similarity.cosine
 
 
@@ -182,6 +177,7 @@ def _settings(source: ExportSource, graphs: list[TowerGraph]) -> dict[str, Any]:
 
 
 def snippet(folder: Path, source: ExportSource) -> str:
+    """How to embed texts and pictures with the graphs."""
     image = source.model.image if isinstance(source.model, ImageTextModel) else None
     return render("onnx.md.j2", folder, source, graphs=_graphs(source), image=image, opset=OPSET)
 

@@ -43,6 +43,7 @@ def write(folder: Path, source: ExportSource) -> None:
 
 
 def calls(source: ExportSource) -> list[Call]:
+    """Noise for the picture tower, and texts for the text tower."""
     model, _ = _checked(source)
     towers, pictures = model.towers.eval(), probe_pictures(model.image.size)
     with torch.no_grad():
@@ -53,6 +54,7 @@ def calls(source: ExportSource) -> list[Call]:
 
 
 def snippet(folder: Path, source: ExportSource) -> str:
+    """How to load the folder as local-dir:…, and its .pt file by a model name."""
     image = _checked(source)[0].image
     return render("open_clip.md.j2", folder, source, name=source.name, checkpoint=CHECKPOINT, image=image)
 

@@ -20,11 +20,12 @@ from safetensors.numpy import load_file, save_file
 
 Answers = Iterator[tuple[str, np.ndarray]]  # (name in theirs.safetensors, embeddings)
 CALLS, GIVEN, THEIRS = "calls.json", "given.safetensors", "theirs.safetensors"
-OURS = {"train", "data", "eval"}  # packages of this project
+TOKEN_OF_POOLING = {"cls": 0, "last": -1}  # pooling → the token whose state is the embedding
 NEW_NETWORK = 0x40000000  # CLONE_NEWNET of sched.h
 
 
 def main(library: str, folder: str, job: Path) -> None:
+    """Embed the inputs of `job` with the library that loads `folder`, and save the embeddings."""
     calls = json.loads((job / CALLS).read_text())
     given = load_file(job / GIVEN)
     for i, call in enumerate(calls):
@@ -46,6 +47,7 @@ def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def _open_clip(folder: str, calls: list[dict[str, Any]]) -> Answers:
+    """Texts by the text tower, pictures by the picture tower, with open_clip's own preprocessing."""
     import open_clip
     import torch
     from PIL import Image
@@ -64,6 +66,7 @@ def _open_clip(folder: str, calls: list[dict[str, Any]]) -> Answers:
 
 
 def _sentence_transformers(folder: str, calls: list[dict[str, Any]]) -> Answers:
+    """Texts with the prompt that a call names: query or document."""
     from sentence_transformers import SentenceTransformer
 
     model: Any = SentenceTransformer(folder, device="cpu", local_files_only=True)
@@ -79,11 +82,6 @@ def _transformers(folder: str, calls: list[dict[str, Any]]) -> Answers:
     import transformers
 
     transformers.logging.set_verbosity_error()  # it warns of the weights that a class does not use
-    pool: dict[str, Callable[[Any], Any]] = {
-        "cls": lambda states: states[0],
-        "mean": lambda states: states.mean(0),
-        "last": lambda states: states[-1],
-    }
     for i, call in enumerate(calls):
         part = Path(folder) / call["folder"]
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(part, local_files_only=True)
@@ -93,7 +91,8 @@ def _transformers(folder: str, calls: list[dict[str, Any]]) -> Answers:
             rows = []
             for text, pair in zip(texts, pairs, strict=True):
                 inputs = tokenizer(text, pair, truncation=True, return_tensors="pt")
-                rows.append(pool[call["pooling"]](encoder(**inputs).last_hidden_state[0]))
+                states = encoder(**inputs).last_hidden_state[0]
+                rows.append(states.mean(0) if call["pooling"] == "mean" else states[TOKEN_OF_POOLING[call["pooling"]]])
             yield str(i), torch.stack(rows).numpy()
             if call["own_class"]:
                 whole = getattr(transformers, call["own_class"]).from_pretrained(part, local_files_only=True).eval()
@@ -102,6 +101,7 @@ def _transformers(folder: str, calls: list[dict[str, Any]]) -> Answers:
 
 
 def _onnxruntime(folder: str, calls: list[dict[str, Any]]) -> Answers:
+    """Texts by tokenizer.json and the graph that a call names; pictures as pixels."""
     import onnxruntime
     from tokenizers import Tokenizer
 
@@ -127,4 +127,4 @@ LIBRARIES: dict[str, Callable[[str, list[dict[str, Any]]], Answers]] = {
 if __name__ == "__main__":
     leave_the_network()
     main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
-    assert not OURS & set(sys.modules), "an export stands without the program that made it"
+    assert "dyad" not in sys.modules, "an export must load without the program that wrote it"

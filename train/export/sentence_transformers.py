@@ -7,6 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules as parts
+from sentence_transformers.sentence_transformer.modules.pooling import PoolingMode
 from torch import nn
 
 from dyad.data.base.errors import ConfigError
@@ -15,16 +18,6 @@ from dyad.train.export.encoder import encoder_sides
 from dyad.train.export.library import PROBES, Call, ExportSource, Library, render
 from dyad.train.losses.options.common import Similarity
 from dyad.train.towers.sentence_transformers import SentenceFolder, folder_of_config
-
-try:
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer import modules as parts
-    from sentence_transformers.sentence_transformer.modules.pooling import PoolingMode
-except ImportError as error:
-    raise ConfigError(
-        "format=sentence_transformers: sentence-transformers is not installed, which checks what is written:  "
-        "pip install -e '.[bench]' -c requirements.lock"
-    ) from error
 
 POOLINGS: dict[Pooling, PoolingMode] = {Pooling.cls: "cls", Pooling.mean: "mean", Pooling.last: "lasttoken"}
 
@@ -72,6 +65,7 @@ def calls(source: ExportSource) -> Iterator[Call]:
 
 
 def snippet(folder: Path, source: ExportSource) -> str:
+    """How to load the folder and to compare a question with a passage."""
     _, passage = encoder_sides(source, "sentence_transformers")
     return render("sentence_transformers.md.j2", folder, source, paired=passage.paired)
 

@@ -3,7 +3,6 @@
 import json
 import runpy
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from dyad.data.config import DataConfig, PassageConfig, QuestionConfig, Title
 from dyad.train.config import ModelConfig, Pooling, Task, TrainConfig
 from dyad.train.export import onnx as export_onnx
 from dyad.train.export.library import ExportSource, in_a_clean_process
-from dyad.train.export.main import export
+from dyad.train.export.main import ExportFormat, export, library_of
 from dyad.train.export.to_tokenizers import CLEANING, to_tokenizers
 from dyad.train.losses import OBJECTIVES
 from dyad.train.losses.options.common import Similarity
@@ -182,4 +181,4 @@ def test_missing_packages_are_named_with_their_extra(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     monkeypatch.delitem(sys.modules, "dyad.train.export.onnx")
     with pytest.raises(ConfigError, match=r"onnxscript is not installed.*'\.\[onnx\]' -c requirements\.lock"):
-        import_module("dyad.train.export.onnx")
+        library_of(ExportFormat["onnx"])
