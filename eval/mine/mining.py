@@ -113,9 +113,9 @@ def embedded(
     def names(start: int, stop: int) -> list[str]:
         return [questions.question(i).id for i in range(start, stop)]
 
-    kept = encode_corpus(encode, "x", asked, folder / "questions", ids=names, identity=x, log=log)
-    sought = encode_corpus(encode, "y", passages, folder / "passages", ids=corpus.ids, identity=y, log=log)
-    return MiningInput(questions, kept.vectors, corpus, sought.vectors)
+    queries_nD = encode_corpus(encode, "x", asked, folder / "questions", ids=names, identity=x, log=log)
+    passages_mD = encode_corpus(encode, "y", passages, folder / "passages", ids=corpus.ids, identity=y, log=log)
+    return MiningInput(questions, queries_nD, corpus, passages_mD)
 
 
 class Groups:

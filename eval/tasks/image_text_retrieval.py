@@ -25,7 +25,7 @@ from torch import Tensor
 
 from dyad.eval.config import Truth
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
-from dyad.eval.metrics.bootstrap import interval, limits
+from dyad.eval.metrics.bootstrap import interval
 from dyad.eval.metrics.matches import Labels, Matches, Ranking
 from dyad.eval.results.cases import RIGHT, Case, Item, answer, best_items, choose, item
 from dyad.eval.results.score_histogram import score_histogram, spread
@@ -218,7 +218,7 @@ class Retrieval(Evaluator):
     def _details(self, ways: Mapping[str, Way], found: Mapping[str, Ranking], examples: int) -> dict[str, Any]:
         return {
             "intervals": {
-                f"{name}_R@{k}": limits(interval(found[name].rank <= k, way.groups.tolist()))
+                f"{name}_R@{k}": interval(found[name].rank <= k, way.groups.tolist())
                 for name, way in ways.items()
                 for k in self.recall_k
             },

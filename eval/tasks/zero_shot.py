@@ -17,7 +17,7 @@ import numpy as np
 from dyad.data.base.errors import DataError, nearest
 from dyad.data.image_text.dataset import Captions
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
-from dyad.eval.metrics.bootstrap import class_mean_interval, interval, limits
+from dyad.eval.metrics.bootstrap import class_mean_interval, interval
 from dyad.eval.metrics.matches import Labels, Matches, Ranking
 from dyad.eval.results.cases import item
 from dyad.eval.results.thumbnails import Thumbnails
@@ -82,8 +82,8 @@ class ZeroShot(Evaluator):
         hits = {"acc1": rank == 1, **({"acc5": rank <= 5} if len(names) >= 5 else {})}
         return {
             "intervals": {
-                **{metric: limits(interval(hit, range(len(hit)))) for metric, hit in hits.items()},
-                "mean_per_class_recall": limits(class_mean_interval(rank == 1, target)),
+                **{metric: interval(hit, range(len(hit))) for metric, hit in hits.items()},
+                "mean_per_class_recall": class_mean_interval(rank == 1, target),
             },
             **confusion(target, predictions(way.queries_nD, way.items_mD, rank, target), names),
             "scores": way.histogram(found),
