@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from enum import Enum
+from math import inf
 from types import UnionType
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -75,9 +76,11 @@ def parse_verb(program: str, verb: Verb, arguments: Sequence[str]) -> tuple[list
 def parse_options(schema: type[T], words: Iterable[str], command: str) -> T:
     """The dataclass `schema` filled from key=value words; OmegaConf converts the values to the types of its fields.
 
-    Raises ConfigError for a word that is not key=value, an unknown, repeated or missing key, a value that does not fit.
+    Raises ConfigError for a word that is not key=value, an unknown, repeated or missing key, a value that does not fit
+    or is below the limit `least` of its field.
     """
     types_of, options = get_type_hints(schema), OmegaConf.structured(schema)
+    least_of = {option.name: option.metadata.get("least", -inf) for option in fields(cast(Any, schema))}
     given: set[str] = set()
     for word in words:
         key, separator, text = word.lstrip("-").partition("=")
@@ -97,6 +100,8 @@ def parse_options(schema: type[T], words: Iterable[str], command: str) -> T:
             options[key] = _value(text, types_of[key])
         except ValidationError as error:
             raise ConfigError(f"{key}={_misfit(str(error))}") from None
+        if isinstance(options[key], int | float) and options[key] < least_of[key]:
+            raise ConfigError(f"{key}={options[key]}: must be {least_of[key]} or more")
     if missing := OmegaConf.missing_keys(options):
         raise ConfigError(f"{min(missing)}= is missing. See: {command} --help")
     return cast(T, OmegaConf.to_object(options))
@@ -142,7 +147,8 @@ def config_option(config: type, name: str) -> Any:
 
 def run_option(config: type, name: str) -> Any:
     """The same for a command that reads a run. The default is None, which keeps the run's value."""
-    return field(default=None, metadata={"help": f"{config_option(config, name).metadata['help']}; null: the run's"})
+    known = config_option(config, name).metadata
+    return field(default=None, metadata={**known, "help": f"{known['help']}; null: the run's"})
 
 
 # Help ---------------------------------------------------------------------------------------------------------------

@@ -243,7 +243,7 @@ def test_embeddings_are_kept_and_made_anew_for_other_weights(run: Path, beir: Pa
         count: list[int] = []
         hook = encode.towers["y"].register_forward_hook(lambda *_: count.append(1))
         for evaluator in evaluators:
-            evaluator.run(encode)
+            evaluator.report(encode)
         hook.remove()
         return len(count)
 
