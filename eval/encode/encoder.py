@@ -86,13 +86,13 @@ class Encoder:
         tower, world, left = self.towers[side], self.world, len(items)
         assert items, "nothing to encode"
         blocks = range(0, len(items), self.block)
-        rounds = -(-len(blocks) // world.size)
-        own = [blocks[min(n * world.size + world.rank, len(blocks) - 1)] for n in range(rounds)]
+        calls = -(-len(blocks) // world.size)  # the same on all ranks: a surplus call repeats the last block
+        own = [blocks[min(n * world.size + world.rank, len(blocks) - 1)] for n in range(calls)]
         loaded = prefetched(
             partial(_block, items, self.block),
             own,
             where=lambda item: f"items {item} … {min(item + self.block, len(items)) - 1} of an evaluation",
-            workers=min(self.workers, rounds - 1),  # for one block, a process costs more than it saves
+            workers=min(self.workers, calls - 1),  # for one block, a process costs more than it saves
             timeout=self.timeout,
             rank=world.rank,
             pin=world.device.type == "cuda",

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import regex
 
 from dyad.data.base.errors import DataError
+from dyad.eval.config import AnswerMatch
 
-Mode = Literal["string", "regex"]
 Span = tuple[int, int]
 
 TOP_K = (1, 5, 20, 100)
@@ -41,9 +41,9 @@ class Answers(Protocol):
         ...
 
 
-def prepared(answers: Iterable[str], mode: Mode = "string") -> Answers:
-    """The matcher of some answers."""
-    return {"string": _Strings, "regex": _Patterns}[mode](answers)
+def prepared(answers: Iterable[str], mode: AnswerMatch = AnswerMatch.string) -> Answers:
+    """The answers of one question, prepared for `within` and `spans`."""
+    return _Strings(answers) if mode is AnswerMatch.string else _Patterns(answers)
 
 
 def top_k_accuracy(hits: Sequence[Sequence[bool]], ks: Iterable[int] = TOP_K) -> dict[str, np.ndarray]:
@@ -58,7 +58,7 @@ def top_k_accuracy(hits: Sequence[Sequence[bool]], ks: Iterable[int] = TOP_K) ->
 
 class _Strings:
     def __init__(self, answers: Iterable[str]) -> None:
-        self._tokens = [_lower_tokens(_decomposed(answer)) for answer in answers]
+        self._tokens = [[t.lower() for t in _TOKEN.findall(_decomposed(answer))] for answer in answers]
         self._joined = [_joined(tokens) for tokens in self._tokens]
         self._longest = [_folded(max(tokens, key=len, default="")) for tokens in self._tokens]
         self._everywhere = [] in self._tokens
@@ -123,10 +123,6 @@ def _matches(pattern: regex.Pattern[str], text: str) -> Iterator[Span]:
 
 def _decomposed(text: str) -> str:
     return text if text.isascii() else unicodedata.normalize("NFD", text)
-
-
-def _lower_tokens(decomposed: str) -> list[str]:
-    return [token.lower() for token in _TOKEN.findall(decomposed)]
 
 
 def _joined(tokens: list[str]) -> str:

@@ -34,6 +34,7 @@ from dyad.data.question_passage.corpus import Corpus
 from dyad.data.question_passage.dataset import TokenizeTexts, passage_texts, question_texts
 from dyad.data.question_passage.questions import QuestionRows
 from dyad.data.shards.storage import sha256_of
+from dyad.eval.config import AnswerMatch
 from dyad.eval.encode.embeddings import encode_corpus, identity_of
 from dyad.eval.encode.encoder import Encoder
 from dyad.eval.metrics.answers import prepared
@@ -196,7 +197,7 @@ def _chosen(
     counts.update(JUDGED[reason] for reason in reasons_k[reasons_k > 0])
     left = np.flatnonzero(reasons_k == 0).tolist()
     answers = candidates.question.answers if config.drop_answers else ()
-    wrong = prepared(answers, "regex" if config.regex_answers else "string")
+    wrong = prepared(answers, AnswerMatch.regex if config.regex_answers else AnswerMatch.string)
     chosen: list[tuple[str | None, float]] = []
     seen: set[int] = set()
     for number, i in enumerate(left):

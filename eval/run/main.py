@@ -70,7 +70,7 @@ def check(command: EvalCommand, config: TrainConfig, specs: Sequence[str], val: 
     """Raise ConfigError, before the model is loaded, for options that do not fit the run's task and for wrong specs."""
     from dyad.eval.run.suite import check_index, check_specs
 
-    task = config.task.value
+    task = config.task.name
     for other in (t for t in OF_TASK if t != task):
         foreign = [key for key in OF_TASK[other] if getattr(command, key) is not None]
         if foreign:

@@ -66,8 +66,8 @@ def main() -> None:
 
     run, checkpoint = find_run(command.run)
     config = with_command(read_config(run), command)
-    if config.task.value != "question_passage":
-        raise ConfigError(f"{run} is of task={config.task.value}: only question_passage has passages to mine")
+    if config.task.name != "question_passage":
+        raise ConfigError(f"{run} is of task={config.task.name}: only question_passage has passages to mine")
     check_spec(config.data.negatives.mining.index)
     negatives(command, config, run, checkpoint)
 

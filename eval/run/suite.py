@@ -224,7 +224,7 @@ VAL = {
 def forms_help() -> str:
     """The forms of the entries of eval.suite, a line for each task."""
     lines = (
-        f"of {task.value}: {'  '.join(f'{name}:{kind.form}' for name, kind in KINDS.items() if kind.task is task)}\n"
+        f"of {task.name}: {'  '.join(f'{name}:{kind.form}' for name, kind in KINDS.items() if kind.task is task)}\n"
         for task in Task
     )
     return f"suite entries {''.join(lines)}"
@@ -235,8 +235,8 @@ def _split(spec: str, task: Task) -> tuple[SuiteKind, str]:
     legal = {k: kind for k, kind in KINDS.items() if kind.task is task}
     if name not in legal or not target:
         forms = ", ".join(f"{k}:…" for k in legal)
-        hint = f" '{name}' is of task={KINDS[name].task.value}." if name in KINDS and target else nearest(name, legal)
-        raise ConfigError(f"eval.suite: '{spec}' must be one of {forms} (task={task.value}).{hint}")
+        hint = f" '{name}' is of task={KINDS[name].task.name}." if name in KINDS and target else nearest(name, legal)
+        raise ConfigError(f"eval.suite: '{spec}' must be one of {forms} (task={task.name}).{hint}")
     return legal[name], target
 
 

@@ -198,7 +198,7 @@ class Retrieval(Evaluator):
             chance |= {f"{name}_R@{k}": chance_recall(ranking.right, m, k) for k in self.recall_k}
         metrics |= {"num_images": float(len(self.data.images)), "num_texts": float(len(self.data.texts))}
         search = {"search": how} if any(how.values()) else {}
-        report = Report("zeroshot_retrieval", metrics, chance, {"truth": self.truth.value, **search})
+        report = Report("zeroshot_retrieval", metrics, chance, {"truth": str(self.truth), **search})
         if examples is None:
             return report
         details = rank_0_only(encode.world, lambda: self._details(ways, found, examples)) or {}

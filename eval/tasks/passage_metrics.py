@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from dyad.eval.metrics.answers import TOP_K, Mode, Span, prepared, top_k_accuracy
+from dyad.eval.config import AnswerMatch
+from dyad.eval.metrics.answers import TOP_K, Span, prepared, top_k_accuracy
 from dyad.eval.metrics.bootstrap import group_means, interval
 from dyad.eval.metrics.trec import Qrels, Run, measures, ranked
 from dyad.eval.tasks.image_text_retrieval import chance_recall
@@ -29,7 +30,7 @@ Values = dict[str, np.ndarray]  # metric → (n,) values, one per question
 class Judge:
     """Decides which passages are right for the questions of a set. mode: as in eval.answers."""
 
-    def __init__(self, data: QuestionSet, mode: Mode, depth: int) -> None:
+    def __init__(self, data: QuestionSet, mode: AnswerMatch, depth: int) -> None:
         self._data = data
         self._names = (*JUDGED, DEEP) if depth >= 1000 else JUDGED
         group = {question.id: question.group for question in data.questions}

@@ -66,11 +66,11 @@ class PassageSide:
     def index(self, system: str, encode: Encoder) -> Index:
         """The index of all passages with the current weights, kept until the weights change. A collective."""
         config = self._config  # these options decide which tokens a tower gets
-        facts = (self.corpus.fingerprint, config.title.value, config.prefix, str(config.length))
+        facts = (self.corpus.fingerprint, config.title.name, config.prefix, str(config.length))
         identity = identity_of(encode.towers["y"], *facts)
         if system not in self._indexes or self._indexes[system][0] != identity:
             self._indexes.pop(system, None)  # frees its memory before the new one is made
-            folder, dtype = self._folder and self._folder / identity[:16], self._options.embedding_type.value
+            folder, dtype = self._folder and self._folder / identity[:16], str(self._options.embedding_type)
             embeddings = encode_corpus(
                 encode, "y", self._texts, folder, ids=self.corpus.ids, identity=identity, dtype=dtype
             )
@@ -145,7 +145,7 @@ class PassageRetrieval(Evaluator):
                 words = self._run(list(zip(rows.tolist(), scores.tolist(), strict=True)) for scores, rows in pairs)
                 fused = reciprocal_rank_fusion([runs["model"], words], depth=self.options.depth)
                 others = {Baseline.bm25: words, Baseline.fusion: fused}
-                runs |= {baseline.value: run for baseline, run in others.items() if baseline in self.baselines}
+                runs |= {str(baseline): run for baseline, run in others.items() if baseline in self.baselines}
         return runs
 
     def _run(self, found: Iterable[Sequence[tuple[int, float]]]) -> Run:
@@ -174,7 +174,7 @@ class PassageRetrieval(Evaluator):
 
     @cached_property
     def _judge(self) -> Judge:
-        return Judge(self.data, self.options.answers.value, self.options.depth)
+        return Judge(self.data, self.options.answers, self.options.depth)
 
     def _scored(self, runs: Mapping[str, Run], searched: Searched, examples: int | None) -> Report:
         judge = self._judge
@@ -274,4 +274,4 @@ def _skip_on_error(baseline: Baseline) -> Iterator[None]:
         if isinstance(error, PeerFailure) or error.exit_code is ExitCode.REQUEUE:
             raise
         if str(error):  # of several ranks, one has the message
-            print(f"left out: the baseline {baseline.value}: {printable(str(error))}", file=sys.stderr)
+            print(f"left out: the baseline {baseline}: {printable(str(error))}", file=sys.stderr)

@@ -191,23 +191,6 @@ def test_a_gpu_finds_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("queries", "corpus", "k", "message"),
-    [
-        (unit_rows(2, 4, 0).astype(np.float64), unit_rows(3, 4, 1), 1, "queries: needs a non-empty float32 or float16"),
-        (unit_rows(2, 4, 0), unit_rows(3, 4, 1)[0], 1, "corpus: needs a non-empty float32 or float16"),
-        (unit_rows(2, 4, 0)[:0], unit_rows(3, 4, 1), 1, "queries: needs a non-empty float32 or float16"),
-        (unit_rows(2, 4, 0), unit_rows(3, 4, 1) * np.nan, 1, "corpus: holds values that are not finite"),
-        (unit_rows(2, 4, 0) * np.inf, unit_rows(3, 4, 1), 1, "queries: holds values that are not finite"),
-        (unit_rows(2, 4, 0), unit_rows(3, 5, 1), 1, "4 wide, the corpus is 5 wide"),
-        (unit_rows(2, 4, 0), unit_rows(3, 4, 1), 0, "k=0"),
-    ],
-)
-def test_wrong_input_is_refused(queries, corpus, k: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        search(queries, corpus, k)
-
-
-@pytest.mark.parametrize(
     ("spec", "message"),
     [
         ("flat", "index 'flat': FAISS says: could not parse index string flat"),
