@@ -38,6 +38,7 @@ from dyad.data.question_passage.questions import (
 from dyad.data.question_passage.questions import is_beir as has_judgements
 from dyad.data.shards.scan_tar import MAX_BYTES
 from dyad.data.shards.sources import parse_sources
+from dyad.eval.metrics.matches import positions_with
 
 if TYPE_CHECKING:
     from dyad.data.config import DataConfig
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 KEY = "eval.suite"
 SearchedCorpus: TypeAlias = "Corpus | RowPassages"
 QUESTION_FILES = (".json", ".jsonl", ".csv", ".tsv")
-SCAN = 1 << 20  # content keys of the corpus that are read at a time
 MAX_GRADE = 10_000  # trec_eval allocates a table as long as the highest grade
 PASSAGE_FILES = r"psgs.*\.(tsv|jsonl)|corpus\.jsonl"
 
@@ -176,12 +176,10 @@ def open_dpr(target: Any, config: DataConfig) -> QuestionSet:
 
 def _qrels(right: dict[str, list[int]], corpus: SearchedCorpus) -> Qrels:
     """Question id → all passages of the corpus with a right content key. right: question id → these keys."""
-    wanted = np.unique(np.array([key for keys in right.values() for key in keys], dtype=np.int64))
+    wanted = np.array([key for keys in right.values() for key in keys], dtype=np.int64)
     ids: dict[int, list[str]] = {}
-    for start in range(0, len(corpus), SCAN):
-        keys = np.asarray(corpus.keys[start : start + SCAN])
-        for i in np.flatnonzero(np.isin(keys, wanted)).tolist():
-            ids.setdefault(int(keys[i]), []).extend(corpus.ids(start + i, start + i + 1))
+    for position in positions_with(corpus.keys, wanted).tolist():
+        ids.setdefault(int(corpus.keys[position]), []).extend(corpus.ids(position, position + 1))
     qrels = {question: {name: 1 for key in keys for name in ids.get(key, ())} for question, keys in right.items()}
     return {question: grades for question, grades in qrels.items() if grades}
 
