@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.shards.sources import ShardSource, parse_sources
-from dyad.eval.config import Baseline, EvalConfig, Truth
+from dyad.eval.config import Baseline, Truth
 from dyad.eval.search.index_spec import EXACT, check_spec
 from dyad.eval.tasks.prompts import read_task
 from dyad.eval.tasks.question_sets import check_beir, check_dpr, is_beir, open_beir, open_dpr
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
     from dyad.eval.encode.encoder import Encoder, Evaluator
     from dyad.eval.tasks.passage_retrieval import PassageRetrieval, PassageSide
     from dyad.eval.tasks.question_sets import QuestionSet
+    from dyad.train.config import TrainConfig
     from dyad.train.towers.build import ImageTextModel, TwoTowerModel
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What evaluators are built from: the model and the options.
+    """What evaluators are built from: the configuration of the run and its model.
 
     baselines, untrained: see PassageRetrieval. sides: the corpora that are open already, by fingerprint.
     """
 
+    config: TrainConfig
     model: TwoTowerModel
-    data: DataConfig
-    evaluation: EvalConfig
     baselines: Sequence[Baseline]
     untrained: Callable[[], Encoder] | None
     sides: dict[str, PassageSide] = field(default_factory=dict)
@@ -72,45 +72,37 @@ class SuiteKind:
 
 
 def build_evaluators(
-    specs: Sequence[str],
-    val: Any,
-    *,
-    task: Task,
+    config: TrainConfig,
     model: TwoTowerModel,
-    data_config: DataConfig,
-    eval_config: EvalConfig,
     baselines: Sequence[Baseline] = (),
     untrained: Callable[[], Encoder] | None = None,
 ) -> list[Evaluator]:
-    """One evaluator "val" for `val`, and one "eval/<name>" for each entry, named after its file or folder.
+    """One evaluator "val" for data.val, and one "eval/<name>" for each entry of eval.suite, named after its path.
 
     baselines: scored beside the model by question_passage. untrained: makes the encoder before training.
     Raises ConfigError for an entry that cannot be read, DataError for damaged data.
     """
-    check_index(eval_config.index, task)
-    inputs = Inputs(model, data_config, eval_config, baselines, untrained)
-    evaluators = [] if val is None else [VAL[task].build(SuiteEntry("val", str(val), val), inputs)]
+    inputs, val = Inputs(config, model, baselines, untrained), config.data.val
+    evaluators = [] if val is None else [VAL[config.task].build(SuiteEntry("val", str(val), val), inputs)]
     names = ["val"]
-    for spec in specs:
-        kind, target = _split(spec, task)
+    for spec in config.eval.suite:
+        kind, target = _split(spec, config.task)
         names.append(_name(target, names))
         evaluators.append(kind.build(SuiteEntry(f"eval/{names[-1]}", spec, target), inputs))
     return evaluators
 
 
-def check_specs(specs: Sequence[str], val: Any, task: Task) -> None:
-    """Raise ConfigError for an entry of no kind of the task, or with a missing target. Loads nothing heavy."""
+def check_suite(config: TrainConfig) -> None:
+    """Raise ConfigError for wrong entries of eval.suite, missing targets, a wrong eval.index. Loads nothing heavy."""
+    task, val = config.task, config.data.val
     if val is not None:
         VAL[task].check(val)
-    for spec in specs:
+    for spec in config.eval.suite:
         kind, target = _split(spec, task)
         kind.check(target)
-
-
-def check_index(index: str, task: Task) -> None:
-    """Raise ConfigError for an index that FAISS cannot build. Pictures need an index only if it is approximate."""
-    if task is Task.question_passage or index != EXACT:
-        check_spec(index)
+    # exact search of pictures is no search: their ranks are counted
+    if (val or config.eval.suite) and (task is Task.question_passage or config.eval.index != EXACT):
+        check_spec(config.eval.index)
 
 
 # ---- pictures and texts ----------------------------------------------------------------------------------------------
@@ -134,7 +126,7 @@ def _retrieval(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
     from dyad.eval.tasks.image_text_retrieval import Retrieval
 
     model = _pictures_and_texts(inputs)
-    data, options = retrieval_set(shards, model.image, model.tokenize, inputs.data), inputs.evaluation
+    data, options = retrieval_set(shards, model.image, model.tokenize, inputs.config.data), inputs.config.eval
     return Retrieval(entry.name, entry.spec, data, options.truth, tuple(options.recall_k), options.index)
 
 
@@ -143,22 +135,23 @@ def _zero_shot(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
     from dyad.eval.tasks.zero_shot import ZeroShot
 
     task = read_task(_path(entry.target))
-    data = labelled_set(shards, _pictures_and_texts(inputs).image, inputs.data, task.label)
-    return ZeroShot(entry.name, entry.spec, data, task.classes, inputs.model.tokenize, inputs.evaluation.index)
+    data = labelled_set(shards, _pictures_and_texts(inputs).image, inputs.config.data, task.label)
+    return ZeroShot(entry.name, entry.spec, data, task.classes, inputs.model.tokenize, inputs.config.eval.index)
 
 
 def _wds(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
     from dyad.data.image_text.dataset import labelled_set
     from dyad.eval.tasks.zero_shot import ZeroShot
 
-    folder = read_wds(_path(entry.target))
-    plain = dataclasses.replace(inputs.data, image_key=PICTURES, captions=["txt"], caption_weights=None, text_key=None)
+    folder, config = read_wds(_path(entry.target)), inputs.config
+    keys = {"image_key": PICTURES, "captions": ["txt"], "caption_weights": None, "text_key": None}
+    data = dataclasses.replace(config.data, **keys)
     if not folder.classes:
-        own_pairs = dataclasses.replace(inputs.evaluation, truth=Truth.pairs)
-        return _retrieval(entry, shards, dataclasses.replace(inputs, data=plain, evaluation=own_pairs))
-    labelled = labelled_set(shards, _pictures_and_texts(inputs).image, plain, "cls")
-    named = dataclasses.replace(labelled, labels=[folder.class_name(label) for label in labelled.labels])
-    return ZeroShot(entry.name, entry.spec, named, folder.classes, inputs.model.tokenize, inputs.evaluation.index)
+        own_pairs = dataclasses.replace(config, data=data, eval=dataclasses.replace(config.eval, truth=Truth.pairs))
+        return _retrieval(entry, shards, dataclasses.replace(inputs, config=own_pairs))
+    numbered = labelled_set(shards, _pictures_and_texts(inputs).image, data, "cls")
+    named = dataclasses.replace(numbered, labels=folder.class_names(numbered.labels))
+    return ZeroShot(entry.name, entry.spec, named, folder.classes, inputs.model.tokenize, config.eval.index)
 
 
 def _pictures_and_texts(inputs: Inputs) -> ImageTextModel:
@@ -176,20 +169,12 @@ def _passages(
 ) -> PassageRetrieval:
     from dyad.eval.tasks.passage_retrieval import PassageRetrieval, PassageSide
 
-    questions = open_set(entry.target, inputs.data)
-    corpus, tokenize, options = questions.corpus, inputs.model.tokenize, inputs.evaluation
-    side = PassageSide(corpus, tokenize, inputs.data.passage, options)
-    return PassageRetrieval(
-        entry.name,
-        entry.spec,
-        questions,
-        inputs.sides.setdefault(corpus.fingerprint, side),
-        tokenize,
-        inputs.data.question,
-        options,
-        inputs.baselines,
-        inputs.untrained,
-    )
+    data, options, tokenize = inputs.config.data, inputs.config.eval, inputs.model.tokenize
+    questions = open_set(entry.target, data)
+    side = PassageSide(questions.corpus, tokenize, data.passage, options)
+    side = inputs.sides.setdefault(questions.corpus.fingerprint, side)
+    source, baselines = entry.spec, (inputs.baselines, inputs.untrained)
+    return PassageRetrieval(entry.name, source, questions, side, tokenize, data.question, options, *baselines)
 
 
 KINDS = {

@@ -62,28 +62,6 @@ class Hits(NamedTuple):
         return [(position, score) for position, score in pairs if score != -np.inf]
 
 
-def search(
-    queries_nD: np.ndarray,
-    corpus_mD: np.ndarray,
-    k: int,
-    spec: str = "Flat",
-    *,
-    memory: int | None = None,
-    world: World = ALONE,
-) -> Hits:
-    """The k best rows of the corpus for each query; k is cut to m. spec, memory, world, errors: see Index."""
-    return Index(corpus_mD, spec, memory=memory, world=world).search(queries_nD, k)
-
-
-def recall_against_exact(
-    hits: Hits, queries_nD: np.ndarray, corpus_mD: np.ndarray, *, sample: int = 200, world: World = ALONE
-) -> float:
-    """The share of the exact k best that are among the hits, for `sample` evenly spread queries. A collective."""
-    rows = np.unique(np.linspace(0, len(queries_nD) - 1, min(sample, len(queries_nD))).astype(np.int64))
-    exact = search(queries_nD[rows], corpus_mD, hits.positions.shape[1], world=world).positions
-    return float(np.mean([np.isin(e, h).mean() for e, h in zip(exact, hits.positions[rows], strict=True)]))
-
-
 class Index:
     """A corpus prepared for many searches.
 
@@ -133,13 +111,17 @@ class Index:
             best.scores[rows], best.positions[rows] = _merged(parts, k)
         return best
 
-    def _work(self, n: int) -> Iterator[tuple[int, int]]:
+    def recall_against_exact(self, hits: Hits, queries_nD: np.ndarray, sample: int = 200) -> float:
+        """The share of the exact k best that are among the hits, for `sample` evenly spread queries. A collective."""
+        rows = np.unique(np.linspace(0, len(queries_nD) - 1, min(sample, len(queries_nD))).astype(np.int64))
+        exact = Index(self.corpus, world=self.world).search(queries_nD[rows], hits.positions.shape[1]).positions
+        return float(np.mean([np.isin(e, h).mean() for e, h in zip(exact, hits.positions[rows], strict=True)]))
+
+    def _work(self, n: int) -> list[tuple[int, int]]:
         """(first corpus row of a shard, first query of a block) of the pairs of this rank, shard by shard."""
-        shards, blocks = range(0, len(self.corpus), self._rows), range(0, n, BLOCK)
-        units = len(shards) * len(blocks)
-        begin, end = (units * rank // self.world.size for rank in (self.world.rank, self.world.rank + 1))
-        for unit in range(begin, end):
-            yield shards[unit // len(blocks)], blocks[unit % len(blocks)]
+        pairs = [(row, query) for row in range(0, len(self.corpus), self._rows) for query in range(0, n, BLOCK)]
+        begin, end = (len(pairs) * rank // self.world.size for rank in (self.world.rank, self.world.rank + 1))
+        return pairs[begin:end]
 
 
 # ---- a shard -------------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from dyad.eval.results.cases import ANSWERS, RIGHT, Case, Item, answer, choose, 
 from dyad.eval.results.score_histogram import score_histogram, spread
 from dyad.eval.search.bm25 import BM25, build_bm25, open_bm25
 from dyad.eval.search.fusion import reciprocal_rank_fusion
-from dyad.eval.search.index import Hits, Index, recall_against_exact
+from dyad.eval.search.index import Hits, Index
 from dyad.eval.search.index_spec import EXACT
 from dyad.eval.tasks.passage_metrics import Judge, Values, chance, differences, summary
 from dyad.eval.tasks.question_sets import QuestionSet, SearchedCorpus
@@ -131,8 +131,7 @@ class PassageRetrieval(Evaluator):
         hits = index.search(queries, self._depth)
         how: dict[str, Any] = {**index.how, "depth": self.options.depth}
         if how["index"] != EXACT:
-            share = recall_against_exact(hits, queries, index.corpus, world=encode.world)
-            how[f"recall_against_exact@{hits.positions.shape[1]}"] = share
+            how[f"recall_against_exact@{hits.positions.shape[1]}"] = index.recall_against_exact(hits, queries)
         return Searched(hits, queries, index, how)
 
     def _runs(self, hits: Mapping[str, Hits]) -> dict[str, Run]:

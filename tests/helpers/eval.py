@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dyad.eval.encode.encoder import Encoder
+from dyad.eval.search.index import Hits, Index
 from dyad.train.distributed.world import World
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,3 +93,13 @@ def clustered(count: int, width: int, seed: int, clusters: int = 40) -> np.ndarr
     rng = np.random.default_rng(seed)
     rows = centres[rng.integers(0, clusters, count)] + 0.1 * rng.standard_normal((count, width), dtype=np.float32)
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def search(queries: np.ndarray, corpus: np.ndarray, k: int, spec: str = "Flat", **options: Any) -> Hits:
+    return Index(corpus, spec, **options).search(queries, k)
+
+
+def recall_against_exact(
+    hits: Hits, queries: np.ndarray, corpus: np.ndarray, sample: int = 200, **options: Any
+) -> float:
+    return Index(corpus, **options).recall_against_exact(hits, queries, sample)

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+from helpers.eval import search
 from torch import Tensor, nn
 
 from dyad.data.config import PassageConfig
@@ -21,7 +22,6 @@ from dyad.data.question_passage.corpus import open_corpus
 from dyad.data.question_passage.dataset import passage_texts
 from dyad.eval.encode.embeddings import SizedItems, encode_corpus, identity_of
 from dyad.eval.encode.encoder import Encoder
-from dyad.eval.search.index import search
 from dyad.train.distributed.world import World
 
 ITEMS, WINDOW, BLOCK = 20_000, 2048, 128

@@ -12,7 +12,7 @@ from typing import cast
 import numpy as np
 import pytest
 import torch
-from helpers.eval import LOCAL, ROOT
+from helpers.eval import LOCAL, ROOT, search
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jobs.embeddings_job import BLOCK, ITEMS, WINDOW, Glosses, Small, digest, encoded, names, texts_of, write_corpus
@@ -22,7 +22,6 @@ from dyad.data.base.errors import ConfigError, DataError, HardwareError
 from dyad.eval.encode import embeddings, progress
 from dyad.eval.encode.embeddings import encode_corpus, identity_of
 from dyad.eval.encode.encoder import Encoder
-from dyad.eval.search.index import search
 from dyad.train.config import Pooling
 from dyad.train.towers.pooled import Pooled
 

@@ -13,12 +13,12 @@ from helpers.runs import EMOJI, distinct_emoji, make_run, save_checkpoint, write
 from dyad.data.base.command_line import help_text, parse_options
 from dyad.data.base.errors import ConfigError, DataError, HardwareError
 from dyad.data.image_text.transforms import decode
-from dyad.eval.config import EvalCommand, Truth
+from dyad.eval.config import EvalCommand, EvalConfig, Truth
 from dyad.eval.results.write import write
 from dyad.eval.run.load_run import find_run, load_run, read_config
 from dyad.eval.run.main import main
-from dyad.eval.run.suite import KINDS, check_specs
-from dyad.train.config import Task
+from dyad.eval.run.suite import KINDS, check_suite
+from dyad.train.config import Task, TrainConfig
 
 
 def evaluate(monkeypatch, *arguments: str) -> None:
@@ -196,7 +196,7 @@ SPECS = {
 @pytest.mark.parametrize("spec", SPECS)
 def test_wrong_entries_are_refused_before_anything_is_loaded(spec: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        check_specs([spec], None, Task.image_text)
+        check_suite(TrainConfig(Task.image_text, eval=EvalConfig(suite=[spec])))
     assert SPECS[spec] in str(caught.value)
 
 

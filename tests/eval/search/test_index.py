@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 from helpers.dist import launch
-from helpers.eval import clustered, unit_rows
+from helpers.eval import clustered, recall_against_exact, search, unit_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dyad.data.base.errors import ConfigError
 from dyad.eval.search import index
-from dyad.eval.search.index import Hits, Index, recall_against_exact, search
+from dyad.eval.search.index import Hits, Index
 from dyad.eval.search.index_spec import check_spec
 
 
