@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -53,22 +53,27 @@ class Inputs:
 
 
 @dataclass(frozen=True)
-class SuiteEntry:
-    """name: of the evaluator. spec: as the user wrote it. target: the path in it, or the value of data.val."""
-
-    name: str
-    spec: str
-    target: Any
-
-
-@dataclass(frozen=True)
 class SuiteKind:
     """A kind of entries. form: of its targets, for help texts. check: raises ConfigError for a missing target."""
 
     task: Task
     form: str
-    check: Callable[[Any], Any]
+    check: Callable[[SuiteEntry], Any]
     build: Callable[[SuiteEntry, Inputs], Evaluator]
+
+
+@dataclass(frozen=True)
+class SuiteEntry:
+    """data.val or an entry of eval.suite. name: of the evaluator. key: names the entry in messages about its target.
+
+    spec: as the user wrote it. target: the path in it, or the value of data.val.
+    """
+
+    kind: SuiteKind
+    name: str
+    key: str
+    spec: str
+    target: Any
 
 
 def build_evaluators(
@@ -82,41 +87,61 @@ def build_evaluators(
     baselines: scored beside the model by question_passage. untrained: makes the encoder before training.
     Raises ConfigError for an entry that cannot be read, DataError for damaged data.
     """
-    inputs, val = Inputs(config, model, baselines, untrained), config.data.val
-    evaluators = [] if val is None else [VAL[config.task].build(SuiteEntry("val", str(val), val), inputs)]
-    names = ["val"]
-    for spec in config.eval.suite:
-        kind, target = _split(spec, config.task)
-        names.append(_name(target, names))
-        evaluators.append(kind.build(SuiteEntry(f"eval/{names[-1]}", spec, target), inputs))
-    return evaluators
+    inputs = Inputs(config, model, baselines, untrained)
+    return [entry.kind.build(entry, inputs) for entry in _entries(config)]
 
 
 def check_suite(config: TrainConfig) -> None:
     """Raise ConfigError for wrong entries of eval.suite, missing targets, a wrong eval.index. Loads nothing heavy."""
+    entries = list(_entries(config))
+    for entry in entries:
+        entry.kind.check(entry)
+    # an exact search of pictures needs no index: the ranks are counted
+    if entries and (config.task is Task.question_passage or config.eval.index != EXACT):
+        check_spec(config.eval.index)
+
+
+def _entries(config: TrainConfig) -> Iterator[SuiteEntry]:
+    """data.val, then the entries of eval.suite. Raises ConfigError for an entry of no kind of the task."""
     task, val = config.task, config.data.val
     if val is not None:
-        VAL[task].check(val)
+        kind = "retrieval" if task is Task.image_text else "beir" if is_beir(val) else "dpr"
+        yield SuiteEntry(KINDS[kind], "val", "data.val", str(val), val)
+    legal = {name: kind for name, kind in KINDS.items() if kind.task is task}
+    names = ["val"]
     for spec in config.eval.suite:
-        kind, target = _split(spec, task)
-        kind.check(target)
-    # exact search of pictures is no search: their ranks are counted
-    if (val or config.eval.suite) and (task is Task.question_passage or config.eval.index != EXACT):
-        check_spec(config.eval.index)
+        kind, _, target = spec.partition(":")
+        if kind not in legal or not target:
+            forms = ", ".join(f"{name}:…" for name in legal)
+            other = kind in KINDS and target
+            hint = f" '{kind}' is of task={KINDS[kind].task.name}." if other else nearest(kind, legal)
+            raise ConfigError(f"eval.suite: '{spec}' must be one of {forms} (task={task.name}).{hint}")
+        names.append(_name(target, names))
+        yield SuiteEntry(legal[kind], f"eval/{names[-1]}", f"eval.suite: {kind}", spec, target)
+
+
+def _name(target: str, taken: Sequence[str]) -> str:
+    """A name that is not taken: the stem of the last part of the path, if necessary with a number."""
+    last = re.sub(r"\.(tar|jsonl?|[ct]sv)(@.*)?$", "", Path(target).name)
+    stem = re.sub(r"[^\w.-]+", "_", last).strip("_") or "set"
+    same = sum(re.fullmatch(re.escape(stem) + r"(-\d+)?", t) is not None for t in taken)
+    return f"{stem}-{same + 1}" if same else stem
 
 
 # ---- pictures and texts ----------------------------------------------------------------------------------------------
 
 
 def _images(
-    form: str, sources: Callable[[Any], list[ShardSource]], build: Callable[[SuiteEntry, Shards, Inputs], Evaluator]
+    form: str,
+    sources: Callable[[SuiteEntry], list[ShardSource]],
+    build: Callable[[SuiteEntry, Shards, Inputs], Evaluator],
 ) -> SuiteKind:
     """A kind with shards as targets."""
 
     def open_and_build(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
         from dyad.data.shards.shards import open_shards
 
-        return build(entry, open_shards(sources(entry.target)), inputs)
+        return build(entry, open_shards(sources(entry)), inputs)
 
     return SuiteKind(Task.image_text, form, sources, open_and_build)
 
@@ -134,7 +159,7 @@ def _zero_shot(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
     from dyad.data.image_text.dataset import labelled_set
     from dyad.eval.tasks.zero_shot import ZeroShot
 
-    task = read_task(_path(entry.target))
+    task = read_task(_path(entry))
     data = labelled_set(shards, _pictures_and_texts(inputs).image, inputs.config.data, task.label)
     return ZeroShot(entry.name, entry.spec, data, task.classes, inputs.model.tokenize, inputs.config.eval.index)
 
@@ -143,7 +168,7 @@ def _wds(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
     from dyad.data.image_text.dataset import labelled_set
     from dyad.eval.tasks.zero_shot import ZeroShot
 
-    folder, config = read_wds(_path(entry.target)), inputs.config
+    folder, config = read_wds(_path(entry)), inputs.config
     keys = {"image_key": PICTURES, "captions": ["txt"], "caption_weights": None, "text_key": None}
     data = dataclasses.replace(config.data, **keys)
     if not folder.classes:
@@ -177,31 +202,28 @@ def _passages(
     return PassageRetrieval(entry.name, source, questions, side, tokenize, data.question, options, *baselines)
 
 
+def _path(entry: SuiteEntry) -> Path:
+    return Path(entry.target).expanduser()
+
+
 KINDS = {
-    "retrieval": _images("SHARDS", lambda target: parse_sources(target, "eval.suite: retrieval"), _retrieval),
+    "retrieval": _images("SHARDS", lambda entry: parse_sources(entry.target, entry.key), _retrieval),
     "zero_shot": _images(
-        "TASK.json", lambda target: parse_sources(read_task(_path(target)).source, f"{target}: source"), _zero_shot
+        "TASK.json", lambda entry: parse_sources(read_task(_path(entry)).source, f"{entry.target}: source"), _zero_shot
     ),
     "wds": _images(
         "FOLDER (a CLIP_benchmark data set)",
-        lambda target: parse_sources(read_wds(_path(target)).shards, f"wds:{target}: shard"),
+        lambda entry: parse_sources(read_wds(_path(entry)).shards, f"wds:{entry.target}: shard"),
         _wds,
     ),
-    "beir": SuiteKind(Task.question_passage, "FOLDER[@SPLIT]", check_beir, partial(_passages, open_beir)),
+    "beir": SuiteKind(
+        Task.question_passage, "FOLDER[@SPLIT]", lambda entry: check_beir(entry.target), partial(_passages, open_beir)
+    ),
     "dpr": SuiteKind(
         Task.question_passage,
         "PATH (questions with answers, in a folder with psgs_w100.tsv, or DPR JSON)",
-        check_dpr,
+        lambda entry: check_dpr(entry.target),
         partial(_passages, open_dpr),
-    ),
-}
-VAL = {
-    Task.image_text: _images("SHARDS", lambda target: parse_sources(target, "data.val"), _retrieval),
-    Task.question_passage: SuiteKind(
-        Task.question_passage,
-        "PATH",
-        lambda target: (check_beir if is_beir(target) else check_dpr)(target),
-        lambda entry, inputs: _passages(open_beir if is_beir(entry.target) else open_dpr, entry, inputs),
     ),
 }
 
@@ -213,25 +235,3 @@ def forms_help() -> str:
         for task in Task
     )
     return f"suite entries {''.join(lines)}"
-
-
-def _split(spec: str, task: Task) -> tuple[SuiteKind, str]:
-    name, _, target = spec.partition(":")
-    legal = {k: kind for k, kind in KINDS.items() if kind.task is task}
-    if name not in legal or not target:
-        forms = ", ".join(f"{k}:…" for k in legal)
-        hint = f" '{name}' is of task={KINDS[name].task.name}." if name in KINDS and target else nearest(name, legal)
-        raise ConfigError(f"eval.suite: '{spec}' must be one of {forms} (task={task.name}).{hint}")
-    return legal[name], target
-
-
-def _path(target: str) -> Path:
-    return Path(target).expanduser()
-
-
-def _name(target: str, taken: Sequence[str]) -> str:
-    """A name that is not taken: the stem of the last part of the path, if necessary with a number."""
-    last = re.sub(r"\.(tar|jsonl?|[ct]sv)(@.*)?$", "", Path(target).name)
-    stem = re.sub(r"[^\w.-]+", "_", last).strip("_") or "set"
-    same = sum(re.fullmatch(re.escape(stem) + r"(-\d+)?", t) is not None for t in taken)
-    return f"{stem}-{same + 1}" if same else stem

@@ -99,7 +99,6 @@ def search(queries: np.ndarray, corpus: np.ndarray, k: int, spec: str = "Flat", 
     return Index(corpus, spec, **options).search(queries, k)
 
 
-def recall_against_exact(
-    hits: Hits, queries: np.ndarray, corpus: np.ndarray, sample: int = 200, **options: Any
-) -> float:
-    return Index(corpus, **options).recall_against_exact(hits, queries, sample)
+def recall_against_exact(hits: Hits, queries: np.ndarray, corpus: np.ndarray, **options: Any) -> float:
+    world = options.pop("world", LOCAL)
+    return Index(corpus, world=world).recall_against_exact(hits, queries, **options)
