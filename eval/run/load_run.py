@@ -41,8 +41,8 @@ def find_run(path: str) -> tuple[Path, Path]:
     """
     folder = Path(path).expanduser()
     if not folder.is_dir():
-        beside = [p.name for p in folder.parent.iterdir()] if folder.parent.is_dir() else []
-        raise ConfigError(f"'{path}' is no folder.{nearest(folder.name, beside)} Give a run folder, e.g. runs/NAME")
+        hint = nearest(folder.name, [beside.name for beside in folder.parent.glob("*")])
+        raise ConfigError(f"'{path}' is no folder.{hint} Give a run folder, e.g. runs/NAME")
 
     from dyad.train.run_folder.checkpoint import locate
 

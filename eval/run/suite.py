@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.shards.sources import ShardSource, parse_sources
@@ -150,7 +150,7 @@ def _retrieval(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
     from dyad.data.image_text.dataset import retrieval_set
     from dyad.eval.tasks.image_text_retrieval import Retrieval
 
-    model = _pictures_and_texts(inputs)
+    model = cast("ImageTextModel", inputs.model)
     data, options = retrieval_set(shards, model.image, model.tokenize, inputs.config.data), inputs.config.eval
     return Retrieval(entry.name, entry.spec, data, options.truth, tuple(options.recall_k), options.index)
 
@@ -160,7 +160,7 @@ def _zero_shot(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
     from dyad.eval.tasks.zero_shot import ZeroShot
 
     task = read_task(_path(entry))
-    data = labelled_set(shards, _pictures_and_texts(inputs).image, inputs.config.data, task.label)
+    data = labelled_set(shards, cast("ImageTextModel", inputs.model).image, inputs.config.data, task.label)
     return ZeroShot(entry.name, entry.spec, data, task.classes, inputs.model.tokenize, inputs.config.eval.index)
 
 
@@ -174,16 +174,9 @@ def _wds(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
     if not folder.classes:
         own_pairs = dataclasses.replace(config, data=data, eval=dataclasses.replace(config.eval, truth=Truth.pairs))
         return _retrieval(entry, shards, dataclasses.replace(inputs, config=own_pairs))
-    numbered = labelled_set(shards, _pictures_and_texts(inputs).image, data, "cls")
+    numbered = labelled_set(shards, cast("ImageTextModel", inputs.model).image, data, "cls")
     named = dataclasses.replace(numbered, labels=folder.class_names(numbered.labels))
     return ZeroShot(entry.name, entry.spec, named, folder.classes, inputs.model.tokenize, config.eval.index)
-
-
-def _pictures_and_texts(inputs: Inputs) -> ImageTextModel:
-    from dyad.train.towers.build import ImageTextModel
-
-    assert isinstance(inputs.model, ImageTextModel)
-    return inputs.model
 
 
 # ---- questions and passages ------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ n queries, m items, D embedding width, t queries in one strip of scores.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -199,10 +199,10 @@ class Retrieval(Evaluator):
         metrics |= {"num_images": float(len(self.data.images)), "num_texts": float(len(self.data.texts))}
         search = {"search": how} if any(how.values()) else {}
         report = Report("zeroshot_retrieval", metrics, chance, {"truth": str(self.truth), **search})
-        if examples is None:
-            return report
-        details = rank_0_only(encode.world, lambda: self._details(ways, found, examples)) or {}
-        return replace(report, details=report.details | details, files={".pictures": small.write})
+        if examples is not None:
+            report.details.update(rank_0_only(encode.world, lambda: self._details(ways, found, examples)) or {})
+            report.files[".pictures"] = small.write
+        return report
 
     def _ways(self, images: np.ndarray, texts: np.ndarray, small: Thumbnails) -> dict[str, Way]:
         data, picture = self.data, partial(self._picture, small)

@@ -9,7 +9,7 @@ pictures are candidates only.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,10 +55,10 @@ class ZeroShot(Evaluator):
         metrics = {**accuracies(found.rank, target, count), "num_samples": float(len(target))}
         details = {"per_class": self._per_class(found.rank, target), **({"search": how} if how else {})}
         report = Report("zeroshot_classification", metrics, chance, details)
-        if examples is None:
-            return report
-        more = rank_0_only(encode.world, lambda: self._details(way, found, target, examples)) or {}
-        return replace(report, details=details | more, files={".pictures": small.write})
+        if examples is not None:
+            report.details.update(rank_0_only(encode.world, lambda: self._details(way, found, target, examples)) or {})
+            report.files[".pictures"] = small.write
+        return report
 
     def _way(self, images: np.ndarray, weights: np.ndarray, target: np.ndarray, small: Thumbnails) -> Way:
         names = list(self.classes)
