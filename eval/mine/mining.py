@@ -47,7 +47,8 @@ from dyad.train.distributed.world import World, gather_objects
 MINED, SUMMARY = "mined.jsonl", "mined.json"
 FORMAT = 1
 BLOCK = 16_384  # questions at a time; a corpus larger than memory is read once for each block
-JUDGED = ("", "rank", "right", "unscored", "unknown", "margin", "max_score")
+# reasons that need no text of the passage, in their order; "": none of them
+BY_NUMBERS = ("", "rank", "right", "unscored", "unknown", "margin", "max_score")
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ class Groups:
 
 
 @dataclass(frozen=True)
-class Asked:
+class LabelledQuestion:
     """A question with the answers and right passages of all its rows.
 
     keys: content keys of the right passages. positions: theirs in the corpus; of equal texts the first.
@@ -172,7 +173,7 @@ def _mined(
     """(lines of mined.jsonl, counts of the hits by what became of them) of b questions. groups: the rows of each."""
     counts: Counter[str] = Counter()
     lines = []
-    for i, question in enumerate(_asked(source, groups)):
+    for i, question in enumerate(_labelled(source, groups)):
         found = hits.scores[i] > -np.inf
         positions, scores = hits.positions[i][found], hits.scores[i][found]
         candidates = QuestionHits(question, queries_bD[i], positions, scores)
@@ -188,7 +189,7 @@ def _mined(
 class QuestionHits:
     """The hits of one question, best first."""
 
-    question: Asked
+    question: LabelledQuestion
     query_D: np.ndarray
     positions_k: np.ndarray
     scores_k: np.ndarray
@@ -200,8 +201,8 @@ def _chosen(
     """(passage id, score) of the candidates that become negatives; `counts` counts the reasons against the others."""
     positions_k = candidates.positions_k
     keys_k = source.corpus.keys[positions_k]
-    reasons_k = _judged(source, config, candidates, keys_k)
-    counts.update(JUDGED[reason] for reason in reasons_k[reasons_k > 0])
+    reasons_k = _reasons(source, config, candidates, keys_k)
+    counts.update(BY_NUMBERS[reason] for reason in reasons_k[reasons_k > 0])
     left = np.flatnonzero(reasons_k == 0).tolist()
     answers = candidates.question.answers if config.drop_answers else ()
     wrong = prepared(answers, AnswerMatch.regex if config.regex_answers else AnswerMatch.string)
@@ -221,8 +222,8 @@ def _chosen(
     return chosen
 
 
-def _judged(source: MiningInput, config: MiningConfig, candidates: QuestionHits, keys_k: np.ndarray) -> np.ndarray:
-    """(k,) the index in JUDGED of the first reason against each candidate, 0 if there is none so far."""
+def _reasons(source: MiningInput, config: MiningConfig, candidates: QuestionHits, keys_k: np.ndarray) -> np.ndarray:
+    """(k,) the index in BY_NUMBERS of the first reason against each candidate, 0 if there is none so far."""
     question = candidates.question
     right_k = np.isin(keys_k, question.keys) | np.isin(candidates.positions_k, question.positions)
     scores_k, right_scores = _scores(source, candidates)
@@ -237,7 +238,7 @@ def _judged(source: MiningInput, config: MiningConfig, candidates: QuestionHits,
         scores_k > limit,
         scores_k > (np.inf if config.max_score is None else config.max_score),
     ]
-    return np.select(conditions, range(1, len(JUDGED)), 0)
+    return np.select(conditions, range(1, len(BY_NUMBERS)), 0)
 
 
 def _limit(config: MiningConfig, best: float) -> float:
@@ -261,9 +262,9 @@ def _scores(source: MiningInput, candidates: QuestionHits) -> tuple[np.ndarray, 
 # ---- right passages --------------------------------------------------------------------------------------------------
 
 
-def _asked(source: MiningInput, groups: Sequence[list[int]]) -> list[Asked]:
+def _labelled(source: MiningInput, groups: Sequence[list[int]]) -> list[LabelledQuestion]:
     """The questions of a block with all their right passages."""
-    asked, keys_m = [_of_rows(source, rows) for rows in groups], source.corpus.keys
+    asked, keys_m = [_question_of(source, rows) for rows in groups], source.corpus.keys
     found = positions_with(keys_m, np.array([key for question in asked for key in question.keys.tolist()], np.int64))
     first = dict(zip(keys_m[found[::-1]].tolist(), found[::-1].tolist(), strict=True))  # backwards: the first one stays
     by_text = [[first[key] for key in question.keys.tolist() if key in first] for question in asked]
@@ -273,7 +274,7 @@ def _asked(source: MiningInput, groups: Sequence[list[int]]) -> list[Asked]:
     ]
 
 
-def _of_rows(source: MiningInput, numbers: Sequence[int]) -> Asked:
+def _question_of(source: MiningInput, numbers: Sequence[int]) -> LabelledQuestion:
     """The question of some rows; its positions are those of right passages with an id in the corpus.
 
     The rows are not kept: with all their passages they are a thousand times as large.
@@ -287,7 +288,7 @@ def _of_rows(source: MiningInput, numbers: Sequence[int]) -> Asked:
         ids += [passage.id for passage in row.positives if passage.id is not None]
         answers.update(dict.fromkeys(answer for answer in row.question.answers if answer.strip()))  # "" is in all
     name, positions = source.questions.question(numbers[0]).id, source.corpus.positions(ids)
-    return Asked(name, tuple(answers), np.array(sorted(keys), dtype=np.int64), positions[positions >= 0])
+    return LabelledQuestion(name, tuple(answers), np.array(sorted(keys), dtype=np.int64), positions[positions >= 0])
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
