@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 from omegaconf import MISSING
 
@@ -13,13 +13,10 @@ from dyad.data.config import DataConfig, MiningConfig, described
 
 DEEPEST = 1000  # passages found for a question; TREC's runs end there too
 
-
-Truth = Enum("Truth", {"keys": "keys", "pairs": "pairs"})
-AnswerMatch = Enum("AnswerMatch", {"string": "string", "regex": "regex"})
-
-
-EmbeddingType = Enum("EmbeddingType", {"float32": "float32", "float16": "float16"})
-Baseline = Enum("Baseline", {"bm25": "bm25", "untrained": "untrained", "fusion": "fusion"})
+Truth = StrEnum("Truth", ["keys", "pairs"])
+AnswerMatch = StrEnum("AnswerMatch", ["string", "regex"])
+EmbeddingType = StrEnum("EmbeddingType", ["float32", "float16"])
+Baseline = StrEnum("Baseline", ["bm25", "untrained", "fusion"])
 
 
 @dataclass
@@ -32,7 +29,7 @@ class EvalConfig:
         "what to evaluate besides data.val, each as KIND:PATH, e.g. retrieval:SHARDS or beir:FOLDER; "
         "python -m eval --help lists the kinds",
     )
-    block: int = described(256, "items encoded at a time; results do not depend on the number of ranks")
+    block: int = described(256, "items encoded at a time; results do not depend on the number of ranks", least=1)
     truth: Truth = described(Truth.keys, "image_text, right answers: equal content keys, or only the own pair")
     recall_k: list[int] = described([1, 5, 10], "image_text: the K of recall@K")
     index: str = described(
@@ -52,7 +49,7 @@ class EvalConfig:
     )
 
     examples: int = described(
-        4, "queries of each kind (best, worst, random) and direction that the last evaluation shows; 0: none"
+        4, "queries of each kind (best, worst, random) and direction that the last evaluation shows; 0: none", least=0
     )
 
     def __post_init__(self) -> None:
@@ -83,7 +80,6 @@ class EvalCommand:
 
     def __post_init__(self) -> None:
         check(self, "")
-        refuse_negative(self, "workers")
 
 
 @dataclass
@@ -107,10 +103,7 @@ class MineCommand:
         None, "file of a cross-encoder's scores, JSONL or TSV of query_id, docid, score: margins and max_score go by it"
     )
     workers: int | None = run_option(DataConfig, "workers")
-    examples: int = described(3, "questions whose negatives are printed, to look at")
-
-    def __post_init__(self) -> None:
-        refuse_negative(self, "workers", "examples")
+    examples: int = described(3, "questions whose negatives are printed, to look at", least=0)
 
 
 @dataclass
@@ -121,19 +114,9 @@ class ReportCommand:
     out: str | None = described(None, "file of the page; null: report.html of the run")
 
 
-def refuse_negative(options: EvalConfig | EvalCommand | MineCommand, *names: str, section: str = "") -> None:
-    """Raise ConfigError for counts below 0."""
-    for name in names:
-        if (getattr(options, name) or 0) < 0:
-            raise ConfigError(f"{section}{name}={getattr(options, name)}: must be 0 or more")
-
-
 def check(options: EvalConfig | EvalCommand, section: str) -> None:
     """Raise ConfigError for values that cannot work. None stands for the value of a run, which was checked before."""
-    refuse_negative(options, "examples", section=section)
-    block, recall_k, depth = options.block, options.recall_k, options.depth
-    if block is not None and block < 1:
-        raise ConfigError(f"{section}block={block}: must be 1 or more")
+    recall_k, depth = options.recall_k, options.depth
     if recall_k is not None and (not recall_k or min(recall_k) < 1):
         raise ConfigError(f"{section}recall_k={recall_k}: needs at least one K, each 1 or more, e.g. [1,5,10]")
     if depth is not None and not 100 <= depth <= DEEPEST:

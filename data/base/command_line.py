@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, Field, field, fields, replace
 from enum import Enum
+from math import inf
 from types import UnionType
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -37,9 +38,10 @@ def parse_options(schema: type[T], arguments: Iterable[str], command: str) -> T:
     """The dataclass `schema` filled from key=value arguments; OmegaConf converts the values to the types of its fields.
 
     command: for messages. Raises ConfigError for an argument that is not key=value, an unknown, repeated or missing
-    key, and a value that does not fit.
+    key, and a value that does not fit or is below the limit `least` of its field.
     """
     types_of, options = get_type_hints(schema), OmegaConf.structured(schema)
+    least_of = {option.name: option.metadata.get("least", -inf) for option in fields(cast(Any, schema))}
     given: set[str] = set()
     for argument in arguments:
         key, separator, text = argument.lstrip("-").partition("=")
@@ -57,6 +59,8 @@ def parse_options(schema: type[T], arguments: Iterable[str], command: str) -> T:
             options[key] = _value(text, types_of[key])
         except ValidationError as error:
             raise ConfigError(f"{key}={_mismatch(str(error))}") from None
+        if isinstance(options[key], int | float) and options[key] < least_of[key]:
+            raise ConfigError(f"{key}={options[key]}: must be {least_of[key]} or more")
     if missing := OmegaConf.missing_keys(options):
         raise ConfigError(f"{min(missing)}= is missing. See: {command} --help")
     return cast(T, OmegaConf.to_object(options))
@@ -102,7 +106,8 @@ def config_option(config: type, name: str) -> Any:
 
 def run_option(config: type, name: str) -> Any:
     """As `config_option`, for a command that reads a run. The default is None, which keeps the run's value."""
-    return field(default=None, metadata={"help": f"{config_option(config, name).metadata['help']}; null: the run's"})
+    known = config_option(config, name).metadata
+    return field(default=None, metadata={**known, "help": f"{known['help']}; null: the run's"})
 
 
 # Help ---------------------------------------------------------------------------------------------------------------

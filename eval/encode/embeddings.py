@@ -22,6 +22,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -34,7 +35,7 @@ from dyad.data.base.files import sync, whole_file, writable, write_json
 from dyad.data.base.progress import print_line, progress
 from dyad.eval.encode.encoder import Encoder, check_finite
 from dyad.eval.encode.process_memory import trim_heap
-from dyad.train.distributed.agreement import from_rank_0, rank_0_only
+from dyad.train.distributed.agreement import from_rank_0, raise_on_all, rank_0_only
 from dyad.train.distributed.world import World
 from dyad.train.run_folder.checkpoint import named_tensors
 from dyad.train.run_folder.run_state import locked
@@ -42,7 +43,6 @@ from dyad.train.run_folder.run_state import locked
 VECTORS, IDS, STATE = "embeddings.npy", "ids.txt", "state.json"
 FORMAT = 1
 WINDOW = 16_384
-DTYPES = ("float32", "float16")
 
 Ids = Callable[[int, int], Sequence[str]]  # (start, stop) → the ids of these items
 
@@ -63,22 +63,6 @@ class SizedItems(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Embeddings:
-    """vectors: (N, D) float32 or float16, memory-mapped read-only from `folder`; in RAM if folder is None."""
-
-    vectors: np.ndarray
-    folder: Path | None
-
-    def __len__(self) -> int:
-        return len(self.vectors)
-
-    def ids(self) -> list[str]:
-        """All ids, read from the folder."""
-        assert self.folder is not None, "embeddings in RAM have no ids"
-        return (self.folder / IDS).read_bytes().decode().split("\n")[:-1]
-
-
 def encode_corpus(
     encode: Encoder,
     side: Literal["x", "y"],
@@ -90,20 +74,18 @@ def encode_corpus(
     dtype: str = "float32",
     window: int = WINDOW,
     log: Callable[[str], None] | None = None,
-) -> Embeddings:
-    """The embeddings of all items as one matrix, the same on every rank. A collective.
+) -> np.ndarray:
+    """The embeddings of all items, (N, D) float32 or float16, the same on every rank. A collective.
 
-    folder: the matrix is written there and never whole in RAM; None: in RAM. identity: of weights and items (see
-    identity_of). A folder with this identity is opened, and completed if a part is missing; a folder with another one
-    is written anew, with a line. ids: needed with a folder only. window: rounded up to whole blocks. log: prints lines;
-    None: a progress bar on a terminal, lines on standard output elsewhere.
+    folder: the matrix is written there and memory-mapped, read-only; None: it is in RAM. ids: needed with a folder
+    only. identity: of weights and items (see identity_of). A folder with this identity is opened, and completed if a
+    part is missing; a folder with another one is written anew, with a line. window: rounded up to whole blocks. log:
+    prints lines; None: a progress bar on a terminal, lines on standard output elsewhere.
 
     Raises ConfigError for a folder that is in use, contains files of other origin, or is on a disk without enough
     space; DataError for a damaged folder, an id with a line break, and values that are not finite; HardwareError if
     the disk fails.
     """
-    if dtype not in DTYPES:
-        raise ConfigError(f"dtype={dtype}: must be one of {', '.join(DTYPES)}")
     world, size = encode.world, -(-window // encode.block) * encode.block
     settings = {
         "format": FORMAT,
@@ -118,19 +100,19 @@ def encode_corpus(
     }
     with ExitStack() as stack:
         if folder is None:
-            store, first = _Memory(settings), 0
+            store, first = _Memory(len(items)), 0
         else:
             assert ids is not None, "a folder needs ids"
             store = _Folder(folder, settings, world)
-            first = from_rank_0(world, lambda: store.opened(ids, stack, log or print_line)) * size
+            first = from_rank_0(world, lambda: store.open(ids, stack, log or print_line)) * size
         if first < len(items):
             on_rank_0 = log if world.rank == 0 else lambda line: None
             on_progress = stack.enter_context(progress(f"Encode {side}", len(items), first, on_rank_0))
             for start, vectors in _windows(encode, side, items, size, first):
-                store.write(start, vectors)
+                store.write(start, raise_on_all(world, partial(_as_dtype, vectors, dtype)))
                 trim_heap()
                 on_progress(start + len(vectors))
-        return store.embeddings()
+        return store.matrix()
 
 
 def identity_of(tower: nn.Module, *facts: str) -> str:
@@ -195,56 +177,51 @@ def _windows(
                 yield start, window
 
 
-# ---- where they are kept -------------------------------------------------------------------------------------------
+# ---- where they are stored -----------------------------------------------------------------------------------------
 
 
-@dataclass
 class _Memory:
-    """A store in RAM, filled by every rank."""
+    """A matrix of `items` rows in RAM, filled by every rank."""
 
-    settings: dict[str, Any]
-    vectors: np.ndarray | None = None
+    def __init__(self, items: int) -> None:
+        self._items, self._matrix = items, np.empty((0, 0))
 
     def write(self, start: int, vectors: np.ndarray) -> None:
-        stored = _stored(vectors, self.settings["dtype"])
-        if self.vectors is None:
-            self.vectors = np.empty((self.settings["items"], vectors.shape[1]), stored.dtype)
-        self.vectors[start : start + len(stored)] = stored
+        if start == 0:
+            self._matrix = np.empty((self._items, vectors.shape[1]), vectors.dtype)
+        self._matrix[start : start + len(vectors)] = vectors
 
-    def embeddings(self) -> Embeddings:
-        assert self.vectors is not None
-        return Embeddings(self.vectors, None)
+    def matrix(self) -> np.ndarray:
+        return self._matrix
 
 
 @dataclass(frozen=True)
 class _Folder:
-    """A store in a folder. Rank 0 writes, all ranks read."""
+    """A matrix in a folder. Rank 0 writes, all ranks read. settings: content of state.json beside the windows."""
 
     folder: Path
     settings: dict[str, Any]
     world: World
 
-    def opened(self, ids: Ids, stack: ExitStack, log: Callable[[str], None]) -> int:
+    def open(self, ids: Ids, stack: ExitStack, log: Callable[[str], None]) -> int:
         """Open the folder on rank 0, lock it until `stack` closes, and return the number of finished windows."""
         with writable(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(self.folder, "folder"))
             state = self._state()
-            if state is not None and state["settings"] != self.settings:
-                theirs = state["settings"]
-                other = ", ".join(k for k in self.settings if theirs.get(k) != self.settings[k])
-                log(f"{self.folder}: has embeddings of other {other}; they are made anew")
-                state = None
-            if state is None or state["windows"] == 0:
+            other = [name for name in self.settings if state["settings"].get(name) != self.settings[name]]
+            if other:
+                log(f"{self.folder}: has embeddings of other {', '.join(other)}; they are made anew")
+            if other or state["windows"] == 0:
                 self._begin(ids)
                 return 0
-            self.embeddings()  # raises DataError before the rest is encoded
+            self.matrix()  # raises DataError before the rest is encoded
             return state["windows"]
 
     def write(self, start: int, vectors: np.ndarray) -> None:
         rank_0_only(self.world, lambda: self._write(start, vectors))
 
-    def embeddings(self) -> Embeddings:
+    def matrix(self) -> np.ndarray:
         path = self.folder / VECTORS
         try:
             vectors = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -252,10 +229,10 @@ class _Folder:
             raise DataError(f"{path} is damaged ({error}): delete {self.folder} to encode anew") from error
         if (vectors.ndim, *vectors.shape[:1], vectors.dtype) != (2, self.settings["items"], self.settings["dtype"]):
             raise DataError(f"{path} is not what {STATE} says: delete {self.folder} to encode anew")
-        return Embeddings(vectors, self.folder)
+        return vectors
 
-    def _state(self) -> dict[str, Any] | None:
-        """The content of state.json; None for a new folder."""
+    def _state(self) -> dict[str, Any]:
+        """The content of state.json; for a new folder that of a matrix without windows."""
         path = self.folder / STATE
         if not path.exists():
             foreign = [name for name in (VECTORS, IDS) if (self.folder / name).exists()]
@@ -263,7 +240,7 @@ class _Folder:
                 raise ConfigError(
                     f"{self.folder} has {foreign[0]} but no {STATE}, so it is not of our making: choose another folder"
                 )
-            return None
+            return {"settings": self.settings, "windows": 0}
         try:
             state = json.loads(path.read_bytes())
             if not isinstance(state["settings"], dict) or not isinstance(state["windows"], int) or state["windows"] < 0:
@@ -276,50 +253,44 @@ class _Folder:
         """Write state.json first, which marks the folder as ours, then ids.txt."""
         self._save(windows=0)
         (self.folder / VECTORS).unlink(missing_ok=True)
-        items, slab = self.settings["items"], self.settings["window"]
+        items, step = self.settings["items"], self.settings["window"]
         with whole_file(self.folder / IDS) as file:
-            for start in range(0, items, slab):
-                file.writelines(_line(name) for name in ids(start, min(start + slab, items)))
+            for start in range(0, items, step):
+                file.writelines(_line(name) for name in ids(start, min(start + step, items)))
 
     def _write(self, start: int, vectors: np.ndarray) -> None:
-        stored = _stored(vectors, self.settings["dtype"])
-        path, rows = self.folder / VECTORS, self.settings["items"]
+        path, rows, row_bytes = self.folder / VECTORS, self.settings["items"], vectors[0].nbytes
         with writable(self.folder):
             if start == 0:
-                self._create(path, (rows, stored.shape[1]), stored.dtype)
-            with path.open("r+b") as file:
-                file.seek(-(rows - start) * stored[0].nbytes, os.SEEK_END)
-                file.write(stored.data)
+                free = shutil.disk_usage(self.folder).free
+                if free < rows * row_bytes:
+                    raise ConfigError(
+                        f"{self.folder}: the embeddings need {rows * row_bytes:,} bytes, {free:,} are free"
+                    )
+                np.lib.format.open_memmap(path, "w+", vectors.dtype, (rows, vectors.shape[1]))  # header and length
+            with path.open("r+b") as file:  # through a memory map, a full disk would end the process with SIGBUS
+                file.seek(-(rows - start) * row_bytes, os.SEEK_END)
+                file.write(vectors.data)
             sync(path)
             self._save(windows=start // self.settings["window"] + 1)
-
-    def _create(self, path: Path, shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
-        """Write the header of the matrix, and reserve space for all rows."""
-        needed, free = shape[0] * shape[1] * dtype.itemsize, shutil.disk_usage(self.folder).free
-        if free < needed:
-            raise ConfigError(f"{self.folder}: the embeddings need {needed:,} bytes, {free:,} are free")
-        with path.open("wb") as file:
-            descr = np.lib.format.dtype_to_descr(dtype)
-            np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
-            file.truncate(file.tell() + needed)
 
     def _save(self, windows: int) -> None:
         write_json(self.folder / STATE, {"settings": self.settings, "windows": windows})
 
 
-def _stored(vectors: np.ndarray, dtype: str) -> np.ndarray:
+def _as_dtype(vectors: np.ndarray, dtype: str) -> np.ndarray:
+    """The vectors as `dtype`; raises DataError if float16 cannot hold them."""
     with np.errstate(over="ignore"):
-        stored = vectors.astype(dtype, copy=False)
-    if dtype == "float16" and not np.isfinite(stored).all():
+        converted = vectors.astype(dtype, copy=False)
+    if dtype == "float16" and not np.isfinite(converted).all():
         raise DataError("embeddings are too large for float16: take dtype=float32")
-    return stored
+    return converted
 
 
 def _line(name: str) -> bytes:
+    if "\n" in name:
+        raise DataError(f"the id {name!r} has a line break, and {IDS} holds one id a line")
     try:
-        line = name.encode()
+        return f"{name}\n".encode()
     except UnicodeEncodeError:
         raise DataError(f"the id {name!r} is no Unicode text") from None
-    if b"\n" in line:
-        raise DataError(f"the id {name!r} has a line break, and {IDS} holds one id a line")
-    return line + b"\n"

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -82,14 +83,25 @@ class Encoder:
     @torch.no_grad()  # not inference_mode: features that a frozen trunk caches here are used in training too
     def rounds(self, side: Literal["x", "y"], items: Items) -> Iterator[np.ndarray]:
         """The embeddings in order on every rank, float32 (W·E, D) a round. A collective: iterate to the end."""
-        tower, world = self.towers[side], self.world
-        blocks = _Blocks(items, self.block, world.rank, world.size)
-        left = len(items)
+        tower, world, left = self.towers[side], self.world, len(items)
+        assert items, "nothing to encode"
+        blocks = range(0, len(items), self.block)
+        calls = -(-len(blocks) // world.size)  # the same on all ranks: a surplus call repeats the last block
+        own = [blocks[min(n * world.size + world.rank, len(blocks) - 1)] for n in range(calls)]
+        loaded = prefetched(
+            partial(_block, items, self.block),
+            own,
+            where=lambda item: f"items {item} … {min(item + self.block, len(items)) - 1} of an evaluation",
+            workers=min(self.workers, calls - 1),  # for one block, a process costs more than it saves
+            timeout=self.timeout,
+            rank=world.rank,
+            pin=world.device.type == "cuda",
+        )
         with _evaluating(tower):
-            for inputs in self._load(blocks):
+            for inputs in loaded:
                 if self.should_stop():
                     raise Stopped
-                embeddings = _gathered(self._embed(tower, inputs), world)[:left]
+                embeddings = _gathered(self._embed(tower, inputs), world)[:left]  # without surplus blocks and padding
                 left -= len(embeddings)
                 yield embeddings
 
@@ -100,18 +112,10 @@ class Encoder:
             embedding = tower(inputs.to(device, non_blocking=True))
         return F.normalize(embedding.float(), dim=-1) if self.cosine else embedding.float()
 
-    def _load(self, blocks: _Blocks) -> Iterator[Tensor]:
-        workers = min(self.workers, len(blocks) - 1)  # for one block, a process costs more than it saves
-        rank, pin = self.world.rank, self.world.device.type == "cuda"
-        indices = range(len(blocks))
-        return prefetched(
-            blocks.__getitem__, indices, where=blocks.where, workers=workers, timeout=self.timeout, rank=rank, pin=pin
-        )
-
 
 @dataclass(frozen=True)
 class Report:
-    """The result of one evaluator. task: a key of eval.result_kinds.KINDS. chance: metrics of a random order.
+    """The result of one evaluator. task: a key of KINDS in eval/results/kinds.py. chance: metrics of a random order.
 
     details: further parts of the JSON, on rank 0. files: end of the name → writer of a file or folder beside the JSON,
     on rank 0.
@@ -141,32 +145,13 @@ class Evaluator(ABC):
         examples=0 gives no cases; None gives the metrics alone. A collective.
         """
 
-    def run(self, encode: Encoder) -> dict[str, float]:
-        """The metrics alone, for the training loop; without the evaluator's name in front."""
-        return self.report(encode).metrics
 
-
-class _Blocks:
-    """The blocks of one rank. A surplus index repeats the last block; its rows are cut off after the gather."""
-
-    def __init__(self, items: Items, block: int, rank: int, size: int) -> None:
-        assert len(items) > 0, "nothing to encode"
-        self.items, self.block, self.rank, self.size = items, block, rank, size
-        self.total = -(-len(items) // block)
-
-    def __len__(self) -> int:
-        return -(-self.total // self.size)
-
-    def where(self, item: int) -> str:
-        return f"items {item} … {min(item + self.block, len(self.items)) - 1} of an evaluation"
-
-    def __getitem__(self, index: int, /) -> Tensor:
-        k = min(index * self.size + self.rank, self.total - 1)
-        start, stop = k * self.block, min((k + 1) * self.block, len(self.items))
-        begin_item(start)
-        rows = self.items.block(start, stop)
-        missing = self.block - (stop - start)
-        return rows if missing == 0 else torch.cat([rows, rows[-1:].expand(missing, *rows.shape[1:])])
+def _block(items: Items, size: int, start: int) -> Tensor:
+    """Items [start, start + size) as tower inputs. The last item is repeated if there are fewer."""
+    begin_item(start)
+    rows = items.block(start, min(start + size, len(items)))
+    missing = size - len(rows)
+    return torch.cat([rows, rows[-1:].expand(missing, *rows.shape[1:])]) if missing else rows
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from functools import cache
 
 import numpy as np
 
@@ -24,10 +23,5 @@ def trim_heap() -> None:
 
     Without it, some thousand texts of different lengths leave hundreds of megabytes. No-op without glibc.
     """
-    if release := _malloc_trim():
+    if release := getattr(ctypes.CDLL(None), "malloc_trim", None):
         release(0)
-
-
-@cache
-def _malloc_trim() -> ctypes._FuncPointer | None:
-    return getattr(ctypes.CDLL(None), "malloc_trim", None)

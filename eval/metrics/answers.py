@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, Protocol
 
 import numpy as np
 import regex
 
 from dyad.data.base.errors import DataError
+from dyad.eval.config import AnswerMatch
 
-Mode = Literal["string", "regex"]
 Span = tuple[int, int]
 
 TOP_K = (1, 5, 20, 100)
@@ -29,21 +28,9 @@ _BETWEEN = "\x1f"  # a control character is in no token, and lower() treats the 
 _SECONDS = 10.0  # for one pattern in one text; a pattern with catastrophic backtracking would never end
 
 
-class Answers(Protocol):
+def prepared(answers: Iterable[str], mode: AnswerMatch = AnswerMatch.string) -> Answers:
     """The answers of one question, prepared for many texts."""
-
-    def within(self, text: str) -> bool:
-        """Whether the text contains one of the answers."""
-        ...
-
-    def spans(self, text: str) -> list[Span]:
-        """[start, end) of all answers in the text as given, in order; spans that overlap are joined."""
-        ...
-
-
-def prepared(answers: Iterable[str], mode: Mode = "string") -> Answers:
-    """The matcher of some answers."""
-    return {"string": _Strings, "regex": _Patterns}[mode](answers)
+    return _Strings(answers) if mode is AnswerMatch.string else _Patterns(answers)
 
 
 def top_k_accuracy(hits: Sequence[Sequence[bool]], ks: Iterable[int] = TOP_K) -> dict[str, np.ndarray]:
@@ -57,18 +44,21 @@ def top_k_accuracy(hits: Sequence[Sequence[bool]], ks: Iterable[int] = TOP_K) ->
 
 
 class _Strings:
+    """Answers as sequences of tokens."""
+
     def __init__(self, answers: Iterable[str]) -> None:
-        self._tokens = [_lower_tokens(_decomposed(answer)) for answer in answers]
+        self._tokens = [[t.lower() for t in _TOKEN.findall(_decomposed(answer))] for answer in answers]
         self._joined = [_joined(tokens) for tokens in self._tokens]
         self._longest = [_folded(max(tokens, key=len, default="")) for tokens in self._tokens]
         self._everywhere = [] in self._tokens
 
     def within(self, text: str) -> bool:
-        """Only texts that contain the longest token of an answer as a substring are cut into tokens: few do."""
+        """Whether the text contains one of the answers."""
         if self._everywhere:
             return True
         text = _decomposed(text)
         folded = _folded(text.lower())
+        # only texts that contain the longest token of an answer as a substring are cut into tokens: few do
         likely = [joined for joined, longest in zip(self._joined, self._longest, strict=True) if longest in folded]
         if not likely:
             return False
@@ -76,6 +66,7 @@ class _Strings:
         return any(joined in tokens for joined in likely)
 
     def spans(self, text: str) -> list[Span]:
+        """[start, end) of all answers in the text as given, in order; spans that overlap are joined."""
         decomposed = _decomposed(text)
         tokens = [match.span() for match in _TOKEN.finditer(decomposed)]
         words = [decomposed[start:end].lower() for start, end in tokens]
@@ -90,6 +81,8 @@ class _Strings:
 
 
 class _Patterns:
+    """Answers as regular expressions. Methods as those of _Strings."""
+
     def __init__(self, answers: Iterable[str]) -> None:
         self._patterns = [p for answer in answers if (p := _compiled(_decomposed(answer))) is not None]
 
@@ -101,6 +94,9 @@ class _Patterns:
         decomposed = _decomposed(text)
         found = (span for pattern in self._patterns for span in _matches(pattern, decomposed) if span[0] < span[1])
         return _joined_spans(found, _origin(text, decomposed))
+
+
+Answers = _Strings | _Patterns
 
 
 def _compiled(pattern: str) -> regex.Pattern[str] | None:
@@ -123,10 +119,6 @@ def _matches(pattern: regex.Pattern[str], text: str) -> Iterator[Span]:
 
 def _decomposed(text: str) -> str:
     return text if text.isascii() else unicodedata.normalize("NFD", text)
-
-
-def _lower_tokens(decomposed: str) -> list[str]:
-    return [token.lower() for token in _TOKEN.findall(decomposed)]
 
 
 def _joined(tokens: list[str]) -> str:

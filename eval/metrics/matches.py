@@ -7,6 +7,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+SCAN = 1 << 20  # keys that are read at a time
+
+
+def positions_with(keys_m: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """The positions, ascending, of the keys that are among `wanted`. keys_m may be memory-mapped."""
+    parts = [
+        start + np.flatnonzero(np.isin(keys_m[start : start + SCAN], wanted)) for start in range(0, len(keys_m), SCAN)
+    ]
+    return np.concatenate([np.empty(0, np.int64), *parts])
+
 
 @dataclass(frozen=True)
 class Labels:

@@ -34,9 +34,11 @@ from dyad.data.question_passage.corpus import Corpus
 from dyad.data.question_passage.dataset import TokenizeTexts, passage_texts, question_texts
 from dyad.data.question_passage.questions import QuestionRows
 from dyad.data.shards.storage import sha256_of
+from dyad.eval.config import AnswerMatch
 from dyad.eval.encode.embeddings import encode_corpus, identity_of
 from dyad.eval.encode.encoder import Encoder
 from dyad.eval.metrics.answers import prepared
+from dyad.eval.metrics.matches import positions_with
 from dyad.eval.mine.pair_scores import PairScores
 from dyad.eval.search.index import Hits, Index
 from dyad.train.distributed.agreement import raise_on_all, rank_0_only
@@ -45,8 +47,8 @@ from dyad.train.distributed.world import World, gather_objects
 MINED, SUMMARY = "mined.jsonl", "mined.json"
 FORMAT = 1
 BLOCK = 16_384  # questions at a time; a corpus larger than memory is read once for each block
-SCAN = 1 << 20  # content keys of the corpus that are read at a time
-JUDGED = ("", "rank", "right", "unscored", "unknown", "margin", "max_score")
+# reasons that need no text of the passage, in their order; "": none of them
+BY_NUMBERS = ("", "rank", "right", "unscored", "unknown", "margin", "max_score")
 
 
 @dataclass(frozen=True)
@@ -82,12 +84,26 @@ def mine(
             block = [groups.rows(g) for g in range(start, min(start + BLOCK, len(groups)))]
             queries_bD = np.asarray(source.queries_nD[[rows[0] for rows in block]], dtype=np.float32)
             hits = index.search(queries_bD, config.last_rank)
-            first, last = (rank * len(block) // world.size for rank in (world.rank, world.rank + 1))
-            own = Block(block[first:last], queries_bD[first:last], Hits(*(part[first:last] for part in hits)))
-            for lines, part in gather_objects(raise_on_all(world, partial(_mined, source, config, own)), world):
+            own = slice(*(rank * len(block) // world.size for rank in (world.rank, world.rank + 1)))
+            work = partial(_mined, source, config, block[own], queries_bD[own], hits.of(own))
+            for lines, part in gather_objects(raise_on_all(world, work), world):
                 rank_0_only(world, partial(write, lines))
                 counts.update(part)
-    return _summarised(out, counts, {"settings": asdict(config), "search": index.how}, world, identity)
+    summary = {
+        "format": FORMAT,
+        **{name: counts.pop(name, 0) for name in ("questions", "without", "negatives", "found")},
+        "left_out": dict(sorted(counts.items())),
+        "settings": asdict(config),
+        "search": index.how,
+        "identity": identity,
+    }
+
+    @writable(out / SUMMARY)
+    def write_summary() -> None:
+        write_json(out / SUMMARY, {**summary, "sha256": sha256_of(out / MINED)})
+
+    rank_0_only(world, write_summary)
+    return summary
 
 
 def embedded(
@@ -113,9 +129,9 @@ def embedded(
     def names(start: int, stop: int) -> list[str]:
         return [questions.question(i).id for i in range(start, stop)]
 
-    kept = encode_corpus(encode, "x", asked, folder / "questions", ids=names, identity=x, log=log)
-    sought = encode_corpus(encode, "y", passages, folder / "passages", ids=corpus.ids, identity=y, log=log)
-    return MiningInput(questions, kept.vectors, corpus, sought.vectors)
+    queries_nD = encode_corpus(encode, "x", asked, folder / "questions", ids=names, identity=x, log=log)
+    passages_mD = encode_corpus(encode, "y", passages, folder / "passages", ids=corpus.ids, identity=y, log=log)
+    return MiningInput(questions, queries_nD, corpus, passages_mD)
 
 
 class Groups:
@@ -139,16 +155,7 @@ class Groups:
 
 
 @dataclass(frozen=True)
-class Block:
-    """The rows of each of b questions, and the hits of the search."""
-
-    groups: Sequence[list[int]]
-    queries_bD: np.ndarray
-    hits: Hits
-
-
-@dataclass(frozen=True)
-class Asked:
+class LabelledQuestion:
     """A question with the answers and right passages of all its rows.
 
     keys: content keys of the right passages. positions: theirs in the corpus; of equal texts the first.
@@ -160,14 +167,16 @@ class Asked:
     positions: np.ndarray
 
 
-def _mined(source: MiningInput, config: MiningConfig, block: Block) -> tuple[bytes, Counter[str]]:
-    """(lines of mined.jsonl, counts of the hits by what became of them)."""
+def _mined(
+    source: MiningInput, config: MiningConfig, groups: Sequence[list[int]], queries_bD: np.ndarray, hits: Hits
+) -> tuple[bytes, Counter[str]]:
+    """(lines of mined.jsonl, counts of the hits by what became of them) of b questions. groups: the rows of each."""
     counts: Counter[str] = Counter()
     lines = []
-    for i, question in enumerate(_asked(source, block.groups)):
-        found = block.hits.scores[i] > -np.inf
-        positions, scores = block.hits.positions[i][found], block.hits.scores[i][found]
-        candidates = QuestionHits(question, block.queries_bD[i], positions, scores)
+    for i, question in enumerate(_labelled(source, groups)):
+        found = hits.scores[i] > -np.inf
+        positions, scores = hits.positions[i][found], hits.scores[i][found]
+        candidates = QuestionHits(question, queries_bD[i], positions, scores)
         chosen = _chosen(source, config, candidates, counts)
         counts.update(questions=1, without=not chosen, negatives=len(chosen), found=len(positions))
         names, best = zip(*chosen, strict=True) if chosen else ((), ())
@@ -180,7 +189,7 @@ def _mined(source: MiningInput, config: MiningConfig, block: Block) -> tuple[byt
 class QuestionHits:
     """The hits of one question, best first."""
 
-    question: Asked
+    question: LabelledQuestion
     query_D: np.ndarray
     positions_k: np.ndarray
     scores_k: np.ndarray
@@ -192,11 +201,11 @@ def _chosen(
     """(passage id, score) of the candidates that become negatives; `counts` counts the reasons against the others."""
     positions_k = candidates.positions_k
     keys_k = source.corpus.keys[positions_k]
-    reasons_k = _judged(source, config, candidates, keys_k)
-    counts.update(JUDGED[reason] for reason in reasons_k[reasons_k > 0])
+    reasons_k = _reasons(source, config, candidates, keys_k)
+    counts.update(BY_NUMBERS[reason] for reason in reasons_k[reasons_k > 0])
     left = np.flatnonzero(reasons_k == 0).tolist()
     answers = candidates.question.answers if config.drop_answers else ()
-    wrong = prepared(answers, "regex" if config.regex_answers else "string")
+    wrong = prepared(answers, AnswerMatch.regex if config.regex_answers else AnswerMatch.string)
     chosen: list[tuple[str | None, float]] = []
     seen: set[int] = set()
     for number, i in enumerate(left):
@@ -213,8 +222,8 @@ def _chosen(
     return chosen
 
 
-def _judged(source: MiningInput, config: MiningConfig, candidates: QuestionHits, keys_k: np.ndarray) -> np.ndarray:
-    """(k,) the index in JUDGED of the first reason against each candidate, 0 if there is none so far."""
+def _reasons(source: MiningInput, config: MiningConfig, candidates: QuestionHits, keys_k: np.ndarray) -> np.ndarray:
+    """(k,) the index in BY_NUMBERS of the first reason against each candidate, 0 if there is none so far."""
     question = candidates.question
     right_k = np.isin(keys_k, question.keys) | np.isin(candidates.positions_k, question.positions)
     scores_k, right_scores = _scores(source, candidates)
@@ -229,7 +238,7 @@ def _judged(source: MiningInput, config: MiningConfig, candidates: QuestionHits,
         scores_k > limit,
         scores_k > (np.inf if config.max_score is None else config.max_score),
     ]
-    return np.select(conditions, range(1, len(JUDGED)), 0)
+    return np.select(conditions, range(1, len(BY_NUMBERS)), 0)
 
 
 def _limit(config: MiningConfig, best: float) -> float:
@@ -253,19 +262,19 @@ def _scores(source: MiningInput, candidates: QuestionHits) -> tuple[np.ndarray, 
 # ---- right passages --------------------------------------------------------------------------------------------------
 
 
-def _asked(source: MiningInput, groups: Sequence[list[int]]) -> list[Asked]:
+def _labelled(source: MiningInput, groups: Sequence[list[int]]) -> list[LabelledQuestion]:
     """The questions of a block with all their right passages."""
-    asked = [_of_rows(source, rows) for rows in groups]
-    wanted = np.unique(np.concatenate([np.empty(0, np.int64), *(question.keys for question in asked)]))
-    first = _first_with(source.corpus.keys, wanted)
-    by_text = [first[np.searchsorted(wanted, question.keys)] for question in asked]
+    asked, keys_m = [_question_of(source, rows) for rows in groups], source.corpus.keys
+    found = positions_with(keys_m, np.array([key for question in asked for key in question.keys.tolist()], np.int64))
+    first = dict(zip(keys_m[found[::-1]].tolist(), found[::-1].tolist(), strict=True))  # backwards: the first one stays
+    by_text = [[first[key] for key in question.keys.tolist() if key in first] for question in asked]
     return [
-        replace(question, positions=np.unique(np.concatenate([question.positions, found[found >= 0]])))
-        for question, found in zip(asked, by_text, strict=True)
+        replace(question, positions=np.union1d(question.positions, np.array(positions, np.int64)))
+        for question, positions in zip(asked, by_text, strict=True)
     ]
 
 
-def _of_rows(source: MiningInput, numbers: Sequence[int]) -> Asked:
+def _question_of(source: MiningInput, numbers: Sequence[int]) -> LabelledQuestion:
     """The question of some rows; its positions are those of right passages with an id in the corpus.
 
     The rows are not kept: with all their passages they are a thousand times as large.
@@ -279,19 +288,7 @@ def _of_rows(source: MiningInput, numbers: Sequence[int]) -> Asked:
         ids += [passage.id for passage in row.positives if passage.id is not None]
         answers.update(dict.fromkeys(answer for answer in row.question.answers if answer.strip()))  # "" is in all
     name, positions = source.questions.question(numbers[0]).id, source.corpus.positions(ids)
-    return Asked(name, tuple(answers), np.array(sorted(keys), dtype=np.int64), positions[positions >= 0])
-
-
-def _first_with(keys_m: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """The first position in keys_m of each of the sorted keys `wanted`; -1 if it is not there."""
-    first = np.full(len(wanted), -1, dtype=np.int64)
-    for start in range(0, len(keys_m) if len(wanted) else 0, SCAN):
-        part = np.asarray(keys_m[start : start + SCAN])
-        slot = np.minimum(np.searchsorted(wanted, part), len(wanted) - 1)
-        hits = np.flatnonzero(wanted[slot] == part)[::-1]  # backwards, so that the first of several positions remains
-        hits = hits[first[slot[hits]] < 0]
-        first[slot[hits]] = start + hits
-    return first
+    return LabelledQuestion(name, tuple(answers), np.array(sorted(keys), dtype=np.int64), positions[positions >= 0])
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
@@ -302,36 +299,18 @@ def _written(path: Path, world: World) -> Iterator[Callable[[bytes], None]]:
     """For rank 0: a function that appends to what is at `path` afterwards, whole, or not at all if the block raises."""
     with ExitStack() as stack:
 
+        @writable(path)
         def begin() -> BinaryIO:
-            with writable(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                (path.parent / SUMMARY).unlink(missing_ok=True)  # it describes the file that is about to be replaced
-                return stack.enter_context(whole_file(path))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            (path.parent / SUMMARY).unlink(missing_ok=True)  # it describes the file that is about to be replaced
+            return stack.enter_context(whole_file(path))
 
         file = rank_0_only(world, begin)
 
-        def write(lines: bytes) -> None:
+        @writable(path)
+        def append(lines: bytes) -> None:
             assert file is not None
-            with writable(path):
-                file.write(lines)
+            file.write(lines)
 
-        def end() -> None:
-            with writable(path):
-                stack.close()
-
-        yield write
-        rank_0_only(world, end)
-
-
-def _summarised(
-    out: Path, counts: Counter[str], how: dict[str, Any], world: World, identity: dict[str, Any]
-) -> dict[str, Any]:
-    totals = {name: counts.pop(name, 0) for name in ("questions", "without", "negatives", "found")}
-    summary = {"format": FORMAT, **totals, "left_out": dict(sorted(counts.items())), **how}
-
-    def write_whole() -> None:
-        with writable(out / SUMMARY):
-            write_json(out / SUMMARY, {**summary, "identity": identity, "sha256": sha256_of(out / MINED)})
-
-    rank_0_only(world, write_whole)
-    return {**summary, "identity": identity}
+        yield append
+        rank_0_only(world, writable(path)(stack.close))

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
@@ -30,9 +29,6 @@ class PairScores:
         order = np.argsort(keys, kind="stable")
         self._keys, self._scores = keys[order], scores[order]
 
-    def __len__(self) -> int:
-        return len(self._keys)
-
     def of(self, question: str, passages: Sequence[str]) -> np.ndarray:
         """(k,) float32 scores of k passages for a question; NaN for pairs that the file does not have."""
         wanted = np.array([_key(question, passage) for passage in passages], dtype=np.int64)
@@ -47,43 +43,32 @@ def read_pair_scores(path: str) -> PairScores:
     keys, scores = array("q"), array("f")
     try:
         with Path(path).expanduser().open("rb") as file:
-            for where, line in _lines(file, path):
-                question, passage, score = _fields(line, where)
-                keys.append(_key(question, passage))
-                scores.append(score)
+            for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), start=1):
+                where = f"{path}, line {number}"
+                if len(line) > LONGEST_LINE:
+                    raise DataError(f"{where}: longer than {LONGEST_LINE:,} bytes, which no pair of ids and a score is")
+                if line.strip() and not (number == 1 and line.rstrip(b"\r\n").endswith(b"\tscore")):
+                    question, passage, score = _fields(line, where)
+                    keys.append(_key(question, passage))
+                    scores.append(score)
     except OSError as error:
         raise ConfigError(f"scores={path}: cannot be read: {error.strerror}") from error
     return PairScores(np.frombuffer(keys, dtype=np.int64), np.frombuffer(scores, dtype=np.float32))
 
 
-def _lines(file: BinaryIO, path: str) -> Iterator[tuple[str, str]]:
-    """("file, line n", text) of the lines that are not empty and no header."""
-    number = 0
-    while raw := file.readline(LONGEST_LINE + 1):
-        number += 1
-        where = f"{path}, line {number}"
-        if len(raw) > LONGEST_LINE:
-            raise DataError(f"{where}: longer than {LONGEST_LINE:,} bytes, which no pair of ids and a score is")
-        try:
-            line = raw.decode("utf-8").strip("\r\n")
-        except UnicodeDecodeError as error:
-            raise DataError(f"{where}: is not UTF-8: {error.reason}") from error
-        if line.strip() and not (number == 1 and line.endswith("\tscore")):
-            yield where, line
-
-
-def _fields(line: str, where: str) -> tuple[str, str, float]:
+def _fields(line: bytes, where: str) -> tuple[str, str, float]:
+    """(question id, passage id, score) of a line; raises DataError, beginning with `where`, if it is no such line."""
     try:
-        if line.startswith("{"):
+        if line.startswith(b"{"):
             row = json.loads(line)
             question, passage, score = row["query_id"], row["docid"], float(row["score"])
         else:
-            question, passage, text = line.split("\t")
+            question, passage, text = line.decode().strip("\r\n").split("\t")
             score = float(text)
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise DataError(
             f'{where}: must be {{"query_id": …, "docid": …, "score": number}} or three fields with tabs between: '
-            f"question id, passage id, score; it is {line[:60]!r}"
+            f"question id, passage id, score, in UTF-8; it is {line[:60].rstrip().decode(errors='replace')!r}"
         ) from None
     if not (isinstance(question, str) and isinstance(passage, str)):
         raise DataError(f"{where}: query_id and docid must be strings")

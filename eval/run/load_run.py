@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,24 +33,22 @@ class LoadedRun:
     logit_scale: float | None
 
 
-def print_once(line: str) -> None:
-    """Print a line on stderr, on rank 0 only."""
-    if os.environ.get("RANK", "0") == "0":
-        print(printable(line), file=sys.stderr)
-
-
-def find_run(path: str, log: Callable[[str], None] = print_once) -> tuple[Path, Path]:
+def find_run(path: str) -> tuple[Path, Path]:
     """(run folder, checkpoint folder) of a path, which is a run (its newest whole checkpoint) or one checkpoint.
 
-    log: prints a line for each damaged checkpoint that is skipped. Raises ConfigError if there is no checkpoint,
-    DataError if none is whole.
+    A damaged checkpoint is skipped with a line on stderr. Raises ConfigError if there is no checkpoint, DataError if
+    none is whole.
     """
     folder = Path(path).expanduser()
     if not folder.is_dir():
-        beside = [p.name for p in folder.parent.iterdir()] if folder.parent.is_dir() else []
-        raise ConfigError(f"'{path}' is no folder.{nearest(folder.name, beside)} Give a run folder, e.g. runs/NAME")
+        hint = nearest(folder.name, [beside.name for beside in folder.parent.glob("*")])
+        raise ConfigError(f"'{path}' is no folder.{hint} Give a run folder, e.g. runs/NAME")
 
     from dyad.train.run_folder.checkpoint import locate
+
+    def log(line: str) -> None:
+        if os.environ.get("RANK", "0") == "0":
+            print(printable(line), file=sys.stderr)
 
     checkpoint = locate(folder, log)
     return (folder if checkpoint != folder else folder.resolve().parent.parent), checkpoint

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dyad.data.base.command_line import help_text, overridden, parse_options
 from dyad.data.base.errors import ConfigError
@@ -53,33 +52,32 @@ def main() -> None:
     command = parse_options(EvalCommand, sys.argv[1:], "python -m eval")
 
     from dyad.eval.run.load_run import find_run, read_config
+    from dyad.eval.run.suite import check_suite
 
     run, checkpoint = find_run(command.checkpoint)
-    config = read_config(run)
-    own = command.suite is None and command.val is None
-    specs = config.eval.suite if own else command.suite or []
-    val = config.data.val if own else command.val
-    if not specs and val is None:
-        raise ConfigError("nothing to evaluate: the run has no data.val and no eval.suite. Give val= or suite=[…]")
-
-    check(command, config, specs, val)
-    evaluate(command, run, checkpoint, specs, val)
+    config = with_command(read_config(run), command)
+    check_suite(config)
+    evaluate(command, config, run, checkpoint)
 
 
-def check(command: EvalCommand, config: TrainConfig, specs: Sequence[str], val: Any) -> None:
-    """Raise ConfigError, before the model is loaded, for options that do not fit the run's task and for wrong specs."""
-    from dyad.eval.run.suite import check_index, check_specs
+def with_command(config: TrainConfig, command: EvalCommand) -> TrainConfig:
+    """The run's configuration with the values that the command line gives.
 
-    task = config.task.value
-    for other in (t for t in OF_TASK if t != task):
-        foreign = [key for key in OF_TASK[other] if getattr(command, key) is not None]
+    Raises ConfigError for options of another task, and if there is nothing to evaluate.
+    """
+    for task in (task for task in OF_TASK if task != config.task.name):
+        foreign = [key for key in OF_TASK[task] if getattr(command, key) is not None]
         if foreign:
-            raise ConfigError(f"{foreign[0]}= is of task={other}, and this run is task={task}: leave it out")
-    check_specs(specs, val, config.task)
-    check_index(config.eval.index if command.index is None else command.index, config.task)
+            raise ConfigError(f"{foreign[0]}= is of task={task}, and this run is task={config.task.name}: leave it out")
+    data, evaluation = overridden(config.data, command), overridden(config.eval, command)
+    if command.suite is not None or command.val is not None:  # then nothing of what the run was evaluated on
+        data, evaluation = replace(data, val=command.val), replace(evaluation, suite=command.suite or [])
+    if not evaluation.suite and data.val is None:
+        raise ConfigError("nothing to evaluate: the run has no data.val and no eval.suite. Give val= or suite=[…]")
+    return replace(config, data=data, eval=evaluation)
 
 
-def evaluate(command: EvalCommand, run: Path, checkpoint: Path, specs: Sequence[str], val: Any) -> None:
+def evaluate(command: EvalCommand, config: TrainConfig, run: Path, checkpoint: Path) -> None:
     """Load the model, encode, score. Rank 0 writes the files and prints the tables."""
     from dyad.eval.encode.encoder import Encoder
     from dyad.eval.results.write import facts, print_tables, result, write
@@ -90,23 +88,12 @@ def evaluate(command: EvalCommand, run: Path, checkpoint: Path, specs: Sequence[
     from dyad.train.run.evaluation import written_report
 
     trained = load_run(run, checkpoint)
-    own = trained.config
-    config = replace(own, eval=overridden(own.eval, command), data=overridden(own.data, command))
+    baselines = list(Baseline) if command.baselines is None else command.baselines
     with process_group(config.dist.timeout) as world:
         encode = Encoder.of(config, trained.model, world)
-        evaluators = rank_0_first(  # it indexes new shards, the others find them indexed
-            world,
-            lambda: build_evaluators(
-                specs,
-                val,
-                task=config.task,
-                model=trained.model,
-                data_config=config.data,
-                eval_config=config.eval,
-                baselines=list(Baseline) if command.baselines is None else command.baselines,
-                untrained=cache(lambda: Encoder.of(config, untrained(config), world)),
-            ),
-        )
+        before = cache(lambda: Encoder.of(config, untrained(config), world))
+        # rank 0 indexes new shards, the others find them indexed
+        evaluators = rank_0_first(world, lambda: build_evaluators(config, trained.model, baselines, before))
         about = facts(config, checkpoint, trained.step)
         folder = Path(command.out) if command.out else run / "eval"
         results, written = [], []

@@ -38,7 +38,7 @@ EXAMPLES = {
 NOTES = """\
 out gets mined.jsonl, a line {"query_id", "negatives", "scores"} for each question; mined.json, which says how many
 passages were left out and why; and embeddings/, so that the same command goes on wherever it was stopped, or mines
-again by other rules without encoding; delete it when you are done. null: as the run has it.
+next_config by other rules without encoding; delete it when you are done. null: as the run has it.
 """
 SHOWN = 3  # negatives of an example
 LONGEST = 110  # characters of a text that is shown
@@ -66,8 +66,8 @@ def main() -> None:
 
     run, checkpoint = find_run(command.run)
     config = with_command(read_config(run), command)
-    if config.task.value != "question_passage":
-        raise ConfigError(f"{run} is of task={config.task.value}: only question_passage has passages to mine")
+    if config.task.name != "question_passage":
+        raise ConfigError(f"{run} is of task={config.task.name}: only question_passage has passages to mine")
     check_spec(config.data.negatives.mining.index)
     negatives(command, config, run, checkpoint)
 
@@ -93,7 +93,7 @@ def negatives(command: MineCommand, config: TrainConfig, run: Path, checkpoint: 
     out = Path(command.out).expanduser() if command.out else run / "mined"
     with process_group(config.dist.timeout) as world:
         model = trained.model
-        questions, corpus = rank_0_first(world, lambda: opened(config))
+        questions, corpus = rank_0_first(world, lambda: open_inputs(config))
         scores = raise_on_all(world, lambda: None if command.scores is None else read_pair_scores(command.scores))
         encode = Encoder.of(config, model, world)
         source = embedded(encode, questions, corpus, model.tokenize, config.data, out / "embeddings")  # type: ignore[arg-type]
@@ -107,11 +107,11 @@ def negatives(command: MineCommand, config: TrainConfig, run: Path, checkpoint: 
         summary = mine(replace(source, scores=scores), config.data.negatives.mining, out, world, identity)
         if world.rank == 0:
             print(printable("\n".join([*report(summary), *examples(source, out / MINED, command.examples)])))
-            again = training_command(config, run, out / MINED)
-            print(printable(f"\nWritten: {out / MINED}. To train on it:\n  {again}"))
+            training = training_command(config, run, out / MINED)
+            print(printable(f"\nWritten: {out / MINED}. To train on it:\n  {training}"))
 
 
-def opened(config: TrainConfig) -> tuple[QuestionRows, Corpus]:
+def open_inputs(config: TrainConfig) -> tuple[QuestionRows, Corpus]:
     """The questions and the corpus. Raises ConfigError when nothing says which passages to search."""
     from dyad.data.question_passage.questions import open_questions
 
@@ -167,7 +167,7 @@ def training_command(config: TrainConfig, run: Path, mined: Path) -> str:
     negatives = replace(config.data.negatives, lists=[NegativeList.mined], file=str(mined), per_row=1)
     if not negatives.refresh_every:
         negatives = replace(negatives, mining=MiningConfig())
-    again = replace(
+    next_config = replace(
         config,
         init_from=str(run),
         objective=config.objective if takes else OBJECTIVES["info_nce"].options(),
@@ -175,7 +175,7 @@ def training_command(config: TrainConfig, run: Path, mined: Path) -> str:
         run=replace(config.run, name=None),
         resume=ResumeConfig(),
     )
-    return shlex.join(["python", "-m", "train", *words_for(again)])
+    return shlex.join(["python", "-m", "train", *words_for(next_config)])
 
 
 def _short(text: str) -> str:

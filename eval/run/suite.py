@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.shards.sources import ShardSource, parse_sources
-from dyad.eval.config import Baseline, EvalConfig, Truth
+from dyad.eval.config import Baseline, Truth
 from dyad.eval.search.index_spec import EXACT, check_spec
 from dyad.eval.tasks.prompts import read_task
 from dyad.eval.tasks.question_sets import check_beir, check_dpr, is_beir, open_beir, open_dpr
@@ -34,31 +34,22 @@ if TYPE_CHECKING:
     from dyad.eval.encode.encoder import Encoder, Evaluator
     from dyad.eval.tasks.passage_retrieval import PassageRetrieval, PassageSide
     from dyad.eval.tasks.question_sets import QuestionSet
+    from dyad.train.config import TrainConfig
     from dyad.train.towers.build import ImageTextModel, TwoTowerModel
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What evaluators are built from: the model and the options.
+    """What evaluators are built from: the configuration of the run and its model.
 
     baselines, untrained: see PassageRetrieval. sides: the corpora that are open already, by fingerprint.
     """
 
+    config: TrainConfig
     model: TwoTowerModel
-    data: DataConfig
-    evaluation: EvalConfig
     baselines: Sequence[Baseline]
     untrained: Callable[[], Encoder] | None
     sides: dict[str, PassageSide] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class SuiteEntry:
-    """name: of the evaluator. spec: as the user wrote it. target: the path in it, or the value of data.val."""
-
-    name: str
-    spec: str
-    target: Any
 
 
 @dataclass(frozen=True)
@@ -67,64 +58,90 @@ class SuiteKind:
 
     task: Task
     form: str
-    check: Callable[[Any], Any]
+    check: Callable[[SuiteEntry], Any]
     build: Callable[[SuiteEntry, Inputs], Evaluator]
 
 
+@dataclass(frozen=True)
+class SuiteEntry:
+    """data.val or an entry of eval.suite. name: of the evaluator. key: names the entry in messages about its target.
+
+    spec: as the user wrote it. target: the path in it, or the value of data.val.
+    """
+
+    kind: SuiteKind
+    name: str
+    key: str
+    spec: str
+    target: Any
+
+
 def build_evaluators(
-    specs: Sequence[str],
-    val: Any,
-    *,
-    task: Task,
+    config: TrainConfig,
     model: TwoTowerModel,
-    data_config: DataConfig,
-    eval_config: EvalConfig,
     baselines: Sequence[Baseline] = (),
     untrained: Callable[[], Encoder] | None = None,
 ) -> list[Evaluator]:
-    """One evaluator "val" for `val`, and one "eval/<name>" for each entry, named after its file or folder.
+    """One evaluator "val" for data.val, and one "eval/<name>" for each entry of eval.suite, named after its path.
 
     baselines: scored beside the model by question_passage. untrained: makes the encoder before training.
     Raises ConfigError for an entry that cannot be read, DataError for damaged data.
     """
-    check_index(eval_config.index, task)
-    inputs = Inputs(model, data_config, eval_config, baselines, untrained)
-    evaluators = [] if val is None else [VAL[task].build(SuiteEntry("val", str(val), val), inputs)]
-    names = ["val"]
-    for spec in specs:
-        kind, target = _split(spec, task)
-        names.append(_name(target, names))
-        evaluators.append(kind.build(SuiteEntry(f"eval/{names[-1]}", spec, target), inputs))
-    return evaluators
+    inputs = Inputs(config, model, baselines, untrained)
+    return [entry.kind.build(entry, inputs) for entry in _entries(config)]
 
 
-def check_specs(specs: Sequence[str], val: Any, task: Task) -> None:
-    """Raise ConfigError for an entry of no kind of the task, or with a missing target. Loads nothing heavy."""
+def check_suite(config: TrainConfig) -> None:
+    """Raise ConfigError for wrong entries of eval.suite, missing targets, a wrong eval.index. Loads nothing heavy."""
+    entries = list(_entries(config))
+    for entry in entries:
+        entry.kind.check(entry)
+    # an exact search of pictures needs no index: the ranks are counted
+    if entries and (config.task is Task.question_passage or config.eval.index != EXACT):
+        check_spec(config.eval.index)
+
+
+def _entries(config: TrainConfig) -> Iterator[SuiteEntry]:
+    """data.val, then the entries of eval.suite. Raises ConfigError for an entry of no kind of the task."""
+    task, val = config.task, config.data.val
     if val is not None:
-        VAL[task].check(val)
-    for spec in specs:
-        kind, target = _split(spec, task)
-        kind.check(target)
+        kind = "retrieval" if task is Task.image_text else "beir" if is_beir(val) else "dpr"
+        yield SuiteEntry(KINDS[kind], "val", "data.val", str(val), val)
+    legal = {name: kind for name, kind in KINDS.items() if kind.task is task}
+    names = ["val"]
+    for spec in config.eval.suite:
+        kind, _, target = spec.partition(":")
+        if kind not in legal or not target:
+            forms = ", ".join(f"{name}:…" for name in legal)
+            other = kind in KINDS and target
+            hint = f" '{kind}' is of task={KINDS[kind].task.name}." if other else nearest(kind, legal)
+            raise ConfigError(f"eval.suite: '{spec}' must be one of {forms} (task={task.name}).{hint}")
+        names.append(_name(target, names))
+        yield SuiteEntry(legal[kind], f"eval/{names[-1]}", f"eval.suite: {kind}", spec, target)
 
 
-def check_index(index: str, task: Task) -> None:
-    """Raise ConfigError for an index that FAISS cannot build. Pictures need an index only if it is approximate."""
-    if task is Task.question_passage or index != EXACT:
-        check_spec(index)
+def _name(target: str, taken: Sequence[str]) -> str:
+    """A name that is not taken: the stem of the last part of the path, if necessary with a number."""
+    last = re.sub(r"\.(tar|jsonl?|[ct]sv)(@.*)?$", "", Path(target).name)
+    stem = re.sub(r"[^\w.-]+", "_", last).strip("_") or "set"
+    same = sum(re.fullmatch(re.escape(stem) + r"(-\d+)?", t) is not None for t in taken)
+    return f"{stem}-{same + 1}" if same else stem
 
 
 # ---- pictures and texts ----------------------------------------------------------------------------------------------
 
 
 def _images(
-    form: str, sources: Callable[[Any], list[ShardSource]], build: Callable[[SuiteEntry, Shards, Inputs], Evaluator]
+    form: str,
+    sources: Callable[[SuiteEntry], list[ShardSource]],
+    build: Callable[[SuiteEntry, Shards, Inputs], Evaluator],
 ) -> SuiteKind:
     """A kind with shards as targets."""
 
     def open_and_build(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
         from dyad.data.shards.shards import open_shards
 
-        return build(entry, open_shards(sources(entry.target)), inputs)
+        return build(entry, open_shards(sources(entry)), inputs)
 
     return SuiteKind(Task.image_text, form, sources, open_and_build)
 
@@ -133,8 +150,8 @@ def _retrieval(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
     from dyad.data.image_text.dataset import retrieval_set
     from dyad.eval.tasks.image_text_retrieval import Retrieval
 
-    model = _pictures_and_texts(inputs)
-    data, options = retrieval_set(shards, model.image, model.tokenize, inputs.data), inputs.evaluation
+    model = cast("ImageTextModel", inputs.model)
+    data, options = retrieval_set(shards, model.image, model.tokenize, inputs.config.data), inputs.config.eval
     return Retrieval(entry.name, entry.spec, data, options.truth, tuple(options.recall_k), options.index)
 
 
@@ -142,30 +159,24 @@ def _zero_shot(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
     from dyad.data.image_text.dataset import labelled_set
     from dyad.eval.tasks.zero_shot import ZeroShot
 
-    task = read_task(_path(entry.target))
-    data = labelled_set(shards, _pictures_and_texts(inputs).image, inputs.data, task.label)
-    return ZeroShot(entry.name, entry.spec, data, task.classes, inputs.model.tokenize, inputs.evaluation.index)
+    task = read_task(_path(entry))
+    data = labelled_set(shards, cast("ImageTextModel", inputs.model).image, inputs.config.data, task.label)
+    return ZeroShot(entry.name, entry.spec, data, task.classes, inputs.model.tokenize, inputs.config.eval.index)
 
 
 def _wds(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
     from dyad.data.image_text.dataset import labelled_set
     from dyad.eval.tasks.zero_shot import ZeroShot
 
-    folder = read_wds(_path(entry.target))
-    plain = dataclasses.replace(inputs.data, image_key=PICTURES, captions=["txt"], caption_weights=None, text_key=None)
+    folder, config = read_wds(_path(entry)), inputs.config
+    keys = {"image_key": PICTURES, "captions": ["txt"], "caption_weights": None, "text_key": None}
+    data = dataclasses.replace(config.data, **keys)
     if not folder.classes:
-        own_pairs = dataclasses.replace(inputs.evaluation, truth=Truth.pairs)
-        return _retrieval(entry, shards, dataclasses.replace(inputs, data=plain, evaluation=own_pairs))
-    labelled = labelled_set(shards, _pictures_and_texts(inputs).image, plain, "cls")
-    named = dataclasses.replace(labelled, labels=[folder.class_name(label) for label in labelled.labels])
-    return ZeroShot(entry.name, entry.spec, named, folder.classes, inputs.model.tokenize, inputs.evaluation.index)
-
-
-def _pictures_and_texts(inputs: Inputs) -> ImageTextModel:
-    from dyad.train.towers.build import ImageTextModel
-
-    assert isinstance(inputs.model, ImageTextModel)
-    return inputs.model
+        own_pairs = dataclasses.replace(config, data=data, eval=dataclasses.replace(config.eval, truth=Truth.pairs))
+        return _retrieval(entry, shards, dataclasses.replace(inputs, config=own_pairs))
+    numbered = labelled_set(shards, cast("ImageTextModel", inputs.model).image, data, "cls")
+    named = dataclasses.replace(numbered, labels=folder.class_names(numbered.labels))
+    return ZeroShot(entry.name, entry.spec, named, folder.classes, inputs.model.tokenize, config.eval.index)
 
 
 # ---- questions and passages ------------------------------------------------------------------------------------------
@@ -176,47 +187,36 @@ def _passages(
 ) -> PassageRetrieval:
     from dyad.eval.tasks.passage_retrieval import PassageRetrieval, PassageSide
 
-    questions = open_set(entry.target, inputs.data)
-    corpus, tokenize, options = questions.corpus, inputs.model.tokenize, inputs.evaluation
-    side = PassageSide(corpus, tokenize, inputs.data.passage, options)
-    return PassageRetrieval(
-        entry.name,
-        entry.spec,
-        questions,
-        inputs.sides.setdefault(corpus.fingerprint, side),
-        tokenize,
-        inputs.data.question,
-        options,
-        inputs.baselines,
-        inputs.untrained,
-    )
+    data, options, tokenize = inputs.config.data, inputs.config.eval, inputs.model.tokenize
+    questions = open_set(entry.target, data)
+    side = PassageSide(questions.corpus, tokenize, data.passage, options)
+    side = inputs.sides.setdefault(questions.corpus.fingerprint, side)
+    source, baselines = entry.spec, (inputs.baselines, inputs.untrained)
+    return PassageRetrieval(entry.name, source, questions, side, tokenize, data.question, options, *baselines)
+
+
+def _path(entry: SuiteEntry) -> Path:
+    return Path(entry.target).expanduser()
 
 
 KINDS = {
-    "retrieval": _images("SHARDS", lambda target: parse_sources(target, "eval.suite: retrieval"), _retrieval),
+    "retrieval": _images("SHARDS", lambda entry: parse_sources(entry.target, entry.key), _retrieval),
     "zero_shot": _images(
-        "TASK.json", lambda target: parse_sources(read_task(_path(target)).source, f"{target}: source"), _zero_shot
+        "TASK.json", lambda entry: parse_sources(read_task(_path(entry)).source, f"{entry.target}: source"), _zero_shot
     ),
     "wds": _images(
         "FOLDER (a CLIP_benchmark data set)",
-        lambda target: parse_sources(read_wds(_path(target)).shards, f"wds:{target}: shard"),
+        lambda entry: parse_sources(read_wds(_path(entry)).shards, f"wds:{entry.target}: shard"),
         _wds,
     ),
-    "beir": SuiteKind(Task.question_passage, "FOLDER[@SPLIT]", check_beir, partial(_passages, open_beir)),
+    "beir": SuiteKind(
+        Task.question_passage, "FOLDER[@SPLIT]", lambda entry: check_beir(entry.target), partial(_passages, open_beir)
+    ),
     "dpr": SuiteKind(
         Task.question_passage,
         "PATH (questions with answers, in a folder with psgs_w100.tsv, or DPR JSON)",
-        check_dpr,
+        lambda entry: check_dpr(entry.target),
         partial(_passages, open_dpr),
-    ),
-}
-VAL = {
-    Task.image_text: _images("SHARDS", lambda target: parse_sources(target, "data.val"), _retrieval),
-    Task.question_passage: SuiteKind(
-        Task.question_passage,
-        "PATH",
-        lambda target: (check_beir if is_beir(target) else check_dpr)(target),
-        lambda entry, inputs: _passages(open_beir if is_beir(entry.target) else open_dpr, entry, inputs),
     ),
 }
 
@@ -224,29 +224,7 @@ VAL = {
 def forms_help() -> str:
     """The forms of the entries of eval.suite, a line for each task."""
     lines = (
-        f"of {task.value}: {'  '.join(f'{name}:{kind.form}' for name, kind in KINDS.items() if kind.task is task)}\n"
+        f"of {task.name}: {'  '.join(f'{name}:{kind.form}' for name, kind in KINDS.items() if kind.task is task)}\n"
         for task in Task
     )
     return f"suite entries {''.join(lines)}"
-
-
-def _split(spec: str, task: Task) -> tuple[SuiteKind, str]:
-    name, _, target = spec.partition(":")
-    legal = {k: kind for k, kind in KINDS.items() if kind.task is task}
-    if name not in legal or not target:
-        forms = ", ".join(f"{k}:…" for k in legal)
-        hint = f" '{name}' is of task={KINDS[name].task.value}." if name in KINDS and target else nearest(name, legal)
-        raise ConfigError(f"eval.suite: '{spec}' must be one of {forms} (task={task.value}).{hint}")
-    return legal[name], target
-
-
-def _path(target: str) -> Path:
-    return Path(target).expanduser()
-
-
-def _name(target: str, taken: Sequence[str]) -> str:
-    """A name that is not taken: the stem of the last part of the path, if necessary with a number."""
-    last = re.sub(r"\.(tar|jsonl?|[ct]sv)(@.*)?$", "", Path(target).name)
-    stem = re.sub(r"[^\w.-]+", "_", last).strip("_") or "set"
-    same = sum(re.fullmatch(re.escape(stem) + r"(-\d+)?", t) is not None for t in taken)
-    return f"{stem}-{same + 1}" if same else stem

@@ -14,8 +14,9 @@ import json
 import re
 import secrets
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ import numpy as np
 import Stemmer
 from bm25s.stopwords import STOPWORDS_EN
 
-from dyad.data.base.errors import ConfigError, DataError
+from dyad.data.base.errors import ConfigError, DataError, HardwareError
 from dyad.data.base.files import whole_folder, writable
 
 K1, B = 0.9, 0.4  # Anserini's
@@ -42,12 +43,10 @@ class BM25:
     def search(self, queries: Sequence[str], k: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """For each query (scores float32 descending, positions int64) of its k best passages that share a word with it.
 
-        Of equal scores the lower position comes first. Raises ValueError if k < 1.
+        Of equal scores the lower position comes first.
         """
-        if k < 1:
-            raise ValueError(f"k={k}: must be 1 or more")
-        stem = _Stems()
-        return [self._best(stem(query), k) for query in queries]
+        stems = _stemmer()
+        return [self._best(stems(query), k) for query in queries]
 
     def _best(self, words: list[str], k: int) -> tuple[np.ndarray, np.ndarray]:
         score_n = self.index.get_scores_from_ids(self.index.get_tokens_ids(words))
@@ -61,9 +60,9 @@ class BM25:
 
 def build_bm25(texts: Iterable[str], k1: float = K1, b: float = B) -> BM25:
     """Build an index in memory: about 30 bytes a word while it is built, then 8 a distinct word of a text."""
-    stem = _Stems()
+    stems = _stemmer()
     vocabulary: dict[str, int] = {}
-    rows = [array("i", [vocabulary.setdefault(w, len(vocabulary)) for w in stem(text)]) for text in texts]
+    rows = [array("i", [vocabulary.setdefault(w, len(vocabulary)) for w in stems(text)]) for text in texts]
     if not vocabulary:
         raise ConfigError(f"BM25: there is no word in the {len(rows)} passages of the corpus")
     index = bm25s.BM25(k1=k1, b=b, method="lucene")
@@ -79,36 +78,24 @@ def open_bm25(texts: Iterable[str], folder: Path, identity: str, k1: float = K1,
     DataError for a damaged index.
     """
     name = hashlib.sha256(json.dumps([FORMAT, identity, k1, b, bm25s.__version__, Stemmer.version()]).encode())
-    kept = folder / f"bm25-{name.hexdigest()[:16]}"
-    if not kept.exists():
-        _keep(build_bm25(texts, k1, b), kept)
-    try:
-        return BM25(bm25s.BM25.load(kept, mmap=True, show_progress=False))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{kept}: the BM25 index is damaged ({error}); delete this folder") from error
-
-
-def _keep(bm25: BM25, kept: Path) -> None:
-    with writable(kept.parent):
+    path = folder / f"bm25-{name.hexdigest()[:16]}"
+    if not path.exists():
+        built = build_bm25(texts, k1, b)
         try:
-            with whole_folder(kept, kept.with_name(f".bm25-{secrets.token_hex(4)}")) as temporary:
-                bm25.index.save(temporary, show_progress=False)
-        except OSError:
-            if not kept.exists():  # else another process was first, with the same index
+            with writable(folder), whole_folder(path, folder / f".bm25-{secrets.token_hex(4)}") as temporary:
+                built.index.save(temporary, show_progress=False)
+        except HardwareError:
+            if not path.exists():  # else another process was first, with the same index
                 raise
+    try:
+        return BM25(bm25s.BM25.load(path, mmap=True, show_progress=False))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: the BM25 index is damaged ({error}); delete this folder") from error
 
 
-class _Stems:
-    """Text → stemmed words without stop words. Stems are cached."""
-
-    def __init__(self) -> None:
-        self._stemmer = Stemmer.Stemmer("english")
-        self._stemmer.maxCacheSize = 0
-        self._known: dict[str, str] = {}
-
-    def __call__(self, text: str) -> list[str]:
-        words = [word for word in _WORD.findall(text.lower()) if word not in _STOP]
-        for word in words:
-            if word not in self._known:
-                self._known[word] = self._stemmer.stemWord(word)
-        return [self._known[word] for word in words]
+def _stemmer() -> Callable[[str], list[str]]:
+    """A function from a text to its stemmed words without stop words. It caches all stems."""
+    stemmer = Stemmer.Stemmer("english")
+    stemmer.maxCacheSize = 0  # its own cache is slower
+    stem = cache(stemmer.stemWord)
+    return lambda text: [stem(word) for word in _WORD.findall(text.lower()) if word not in _STOP]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dyad.eval.metrics.matches import Matches, Ranking
-from dyad.eval.search.index import BLOCK, SLAB, STRIP, Index, recall_against_exact
+from dyad.eval.search.index import BLOCK, SLAB, STRIP, Index
 
 
 def found_ranks(queries_nD: np.ndarray, index: Index, matches: Matches, k: int) -> tuple[Ranking, dict[str, Any]]:
@@ -32,8 +32,8 @@ def found_ranks(queries_nD: np.ndarray, index: Index, matches: Matches, k: int) 
         hit = is_right_tk.any(axis=1)
         rank[rows][hit] = 1 + is_right_tk[hit].argmax(axis=1)
         best_wrong[rows] = np.where(is_right_tk, -np.inf, scores_tk).max(axis=1)
-    share = recall_against_exact(hits, queries_nD, items_mD, world=index.world)
-    how = {**index.how, f"recall_against_exact@{hits.positions.shape[1]}": share}
+    recall = index.recall_against_exact(hits, queries_nD)
+    how = {**index.how, f"recall_against_exact@{hits.positions.shape[1]}": recall}
     return Ranking(rank, right, best, best_wrong), how
 
 

@@ -17,7 +17,6 @@ n queries, m corpus rows, D width, k hits, q queries of a block, s rows of a sha
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from types import ModuleType
@@ -25,14 +24,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
 from dyad.eval.encode.process_memory import drop_pages
 from dyad.eval.search.index_spec import EXACT, Spec, has_gpu, load_faiss
 from dyad.train.distributed.agreement import from_rank_0
-from dyad.train.distributed.world import World
+from dyad.train.distributed.world import World, gather_objects
 
 MEMORY, EXACT_ON_CPU = 2**30, 2**26  # bytes of a shard
 BLOCK = 1024  # queries
@@ -54,32 +52,14 @@ class Hits(NamedTuple):
     scores: np.ndarray
     positions: np.ndarray
 
+    def of(self, queries: slice) -> Hits:
+        """The hits of some queries."""
+        return Hits(self.scores[queries], self.positions[queries])
+
     def found(self, query: int) -> list[tuple[int, float]]:
         """(position, score) of the hits of a query, best first."""
         pairs = zip(self.positions[query].tolist(), self.scores[query].tolist(), strict=True)
         return [(position, score) for position, score in pairs if score != -np.inf]
-
-
-def search(
-    queries_nD: np.ndarray,
-    corpus_mD: np.ndarray,
-    k: int,
-    spec: str = "Flat",
-    *,
-    memory: int | None = None,
-    world: World = ALONE,
-) -> Hits:
-    """The k best rows of the corpus for each query; k is cut to m. spec, memory, world, errors: see Index."""
-    return Index(corpus_mD, spec, memory=memory, world=world).search(queries_nD, k)
-
-
-def recall_against_exact(
-    hits: Hits, queries_nD: np.ndarray, corpus_mD: np.ndarray, *, sample: int = 200, world: World = ALONE
-) -> float:
-    """The share of the exact k best that are among the hits, for `sample` evenly spread queries. A collective."""
-    rows = np.unique(np.linspace(0, len(queries_nD) - 1, min(sample, len(queries_nD))).astype(np.int64))
-    exact = search(queries_nD[rows], corpus_mD, hits.positions.shape[1], world=world).positions
-    return float(np.mean([np.isin(e, h).mean() for e, h in zip(exact, hits.positions[rows], strict=True)]))
 
 
 class Index:
@@ -92,14 +72,12 @@ class Index:
 
     A corpus that is too small to train the index is searched exactly. how: the index in use, and the reason.
 
-    Raises ConfigError for a bad spec and without FAISS; ValueError if vectors are not finite float32 or float16 of one
-    width.
+    Vectors must be finite, as those of an encoder are. Raises ConfigError for a bad spec and without FAISS.
     """
 
     def __init__(
         self, corpus_mD: np.ndarray, spec: str = "Flat", *, memory: int | None = None, world: World = ALONE
     ) -> None:
-        _check("corpus", corpus_mD)
         faiss, parsed = load_faiss(), Spec.parsed(spec)
         self.corpus, self.world = corpus_mD, world
         self.how, learnt = {"index": spec}, None
@@ -107,34 +85,43 @@ class Index:
             learnt, reason = from_rank_0(world, lambda: _learnt(faiss, parsed, corpus_mD))
             if learnt is None:
                 self.how = {"index": EXACT, "instead_of": spec, "because": reason}
-        self._shard = _Exact(faiss) if learnt is None else _Approximate(faiss, parsed, learnt)
-        self._rows = max(1, (memory or self._shard.memory) // self._shard.bytes_per_row(corpus_mD.shape[1]))
+        self._searcher = _Exact(faiss) if learnt is None else _Approximate(faiss, parsed, learnt)
+        bytes_per_row = self._searcher.bytes_per_row(corpus_mD.shape[1])
+        self._rows = max(1, (memory or self._searcher.memory) // bytes_per_row)
+        self._shard: tuple[int, Any] = (-1, None)  # (first row, what the searcher made of these rows)
 
     def search(self, queries_nD: np.ndarray, k: int) -> Hits:
-        """The k best rows for each query; k is cut to m."""
-        _check("queries", queries_nD)
+        """The k best rows for each query; k is cut to m. A collective."""
         m, width = self.corpus.shape
-        if queries_nD.shape[1] != width:
-            raise ValueError(f"queries are {queries_nD.shape[1]} wide, the corpus is {width} wide")
-        if k < 1:
-            raise ValueError(f"k={k}: must be 1 or more")
+        assert k > 0 and queries_nD.shape[1] == width, (k, queries_nD.shape, self.corpus.shape)
         n, k = len(queries_nD), min(k, m)
         best = Hits(np.full((n, k), -np.inf, np.float32), np.full((n, k), m, np.int64))
         for start, first in self._work(n):
             rows, stop = slice(first, min(first + BLOCK, n)), min(start + self._rows, m)
-            queries = _finite("queries", queries_nD[rows])
-            found = self._shard.search(self.corpus, start, stop, queries, min(k, stop - start))
-            found = Hits(found.scores, found.positions + start)
-            best.scores[rows], best.positions[rows] = _merged([Hits(*(part[rows] for part in best)), found], k)
-        return _over_ranks(best, self.world)
+            if self._shard[0] != start:
+                self._shard = (-1, None)  # frees its memory before the next one is made
+                self._shard = (start, self._searcher.filled(self.corpus, start, stop))
+            queries_qD = np.ascontiguousarray(queries_nD[rows], dtype=np.float32)
+            found = self._searcher.search(self._shard[1], queries_qD, min(k, stop - start))
+            found = Hits(found.scores, np.where(found.positions < 0, m, found.positions + start))
+            best.scores[rows], best.positions[rows] = _merged([best.of(rows), found], k)
+        for first in range(0, n, BLOCK) if self.world.size > 1 else ():
+            rows = slice(first, first + BLOCK)
+            parts = gather_objects(best.of(rows), self.world)  # the ranks have searched consecutive parts of the corpus
+            best.scores[rows], best.positions[rows] = _merged(parts, k)
+        return best
 
-    def _work(self, n: int) -> Iterator[tuple[int, int]]:
+    def recall_against_exact(self, hits: Hits, queries_nD: np.ndarray, sample: int = 200) -> float:
+        """The share of the exact k best that are among the hits, for `sample` evenly spread queries. A collective."""
+        rows = np.unique(np.linspace(0, len(queries_nD) - 1, min(sample, len(queries_nD))).astype(np.int64))
+        exact = Index(self.corpus, world=self.world).search(queries_nD[rows], hits.positions.shape[1]).positions
+        return float(np.mean([np.isin(e, h).mean() for e, h in zip(exact, hits.positions[rows], strict=True)]))
+
+    def _work(self, n: int) -> list[tuple[int, int]]:
         """(first corpus row of a shard, first query of a block) of the pairs of this rank, shard by shard."""
-        shards, blocks = range(0, len(self.corpus), self._rows), range(0, n, BLOCK)
-        units = len(shards) * len(blocks)
-        begin, end = (units * rank // self.world.size for rank in (self.world.rank, self.world.rank + 1))
-        for unit in range(begin, end):
-            yield shards[unit // len(blocks)], blocks[unit % len(blocks)]
+        pairs = [(row, query) for row in range(0, len(self.corpus), self._rows) for query in range(0, n, BLOCK)]
+        begin, end = (len(pairs) * rank // self.world.size for rank in (self.world.rank, self.world.rank + 1))
+        return pairs[begin:end]
 
 
 # ---- a shard -------------------------------------------------------------------------------------------------------
@@ -146,20 +133,19 @@ class _Exact:
     def __init__(self, faiss: ModuleType) -> None:
         self.faiss, self.on_gpu = faiss, torch.cuda.is_available()
         self.memory = MEMORY if self.on_gpu else EXACT_ON_CPU
-        self._kept: tuple[int, Any] = (-1, None)
 
     def bytes_per_row(self, width: int) -> int:
         return 4 * width
 
-    def search(self, corpus: np.ndarray, start: int, stop: int, queries_qD: np.ndarray, k: int) -> Hits:
-        """The k best of the rows [start, stop); positions count from `start`."""
-        if self._kept[0] != start:
-            self._kept = (-1, None)  # frees its memory before the next one is made
-            shard = _shard(corpus, start, stop)
-            self._kept = (start, _tensor(shard).cuda() if self.on_gpu else shard)
-        shard = self._kept[1]
+    def filled(self, corpus: np.ndarray, start: int, stop: int) -> np.ndarray | Tensor:
+        """Rows [start, stop) in the form that `search` takes."""
+        shard = _shard(corpus, start, stop)
+        return torch.from_numpy(shard).cuda() if self.on_gpu else shard
+
+    def search(self, shard: Any, queries_qD: np.ndarray, k: int) -> Hits:
+        """The k best rows of a shard; positions count from its first row."""
         if self.on_gpu:
-            return _first_best(_tensor(queries_qD).cuda(), shard, k)
+            return _first_best(torch.from_numpy(queries_qD).cuda(), shard, k)
         # the hit after the k-th shows whether the k-th has ties outside
         more = min(k + 1, len(shard))
         scores, positions = self.faiss.knn(queries_qD, shard, more, self.faiss.METRIC_INNER_PRODUCT)
@@ -167,12 +153,13 @@ class _Exact:
         best = Hits(best.scores[:, :k], best.positions[:, :k])
         tied = (scores[:, k - 1] == scores[:, -1]) & (more > k)
         if tied.any():
-            best.scores[tied], best.positions[tied] = _first_best(_tensor(queries_qD[tied]), _tensor(shard), k)
+            exact = _first_best(torch.from_numpy(queries_qD[tied]), torch.from_numpy(shard), k)
+            best.scores[tied], best.positions[tied] = exact
         return best
 
 
 class _Approximate:
-    """A trained FAISS index, filled with one shard after the other."""
+    """A trained FAISS index, filled with one shard after the other. Methods as those of _Exact."""
 
     memory = MEMORY
 
@@ -180,7 +167,6 @@ class _Approximate:
         self.faiss, self.spec = faiss, spec
         self.empty = faiss.deserialize_index(learnt)
         self.resources = faiss.StandardGpuResources() if has_gpu(faiss) else None
-        self._kept: tuple[int, Any] = (-1, None)
 
     def bytes_per_row(self, width: int) -> int:
         """Measured on sample rows, since it depends on the kind of index."""
@@ -191,28 +177,25 @@ class _Approximate:
             sizes = [len(self.faiss.serialize_index(i)) for i in (self.empty, index)]
         return max(1, -(-(sizes[1] - sizes[0]) // len(sample)))
 
-    def search(self, corpus: np.ndarray, start: int, stop: int, queries_qD: np.ndarray, k: int) -> Hits:
+    def filled(self, corpus: np.ndarray, start: int, stop: int) -> Any:
+        index, space = self.faiss.clone_index(self.empty), self.faiss.ParameterSpace()
         with self.spec.errors():
-            if self._kept[0] != start:
-                self._kept = (-1, None)  # frees its memory before the next one is made
-                self._kept = (start, self._filled(corpus, start, stop))
-            scores, positions = self._kept[1].search(queries_qD, k)
-        missing = positions < 0
-        scores[missing], positions[missing] = -np.inf, len(corpus) - start
-        return _in_order(scores, positions)
-
-    def _filled(self, corpus: np.ndarray, start: int, stop: int) -> Any:
-        index = self.faiss.clone_index(self.empty)
-        space = self.faiss.ParameterSpace()
-        if self.resources is not None:
-            device = torch.cuda.current_device() if torch.cuda.is_available() else 0
-            with suppress(RuntimeError):  # not every index exists for GPUs
-                index = self.faiss.index_cpu_to_gpu(self.resources, device, index)
-                space = self.faiss.GpuParameterSpace()
-        self.spec.set_options(space, index)
-        for _, rows in _slabs(corpus, start, stop):
-            index.add(rows)
+            if self.resources is not None:
+                device = torch.cuda.current_device() if torch.cuda.is_available() else 0
+                with suppress(RuntimeError):  # not every index exists for GPUs
+                    index = self.faiss.index_cpu_to_gpu(self.resources, device, index)
+                    space = self.faiss.GpuParameterSpace()
+            self.spec.set_options(space, index)
+            for _, rows in _slabs(corpus, start, stop):
+                index.add(rows)
         return index
+
+    def search(self, index: Any, queries_qD: np.ndarray, k: int) -> Hits:
+        """As _Exact.search; where the index finds fewer than k rows, the position is −1 and the score −inf."""
+        with self.spec.errors():
+            scores, positions = index.search(queries_qD, k)
+        scores[positions < 0] = -np.inf
+        return _in_order(scores, positions)
 
 
 def _learnt(faiss: ModuleType, spec: Spec, corpus: np.ndarray) -> tuple[np.ndarray | None, str]:
@@ -220,10 +203,10 @@ def _learnt(faiss: ModuleType, spec: Spec, corpus: np.ndarray) -> tuple[np.ndarr
     index = spec.built(faiss, corpus.shape[1])
     lists = faiss.try_extract_index_ivf(index)
     count = min(len(corpus), max(SAMPLE, PER_LIST * (lists.nlist if lists else 0)))
-    rows = _finite("corpus", corpus[np.unique(np.linspace(0, len(corpus) - 1, count).astype(np.int64))])
+    rows = np.unique(np.linspace(0, len(corpus) - 1, count).astype(np.int64))
     try:
         with spec.errors():
-            index.train(rows)
+            index.train(np.ascontiguousarray(corpus[rows], dtype=np.float32))
     except ConfigError as error:
         _, few, counts = str(error).partition(TOO_FEW)
         if not few:
@@ -236,44 +219,22 @@ def _learnt(faiss: ModuleType, spec: Spec, corpus: np.ndarray) -> tuple[np.ndarr
 # ---- rows of a corpus ----------------------------------------------------------------------------------------------
 
 
-def _check(name: str, array: np.ndarray) -> None:
-    if array.ndim != 2 or array.dtype not in (np.float32, np.float16) or len(array) == 0:
-        raise ValueError(f"{name}: needs a non-empty float32 or float16 matrix, got {array.dtype} of {array.shape}")
-
-
-def _finite(name: str, rows: np.ndarray) -> np.ndarray:
-    """The rows as contiguous float32, without a copy if they are; raises ValueError for values that are not finite."""
-    rows = np.ascontiguousarray(rows, dtype=np.float32)
-    if not np.isfinite(rows).all():
-        raise ValueError(f"{name}: holds values that are not finite")
-    return rows
-
-
 def _slabs(corpus: np.ndarray, start: int, stop: int) -> Iterator[tuple[int, np.ndarray]]:
     """(first row, some rows as float32) of [start, stop); the pages of a mapped file are dropped afterwards."""
     step = max(1, SLAB // (4 * corpus.shape[1]))
     for row in range(start, stop, step):
-        yield row, _finite("corpus", corpus[row : min(row + step, stop)])
+        yield row, np.ascontiguousarray(corpus[row : min(row + step, stop)], dtype=np.float32)
         drop_pages(corpus)
 
 
 def _shard(corpus: np.ndarray, start: int, stop: int) -> np.ndarray:
     """Rows [start, stop) as float32: a view of a float32 matrix in RAM, a copy of a mapped or float16 matrix."""
     if not isinstance(corpus, np.memmap) and corpus.dtype == np.float32 and corpus.flags.c_contiguous:
-        for _ in _slabs(corpus, start, stop):
-            pass
         return corpus[start:stop]
     shard = np.empty((stop - start, corpus.shape[1]), np.float32)
     for row, rows in _slabs(corpus, start, stop):
         shard[row - start :][: len(rows)] = rows
     return shard
-
-
-def _tensor(array: np.ndarray) -> Tensor:
-    """A tensor of the same memory, to be read only; torch's warning about read-only arrays is suppressed."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        return torch.from_numpy(array)
 
 
 # ---- the k best ----------------------------------------------------------------------------------------------------
@@ -314,21 +275,3 @@ def _merged(parts: Sequence[Hits], k: int) -> Hits:
     scores, positions = (np.concatenate(column, axis=1) for column in zip(*parts, strict=True))
     order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     return Hits(np.take_along_axis(scores, order, axis=1), np.take_along_axis(positions, order, axis=1))
-
-
-def _over_ranks(best: Hits, world: World) -> Hits:
-    """The k best of the hits of all ranks, in place. The ranks have searched consecutive parts."""
-    for start in range(0, len(best.scores), BLOCK) if world.size > 1 else ():
-        rows = slice(start, start + BLOCK)
-        found = [_gathered(part[rows], world) for part in best]
-        best.scores[rows], best.positions[rows] = _merged(
-            [Hits(*p) for p in zip(*found, strict=True)], best.scores.shape[1]
-        )
-    return best
-
-
-def _gathered(part: np.ndarray, world: World) -> list[np.ndarray]:
-    own = torch.from_numpy(part).to(world.device)
-    parts = [torch.empty_like(own) for _ in range(world.size)]
-    dist.all_gather(parts, own, group=world.group)
-    return [p.cpu().numpy() for p in parts]

@@ -15,7 +15,7 @@ n queries, m items, D embedding width, t queries in one strip of scores.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from dyad.eval.config import Truth
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
-from dyad.eval.metrics.bootstrap import interval, limits
+from dyad.eval.metrics.bootstrap import interval
 from dyad.eval.metrics.matches import Labels, Matches, Ranking
 from dyad.eval.results.cases import RIGHT, Case, Item, answer, best_items, choose, item
 from dyad.eval.results.score_histogram import score_histogram, spread
@@ -116,11 +116,11 @@ def chance_recall(right: np.ndarray, m: int, k: int) -> float:
 
 
 @dataclass(frozen=True)
-class Way:
-    """One direction of a search. query, item: make the items of a gallery from positions.
+class Direction:
+    """One direction of a search, for example from pictures to texts: n queries, m items, their right pairs.
 
-    keys (n,): content keys of the queries; of queries with the same key a gallery shows one. groups (n,): the topic of
-    each query.
+    query, item: make the entry of a gallery for the query or the item at a position. keys (n,): content keys of the
+    queries; of queries with the same key a gallery shows one. groups (n,): the topic of each query.
     """
 
     title: str
@@ -139,7 +139,7 @@ class Way:
     def ranking(self, index: str, k: int, world: World) -> tuple[Ranking, dict[str, Any]]:
         """(ranks of the queries, facts about the search). A collective.
 
-        The ranks are counted, or, with an approximate index, those of its first k hits.
+        An exact search counts ranks. An approximate index gives the ranks among its first k hits.
         """
         ready = None if index == EXACT else Index(self.items_mD, index, world=world)
         if ready and ready.how["index"] != EXACT:
@@ -182,54 +182,56 @@ class Retrieval(Evaluator):
     index: str = EXACT
 
     def report(self, encode: Encoder, examples: int | None = None) -> Report:
-        small = Thumbnails(self.data.images)
-        ways = self._ways(encode("x", self.data.images), encode("y", self.data.texts), small)
-        depth = max(self.recall_k)
-        searched = {name: way.ranking(self.index, depth, encode.world) for name, way in ways.items()}
-        found = {name: ranking for name, (ranking, _) in searched.items()}
-        how = {name: of_index for name, (_, of_index) in searched.items()}
+        thumbnails = Thumbnails(self.data.images)
+        directions = self._directions(encode("x", self.data.images), encode("y", self.data.texts), thumbnails)
         metrics: dict[str, float] = {}
         chance: dict[str, float] = {}
-        for name, ranking in found.items():
-            of_way = rank_metrics(ranking.rank, self.recall_k)
-            exact = how[name].get("index", EXACT) == EXACT
-            metrics |= {f"{name}_{k}": v for k, v in of_way.items() if exact or k.startswith("R@")}
-            m = ways[name].matches.shape[1]
+        searched: dict[str, tuple[Direction, Ranking]] = {}
+        search: dict[str, dict[str, Any]] = {}
+        for name, direction in directions.items():
+            ranking, search[name] = direction.ranking(self.index, max(self.recall_k), encode.world)
+            exact = search[name].get("index", EXACT) == EXACT  # an approximate index finds the first ranks only
+            values = rank_metrics(ranking.rank, self.recall_k)
+            metrics |= {f"{name}_{k}": v for k, v in values.items() if exact or k.startswith("R@")}
+            m = direction.matches.shape[1]
             chance |= {f"{name}_R@{k}": chance_recall(ranking.right, m, k) for k in self.recall_k}
+            searched[name] = direction, ranking
         metrics |= {"num_images": float(len(self.data.images)), "num_texts": float(len(self.data.texts))}
-        search = {"search": how} if any(how.values()) else {}
-        report = Report("zeroshot_retrieval", metrics, chance, {"truth": self.truth.value, **search})
-        if examples is None:
-            return report
-        details = rank_0_only(encode.world, lambda: self._details(ways, found, examples)) or {}
-        return replace(report, details=report.details | details, files={".pictures": small.write})
+        facts = {"search": search} if any(search.values()) else {}
+        report = Report("zeroshot_retrieval", metrics, chance, {"truth": str(self.truth), **facts})
+        if examples is not None:
+            details = rank_0_only(encode.world, lambda: self._details(searched, examples))
+            report.details.update(details or {})
+            report.files[".pictures"] = thumbnails.write
+        return report
 
-    def _ways(self, images: np.ndarray, texts: np.ndarray, small: Thumbnails) -> dict[str, Way]:
-        data, picture = self.data, partial(self._picture, small)
+    def _directions(self, images: np.ndarray, texts: np.ndarray, thumbnails: Thumbnails) -> dict[str, Direction]:
+        data, picture = self.data, partial(self._picture, thumbnails)
         to_text, to_image = match_pairs(data.owner, data.image_keys, data.text_keys, self.truth)
         keys, of_owner = data.image_keys, data.image_keys[data.owner]
         return {
-            "image_to_text": Way("picture → texts", images, texts, to_text, picture, self._caption, keys, keys),
-            "text_to_image": Way(
+            "image_to_text": Direction("picture → texts", images, texts, to_text, picture, self._caption, keys, keys),
+            "text_to_image": Direction(
                 "text → pictures", texts, images, to_image, self._caption, picture, data.text_keys, of_owner
             ),
         }
 
-    def _details(self, ways: Mapping[str, Way], found: Mapping[str, Ranking], examples: int) -> dict[str, Any]:
+    def _details(self, searched: Mapping[str, tuple[Direction, Ranking]], examples: int) -> dict[str, Any]:
+        of_pictures, ranking = searched["image_to_text"]
         return {
             "intervals": {
-                f"{name}_R@{k}": limits(interval(found[name].rank <= k, way.groups.tolist()))
-                for name, way in ways.items()
+                f"{name}_R@{k}": interval(found.rank <= k, direction.groups.tolist())
+                for name, (direction, found) in searched.items()
                 for k in self.recall_k
             },
-            "scores": ways["image_to_text"].histogram(found["image_to_text"]),
-            "gallery": {way.title: way.cases(found[name], examples) for name, way in ways.items()},
+            "scores": of_pictures.histogram(ranking),
+            "gallery": {direction.title: direction.cases(found, examples) for direction, found in searched.values()},
         }
 
-    def _picture(self, small: Thumbnails, i: int) -> Item:
+    def _picture(self, thumbnails: Thumbnails, i: int) -> Item:
         """Picture i with its first caption."""
         first = int(np.searchsorted(self.data.owner, i))
-        return item(self.data.images.key(i), self.data.texts.texts[first], picture=small.name(i))
+        return item(self.data.images.key(i), self.data.texts.texts[first], picture=thumbnails.name(i))
 
     def _caption(self, j: int) -> Item:
         owner = int(self.data.owner[j])

@@ -10,13 +10,13 @@ n questions with a value, m passages.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dyad.eval.metrics.answers import TOP_K, Mode, Span, prepared, top_k_accuracy
-from dyad.eval.metrics.bootstrap import group_means, interval, limits
+from dyad.eval.config import AnswerMatch
+from dyad.eval.metrics.answers import TOP_K, Span, prepared, top_k_accuracy
+from dyad.eval.metrics.bootstrap import group_means, interval
 from dyad.eval.metrics.trec import Qrels, Run, measures, ranked
 from dyad.eval.tasks.image_text_retrieval import chance_recall
 from dyad.eval.tasks.question_sets import QuestionSet
@@ -30,7 +30,7 @@ Values = dict[str, np.ndarray]  # metric → (n,) values, one per question
 class Judge:
     """Decides which passages are right for the questions of a set. mode: as in eval.answers."""
 
-    def __init__(self, data: QuestionSet, mode: Mode, depth: int) -> None:
+    def __init__(self, data: QuestionSet, mode: AnswerMatch, depth: int) -> None:
         self._data = data
         self._names = (*JUDGED, DEEP) if depth >= 1000 else JUDGED
         group = {question.id: question.group for question in data.questions}
@@ -86,38 +86,25 @@ class Judge:
         return self.hit(question, passage)
 
 
-@dataclass(frozen=True)
-class Summary:
-    """metrics: means over questions, with their intervals. over_groups: means of group means, if there are groups."""
+def summary(values: Values, judge: Judge) -> dict[str, dict[str, Any]]:
+    """{"metrics": means over questions, "intervals": of these means, "over_groups": means of the means of groups}.
 
-    metrics: dict[str, float]
-    intervals: dict[str, list[float] | None]
-    over_groups: dict[str, float]
-
-
-def summarised(values: Values, judge: Judge) -> Summary:
-    """Means and intervals of all metrics."""
+    A metric whose questions have no groups is not in "over_groups".
+    """
     groups = {name: judge.groups(name) for name in values}
-    return Summary(
-        {name: float(v.mean()) for name, v in values.items()},
-        {name: _interval(v, groups[name]) for name, v in values.items()},
-        {name: float(group_means(v, groups[name]).mean()) for name, v in values.items() if any(groups[name])},
-    )
+    return {
+        "metrics": {name: float(v.mean()) for name, v in values.items()},
+        "intervals": {name: interval(v, groups[name]) for name, v in values.items()},
+        "over_groups": {name: float(group_means(v, g).mean()) for name, v in values.items() if any(g := groups[name])},
+    }
 
 
 def differences(values: Values, others: Values, judge: Judge) -> dict[str, dict[str, Any]]:
     """{metric: {"value", "interval"}} of the mean of `values` minus `others`, question by question."""
+    by_question = {name: v - others[name] for name, v in values.items()}
     return {
-        name: {
-            "value": float((v - others[name]).mean()),
-            "interval": _interval(v - others[name], judge.groups(name)),
-        }
-        for name, v in values.items()
+        name: {"value": float(d.mean()), "interval": interval(d, judge.groups(name))} for name, d in by_question.items()
     }
-
-
-def _interval(values: np.ndarray, groups: Sequence[Hashable]) -> list[float] | None:
-    return limits(interval(values, groups))
 
 
 def chance(qrels: Qrels, m: int) -> dict[str, float]:

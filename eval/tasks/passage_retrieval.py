@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -26,23 +26,14 @@ from dyad.data.question_passage.passages import Passage, Question
 from dyad.eval.config import Baseline, EvalConfig
 from dyad.eval.encode.embeddings import encode_corpus, identity_of
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
-from dyad.eval.metrics.trec import (
-    CUTOFFS,
-    Context,
-    Run,
-    beir_result,
-    ranked,
-    write_dpr,
-    write_qrels,
-    write_run,
-)
+from dyad.eval.metrics.trec import CUTOFFS, Run, beir_result, ranked, write_dpr, write_qrels, write_run
 from dyad.eval.results.cases import ANSWERS, RIGHT, Case, Item, answer, choose, excerpt, item
 from dyad.eval.results.score_histogram import score_histogram, spread
 from dyad.eval.search.bm25 import BM25, build_bm25, open_bm25
 from dyad.eval.search.fusion import reciprocal_rank_fusion
-from dyad.eval.search.index import Hits, Index, recall_against_exact
+from dyad.eval.search.index import Hits, Index
 from dyad.eval.search.index_spec import EXACT
-from dyad.eval.tasks.passage_metrics import Judge, Values, chance, differences, summarised
+from dyad.eval.tasks.passage_metrics import Judge, Values, chance, differences, summary
 from dyad.eval.tasks.question_sets import QuestionSet, SearchedCorpus
 from dyad.train.distributed.agreement import from_rank_0, raise_on_all, rank_0_only
 from dyad.train.distributed.failures import PeerFailure
@@ -74,14 +65,16 @@ class PassageSide:
 
     def index(self, system: str, encode: Encoder) -> Index:
         """The index of all passages with the current weights, kept until the weights change. A collective."""
-        seen = self._config  # these options decide which tokens a tower gets
-        facts = (self.corpus.fingerprint, seen.title.value, seen.prefix, str(seen.length))
+        config = self._config  # these options decide which tokens a tower gets
+        facts = (self.corpus.fingerprint, config.title.name, config.prefix, str(config.length))
         identity = identity_of(encode.towers["y"], *facts)
         if system not in self._indexes or self._indexes[system][0] != identity:
             self._indexes.pop(system, None)  # frees its memory before the new one is made
-            folder, dtype = self._folder and self._folder / identity[:16], self._options.embedding_type.value
-            made = encode_corpus(encode, "y", self._texts, folder, ids=self.corpus.ids, identity=identity, dtype=dtype)
-            self._indexes[system] = (identity, Index(made.vectors, self._options.index, world=encode.world))
+            folder, dtype = self._folder and self._folder / identity[:16], str(self._options.embedding_type)
+            embeddings = encode_corpus(
+                encode, "y", self._texts, folder, ids=self.corpus.ids, identity=identity, dtype=dtype
+            )
+            self._indexes[system] = (identity, Index(embeddings, self._options.index, world=encode.world))
         return self._indexes[system][1]
 
     @cached_property
@@ -138,8 +131,7 @@ class PassageRetrieval(Evaluator):
         hits = index.search(queries, self._depth)
         how: dict[str, Any] = {**index.how, "depth": self.options.depth}
         if how["index"] != EXACT:
-            share = recall_against_exact(hits, queries, index.corpus, world=encode.world)
-            how[f"recall_against_exact@{hits.positions.shape[1]}"] = share
+            how[f"recall_against_exact@{hits.positions.shape[1]}"] = index.recall_against_exact(hits, queries)
         return Searched(hits, queries, index, how)
 
     def _runs(self, hits: Mapping[str, Hits]) -> dict[str, Run]:
@@ -152,7 +144,7 @@ class PassageRetrieval(Evaluator):
                 words = self._run(list(zip(rows.tolist(), scores.tolist(), strict=True)) for scores, rows in pairs)
                 fused = reciprocal_rank_fusion([runs["model"], words], depth=self.options.depth)
                 others = {Baseline.bm25: words, Baseline.fusion: fused}
-                runs |= {baseline.value: run for baseline, run in others.items() if baseline in self.baselines}
+                runs |= {str(baseline): run for baseline, run in others.items() if baseline in self.baselines}
         return runs
 
     def _run(self, found: Iterable[Sequence[tuple[int, float]]]) -> Run:
@@ -181,28 +173,27 @@ class PassageRetrieval(Evaluator):
 
     @cached_property
     def _judge(self) -> Judge:
-        return Judge(self.data, self.options.answers.value, self.options.depth)
+        return Judge(self.data, self.options.answers, self.options.depth)
 
     def _scored(self, runs: Mapping[str, Run], searched: Searched, examples: int | None) -> Report:
         judge = self._judge
         values = {name: judge.values(run) for name, run in runs.items()}
         model = values.pop("model")
-        summary = summarised(model, judge)
+        own = summary(model, judge)
         details = {
             "search": searched.how,
-            "intervals": summary.intervals,
-            "mean_over_groups": summary.over_groups,
+            "intervals": own["intervals"],
+            "mean_over_groups": own["over_groups"],
             "baselines": {
-                name: {**asdict(summarised(v, judge)), "difference": differences(model, v, judge)}
-                for name, v in values.items()
+                name: {**summary(v, judge), "difference": differences(model, v, judge)} for name, v in values.items()
             },
         }
         if examples is not None:
             details["scores"] = self._histogram(runs["model"], searched)
             details["gallery"] = {"question → passages": self._cases(runs, model, examples)}
         questions, passages = len(self.data.questions), len(self.data.corpus)
-        sizes = {"num_questions": float(questions), "num_passages": float(passages)}
-        return Report("passage_retrieval", {**summary.metrics, **sizes}, chance(self.data.qrels, passages), details)
+        metrics = {**own["metrics"], "num_questions": float(questions), "num_passages": float(passages)}
+        return Report("passage_retrieval", metrics, chance(self.data.qrels, passages), details)
 
     # ---- cases -------------------------------------------------------------------------------------------------------
 
@@ -242,18 +233,12 @@ class PassageRetrieval(Evaluator):
             if name in runs
         }
         right = [self._item(question, passage) for passage in self._right(question.id, runs["model"])[:RIGHT]]
-        return {
-            "kind": kind,
-            "query": item(question.id, question.text),
-            "value": {**value},
-            "systems": systems,
-            "right": right,
-        }
+        query = item(question.id, question.text)
+        return {"kind": kind, "query": query, "value": {**value}, "systems": systems, "right": right}
 
     def _item(self, question: Question, name: str) -> Item:
         passage = self.side.passage(name)
-        spans = self._judge.spans(question.id, passage.text)
-        text, spans = excerpt(passage.text, spans)
+        text, spans = excerpt(passage.text, self._judge.spans(question.id, passage.text))
         return item(name, text, title=passage.title, spans=spans)
 
     # ---- files -------------------------------------------------------------------------------------------------------
@@ -266,16 +251,17 @@ class PassageRetrieval(Evaluator):
             cutoffs = [k for k in CUTOFFS if k <= self.options.depth]
             files[".beir.json"] = lambda path: write_json(path, beir_result(self.data.qrels, run, cutoffs))
         if any(question.answers for question in self.data.questions):
-            asked = self.data.questions
-            files[".dpr.json"] = lambda path: write_dpr(
-                path, ((q.text, q.answers, self._contexts(q, run)) for q in asked)
-            )
+            files[".dpr.json"] = lambda path: write_dpr(path, (self._dpr_row(q, run) for q in self.data.questions))
         return files
 
-    def _contexts(self, question: Question, run: Run) -> Iterator[Context]:
+    def _dpr_row(self, question: Question, run: Run) -> dict[str, Any]:
+        """A question with its passages, as DPR's retriever writes it: scores are strings there."""
+        contexts = []
         for name, score in ranked(run[question.id]):
-            passage = self.side.passage(name)
-            yield Context(name, passage.title, passage.text, score, self._judge.hit(question.id, name))
+            passage, has_answer = self.side.passage(name), self._judge.hit(question.id, name)
+            text = {"id": name, "title": passage.title, "text": passage.text}
+            contexts.append({**text, "score": str(score), "has_answer": has_answer})
+        return {"question": question.text, "answers": list(question.answers), "ctxs": contexts}
 
 
 @contextmanager
@@ -287,4 +273,4 @@ def _skip_on_error(baseline: Baseline) -> Iterator[None]:
         if isinstance(error, PeerFailure) or error.exit_code is ExitCode.REQUEUE:
             raise
         if str(error):  # of several ranks, one has the message
-            print(f"left out: the baseline {baseline.value}: {printable(str(error))}", file=sys.stderr)
+            print(f"left out: the baseline {baseline}: {printable(str(error))}", file=sys.stderr)

@@ -6,12 +6,12 @@ JSON: {"source": shards, relative to the file, "label": the JSON field with the 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dyad.data.base.errors import ConfigError, nearest
+from dyad.data.base.json_text import read_json
 
 _KEYS = {"source": str, "label": str, "templates": list, "classes": dict}
 
@@ -28,13 +28,13 @@ class ZeroShotTask:
 def read_task(path: Path) -> ZeroShotTask:
     """Read a task file; raises ConfigError with the file and the key that is missing or wrong."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
     except OSError as error:
         hint = nearest(path.name, [p.name for p in path.parent.glob("*.json")])
         raise ConfigError(
             f"eval.suite: zero_shot:{path}: {error.strerror}.{hint} It must be a JSON task file"
         ) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ConfigError(f"{path}: not JSON ({error})") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: must be an object with {', '.join(_KEYS)}")

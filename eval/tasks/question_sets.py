@@ -28,16 +28,11 @@ from dyad.data.base.errors import ConfigError, DataError, nearest
 from dyad.data.config import check_split
 from dyad.data.question_passage.corpus import Corpus, open_corpus
 from dyad.data.question_passage.passages import Passage, Question
-from dyad.data.question_passage.questions import (
-    QuestionRow,
-    QuestionRows,
-    judgements,
-    open_questions,
-    qrels_file,
-)
+from dyad.data.question_passage.questions import QuestionRow, QuestionRows, judgements, open_questions, qrels_file
 from dyad.data.question_passage.questions import is_beir as has_judgements
 from dyad.data.shards.scan_tar import MAX_BYTES
 from dyad.data.shards.sources import parse_sources
+from dyad.eval.metrics.matches import positions_with
 
 if TYPE_CHECKING:
     from dyad.data.config import DataConfig
@@ -47,7 +42,6 @@ if TYPE_CHECKING:
 KEY = "eval.suite"
 SearchedCorpus: TypeAlias = "Corpus | RowPassages"
 QUESTION_FILES = (".json", ".jsonl", ".csv", ".tsv")
-SCAN = 1 << 20  # content keys of the corpus that are read at a time
 MAX_GRADE = 10_000  # trec_eval allocates a table as long as the highest grade
 PASSAGE_FILES = r"psgs.*\.(tsv|jsonl)|corpus\.jsonl"
 
@@ -86,8 +80,8 @@ def check_beir(target: str) -> tuple[Path, str]:
     """(folder, split); raises ConfigError if the folder is no BEIR folder or has no such split."""
     folder, split = _folder_and_split(target)
     if not folder.is_dir():
-        beside = [p.name for p in folder.parent.iterdir()] if folder.parent.is_dir() else []
-        raise ConfigError(f"beir:{target}: '{folder}' is no folder.{nearest(folder.name, beside)}")
+        hint = nearest(folder.name, [path.name for path in folder.parent.glob("*")])
+        raise ConfigError(f"beir:{target}: '{folder}' is no folder.{hint}")
     missing = [name for name in ("corpus.jsonl", "queries.jsonl", "qrels") if not (folder / name).exists()]
     if missing:
         raise ConfigError(f"beir:{target}: {folder} has no {missing[0]}, so it is no BEIR folder")
@@ -99,11 +93,7 @@ def check_beir(target: str) -> tuple[Path, str]:
 def open_beir(target: str, config: DataConfig) -> QuestionSet:
     """The questions of a split that have a right passage, all judgements of the split, and the folder's corpus."""
     folder, split = check_beir(target)
-    own = replace(
-        config,
-        question=replace(config.question, split=split),
-        passage=replace(config.passage, corpus=None),
-    )
+    own = replace(config, question=replace(config.question, split=split), passage=replace(config.passage, corpus=None))
     rows = open_questions(str(folder), own, KEY)
     questions = [rows.question(i) for i in range(len(rows))]
     qrels = _judged(str(folder / "qrels" / f"{split}.tsv"))
@@ -176,12 +166,11 @@ def open_dpr(target: Any, config: DataConfig) -> QuestionSet:
 
 def _qrels(right: dict[str, list[int]], corpus: SearchedCorpus) -> Qrels:
     """Question id → all passages of the corpus with a right content key. right: question id → these keys."""
-    wanted = np.unique(np.array([key for keys in right.values() for key in keys], dtype=np.int64))
+    wanted = np.array([key for keys in right.values() for key in keys], dtype=np.int64)
     ids: dict[int, list[str]] = {}
-    for start in range(0, len(corpus), SCAN):
-        keys = np.asarray(corpus.keys[start : start + SCAN])
-        for i in np.flatnonzero(np.isin(keys, wanted)).tolist():
-            ids.setdefault(int(keys[i]), []).extend(corpus.ids(start + i, start + i + 1))
+    keys_m = corpus.keys
+    for position in positions_with(keys_m, wanted).tolist():
+        ids.setdefault(int(keys_m[position]), []).extend(corpus.ids(position, position + 1))
     qrels = {question: {name: 1 for key in keys for name in ids.get(key, ())} for question, keys in right.items()}
     return {question: grades for question, grades in qrels.items() if grades}
 

@@ -11,7 +11,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from dyad.data.base.errors import ConfigError, DataError
@@ -29,16 +28,13 @@ class WdsFolder:
     shards: Sequence[str]
     classes: Mapping[str, Sequence[str]]
 
-    def class_name(self, label: str) -> str:
-        """The name of the class with this number; raises DataError for any other label."""
-        names = self._names
-        if not re.fullmatch("[0-9]{1,9}", label) or int(label) >= len(names):
-            raise DataError(f"wds:{self.path}: label '{label:.80}', but classnames.txt has {len(names)} classes")
-        return names[int(label)]
-
-    @cached_property
-    def _names(self) -> list[str]:
-        return list(self.classes)
+    def class_names(self, labels: Sequence[str]) -> list[str]:
+        """The names of the classes with these numbers; raises DataError for any other label."""
+        names = list(self.classes)
+        for label in labels:
+            if not re.fullmatch("[0-9]{1,9}", label) or int(label) >= len(names):
+                raise DataError(f"wds:{self.path}: label '{label:.80}', but classnames.txt has {len(names)} classes")
+        return [names[int(label)] for label in labels]
 
 
 def read_wds(path: Path) -> WdsFolder:

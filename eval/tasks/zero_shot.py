@@ -9,7 +9,7 @@ pictures are candidates only.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,12 +17,12 @@ import numpy as np
 from dyad.data.base.errors import DataError, nearest
 from dyad.data.image_text.dataset import Captions
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
-from dyad.eval.metrics.bootstrap import class_mean_interval, interval, limits
+from dyad.eval.metrics.bootstrap import class_mean_interval, interval
 from dyad.eval.metrics.matches import Labels, Matches, Ranking
 from dyad.eval.results.cases import item
 from dyad.eval.results.thumbnails import Thumbnails
 from dyad.eval.search.index_spec import EXACT
-from dyad.eval.tasks.image_text_retrieval import STRIP, Way
+from dyad.eval.tasks.image_text_retrieval import STRIP, Direction
 from dyad.train.distributed.agreement import rank_0_only
 
 if TYPE_CHECKING:
@@ -45,9 +45,9 @@ class ZeroShot(Evaluator):
 
     def report(self, encode: Encoder, examples: int | None = None) -> Report:
         target = _targets(self.data.labels, list(self.classes), self.name)
-        small, count = Thumbnails(self.data.images), len(self.classes)
-        way = self._way(encode("x", self.data.images), self._weights(encode), target, small)
-        found, how = way.ranking(self.index, 5, encode.world)
+        thumbnails, count = Thumbnails(self.data.images), len(self.classes)
+        direction = self._direction(encode("x", self.data.images), self._weights(encode), target, thumbnails)
+        found, how = direction.ranking(self.index, 5, encode.world)
         share = np.bincount(target, minlength=count) / len(target)
         chance = {"acc1": 1 / count, "mean_per_class_recall": 1 / count, "majority_class_share": float(share.max())}
         if count >= 5:
@@ -55,18 +55,19 @@ class ZeroShot(Evaluator):
         metrics = {**accuracies(found.rank, target, count), "num_samples": float(len(target))}
         details = {"per_class": self._per_class(found.rank, target), **({"search": how} if how else {})}
         report = Report("zeroshot_classification", metrics, chance, details)
-        if examples is None:
-            return report
-        more = rank_0_only(encode.world, lambda: self._details(way, found, target, examples)) or {}
-        return replace(report, details=details | more, files={".pictures": small.write})
+        if examples is not None:
+            more = rank_0_only(encode.world, lambda: self._details(direction, found, target, examples))
+            report.details.update(more or {})
+            report.files[".pictures"] = thumbnails.write
+        return report
 
-    def _way(self, images: np.ndarray, weights: np.ndarray, target: np.ndarray, small: Thumbnails) -> Way:
+    def _direction(self, images: np.ndarray, weights: np.ndarray, target: np.ndarray, small: Thumbnails) -> Direction:
         names = list(self.classes)
         samples, classes = np.arange(len(target)), np.arange(len(names))
         matches = Matches(
             Labels.of((samples, target), size=len(target)), Labels.of((classes, classes), size=len(names))
         )
-        return Way(
+        return Direction(
             "picture → classes",
             images,
             weights,
@@ -77,17 +78,17 @@ class ZeroShot(Evaluator):
             groups=target,
         )
 
-    def _details(self, way: Way, found: Ranking, target: np.ndarray, examples: int) -> dict[str, Any]:
+    def _details(self, direction: Direction, found: Ranking, target: np.ndarray, examples: int) -> dict[str, Any]:
         names, rank = list(self.classes), found.rank
         hits = {"acc1": rank == 1, **({"acc5": rank <= 5} if len(names) >= 5 else {})}
         return {
             "intervals": {
-                **{metric: limits(interval(hit, range(len(hit)))) for metric, hit in hits.items()},
-                "mean_per_class_recall": limits(class_mean_interval(rank == 1, target)),
+                **{metric: interval(hit, range(len(hit))) for metric, hit in hits.items()},
+                "mean_per_class_recall": class_mean_interval(rank == 1, target),
             },
-            **confusion(target, predictions(way.queries_nD, way.items_mD, rank, target), names),
-            "scores": way.histogram(found),
-            "gallery": {way.title: way.cases(found, examples)},
+            **confusion(target, predictions(direction.queries_nD, direction.items_mD, rank, target), names),
+            "scores": direction.histogram(found),
+            "gallery": {direction.title: direction.cases(found, examples)},
         }
 
     def _weights(self, encode: Encoder) -> np.ndarray:

@@ -74,7 +74,7 @@ def main() -> None:
     def ours() -> np.ndarray:
         with tempfile.TemporaryDirectory() as folder:
             kept = encode_corpus(encode, "y", items, Path(folder), ids=lambda a, b: [str(i) for i in range(a, b)])
-            return np.array(kept.vectors)
+            return np.array(kept)
 
     from sentence_transformers import SentenceTransformer
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from dyad.eval.config import Truth
-from dyad.eval.search.index import Hits, Index, recall_against_exact, search
+from dyad.eval.search.index import Hits, Index
 from dyad.eval.tasks.image_text_retrieval import STRIP, count_ranks, match_pairs
 from dyad.train.distributed.world import World
 
@@ -41,7 +41,7 @@ def main() -> None:
     world = World(rank=0, size=1, device=torch.device("cpu"))
     methods: dict[str, Callable[[], object]] = {
         "GEMM, strips": lambda: products(queries, items),
-        "FAISS flat, top 10": lambda: search(queries, items, 10),
+        "FAISS flat, top 10": lambda: Index(items).search(queries, 10),
         "ranks by counting": lambda: count_ranks(queries, items, matches, world),
         "GEMM + topk 10, strips": lambda: top(queries, items, 10),
     }
@@ -70,7 +70,7 @@ def compare_indexes(queries: np.ndarray, items: np.ndarray) -> None:
         index.search(queries[:1], 10)  # fills it
         making = time.process_time() - start
         seconds = timed(lambda: found.append(index.search(queries, 10)))  # noqa: B023
-        print(f"| {spec} | {making:.2f} | {seconds:.2f} | {recall_against_exact(found[0], queries, items):.3f} |")
+        print(f"| {spec} | {making:.2f} | {seconds:.2f} | {index.recall_against_exact(found[0], queries):.3f} |")
 
 
 def products(queries: np.ndarray, items: np.ndarray) -> None:

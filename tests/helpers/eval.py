@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dyad.eval.encode.encoder import Encoder
+from dyad.eval.search.index import Hits, Index
 from dyad.train.distributed.world import World
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,3 +93,12 @@ def clustered(count: int, width: int, seed: int, clusters: int = 40) -> np.ndarr
     rng = np.random.default_rng(seed)
     rows = centres[rng.integers(0, clusters, count)] + 0.1 * rng.standard_normal((count, width), dtype=np.float32)
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def search(queries: np.ndarray, corpus: np.ndarray, k: int, spec: str = "Flat", **options: Any) -> Hits:
+    return Index(corpus, spec, **options).search(queries, k)
+
+
+def recall_against_exact(hits: Hits, queries: np.ndarray, corpus: np.ndarray, **options: Any) -> float:
+    world = options.pop("world", LOCAL)
+    return Index(corpus, world=world).recall_against_exact(hits, queries, **options)

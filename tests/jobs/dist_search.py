@@ -3,10 +3,10 @@
 import hashlib
 
 import torch.distributed as dist
-from helpers.eval import clustered
+from helpers.eval import clustered, recall_against_exact, search
 
 from dyad.eval.search import index
-from dyad.eval.search.index import Hits, Index, recall_against_exact, search
+from dyad.eval.search.index import Hits, Index
 from dyad.train.distributed.world import World
 
 SPECS = ("Flat", "IVF16,Flat;nprobe=2", "IVF16,PQ4x4;nprobe=4", "HNSW8;efSearch=32")

@@ -14,14 +14,14 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+from helpers.eval import search
 from torch import Tensor, nn
 
 from dyad.data.config import PassageConfig
 from dyad.data.question_passage.corpus import open_corpus
 from dyad.data.question_passage.dataset import passage_texts
-from dyad.eval.encode.embeddings import Embeddings, SizedItems, encode_corpus, identity_of
+from dyad.eval.encode.embeddings import SizedItems, encode_corpus, identity_of
 from dyad.eval.encode.encoder import Encoder
-from dyad.eval.search.index import search
 from dyad.train.distributed.world import World
 
 ITEMS, WINDOW, BLOCK = 20_000, 2048, 128
@@ -81,7 +81,7 @@ class Small(nn.Module):
         return torch.tanh(self.layer(mean_bD))
 
 
-def encoded(folder: Path | None, world: World, items: SizedItems, seconds: float = 0.0) -> Embeddings:
+def encoded(folder: Path | None, world: World, items: SizedItems, seconds: float = 0.0) -> np.ndarray:
     tower = Small(seconds)
     encode = Encoder({"y": tower}, world, block=BLOCK)
     identity = identity_of(tower, "glosses")
@@ -107,7 +107,7 @@ def main() -> None:
         place = f"file://{folder.parent}/{folder.name}.meeting"
         dist.init_process_group("gloo", init_method=place, rank=rank, world_size=size)
         world = World(rank=rank, size=size)
-    vectors = encoded(folder, world, texts_of(corpus), float(sys.argv[5])).vectors
+    vectors = encoded(folder, world, texts_of(corpus), float(sys.argv[5]))
     queries = vectors[::400].astype(np.float32)
     found = search(queries, vectors, 10, memory=1 << 20, world=world)
     print(digest(vectors), digest(*found))

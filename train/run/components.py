@@ -74,7 +74,7 @@ def build_parts(config: TrainConfig, world: World) -> Parts:
     torch.manual_seed(config.seed)
     model = raise_on_all(world, lambda: _model(config, world))
     model.towers.to(world.device)
-    data, evaluators = rank_0_first(world, lambda: (build_data(config, model), _evaluators(config, model)))
+    data, evaluators = rank_0_first(world, lambda: (build_data(config, model), build_evaluators(config, model)))
     objective = raise_on_all(world, lambda: _objective(config, data)).to(world.device)
     modules = {"towers": model.towers, "objective": objective}
     total_steps = config.steps or math.ceil((config.epochs or 0) * data.order.steps_per_epoch)
@@ -103,11 +103,6 @@ def _model(config: TrainConfig, world: World) -> TwoTowerModel:
     model = build_model(config.model, config.task)
     batch_norms(config, model.towers, world.size)
     return model
-
-
-def _evaluators(config: TrainConfig, model: TwoTowerModel) -> Sequence[Evaluator]:
-    data, suite = config.data, config.eval.suite
-    return build_evaluators(suite, data.val, task=config.task, model=model, data_config=data, eval_config=config.eval)
 
 
 def _objective(config: TrainConfig, data: TrainingData) -> Objective:

@@ -106,7 +106,7 @@ def check(config: TrainConfig) -> None:
     """Raise ConfigError for everything that can be refused before anything heavy is imported."""
     from dyad.data.question_passage.questions import named_files
     from dyad.data.shards.sources import parse_sources
-    from dyad.eval.run.suite import check_index, check_specs
+    from dyad.eval.run.suite import check_suite
     from dyad.train.config import Task, validate
     from dyad.train.run_folder.folder import check_run
     from dyad.train.tracking.trackers import check_tracking
@@ -116,9 +116,7 @@ def check(config: TrainConfig) -> None:
         named_files(config.data.train, config.data)
     else:
         parse_sources(config.data.train)
-    check_specs(config.eval.suite, config.data.val, config.task)
-    if config.eval.suite or config.data.val:
-        check_index(config.eval.index, config.task)
+    check_suite(config)
     check_tracking(config.tracking)
     _check_paths(config)
     check_run(config)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from dyad.data.base.errors import DataError
+from dyad.eval.config import AnswerMatch
 from dyad.eval.metrics import answers
 from dyad.eval.metrics.answers import prepared, top_k_accuracy
 
@@ -216,14 +217,14 @@ REGEX_CASES = [
 
 @pytest.mark.parametrize(("pattern", "text", "expected"), REGEX_CASES)
 def test_regex_mode(pattern: str, text: str, expected: bool) -> None:
-    assert prepared([pattern], "regex").within(text) is expected
-    assert prepared(["[", pattern], "regex").within(text) is expected
+    assert prepared([pattern], AnswerMatch.regex).within(text) is expected
+    assert prepared(["[", pattern], AnswerMatch.regex).within(text) is expected
 
 
 def test_a_pattern_without_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "_SECONDS", 0.1)
     with pytest.raises(DataError, match=r"pattern '\(a\|aa\)\+\$' takes more than"):
-        prepared(["(a|aa)+$"], "regex").within("a" * 200 + "b")
+        prepared(["(a|aa)+$"], AnswerMatch.regex).within("a" * 200 + "b")
 
 
 @pytest.mark.parametrize(
@@ -241,8 +242,8 @@ def test_a_pattern_without_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         (["é|x*", "["], "Éa xx", "regex", ["É", "xx"]),
     ],
 )
-def test_spans_are_of_the_text_as_it_stands(wanted: list[str], text: str, mode: answers.Mode, found: list[str]) -> None:
-    assert [text[start:end] for start, end in prepared(wanted, mode).spans(text)] == found
+def test_spans_are_of_the_text_as_it_stands(wanted: list[str], text: str, mode: str, found: list[str]) -> None:
+    assert [text[start:end] for start, end in prepared(wanted, AnswerMatch(mode)).spans(text)] == found
 
 
 def test_answers_of_a_question_are_made_ready_once() -> None:

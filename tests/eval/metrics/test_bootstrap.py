@@ -1,12 +1,21 @@
 """Intervals against a plain loop, against theory, and what they must not depend on."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
 from dyad.eval.metrics import bootstrap
-from dyad.eval.metrics.bootstrap import class_mean_interval, group_means, interval, limits
+from dyad.eval.metrics.bootstrap import class_mean_interval, group_means
+from dyad.eval.metrics.bootstrap import interval as interval_or_none
+
+
+def interval(*arguments: Any, **options: int) -> tuple[float, float]:
+    found = interval_or_none(*arguments, **options)
+    assert found is not None
+    low, high = found
+    return low, high
 
 
 def lumpy(groups: int, seed: int) -> tuple[np.ndarray, list[str]]:
@@ -38,9 +47,6 @@ def test_single_values_as_groups_give_the_normal_interval() -> None:
     low, high = interval(values, range(2000))
     error = values.std() / math.sqrt(2000)
     expected = (values.mean() - 1.96 * error, values.mean() + 1.96 * error)
-    assert (low, high) == pytest.approx(expected, abs=0.06 * error)
-    low, high = interval(values, range(2000), level=0.5)
-    expected = (values.mean() - 0.674 * error, values.mean() + 0.674 * error)
     assert (low, high) == pytest.approx(expected, abs=0.06 * error)
 
 
@@ -90,11 +96,11 @@ def test_none_is_a_group_of_its_own() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 5])
 def test_one_group_tells_nothing_of_others(size: int) -> None:
-    assert all(math.isnan(end) for end in interval([1.0] * size, ["a"] * size))
+    assert interval_or_none([1.0] * size, ["a"] * size) is None
 
 
 def test_lengths_must_agree() -> None:
-    with pytest.raises(ValueError, match="one group per value"):
+    with pytest.raises(ValueError, match="same length"):
         interval([1.0, 2.0], ["a"])
 
 
@@ -115,12 +121,14 @@ def test_the_mean_over_classes_against_a_plain_loop(monkeypatch) -> None:
         means.append(np.mean([hit[picks][label[picks] == c].mean() for c in np.unique(label[picks])]))
     expected = np.quantile(means, [0.025, 0.975])
     found = class_mean_interval(hit, label)
+    assert found is not None
     np.testing.assert_allclose(found, expected, atol=0.06 * (expected[1] - expected[0]))
     assert class_mean_interval(hit, label) == found != class_mean_interval(hit, label, seed=1)
     monkeypatch.setattr(bootstrap, "DRAWS", 4000)
-    np.testing.assert_allclose(class_mean_interval(hit, label), expected, atol=0.06 * (expected[1] - expected[0]))
+    again = class_mean_interval(hit, label)
+    assert again is not None
+    np.testing.assert_allclose(again, expected, atol=0.06 * (expected[1] - expected[0]))
 
 
 def test_one_query_tells_nothing_of_others() -> None:
-    assert limits(class_mean_interval(np.array([True]), np.array([0]))) is None
-    assert limits((0.25, 0.5)) == [0.25, 0.5]
+    assert class_mean_interval(np.array([True]), np.array([0])) is None

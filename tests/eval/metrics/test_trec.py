@@ -5,6 +5,8 @@ import math
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import ir_measures
 import numpy as np
@@ -12,13 +14,11 @@ import pytest
 import pytrec_eval
 from helpers.passages import read_qrels, read_run
 
-from dyad.data.base.errors import ConfigError, DataError
+from dyad.data.base.errors import DataError
 from dyad.eval.metrics.trec import (
-    Context,
     Qrels,
     Run,
     beir_result,
-    mean,
     measures,
     ranked,
     write_dpr,
@@ -41,6 +41,10 @@ NAMES = {
     "Success@1": "success_1",
     "Success@20": "success_20",
 }
+
+
+def mean(values: dict[str, dict[str, float]]) -> dict[str, float]:
+    return {name: fmean(of.values()) for name, of in values.items()}
 
 
 def random_case(seed: int, ties: bool) -> tuple[Qrels, Run]:
@@ -139,9 +143,9 @@ def test_steps_push_on_what_stands_close_below() -> None:
     assert (np.diff([s for _, s in found]) < 0).all() and found[-1] == ("e", 0.5)
 
 
-@pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf, 1e39])
+@pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf])
 def test_scores_that_are_not_finite_are_refused(score: float) -> None:
-    with pytest.raises(ValueError, match=r"the score of document 'b' is .*: not a finite float32"):
+    with pytest.raises(AssertionError, match="not a finite float32"):
         ranked({"a": 1.0, "b": score})
 
 
@@ -160,15 +164,6 @@ def test_by_hand() -> None:
     expected = {"nDCG@10": (1 + 2 / 2) / ideal, "MAP@10": (1 + 2 / 3) / 3, "Recall@2": 1 / 3, "P@3": 2 / 3, "MRR@10": 1}
     assert found == pytest.approx({name: value / 2 for name, value in expected.items()})
     assert measures({}, run, ["MAP"]) == {"MAP": {}} and measures(qrels, {}, ["MAP"]) == {"MAP": {"1": 0, "2": 0}}
-    assert measures(qrels, run, []) == {}
-
-
-@pytest.mark.parametrize(
-    "name", ["NDCG@10", "nDCG@", "nDCG@0", "nDCG@x", "Recall", "P", "Success", "ERR@10", "", "nDCG@1e9", "R@5"]
-)
-def test_other_names_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"is no measure. Choose of nDCG\[@k\], MAP"):
-        measures({"q": {"d": 1}}, {}, [name])
 
 
 def test_beir_result_is_rounded_means() -> None:
@@ -199,13 +194,11 @@ def test_runs_come_back_in_order_and_to_the_float32(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
 
 
-@pytest.mark.parametrize("name", ["qrels.tsv", "qrels.txt"])
-def test_judgements_come_back(name: str, tmp_path: Path) -> None:
+def test_judgements_come_back(tmp_path: Path) -> None:
     qrels = {"q1": {"d1": 1, "日本": -1}, "q2": {"d": 0}}
-    write_qrels(tmp_path / name, qrels)
-    assert read_qrels(tmp_path / name) == qrels
-    first = (tmp_path / name).read_text().splitlines()[0]
-    assert first == ("query-id\tcorpus-id\tscore" if name.endswith("tsv") else "q1 0 d1 1")
+    write_qrels(tmp_path / "qrels", qrels)
+    assert read_qrels(tmp_path / "qrels") == qrels
+    assert (tmp_path / "qrels").read_text().splitlines()[0] == "q1 0 d1 1"
 
 
 def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
@@ -220,16 +213,17 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
 def test_dpr_output_is_one_json_list_written_row_by_row(tmp_path: Path) -> None:
     seen: list[bool] = []
 
-    def rows() -> Iterator[tuple[str, list[str], list[Context]]]:
+    def rows() -> Iterator[dict[str, Any]]:
         for i in range(3):
             seen.append((tmp_path / "out.json").exists())
-            yield f"who {i}?", ["Ada", "é"], [Context(f"wiki:{i}", "T", 'a "b"\n\ud800', 0.5, True)] * i
+            yield {"question": f"who {i}?", "answers": ["Ada", "é"], "ctxs": [{"text": 'a "b"\n\ud800'}] * i}
 
     write_dpr(tmp_path / "out.json", rows())
     found = json.loads((tmp_path / "out.json").read_text())
-    context = {"id": "wiki:2", "title": "T", "text": 'a "b"\n\ud800', "score": "0.5", "has_answer": True}
+    context = {"text": 'a "b"\n\ud800'}
     assert found[2] == {"question": "who 2?", "answers": ["Ada", "é"], "ctxs": [context, context]}
     assert [len(row["ctxs"]) for row in found] == [0, 1, 2] and seen == [False] * 3
+    assert len((tmp_path / "out.json").read_text().splitlines()) == 5
     write_dpr(tmp_path / "none.json", [])
     assert json.loads((tmp_path / "none.json").read_text()) == []
 

@@ -16,6 +16,7 @@ from dyad.data.base.errors import ConfigError, DataError, HardwareError
 from dyad.data.config import MiningConfig
 from dyad.data.shards.storage import sha256_of
 from dyad.eval.config import MineCommand
+from dyad.eval.metrics import matches
 from dyad.eval.mine import mining
 from dyad.eval.mine.mining import Groups, MiningInput
 from dyad.eval.mine.pair_scores import read_pair_scores
@@ -154,7 +155,7 @@ def test_scores_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"scores=.*No such file"):
         read_pair_scores(str(tmp_path / "none.tsv"))
     (tmp_path / "bytes.tsv").write_bytes(b"q\tp\xff\t1\n")
-    with pytest.raises(DataError, match="line 1: is not UTF-8"):
+    with pytest.raises(DataError, match="line 1: must be .* in UTF-8"):
         read_pair_scores(str(tmp_path / "bytes.tsv"))
     (tmp_path / "empty.tsv").write_bytes(b"")
     assert np.isnan(read_pair_scores(str(tmp_path / "empty.tsv")).of("q", ["p"])).all()
@@ -209,7 +210,7 @@ def test_as_a_plain_reading_of_the_rules(tmp_path: Path, seed: int, settings: di
     found, texts, rows = random_source(tmp_path / "data", seed)
     for block in (mining.BLOCK, 7):  # blocks change nothing
         monkeypatch.setattr(mining, "BLOCK", block)
-        monkeypatch.setattr(mining, "SCAN", block)
+        monkeypatch.setattr(matches, "SCAN", block)
         negatives, summary = mined(found, tmp_path / "out", **settings)
         expected = plainly(texts, rows, found.passages_mD, MiningConfig(**{"first_rank": 1, **settings}))
         assert negatives == expected
@@ -236,11 +237,11 @@ def test_memory_does_not_grow_with_what_rows_hold(tmp_path: Path) -> None:
     assert len(negatives) == 40 and peak < 8e6  # the rows hold 20 MB
 
 
-def test_of_equal_texts_the_first_place_is_known(monkeypatch) -> None:
-    monkeypatch.setattr(mining, "SCAN", 4)
+def test_keys_are_found_in_all_parts(monkeypatch) -> None:
+    monkeypatch.setattr(matches, "SCAN", 4)
     keys = np.array([7, 3, 3, 9, 3, 7, 5, 5])
-    assert mining._first_with(keys, np.array([2, 3, 5, 7, 11])).tolist() == [-1, 1, 6, 0, -1]
-    assert mining._first_with(keys, np.array([], dtype=np.int64)).tolist() == []
+    assert matches.positions_with(keys, np.array([2, 3, 5, 11, 3])).tolist() == [1, 2, 4, 6, 7]
+    assert matches.positions_with(keys, np.array([], dtype=np.int64)).tolist() == []
 
 
 def test_groups_are_in_the_order_of_their_first_rows() -> None:

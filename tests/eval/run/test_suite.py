@@ -13,12 +13,12 @@ from helpers.runs import EMOJI, distinct_emoji, make_run, save_checkpoint, write
 from dyad.data.base.command_line import help_text, parse_options
 from dyad.data.base.errors import ConfigError, DataError, HardwareError
 from dyad.data.image_text.transforms import decode
-from dyad.eval.config import EvalCommand, Truth
+from dyad.eval.config import EvalCommand, EvalConfig, Truth
 from dyad.eval.results.write import write
 from dyad.eval.run.load_run import find_run, load_run, read_config
 from dyad.eval.run.main import main
-from dyad.eval.run.suite import KINDS, check_specs
-from dyad.train.config import Task
+from dyad.eval.run.suite import KINDS, check_suite
+from dyad.train.config import Task, TrainConfig
 
 
 def evaluate(monkeypatch, *arguments: str) -> None:
@@ -123,9 +123,9 @@ def test_the_command_line_wins_over_the_run(run: Path, monkeypatch, tmp_path: Pa
 def test_a_checkpoint_folder_is_taken_itself(run: Path, tmp_path: Path) -> None:
     newer = save_checkpoint(run, read_config(run), seed=5, step=9)
     try:
-        assert find_run(str(run), print) == (run, newer)
+        assert find_run(str(run)) == (run, newer)
         older = run / "checkpoints" / "step_00000007"
-        found, checkpoint = find_run(str(older), print)
+        found, checkpoint = find_run(str(older))
         assert (found.resolve(), checkpoint) == (run.resolve(), older)
         assert load_run(found, checkpoint).step == 7
     finally:
@@ -134,16 +134,16 @@ def test_a_checkpoint_folder_is_taken_itself(run: Path, tmp_path: Path) -> None:
         newer.rmdir()
 
 
-def test_a_damaged_checkpoint_is_passed_over_or_refused(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_passed_over_or_refused(tmp_path: Path, capsys) -> None:
     run = make_run(tmp_path)
     newer = save_checkpoint(run, read_config(run), step=9)
     weights = newer / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
-    notes: list[str] = []
-    assert find_run(str(run), notes.append)[1].name == "step_00000007"
-    assert len(notes) == 1 and "step_00000009" in notes[0]
+    assert find_run(str(run))[1].name == "step_00000007"
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "step_00000009" in line
     with pytest.raises(DataError, match=r"model\.safetensors"):
-        load_run(*find_run(str(newer), notes.append))
+        load_run(*find_run(str(newer)))
 
 
 def test_the_saved_configuration_is_read_back(run: Path, tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ SPECS = {
 @pytest.mark.parametrize("spec", SPECS)
 def test_wrong_entries_are_refused_before_anything_is_loaded(spec: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        check_specs([spec], None, Task.image_text)
+        check_suite(TrainConfig(Task.image_text, eval=EvalConfig(suite=[spec])))
     assert SPECS[spec] in str(caught.value)
 
 

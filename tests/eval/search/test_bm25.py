@@ -137,8 +137,3 @@ def test_the_second_of_two_builders_takes_the_index_of_the_first(tmp_path: Path)
 def test_a_corpus_without_words_is_refused(texts: list[str]) -> None:
     with pytest.raises(ConfigError, match=f"no word in the {len(texts)} passages"):
         build_bm25(texts)
-
-
-def test_k_must_be_positive() -> None:
-    with pytest.raises(ValueError, match="k=0"):
-        build_bm25(TEXTS).search(["dog"], 0)

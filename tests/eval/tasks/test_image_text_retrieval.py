@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.eval import LOCAL, unit_rows
+from helpers.eval import LOCAL, search, unit_rows
 
 from dyad.eval.config import Truth
 from dyad.eval.metrics.matches import Labels, Matches, Ranking
 from dyad.eval.search.found_ranks import found_ranks
-from dyad.eval.search.index import Index, search
+from dyad.eval.search.index import Index
 from dyad.eval.tasks import image_text_retrieval as retrieval
 from dyad.eval.tasks.image_text_retrieval import chance_recall, count_ranks, match_pairs, rank_metrics
 

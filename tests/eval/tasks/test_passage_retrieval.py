@@ -23,7 +23,6 @@ from dyad.eval.run.main import main
 from dyad.eval.run.suite import build_evaluators
 from dyad.eval.search.bm25 import build_bm25
 from dyad.eval.tasks.passage_metrics import chance
-from dyad.train.config import Task
 from dyad.train.towers.build import build_model
 
 OURS = {"nDCG@10": "nDCG@10", "Recall@100": "R@100", "MRR@10": "RR@10", "MAP@100": "AP@100", "Success@5": "Success@5"}
@@ -103,7 +102,7 @@ def test_intervals_are_over_topics(out: Path, beir: Path) -> None:
     topic["q11"] = "not asked"
     groups = [topic[query] for query in found]
     assert len(groups) == 12 and result["metrics"]["num_questions"] == 11
-    assert result["intervals"]["MRR@10"] == list(interval(list(found.values()), groups))
+    assert result["intervals"]["MRR@10"] == interval(list(found.values()), groups)
     by_topic = [np.mean([v for q, v in found.items() if topic[q] == t]) for t in set(groups)]
     assert result["mean_over_groups"]["MRR@10"] == pytest.approx(np.mean(by_topic))
 
@@ -145,7 +144,7 @@ def test_baselines_are_what_they_say(out: Path, run: Path, beir: Path) -> None:
     topic = {q["_id"]: q["metadata"]["topic"] for q in asked} | {"q11": "not asked"}
     paired = [model_values["nDCG@10"][q] - v for q, v in measures(qrels, words, ["nDCG@10"])["nDCG@10"].items()]
     expected = interval(paired, [topic[q] for q in model_values["nDCG@10"]])
-    assert result["baselines"]["bm25"]["difference"]["nDCG@10"]["interval"] == pytest.approx(list(expected))
+    assert result["baselines"]["bm25"]["difference"]["nDCG@10"]["interval"] == pytest.approx(expected)
     assert result["baselines"]["untrained"]["metrics"] != result["metrics"]
 
 
@@ -192,9 +191,9 @@ def test_cases_stand_beside_those_of_the_other_systems(out: Path, beir: Path) ->
 
 def test_evaluations_in_between_show_no_cases(run: Path, beir: Path) -> None:
     trained = load_run(run, run / "checkpoints" / "step_00000007")
-    config, task = trained.config, Task.question_passage
-    parts = {"model": trained.model, "data_config": config.data, "eval_config": config.eval}
-    (evaluator,) = build_evaluators([f"beir:{beir}@dev"], None, task=task, **parts)
+    config = trained.config
+    config.eval.suite = [f"beir:{beir}@dev"]
+    (evaluator,) = build_evaluators(config, trained.model)
     between = evaluator.report(Encoder.of(config, trained.model, LOCAL))
     assert {"intervals", "baselines"} <= between.details.keys() and not {"scores", "gallery"} & between.details.keys()
 
@@ -231,19 +230,17 @@ def test_embeddings_are_kept_and_made_anew_for_other_weights(run: Path, beir: Pa
     """One folder for two question sets of one corpus; the same again encodes nothing."""
     trained = load_run(run, run / "checkpoints" / "step_00000007")
     config = trained.config
-    config.eval.embeddings = str(tmp_path / "kept")
+    config.eval.embeddings, config.eval.suite = str(tmp_path / "kept"), [f"beir:{beir}", f"beir:{beir}@dev"]
     encode = Encoder.of(config, trained.model, LOCAL)
 
     def opened() -> list[Evaluator]:
-        specs, task = [f"beir:{beir}", f"beir:{beir}@dev"], Task.question_passage
-        parts = {"model": trained.model, "data_config": config.data, "eval_config": config.eval}
-        return build_evaluators(specs, None, task=task, **parts)
+        return build_evaluators(config, trained.model)
 
     def calls(evaluators: list[Evaluator]) -> int:
         count: list[int] = []
         hook = encode.towers["y"].register_forward_hook(lambda *_: count.append(1))
         for evaluator in evaluators:
-            evaluator.run(encode)
+            evaluator.report(encode)
         hook.remove()
         return len(count)
 

@@ -13,12 +13,13 @@ from helpers.passages import make_run, write_beir
 from dyad.data.base.errors import ConfigError, DataError, UserError
 from dyad.data.config import DataConfig, PassageConfig
 from dyad.data.question_passage.corpus import open_corpus
+from dyad.eval.config import EvalConfig
+from dyad.eval.metrics import matches
 from dyad.eval.run.main import main
-from dyad.eval.run.suite import check_specs
-from dyad.eval.tasks import question_sets
+from dyad.eval.run.suite import check_suite
 from dyad.eval.tasks.question_sets import RowPassages, open_beir, open_dpr, parse_answers
 from dyad.train.cli.compose import compose_config
-from dyad.train.config import Task
+from dyad.train.config import Task, TrainConfig
 from dyad.train.run.main import check
 
 PASSAGES = [
@@ -166,7 +167,7 @@ def test_other_pools_of_scored_candidates_are_another_corpus(tmp_path: Path) -> 
 def test_right_passages_are_found_in_all_parts_of_a_corpus(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
     whole = open_dpr(str(tmp_path / "rows.jsonl"), DataConfig()).qrels
-    monkeypatch.setattr(question_sets, "SCAN", 1)
+    monkeypatch.setattr(matches, "SCAN", 1)
     assert open_dpr(str(tmp_path / "rows.jsonl"), DataConfig()).qrels == whole and len(whole) == 2
 
 
@@ -266,7 +267,7 @@ SAID = {
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_entries_are_refused_before_anything_is_loaded(case: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        check_specs([WRONG[case](tmp_path)], None, Task.question_passage)
+        check_suite(TrainConfig(Task.question_passage, eval=EvalConfig(suite=[WRONG[case](tmp_path)])))
     assert SAID[case] in str(caught.value) and len(str(caught.value).splitlines()) == 1
 
 

@@ -228,10 +228,10 @@ def test_a_clip_benchmark_folder_keeps_classes_of_one_name_apart(tmp_path: Path)
     folder = read_wds(wds_folder(tmp_path, test__nshards="2"))
     assert folder.classes == {"cat": ["a cat"], "crane (1)": ["a crane"], "crane (2)": ["a crane"]}
     assert [Path(s).relative_to(tmp_path).as_posix() for s in folder.shards] == ["test/0.tar", "test/1.tar"]
-    assert folder.class_name("2") == "crane (2)"
+    assert folder.class_names(["2"]) == ["crane (2)"]
     for label in ("3", "cat", "-1", "7" * 5000):
         with pytest.raises(DataError, match="3 classes"):
-            folder.class_name(label)
+            folder.class_names([label])
 
 
 def test_shards_without_a_count_are_taken_by_number(tmp_path: Path) -> None:

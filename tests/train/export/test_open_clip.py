@@ -54,7 +54,7 @@ def exported(run: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(run: Path) -> LoadedRun:
-    return load_run(*find_run(str(run), print))
+    return load_run(*find_run(str(run)))
 
 
 @pytest.fixture(autouse=True)
