@@ -239,7 +239,9 @@ def _objective_rules(config: TrainConfig) -> dict[str, bool]:
     several = config.task is Task.question_passage and config.data.passage.positives is DrawnPositives.all
     further = several or config.data.negatives.per_row > 0
     expected = ExpectedBatch(config.global_batch_size, further, several)
-    return config.objective.broken_by(expected) if isinstance(config.objective, ObjectiveOptions) else {}
+    if not isinstance(config.objective, ObjectiveOptions):
+        return {}
+    return dict.fromkeys(config.objective.broken_by(expected), True)
 
 
 def _is_unlabelled(config: TrainConfig) -> bool:

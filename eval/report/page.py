@@ -109,7 +109,7 @@ def _changed(config: Mapping[str, Any]) -> dict[str, str]:
     name = option(config, "objective.name")
     usual = all_keys(TrainConfig)
     if name in OBJECTIVES:
-        usual |= {f"objective.{key}": value for key, value in all_keys(OBJECTIVES[name].options).items()}
+        usual |= {f"objective.{key}": value for key, value in all_keys(OBJECTIVES[name]).items()}
     idle = ("model.image.", "model.name") if option(config, "task") == "question_passage" else ()
     always = {key for key in ALWAYS if not key.startswith(idle) and option(config, key) is not None}
     keys = {k: v for k, v in flat(config).items() if k not in SHOWN and (k in always or v != usual.get(k))}

@@ -57,7 +57,7 @@ def help_text() -> str:
             *choices,
             "",
             "Objectives (objective=name; objective=name --cfg job shows its options):",
-            *(f"  {name:<{width}}  {(row.options.__doc__ or '').splitlines()[0]}" for name, row in OBJECTIVES.items()),
+            *(f"  {name:<{width}}  {(config.__doc__ or '').splitlines()[0]}" for name, config in OBJECTIVES.items()),
             "",
             "Keys people change (key, default, meaning):",
             *rows,

@@ -44,14 +44,26 @@ Importing the package is light: torch comes with the first objective that is bui
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dyad.train.losses.options.registry import OBJECTIVES, build_objective
+from dyad.train.losses.options.registry import OBJECTIVES, configure
 
 if TYPE_CHECKING:
     from dyad.train.losses.gathered.batch import Columns
+    from dyad.train.losses.objectives.base import Objective
 
 __all__ = ["OBJECTIVES", "Columns", "build_objective"]
+
+
+def build_objective(name: str, **options: Any) -> Objective:
+    """The objective `name` of OBJECTIVES; options: the fields of its dataclass in train/losses/options.
+
+    Raises ConfigError for an unknown name or option, a bad value, or options that exclude each other.
+    """
+    config = configure(name, **options)
+    module, _, formula = config.formula.partition(":")
+    return getattr(import_module(f"dyad.train.losses.objectives.{module}"), formula)(config)
 
 
 def __getattr__(name: str) -> Any:

@@ -9,8 +9,10 @@ from typing import overload
 import torch
 from torch import Tensor
 
+from dyad.data.base.errors import ConfigError
 from dyad.data.batch import KnownPositives
 from dyad.train.losses.gathered.duplicates import equal_pairs
+from dyad.train.losses.options.common import Duplicates
 from dyad.train.losses.sums.all_gather import Layout
 from dyad.train.losses.sums.tiles import Pairs
 
@@ -80,7 +82,8 @@ class GatheredBatch:
 
     rows, columns: the layouts of x and y over ranks. All pairs are (local row, global column): positives of own rows;
     excluded (P, 2), which no sum contains. keys: for x and for y, if given, (keys of own rows (b,), keys of the columns
-    that have one (≤ M,)); equal keys mean the same item. sample_ids_b: indices of per-sample state.
+    that have one (≤ M,)); equal keys mean the same item. sample_ids_b: indices of per-sample state. importance_m: log q
+    or ζ of own columns, as the caller gave it.
     """
 
     x_bD: Tensor
@@ -91,6 +94,18 @@ class GatheredBatch:
     excluded: Tensor | None = None
     keys: tuple[tuple[Tensor, Tensor], ...] = ()
     sample_ids_b: Tensor | None = None
+    importance_m: Tensor | None = None
+
+    def compared_keys(self, duplicates: Duplicates) -> tuple[tuple[Tensor, Tensor], ...]:
+        """The keys, or none with duplicates=keep. Raises ConfigError if keys are to be compared and there are none."""
+        if duplicates is Duplicates.keep:
+            return ()
+        if not self.keys:
+            raise ConfigError(
+                f"objective.duplicates={duplicates} compares content keys: give the objective x_keys or y_keys, or set "
+                "objective.duplicates=keep"
+            )
+        return self.keys
 
     def pair_scores(self) -> Tensor:
         """The scores s_ip of the positive pairs, (P,) in the order of `positives`, float32 or better."""
@@ -126,6 +141,7 @@ def gather_batch(
     y_keys: Tensor | None = None,
     sample_ids_b: Tensor | None = None,
     known_positives: KnownPositives | None = None,
+    importance: Tensor | None = None,
     equal_is_positive: bool = False,
 ) -> GatheredBatch:
     """The global batch of this rank's rows. Gathers the columns of all ranks.
@@ -162,7 +178,12 @@ def gather_batch(
     if x_keys is not None:
         keys.append((x_keys, rows.gather(x_keys)))
     if y_keys is not None:
-        keys.append((y_keys, _column_keys(y_keys, columns, extra, negatives)))
+        keys_M = columns.gather(y_keys)
+        if extra.total:
+            if negatives is None or negatives.keys_k is None:
+                raise ValueError("y_keys are given and further columns have none: give Columns(…, keys_k) too")
+            keys_M = torch.cat([keys_M, extra.gather(negatives.keys_k)])
+        keys.append((y_keys, keys_M))
     if known_positives is not None:
         if y_keys is None:
             raise ValueError("known items are found by their keys: give y_keys too")
@@ -176,17 +197,7 @@ def gather_batch(
         if equal_is_positive:
             unlisted = unlisted[~of_equal_keys(unlisted, keys)]
         excluded = unlisted if excluded is None else torch.cat([excluded, unlisted])
-    return GatheredBatch(x_bD, y_MD, rows, columns, pairs, excluded, tuple(keys), sample_ids_b)
-
-
-def _column_keys(y_keys: Tensor, columns: Layout, extra: Layout, negatives: Columns | None) -> Tensor:
-    """The keys of all columns, (M,). A collective. Raises ValueError for further columns without keys."""
-    keys_B = columns.gather(y_keys)
-    if not extra.total:
-        return keys_B
-    if negatives is None or negatives.keys_k is None:
-        raise ValueError("y_keys are given and further columns have none: give Columns(…, keys_k) too")
-    return torch.cat([keys_B, extra.gather(negatives.keys_k)])
+    return GatheredBatch(x_bD, y_MD, rows, columns, pairs, excluded, tuple(keys), sample_ids_b, importance)
 
 
 def of_equal_keys(pairs_P2: Tensor, keys: Sequence[tuple[Tensor, Tensor]]) -> Tensor:

@@ -56,12 +56,7 @@ def relations(batch: GatheredBatch, options: PairOptions) -> Relations:
     Excluded pairs, and with duplicates=mask also pairs of equal keys, are no candidates. A collective when pairs are
     listed. Raises ConfigError for options that the batch does not fit: no keys, too few columns, too many positives.
     """
-    by_key = options.duplicates is not Duplicates.keep
-    if by_key and not batch.keys:
-        raise ConfigError(
-            f"objective.duplicates={options.duplicates.value} compares content keys: give the objective "
-            "x_keys or y_keys, or set objective.duplicates=keep"
-        )
+    by_key = bool(batch.compared_keys(options.duplicates))
     if options.candidates is CandidateSet.negatives and len(batch.y_MD) < 2:
         raise ConfigError("objective.candidates=negatives needs a global batch of 2 pairs or more")
     if options.duplicates is Duplicates.positive and (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -33,17 +33,16 @@ class ObjectiveResult:
 class Objective(nn.Module):
     """An objective of in-batch pairs. Subclasses implement `of_batch`, or `of_embeddings` if they need no columns.
 
-    takes: which further inputs it accepts, among negatives, positives, excluded, importance and lengths. memory: its
-    per-sample state, if it has any. options: its ObjectiveOptions; subclasses narrow the type.
+    options: its ObjectiveOptions; subclasses narrow the type. takes: options.takes. memory: its per-sample state, if it
+    has any.
     """
 
-    takes: ClassVar[frozenset[str]] = frozenset()
     memory: SampleState | None = None
     options: Any
 
     def __init__(self, options: ObjectiveOptions) -> None:
         super().__init__()
-        self.options = options
+        self.options, self.takes = options, options.takes
 
     def forward(
         self,
@@ -82,7 +81,9 @@ class Objective(nn.Module):
             if value is not None and name not in self.takes:
                 raise ValueError(f"objective {self.options.name} takes no {name}")
         columns, device = None if negatives is None else Columns.of(negatives), x_bD.device
-        _check_types(x_bD, y_mD)
+        x_type, y_type = x_bD.dtype, x_bD.dtype if y_mD is None else y_mD.dtype
+        if (x_type is torch.float64) != (y_type is torch.float64):  # half precision mixes with float32: it is widened
+            raise ValueError(f"x is {dtype_name(x_type)} and y {dtype_name(y_type)}: convert one of them")
         enabled = torch.is_grad_enabled()  # inference_mode(False) enables it
         with torch.inference_mode(False), torch.set_grad_enabled(enabled), torch.autocast(device.type, enabled=False):
             y_mD = None if y_mD is None else self._comparable(y_mD)
@@ -103,23 +104,20 @@ class Objective(nn.Module):
     def of_embeddings(self, x_bD: Tensor, y_mD: Tensor | None, **inputs: Any) -> ObjectiveResult:
         """The result for embeddings as the similarity needs them; `inputs` are the other arguments of forward."""
         if y_mD is None or x_bD.ndim != 2 or y_mD.ndim != 2 or x_bD.shape[1] != y_mD.shape[1]:
-            shape = None if y_mD is None else tuple(y_mD.shape)
-            raise ValueError(f"x must be (b, D) and y (m, D), not {tuple(x_bD.shape)} and {shape}")
+            raise ValueError(f"x must be (b, D) and y (m, D), not {shapes(x_bD, y_mD)}")
         columns: Columns | None = inputs["negatives"]
         if columns and columns.embeddings_kD.shape[1:] != y_mD.shape[1:]:
-            shape = tuple(columns.embeddings_kD.shape)
-            raise ValueError(f"negatives must have the width of y, {y_mD.shape[1]}, not {shape}")
+            width = y_mD.shape[1]
+            raise ValueError(f"negatives must have the width of y, {width}, not {shapes(columns.embeddings_kD)}")
         duplicates = getattr(self.options, "duplicates", Duplicates.keep)
         if duplicates is Duplicates.keep:
             inputs["x_keys"] = None
             if inputs["known_positives"] is None:
                 inputs["y_keys"] = None
-        more = {"importance": inputs.pop("importance")} if "importance" in inputs else {}
-        batch = gather_batch(x_bD, y_mD, equal_is_positive=duplicates is Duplicates.positive, **inputs)
-        return self.of_batch(batch, **more)
+        return self.of_batch(gather_batch(x_bD, y_mD, equal_is_positive=duplicates is Duplicates.positive, **inputs))
 
-    def of_batch(self, batch: GatheredBatch, **more: Tensor) -> ObjectiveResult:
-        """The result for a gathered batch; `more` are arguments of forward that the batch does not hold."""
+    def of_batch(self, batch: GatheredBatch) -> ObjectiveResult:
+        """The result for a gathered batch."""
         raise NotImplementedError
 
     def clamp_(self) -> None:
@@ -141,11 +139,9 @@ class Objective(nn.Module):
         return wide.to(e_bD.dtype) if e_bD.is_cuda else wide
 
 
-def _check_types(x_bD: Tensor, y_mD: Tensor | None) -> None:
-    """Raises ValueError if only one of x and y is float64. Half precision mixes with float32, as it is widened."""
-    x_type, y_type = x_bD.dtype, x_bD.dtype if y_mD is None else y_mD.dtype
-    if torch.promote_types(x_type, torch.float32) != torch.promote_types(y_type, torch.float32):
-        raise ValueError(f"x is {dtype_name(x_type)} and y {dtype_name(y_type)}: convert one of them")
+def shapes(*tensors: Tensor | None) -> str:
+    """The shapes for an error message: "(8, 4) and None"."""
+    return " and ".join(str(None if e is None else tuple(e.shape)) for e in tensors)
 
 
 class TemperatureObjective(Objective):

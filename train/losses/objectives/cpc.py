@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dyad.train.losses.gathered.batch import as_int64
-from dyad.train.losses.objectives.base import ObjectiveResult, TemperatureObjective
+from dyad.train.losses.objectives.base import ObjectiveResult, TemperatureObjective, shapes
 from dyad.train.losses.objectives.softmax import softplus
 from dyad.train.losses.options.logistic import CpcOptions
 from dyad.train.losses.sums.all_gather import Layout
@@ -66,7 +66,6 @@ class Cpc(TemperatureObjective):
     w_HDD: W_s of every horizon (one if shared), which starts as the identity.
     """
 
-    takes = frozenset({"lengths"})
     options: CpcOptions
 
     def __init__(self, options: CpcOptions) -> None:
@@ -74,7 +73,10 @@ class Cpc(TemperatureObjective):
         self.w_HDD = nn.Parameter(torch.eye(options.width).repeat(1 if options.shared_w else options.horizons, 1, 1))
 
     def of_embeddings(self, x_bD: Tensor, y_mD: Tensor | None, **inputs: Any) -> ObjectiveResult:
-        sequences = Sequences.of(x_bD, _checked(x_bD, y_mD, self.options.width), inputs.get("lengths"))
+        width = self.options.width
+        if y_mD is None or x_bD.ndim != 3 or x_bD.shape != y_mD.shape or x_bD.shape[2] != width:
+            raise ValueError(f"x and y must be (b, T, {width}) alike, not {shapes(x_bD, y_mD)}")
+        sequences = Sequences.of(x_bD, y_mD, inputs.get("lengths"))
         candidates = {u: count for u, count in enumerate(sequences.counts()) if u and count}
         anchors = {u: count * min(u, self.options.horizons) for u, count in candidates.items()}
         total = sum(anchors.values())
@@ -103,11 +105,3 @@ class Cpc(TemperatureObjective):
         scores = (predictions * sequences.y_TbD[u].repeat(len(contexts), 1)).sum(1)
         reaches = (sequences.lengths_b > u).repeat(len(contexts))
         return torch.stack([softplus(log_sums - scale * scores)[reaches].sum(), scores[reaches].sum()])
-
-
-def _checked(x_bTD: Tensor, y_bTD: Tensor | None, width: int) -> Tensor:
-    """y, if x and y are sequences of this width. Raises ValueError otherwise."""
-    if y_bTD is None or x_bTD.ndim != 3 or x_bTD.shape != y_bTD.shape or x_bTD.shape[2] != width:
-        shape = None if y_bTD is None else tuple(y_bTD.shape)
-        raise ValueError(f"x and y must be (b, T, {width}) alike, not {tuple(x_bTD.shape)} and {shape}")
-    return y_bTD

@@ -22,13 +22,7 @@ from dyad.train.losses.gathered.importance import SampleTable
 from dyad.train.losses.objectives.base import ObjectiveResult, TemperatureObjective
 from dyad.train.losses.objectives.softmax import score_means, softplus
 from dyad.train.losses.options.common import Duplicates
-from dyad.train.losses.options.logistic import (
-    BinaryNceOptions,
-    LocalNceOptions,
-    LogisticOptions,
-    NceOptions,
-    Noise,
-)
+from dyad.train.losses.options.logistic import BinaryNceOptions, LocalNceOptions, LogisticOptions, NceOptions, Noise
 from dyad.train.losses.sums.all_gather import Layout
 from dyad.train.losses.sums.functions import product
 from dyad.train.losses.sums.pair_sum import Function, pair_sum
@@ -120,13 +114,11 @@ class LogisticObjective(TemperatureObjective, ABC):
     bias: added to every logit, a parameter that has a gradient only if it learns.
     """
 
-    takes = frozenset({"negatives", "positives", "excluded"})
-
     def __init__(self, options: LogisticOptions) -> None:
         super().__init__(options)
         self.bias = nn.Parameter(torch.tensor(options.init_bias or 0.0), options.bias_learnable)
 
-    def of_batch(self, batch: GatheredBatch, **more: Tensor) -> ObjectiveResult:
+    def of_batch(self, batch: GatheredBatch) -> ObjectiveResult:
         scale, labelled = self.scale(batch.x_bD), label_pairs(batch, self.options.duplicates)
         formula = self.formula(labelled)
         loss = formula.share(labelled, scale)
@@ -204,7 +196,7 @@ class BinaryNce(LogisticObjective):
         half = labelled.batch.rows.world_size / 2
         return LogisticFormula(self.bias, half / k_d, half / k_n)
 
-    def of_batch(self, batch: GatheredBatch, **more: Tensor) -> ObjectiveResult:
+    def of_batch(self, batch: GatheredBatch) -> ObjectiveResult:
         r = self.options.negatives_per_positive
         return super().of_batch(batch) if r is None else self._sampled(batch, r)
 
@@ -220,7 +212,7 @@ class BinaryNce(LogisticObjective):
         j_br = (i + torch.arange(1, r + 1, device=i.device)) % total
         s_br = product(batch.y_MD[j_br].to(scale.dtype), batch.x_bD.to(scale.dtype)[:, :, None])[:, :, 0]
         a_b, a_br = scale * batch.pair_scores() + self.bias, scale * s_br + self.bias
-        equal = _keys(batch, self.options.duplicates)
+        equal = _class_numbers(batch, self.options.duplicates)
         same_br = _any_equal(equal, i - own.start, j_br) if equal else torch.zeros_like(j_br, dtype=torch.bool)
         more_data = a_br[same_br] if self.options.duplicates is Duplicates.positive else a_br[:0, 0]
         data, noise = torch.cat([a_b, more_data]), a_br[~same_br]
@@ -265,27 +257,20 @@ def nce_from_log_u(
 
 def label_pairs(batch: GatheredBatch, duplicates: Duplicates) -> LabelledPairs:
     """The labels of the pairs of `batch`. Raises ConfigError if keys are compared and there are none."""
-    keys, dropped = _keys(batch, duplicates), batch.positives
+    keys, dropped = _class_numbers(batch, duplicates), batch.positives
     if batch.excluded is not None:
         dropped = Pairs(batch.excluded).joined(dropped)
     positive = duplicates is Duplicates.positive
     return LabelledPairs(batch, Exclusion(() if positive else keys, dropped=dropped), keys if positive else ())
 
 
-def _keys(batch: GatheredBatch, duplicates: Duplicates) -> Keys:
-    """The keys to compare, none with duplicates=keep, as class numbers of the rows (b,) and of all columns (M,).
+def _class_numbers(batch: GatheredBatch, duplicates: Duplicates) -> Keys:
+    """The keys to compare, as numbers of equal keys, of the rows (b,) and of all columns (M,); () if duplicates=keep.
 
     A column without a key gets −1, which is the number of no row. Raises ConfigError if the batch has no keys.
     """
-    if duplicates is Duplicates.keep:
-        return ()
-    if not batch.keys:
-        raise ConfigError(
-            f"objective.duplicates={duplicates.value} compares content keys: give the objective x_keys or y_keys, or "
-            "set objective.duplicates=keep"
-        )
     numbered = []
-    for row_keys, column_keys in batch.keys:
+    for row_keys, column_keys in batch.compared_keys(duplicates):
         classes = torch.unique(torch.cat([row_keys, column_keys]), return_inverse=True)[1]
         rows, columns = classes.split([len(row_keys), len(column_keys)])
         numbered.append((rows, F.pad(columns, (0, len(batch.y_MD) - len(columns)), value=-1)))

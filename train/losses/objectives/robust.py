@@ -21,18 +21,11 @@ from dyad.data.base.errors import ConfigError
 from dyad.train.losses.gathered.batch import GatheredBatch
 from dyad.train.losses.gathered.candidates import relations
 from dyad.train.losses.gathered.sample_state import SampleState
-from dyad.train.losses.objectives.base import ObjectiveResult, TemperatureObjective
+from dyad.train.losses.objectives.base import ObjectiveResult, TemperatureObjective, shapes
 from dyad.train.losses.objectives.oce import DifferenceLoss, Losses, RepeatedRows, build_oce
 from dyad.train.losses.objectives.softmax import score_means
 from dyad.train.losses.options.common import CandidateSet, Directions, Duplicates, PairOptions
-from dyad.train.losses.options.robust import (
-    CoceOptions,
-    Nu,
-    PairLoss,
-    PartialAUCOptions,
-    RobustOptions,
-    Setting,
-)
+from dyad.train.losses.options.robust import CoceOptions, Nu, PairLoss, PartialAUCOptions, RobustOptions, Setting
 from dyad.train.losses.sums.all_gather import Layout
 from dyad.train.losses.sums.tiles import Pairs
 
@@ -171,13 +164,12 @@ class Coce(RobustObjective):
     positives among them.
     """
 
-    takes = frozenset({"negatives", "positives", "excluded"})
     options: CoceOptions
 
     def __init__(self, options: CoceOptions) -> None:
         super().__init__(options, SIDES[options.directions])
 
-    def of_batch(self, batch: GatheredBatch, **more: Tensor) -> ObjectiveResult:
+    def of_batch(self, batch: GatheredBatch) -> ObjectiveResult:
         sides = SIDES[self.options.directions]
         if self.memory is not None and not self._one_anchor_per_sample(batch):
             raise ConfigError(
@@ -233,8 +225,7 @@ class PartialAUC(RobustObjective):
 
     def of_embeddings(self, x_bD: Tensor, y_mD: Tensor | None, **inputs: Any) -> ObjectiveResult:
         if y_mD is None or not x_bD.ndim == y_mD.ndim == 2 or not x_bD.shape[1] == y_mD.shape[1] == 1:
-            shape = None if y_mD is None else tuple(y_mD.shape)
-            raise ValueError(f"x and y are scores, (b, 1) and (m, 1), not {tuple(x_bD.shape)} and {shape}")
+            raise ValueError(f"x and y are scores, (b, 1) and (m, 1), not {shapes(x_bD, y_mD)}")
         positives, negatives = Layout.of(x_bD, y_mD)
         p_b = x_bD[:, 0].to(torch.promote_types(x_bD.dtype, torch.float32))
         counts_b = torch.full_like(p_b, negatives.total, dtype=torch.int64)

@@ -17,15 +17,9 @@ from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
 from dyad.train.losses.gathered.batch import GatheredBatch
-from dyad.train.losses.gathered.candidates import (
-    Anchors,
-    Relations,
-    relations,
-    single_positive,
-    without_positives,
-)
+from dyad.train.losses.gathered.candidates import Anchors, Relations, relations, single_positive, without_positives
 from dyad.train.losses.gathered.importance import SampleTable
-from dyad.train.losses.objectives.base import ObjectiveResult, TemperatureObjective
+from dyad.train.losses.objectives.base import ObjectiveResult, TemperatureObjective, shapes
 from dyad.train.losses.options.common import Directions, PairOptions, Positives
 from dyad.train.losses.options.softmax import (
     Importance,
@@ -67,11 +61,10 @@ def symmetric_dpm(row: Tensor, column: Tensor, tau: Tensor, options: SoftmaxOpti
 class SoftmaxObjective(TemperatureObjective):
     """An objective of the softmax family: symmetric_dpm over the log-sums of the negatives of each anchor."""
 
-    takes = frozenset({"negatives", "positives", "excluded"})
     options: SoftmaxOptions
 
-    def of_batch(self, batch: GatheredBatch, **more: Tensor) -> ObjectiveResult:
-        options, scale, weights_M = self.options, self.scale(batch.x_bD), self._weights(batch, more)
+    def of_batch(self, batch: GatheredBatch) -> ObjectiveResult:
+        options, scale, weights_M = self.options, self.scale(batch.x_bD), self._log_weights(batch)
         related = relations(batch, options)
         negatives, in_sum_P = without_positives(related, options)
         sums = log_partition(batch.x_bD, batch.y_MD, scale, batch.columns, negatives, column_weights_M=weights_M)
@@ -81,7 +74,7 @@ class SoftmaxObjective(TemperatureObjective):
             bound = mi_bound(related, in_sum_P, sums, scale, options) if weights_M is None else {}
             return ObjectiveResult(loss, {**score_means(batch), **bound})
 
-    def _weights(self, batch: GatheredBatch, more: dict[str, Tensor]) -> Tensor | None:
+    def _log_weights(self, batch: GatheredBatch) -> Tensor | None:
         """The log-weights ω_j of all columns, (M,), added to the logits of the row sums, or None. A collective."""
 
 
@@ -92,40 +85,34 @@ class OneSidedDPM(SoftmaxObjective):
     of the positive itself has no weight. log q or ζ of own columns is the argument `importance` or comes from a file.
     """
 
-    takes = frozenset({"negatives", "positives", "excluded", "importance"})
-
     def __init__(self, options: OneSidedDPMOptions) -> None:
         super().__init__(options)
         self._importance = options.importance
         self._table = None if options.importance_file is None else SampleTable(options.importance_file)
 
-    def _weights(self, batch: GatheredBatch, more: dict[str, Tensor]) -> Tensor | None:
-        importance, scale = self._importance, self.scale(batch.x_bD)
-        if importance is not Importance.none:
-            values_M = self._values(batch, scale, more.get("importance"))
-            return -values_M if importance is Importance.log_q else scale * values_M
-        if "importance" in more:
-            raise ConfigError("objective.importance=none: set it to log_q or zeta, or give no importance")
-        return None
-
-    def _values(self, batch: GatheredBatch, scale: Tensor, given: Tensor | None) -> Tensor:
-        """log q or ζ of all columns, (M,), from the caller or the file. A collective."""
-        own, name = batch.columns.sizes[batch.columns.rank], self._importance.value
+    def _log_weights(self, batch: GatheredBatch) -> Tensor | None:
+        importance, given_m, scale = self._importance, batch.importance_m, self.scale(batch.x_bD)
+        if importance is Importance.none:
+            if given_m is not None:
+                raise ConfigError("objective.importance=none: set it to log_q or zeta, or give no importance")
+            return None
         if len(batch.y_MD) != batch.columns.total:
-            raise ConfigError(f"objective.importance={name}: further columns have no weight")
-        if given is None and self._table is not None:
-            return self._table.of_columns(batch, scale)
-        if given is None:
+            raise ConfigError(f"objective.importance={importance}: further columns have no weight")
+        if given_m is not None:
+            own = batch.columns.sizes[batch.columns.rank]
+            if given_m.shape != (own,):
+                raise ConfigError(f"objective.importance: {shapes(given_m)} values for {own} columns of this rank")
+            values_M = batch.columns.gather(given_m.to(scale.dtype))
+            if not values_M.isfinite().all():
+                raise ValueError(f"importance must be finite, not {float(values_M[~values_M.isfinite()][0])}")
+        elif self._table is not None:
+            values_M = self._table.of_columns(batch, scale)
+        else:
             raise ConfigError(
-                f"objective.importance={name}: give the objective importance=(m,) values of own columns, or set "
+                f"objective.importance={importance}: give the objective importance=(m,) values of own columns, or set "
                 "objective.importance_file"
             )
-        if given.shape != (own,):
-            raise ConfigError(f"objective.importance: {tuple(given.shape)} values for {own} columns of this rank")
-        values_M = batch.columns.gather(given.to(scale.dtype))
-        if not values_M.isfinite().all():
-            raise ValueError(f"importance must be finite, not {float(values_M[~values_M.isfinite()][0])}")
-        return values_M
+        return -values_M if importance is Importance.log_q else scale * values_M
 
 
 class SimCLR(TemperatureObjective):
@@ -138,9 +125,16 @@ class SimCLR(TemperatureObjective):
     options: SimCLROptions
 
     def of_embeddings(self, x_bD: Tensor, y_mD: Tensor | None, **inputs: Any) -> ObjectiveResult:
-        first, second = self._views(x_bD) if y_mD is None else (x_bD, y_mD)
+        if y_mD is None and len(x_bD) % 2:
+            raise ValueError(f"two views of each item are an even number of rows, not {len(x_bD)}")
+        if y_mD is not None:
+            first, second = x_bD, y_mD
+        elif self.options.views is Views.interleaved:
+            first, second = x_bD[::2], x_bD[1::2]
+        else:
+            first, second = x_bD.chunk(2)
         if first.shape != second.shape:
-            raise ValueError(f"two views must be alike, not {tuple(first.shape)} and {tuple(second.shape)}")
+            raise ValueError(f"two views must be alike, not {shapes(first, second)}")
         z = torch.cat([first, second])
         (layout,) = Layout.of(z)
         if layout.total == 0:
@@ -156,11 +150,6 @@ class SimCLR(TemperatureObjective):
         return ObjectiveResult(
             loss / scale if self.options.tau_scaled else loss, {"positive_score": partner_b.sum() * share}
         )
-
-    def _views(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        if len(z) % 2:
-            raise ValueError(f"two views of each item are an even number of rows, not {len(z)}")
-        return (z[::2], z[1::2]) if self.options.views is Views.interleaved else (z[: len(z) // 2], z[len(z) // 2 :])
 
 
 def softplus(a: Tensor) -> Tensor:
