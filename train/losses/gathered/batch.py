@@ -16,6 +16,8 @@ from dyad.train.losses.options.common import Duplicates
 from dyad.train.losses.sums.all_gather import Layout
 from dyad.train.losses.sums.tiles import Pairs
 
+Index = slice | Tensor
+
 
 @dataclass(frozen=True)
 class Columns:
@@ -41,6 +43,7 @@ class Columns:
         return Columns(negatives.flatten(0, 1), torch.arange(rows, device=negatives.device).repeat_interleave(each))
 
     def _checked(self) -> Columns:
+        """These columns with indices as int64. Raises ValueError for a wrong shape or type."""
         count, device = len(self.embeddings_kD), self.embeddings_kD.device
         row_k = as_int64("negatives.row_k", self.row_k, device)
         keys_k = as_int64("negatives.keys_k", self.keys_k, device)
@@ -107,18 +110,23 @@ class GatheredBatch:
             )
         return self.keys
 
+    def positive_indices(self) -> tuple[Index, Index]:
+        """The rows and the columns of the positive pairs in their order, as slices (views) if these are own columns."""
+        first = self.positives.own
+        if first is not None:
+            return slice(None), slice(first, first + len(self.x_bD))
+        i, j = self.positives.pairs_P2.unbind(1)
+        return i, j
+
     def pair_scores(self) -> Tensor:
         """The scores s_ip of the positive pairs, (P,) in the order of `positives`, float32 or better."""
-        if self.positives.own is not None:
-            x, y = self.x_bD, self.y_MD[self.positives.own : self.positives.own + len(self.x_bD)]
-        else:
-            i, j = self.positives.pairs_P2.unbind(1)
-            x, y = self.x_bD[i], self.y_MD[j]
+        i, j = self.positive_indices()
+        x, y = self.x_bD[i], self.y_MD[j]
         dtype = torch.promote_types(x.dtype, torch.float32)
         return (x.to(dtype) * y.to(dtype)).sum(1)
 
     def counts(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
-        """How many pairs each own row (b,) and each column (M,) has, over all ranks, int64.
+        """How many of the pairs each own row (b,) and each column (M,) has, over all ranks, int64.
 
         A collective, unless the pairs are the own columns.
         """
@@ -164,14 +172,12 @@ def gather_batch(
     y_MD = columns.gather(y_mD)
     if extra.total:
         y_MD = torch.cat([y_MD, extra.gather(further)])
-    pairs = Pairs.own_columns(len(x_bD), columns.own.start, x_bD.device) if positives is None else None
-    if pairs is None or more_positives.total:
-        first = columns.total + extra.own.start
-        own = torch.arange(len(x_bD), device=x_bD.device)
-        listed = [positives if positives is not None else torch.stack([own, own + columns.own.start], 1)]
+    pairs = Pairs.own_columns(len(x_bD), columns.own.start, x_bD.device)
+    if positives is not None or more_positives.total:
+        listed = [pairs.pairs_P2 if positives is None else positives]
         if negatives and negatives.positive_k is not None:
             _check_indices("negatives.row_k: no row", negatives.row_k, len(x_bD))
-            column_k = torch.arange(len(further), device=x_bD.device) + first
+            column_k = torch.arange(len(further), device=x_bD.device) + columns.total + extra.own.start
             listed.append(torch.stack([negatives.row_k, column_k], 1)[negatives.positive_k])
         pairs = Pairs(torch.cat(listed).unique(dim=0))
     keys = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,10 +16,8 @@ from torch import Tensor, nn
 
 from dyad.data.batch import KnownPositives
 from dyad.train.losses.gathered.batch import Columns, GatheredBatch, as_int64, dtype_name, gather_batch
+from dyad.train.losses.gathered.sample_state import SampleState
 from dyad.train.losses.options.common import Duplicates, ObjectiveOptions, Similarity, TemperatureOptions
-
-if TYPE_CHECKING:
-    from dyad.train.losses.gathered.sample_state import SampleState
 
 
 @dataclass(frozen=True)
@@ -124,14 +122,14 @@ class Objective(nn.Module):
         """Clamp the learning parameters to their ranges. To be called after every optimiser step."""
 
     def undo(self) -> None:
-        """Restore the state that the last call of forward changed."""
+        """Restore the state that the last call of forward changed, because its optimiser step is skipped."""
         if self.memory is not None:
             self.memory.undo()
 
     def _comparable(self, e_bD: Tensor) -> Tensor:
-        """The embeddings, normalised in float32 for a cosine, in the type in which they are multiplied.
+        """The embeddings as the scores need them: normalised in float32 for a cosine, in the type of the matmul.
 
-        A GPU multiplies half precision into float32; elsewhere half precision gains nothing and is widened.
+        A GPU multiplies half precision into float32; on a CPU half precision gains nothing and becomes float32.
         """
         e_bD = e_bD.clone() if e_bD.is_inference() else e_bD  # autograd refuses inference tensors
         wide = e_bD.to(torch.promote_types(e_bD.dtype, torch.float32))
@@ -152,7 +150,7 @@ class TemperatureObjective(Objective):
         self.logit_scale = nn.Parameter(torch.tensor(-math.log(options.temperature)), options.learnable)
 
     def scale(self, like: Tensor) -> Tensor:
-        """1/τ, 0-d, in float32 or better."""
+        """1/τ, 0-d, in float32, or in float64 if `like` is float64."""
         return self.logit_scale.to(torch.promote_types(like.dtype, torch.float32)).exp()
 
     def clamp_(self) -> None:

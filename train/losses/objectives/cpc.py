@@ -24,7 +24,7 @@ from dyad.train.losses.sums.tiles import Exclusion, Pairs
 
 @dataclass(frozen=True)
 class Sequences:
-    """Contexts x and encodings y by step: (b, D) each of this rank, and y of all ranks, (B, D) each."""
+    """Contexts x and encodings y, one tensor for each of T steps: (b, D) of this rank, and y of all ranks, (B, D)."""
 
     x_TbD: tuple[Tensor, ...]
     y_TbD: tuple[Tensor, ...]
@@ -50,11 +50,6 @@ class Sequences:
         y_BTD, lengths_B = layout.gather(y_bTD), layout.gather(lengths_b)
         return Sequences(x_bTD.unbind(1), y_bTD.unbind(1), y_BTD.unbind(1), lengths_b, lengths_B, layout)
 
-    def counts(self) -> list[int]:
-        """For each step, how many sequences of all ranks reach it."""
-        steps = torch.arange(len(self.x_TbD), device=self.lengths_B.device)
-        return (self.lengths_B[:, None] > steps).sum(0).tolist()
-
 
 class Cpc(TemperatureObjective):
     """L = mean of −log e^{a_ii} / Σ_j e^{a_ij}, a_ij = <y_j,t+s, W_s x_i,t>/τ (van den Oord et al. 2018, eq. 3 and 4).
@@ -77,7 +72,8 @@ class Cpc(TemperatureObjective):
         if y_mD is None or x_bD.ndim != 3 or x_bD.shape != y_mD.shape or x_bD.shape[2] != width:
             raise ValueError(f"x and y must be (b, T, {width}) alike, not {shapes(x_bD, y_mD)}")
         sequences = Sequences.of(x_bD, y_mD, inputs.get("lengths"))
-        candidates = {u: count for u, count in enumerate(sequences.counts()) if u and count}
+        reached = sequences.lengths_B[:, None] > torch.arange(x_bD.shape[1], device=x_bD.device)
+        candidates = {u: count for u, count in enumerate(reached.sum(0).tolist()) if u and count}
         anchors = {u: count * min(u, self.options.horizons) for u, count in candidates.items()}
         total = sum(anchors.values())
         if not total:

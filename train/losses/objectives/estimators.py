@@ -93,7 +93,7 @@ class StateBatch:
         return self.batch.rows.own
 
     def old(self, name: str) -> Numbers:
-        """The numbers `name` before this step, (B,) by side."""
+        """The numbers `name` of the samples before this step, (B,) by side."""
         return {side: self.read.old[f"{name}_{side}"] for side in self.anchors}
 
     def log_g(self, rows_b: Tensor, columns_M: Tensor, a_x_b: Tensor, a_y_b: Tensor) -> Numbers:
@@ -128,7 +128,7 @@ class StateBatch:
         return torch.stack(terms).sum()
 
     def share(self, side: str) -> Tensor:
-        """The factor of this rank's sum over the anchors of a side, 0-d."""
+        """The factor that turns this rank's sum over the anchors of a side into its share of the loss, 0-d."""
         return self.anchors[side].share * (0.5 if self.options.directions is Directions.mean else 1.0)
 
     def result(self, loss: Tensor, updated: dict[str, UpdatedMeans], new: Numbers, **more: Tensor) -> ObjectiveResult:
@@ -168,7 +168,7 @@ class UpdatedMeans:
 
 
 def zero_with_gradient(log_g_b: Tensor, log_u_b: Tensor) -> Tensor:
-    """Zeros, (b,), with the gradient ∇ĝ_i / u_i of the estimator."""
+    """Zeros, (b,), with the gradient ∇ĝ_i / u_i of the estimator: e^(log ĝ_i − log u_i), with its value subtracted."""
     weight_b = (log_g_b - log_u_b).exp()
     return weight_b - weight_b.detach()
 
@@ -233,10 +233,10 @@ def robust(log_u_b: Tensor, zero_b: Tensor, tau: Tensor, rho: float) -> Tensor:
 
 
 class Leaves:
-    """Embeddings and numbers of samples as leaves of an inner graph, which is differentiated during forward.
+    """Copies of embeddings and numbers of samples as leaves of an inner graph, which is differentiated during forward.
 
-    An objective that updates numbers of samples itself needs their gradients at once. The pass over the scores that
-    computes them computes the gradients of the embeddings too, which are stored for the caller's backward.
+    iSogCLR and NUCLR update numbers of samples in forward and need their gradients there. The pass over the scores that
+    computes these gradients also computes those of the embeddings, which are stored for the caller's backward.
     """
 
     def __init__(self, batch: GatheredBatch, numbers: Numbers) -> None:

@@ -36,8 +36,8 @@ class LabelledPairs:
     """The labels of the pairs of a batch: data or noise.
 
     Data are the positives of the batch and, with duplicates=positive, all pairs with an equal key. Noise are all other
-    pairs that are not left out. exclusion: the pairs outside the sum over tiles, which are the left-out ones and the
-    positives of the batch, since these are summed one by one. equal: keys that make data, (rows (b,), columns (M,)).
+    pairs that are not left out. exclusion: the pairs that the sum over tiles leaves out: the left-out pairs, and the
+    positives of the batch, which are summed one by one. equal: the keys whose equality makes data, (b,) and (M,) each.
     """
 
     batch: GatheredBatch
@@ -71,13 +71,10 @@ class LogisticFormula:
     def pair_logits(self, batch: GatheredBatch, scale: Tensor) -> Tensor:
         """The logits of the batch's positives, (P,) in their order."""
         a_P = scale * batch.pair_scores() + self.shift
-        if self.offsets_M is None:
-            return a_P
-        first, pairs_P2 = batch.positives.own, batch.positives.pairs_P2
-        return a_P + self.offsets_M[pairs_P2[:, 1] if first is None else slice(first, first + len(a_P))]
+        return a_P if self.offsets_M is None else a_P + self.offsets_M[batch.positive_indices()[1]]
 
     def share(self, labelled: LabelledPairs, scale: Tensor) -> Tensor:
-        """This rank's share of L, 0-d, from one pass over the tiles."""
+        """This rank's share of L, 0-d: the mean of the shares over ranks is L. One pass over the tiles."""
         batch, equal = labelled.batch, labelled.equal
         offsets = () if self.offsets_M is None else (self.offsets_M,)
         others = pair_sum(
@@ -93,11 +90,15 @@ class LogisticFormula:
 
 
 def _noise(s: Tensor, *added: Tensor) -> Tensor:
+    """The loss sp(a) of pairs that are noise; a is the score plus what is `added`."""
     return softplus(sum(added, start=s))
 
 
 def _labelled_by_key(keys: int, data_weight: Tensor | float) -> Function:
-    """The loss of a pair: data with weight `data_weight` if its keys are equal in one of `keys` keys, else noise."""
+    """The loss of a pair: data, with weight `data_weight`, if one of its keys is equal; else noise.
+
+    keys: the number of keys, which are the first inputs by row and by column.
+    """
 
     def f(s: Tensor, *inputs: Tensor) -> Tensor:
         row_keys, column_keys, added = inputs[:keys], inputs[keys : 2 * keys], inputs[2 * keys :]
@@ -256,7 +257,7 @@ def nce_from_log_u(
 
 
 def label_pairs(batch: GatheredBatch, duplicates: Duplicates) -> LabelledPairs:
-    """The labels of the pairs of `batch`. Raises ConfigError if keys are compared and there are none."""
+    """The labels of the pairs of `batch`. Raises ConfigError if keys are to be compared and there are none."""
     keys, dropped = _class_numbers(batch, duplicates), batch.positives
     if batch.excluded is not None:
         dropped = Pairs(batch.excluded).joined(dropped)

@@ -31,28 +31,22 @@ STEEPEST = 30.0  # KL's conjugate is linear beyond it: m e^30 does not overflow,
 Elementwise = Callable[[Tensor], Tensor]
 
 
-@dataclass(frozen=True)
-class DifferenceLoss:
+def pair_loss_of(options: RobustOptions) -> Elementwise:
     """The pair loss ℓ(d) of the score difference d = s_ij − s_ip, elementwise and non-decreasing."""
-
-    name: PairLoss
-    margin: float
-
-    def __call__(self, d: Tensor) -> Tensor:
-        losses: dict[PairLoss, Elementwise] = {
-            PairLoss.identity: lambda d: d,
-            PairLoss.hinge: lambda d: F.relu(self.margin + d),
-            PairLoss.squared_hinge: lambda d: F.relu(self.margin + d).square(),
-            PairLoss.logistic: lambda d: -F.logsigmoid(-d),
-        }
-        return losses[self.name](d)
+    losses: dict[PairLoss, Elementwise] = {
+        PairLoss.identity: lambda d: d,
+        PairLoss.hinge: lambda d: F.relu(options.margin + d),
+        PairLoss.squared_hinge: lambda d: F.relu(options.margin + d).square(),
+        PairLoss.logistic: lambda d: -F.logsigmoid(-d),
+    }
+    return losses[options.pair_loss]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RepeatedRows(Exclusion):
-    """The exclusion of R rows that are repeated rows of a batch of `base_rows` rows, which `base` is the exclusion of.
+    """The exclusion of R rows, each of which is a copy of a row of the batch; `base` is the exclusion of the batch.
 
-    row_R: the row of the batch of each, ascending.
+    base_rows: the number of rows of the batch. row_R: the row of the batch of which each row is a copy, ascending.
     """
 
     base: Exclusion
@@ -125,7 +119,7 @@ class Losses:
 
 @dataclass(frozen=True)
 class Solution:
-    """ν_r = base_r + τ offset_r. As a sum of two it keeps the digits of small differences from the largest losses.
+    """ν_r = base_r + τ offset_r. The sum of two numbers keeps the digits of small differences from the largest losses.
 
     of_weights: metrics of w, (R,) each: weights_kl = KL(w‖uniform), zero_weights = the share of weights that are 0.
     """
@@ -137,11 +131,6 @@ class Solution:
     def nu_R(self, tau: Tensor) -> Tensor:
         """ν of each row, (R,)."""
         return self.base_R + tau * self.offset_R
-
-    def metrics(self, losses: Losses, tau: Tensor) -> dict[str, Tensor]:
-        """ν and the metrics of w, as means over rows."""
-        found = {"nu": self.nu_R(tau), **self.of_weights}
-        return {name: losses.mean(values_R) for name, values_R in found.items()}
 
 
 class OCE(ABC):
@@ -164,7 +153,7 @@ class OCE(ABC):
         return self.at(losses, tau, solution.base_R, solution.offset_R), solution
 
     def at(self, losses: Losses, tau: Tensor, base_R: Tensor, offset_R: Tensor) -> Tensor:
-        """The weighted sum with ν = base + τ offset given, 0-d, differentiable in these too."""
+        """The weighted sum with ν = base + τ offset given, 0-d, differentiable in base and offset too."""
 
         def f(s: Tensor, p: Tensor, base: Tensor, offset: Tensor, tau: Tensor) -> Tensor:
             return tau * self.conjugate((losses.pair_loss(s - p) - base) / tau - offset)
@@ -293,7 +282,7 @@ def build_oce(options: RobustOptions) -> OCE:
 
 
 def _by_rows(losses: Losses, of_rows: Callable[[slice], tuple[Tensor, ...]], number: int) -> list[Tensor]:
-    """of_rows of all rows, a slice at a time: `number` tensors (R,)."""
+    """The `number` tensors (r,) that of_rows computes for a slice of rows, put together for all rows: (R,) each."""
     values = losses.p_R.new_zeros(number, len(losses.p_R))
     for rows in slices(len(losses.p_R)):
         values[:, rows] = torch.stack([v.to(values.dtype) for v in of_rows(rows)])

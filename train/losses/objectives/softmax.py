@@ -1,4 +1,4 @@
-"""The softmax family, as formulas over the log-sums of log_partition (pairwise.py).
+"""The softmax family (InfoNCE, CLIP, DPR, SimCLR, symmetric and one-sided DPM): formulas over log-sums of sums/lse.py.
 
 Legend: b pairs (x_i, y_i) on this rank, B on all W ranks, M ≥ B columns, D width; τ temperature, logits a_ij = s_ij/τ;
 C_i the candidates of anchor i (what its sum runs over), m_i = |C_i|, P_i its positives, d_ij = s_ij − s_ip.
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
-from dyad.train.losses.gathered.batch import GatheredBatch
+from dyad.train.losses.gathered.batch import GatheredBatch, Index
 from dyad.train.losses.gathered.candidates import Anchors, Relations, relations, single_positive, without_positives
 from dyad.train.losses.gathered.importance import SampleTable
 from dyad.train.losses.objectives.base import ObjectiveResult, TemperatureObjective, shapes
@@ -33,7 +33,6 @@ from dyad.train.losses.sums.all_gather import Layout
 from dyad.train.losses.sums.lse import log_partition
 from dyad.train.losses.sums.tiles import Exclusion
 
-Index = slice | Tensor
 DIRECTIONS: dict[Directions, Callable[[Tensor, Tensor], Tensor]] = {
     Directions.sum: lambda row, column: row + column,
     Directions.mean: lambda row, column: (row + column) / 2,
@@ -43,7 +42,7 @@ DIRECTIONS: dict[Directions, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def symmetric_dpm(row: Tensor, column: Tensor, tau: Tensor, options: SoftmaxOptions) -> Tensor:
-    """Symmetric discriminative probabilistic modelling: L = mean_i f_i^row + mean_j f_j^column, 0-d.
+    """Symmetric discriminative probabilistic modelling (DPM): L = mean_i f_i^row + mean_j f_j^column, 0-d.
 
     The model is p(y|x) ∝ p(y) exp(s(x, y)/τ) in both directions, with the batch as a sample of p (Wang et al. 2024,
     arXiv:2410.09156). row, column: means over anchors of f/τ, 0-d. options.directions: their sum, mean, or one of them;
@@ -116,7 +115,7 @@ class OneSidedDPM(SoftmaxObjective):
 
 
 class SimCLR(TemperatureObjective):
-    """SimCLR: each of 2N views against all others; its positive is the other view (Chen et al. 2020, eq. 1).
+    """SimCLR (NT-Xent): each of 2N views against all others; its positive is the other view (Chen et al. 2020, eq. 1).
 
     x and y are two views of the same N items; or x holds both, as options.views says, and y is None. Every view is an
     anchor and a candidate, so the direction of the rows is the whole loss.
@@ -178,7 +177,7 @@ def core_terms(
     LSE over C_i − LSE over P_i (merge). An anchor without candidates or positive is skipped. Returns two 0-d tensors;
     their means over ranks are the values on the global batch.
     """
-    batch, indices = related.batch, _indices(related)
+    batch, indices = related.batch, related.batch.positive_indices()
     a_P = scale * batch.pair_scores()
     weights_P = torch.zeros_like(a_P) if weights_M is None else weights_M[indices[1]]
     single = batch.positives.own is not None or single_positive(options)
@@ -230,7 +229,7 @@ class DirectionSums:
 
 
 def _each(side: DirectionSums, a_P: Tensor) -> Tensor:
-    """This rank's share of the mean over anchors of the mean over their positives."""
+    """This rank's share of the mean over anchors of the mean of f over their positives."""
     log_positives = side.omega_P
     if not side.single:
         all_positives_P = side.over_positives(a_P + side.omega_P)[side.index] - a_P
@@ -248,7 +247,10 @@ def _merged(side: DirectionSums, a_P: Tensor) -> Tensor:
 
 
 def _by_key(side: DirectionSums, a_b: Tensor) -> Tensor:
-    """This rank's share for the own pairs alone. Pairs with equal keys are in N_i; _own_minus_mean adds their mean."""
+    """This rank's share of the mean over anchors of f for the own pair as positive.
+
+    Pairs with equal keys are positives too, but they are in N_i here; _own_minus_mean adds the mean over them.
+    """
     f_b = side.f(side.index, a_b, side.omega_P)
     return side.anchors.share * torch.where(side.anchors.valid[side.index], f_b, 0.0).sum()
 
@@ -267,15 +269,6 @@ def _own_minus_mean(related: Relations, scale: Tensor) -> tuple[Tensor, Tensor]:
     row_bD = several_b[:, None] * y_MD[own] - row_weight_b[:, None] * same.sums(y_MD, own)
     column_bD = several_M[own, None] * y_MD[own] - same.sums(y_MD * column_weight_M[:, None], own)
     return scale * (x_bD * row_bD).sum(), scale * (x_bD * column_bD).sum()
-
-
-def _indices(related: Relations) -> tuple[Index, Index]:
-    """The anchors of the positive pairs of own rows, in the direction of the rows and of the columns."""
-    positives, rows = related.batch.positives, len(related.batch.x_bD)
-    if positives.own is not None:
-        return slice(None), slice(positives.own, positives.own + rows)
-    i, j = positives.pairs_P2.unbind(1)
-    return i, j
 
 
 def score_means(batch: GatheredBatch) -> dict[str, Tensor]:

@@ -41,7 +41,7 @@ class MomentObjective(Objective, ABC):
 
     @abstractmethod
     def of_pairs(self, x_bD: Tensor, y_bD: Tensor, layout: Layout) -> ObjectiveResult:
-        """The result for own pairs in float32 or better. A collective."""
+        """The result for the pairs of this rank, in float32 or float64. A collective."""
 
 
 class Spectral(MomentObjective):

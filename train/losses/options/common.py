@@ -91,7 +91,7 @@ class ObjectiveOptions:
         if self.inputs != "pairs":
             yield (
                 f"objective={self.name}: takes {self.inputs}, which no task has; use it in your own loop: from "
-                "train.losses import build_objective"
+                "dyad.train.losses import build_objective"
             )
 
     def __post_init__(self) -> None:

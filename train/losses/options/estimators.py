@@ -25,7 +25,10 @@ TemperatureGradient = StrEnum("TemperatureGradient", ["paper", "fastclip"])
 
 @dataclass
 class EstimatorOptions(TemperatureOptions):
-    """A running mean u_i of every anchor's mean exponential over negatives, kept for every sample."""
+    """Estimators that keep, for every sample, a running mean u_i of its mean exponential over negatives.
+
+    learnable_refused: the message for learnable=true, empty where τ may learn.
+    """
 
     formula: ClassVar[str] = "estimators:SogCLR"
     learnable_refused: ClassVar[str] = (

@@ -1,6 +1,6 @@
-"""log-sum-exp of rows and columns for logits of any size (online softmax): a running maximum, two exp per score.
+"""log-sum-exp of rows and columns for logits of any size: an online softmax with a running maximum, two exp per score.
 
-This way also serves scales of their own for each row and column.
+It allows a scale for each row and each column, which lse_one_shift.py does not.
 """
 
 from __future__ import annotations

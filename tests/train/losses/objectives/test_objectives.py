@@ -22,8 +22,9 @@ from torch import Tensor
 
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.batch import KnownPositives
-from dyad.train.losses import OBJECTIVES, Columns, build_objective
+from dyad.train.losses import OBJECTIVES, build_objective
 from dyad.train.losses.gathered import candidates
+from dyad.train.losses.gathered.batch import Columns
 from dyad.train.losses.options.common import ExpectedBatch
 from dyad.train.losses.options.registry import configure
 from dyad.train.losses.options.robust import PairLoss
