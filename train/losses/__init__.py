@@ -22,14 +22,14 @@ The route of one score, from embeddings to the loss and back, by file:
    relations gives the Exclusion (sums/tiles.py) and the Anchors of both directions. gathered/duplicates.py counts equal
    keys for it.
 5. sums/lse.py: log_partition, an autograd function, returns the log-sum-exp of rows (b,) and of columns (M,).
-   sums/lse_one_shift.py: find_bound looks for one shift for all logits; bounded_sums sums exp(a_ij − shift) by tiles.
-   sums/lse_online.py: general_sums, an online softmax, takes over if there is no such shift.
+   sums/lse_one_shift.py: find_bound looks for one shift for all logits; one_shift_sums sums exp(a_ij − shift) by tiles.
+   sums/lse_online.py: online_sums, an online softmax, takes over if there is no such shift.
    sums/logits.py: from scores to logits. sums/tiles.py: Tiles.scores computes s_ij = <x_i, y_j> of one tile; no b×M
    matrix exists. sums/lse_triton.py does it on a GPU.
 6. objectives/softmax.py: core_terms, from these log-sums and the scores of the positives, gives the mean f_i/τ of both
    directions; symmetric_dpm combines them to the loss, and forward returns it as ObjectiveResult.
 7. Backward: core_terms by autograd → _LogPartition.backward (sums/lse.py), with UpstreamGradients (sums/logits.py) →
-   bounded_gradients or general_gradients compute each tile again and add G y and Gᵀ x to tiles.Gradients →
+   one_shift_gradients or online_gradients compute each tile again and add G y and Gᵀ x to tiles.Gradients →
    _Gather.backward (sums/all_gather.py) sums the gradients of y over ranks → the normalisation of objectives/base.py →
    the towers.
 

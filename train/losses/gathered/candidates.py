@@ -18,7 +18,7 @@ MOST_PAIRS = 64  # the largest average number of listed positives per column: a 
 
 @dataclass(frozen=True)
 class Anchors:
-    """The anchors of one direction, (a,) each: own b rows, or all M columns, of which further ones are never valid.
+    """The anchors of one direction, (a,) each: a = b own rows, or a = M columns. Further columns are never valid.
 
     counts: m_i = |C_i|; positives: |P_i|; valid: whether the anchor has candidates and a positive. share: W / number of
     valid anchors of all ranks: this rank multiplies the sum over its own anchors by it. own: which anchors these are.

@@ -63,11 +63,11 @@ class StateRead:
 
 
 class SampleState:
-    """Numbers by name for sample ids 0 … n−1.
+    """Named numbers of every sample: ids 0 … n−1, each stored on the rank that owns the sample.
 
     initial: name → the number of a sample before its first batch, NaN for none. Numbers are float32, and float64 after
     they have been read as such. If this rank's share exceeds memory_budget_mb (MiB), it is mapped from an unnamed
-    scratch file in the temporary folder (TMPDIR), which ends with the process.
+    scratch file in the temporary folder (TMPDIR), which is deleted when the process ends.
     """
 
     def __init__(self, num_samples: int, initial: Mapping[str, float], memory_budget_mb: int = 4096) -> None:

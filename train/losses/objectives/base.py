@@ -22,7 +22,10 @@ from dyad.train.losses.options.common import Duplicates, ObjectiveOptions, Simil
 
 @dataclass(frozen=True)
 class ObjectiveResult:
-    """loss: 0-d; metrics: detached 0-d tensors. The mean of each over ranks is its value on the global batch."""
+    """What forward returns: loss, 0-d; metrics, detached 0-d tensors.
+
+    The mean over ranks of each is its value on the global batch.
+    """
 
     loss: Tensor
     metrics: dict[str, Tensor]

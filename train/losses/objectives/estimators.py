@@ -138,7 +138,7 @@ class StateBatch:
         """
         if self.training:
             self.memory.write(self.read, {f"log_u_{side}": m.log_u_B for side, m in updated.items()} | new)
-        off = torch.cat([(m.log_u_B - m.log_g_B)[m.counts_B] for m in updated.values()]).abs()
+        off = torch.cat([(m.log_u_B - m.log_g_B)[m.has_negatives_B] for m in updated.values()]).abs()
         health = {
             "staleness": off.sum() / max(len(off), 1),
             "share_never_visited": off.new_tensor(self.memory.share_never_visited),
@@ -158,13 +158,13 @@ class UpdatedMeans:
     log_u_B: Tensor
 
     @property
-    def counts_B(self) -> Tensor:
+    def has_negatives_B(self) -> Tensor:
         """Whether each sample has negatives, (B,) bool."""
         return self.log_g_B > -math.inf
 
     def log_u(self, own: slice) -> Tensor:
         """log u of the anchors `own`, (b,); 0 for those without negatives."""
-        return torch.where(self.counts_B, self.log_u_B, 0.0)[own]
+        return torch.where(self.has_negatives_B, self.log_u_B, 0.0)[own]
 
 
 def zero_with_gradient(log_g_b: Tensor, log_u_b: Tensor) -> Tensor:
@@ -224,10 +224,10 @@ class FastClipV3(FastClipV0):
     """
 
     def of_anchors(self, log_u_b: Tensor, zero_b: Tensor, tau: Tensor) -> Tensor:
-        return robust(log_u_b, zero_b, tau, self.options.rho)
+        return kl_robust(log_u_b, zero_b, tau, self.options.rho)
 
 
-def robust(log_u_b: Tensor, zero_b: Tensor, tau: Tensor, rho: float) -> Tensor:
+def kl_robust(log_u_b: Tensor, zero_b: Tensor, tau: Tensor, rho: float) -> Tensor:
     """τ log u_i + ρτ, (b,), the dual of robustness over a KL ball of radius ρ. tau: (b,), or 0-d for all anchors."""
     return tau * log_u_b + tau.detach() * zero_b + rho * tau
 
@@ -282,8 +282,8 @@ def momentum_step(
         gradient_B = state.read.mean(gradients[side] / state.share(side)).clamp(-clip, clip)
         mixed_B = momentum * velocity_B + (1 - momentum) * gradient_B
         mixed_B = torch.where(velocity_B.isnan(), gradient_B, mixed_B)
-        new[f"{name}_{side}"] = torch.where(m.counts_B, (old_B - lr * mixed_B).clamp(*bounds), old_B)
-        velocities[f"{name}_velocity_{side}"] = torch.where(m.counts_B, mixed_B, velocity_B)
+        new[f"{name}_{side}"] = torch.where(m.has_negatives_B, (old_B - lr * mixed_B).clamp(*bounds), old_B)
+        velocities[f"{name}_velocity_{side}"] = torch.where(m.has_negatives_B, mixed_B, velocity_B)
     values = torch.cat(list(new.values()))
     found = torch.quantile(values, values.new_tensor(list(QUANTILES.values())))
     labels = (f"{name}_{label}" for label in QUANTILES)
@@ -316,7 +316,7 @@ class ISogCLR(Objective):
             terms = {}
             for side, g in log_g.items():
                 log_u_b, tau_b = updated[side].log_u(own), leaves.numbers[side][own]
-                terms[side] = robust(log_u_b, zero_with_gradient(g, log_u_b), tau_b, options.rho)
+                terms[side] = kl_robust(log_u_b, zero_with_gradient(g, log_u_b), tau_b, options.rho)
             loss, gradients = leaves.differentiated(state.mean(terms))
         bounds = options.min_temperature, options.max_temperature
         step = options.tau_lr, options.tau_momentum, options.tau_clip, bounds

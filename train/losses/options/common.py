@@ -135,7 +135,7 @@ def preset(
 
 @dataclass
 class TemperatureOptions(ObjectiveOptions):
-    """Objectives of scores divided by a temperature τ."""
+    """Options of objectives whose scores are divided by a temperature τ."""
 
     temperature: float = number(0.07, "τ, or where it starts when it learns", "above 0")
     learnable: bool = described(True, "whether τ learns (through logit_scale = log 1/τ)")
@@ -153,7 +153,7 @@ class TemperatureOptions(ObjectiveOptions):
 
 @dataclass
 class PairOptions(TemperatureOptions):
-    """Objectives that relate rows and columns by lists of pairs and by content keys."""
+    """Options of objectives that find positives and left-out pairs by lists of pairs and by equal content keys."""
 
     candidates: CandidateSet = described(CandidateSet.all, "whether positives stand in their anchor's own sum")
     positives: Positives = described(

@@ -1,4 +1,4 @@
-"""Options of the global estimators, and these objectives: the loss over the whole data set from small batches."""
+"""Options of the estimators of the loss over the whole data (SogCLR, iSogCLR, FastCLIP, NUCLR), and their presets."""
 
 from __future__ import annotations
 

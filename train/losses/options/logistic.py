@@ -1,4 +1,4 @@
-"""Options of the logistic family and of CPC, and their objectives."""
+"""Options of the logistic family (NCE, local NCE, SigLIP) and of CPC, and their presets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Noise = StrEnum("Noise", ["unigram", "uniform", "file"])
 
 @dataclass
 class LogisticOptions(TemperatureOptions):
-    """Binary decisions on pairs with logit s/τ + bias."""
+    """Options of the logistic family, which classifies each pair as data or noise by its logit s/τ + bias."""
 
     takes: ClassVar[frozenset[str]] = RELATED
 

@@ -1,4 +1,4 @@
-"""Options of the robust (compositional OCE) family, and its objectives."""
+"""Options of the robust family (compositional OCE, partial AUC), and its presets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Nu = StrEnum("Nu", ["closed_form", "sgd", "state"])
 
 @dataclass
 class RobustOptions(TemperatureOptions):
-    """The optimised certainty equivalent of a pair loss over an anchor's candidates."""
+    """Options of the robust family: the optimised certainty equivalent of a pair loss over an anchor's candidates."""
 
     temperature: float = number(0.07, "τ: weight of the divergence", "above 0")
     learnable: bool = described(False, "whether τ learns: only with a radius rho")

@@ -1,4 +1,4 @@
-"""Options of the softmax family, and its objectives."""
+"""Options of the softmax family (InfoNCE, CLIP, DPR, SimCLR, DPM), and its presets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Views = StrEnum("Views", ["stacked", "interleaved"])
 
 @dataclass
 class SoftmaxOptions(PairOptions):
-    """The softmax family: one core term and its options."""
+    """Options of the softmax family, in which every loss is made of core_terms (objectives/softmax.py)."""
 
     formula: ClassVar[str] = "softmax:SoftmaxObjective"
     takes: ClassVar[frozenset[str]] = RELATED

@@ -1,4 +1,4 @@
-"""Options of the spectral family, and its objectives: embeddings as they are, no temperature."""
+"""Options of the spectral family, and its presets: embeddings without normalisation, no temperature."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Cov = StrEnum("Cov", ["first", "both"])
 
 @dataclass
 class SpectralFamilyOptions(ObjectiveOptions):
-    """Objectives of second moments."""
+    """Options of objectives of second moments, which have no temperature."""
 
     similarity: Similarity = described(Similarity.dot, SIMILARITY)
 

@@ -23,8 +23,8 @@ from torch import Tensor
 from dyad.train.losses.sums.all_gather import Layout
 from dyad.train.losses.sums.functions import first_order_only
 from dyad.train.losses.sums.logits import Logits, UpstreamGradients
-from dyad.train.losses.sums.lse_one_shift import bounded_gradients, bounded_sums, find_bound
-from dyad.train.losses.sums.lse_online import general_gradients, general_sums
+from dyad.train.losses.sums.lse_one_shift import find_bound, one_shift_gradients, one_shift_sums
+from dyad.train.losses.sums.lse_online import online_gradients, online_sums
 from dyad.train.losses.sums.tiles import Exclusion, Tiles
 
 
@@ -72,8 +72,8 @@ class _LogPartition(torch.autograd.Function):
         *logit_inputs, layout, exclusion = rest
         tiles, logits = Tiles(x_bD, y_MD, exclusion), Logits(*logit_inputs)
         bound = find_bound(tiles, logits, layout)
-        sums = None if bound is None else bounded_sums(tiles, logits, bound, layout)
-        rows_b, columns_M = sums or general_sums(tiles, logits, layout)
+        sums = None if bound is None else one_shift_sums(tiles, logits, bound, layout)
+        rows_b, columns_M = sums or online_sums(tiles, logits, layout)
         ctx.bound = bound if sums else None  # backward sums in the same way as forward
         ctx.layout, ctx.exclusion = layout, exclusion
         ctx.save_for_backward(x_bD, y_MD, *logit_inputs, rows_b, columns_M)
@@ -89,7 +89,7 @@ class _LogPartition(torch.autograd.Function):
         upstream = UpstreamGradients(rows_b, columns_M, row_gradient_b, ctx.layout.sum_(column_gradient_M.clone()))
         with torch.autocast(x_bD.device.type, enabled=False):
             if ctx.bound is None:
-                gradients = general_gradients(tiles, logits, upstream)
+                gradients = online_gradients(tiles, logits, upstream)
             else:
-                gradients = bounded_gradients(tiles, logits, ctx.bound, upstream)
+                gradients = one_shift_gradients(tiles, logits, ctx.bound, upstream)
         return *gradients, None, None

@@ -64,7 +64,7 @@ def find_bound(tiles: Tiles, logits: Logits, layout: Layout) -> Bound | None:
     return Bound(max(0.0, bound + math.log(terms) - room), *finite)
 
 
-def bounded_sums(tiles: Tiles, logits: Logits, bound: Bound, layout: Layout) -> tuple[Tensor, Tensor] | None:
+def one_shift_sums(tiles: Tiles, logits: Logits, bound: Bound, layout: Layout) -> tuple[Tensor, Tensor] | None:
     """log Σ exp of own rows (b,) and of all columns (M,) from plain sums. A collective.
 
     None, on all ranks, if one of the sums underflows on any rank.
@@ -81,7 +81,7 @@ def bounded_sums(tiles: Tiles, logits: Logits, bound: Bound, layout: Layout) -> 
     return rows_b.add_(bound.shift + bound.column_weight), columns_M.add_(bound.shift + bound.row_weight)
 
 
-def bounded_gradients(
+def one_shift_gradients(
     tiles: Tiles, logits: Logits, bound: Bound, upstream: UpstreamGradients
 ) -> tuple[Tensor | None, ...]:
     """The gradients of x, y, and of the fields of `logits` in their order; None for a field that is None.
