@@ -172,15 +172,12 @@ class Nce(LogisticObjective):
         k = k_n / k_d if options.k is None else torch.full_like(k_d, options.k)
         log_q = -math.log(options.num_samples or 1) if options.noise is Noise.uniform else 0.0
         weights = batch.rows.world_size / k_d, batch.rows.world_size * k / k_n
-        return LogisticFormula(self.bias - k.log() - log_q, *weights, self._offsets(batch))
-
-    def _offsets(self, batch: GatheredBatch) -> Tensor | None:
-        """−log q of the columns, (M,), from the file. A collective."""
-        if self._table is None:
-            return None
-        if len(batch.y_MD) != batch.columns.total:
-            raise ConfigError("objective.noise=file: further columns have no log q")
-        return -self._table.of_columns(batch, self.scale(batch.x_bD))
+        minus_log_q_M = None
+        if self._table is not None:
+            if len(batch.y_MD) != batch.columns.total:
+                raise ConfigError("objective.noise=file: further columns have no log q")
+            minus_log_q_M = -self._table.of_columns(batch, k)
+        return LogisticFormula(self.bias - k.log() - log_q, *weights, minus_log_q_M)
 
 
 class BinaryNce(LogisticObjective):

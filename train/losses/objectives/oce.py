@@ -16,6 +16,8 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -134,7 +136,12 @@ class Solution:
 
 
 class OCE(ABC):
-    """The optimised certainty equivalent of one divergence: its conjugate φ*, and how to solve for ν."""
+    """The optimised certainty equivalent of one divergence: its conjugate φ*, and how to solve for ν.
+
+    Subclasses implement `conjugate`, and `solve_rows` or `solve`.
+    """
+
+    metric: ClassVar[str]
 
     @abstractmethod
     def conjugate(self, u: Tensor) -> Tensor:
@@ -143,9 +150,15 @@ class OCE(ABC):
         It is finite, with a finite slope, for every u: ν may be far off, and pair_sum evaluates left-out pairs too.
         """
 
-    @abstractmethod
+    @torch.no_grad()
     def solve(self, losses: Losses, tau: Tensor) -> Solution:
         """The minimising ν of each row, without gradient."""
+        base_R, offset_R, metric_R = _by_rows(losses, partial(self.solve_rows, losses, tau), 3)
+        return Solution(base_R, offset_R, {self.metric: metric_R})
+
+    def solve_rows(self, losses: Losses, tau: Tensor, rows: slice) -> tuple[Tensor, ...]:
+        """base and offset of the minimising ν of some rows, and the metric of w that `metric` names, (r,) each."""
+        raise NotImplementedError
 
     def closed_form(self, losses: Losses, tau: Tensor) -> tuple[Tensor, Solution]:
         """The weighted sum of the rows' OCE, 0-d, differentiable in x, y, p and τ; and the ν of its minimum."""
@@ -165,58 +178,51 @@ class OCE(ABC):
 class KL(OCE):
     """φ(t) = t log t − t + 1, φ*(u) = e^u − 1. The minimising ν is the OCE itself, τ (log Σ_j e^(ℓ_j/τ) − log m)."""
 
+    metric = "weights_kl"
+
     def conjugate(self, u: Tensor) -> Tensor:
         return u.clamp(max=STEEPEST).expm1() + math.exp(STEEPEST) * F.relu(u - STEEPEST)
 
-    @torch.no_grad()
-    def solve(self, losses: Losses, tau: Tensor) -> Solution:
-        def of_rows(rows: slice) -> tuple[Tensor, ...]:
-            """Per row, from the running maximum top, Σ e and Σ e log e of e = exp((ℓ − top)/τ): base, offset, KL."""
-            m_r = losses.m_R[rows]
-            top_r, sum_r, logs_r = torch.zeros_like(m_r), torch.zeros_like(m_r), torch.zeros_like(m_r)
-            for values in losses.values(rows):
-                highest_r = values.amax(1)
-                highest_r = torch.where(sum_r > 0, top_r.maximum(highest_r), _finite(highest_r))
-                shrunk_r = torch.where(sum_r > 0, ((top_r - highest_r) / tau).exp(), 0.0)
-                e = ((values - highest_r[:, None]) / tau).exp()
-                logs_r = shrunk_r * logs_r + torch.xlogy(shrunk_r * sum_r, shrunk_r) + torch.xlogy(e, e).sum(1)
-                top_r, sum_r = highest_r, shrunk_r * sum_r + e.sum(1)
-            sum_r = torch.where(sum_r > 0, sum_r, m_r)  # for a row without candidates
-            offset_r = (sum_r / m_r).log()
-            return top_r, offset_r, logs_r / sum_r - offset_r
-
-        base_R, offset_R, kl_R = _by_rows(losses, of_rows, 3)
-        return Solution(base_R, offset_R, {"weights_kl": kl_R})
+    def solve_rows(self, losses: Losses, tau: Tensor, rows: slice) -> tuple[Tensor, ...]:
+        # one pass: the running maximum top, and Σ e and Σ e log e of e = exp((ℓ − top)/τ)
+        m_r = losses.m_R[rows]
+        top_r, sum_r, logs_r = torch.zeros_like(m_r), torch.zeros_like(m_r), torch.zeros_like(m_r)
+        for values in losses.values(rows):
+            highest_r = values.amax(1)
+            highest_r = torch.where(sum_r > 0, top_r.maximum(highest_r), _finite(highest_r))
+            shrunk_r = torch.where(sum_r > 0, ((top_r - highest_r) / tau).exp(), 0.0)
+            e = ((values - highest_r[:, None]) / tau).exp()
+            logs_r = shrunk_r * logs_r + torch.xlogy(shrunk_r * sum_r, shrunk_r) + torch.xlogy(e, e).sum(1)
+            top_r, sum_r = highest_r, shrunk_r * sum_r + e.sum(1)
+        sum_r = torch.where(sum_r > 0, sum_r, m_r)  # for a row without candidates
+        offset_r = (sum_r / m_r).log()
+        return top_r, offset_r, logs_r / sum_r - offset_r
 
 
 class ChiSquare(OCE):
     """φ(t) = ½(t − 1)², φ*(u) = ½(u + 1)₊² − ½. ν − τ = t solves Σ_j (ℓ_j − t)₊ = mτ."""
 
+    metric = "zero_weights"
+
     def conjugate(self, u: Tensor) -> Tensor:
         u = u.clamp(min=-1.0)
         return u + u.square() / 2
 
-    @torch.no_grad()
-    def solve(self, losses: Losses, tau: Tensor) -> Solution:
-        def of_rows(rows: slice) -> tuple[Tensor, ...]:
-            """Per row: the largest loss as base, the offset of ν from it, and the share of zero weights."""
-            m_r = losses.m_R[rows].double()
-            top_r = torch.full_like(losses.p_R[rows], -math.inf)
+    def solve_rows(self, losses: Losses, tau: Tensor, rows: slice) -> tuple[Tensor, ...]:
+        m_r = losses.m_R[rows].double()
+        top_r = torch.full_like(losses.p_R[rows], -math.inf)  # the largest loss, which becomes the base of ν
 
-            def tiles() -> Iterator[Tensor]:
-                for values in losses.values(rows):
-                    torch.maximum(top_r, values.amax(1), out=top_r)
-                    yield values
+        def tiles() -> Iterator[Tensor]:
+            for values in losses.values(rows):
+                torch.maximum(top_r, values.amax(1), out=top_r)
+                yield values
 
-            volume_r1 = (m_r * tau)[:, None]
-            found = row_threshold(tiles, lambda n, total, v: total - n * v >= volume_r1, top_r, summed=True)
-            base_r, active_r = _finite(top_r), found.above_r.clamp(min=1.0)
-            below_top_r = (active_r * base_r - found.sum_above_r) / tau  # Σ (top − ℓ)/τ over the losses above t
-            offset_r = torch.where(found.above_r > 0, 1 - (m_r + below_top_r) / active_r, 0.0)
-            return base_r, offset_r, 1 - found.above_r / m_r
-
-        base_R, offset_R, zero_R = _by_rows(losses, of_rows, 3)
-        return Solution(base_R, offset_R, {"zero_weights": zero_R})
+        volume_r1 = (m_r * tau)[:, None]
+        found = row_threshold(tiles, lambda n, total, v: total - n * v >= volume_r1, top_r, summed=True)
+        base_r, active_r = _finite(top_r), found.above_r.clamp(min=1.0)
+        below_top_r = (active_r * base_r - found.sum_above_r) / tau  # Σ (top − ℓ)/τ over the losses above t
+        offset_r = torch.where(found.above_r > 0, 1 - (m_r + below_top_r) / active_r, 0.0)
+        return base_r, offset_r, 1 - found.above_r / m_r
 
 
 class CVaR(OCE):
