@@ -218,7 +218,7 @@ def _objective_rules(config: TrainConfig) -> dict[str, bool]:
     return {
         "objective.setting=supervised: nothing says which further columns are positive, so it would be setting=self. "
         "Set objective.duplicates=positive, or data.passage.positives=all": supervised and not (listed or by_key),
-        **(objective.broken_by(expected) if isinstance(objective, ObjectiveOptions) else {}),
+        **dict.fromkeys(objective.broken_by(expected) if isinstance(objective, ObjectiveOptions) else (), True),
     }
 
 

@@ -215,7 +215,7 @@ def _changed(options: Mapping[str, Any]) -> dict[str, str]:
     name = _joined(options.get("objective.name"))
     usual = all_keys(TrainConfig)
     if name in OBJECTIVES:
-        usual |= {f"objective.{key}": value for key, value in all_keys(OBJECTIVES[name].options).items()}
+        usual |= {f"objective.{key}": value for key, value in all_keys(OBJECTIVES[name]).items()}
     idle = ("model.image.", "model.name") if options.get("task") == "question_passage" else ()
     always = {key for key in ALWAYS if not key.startswith(idle) and options.get(key) is not None}
     return by_section({k: v for k, v in options.items() if k not in SHOWN and (k in always or v != usual.get(k))})

@@ -75,7 +75,7 @@ def read_config(run: Path) -> TrainConfig:
     """The configuration of a run; raises ConfigError if its config.yaml is missing or of another shape."""
     saved = OmegaConf.create(saved_config(run))
     try:
-        objective = OmegaConf.merge(OmegaConf.structured(OBJECTIVES[saved.objective.name].options), saved.objective)
+        objective = OmegaConf.merge(OmegaConf.structured(OBJECTIVES[saved.objective.name]), saved.objective)
         return typed(OmegaConf.merge(OmegaConf.structured(TrainConfig), saved, {"objective": objective}))
     except (OmegaConfBaseException, LookupError, AttributeError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]

@@ -170,7 +170,7 @@ def training_command(config: TrainConfig, run: Path, mined: Path) -> str:
     next_config = replace(
         config,
         init_from=str(run),
-        objective=config.objective if takes else OBJECTIVES["info_nce"].options(),
+        objective=config.objective if takes else OBJECTIVES["info_nce"](),
         data=replace(config.data, negatives=negatives),
         run=replace(config.run, name=None),
         resume=ResumeConfig(),

@@ -24,7 +24,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from dyad.data.batch import KnownPositives
-from dyad.train.losses import OBJECTIVES, Columns, build_objective
+from dyad.train.losses import OBJECTIVES, build_objective
+from dyad.train.losses.gathered.batch import Columns
 from dyad.train.losses.sums import tiles
 from dyad.train.losses.sums.all_gather import Layout
 from dyad.train.losses.sums.lse import Scales, log_partition
@@ -78,7 +79,7 @@ SHAPES: dict[str, tuple[int, ...]] = {"cpc": (B, 4, D), "partial_auc": (B, 1)}
 
 def needed_options(name: str) -> dict[str, Any]:
     """What an entry cannot do without."""
-    known = {f.name for f in fields(OBJECTIVES[name].options)}
+    known = {f.name for f in fields(OBJECTIVES[name])}
     return {key: value for key, value in {"num_samples": B + 3, "width": D}.items() if key in known}
 
 

@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dyad.train.losses import Columns, build_objective
+from dyad.train.losses import build_objective
+from dyad.train.losses.gathered.batch import Columns
 from dyad.train.losses.sums import tiles
 
 B, M, D = 8, 10, 5

@@ -24,7 +24,7 @@ SCALE, SHIFT = 20.0, 9.0
 SIZES = [(1, 1, 1), (130, 300, 72), (257, 129, 64), (128, 513, 33)]  # rows, columns, width: beside and at block edges
 SHORT_STRIP = 192  # neither all rows nor whole blocks
 
-Case = tuple[KernelExclusion | None, list[list[bool]]]
+Case = tuple[KernelExclusion, list[list[bool]]]
 
 
 def embeddings(rows: int, columns: int, width: int, device: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -60,7 +60,7 @@ def exclusions(rows: int, columns: int, device: str) -> dict[str, Case]:
         "own elsewhere": KernelExclusion((keys(0),), columns),
     }
     cases: dict[str, Case] = {name: (e, _left_out(e, rows, columns)) for name, e in found.items()}
-    return {"nothing": (None, [[False] * columns for _ in range(rows)]), **cases}
+    return {"nothing": (kernels.NOTHING, [[False] * columns for _ in range(rows)]), **cases}
 
 
 def _left_out(exclusion: KernelExclusion, rows: int, columns: int) -> list[list[bool]]:
@@ -129,7 +129,7 @@ def check_short_strips(device: str) -> None:
 def check_nothing_to_sum(device: str) -> None:
     x, y = embeddings(3, 5, 8, device, torch.bfloat16)
     for rows, columns in ((0, 5), (3, 0), (0, 0)):
-        of_rows, of_columns = kernels.exp_sums(x[:rows], y[:columns], SCALE, SHIFT, None)
+        of_rows, of_columns = kernels.exp_sums(x[:rows], y[:columns], SCALE, SHIFT)
         assert of_rows.shape == (rows,) and of_columns.shape == (columns,)
         assert not of_rows.any() and not of_columns.any()
         dx, dy = kernels.gradients(x[:rows], y[:columns], SCALE, SHIFT, of_rows, of_columns)

@@ -44,8 +44,8 @@ def register() -> None:
     """Register the schema and the objectives in Hydra's ConfigStore."""
     store = ConfigStore.instance()
     store.store(name="schema", node=open_schema(TrainConfig))
-    for name, row in OBJECTIVES.items():
-        store.store(group="objective", name=name, node=open_schema(row.options, "objective."))
+    for name, options in OBJECTIVES.items():
+        store.store(group="objective", name=name, node=open_schema(options, "objective."))
 
 
 def groups() -> dict[str, list[str]]:
@@ -59,8 +59,8 @@ def keys(config: Any = None, prefix: str = "") -> Iterator[tuple[str, Any, str]]
     """(dotted key, default, meaning) of every key of the schema, including the options of every objective."""
     for f in fields(config or TrainConfig):
         if f.name == "objective" and not prefix:
-            for row in OBJECTIVES.values():
-                yield from keys(row.options, "objective.")
+            for options in OBJECTIVES.values():
+                yield from keys(options, "objective.")
         elif is_dataclass(f.default_factory):
             yield from keys(f.default_factory, f"{prefix}{f.name}.")
         else:

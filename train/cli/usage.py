@@ -54,7 +54,7 @@ def help_text() -> str:
             f"{name:<{width}}  {' | '.join(choices)}" for name, choices in groups().items() if name != "objective"
         ],
         "Objectives (objective=name; objective=name --cfg job shows its options):": [
-            f"{name:<{width}}  {(row.options.__doc__ or '').splitlines()[0]}" for name, row in OBJECTIVES.items()
+            f"{name:<{width}}  {(options.__doc__ or '').splitlines()[0]}" for name, options in OBJECTIVES.items()
         ],
         "Keys people change (key, default, meaning):": [
             f"{key:<{width}}  {_shown(described[key][0]):<10}  {described[key][1]}" for key in COMMON

@@ -11,52 +11,56 @@
 
 The route of one score, from embeddings to the loss and back, by file:
 
-1. options/registry.py: build_objective("clip") → its row in options/softmax.py → SoftmaxObjective of
-   objectives/softmax.py.
+1. build_objective("clip") below: options/registry.py finds the preset "clip" of options/softmax.py, which names its
+   formula, SoftmaxObjective in objectives/softmax.py.
 2. objectives/base.py: Objective.forward checks the inputs and normalises the embeddings for a cosine; of_embeddings
-   goes on.
+   checks their shapes and gathers the batch.
 3. gathered/batch.py: gather_batch makes the GatheredBatch: own rows x (b, D), columns y of all ranks (M, D), positives,
-   keys. sums/all_gather.py: Layout.gather is the all-gather that it uses, with an exact gradient; Layout knows who
-   holds which rows.
-4. objectives/softmax.py: SoftmaxObjective.of_batch asks gathered/candidates.py, which columns each sum runs over:
+   keys. sums/all_gather.py: Layout knows which rank holds which rows; Layout.gather is an all-gather with an exact
+   gradient.
+4. objectives/softmax.py: SoftmaxObjective.of_batch asks gathered/candidates.py which columns each sum runs over:
    relations gives the Exclusion (sums/tiles.py) and the Anchors of both directions. gathered/duplicates.py counts equal
    keys for it.
 5. sums/lse.py: log_partition, an autograd function, returns the log-sum-exp of rows (b,) and of columns (M,).
-   sums/lse_one_shift.py: find_bound looks for one shift for all logits; bounded_sums sums exp(a_ij − shift) by tiles.
-   sums/lse_online.py: general_sums, an online softmax, takes over if there is no such shift.
+   sums/lse_one_shift.py: find_bound looks for one shift for all logits; one_shift_sums sums exp(a_ij − shift) by tiles.
+   sums/lse_online.py: online_sums, an online softmax, takes over if there is no such shift.
    sums/logits.py: from scores to logits. sums/tiles.py: Tiles.scores computes s_ij = <x_i, y_j> of one tile; no b×M
    matrix exists. sums/lse_triton.py does it on a GPU.
 6. objectives/softmax.py: core_terms, from these log-sums and the scores of the positives, gives the mean f_i/τ of both
    directions; symmetric_dpm combines them to the loss, and forward returns it as ObjectiveResult.
 7. Backward: core_terms by autograd → _LogPartition.backward (sums/lse.py), with UpstreamGradients (sums/logits.py) →
-   bounded_gradients or general_gradients compute each tile again and add G y and Gᵀ x to tiles.Gradients →
+   one_shift_gradients or online_gradients compute each tile again and add G y and Gᵀ x to tiles.Gradients →
    _Gather.backward (sums/all_gather.py) sums the gradients of y over ranks → the normalisation of objectives/base.py →
    the towers.
 
 The other families: objectives/logistic.py and objectives/oce.py sum any function of a score by sums/pair_sum.py in
 place of step 5. sums/row_select.py selects thresholds for objectives/oce.py, which objectives/robust.py uses.
 objectives/spectral.py needs no scores. objectives/cpc.py is step 5 for sequences. objectives/estimators.py keeps
-numbers per sample in gathered/sample_state.py; gathered/importance.py reads such numbers from a file. diagnostics.py
-measures the embeddings for the trackers.
+numbers per sample in gathered/sample_state.py; gathered/importance.py reads importance weights from a file.
+nce_from_log_u of objectives/logistic.py is NCE of given log-probabilities, for your own loop.
+diagnostics.py computes metrics of the embeddings for the trackers.
 
-Importing the package is light: torch comes with the first objective that is built.
+Importing the package does not import torch. The first objective that is built imports it.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dyad.train.losses.options.registry import OBJECTIVES, build_objective
+from dyad.train.losses.options.registry import OBJECTIVES, configure
 
 if TYPE_CHECKING:
-    from dyad.train.losses.gathered.batch import Columns
+    from dyad.train.losses.objectives.base import Objective
 
-__all__ = ["OBJECTIVES", "Columns", "build_objective"]
+__all__ = ["OBJECTIVES", "build_objective"]
 
 
-def __getattr__(name: str) -> Any:
-    if name != "Columns":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from dyad.train.losses.gathered.batch import Columns
+def build_objective(name: str, **options: Any) -> Objective:
+    """The objective `name` of OBJECTIVES; options: the fields of its dataclass in train/losses/options.
 
-    return Columns
+    Raises ConfigError for an unknown name or option, a bad value, or options that exclude each other.
+    """
+    config = configure(name, **options)
+    module, _, formula = config.formula.partition(":")
+    return getattr(import_module(f"dyad.train.losses.objectives.{module}"), formula)(config)

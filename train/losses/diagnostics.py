@@ -50,20 +50,19 @@ def diagnose(x_bD: Tensor, y_bD: Tensor, scale: float | Tensor | None, cosine: b
 @torch.no_grad()
 def duplicates(x_keys_b: Tensor, y_keys_b: Tensor) -> dict[str, float]:
     """Share of the x, and of the y, of the global batch whose content key occurs more than once. A collective."""
-    return {f"duplicates_{side}": _repeated(keys_b) for side, keys_b in (("x", x_keys_b), ("y", y_keys_b))}
+    shares = {}
+    for side, keys_b in (("x", x_keys_b), ("y", y_keys_b)):
+        (layout,) = Layout.of(keys_b)
+        counts = layout.gather(keys_b).unique(return_counts=True)[1]
+        shares[f"duplicates_{side}"] = float(counts[counts > 1].sum() / layout.total)
+    return shares
 
 
 def saturation(scalars: Mapping[str, float]) -> dict[str, float]:
-    """mi_saturated: 1 if the bound on the mutual information is near log K, its largest value, else 0."""
+    """mi_saturated: 1 if the bound on the mutual information is near log K, its maximum, else 0; {} without one."""
     if "mi_bound" not in scalars or scalars["log_k"] <= 0:
         return {}
     return {"mi_saturated": float(scalars["mi_bound"] > SATURATED * scalars["log_k"])}
-
-
-def _repeated(keys_b: Tensor) -> float:
-    (layout,) = Layout.of(keys_b)
-    counts = layout.gather(keys_b).unique(return_counts=True)[1]
-    return float(counts[counts > 1].sum() / layout.total)
 
 
 def _first_rows(e_bD: Tensor) -> Tensor:
@@ -84,11 +83,12 @@ def _uniformity(unit: Tensor) -> Tensor:
 
 
 def _accuracy(scores: Tensor) -> Tensor:
-    """Ties count as wrong unless the own pair comes first, as argmax breaks them."""
+    """The share of rows whose own pair has the highest score. With ties, argmax decides."""
     return (scores.argmax(1) == torch.arange(len(scores), device=scores.device)).to(scores.dtype).mean()
 
 
 def _of_anchors(a: Tensor) -> dict[str, Tensor]:
+    """log_z and the effective numbers of negatives (see diagnose) of one side, from its logits (n, n)."""
     n = len(a)
     log_z = a.logsumexp(1) - math.log(n)
     log_pi = a.clone().fill_diagonal_(-math.inf).log_softmax(1)

@@ -116,7 +116,7 @@ def _objective(config: TrainConfig, data: TrainingData) -> Objective:
     objective = build_objective(**options)
     further = config.data.negatives.per_row or config.data.passage.positives is DrawnPositives.all
     if config.task is Task.question_passage and further and "negatives" not in objective.takes:
-        takers = ", ".join(name for name, entry in OBJECTIVES.items() if "negatives" in entry.takes)
+        takers = ", ".join(name for name, options in OBJECTIVES.items() if "negatives" in options.takes)
         raise ConfigError(
             f"objective={config.objective.name}: takes pairs only. Set data.negatives.per_row=0 and "
             f"data.passage.positives=one, or take one of {takers}"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dyad.data.batch import Batch, Extra
-from dyad.train.losses import Columns
+from dyad.train.losses.gathered.batch import Columns
 
 TensorPair = Sequence[Tensor]  # of x and of y
 

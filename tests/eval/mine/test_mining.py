@@ -155,7 +155,7 @@ def test_scores_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"scores=.*No such file"):
         read_pair_scores(str(tmp_path / "none.tsv"))
     (tmp_path / "bytes.tsv").write_bytes(b"q\tp\xff\t1\n")
-    with pytest.raises(DataError, match="line 1: must be .* in UTF-8"):
+    with pytest.raises(DataError, match=r"line 1: must be .* in UTF-8"):
         read_pair_scores(str(tmp_path / "bytes.tsv"))
     (tmp_path / "empty.tsv").write_bytes(b"")
     assert np.isnan(read_pair_scores(str(tmp_path / "empty.tsv")).of("q", ["p"])).all()

@@ -38,7 +38,7 @@ def written(
 ) -> str:
     given = {
         "task": Task.question_passage,
-        "objective": OBJECTIVES["clip"].options(),
+        "objective": OBJECTIVES["clip"](),
         "global_batch_size": 128,
         **config,
     }

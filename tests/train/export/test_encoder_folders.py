@@ -66,7 +66,7 @@ def source(
             question=QuestionConfig(prefix="q: ", length=12),
             passage=PassageConfig(prefix="p: ", length=30, title=title),
         ),
-        objective=OBJECTIVES["dpr"].options(similarity=Similarity(similarity)),
+        objective=OBJECTIVES["dpr"](similarity=Similarity(similarity)),
     )
     torch.manual_seed(0)
     built = build_text_pair(config.model)

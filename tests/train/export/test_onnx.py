@@ -42,7 +42,7 @@ def source(folder: Path, model: ModelConfig, task: Task, similarity: Similarity 
             question=QuestionConfig(prefix='q: "', length=12),
             passage=PassageConfig(prefix="p: ", length=30, title=Title.pair),
         ),
-        objective=OBJECTIVES["clip"].options(similarity=similarity),
+        objective=OBJECTIVES["clip"](similarity=similarity),
     )
     torch.manual_seed(0)
     with torch.enable_grad():

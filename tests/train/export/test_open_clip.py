@@ -63,7 +63,7 @@ def _near(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def export_open_clip(model: TwoTowerModel, scale: float | None, out: Path, name: str = "tiny") -> float:
-    config = TrainConfig(data=DataConfig(train="x.tar"), objective=OBJECTIVES["clip"].options())
+    config = TrainConfig(data=DataConfig(train="x.tar"), objective=OBJECTIVES["clip"]())
     return export(LIBRARY, ExportSource(name, config, model, scale), out)
 
 

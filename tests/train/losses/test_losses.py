@@ -8,7 +8,6 @@ import torch
 from helpers.dist import launch
 from jobs.dist_losses import OTHERS, needed_options
 
-import dyad.train.losses
 from dyad.data.base.errors import ConfigError
 from dyad.train.losses import OBJECTIVES, build_objective
 from dyad.train.losses.options.registry import configure
@@ -73,11 +72,9 @@ def test_a_scaled_loss_learns_its_temperature_with_a_radius_alone() -> None:
 
 
 def test_every_objective_has_a_configuration_and_a_formula() -> None:
-    for name, row in OBJECTIVES.items():
-        assert type(build_objective(name, **needed_options(name))) is row.load()
+    for name, options in OBJECTIVES.items():
+        assert f":{type(build_objective(name, **needed_options(name))).__name__}" in options.formula
         assert configure(name, **needed_options(name)).name == name
-    with pytest.raises(AttributeError, match="build_objectiv"):
-        dyad.train.losses.build_objectiv  # noqa: B018 # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.mark.parametrize("name", SOFTMAX)

@@ -1,1 +1,1 @@
-"""The all-gathered batch: columns, candidates, duplicates, importance weights, per-sample state."""
+"""The batch gathered from all ranks: its columns, candidates, duplicates, importance weights and per-sample state."""

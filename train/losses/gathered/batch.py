@@ -9,10 +9,14 @@ from typing import overload
 import torch
 from torch import Tensor
 
+from dyad.data.base.errors import ConfigError
 from dyad.data.batch import KnownPositives
 from dyad.train.losses.gathered.duplicates import equal_pairs
+from dyad.train.losses.options.common import Duplicates
 from dyad.train.losses.sums.all_gather import Layout
 from dyad.train.losses.sums.tiles import Pairs
+
+Index = slice | Tensor
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class Columns:
         return Columns(negatives.flatten(0, 1), torch.arange(rows, device=negatives.device).repeat_interleave(each))
 
     def _checked(self) -> Columns:
+        """These columns with indices as int64. Raises ValueError for a wrong shape or type."""
         count, device = len(self.embeddings_kD), self.embeddings_kD.device
         row_k = as_int64("negatives.row_k", self.row_k, device)
         keys_k = as_int64("negatives.keys_k", self.keys_k, device)
@@ -80,7 +85,8 @@ class GatheredBatch:
 
     rows, columns: the layouts of x and y over ranks. All pairs are (local row, global column): positives of own rows;
     excluded (P, 2), which no sum contains. keys: for x and for y, if given, (keys of own rows (b,), keys of the columns
-    that have one (≤ M,)); equal keys mean the same item. sample_ids_b: indices of per-sample state.
+    that have one (≤ M,)); equal keys mean the same item. sample_ids_b: indices of per-sample state. importance_m: log q
+    or ζ of own columns, as the caller gave it.
     """
 
     x_bD: Tensor
@@ -91,19 +97,36 @@ class GatheredBatch:
     excluded: Tensor | None = None
     keys: tuple[tuple[Tensor, Tensor], ...] = ()
     sample_ids_b: Tensor | None = None
+    importance_m: Tensor | None = None
+
+    def compared_keys(self, duplicates: Duplicates) -> tuple[tuple[Tensor, Tensor], ...]:
+        """The keys, or none with duplicates=keep. Raises ConfigError if keys are to be compared and there are none."""
+        if duplicates is Duplicates.keep:
+            return ()
+        if not self.keys:
+            raise ConfigError(
+                f"objective.duplicates={duplicates} compares content keys: give the objective x_keys or y_keys, or set "
+                "objective.duplicates=keep"
+            )
+        return self.keys
+
+    def positive_indices(self) -> tuple[Index, Index]:
+        """The rows and the columns of the positive pairs in their order, as slices (views) if these are own columns."""
+        first = self.positives.own
+        if first is not None:
+            return slice(None), slice(first, first + len(self.x_bD))
+        i, j = self.positives.pairs_P2.unbind(1)
+        return i, j
 
     def pair_scores(self) -> Tensor:
         """The scores s_ip of the positive pairs, (P,) in the order of `positives`, float32 or better."""
-        if self.positives.own is not None:
-            x, y = self.x_bD, self.y_MD[self.positives.own : self.positives.own + len(self.x_bD)]
-        else:
-            i, j = self.positives.pairs_P2.unbind(1)
-            x, y = self.x_bD[i], self.y_MD[j]
+        i, j = self.positive_indices()
+        x, y = self.x_bD[i], self.y_MD[j]
         dtype = torch.promote_types(x.dtype, torch.float32)
         return (x.to(dtype) * y.to(dtype)).sum(1)
 
     def counts(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
-        """How many pairs each own row (b,) and each column (M,) has, over all ranks, int64.
+        """How many of the pairs each own row (b,) and each column (M,) has, over all ranks, int64.
 
         A collective, unless the pairs are the own columns.
         """
@@ -126,6 +149,7 @@ def gather_batch(
     y_keys: Tensor | None = None,
     sample_ids_b: Tensor | None = None,
     known_positives: KnownPositives | None = None,
+    importance: Tensor | None = None,
     equal_is_positive: bool = False,
 ) -> GatheredBatch:
     """The global batch of this rank's rows. Gathers the columns of all ranks.
@@ -148,21 +172,24 @@ def gather_batch(
     y_MD = columns.gather(y_mD)
     if extra.total:
         y_MD = torch.cat([y_MD, extra.gather(further)])
-    pairs = Pairs.own_columns(len(x_bD), columns.own.start, x_bD.device) if positives is None else None
-    if pairs is None or more_positives.total:
-        first = columns.total + extra.own.start
-        own = torch.arange(len(x_bD), device=x_bD.device)
-        listed = [positives if positives is not None else torch.stack([own, own + columns.own.start], 1)]
+    pairs = Pairs.own_columns(len(x_bD), columns.own.start, x_bD.device)
+    if positives is not None or more_positives.total:
+        listed = [pairs.pairs_P2 if positives is None else positives]
         if negatives and negatives.positive_k is not None:
             _check_indices("negatives.row_k: no row", negatives.row_k, len(x_bD))
-            column_k = torch.arange(len(further), device=x_bD.device) + first
+            column_k = torch.arange(len(further), device=x_bD.device) + columns.total + extra.own.start
             listed.append(torch.stack([negatives.row_k, column_k], 1)[negatives.positive_k])
         pairs = Pairs(torch.cat(listed).unique(dim=0))
     keys = []
     if x_keys is not None:
         keys.append((x_keys, rows.gather(x_keys)))
     if y_keys is not None:
-        keys.append((y_keys, _column_keys(y_keys, columns, extra, negatives)))
+        keys_M = columns.gather(y_keys)
+        if extra.total:
+            if negatives is None or negatives.keys_k is None:
+                raise ValueError("y_keys are given and further columns have none: give Columns(…, keys_k) too")
+            keys_M = torch.cat([keys_M, extra.gather(negatives.keys_k)])
+        keys.append((y_keys, keys_M))
     if known_positives is not None:
         if y_keys is None:
             raise ValueError("known items are found by their keys: give y_keys too")
@@ -176,17 +203,7 @@ def gather_batch(
         if equal_is_positive:
             unlisted = unlisted[~of_equal_keys(unlisted, keys)]
         excluded = unlisted if excluded is None else torch.cat([excluded, unlisted])
-    return GatheredBatch(x_bD, y_MD, rows, columns, pairs, excluded, tuple(keys), sample_ids_b)
-
-
-def _column_keys(y_keys: Tensor, columns: Layout, extra: Layout, negatives: Columns | None) -> Tensor:
-    """The keys of all columns, (M,). A collective. Raises ValueError for further columns without keys."""
-    keys_B = columns.gather(y_keys)
-    if not extra.total:
-        return keys_B
-    if negatives is None or negatives.keys_k is None:
-        raise ValueError("y_keys are given and further columns have none: give Columns(…, keys_k) too")
-    return torch.cat([keys_B, extra.gather(negatives.keys_k)])
+    return GatheredBatch(x_bD, y_MD, rows, columns, pairs, excluded, tuple(keys), sample_ids_b, importance)
 
 
 def of_equal_keys(pairs_P2: Tensor, keys: Sequence[tuple[Tensor, Tensor]]) -> Tensor:

@@ -13,12 +13,12 @@ from dyad.train.losses.gathered.duplicates import SameItem, equal_pair_counts, e
 from dyad.train.losses.options.common import CandidateSet, Duplicates, PairOptions, Positives
 from dyad.train.losses.sums.tiles import Exclusion, Pairs
 
-MOST_PAIRS = 64  # as many listed positives per column, on average, may take memory
+MOST_PAIRS = 64  # the largest average number of listed positives per column: a longer list takes too much memory
 
 
 @dataclass(frozen=True)
 class Anchors:
-    """The anchors of one direction, (a,) each: own b rows, or all M columns, of which further ones are never valid.
+    """The anchors of one direction, (a,) each: a = b own rows, or a = M columns. Further columns are never valid.
 
     counts: m_i = |C_i|; positives: |P_i|; valid: whether the anchor has candidates and a positive. share: W / number of
     valid anchors of all ranks: this rank multiplies the sum over its own anchors by it. own: which anchors these are.
@@ -37,10 +37,11 @@ class Anchors:
 
 @dataclass(frozen=True)
 class Relations:
-    """The relations of the rows and columns of a batch.
+    """Which columns are candidates and positives of which rows of a batch.
 
-    exclusion: the pairs that the sums leave out. same: where equal keys make positives, the relation that replaces
-    batch.positives. rows, columns: the anchors of both directions.
+    exclusion: the pairs that the sums leave out. same: with duplicates=positive, the relation of equal keys, which then
+    replaces the list batch.positives; None if batch.positives lists all positives. rows, columns: the anchors of both
+    directions.
     """
 
     batch: GatheredBatch
@@ -56,12 +57,7 @@ def relations(batch: GatheredBatch, options: PairOptions) -> Relations:
     Excluded pairs, and with duplicates=mask also pairs of equal keys, are no candidates. A collective when pairs are
     listed. Raises ConfigError for options that the batch does not fit: no keys, too few columns, too many positives.
     """
-    by_key = options.duplicates is not Duplicates.keep
-    if by_key and not batch.keys:
-        raise ConfigError(
-            f"objective.duplicates={options.duplicates.value} compares content keys: give the objective "
-            "x_keys or y_keys, or set objective.duplicates=keep"
-        )
+    by_key = bool(batch.compared_keys(options.duplicates))
     if options.candidates is CandidateSet.negatives and len(batch.y_MD) < 2:
         raise ConfigError("objective.candidates=negatives needs a global batch of 2 pairs or more")
     if options.duplicates is Duplicates.positive and (
@@ -73,7 +69,7 @@ def relations(batch: GatheredBatch, options: PairOptions) -> Relations:
     negatives_only = options.candidates is CandidateSet.negatives or options.positives is Positives.exclude
     masked = same if negatives_only or positive_keys is None else None
     dropped = batch.positives if negatives_only else None  # listed pairs that are no candidates
-    if batch.excluded is not None:
+    if batch.excluded is not None:  # the union is without repetition, which the numbers of candidates need
         dropped = Pairs(batch.excluded).joined(dropped or Pairs(batch.excluded[:0]))
     exclusion = None
     if masked or dropped:
@@ -105,7 +101,7 @@ def without_positives(related: Relations, options: PairOptions) -> tuple[Exclusi
 
 
 def single_positive(options: PairOptions) -> bool:
-    """Whether the sum of each positive has the negatives and that positive alone, which then always is a candidate."""
+    """Whether the sum for a positive has that positive and the negatives only. Then each positive is a candidate."""
     return options.positives is Positives.exclude and options.candidates is CandidateSet.all
 
 
@@ -145,7 +141,7 @@ def _candidate_counts(
 
 
 def _with_keys(batch: GatheredBatch, pairs: Pairs, equal: bool | None) -> Pairs | None:
-    """Those of the pairs whose keys are equal (equal=True) or not (False); all with None."""
+    """The pairs whose keys are equal (equal=True) or are not (False), or all pairs (None); None if there are none."""
     if equal is None or pairs.own is not None:  # the keys of a row and its own column are equal
         return None if equal is False else pairs
     return Pairs(pairs.pairs_P2[of_equal_keys(pairs.pairs_P2, batch.keys) == equal])

@@ -48,7 +48,7 @@ def equal_pair_counts(row_keys_b: Tensor, column_keys_M: Tensor) -> Tensor:
 
 
 def equal_pairs(row_keys_b: Tensor, column_keys_M: Tensor) -> Tensor:
-    """All (i, j) with row_keys_i = column_keys_j: (P, 2) int64."""
+    """All pairs (i, j) with row_keys_i = column_keys_j, sorted by i: (P, 2) int64."""
     sorted_keys, order = column_keys_M.sort(stable=True)
     first_b, count_b = torch.searchsorted(sorted_keys, row_keys_b), equal_pair_counts(row_keys_b, column_keys_M)
     i = torch.arange(len(row_keys_b), device=order.device).repeat_interleave(count_b)

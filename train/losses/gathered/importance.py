@@ -1,4 +1,4 @@
-"""Numbers by sample id from a file: log q or ζ of the candidates."""
+"""Importance weights and noise densities from a file: log q or ζ of each candidate, by sample id."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class StateRead:
         return len(self.counts_U) < len(self.ids_B)
 
     def mean(self, values_B: Tensor) -> Tensor:
-        """(B,) → (B,): each value becomes the mean of its sample. Equal to the bit for any order of the batch."""
+        """(B,) → (B,): each value becomes the mean over its sample. No bit depends on the order of the batch."""
         return self._reduced(values_B, "mean") if self.repeated else values_B
 
     def log_mean(self, log_values_B: Tensor) -> Tensor:
@@ -63,11 +63,11 @@ class StateRead:
 
 
 class SampleState:
-    """Numbers by name for sample ids 0 … n−1.
+    """Named numbers of every sample: ids 0 … n−1, each stored on the rank that owns the sample.
 
     initial: name → the number of a sample before its first batch, NaN for none. Numbers are float32, and float64 after
     they have been read as such. If this rank's share exceeds memory_budget_mb (MiB), it is mapped from an unnamed
-    scratch file in the temporary folder (TMPDIR), which ends with the process.
+    scratch file in the temporary folder (TMPDIR), which is deleted when the process ends.
     """
 
     def __init__(self, num_samples: int, initial: Mapping[str, float], memory_budget_mb: int = 4096) -> None:
@@ -86,7 +86,7 @@ class SampleState:
         return self._never_visited / self.num_samples
 
     def read(self, sample_ids_b: Tensor | None, layout: Layout, dtype: torch.dtype = torch.float32) -> StateRead:
-        """The numbers of the samples of the global batch; sample_ids_b are those of this rank. A collective.
+        """The numbers of the samples of the global batch; sample_ids_b: the sample ids of this rank. A collective.
 
         Raises ConfigError without ids and, on all ranks, for ids outside 0 … n−1; ValueError for a wrong number of ids.
         """
@@ -94,10 +94,16 @@ class SampleState:
             raise ConfigError("this objective keeps state for every sample: give it sample_ids")
         if len(sample_ids_b) != layout.sizes[layout.rank]:
             raise ValueError(f"{len(sample_ids_b)} sample_ids for {layout.sizes[layout.rank]} rows")
-        self._undo = None  # undo concerns the call that begins here
+        self._undo = None  # undo restores what is written after this read only
         ids_B = layout.gather(sample_ids_b)
         on_cpu_B = ids_B.cpu()
-        self._check(on_cpu_B)
+        outside = on_cpu_B[(on_cpu_B < 0) | (on_cpu_B >= self.num_samples)]
+        if len(outside):
+            raise ConfigError(
+                f"sample id {outside[0]} is none of the {self.num_samples:,} samples 0 … {self.num_samples - 1} that "
+                "have state: set objective.num_samples to the number of samples in the manifest (null: as many as the "
+                "training data has)"
+            )
         table, own = self._numbers(dtype), self._own(*_rank_and_world())
         mine_B = (on_cpu_B >= own.start) & (on_cpu_B < own.stop)
         old_kB = torch.zeros(len(self.names), layout.total, dtype=dtype)
@@ -142,14 +148,17 @@ class SampleState:
         rank, world_size = _rank_and_world()
         table = self._numbers(torch.float32)
         whole = {name: table.new_empty(self.num_samples if rank == 0 else 0) for name in self.names}
-        for first in range(0, math.ceil(self.num_samples / world_size), BLOCK):
-            for owner, block in enumerate(_on_rank_0(self._block(table, first, world_size).to(device), world_size)):
-                own = self._own(owner, world_size)
-                start, stop = min(own.start + first, own.stop), min(own.start + first + BLOCK, own.stop)
-                for name, column in zip(self.names, block[: stop - start].cpu().unbind(1), strict=True):
-                    whole[name][start:stop] = column
-        counters = (self.samples_seen, self._never_visited)
-        whole.update((name, torch.tensor(value)) for name, value in zip(COUNTERS, counters, strict=True))
+        owned = [self._own(owner, world_size) for owner in range(world_size)]
+        each = math.ceil(BLOCK / world_size)  # samples of one rank in a block
+        for first in range(0, math.ceil(self.num_samples / world_size), each):
+            starts = [min(own.start + first, own.stop) for own in owned]
+            sizes = [min(each, own.stop - start) for own, start in zip(owned, starts, strict=True)]
+            block = Layout(tuple(sizes), rank).gather(table[first : first + each].to(device)).cpu()
+            for start, part in zip(starts, block.split(sizes), strict=True) if rank == 0 else ():
+                for name, column in zip(self.names, part.unbind(1), strict=True):
+                    whole[name][start : start + len(part)] = column
+        counters = {"samples_seen": self.samples_seen, "never_visited": self._never_visited}
+        whole |= {name: torch.tensor(value) for name, value in counters.items()}
         return whole if rank == 0 else {}
 
     def load(self, whole: Mapping[str, Tensor], more_samples: bool = False) -> None:
@@ -178,21 +187,12 @@ class SampleState:
         self._undo = None
 
     def _own(self, rank: int, world_size: int) -> slice:
-        """The ids that a rank owns."""
+        """The sample ids that a rank owns."""
         each, n = math.ceil(self.num_samples / world_size), self.num_samples
         return slice(min(rank * each, n), min((rank + 1) * each, n))
 
-    def _check(self, ids_B: Tensor) -> None:
-        outside = ids_B[(ids_B < 0) | (ids_B >= self.num_samples)]
-        if len(outside):
-            raise ConfigError(
-                f"sample id {outside[0]} is none of the {self.num_samples:,} samples 0 … {self.num_samples - 1} that "
-                "have state: set objective.num_samples to the number of samples in the manifest (null: as many as the "
-                "training data has)"
-            )
-
     def _numbers(self, dtype: torch.dtype) -> Tensor:
-        """The (n/W, k) table of own samples, made on first use, in the widest type asked for so far."""
+        """The (n/W, k) table of own samples, made on first use, in the widest type that a call has needed so far."""
         narrow = self._table
         if narrow is not None and torch.promote_types(narrow.dtype, dtype) == narrow.dtype:
             return narrow
@@ -202,29 +202,12 @@ class SampleState:
             self._table.copy_(narrow)
         return self._table
 
-    def _block(self, table: Tensor, first: int, world_size: int) -> Tensor:
-        """Rows first … first + BLOCK of the table, padded so that the blocks of all ranks have one size."""
-        size = min(BLOCK, math.ceil(self.num_samples / world_size) - first)
-        block = table.new_zeros(size, len(self.names))
-        rows = table[first : first + size]
-        block[: len(rows)] = rows
-        return block
-
 
 def _rank_and_world() -> tuple[int, int]:
     """This rank and the number of ranks."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
-
-
-def _on_rank_0(block: Tensor, world_size: int) -> list[Tensor]:
-    """The blocks of all ranks, on rank 0; [] on other ranks. A collective."""
-    if world_size == 1:
-        return [block]
-    blocks = [torch.empty_like(block) for _ in range(world_size)] if dist.get_rank() == 0 else None
-    dist.gather(block, blocks, dst=0)
-    return blocks or []
 
 
 def _table(rows: int, initial_k: Tensor, budget: int) -> Tensor:

@@ -1,1 +1,1 @@
-"""The objectives: formulas over the reduced sums, one file per family."""
+"""The formulas of the objectives, one file per family, on top of the sums and the gathered batch."""

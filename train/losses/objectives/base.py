@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,15 +16,16 @@ from torch import Tensor, nn
 
 from dyad.data.batch import KnownPositives
 from dyad.train.losses.gathered.batch import Columns, GatheredBatch, as_int64, dtype_name, gather_batch
+from dyad.train.losses.gathered.sample_state import SampleState
 from dyad.train.losses.options.common import Duplicates, ObjectiveOptions, Similarity, TemperatureOptions
-
-if TYPE_CHECKING:
-    from dyad.train.losses.gathered.sample_state import SampleState
 
 
 @dataclass(frozen=True)
 class ObjectiveResult:
-    """loss: 0-d; metrics: detached 0-d tensors. The mean of each over ranks is its value on the global batch."""
+    """What forward returns: loss, 0-d; metrics, detached 0-d tensors.
+
+    The mean over ranks of each is its value on the global batch.
+    """
 
     loss: Tensor
     metrics: dict[str, Tensor]
@@ -33,17 +34,16 @@ class ObjectiveResult:
 class Objective(nn.Module):
     """An objective of in-batch pairs. Subclasses implement `of_batch`, or `of_embeddings` if they need no columns.
 
-    takes: which further inputs it accepts, among negatives, positives, excluded, importance and lengths. memory: its
-    per-sample state, if it has any. options: its ObjectiveOptions; subclasses narrow the type.
+    options: its ObjectiveOptions; subclasses narrow the type. takes: options.takes. memory: its per-sample state, if it
+    has any.
     """
 
-    takes: ClassVar[frozenset[str]] = frozenset()
     memory: SampleState | None = None
     options: Any
 
     def __init__(self, options: ObjectiveOptions) -> None:
         super().__init__()
-        self.options = options
+        self.options, self.takes = options, options.takes
 
     def forward(
         self,
@@ -82,7 +82,9 @@ class Objective(nn.Module):
             if value is not None and name not in self.takes:
                 raise ValueError(f"objective {self.options.name} takes no {name}")
         columns, device = None if negatives is None else Columns.of(negatives), x_bD.device
-        _check_types(x_bD, y_mD)
+        x_type, y_type = x_bD.dtype, x_bD.dtype if y_mD is None else y_mD.dtype
+        if (x_type is torch.float64) != (y_type is torch.float64):  # half precision mixes with float32: it is widened
+            raise ValueError(f"x is {dtype_name(x_type)} and y {dtype_name(y_type)}: convert one of them")
         enabled = torch.is_grad_enabled()  # inference_mode(False) enables it
         with torch.inference_mode(False), torch.set_grad_enabled(enabled), torch.autocast(device.type, enabled=False):
             y_mD = None if y_mD is None else self._comparable(y_mD)
@@ -103,37 +105,34 @@ class Objective(nn.Module):
     def of_embeddings(self, x_bD: Tensor, y_mD: Tensor | None, **inputs: Any) -> ObjectiveResult:
         """The result for embeddings as the similarity needs them; `inputs` are the other arguments of forward."""
         if y_mD is None or x_bD.ndim != 2 or y_mD.ndim != 2 or x_bD.shape[1] != y_mD.shape[1]:
-            shape = None if y_mD is None else tuple(y_mD.shape)
-            raise ValueError(f"x must be (b, D) and y (m, D), not {tuple(x_bD.shape)} and {shape}")
+            raise ValueError(f"x must be (b, D) and y (m, D), not {shapes(x_bD, y_mD)}")
         columns: Columns | None = inputs["negatives"]
         if columns and columns.embeddings_kD.shape[1:] != y_mD.shape[1:]:
-            shape = tuple(columns.embeddings_kD.shape)
-            raise ValueError(f"negatives must have the width of y, {y_mD.shape[1]}, not {shape}")
+            width = y_mD.shape[1]
+            raise ValueError(f"negatives must have the width of y, {width}, not {shapes(columns.embeddings_kD)}")
         duplicates = getattr(self.options, "duplicates", Duplicates.keep)
         if duplicates is Duplicates.keep:
             inputs["x_keys"] = None
             if inputs["known_positives"] is None:
                 inputs["y_keys"] = None
-        more = {"importance": inputs.pop("importance")} if "importance" in inputs else {}
-        batch = gather_batch(x_bD, y_mD, equal_is_positive=duplicates is Duplicates.positive, **inputs)
-        return self.of_batch(batch, **more)
+        return self.of_batch(gather_batch(x_bD, y_mD, equal_is_positive=duplicates is Duplicates.positive, **inputs))
 
-    def of_batch(self, batch: GatheredBatch, **more: Tensor) -> ObjectiveResult:
-        """The result for a gathered batch; `more` are arguments of forward that the batch does not hold."""
+    def of_batch(self, batch: GatheredBatch) -> ObjectiveResult:
+        """The result for a gathered batch."""
         raise NotImplementedError
 
     def clamp_(self) -> None:
         """Clamp the learning parameters to their ranges. To be called after every optimiser step."""
 
     def undo(self) -> None:
-        """Restore the state that the last call of forward changed."""
+        """Restore the state that the last call of forward changed, because its optimiser step is skipped."""
         if self.memory is not None:
             self.memory.undo()
 
     def _comparable(self, e_bD: Tensor) -> Tensor:
-        """The embeddings, normalised in float32 for a cosine, in the type in which they are multiplied.
+        """The embeddings as the scores need them: normalised in float32 for a cosine, in the type of the matmul.
 
-        A GPU multiplies half precision into float32; elsewhere half precision gains nothing and is widened.
+        A GPU multiplies half precision into float32; on a CPU half precision gains nothing and becomes float32.
         """
         e_bD = e_bD.clone() if e_bD.is_inference() else e_bD  # autograd refuses inference tensors
         wide = e_bD.to(torch.promote_types(e_bD.dtype, torch.float32))
@@ -141,11 +140,9 @@ class Objective(nn.Module):
         return wide.to(e_bD.dtype) if e_bD.is_cuda else wide
 
 
-def _check_types(x_bD: Tensor, y_mD: Tensor | None) -> None:
-    """Raises ValueError if only one of x and y is float64. Half precision mixes with float32, as it is widened."""
-    x_type, y_type = x_bD.dtype, x_bD.dtype if y_mD is None else y_mD.dtype
-    if torch.promote_types(x_type, torch.float32) != torch.promote_types(y_type, torch.float32):
-        raise ValueError(f"x is {dtype_name(x_type)} and y {dtype_name(y_type)}: convert one of them")
+def shapes(*tensors: Tensor | None) -> str:
+    """The shapes for an error message: "(8, 4) and None"."""
+    return " and ".join(str(None if e is None else tuple(e.shape)) for e in tensors)
 
 
 class TemperatureObjective(Objective):
@@ -156,7 +153,7 @@ class TemperatureObjective(Objective):
         self.logit_scale = nn.Parameter(torch.tensor(-math.log(options.temperature)), options.learnable)
 
     def scale(self, like: Tensor) -> Tensor:
-        """1/τ, 0-d, in float32 or better."""
+        """1/τ, 0-d, in float32, or in float64 if `like` is float64."""
         return self.logit_scale.to(torch.promote_types(like.dtype, torch.float32)).exp()
 
     def clamp_(self) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dyad.train.losses.gathered.batch import as_int64
-from dyad.train.losses.objectives.base import ObjectiveResult, TemperatureObjective
+from dyad.train.losses.objectives.base import ObjectiveResult, TemperatureObjective, shapes
 from dyad.train.losses.objectives.softmax import softplus
 from dyad.train.losses.options.logistic import CpcOptions
 from dyad.train.losses.sums.all_gather import Layout
@@ -24,7 +24,7 @@ from dyad.train.losses.sums.tiles import Exclusion, Pairs
 
 @dataclass(frozen=True)
 class Sequences:
-    """Contexts x and encodings y by step: (b, D) each of this rank, and y of all ranks, (B, D) each."""
+    """Contexts x and encodings y, one tensor for each of T steps: (b, D) of this rank, and y of all ranks, (B, D)."""
 
     x_TbD: tuple[Tensor, ...]
     y_TbD: tuple[Tensor, ...]
@@ -50,11 +50,6 @@ class Sequences:
         y_BTD, lengths_B = layout.gather(y_bTD), layout.gather(lengths_b)
         return Sequences(x_bTD.unbind(1), y_bTD.unbind(1), y_BTD.unbind(1), lengths_b, lengths_B, layout)
 
-    def counts(self) -> list[int]:
-        """For each step, how many sequences of all ranks reach it."""
-        steps = torch.arange(len(self.x_TbD), device=self.lengths_B.device)
-        return (self.lengths_B[:, None] > steps).sum(0).tolist()
-
 
 class Cpc(TemperatureObjective):
     """L = mean of −log e^{a_ii} / Σ_j e^{a_ij}, a_ij = <y_j,t+s, W_s x_i,t>/τ (van den Oord et al. 2018, eq. 3 and 4).
@@ -66,7 +61,6 @@ class Cpc(TemperatureObjective):
     w_HDD: W_s of every horizon (one if shared), which starts as the identity.
     """
 
-    takes = frozenset({"lengths"})
     options: CpcOptions
 
     def __init__(self, options: CpcOptions) -> None:
@@ -74,8 +68,12 @@ class Cpc(TemperatureObjective):
         self.w_HDD = nn.Parameter(torch.eye(options.width).repeat(1 if options.shared_w else options.horizons, 1, 1))
 
     def of_embeddings(self, x_bD: Tensor, y_mD: Tensor | None, **inputs: Any) -> ObjectiveResult:
-        sequences = Sequences.of(x_bD, _checked(x_bD, y_mD, self.options.width), inputs.get("lengths"))
-        candidates = {u: count for u, count in enumerate(sequences.counts()) if u and count}
+        width = self.options.width
+        if y_mD is None or x_bD.ndim != 3 or x_bD.shape != y_mD.shape or x_bD.shape[2] != width:
+            raise ValueError(f"x and y must be (b, T, {width}) alike, not {shapes(x_bD, y_mD)}")
+        sequences = Sequences.of(x_bD, y_mD, inputs.get("lengths"))
+        reached = sequences.lengths_B[:, None] > torch.arange(x_bD.shape[1], device=x_bD.device)
+        candidates = {u: count for u, count in enumerate(reached.sum(0).tolist()) if u and count}
         anchors = {u: count * min(u, self.options.horizons) for u, count in candidates.items()}
         total = sum(anchors.values())
         if not total:
@@ -103,11 +101,3 @@ class Cpc(TemperatureObjective):
         scores = (predictions * sequences.y_TbD[u].repeat(len(contexts), 1)).sum(1)
         reaches = (sequences.lengths_b > u).repeat(len(contexts))
         return torch.stack([softplus(log_sums - scale * scores)[reaches].sum(), scores[reaches].sum()])
-
-
-def _checked(x_bTD: Tensor, y_bTD: Tensor | None, width: int) -> Tensor:
-    """y, if x and y are sequences of this width. Raises ValueError otherwise."""
-    if y_bTD is None or x_bTD.ndim != 3 or x_bTD.shape != y_bTD.shape or x_bTD.shape[2] != width:
-        shape = None if y_bTD is None else tuple(y_bTD.shape)
-        raise ValueError(f"x and y must be (b, T, {width}) alike, not {tuple(x_bTD.shape)} and {shape}")
-    return y_bTD

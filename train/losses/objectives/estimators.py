@@ -21,20 +21,16 @@ from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
 from dyad.train.losses.gathered.batch import GatheredBatch
-from dyad.train.losses.gathered.candidates import Anchors, Relations, relations
+from dyad.train.losses.gathered.candidates import Anchors, relations
 from dyad.train.losses.gathered.sample_state import SampleState, StateRead
 from dyad.train.losses.objectives.base import Objective, ObjectiveResult, TemperatureObjective
 from dyad.train.losses.objectives.robust import SIDES
 from dyad.train.losses.objectives.softmax import score_means
 from dyad.train.losses.options.common import CandidateSet, Directions, Duplicates, PairOptions
-from dyad.train.losses.options.estimators import (
-    EstimatorOptions,
-    ISogCLROptions,
-    NuclrOptions,
-    TemperatureGradient,
-)
+from dyad.train.losses.options.estimators import EstimatorOptions, ISogCLROptions, NuclrOptions, TemperatureGradient
 from dyad.train.losses.sums.functions import with_gradients
 from dyad.train.losses.sums.lse import Scales, log_partition
+from dyad.train.losses.sums.tiles import Exclusion
 
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 Numbers = dict[str, Tensor]  # by side or by name
@@ -56,14 +52,19 @@ def sample_state(options: EstimatorOptions, **initial: float) -> SampleState:
 
 @dataclass(frozen=True)
 class StateBatch:
-    """The global batch of one step, its relations, and the state of its samples before the step."""
+    """The global batch of one step, its anchors by side, and the state of its samples before the step.
+
+    exclusion: the pairs that no sum contains, the positives among them. training: whether the step changes the state.
+    """
 
     batch: GatheredBatch
-    related: Relations
+    exclusion: Exclusion | None
+    anchors: dict[str, Anchors]
     read: StateRead
     memory: SampleState
     options: EstimatorOptions
     epoch: int
+    training: bool
 
     @staticmethod
     def of(objective: Objective, batch: GatheredBatch) -> StateBatch:
@@ -79,12 +80,12 @@ class StateBatch:
             batch = replace(batch, keys=(*batch.keys, (batch.sample_ids_b, read.ids_B)))
             duplicates = Duplicates.mask
         pairs = PairOptions(options.name, candidates=CandidateSet.negatives, duplicates=duplicates)
+        related = relations(batch, pairs)
+        both = {"x": related.rows, "y": related.columns}
+        anchors = {side: both[side] for side in SIDES[options.directions]}
         epoch = memory.samples_seen // (options.samples_per_epoch or memory.num_samples)
-        return StateBatch(batch, relations(batch, pairs), read, memory, options, epoch)
-
-    @property
-    def sides(self) -> str:
-        return SIDES[self.options.directions]
+        training = objective.training and torch.is_grad_enabled()
+        return StateBatch(batch, related.exclusion, anchors, read, memory, options, epoch, training)
 
     @property
     def own(self) -> slice:
@@ -92,8 +93,8 @@ class StateBatch:
         return self.batch.rows.own
 
     def old(self, name: str) -> Numbers:
-        """The numbers `name` before this step, (B,) by side."""
-        return {side: self.read.old[f"{name}_{side}"] for side in self.sides}
+        """The numbers `name` of the samples before this step, (B,) by side."""
+        return {side: self.read.old[f"{name}_{side}"] for side in self.anchors}
 
     def log_g(self, rows_b: Tensor, columns_M: Tensor, a_x_b: Tensor, a_y_b: Tensor) -> Numbers:
         """log ĝ_i of own anchors, (b,) by side, from the log-sums over negatives and the logits of own pairs.
@@ -101,8 +102,8 @@ class StateBatch:
         −inf for an anchor without negatives.
         """
         sums = {"x": rows_b - a_x_b, "y": columns_M[self.own] - a_y_b}
-        counts = {side: self._anchors(side).counts[self._anchors(side).own] for side in self.sides}
-        return {side: sums[side] - counts[side].clamp(min=1).to(a_x_b).log() for side in self.sides}
+        counts = {side: anchors.counts[anchors.own] for side, anchors in self.anchors.items()}
+        return {side: sums[side] - count_b.clamp(min=1).to(a_x_b).log() for side, count_b in counts.items()}
 
     def updated_means(self, log_g: Numbers) -> dict[str, UpdatedMeans]:
         """The running means of all samples of the batch after this step, by side. A collective."""
@@ -122,26 +123,28 @@ class StateBatch:
 
         The mean over ranks is the value of the global batch.
         """
-        valid = {side: self._anchors(side).valid[self._anchors(side).own] for side in self.sides}
-        terms = [self.share(side) * torch.where(valid[side], of_anchors[side], 0.0).sum() for side in self.sides]
+        valid = {side: anchors.valid[anchors.own] for side, anchors in self.anchors.items()}
+        terms = [self.share(side) * torch.where(valid[side], of_anchors[side], 0.0).sum() for side in valid]
         return torch.stack(terms).sum()
 
     def share(self, side: str) -> Tensor:
-        """The factor of this rank's sum over the anchors of a side, 0-d."""
-        return self._anchors(side).share * (0.5 if self.options.directions is Directions.mean else 1.0)
+        """The factor that turns this rank's sum over the anchors of a side into its share of the loss, 0-d."""
+        return self.anchors[side].share * (0.5 if self.options.directions is Directions.mean else 1.0)
 
-    def result(self, loss: Tensor, updated: dict[str, UpdatedMeans], **more: Tensor) -> ObjectiveResult:
-        """The loss with its metrics. staleness: mean |log u − log ĝ| over the anchors of the batch."""
-        off = torch.cat([(m.log_u_B - m.log_g_B)[m.counts_B] for m in updated.values()]).abs()
+    def result(self, loss: Tensor, updated: dict[str, UpdatedMeans], new: Numbers, **more: Tensor) -> ObjectiveResult:
+        """The loss with its metrics, after writing log u and the numbers `new` to the state if the step is training.
+
+        staleness: mean |log u − log ĝ| over the anchors of the batch.
+        """
+        if self.training:
+            self.memory.write(self.read, {f"log_u_{side}": m.log_u_B for side, m in updated.items()} | new)
+        off = torch.cat([(m.log_u_B - m.log_g_B)[m.has_negatives_B] for m in updated.values()]).abs()
         health = {
             "staleness": off.sum() / max(len(off), 1),
             "share_never_visited": off.new_tensor(self.memory.share_never_visited),
             "gamma": off.new_tensor(self.options.gamma_at(self.epoch)),
         }
         return ObjectiveResult(loss, {**score_means(self.batch), **health, **more})
-
-    def _anchors(self, side: str) -> Anchors:
-        return self.related.rows if side == "x" else self.related.columns
 
 
 @dataclass(frozen=True)
@@ -155,21 +158,17 @@ class UpdatedMeans:
     log_u_B: Tensor
 
     @property
-    def counts_B(self) -> Tensor:
+    def has_negatives_B(self) -> Tensor:
         """Whether each sample has negatives, (B,) bool."""
         return self.log_g_B > -math.inf
 
     def log_u(self, own: slice) -> Tensor:
         """log u of the anchors `own`, (b,); 0 for those without negatives."""
-        return torch.where(self.counts_B, self.log_u_B, 0.0)[own]
-
-
-def log_u_by_name(updated: dict[str, UpdatedMeans]) -> Numbers:
-    return {f"log_u_{side}": m.log_u_B for side, m in updated.items()}
+        return torch.where(self.has_negatives_B, self.log_u_B, 0.0)[own]
 
 
 def zero_with_gradient(log_g_b: Tensor, log_u_b: Tensor) -> Tensor:
-    """Zeros, (b,), with the gradient ∇ĝ_i / u_i of the estimator."""
+    """Zeros, (b,), with the gradient ∇ĝ_i / u_i of the estimator: e^(log ĝ_i − log u_i), with its value subtracted."""
     weight_b = (log_g_b - log_u_b).exp()
     return weight_b - weight_b.detach()
 
@@ -181,10 +180,10 @@ class SogCLR(TemperatureObjective):
         super().__init__(options)
         self.memory = sample_state(options)
 
-    def of_batch(self, batch: GatheredBatch, **more: Tensor) -> ObjectiveResult:
+    def of_batch(self, batch: GatheredBatch) -> ObjectiveResult:
         state, scale = StateBatch.of(self, batch), self.scale(batch.x_bD)
         in_g = self.in_g(scale)
-        rows_b, columns_M = log_partition(batch.x_bD, batch.y_MD, in_g, batch.columns, state.related.exclusion)
+        rows_b, columns_M = log_partition(batch.x_bD, batch.y_MD, in_g, batch.columns, state.exclusion)
         a_b = in_g * batch.pair_scores()
         log_g = state.log_g(rows_b, columns_M, a_b, a_b)
         updated = state.updated_means(log_g)
@@ -193,9 +192,7 @@ class SogCLR(TemperatureObjective):
             side: self.of_anchors(log_u[side], zero_with_gradient(g, log_u[side]), 1 / scale)
             for side, g in log_g.items()
         }
-        if self.training and torch.is_grad_enabled():
-            state.memory.write(state.read, log_u_by_name(updated))
-        return state.result(state.mean(terms), updated)
+        return state.result(state.mean(terms), updated, {})
 
     def of_anchors(self, log_u_b: Tensor, zero_b: Tensor, tau: Tensor) -> Tensor:
         """The loss of each anchor, (b,); zero_b: see zero_with_gradient."""
@@ -227,19 +224,19 @@ class FastClipV3(FastClipV0):
     """
 
     def of_anchors(self, log_u_b: Tensor, zero_b: Tensor, tau: Tensor) -> Tensor:
-        return robust(log_u_b, zero_b, tau, self.options.rho)
+        return kl_robust(log_u_b, zero_b, tau, self.options.rho)
 
 
-def robust(log_u_b: Tensor, zero_b: Tensor, tau: Tensor, rho: float) -> Tensor:
+def kl_robust(log_u_b: Tensor, zero_b: Tensor, tau: Tensor, rho: float) -> Tensor:
     """τ log u_i + ρτ, (b,), the dual of robustness over a KL ball of radius ρ. tau: (b,), or 0-d for all anchors."""
     return tau * log_u_b + tau.detach() * zero_b + rho * tau
 
 
 class Leaves:
-    """Embeddings and numbers of samples as leaves of an inner graph, which is differentiated during forward.
+    """Copies of embeddings and numbers of samples as leaves of an inner graph, which is differentiated during forward.
 
-    An objective that updates numbers of samples itself needs their gradients at once. The pass over the scores that
-    computes them computes the gradients of the embeddings too, which are stored for the caller's backward.
+    iSogCLR and NUCLR update numbers of samples in forward and need their gradients there. The pass over the scores that
+    computes these gradients also computes those of the embeddings, which are stored for the caller's backward.
     """
 
     def __init__(self, batch: GatheredBatch, numbers: Numbers) -> None:
@@ -263,38 +260,34 @@ class Leaves:
         return loss, dict(zip(self.numbers, summed.unbind(), strict=True))
 
 
-@dataclass(frozen=True)
-class MomentumStep:
-    """Gradient descent with momentum on numbers of samples: step size, momentum, largest gradient, and bounds.
+def momentum_step(
+    state: StateBatch,
+    name: str,
+    updated: dict[str, UpdatedMeans],
+    gradients: Numbers,
+    lr: float,
+    momentum: float,
+    clip: float = math.inf,
+    bounds: tuple[float, float] = (-math.inf, math.inf),
+) -> tuple[Numbers, Numbers]:
+    """One step of gradient descent with momentum on the numbers `name` of the samples in the batch.
 
-    The first gradient of a sample is its first running mean.
+    clip: the largest gradient. bounds: the range of the numbers. The first gradient of a sample is its first running
+    mean. Returns the numbers and their running mean gradients after the step, (B,) by name and side, and QUANTILES of
+    the numbers over the anchors of the batch, 0-d each.
     """
-
-    lr: float
-    momentum: float
-    clip: float = math.inf
-    least: float = -math.inf
-    most: float = math.inf
-
-    def __call__(self, name: str, state: StateBatch, updated: dict[str, UpdatedMeans], gradients: Numbers) -> Numbers:
-        """The numbers `name` of the samples and their running mean gradients after this step: "name_side" → (B,)."""
-        new = {}
-        for side, m in updated.items():
-            old_B, velocity_B = (state.old(which)[side] for which in (name, f"{name}_velocity"))
-            gradient_B = state.read.mean(gradients[side] / state.share(side)).clamp(-self.clip, self.clip)
-            mixed_B = self.momentum * velocity_B + (1 - self.momentum) * gradient_B
-            mixed_B = torch.where(velocity_B.isnan(), gradient_B, mixed_B)
-            new_B = (old_B - self.lr * mixed_B).clamp(self.least, self.most)
-            new[f"{name}_{side}"] = torch.where(m.counts_B, new_B, old_B)
-            new[f"{name}_velocity_{side}"] = torch.where(m.counts_B, mixed_B, velocity_B)
-        return new
-
-
-def quantiles(name: str, sides: str, new: Numbers) -> Numbers:
-    """QUANTILES of the numbers `name` after this step, over the anchors of the batch, 0-d each."""
-    values = torch.cat([new[f"{name}_{side}"] for side in sides])
+    new, velocities = {}, {}
+    for side, m in updated.items():
+        old_B, velocity_B = (state.old(which)[side] for which in (name, f"{name}_velocity"))
+        gradient_B = state.read.mean(gradients[side] / state.share(side)).clamp(-clip, clip)
+        mixed_B = momentum * velocity_B + (1 - momentum) * gradient_B
+        mixed_B = torch.where(velocity_B.isnan(), gradient_B, mixed_B)
+        new[f"{name}_{side}"] = torch.where(m.has_negatives_B, (old_B - lr * mixed_B).clamp(*bounds), old_B)
+        velocities[f"{name}_velocity_{side}"] = torch.where(m.has_negatives_B, mixed_B, velocity_B)
+    values = torch.cat(list(new.values()))
     found = torch.quantile(values, values.new_tensor(list(QUANTILES.values())))
-    return {f"{name}_{label}": value for label, value in zip(QUANTILES, found.unbind(), strict=True)}
+    labels = (f"{name}_{label}" for label in QUANTILES)
+    return new | velocities, dict(zip(labels, found.unbind(), strict=True))
 
 
 class ISogCLR(Objective):
@@ -307,32 +300,28 @@ class ISogCLR(Objective):
     def __init__(self, options: ISogCLROptions) -> None:
         super().__init__(options)
         self.memory = sample_state(options, tau=options.temperature, tau_velocity=math.nan)
-        self._descent = MomentumStep(
-            options.tau_lr, options.tau_momentum, options.tau_clip, options.min_temperature, options.max_temperature
-        )
 
-    def of_batch(self, batch: GatheredBatch, **more: Tensor) -> ObjectiveResult:
+    def of_batch(self, batch: GatheredBatch) -> ObjectiveResult:
         options, state = self.options, StateBatch.of(self, batch)
         old, own = state.old("tau"), state.own
-        training = self.training and torch.is_grad_enabled()
         with torch.enable_grad():
             leaves = Leaves(batch, old)
             unused = torch.full_like(next(iter(old.values())), options.temperature)  # for a side without anchors
             tau_x_b, tau_y_B = leaves.numbers.get("x", unused)[own], leaves.numbers.get("y", unused)
             x_bD, y_MD, scales = leaves.batch.x_bD, leaves.batch.y_MD, Scales(1 / tau_x_b, 1 / tau_y_B)
-            rows_b, columns_M = log_partition(x_bD, y_MD, scales, batch.columns, state.related.exclusion)
+            rows_b, columns_M = log_partition(x_bD, y_MD, scales, batch.columns, state.exclusion)
             s_b = leaves.batch.pair_scores()
             log_g = state.log_g(rows_b, columns_M, s_b / tau_x_b, s_b / tau_y_B[own])
             updated = state.updated_means(log_g)
             terms = {}
             for side, g in log_g.items():
                 log_u_b, tau_b = updated[side].log_u(own), leaves.numbers[side][own]
-                terms[side] = robust(log_u_b, zero_with_gradient(g, log_u_b), tau_b, options.rho)
+                terms[side] = kl_robust(log_u_b, zero_with_gradient(g, log_u_b), tau_b, options.rho)
             loss, gradients = leaves.differentiated(state.mean(terms))
-        new = log_u_by_name(updated) | self._descent("tau", state, updated, gradients)
-        if training:
-            state.memory.write(state.read, new)
-        return state.result(loss, updated, **quantiles("tau", state.sides, new))
+        bounds = options.min_temperature, options.max_temperature
+        step = options.tau_lr, options.tau_momentum, options.tau_clip, bounds
+        new, metrics = momentum_step(state, "tau", updated, gradients, *step)
+        return state.result(loss, updated, new, **metrics)
 
 
 class Nuclr(TemperatureObjective):
@@ -348,26 +337,17 @@ class Nuclr(TemperatureObjective):
         super().__init__(options)
         self.memory = sample_state(options, zeta=0.0, zeta_velocity=math.nan)
 
-    def of_batch(self, batch: GatheredBatch, **more: Tensor) -> ObjectiveResult:
+    def of_batch(self, batch: GatheredBatch) -> ObjectiveResult:
         options, state, scale = self.options, StateBatch.of(self, batch), self.scale(batch.x_bD)
-        own = state.own
-        log_others = math.log(state.memory.num_samples - 1)
-        training = self.training and torch.is_grad_enabled()
+        own, log_others = state.own, math.log(state.memory.num_samples - 1)
         with torch.enable_grad():
             leaves = Leaves(batch, state.old("zeta"))
             weights = {side: scale * zeta_B for side, zeta_B in leaves.numbers.items()}
-            row_weights_b, column_weights_M = weights["y"][own] if "y" in weights else None, weights.get("x")
-            embeddings, exclusion = (leaves.batch.x_bD, leaves.batch.y_MD), state.related.exclusion
-            rows_b, columns_M = log_partition(
-                *embeddings,
-                scale,
-                batch.columns,
-                exclusion,
-                row_weights_b=row_weights_b,
-                column_weights_M=column_weights_M,
-            )
+            row_weights_b = weights["y"][own] if "y" in weights else None
+            inputs = leaves.batch.x_bD, leaves.batch.y_MD, scale, batch.columns, state.exclusion
+            sums = log_partition(*inputs, row_weights_b=row_weights_b, column_weights_M=weights.get("x"))
             a_b = scale * leaves.batch.pair_scores()
-            log_g = state.log_g(rows_b, columns_M, a_b, a_b)
+            log_g = state.log_g(*sums, a_b, a_b)
             updated = state.updated_means(log_g)
             terms = {}
             for side, g in log_g.items():
@@ -376,7 +356,5 @@ class Nuclr(TemperatureObjective):
                 terms[side] = (log_others + log_d_b + zero_b) / scale - leaves.numbers[side][own]
             loss, gradients = leaves.differentiated(state.mean(terms))
         lr = options.zeta_lr if state.epoch >= options.zeta_warmup else 0.0
-        new = log_u_by_name(updated) | MomentumStep(lr, options.zeta_momentum)("zeta", state, updated, gradients)
-        if training:
-            state.memory.write(state.read, new)
-        return state.result(loss, updated, **quantiles("zeta", state.sides, new))
+        new, metrics = momentum_step(state, "zeta", updated, gradients, lr, options.zeta_momentum)
+        return state.result(loss, updated, new, **metrics)

@@ -22,13 +22,7 @@ from dyad.train.losses.gathered.importance import SampleTable
 from dyad.train.losses.objectives.base import ObjectiveResult, TemperatureObjective
 from dyad.train.losses.objectives.softmax import score_means, softplus
 from dyad.train.losses.options.common import Duplicates
-from dyad.train.losses.options.logistic import (
-    BinaryNceOptions,
-    LocalNceOptions,
-    LogisticOptions,
-    NceOptions,
-    Noise,
-)
+from dyad.train.losses.options.logistic import BinaryNceOptions, LocalNceOptions, LogisticOptions, NceOptions, Noise
 from dyad.train.losses.sums.all_gather import Layout
 from dyad.train.losses.sums.functions import product
 from dyad.train.losses.sums.pair_sum import Function, pair_sum
@@ -42,8 +36,8 @@ class LabelledPairs:
     """The labels of the pairs of a batch: data or noise.
 
     Data are the positives of the batch and, with duplicates=positive, all pairs with an equal key. Noise are all other
-    pairs that are not left out. exclusion: the pairs outside the sum over tiles, which are the left-out ones and the
-    positives of the batch, since these are summed one by one. equal: keys that make data, (rows (b,), columns (M,)).
+    pairs that are not left out. exclusion: the pairs that the sum over tiles leaves out: the left-out pairs, and the
+    positives of the batch, which are summed one by one. equal: the keys whose equality makes data, (b,) and (M,) each.
     """
 
     batch: GatheredBatch
@@ -77,13 +71,10 @@ class LogisticFormula:
     def pair_logits(self, batch: GatheredBatch, scale: Tensor) -> Tensor:
         """The logits of the batch's positives, (P,) in their order."""
         a_P = scale * batch.pair_scores() + self.shift
-        if self.offsets_M is None:
-            return a_P
-        first, pairs_P2 = batch.positives.own, batch.positives.pairs_P2
-        return a_P + self.offsets_M[pairs_P2[:, 1] if first is None else slice(first, first + len(a_P))]
+        return a_P if self.offsets_M is None else a_P + self.offsets_M[batch.positive_indices()[1]]
 
     def share(self, labelled: LabelledPairs, scale: Tensor) -> Tensor:
-        """This rank's share of L, 0-d, from one pass over the tiles."""
+        """This rank's share of L, 0-d: the mean of the shares over ranks is L. One pass over the tiles."""
         batch, equal = labelled.batch, labelled.equal
         offsets = () if self.offsets_M is None else (self.offsets_M,)
         others = pair_sum(
@@ -99,11 +90,15 @@ class LogisticFormula:
 
 
 def _noise(s: Tensor, *added: Tensor) -> Tensor:
+    """The loss sp(a) of pairs that are noise; a is the score plus what is `added`."""
     return softplus(sum(added, start=s))
 
 
 def _labelled_by_key(keys: int, data_weight: Tensor | float) -> Function:
-    """The loss of a pair: data with weight `data_weight` if its keys are equal in one of `keys` keys, else noise."""
+    """The loss of a pair: data, with weight `data_weight`, if one of its keys is equal; else noise.
+
+    keys: the number of keys, which are the first inputs by row and by column.
+    """
 
     def f(s: Tensor, *inputs: Tensor) -> Tensor:
         row_keys, column_keys, added = inputs[:keys], inputs[keys : 2 * keys], inputs[2 * keys :]
@@ -120,13 +115,11 @@ class LogisticObjective(TemperatureObjective, ABC):
     bias: added to every logit, a parameter that has a gradient only if it learns.
     """
 
-    takes = frozenset({"negatives", "positives", "excluded"})
-
     def __init__(self, options: LogisticOptions) -> None:
         super().__init__(options)
         self.bias = nn.Parameter(torch.tensor(options.init_bias or 0.0), options.bias_learnable)
 
-    def of_batch(self, batch: GatheredBatch, **more: Tensor) -> ObjectiveResult:
+    def of_batch(self, batch: GatheredBatch) -> ObjectiveResult:
         scale, labelled = self.scale(batch.x_bD), label_pairs(batch, self.options.duplicates)
         formula = self.formula(labelled)
         loss = formula.share(labelled, scale)
@@ -179,15 +172,12 @@ class Nce(LogisticObjective):
         k = k_n / k_d if options.k is None else torch.full_like(k_d, options.k)
         log_q = -math.log(options.num_samples or 1) if options.noise is Noise.uniform else 0.0
         weights = batch.rows.world_size / k_d, batch.rows.world_size * k / k_n
-        return LogisticFormula(self.bias - k.log() - log_q, *weights, self._offsets(batch))
-
-    def _offsets(self, batch: GatheredBatch) -> Tensor | None:
-        """−log q of the columns, (M,), from the file. A collective."""
-        if self._table is None:
-            return None
-        if len(batch.y_MD) != batch.columns.total:
-            raise ConfigError("objective.noise=file: further columns have no log q")
-        return -self._table.of_columns(batch, self.scale(batch.x_bD))
+        minus_log_q_M = None
+        if self._table is not None:
+            if len(batch.y_MD) != batch.columns.total:
+                raise ConfigError("objective.noise=file: further columns have no log q")
+            minus_log_q_M = -self._table.of_columns(batch, k)
+        return LogisticFormula(self.bias - k.log() - log_q, *weights, minus_log_q_M)
 
 
 class BinaryNce(LogisticObjective):
@@ -204,7 +194,7 @@ class BinaryNce(LogisticObjective):
         half = labelled.batch.rows.world_size / 2
         return LogisticFormula(self.bias, half / k_d, half / k_n)
 
-    def of_batch(self, batch: GatheredBatch, **more: Tensor) -> ObjectiveResult:
+    def of_batch(self, batch: GatheredBatch) -> ObjectiveResult:
         r = self.options.negatives_per_positive
         return super().of_batch(batch) if r is None else self._sampled(batch, r)
 
@@ -220,7 +210,7 @@ class BinaryNce(LogisticObjective):
         j_br = (i + torch.arange(1, r + 1, device=i.device)) % total
         s_br = product(batch.y_MD[j_br].to(scale.dtype), batch.x_bD.to(scale.dtype)[:, :, None])[:, :, 0]
         a_b, a_br = scale * batch.pair_scores() + self.bias, scale * s_br + self.bias
-        equal = _keys(batch, self.options.duplicates)
+        equal = _class_numbers(batch, self.options.duplicates)
         same_br = _any_equal(equal, i - own.start, j_br) if equal else torch.zeros_like(j_br, dtype=torch.bool)
         more_data = a_br[same_br] if self.options.duplicates is Duplicates.positive else a_br[:0, 0]
         data, noise = torch.cat([a_b, more_data]), a_br[~same_br]
@@ -264,28 +254,21 @@ def nce_from_log_u(
 
 
 def label_pairs(batch: GatheredBatch, duplicates: Duplicates) -> LabelledPairs:
-    """The labels of the pairs of `batch`. Raises ConfigError if keys are compared and there are none."""
-    keys, dropped = _keys(batch, duplicates), batch.positives
+    """The labels of the pairs of `batch`. Raises ConfigError if keys are to be compared and there are none."""
+    keys, dropped = _class_numbers(batch, duplicates), batch.positives
     if batch.excluded is not None:
         dropped = Pairs(batch.excluded).joined(dropped)
     positive = duplicates is Duplicates.positive
     return LabelledPairs(batch, Exclusion(() if positive else keys, dropped=dropped), keys if positive else ())
 
 
-def _keys(batch: GatheredBatch, duplicates: Duplicates) -> Keys:
-    """The keys to compare, none with duplicates=keep, as class numbers of the rows (b,) and of all columns (M,).
+def _class_numbers(batch: GatheredBatch, duplicates: Duplicates) -> Keys:
+    """The keys to compare, as numbers of equal keys, of the rows (b,) and of all columns (M,); () if duplicates=keep.
 
     A column without a key gets −1, which is the number of no row. Raises ConfigError if the batch has no keys.
     """
-    if duplicates is Duplicates.keep:
-        return ()
-    if not batch.keys:
-        raise ConfigError(
-            f"objective.duplicates={duplicates.value} compares content keys: give the objective x_keys or y_keys, or "
-            "set objective.duplicates=keep"
-        )
     numbered = []
-    for row_keys, column_keys in batch.keys:
+    for row_keys, column_keys in batch.compared_keys(duplicates):
         classes = torch.unique(torch.cat([row_keys, column_keys]), return_inverse=True)[1]
         rows, columns = classes.split([len(row_keys), len(column_keys)])
         numbered.append((rows, F.pad(columns, (0, len(batch.y_MD) - len(columns)), value=-1)))

@@ -16,6 +16,8 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -31,28 +33,22 @@ STEEPEST = 30.0  # KL's conjugate is linear beyond it: m e^30 does not overflow,
 Elementwise = Callable[[Tensor], Tensor]
 
 
-@dataclass(frozen=True)
-class DifferenceLoss:
+def pair_loss_of(options: RobustOptions) -> Elementwise:
     """The pair loss ℓ(d) of the score difference d = s_ij − s_ip, elementwise and non-decreasing."""
-
-    name: PairLoss
-    margin: float
-
-    def __call__(self, d: Tensor) -> Tensor:
-        losses: dict[PairLoss, Elementwise] = {
-            PairLoss.identity: lambda d: d,
-            PairLoss.hinge: lambda d: F.relu(self.margin + d),
-            PairLoss.squared_hinge: lambda d: F.relu(self.margin + d).square(),
-            PairLoss.logistic: lambda d: -F.logsigmoid(-d),
-        }
-        return losses[self.name](d)
+    losses: dict[PairLoss, Elementwise] = {
+        PairLoss.identity: lambda d: d,
+        PairLoss.hinge: lambda d: F.relu(options.margin + d),
+        PairLoss.squared_hinge: lambda d: F.relu(options.margin + d).square(),
+        PairLoss.logistic: lambda d: -F.logsigmoid(-d),
+    }
+    return losses[options.pair_loss]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RepeatedRows(Exclusion):
-    """The exclusion of R rows that are repeated rows of a batch of `base_rows` rows, which `base` is the exclusion of.
+    """The exclusion of R rows, each of which is a copy of a row of the batch; `base` is the exclusion of the batch.
 
-    row_R: the row of the batch of each, ascending.
+    base_rows: the number of rows of the batch. row_R: the row of the batch of which each row is a copy, ascending.
     """
 
     base: Exclusion
@@ -125,7 +121,7 @@ class Losses:
 
 @dataclass(frozen=True)
 class Solution:
-    """ν_r = base_r + τ offset_r. As a sum of two it keeps the digits of small differences from the largest losses.
+    """ν_r = base_r + τ offset_r. The sum of two numbers keeps the digits of small differences from the largest losses.
 
     of_weights: metrics of w, (R,) each: weights_kl = KL(w‖uniform), zero_weights = the share of weights that are 0.
     """
@@ -138,14 +134,14 @@ class Solution:
         """ν of each row, (R,)."""
         return self.base_R + tau * self.offset_R
 
-    def metrics(self, losses: Losses, tau: Tensor) -> dict[str, Tensor]:
-        """ν and the metrics of w, as means over rows."""
-        found = {"nu": self.nu_R(tau), **self.of_weights}
-        return {name: losses.mean(values_R) for name, values_R in found.items()}
-
 
 class OCE(ABC):
-    """The optimised certainty equivalent of one divergence: its conjugate φ*, and how to solve for ν."""
+    """The optimised certainty equivalent of one divergence: its conjugate φ*, and how to solve for ν.
+
+    Subclasses implement `conjugate`, and `solve_rows` or `solve`.
+    """
+
+    metric: ClassVar[str]
 
     @abstractmethod
     def conjugate(self, u: Tensor) -> Tensor:
@@ -154,9 +150,15 @@ class OCE(ABC):
         It is finite, with a finite slope, for every u: ν may be far off, and pair_sum evaluates left-out pairs too.
         """
 
-    @abstractmethod
+    @torch.no_grad()
     def solve(self, losses: Losses, tau: Tensor) -> Solution:
         """The minimising ν of each row, without gradient."""
+        base_R, offset_R, metric_R = _by_rows(losses, partial(self.solve_rows, losses, tau), 3)
+        return Solution(base_R, offset_R, {self.metric: metric_R})
+
+    def solve_rows(self, losses: Losses, tau: Tensor, rows: slice) -> tuple[Tensor, ...]:
+        """base and offset of the minimising ν of some rows, and the metric of w that `metric` names, (r,) each."""
+        raise NotImplementedError
 
     def closed_form(self, losses: Losses, tau: Tensor) -> tuple[Tensor, Solution]:
         """The weighted sum of the rows' OCE, 0-d, differentiable in x, y, p and τ; and the ν of its minimum."""
@@ -164,7 +166,7 @@ class OCE(ABC):
         return self.at(losses, tau, solution.base_R, solution.offset_R), solution
 
     def at(self, losses: Losses, tau: Tensor, base_R: Tensor, offset_R: Tensor) -> Tensor:
-        """The weighted sum with ν = base + τ offset given, 0-d, differentiable in these too."""
+        """The weighted sum with ν = base + τ offset given, 0-d, differentiable in base and offset too."""
 
         def f(s: Tensor, p: Tensor, base: Tensor, offset: Tensor, tau: Tensor) -> Tensor:
             return tau * self.conjugate((losses.pair_loss(s - p) - base) / tau - offset)
@@ -176,58 +178,51 @@ class OCE(ABC):
 class KL(OCE):
     """φ(t) = t log t − t + 1, φ*(u) = e^u − 1. The minimising ν is the OCE itself, τ (log Σ_j e^(ℓ_j/τ) − log m)."""
 
+    metric = "weights_kl"
+
     def conjugate(self, u: Tensor) -> Tensor:
         return u.clamp(max=STEEPEST).expm1() + math.exp(STEEPEST) * F.relu(u - STEEPEST)
 
-    @torch.no_grad()
-    def solve(self, losses: Losses, tau: Tensor) -> Solution:
-        def of_rows(rows: slice) -> tuple[Tensor, ...]:
-            """Per row, from the running maximum top, Σ e and Σ e log e of e = exp((ℓ − top)/τ): base, offset, KL."""
-            m_r = losses.m_R[rows]
-            top_r, sum_r, logs_r = torch.zeros_like(m_r), torch.zeros_like(m_r), torch.zeros_like(m_r)
-            for values in losses.values(rows):
-                highest_r = values.amax(1)
-                highest_r = torch.where(sum_r > 0, top_r.maximum(highest_r), _finite(highest_r))
-                shrunk_r = torch.where(sum_r > 0, ((top_r - highest_r) / tau).exp(), 0.0)
-                e = ((values - highest_r[:, None]) / tau).exp()
-                logs_r = shrunk_r * logs_r + torch.xlogy(shrunk_r * sum_r, shrunk_r) + torch.xlogy(e, e).sum(1)
-                top_r, sum_r = highest_r, shrunk_r * sum_r + e.sum(1)
-            sum_r = torch.where(sum_r > 0, sum_r, m_r)  # for a row without candidates
-            offset_r = (sum_r / m_r).log()
-            return top_r, offset_r, logs_r / sum_r - offset_r
-
-        base_R, offset_R, kl_R = _by_rows(losses, of_rows, 3)
-        return Solution(base_R, offset_R, {"weights_kl": kl_R})
+    def solve_rows(self, losses: Losses, tau: Tensor, rows: slice) -> tuple[Tensor, ...]:
+        # one pass: the running maximum top, and Σ e and Σ e log e of e = exp((ℓ − top)/τ)
+        m_r = losses.m_R[rows]
+        top_r, sum_r, logs_r = torch.zeros_like(m_r), torch.zeros_like(m_r), torch.zeros_like(m_r)
+        for values in losses.values(rows):
+            highest_r = values.amax(1)
+            highest_r = torch.where(sum_r > 0, top_r.maximum(highest_r), _finite(highest_r))
+            shrunk_r = torch.where(sum_r > 0, ((top_r - highest_r) / tau).exp(), 0.0)
+            e = ((values - highest_r[:, None]) / tau).exp()
+            logs_r = shrunk_r * logs_r + torch.xlogy(shrunk_r * sum_r, shrunk_r) + torch.xlogy(e, e).sum(1)
+            top_r, sum_r = highest_r, shrunk_r * sum_r + e.sum(1)
+        sum_r = torch.where(sum_r > 0, sum_r, m_r)  # for a row without candidates
+        offset_r = (sum_r / m_r).log()
+        return top_r, offset_r, logs_r / sum_r - offset_r
 
 
 class ChiSquare(OCE):
     """φ(t) = ½(t − 1)², φ*(u) = ½(u + 1)₊² − ½. ν − τ = t solves Σ_j (ℓ_j − t)₊ = mτ."""
 
+    metric = "zero_weights"
+
     def conjugate(self, u: Tensor) -> Tensor:
         u = u.clamp(min=-1.0)
         return u + u.square() / 2
 
-    @torch.no_grad()
-    def solve(self, losses: Losses, tau: Tensor) -> Solution:
-        def of_rows(rows: slice) -> tuple[Tensor, ...]:
-            """Per row: the largest loss as base, the offset of ν from it, and the share of zero weights."""
-            m_r = losses.m_R[rows].double()
-            top_r = torch.full_like(losses.p_R[rows], -math.inf)
+    def solve_rows(self, losses: Losses, tau: Tensor, rows: slice) -> tuple[Tensor, ...]:
+        m_r = losses.m_R[rows].double()
+        top_r = torch.full_like(losses.p_R[rows], -math.inf)  # the largest loss, which becomes the base of ν
 
-            def tiles() -> Iterator[Tensor]:
-                for values in losses.values(rows):
-                    torch.maximum(top_r, values.amax(1), out=top_r)
-                    yield values
+        def tiles() -> Iterator[Tensor]:
+            for values in losses.values(rows):
+                torch.maximum(top_r, values.amax(1), out=top_r)
+                yield values
 
-            volume_r1 = (m_r * tau)[:, None]
-            found = row_threshold(tiles, lambda n, total, v: total - n * v >= volume_r1, top_r, summed=True)
-            base_r, active_r = _finite(top_r), found.above_r.clamp(min=1.0)
-            below_top_r = (active_r * base_r - found.sum_above_r) / tau  # Σ (top − ℓ)/τ over the losses above t
-            offset_r = torch.where(found.above_r > 0, 1 - (m_r + below_top_r) / active_r, 0.0)
-            return base_r, offset_r, 1 - found.above_r / m_r
-
-        base_R, offset_R, zero_R = _by_rows(losses, of_rows, 3)
-        return Solution(base_R, offset_R, {"zero_weights": zero_R})
+        volume_r1 = (m_r * tau)[:, None]
+        found = row_threshold(tiles, lambda n, total, v: total - n * v >= volume_r1, top_r, summed=True)
+        base_r, active_r = _finite(top_r), found.above_r.clamp(min=1.0)
+        below_top_r = (active_r * base_r - found.sum_above_r) / tau  # Σ (top − ℓ)/τ over the losses above t
+        offset_r = torch.where(found.above_r > 0, 1 - (m_r + below_top_r) / active_r, 0.0)
+        return base_r, offset_r, 1 - found.above_r / m_r
 
 
 class CVaR(OCE):
@@ -293,7 +288,7 @@ def build_oce(options: RobustOptions) -> OCE:
 
 
 def _by_rows(losses: Losses, of_rows: Callable[[slice], tuple[Tensor, ...]], number: int) -> list[Tensor]:
-    """of_rows of all rows, a slice at a time: `number` tensors (R,)."""
+    """The `number` tensors (r,) that of_rows computes for a slice of rows, put together for all rows: (R,) each."""
     values = losses.p_R.new_zeros(number, len(losses.p_R))
     for rows in slices(len(losses.p_R)):
         values[:, rows] = torch.stack([v.to(values.dtype) for v in of_rows(rows)])

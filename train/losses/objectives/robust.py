@@ -21,38 +21,31 @@ from dyad.data.base.errors import ConfigError
 from dyad.train.losses.gathered.batch import GatheredBatch
 from dyad.train.losses.gathered.candidates import relations
 from dyad.train.losses.gathered.sample_state import SampleState
-from dyad.train.losses.objectives.base import ObjectiveResult, TemperatureObjective
-from dyad.train.losses.objectives.oce import DifferenceLoss, Losses, RepeatedRows, build_oce
+from dyad.train.losses.objectives.base import ObjectiveResult, TemperatureObjective, shapes
+from dyad.train.losses.objectives.oce import Losses, RepeatedRows, build_oce, pair_loss_of
 from dyad.train.losses.objectives.softmax import score_means
 from dyad.train.losses.options.common import CandidateSet, Directions, Duplicates, PairOptions
-from dyad.train.losses.options.robust import (
-    CoceOptions,
-    Nu,
-    PairLoss,
-    PartialAUCOptions,
-    RobustOptions,
-    Setting,
-)
+from dyad.train.losses.options.robust import CoceOptions, Nu, PairLoss, PartialAUCOptions, RobustOptions, Setting
 from dyad.train.losses.sums.all_gather import Layout
 from dyad.train.losses.sums.tiles import Pairs
 
 Metrics = dict[str, Tensor]
-SIDES = {Directions.x: "x", Directions.y: "y", Directions.sum: "xy", Directions.mean: "xy"}  # of the anchors
+SIDES = {Directions.x: "x", Directions.y: "y", Directions.sum: "xy", Directions.mean: "xy"}  # sides with anchors
 
 
 class RobustObjective(TemperatureObjective):
-    """The OCE of the losses of the anchors x, of the anchors y, or of both (`sides`).
+    """An objective made of optimised certainty equivalents (OCE), with the anchors x, y or both (`sides`).
 
     nu: with nu=sgd a parameter, one number for each side, NaN before the first batch. With nu=state, memory holds one
     for each sample and side.
     """
 
     _nu_began = False  # whether the last call gave ν its first value
-    _nu_is_known = False  # whether ν has a value; saves asking the device in each call
+    _nu_is_known = False  # whether ν has a value: a test of the parameter itself would wait for the GPU in each call
 
     def __init__(self, options: RobustOptions, sides: str = "x") -> None:
         super().__init__(options)
-        self._oce, self._pair_loss = build_oce(options), DifferenceLoss(options.pair_loss, options.margin)
+        self._oce = build_oce(options)
         if options.nu is Nu.sgd:
             self.nu = nn.Parameter(torch.full((len(sides),), math.nan))
             self.register_load_state_dict_post_hook(_forget_nu)
@@ -86,7 +79,8 @@ class RobustObjective(TemperatureObjective):
 
     def _with_solution(self, losses: Losses, tau: Tensor) -> tuple[Tensor, Metrics]:
         value, solution = self._oce.closed_form(losses, tau)
-        return value, solution.metrics(losses, tau.detach())
+        of_rows = {"nu": solution.nu_R(tau.detach()), **solution.of_weights}
+        return value, {name: losses.mean(values_R) for name, values_R in of_rows.items()}
 
     def _with_sgd(self, losses: dict[str, Losses], tau: Tensor, rows: Layout) -> list[tuple[Tensor, Metrics]]:
         """Values and metrics with one ν for all rows of a side, whose gradient is 1 − mean_r mean_j φ*'(u_rj)."""
@@ -138,7 +132,7 @@ class RobustObjective(TemperatureObjective):
         return of_sides
 
     def _stepped(self, losses: Losses, tau: Tensor, old_b: Tensor) -> tuple[Tensor, Tensor]:
-        """The value at the old ν, and the new ν, (b,). NaN stands for a ν that is not known yet.
+        """The value at the old ν, and the new ν after a gradient step, (b,). NaN stands for a ν without a value yet.
 
         An unknown ν takes the closed form, which has a gradient also where the sum has a kink at ν (CVaR).
         """
@@ -159,7 +153,7 @@ class RobustObjective(TemperatureObjective):
 
 
 def _forget_nu(objective: RobustObjective, _: object) -> None:
-    """A loaded ν may be NaN: the next call looks."""
+    """The hook after load_state_dict: a loaded ν may be NaN, so the next call tests it."""
     objective._nu_began = objective._nu_is_known = False
 
 
@@ -171,31 +165,26 @@ class Coce(RobustObjective):
     positives among them.
     """
 
-    takes = frozenset({"negatives", "positives", "excluded"})
     options: CoceOptions
 
     def __init__(self, options: CoceOptions) -> None:
         super().__init__(options, SIDES[options.directions])
 
-    def of_batch(self, batch: GatheredBatch, **more: Tensor) -> ObjectiveResult:
-        sides = SIDES[self.options.directions]
-        if self.memory is not None and not self._one_anchor_per_sample(batch):
+    def of_batch(self, batch: GatheredBatch) -> ObjectiveResult:
+        options, sides = self.options, SIDES[self.options.directions]
+        single = batch.positives.own is not None and options.duplicates is not Duplicates.positive
+        same_layout = batch.rows.sizes == batch.columns.sizes or options.directions is Directions.x
+        one_anchor_per_sample = single or (options.pair_loss is PairLoss.identity and same_layout)
+        if self.memory is not None and not one_anchor_per_sample:
             raise ConfigError(
                 "objective.nu=state has one ν per sample: with several positives for a row, or other numbers of x and "
                 "y, set objective.nu=closed_form (objective.pair_loss=identity has one ν for all positives of a row)"
             )
         losses = {side: self._losses(batch if side == "x" else transposed(batch)) for side in sides}
         values, metrics = self.values(losses, batch.sample_ids_b, batch.rows)
-        loss = values.mean() if self.options.directions is Directions.mean else values.sum()
+        loss = values.mean() if options.directions is Directions.mean else values.sum()
         with torch.no_grad():
             return ObjectiveResult(loss, {**score_means(batch), **metrics})
-
-    def _one_anchor_per_sample(self, batch: GatheredBatch) -> bool:
-        """Whether each sample has at most one row of losses on each side."""
-        options = self.options
-        single = batch.positives.own is not None and options.duplicates is not Duplicates.positive
-        same_layout = batch.rows.sizes == batch.columns.sizes or options.directions is Directions.x
-        return single or (options.pair_loss is PairLoss.identity and same_layout)
 
     def _losses(self, batch: GatheredBatch) -> Losses:
         """The losses with a row for every positive pair (i, p). A collective if pairs are listed.
@@ -208,18 +197,18 @@ class Coce(RobustObjective):
         candidates = CandidateSet.all if options.setting is Setting.semi else CandidateSet.negatives
         related = relations(batch, PairOptions(options.name, candidates=candidates, duplicates=options.duplicates))
         batch, rows = related.batch, related.rows
-        p_P, share = batch.pair_scores(), rows.share
+        p_P, share, pair_loss = batch.pair_scores(), rows.share, pair_loss_of(options)
         weights_b = share * rows.weights(p_P)
         if batch.positives.own is not None:
-            return Losses(self._pair_loss, batch.x_bD, batch.y_MD, p_P, rows.counts, weights_b, related.exclusion)
+            return Losses(pair_loss, batch.x_bD, batch.y_MD, p_P, rows.counts, weights_b, related.exclusion)
         i_P, order_P = batch.positives.pairs_P2[:, 0].sort(stable=True)
         p_P = p_P[order_P]
         if options.pair_loss is PairLoss.identity:
             p_b = torch.zeros_like(weights_b).index_add(0, i_P, p_P / rows.positives[i_P])
             weights_b = share * rows.valid.to(share.dtype)
-            return Losses(self._pair_loss, batch.x_bD, batch.y_MD, p_b, rows.counts, weights_b, related.exclusion)
+            return Losses(pair_loss, batch.x_bD, batch.y_MD, p_b, rows.counts, weights_b, related.exclusion)
         exclusion = related.exclusion and RepeatedRows(base=related.exclusion, base_rows=len(batch.x_bD), row_R=i_P)
-        return Losses(self._pair_loss, batch.x_bD[i_P], batch.y_MD, p_P, rows.counts[i_P], weights_b[i_P], exclusion)
+        return Losses(pair_loss, batch.x_bD[i_P], batch.y_MD, p_P, rows.counts[i_P], weights_b[i_P], exclusion)
 
 
 class PartialAUC(RobustObjective):
@@ -233,14 +222,13 @@ class PartialAUC(RobustObjective):
 
     def of_embeddings(self, x_bD: Tensor, y_mD: Tensor | None, **inputs: Any) -> ObjectiveResult:
         if y_mD is None or not x_bD.ndim == y_mD.ndim == 2 or not x_bD.shape[1] == y_mD.shape[1] == 1:
-            shape = None if y_mD is None else tuple(y_mD.shape)
-            raise ValueError(f"x and y are scores, (b, 1) and (m, 1), not {tuple(x_bD.shape)} and {shape}")
+            raise ValueError(f"x and y are scores, (b, 1) and (m, 1), not {shapes(x_bD, y_mD)}")
         positives, negatives = Layout.of(x_bD, y_mD)
         p_b = x_bD[:, 0].to(torch.promote_types(x_bD.dtype, torch.float32))
         counts_b = torch.full_like(p_b, negatives.total, dtype=torch.int64)
         share = positives.world_size / max(positives.total, 1) if negatives.total else 0.0
-        weights_b = torch.full_like(p_b, share)
-        losses = Losses(self._pair_loss, torch.ones_like(x_bD), negatives.gather(y_mD), p_b, counts_b, weights_b)
+        scores = torch.ones_like(x_bD), negatives.gather(y_mD), p_b
+        losses = Losses(pair_loss_of(self.options), *scores, counts_b, torch.full_like(p_b, share))
         values, metrics = self.values({"x": losses}, inputs["sample_ids_b"], positives)
         return ObjectiveResult(values.sum(), metrics)
 

@@ -1,4 +1,4 @@
-"""The softmax family, as formulas over the log-sums of log_partition (pairwise.py).
+"""The softmax family (InfoNCE, CLIP, DPR, SimCLR, symmetric and one-sided DPM): formulas over log-sums of sums/lse.py.
 
 Legend: b pairs (x_i, y_i) on this rank, B on all W ranks, M ≥ B columns, D width; τ temperature, logits a_ij = s_ij/τ;
 C_i the candidates of anchor i (what its sum runs over), m_i = |C_i|, P_i its positives, d_ij = s_ij − s_ip.
@@ -16,16 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
-from dyad.train.losses.gathered.batch import GatheredBatch
-from dyad.train.losses.gathered.candidates import (
-    Anchors,
-    Relations,
-    relations,
-    single_positive,
-    without_positives,
-)
+from dyad.train.losses.gathered.batch import GatheredBatch, Index
+from dyad.train.losses.gathered.candidates import Anchors, Relations, relations, single_positive, without_positives
 from dyad.train.losses.gathered.importance import SampleTable
-from dyad.train.losses.objectives.base import ObjectiveResult, TemperatureObjective
+from dyad.train.losses.objectives.base import ObjectiveResult, TemperatureObjective, shapes
 from dyad.train.losses.options.common import Directions, PairOptions, Positives
 from dyad.train.losses.options.softmax import (
     Importance,
@@ -39,7 +33,6 @@ from dyad.train.losses.sums.all_gather import Layout
 from dyad.train.losses.sums.lse import log_partition
 from dyad.train.losses.sums.tiles import Exclusion
 
-Index = slice | Tensor
 DIRECTIONS: dict[Directions, Callable[[Tensor, Tensor], Tensor]] = {
     Directions.sum: lambda row, column: row + column,
     Directions.mean: lambda row, column: (row + column) / 2,
@@ -49,7 +42,7 @@ DIRECTIONS: dict[Directions, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def symmetric_dpm(row: Tensor, column: Tensor, tau: Tensor, options: SoftmaxOptions) -> Tensor:
-    """Symmetric discriminative probabilistic modelling: L = mean_i f_i^row + mean_j f_j^column, 0-d.
+    """Symmetric discriminative probabilistic modelling (DPM): L = mean_i f_i^row + mean_j f_j^column, 0-d.
 
     The model is p(y|x) ∝ p(y) exp(s(x, y)/τ) in both directions, with the batch as a sample of p (Wang et al. 2024,
     arXiv:2410.09156). row, column: means over anchors of f/τ, 0-d. options.directions: their sum, mean, or one of them;
@@ -67,11 +60,10 @@ def symmetric_dpm(row: Tensor, column: Tensor, tau: Tensor, options: SoftmaxOpti
 class SoftmaxObjective(TemperatureObjective):
     """An objective of the softmax family: symmetric_dpm over the log-sums of the negatives of each anchor."""
 
-    takes = frozenset({"negatives", "positives", "excluded"})
     options: SoftmaxOptions
 
-    def of_batch(self, batch: GatheredBatch, **more: Tensor) -> ObjectiveResult:
-        options, scale, weights_M = self.options, self.scale(batch.x_bD), self._weights(batch, more)
+    def of_batch(self, batch: GatheredBatch) -> ObjectiveResult:
+        options, scale, weights_M = self.options, self.scale(batch.x_bD), self._log_weights(batch)
         related = relations(batch, options)
         negatives, in_sum_P = without_positives(related, options)
         sums = log_partition(batch.x_bD, batch.y_MD, scale, batch.columns, negatives, column_weights_M=weights_M)
@@ -81,7 +73,7 @@ class SoftmaxObjective(TemperatureObjective):
             bound = mi_bound(related, in_sum_P, sums, scale, options) if weights_M is None else {}
             return ObjectiveResult(loss, {**score_means(batch), **bound})
 
-    def _weights(self, batch: GatheredBatch, more: dict[str, Tensor]) -> Tensor | None:
+    def _log_weights(self, batch: GatheredBatch) -> Tensor | None:
         """The log-weights ω_j of all columns, (M,), added to the logits of the row sums, or None. A collective."""
 
 
@@ -92,44 +84,38 @@ class OneSidedDPM(SoftmaxObjective):
     of the positive itself has no weight. log q or ζ of own columns is the argument `importance` or comes from a file.
     """
 
-    takes = frozenset({"negatives", "positives", "excluded", "importance"})
-
     def __init__(self, options: OneSidedDPMOptions) -> None:
         super().__init__(options)
         self._importance = options.importance
         self._table = None if options.importance_file is None else SampleTable(options.importance_file)
 
-    def _weights(self, batch: GatheredBatch, more: dict[str, Tensor]) -> Tensor | None:
-        importance, scale = self._importance, self.scale(batch.x_bD)
-        if importance is not Importance.none:
-            values_M = self._values(batch, scale, more.get("importance"))
-            return -values_M if importance is Importance.log_q else scale * values_M
-        if "importance" in more:
-            raise ConfigError("objective.importance=none: set it to log_q or zeta, or give no importance")
-        return None
-
-    def _values(self, batch: GatheredBatch, scale: Tensor, given: Tensor | None) -> Tensor:
-        """log q or ζ of all columns, (M,), from the caller or the file. A collective."""
-        own, name = batch.columns.sizes[batch.columns.rank], self._importance.value
+    def _log_weights(self, batch: GatheredBatch) -> Tensor | None:
+        importance, given_m, scale = self._importance, batch.importance_m, self.scale(batch.x_bD)
+        if importance is Importance.none:
+            if given_m is not None:
+                raise ConfigError("objective.importance=none: set it to log_q or zeta, or give no importance")
+            return None
         if len(batch.y_MD) != batch.columns.total:
-            raise ConfigError(f"objective.importance={name}: further columns have no weight")
-        if given is None and self._table is not None:
-            return self._table.of_columns(batch, scale)
-        if given is None:
+            raise ConfigError(f"objective.importance={importance}: further columns have no weight")
+        if given_m is not None:
+            own = batch.columns.sizes[batch.columns.rank]
+            if given_m.shape != (own,):
+                raise ConfigError(f"objective.importance: {shapes(given_m)} values for {own} columns of this rank")
+            values_M = batch.columns.gather(given_m.to(scale.dtype))
+            if not values_M.isfinite().all():
+                raise ValueError(f"importance must be finite, not {float(values_M[~values_M.isfinite()][0])}")
+        elif self._table is not None:
+            values_M = self._table.of_columns(batch, scale)
+        else:
             raise ConfigError(
-                f"objective.importance={name}: give the objective importance=(m,) values of own columns, or set "
+                f"objective.importance={importance}: give the objective importance=(m,) values of own columns, or set "
                 "objective.importance_file"
             )
-        if given.shape != (own,):
-            raise ConfigError(f"objective.importance: {tuple(given.shape)} values for {own} columns of this rank")
-        values_M = batch.columns.gather(given.to(scale.dtype))
-        if not values_M.isfinite().all():
-            raise ValueError(f"importance must be finite, not {float(values_M[~values_M.isfinite()][0])}")
-        return values_M
+        return -values_M if importance is Importance.log_q else scale * values_M
 
 
 class SimCLR(TemperatureObjective):
-    """SimCLR: each of 2N views against all others; its positive is the other view (Chen et al. 2020, eq. 1).
+    """SimCLR (NT-Xent): each of 2N views against all others; its positive is the other view (Chen et al. 2020, eq. 1).
 
     x and y are two views of the same N items; or x holds both, as options.views says, and y is None. Every view is an
     anchor and a candidate, so the direction of the rows is the whole loss.
@@ -138,9 +124,16 @@ class SimCLR(TemperatureObjective):
     options: SimCLROptions
 
     def of_embeddings(self, x_bD: Tensor, y_mD: Tensor | None, **inputs: Any) -> ObjectiveResult:
-        first, second = self._views(x_bD) if y_mD is None else (x_bD, y_mD)
+        if y_mD is None and len(x_bD) % 2:
+            raise ValueError(f"two views of each item are an even number of rows, not {len(x_bD)}")
+        if y_mD is not None:
+            first, second = x_bD, y_mD
+        elif self.options.views is Views.interleaved:
+            first, second = x_bD[::2], x_bD[1::2]
+        else:
+            first, second = x_bD.chunk(2)
         if first.shape != second.shape:
-            raise ValueError(f"two views must be alike, not {tuple(first.shape)} and {tuple(second.shape)}")
+            raise ValueError(f"two views must be alike, not {shapes(first, second)}")
         z = torch.cat([first, second])
         (layout,) = Layout.of(z)
         if layout.total == 0:
@@ -156,11 +149,6 @@ class SimCLR(TemperatureObjective):
         return ObjectiveResult(
             loss / scale if self.options.tau_scaled else loss, {"positive_score": partner_b.sum() * share}
         )
-
-    def _views(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        if len(z) % 2:
-            raise ValueError(f"two views of each item are an even number of rows, not {len(z)}")
-        return (z[::2], z[1::2]) if self.options.views is Views.interleaved else (z[: len(z) // 2], z[len(z) // 2 :])
 
 
 def softplus(a: Tensor) -> Tensor:
@@ -189,7 +177,7 @@ def core_terms(
     LSE over C_i − LSE over P_i (merge). An anchor without candidates or positive is skipped. Returns two 0-d tensors;
     their means over ranks are the values on the global batch.
     """
-    batch, indices = related.batch, _indices(related)
+    batch, indices = related.batch, related.batch.positive_indices()
     a_P = scale * batch.pair_scores()
     weights_P = torch.zeros_like(a_P) if weights_M is None else weights_M[indices[1]]
     single = batch.positives.own is not None or single_positive(options)
@@ -241,7 +229,7 @@ class DirectionSums:
 
 
 def _each(side: DirectionSums, a_P: Tensor) -> Tensor:
-    """This rank's share of the mean over anchors of the mean over their positives."""
+    """This rank's share of the mean over anchors of the mean of f over their positives."""
     log_positives = side.omega_P
     if not side.single:
         all_positives_P = side.over_positives(a_P + side.omega_P)[side.index] - a_P
@@ -259,7 +247,10 @@ def _merged(side: DirectionSums, a_P: Tensor) -> Tensor:
 
 
 def _by_key(side: DirectionSums, a_b: Tensor) -> Tensor:
-    """This rank's share for the own pairs alone. Pairs with equal keys are in N_i; _own_minus_mean adds their mean."""
+    """This rank's share of the mean over anchors of f for the own pair as positive.
+
+    Pairs with equal keys are positives too, but they are in N_i here; _own_minus_mean adds the mean over them.
+    """
     f_b = side.f(side.index, a_b, side.omega_P)
     return side.anchors.share * torch.where(side.anchors.valid[side.index], f_b, 0.0).sum()
 
@@ -278,15 +269,6 @@ def _own_minus_mean(related: Relations, scale: Tensor) -> tuple[Tensor, Tensor]:
     row_bD = several_b[:, None] * y_MD[own] - row_weight_b[:, None] * same.sums(y_MD, own)
     column_bD = several_M[own, None] * y_MD[own] - same.sums(y_MD * column_weight_M[:, None], own)
     return scale * (x_bD * row_bD).sum(), scale * (x_bD * column_bD).sum()
-
-
-def _indices(related: Relations) -> tuple[Index, Index]:
-    """The anchors of the positive pairs of own rows, in the direction of the rows and of the columns."""
-    positives, rows = related.batch.positives, len(related.batch.x_bD)
-    if positives.own is not None:
-        return slice(None), slice(positives.own, positives.own + rows)
-    i, j = positives.pairs_P2.unbind(1)
-    return i, j
 
 
 def score_means(batch: GatheredBatch) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dyad.train.losses.objectives.base import Objective, ObjectiveResult
+from dyad.train.losses.objectives.base import Objective, ObjectiveResult, shapes
 from dyad.train.losses.objectives.softmax import DIRECTIONS
 from dyad.train.losses.options.spectral import (
     Cov,
@@ -32,8 +32,7 @@ class MomentObjective(Objective, ABC):
 
     def of_embeddings(self, x_bD: Tensor, y_mD: Tensor | None, **inputs: Any) -> ObjectiveResult:
         if y_mD is None or x_bD.ndim != 2 or x_bD.shape != y_mD.shape:
-            shape = None if y_mD is None else tuple(y_mD.shape)
-            raise ValueError(f"x and y must be (b, D) alike, not {tuple(x_bD.shape)} and {shape}")
+            raise ValueError(f"x and y must be (b, D) alike, not {shapes(x_bD, y_mD)}")
         (layout,) = Layout.of(x_bD)
         if layout.total == 0:
             raise ValueError("the global batch has no pair")
@@ -42,7 +41,7 @@ class MomentObjective(Objective, ABC):
 
     @abstractmethod
     def of_pairs(self, x_bD: Tensor, y_bD: Tensor, layout: Layout) -> ObjectiveResult:
-        """The result for own pairs in float32 or better. A collective."""
+        """The result for the pairs of this rank, in float32 or float64. A collective."""
 
 
 class Spectral(MomentObjective):

@@ -1,1 +1,1 @@
-"""The options of each family of objectives, without torch."""
+"""The options of the objectives, one file per family, and the registry of names, without torch."""

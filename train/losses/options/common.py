@@ -1,4 +1,4 @@
-"""Options that several objectives share, the ranges of numbers, and the row that registers an objective.
+"""Options that several objectives share, the ranges of numbers, and the presets that `--help` lists as objectives.
 
 This package imports no torch, so that `--help` and the validation of a configuration start at once.
 """
@@ -6,31 +6,28 @@ This package imports no torch, so that `--help` and the validation of a configur
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import Field, dataclass, field, fields, make_dataclass
-from enum import Enum
+from enum import StrEnum
 from functools import partial
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
+from typing import Any, ClassVar, get_type_hints
 
 from omegaconf import MISSING
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.config import described
 
-if TYPE_CHECKING:
-    from dyad.train.losses.objectives.base import Objective
-
-Similarity = Enum("Similarity", {"cosine": "cosine", "dot": "dot"})
-Duplicates = Enum("Duplicates", {"keep": "keep", "mask": "mask", "positive": "positive"})
-Positives = Enum("Positives", {"single": "single", "each": "each", "exclude": "exclude", "merge": "merge"})
-CandidateSet = Enum("CandidateSet", {"all": "all", "negatives": "negatives"})
-Directions = Enum("Directions", {"sum": "sum", "mean": "mean", "x": "x", "y": "y"})
+Similarity = StrEnum("Similarity", ["cosine", "dot"])
+Duplicates = StrEnum("Duplicates", ["keep", "mask", "positive"])
+Positives = StrEnum("Positives", ["single", "each", "exclude", "merge"])
+CandidateSet = StrEnum("CandidateSet", ["all", "negatives"])
+Directions = StrEnum("Directions", ["sum", "mean", "x", "y"])
 
 NO_FURTHER = "takes pairs only. Set data.negatives.per_row=0 and data.passage.positives=one"
 NONE_IN_ONE = "global_batch_size=1 has no negatives. Set it to 2 or more"
 SIMILARITY = "score of two embeddings; a SentenceTransformer brings its own"
 DIRECTIONS = "x→y and y→x: their mean, their sum, or one of them"
+RELATED = frozenset({"negatives", "positives", "excluded"})  # inputs beside the pairs, see ObjectiveOptions.takes
 RANGES: dict[str, Callable[[float], bool]] = {
     "above 0": lambda value: value > 0,
     "above 0 and at most 1": lambda value: 0 < value <= 1,
@@ -66,10 +63,16 @@ class ExpectedBatch:
 
 @dataclass
 class ObjectiveOptions:
-    """Options of every objective. Raises ConfigError for a value out of range and for a broken rule."""
+    """Options of every objective. Raises ConfigError for a value out of range and for a broken rule.
 
-    formula: ClassVar[str]  # "module:Class" of the objective, imported when it is first used
-    inputs: ClassVar[str] = "pairs"  # what the objective takes; the tasks of this program have pairs only
+    formula: "module:Class" of the objective below train.losses.objectives, which is imported when it is built.
+    takes: the arguments of Objective.forward that it accepts beside pairs, keys and sample ids. inputs: what x and y
+    are; the tasks of this program have pairs only.
+    """
+
+    formula: ClassVar[str]
+    takes: ClassVar[frozenset[str]] = frozenset()
+    inputs: ClassVar[str] = "pairs"
 
     name: str = MISSING
     similarity: Similarity = described(Similarity.cosine, SIMILARITY)
@@ -79,74 +82,60 @@ class ObjectiveOptions:
         """Whether the objective needs sample ids: it keeps state for every sample, or reads numbers from a file."""
         return False
 
-    def broken_rules(self) -> dict[str, bool]:
-        """Message of each rule between options, and whether these options break it."""
-        return {}
+    def broken_rules(self) -> Iterator[str]:
+        """The message of each rule between options that these options break."""
+        return iter(())
 
-    def broken_by(self, batch: ExpectedBatch) -> dict[str, bool]:
-        """Message of each rule about the batches of a run, and whether `batch` breaks it."""
-        return {
-            f"objective={self.name}: takes {self.inputs}, which no task has; use it in your own loop: from "
-            "train.losses import build_objective": self.inputs != "pairs"
-        }
+    def broken_by(self, batch: ExpectedBatch) -> Iterator[str]:
+        """The message of each rule about the batches of a run that `batch` breaks."""
+        if self.inputs != "pairs":
+            yield (
+                f"objective={self.name}: takes {self.inputs}, which no task has; use it in your own loop: from "
+                "dyad.train.losses import build_objective"
+            )
 
     def __post_init__(self) -> None:
-        broken, numbers = [], {f: getattr(self, f.name) for f in fields(self)}
-        for f, value in numbers.items():
-            if value is not None and "range" in f.metadata and not RANGES[f.metadata["range"]](value):
-                broken.append(f"objective.{f.name}={value}: must be {f.metadata['range']}")
-        broken += [message for message, is_broken in self.broken_rules().items() if is_broken]
-        for f, value in numbers.items():
+        given = {f: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
+        for f, value in given.items():
+            if "range" in f.metadata and not RANGES[f.metadata["range"]](value):
+                raise ConfigError(f"objective.{f.name}={value}: must be {f.metadata['range']}")
+        for message in self.broken_rules():
+            raise ConfigError(message)
+        for f, value in given.items():
             if isinstance(value, float) and not math.isfinite(value):
-                broken.append(f"objective.{f.name}={value}: must be a finite number")
-        if broken:
-            raise ConfigError(broken[0])
+                raise ConfigError(f"objective.{f.name}={value}: must be a finite number")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled by name and values: no module holds the classes that ObjectiveRow makes."""
+        """Pickled by name and values: no module holds the classes that `preset` makes."""
         from dyad.train.losses.options.registry import configure
 
         return partial(configure, **vars(self)), ()
 
 
-class ObjectiveRow:
-    """One objective of the registry.
+def preset(
+    name: str, family: type[ObjectiveOptions], summary: str | None = None, **defaults: Any
+) -> type[ObjectiveOptions]:
+    """The options class of the objective `name`: `family` with other defaults.
 
-    options: its options dataclass, with the defaults of this objective.
+    summary: one line for `--help`, by default the docstring of `family`. defaults: values, or fields with a meaning of
+    their own.
     """
-
-    def __init__(self, name: str, family: type[ObjectiveOptions], summary: str | None = None, **defaults: Any) -> None:
-        """summary: one line for `--help`, by default the docstring of `family`.
-
-        defaults: those that differ from the defaults of `family`, as values, or as fields with a meaning of their own.
-        """
-        inherited, types = {f.name: f for f in fields(family)}, get_type_hints(family)
-        changed = {
-            key: value if isinstance(value, Field) else field(default=value, metadata=inherited[key].metadata)
-            for key, value in {"name": name, **defaults}.items()
-        }
-        self.name = name
-        self.options: type[ObjectiveOptions] = make_dataclass(
-            family.__name__,
-            [(key, types[key], value) for key, value in changed.items()],
-            bases=(family,),
-            namespace={"__doc__": summary or family.__doc__, "__module__": family.__module__},
-        )
-
-    def load(self) -> type[Objective]:
-        """The class of the objective. The first call imports its module, and torch."""
-        module, _, name = self.options.formula.partition(":")
-        return getattr(import_module(module), name)
-
-    @property
-    def takes(self) -> frozenset[str]:
-        """Which further inputs the objective takes: see Objective.takes."""
-        return self.load().takes
+    inherited, types = {f.name: f for f in fields(family)}, get_type_hints(family)
+    changed = {
+        key: value if isinstance(value, Field) else field(default=value, metadata=inherited[key].metadata)
+        for key, value in {"name": name, **defaults}.items()
+    }
+    return make_dataclass(
+        family.__name__,
+        [(key, types[key], value) for key, value in changed.items()],
+        bases=(family,),
+        namespace={"__doc__": summary or family.__doc__, "__module__": family.__module__},
+    )
 
 
 @dataclass
 class TemperatureOptions(ObjectiveOptions):
-    """Objectives of scores divided by a temperature τ."""
+    """Options of objectives whose scores are divided by a temperature τ."""
 
     temperature: float = number(0.07, "τ, or where it starts when it learns", "above 0")
     learnable: bool = described(True, "whether τ learns (through logit_scale = log 1/τ)")
@@ -154,42 +143,40 @@ class TemperatureOptions(ObjectiveOptions):
         0.01, "a learning τ is clamped to at least this after every step, and at most 1", "above 0 and at most 1"
     )
 
-    def broken_rules(self) -> dict[str, bool]:
-        tau, least = self.temperature, self.min_temperature
-        return {
-            **super().broken_rules(),
-            f"objective.temperature={tau}: where τ learns it starts between objective.min_temperature={least} and 1. "
-            "Change it, or set objective.learnable=false": self.learnable and not least <= tau <= 1,
-        }
+    def broken_rules(self) -> Iterator[str]:
+        if self.learnable and not self.min_temperature <= self.temperature <= 1:
+            yield (
+                f"objective.temperature={self.temperature}: where τ learns it starts between "
+                f"objective.min_temperature={self.min_temperature} and 1. Change it, or set objective.learnable=false"
+            )
 
 
 @dataclass
 class PairOptions(TemperatureOptions):
-    """Objectives that relate rows and columns by lists of pairs and by content keys."""
+    """Options of objectives that find positives and left-out pairs by lists of pairs and by equal content keys."""
 
     candidates: CandidateSet = described(CandidateSet.all, "whether positives stand in their anchor's own sum")
     positives: Positives = described(
-        Positives.each,
-        "several positives: mean over each; each without the others; their sum; or one only",
+        Positives.each, "several positives: mean over each; each without the others; their sum; or one only"
     )
     duplicates: Duplicates = described(
         Duplicates.keep, "columns with an equal content key: negatives, left out, or positives"
     )
 
-    def broken_rules(self) -> dict[str, bool]:
-        return {
-            **super().broken_rules(),
-            "objective.duplicates=positive with objective.positives=single: equal keys make several positives. "
-            "Set objective.positives to each, exclude or merge, or objective.duplicates=mask": (
-                self.duplicates is Duplicates.positive and self.positives is Positives.single
-            ),
-        }
+    def broken_rules(self) -> Iterator[str]:
+        yield from super().broken_rules()
+        if self.duplicates is Duplicates.positive and self.positives is Positives.single:
+            yield (
+                "objective.duplicates=positive with objective.positives=single: equal keys make several positives. "
+                "Set objective.positives to each, exclude or merge, or objective.duplicates=mask"
+            )
 
-    def broken_by(self, batch: ExpectedBatch) -> dict[str, bool]:
-        negatives_only = self.candidates is CandidateSet.negatives
-        return {
-            **super().broken_by(batch),
-            f"objective.candidates=negatives: {NONE_IN_ONE}": negatives_only and batch.without_negatives,
-            "objective.positives=single with data.passage.positives=all: set objective.positives to each, exclude or "
-            "merge, or data.passage.positives=one": self.positives is Positives.single and batch.several,
-        }
+    def broken_by(self, batch: ExpectedBatch) -> Iterator[str]:
+        yield from super().broken_by(batch)
+        if self.candidates is CandidateSet.negatives and batch.without_negatives:
+            yield f"objective.candidates=negatives: {NONE_IN_ONE}"
+        if self.positives is Positives.single and batch.several:
+            yield (
+                "objective.positives=single with data.passage.positives=all: set objective.positives to each, exclude "
+                "or merge, or data.passage.positives=one"
+            )

@@ -1,10 +1,11 @@
-"""Options of the global estimators, and these objectives: the loss over the whole data set from small batches."""
+"""Options of the estimators of the loss over the whole data (SogCLR, iSogCLR, FastCLIP, NUCLR), and their presets."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import ClassVar
 
 from dyad.data.config import described
@@ -14,19 +15,22 @@ from dyad.train.losses.options.common import (
     Directions,
     Duplicates,
     ExpectedBatch,
-    ObjectiveRow,
     TemperatureOptions,
     number,
+    preset,
 )
 
-TemperatureGradient = Enum("TemperatureGradient", {"paper": "paper", "fastclip": "fastclip"})
+TemperatureGradient = StrEnum("TemperatureGradient", ["paper", "fastclip"])
 
 
 @dataclass
 class EstimatorOptions(TemperatureOptions):
-    """A running mean u_i of every anchor's mean exponential over negatives, kept for every sample."""
+    """Estimators that keep, for every sample, a running mean u_i of its mean exponential over negatives.
 
-    formula: ClassVar[str] = "dyad.train.losses.objectives.estimators:SogCLR"
+    learnable_refused: the message for learnable=true, empty where τ may learn.
+    """
+
+    formula: ClassVar[str] = "estimators:SogCLR"
     learnable_refused: ClassVar[str] = (
         "objective.learnable=true: a loss multiplied by τ has no optimum in τ. Set it false, or choose "
         "objective=fastclip_v3 (a radius ρ), fastclip_v0 (not multiplied) or isogclr (τ per sample)"
@@ -52,22 +56,22 @@ class EstimatorOptions(TemperatureOptions):
     def by_sample_id(self) -> bool:
         return True
 
-    def broken_rules(self) -> dict[str, bool]:
+    def broken_rules(self) -> Iterator[str]:
+        yield from super().broken_rules()
         least, largest = self.gamma_min, self.gamma_at(0)
-        one_alone = (least is None) != (self.gamma_epochs is None)
-        outside = least is not None and not 0 < least <= largest
-        several = self.duplicates is Duplicates.positive
-        return {
-            **super().broken_rules(),
-            f"objective.gamma_min={least} with objective.gamma_epochs={self.gamma_epochs}: a schedule needs "
-            "both": one_alone,
-            f"objective.gamma_min={least}: must be above 0 and at most objective.gamma={largest}": outside,
-            "objective.duplicates=positive: an estimator has one positive per sample. Set mask or keep": several,
-            self.learnable_refused: self.learnable and bool(self.learnable_refused),
-        }
+        if (least is None) != (self.gamma_epochs is None):
+            yield f"objective.gamma_min={least} with objective.gamma_epochs={self.gamma_epochs}: a schedule needs both"
+        if least is not None and not 0 < least <= largest:
+            yield f"objective.gamma_min={least}: must be above 0 and at most objective.gamma={largest}"
+        if self.duplicates is Duplicates.positive:
+            yield "objective.duplicates=positive: an estimator has one positive per sample. Set mask or keep"
+        if self.learnable and self.learnable_refused:
+            yield self.learnable_refused
 
-    def broken_by(self, batch: ExpectedBatch) -> dict[str, bool]:
-        return {**super().broken_by(batch), f"objective={self.name}: {NONE_IN_ONE}": batch.without_negatives}
+    def broken_by(self, batch: ExpectedBatch) -> Iterator[str]:
+        yield from super().broken_by(batch)
+        if batch.without_negatives:
+            yield f"objective={self.name}: {NONE_IN_ONE}"
 
     def gamma_at(self, epoch: int) -> float:
         """γ_e = γ_min + (γ − γ_min) (1 + cos(π e/E))/2, γ_min from epoch E on (Wei et al. 2024, sec. 4)."""
@@ -82,7 +86,7 @@ class EstimatorOptions(TemperatureOptions):
 class FastClipV0Options(EstimatorOptions):
     """FastCLIP-v0: SogCLR not multiplied by τ, so that τ can learn (Wei et al. 2024)."""
 
-    formula: ClassVar[str] = "dyad.train.losses.objectives.estimators:FastClipV0"
+    formula: ClassVar[str] = "estimators:FastClipV0"
     learnable_refused: ClassVar[str] = ""
 
     learnable: bool = described(True, "whether τ learns")
@@ -96,7 +100,7 @@ class FastClipV0Options(EstimatorOptions):
 class FastClipV3Options(FastClipV0Options):
     """FastCLIP-v3: multiplied by τ, which learns towards a KL radius ρ (Wei et al. 2024)."""
 
-    formula: ClassVar[str] = "dyad.train.losses.objectives.estimators:FastClipV3"
+    formula: ClassVar[str] = "estimators:FastClipV3"
 
     rho: float = number(6.5, "ρ: radius of the KL ball, in nats; towards it τ learns", "0 or more")
 
@@ -105,7 +109,7 @@ class FastClipV3Options(FastClipV0Options):
 class ISogCLROptions(EstimatorOptions):
     """iSogCLR: a temperature of its own for every sample and direction (Qiu et al. 2023)."""
 
-    formula: ClassVar[str] = "dyad.train.losses.objectives.estimators:ISogCLR"
+    formula: ClassVar[str] = "estimators:ISogCLR"
     learnable_refused: ClassVar[str] = (
         "objective.learnable=true: each sample's τ learns with objective.tau_lr. Set it false"
     )
@@ -119,20 +123,20 @@ class ISogCLROptions(EstimatorOptions):
     )
     tau_clip: float = number(5.0, "largest gradient of a sample's τ", "above 0")
 
-    def broken_rules(self) -> dict[str, bool]:
-        tau, least, most = self.temperature, self.min_temperature, self.max_temperature
-        return {
-            **super().broken_rules(),
-            f"objective.temperature={tau}: τ starts between objective.min_temperature={least} and "
-            f"objective.max_temperature={most}": not least <= tau <= most,
-        }
+    def broken_rules(self) -> Iterator[str]:
+        yield from super().broken_rules()
+        if not self.min_temperature <= self.temperature <= self.max_temperature:
+            yield (
+                f"objective.temperature={self.temperature}: τ starts between "
+                f"objective.min_temperature={self.min_temperature} and objective.max_temperature={self.max_temperature}"
+            )
 
 
 @dataclass
 class NuclrOptions(EstimatorOptions):
     """NUCLR: candidates weigh e^(ζ/τ), ζ learned for every sample; popular items weigh less (Wang et al. 2024)."""
 
-    formula: ClassVar[str] = "dyad.train.losses.objectives.estimators:Nuclr"
+    formula: ClassVar[str] = "estimators:Nuclr"
 
     zeta_lr: float = number(0.01, "step size of ζ", "0 or more")
     zeta_momentum: float = number(
@@ -142,13 +146,13 @@ class NuclrOptions(EstimatorOptions):
 
 
 OBJECTIVES = [
-    ObjectiveRow(
+    preset(
         "sogclr",
         EstimatorOptions,
         "SogCLR: the contrastive loss over the whole data set, τ given (Yuan et al. 2022).",
     ),
-    ObjectiveRow("isogclr", ISogCLROptions),
-    ObjectiveRow("fastclip_v0", FastClipV0Options),
-    ObjectiveRow("fastclip_v3", FastClipV3Options),
-    ObjectiveRow("nuclr", NuclrOptions),
+    preset("isogclr", ISogCLROptions),
+    preset("fastclip_v0", FastClipV0Options),
+    preset("fastclip_v3", FastClipV3Options),
+    preset("nuclr", NuclrOptions),
 ]

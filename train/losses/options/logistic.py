@@ -1,9 +1,10 @@
-"""Options of the logistic family and of CPC, and their objectives."""
+"""Options of the logistic family (NCE, local NCE, SigLIP) and of CPC, and their presets."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import ClassVar
 
 from omegaconf import MISSING
@@ -11,20 +12,23 @@ from omegaconf import MISSING
 from dyad.data.config import described
 from dyad.train.losses.options.common import (
     NO_FURTHER,
+    RELATED,
     Duplicates,
     ExpectedBatch,
-    ObjectiveRow,
     Similarity,
     TemperatureOptions,
     number,
+    preset,
 )
 
-Noise = Enum("Noise", {"unigram": "unigram", "uniform": "uniform", "file": "file"})
+Noise = StrEnum("Noise", ["unigram", "uniform", "file"])
 
 
 @dataclass
 class LogisticOptions(TemperatureOptions):
-    """Binary decisions on pairs with logit s/τ + bias."""
+    """Options of the logistic family, which classifies each pair as data or noise by its logit s/τ + bias."""
+
+    takes: ClassVar[frozenset[str]] = RELATED
 
     init_scale: float | None = number(None, "where 1/τ starts; instead of temperature", "above 0")
     init_bias: float | None = described(0.0, "where the bias starts")
@@ -41,7 +45,7 @@ class LogisticOptions(TemperatureOptions):
 class NceOptions(LogisticOptions):
     """Noise-contrastive estimation with the batch as noise: logit log u − log q − log k (Gutmann & Hyvärinen 2012)."""
 
-    formula: ClassVar[str] = "dyad.train.losses.objectives.logistic:Nce"
+    formula: ClassVar[str] = "logistic:Nce"
 
     k: float | None = number(None, "noise points per data point; null: as many as the batch has, B − 1", "above 0")
     noise: Noise = described(
@@ -56,45 +60,43 @@ class NceOptions(LogisticOptions):
     def by_sample_id(self) -> bool:
         return self.noise_file is not None
 
-    def broken_rules(self) -> dict[str, bool]:
-        from_file, given = self.noise is Noise.file, self.noise_file is not None
-        return {
-            **super().broken_rules(),
-            "objective.noise=file: give objective.noise_file, an .npy of log q by sample id": from_file and not given,
-            f"objective.noise_file={self.noise_file}: is read with objective.noise=file only": given and not from_file,
-        }
+    def broken_rules(self) -> Iterator[str]:
+        yield from super().broken_rules()
+        if self.noise is Noise.file and self.noise_file is None:
+            yield "objective.noise=file: give objective.noise_file, an .npy of log q by sample id"
+        if self.noise is not Noise.file and self.noise_file is not None:
+            yield f"objective.noise_file={self.noise_file}: is read with objective.noise=file only"
 
-    def broken_by(self, batch: ExpectedBatch) -> dict[str, bool]:
-        from_file = self.noise is Noise.file
-        return {**super().broken_by(batch), f"objective.noise=file: {NO_FURTHER}": from_file and batch.further}
+    def broken_by(self, batch: ExpectedBatch) -> Iterator[str]:
+        yield from super().broken_by(batch)
+        if self.noise is Noise.file and batch.further:
+            yield f"objective.noise=file: {NO_FURTHER}"
 
 
 @dataclass
 class BinaryNceOptions(LogisticOptions):
     """NCE with equal priors: half data, half noise; noise from the batch, all of it or r columns per row."""
 
-    formula: ClassVar[str] = "dyad.train.losses.objectives.logistic:BinaryNce"
+    formula: ClassVar[str] = "logistic:BinaryNce"
 
     negatives_per_positive: int | None = number(
         None, "columns per row that are noise, cost O(B); null: all others", "1 or more"
     )
 
-    def broken_by(self, batch: ExpectedBatch) -> dict[str, bool]:
+    def broken_by(self, batch: ExpectedBatch) -> Iterator[str]:
+        yield from super().broken_by(batch)
         r = self.negatives_per_positive
-        if r is None:
-            return super().broken_by(batch)
-        return {
-            **super().broken_by(batch),
-            f"objective.negatives_per_positive={r}: must be below global_batch_size={batch.pairs}": r >= batch.pairs,
-            f"objective.negatives_per_positive={r}: {NO_FURTHER}": batch.further,
-        }
+        if r is not None and r >= batch.pairs:
+            yield f"objective.negatives_per_positive={r}: must be below global_batch_size={batch.pairs}"
+        if r is not None and batch.further:
+            yield f"objective.negatives_per_positive={r}: {NO_FURTHER}"
 
 
 @dataclass
 class LocalNceOptions(LogisticOptions):
     """Local NCE: a logistic decision for every column of an anchor, summed (Ma & Collins 2018)."""
 
-    formula: ClassVar[str] = "dyad.train.losses.objectives.logistic:LocalNce"
+    formula: ClassVar[str] = "logistic:LocalNce"
 
     init_bias: float | None = described(
         None, "where the bias starts; null: at 0, on top of −log(K − 1) of every batch's K columns"
@@ -105,7 +107,8 @@ class LocalNceOptions(LogisticOptions):
 class CpcOptions(TemperatureOptions):
     """Contrastive predictive coding: contexts predict the encodings some steps ahead (van den Oord et al. 2018)."""
 
-    formula: ClassVar[str] = "dyad.train.losses.objectives.cpc:Cpc"
+    formula: ClassVar[str] = "cpc:Cpc"
+    takes: ClassVar[frozenset[str]] = frozenset({"lengths"})
     inputs: ClassVar[str] = "sequences"
 
     similarity: Similarity = described(Similarity.dot, "score of a prediction and an encoding")
@@ -115,15 +118,15 @@ class CpcOptions(TemperatureOptions):
 
 
 OBJECTIVES = [
-    ObjectiveRow("nce", NceOptions),
-    ObjectiveRow("binary_nce", BinaryNceOptions),
-    ObjectiveRow("local_nce", LocalNceOptions),
-    ObjectiveRow(
+    preset("nce", NceOptions),
+    preset("binary_nce", BinaryNceOptions),
+    preset("local_nce", LocalNceOptions),
+    preset(
         "siglip",
         LocalNceOptions,
         "SigLIP: pairwise sigmoid loss with learnt scale and bias (Zhai et al. 2023).",
         temperature=0.1,
         init_bias=-10.0,
     ),
-    ObjectiveRow("cpc", CpcOptions, temperature=1.0, learnable=False),
+    preset("cpc", CpcOptions, temperature=1.0, learnable=False),
 ]

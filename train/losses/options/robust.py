@@ -1,36 +1,35 @@
-"""Options of the robust (compositional OCE) family, and its objectives."""
+"""Options of the robust family (compositional OCE, partial AUC), and its presets."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import ClassVar
 
 from dyad.data.config import described
 from dyad.train.losses.options.common import (
     DIRECTIONS,
     NONE_IN_ONE,
+    RELATED,
     Directions,
     Duplicates,
     ExpectedBatch,
-    ObjectiveRow,
     Similarity,
     TemperatureOptions,
     number,
+    preset,
 )
 
-Divergence = Enum("Divergence", {"kl": "kl", "chi2": "chi2", "cvar": "cvar"})
-PairLoss = Enum(
-    "PairLoss",
-    {"identity": "identity", "hinge": "hinge", "squared_hinge": "squared_hinge", "logistic": "logistic"},
-)
-Setting = Enum("Setting", {"supervised": "supervised", "semi": "semi", "self": "self"})
-Nu = Enum("Nu", {"closed_form": "closed_form", "sgd": "sgd", "state": "state"})
+Divergence = StrEnum("Divergence", ["kl", "chi2", "cvar"])
+PairLoss = StrEnum("PairLoss", ["identity", "hinge", "squared_hinge", "logistic"])
+Setting = StrEnum("Setting", ["supervised", "semi", "self"])
+Nu = StrEnum("Nu", ["closed_form", "sgd", "state"])
 
 
 @dataclass
 class RobustOptions(TemperatureOptions):
-    """The optimised certainty equivalent of a pair loss over an anchor's candidates."""
+    """Options of the robust family: the optimised certainty equivalent of a pair loss over an anchor's candidates."""
 
     temperature: float = number(0.07, "τ: weight of the divergence", "above 0")
     learnable: bool = described(False, "whether τ learns: only with a radius rho")
@@ -53,27 +52,33 @@ class RobustOptions(TemperatureOptions):
     def by_sample_id(self) -> bool:
         return self.nu is Nu.state
 
-    def broken_rules(self) -> dict[str, bool]:
+    def broken_rules(self) -> Iterator[str]:
+        yield from super().broken_rules()
         cvar = self.divergence is Divergence.cvar
-        return {
-            **super().broken_rules(),
-            f"objective.alpha={self.alpha}: a share of the candidates, above 0 and at most 1": not 0 < self.alpha <= 1,
-            "objective.learnable=true with objective.divergence=cvar: τ plays no part in CVaR. "
-            "Set objective.learnable=false": self.learnable and cvar,
-            "objective.learnable=true: the loss falls with τ whatever the data, so τ runs to its largest. "
-            "Set objective.learnable=false, or a radius objective.rho": self.learnable and self.rho is None,
-            f"objective.rho={self.rho}: must be above 0, and not with divergence=cvar": (
-                self.rho is not None and (cvar or not self.rho > 0)
-            ),
-            f"objective.nu_lr={self.nu_lr}: must be above 0": self.nu is Nu.state and not self.nu_lr > 0,
-        }
+        if not 0 < self.alpha <= 1:
+            yield f"objective.alpha={self.alpha}: a share of the candidates, above 0 and at most 1"
+        if self.learnable and cvar:
+            yield (
+                "objective.learnable=true with objective.divergence=cvar: τ plays no part in CVaR. Set "
+                "objective.learnable=false"
+            )
+        if self.learnable and self.rho is None:
+            yield (
+                "objective.learnable=true: the loss falls with τ whatever the data, so τ runs to its largest. Set "
+                "objective.learnable=false, or a radius objective.rho"
+            )
+        if self.rho is not None and (cvar or not self.rho > 0):
+            yield f"objective.rho={self.rho}: must be above 0, and not with divergence=cvar"
+        if self.nu is Nu.state and not self.nu_lr > 0:
+            yield f"objective.nu_lr={self.nu_lr}: must be above 0"
 
 
 @dataclass
 class CoceOptions(RobustOptions):
     """Compositional OCE: robust contrastive learning over a chosen set of candidates (Zhu et al. 2022)."""
 
-    formula: ClassVar[str] = "dyad.train.losses.objectives.robust:Coce"
+    formula: ClassVar[str] = "robust:Coce"
+    takes: ClassVar[frozenset[str]] = RELATED
 
     setting: Setting = described(
         Setting.self,
@@ -82,38 +87,36 @@ class CoceOptions(RobustOptions):
     duplicates: Duplicates = described(Duplicates.keep, "columns with equal keys: negatives, left out, or positives")
     directions: Directions = described(Directions.x, DIRECTIONS)
 
-    def broken_by(self, batch: ExpectedBatch) -> dict[str, bool]:
-        several = batch.several or self.duplicates is Duplicates.positive
-        one_each = self.pair_loss is PairLoss.identity
+    def broken_by(self, batch: ExpectedBatch) -> Iterator[str]:
+        yield from super().broken_by(batch)
         no_negatives = batch.without_negatives if self.directions is Directions.x else batch.pairs < 2
-        return {
-            **super().broken_by(batch),
-            f"objective.setting={self.setting.value}: {NONE_IN_ONE}": self.setting is not Setting.semi and no_negatives,
-            "objective.nu=state keeps one ν for a sample, and a row has several positives: set "
-            "objective.nu=closed_form": self.nu is Nu.state and several and not one_each,
-        }
+        if self.setting is not Setting.semi and no_negatives:
+            yield f"objective.setting={self.setting}: {NONE_IN_ONE}"
+        several = batch.several or self.duplicates is Duplicates.positive
+        if self.nu is Nu.state and several and self.pair_loss is not PairLoss.identity:
+            yield (
+                "objective.nu=state keeps one ν for a sample, and a row has several positives: set "
+                "objective.nu=closed_form"
+            )
 
 
 @dataclass
 class PartialAUCOptions(RobustOptions):
     """One-way partial AUC: every positive score x (b, 1) against all negative scores y (m, 1)."""
 
-    formula: ClassVar[str] = "dyad.train.losses.objectives.robust:PartialAUC"
+    formula: ClassVar[str] = "robust:PartialAUC"
     inputs: ClassVar[str] = "scores"
 
     similarity: Similarity = described(Similarity.dot, "x and y are scores: dot")
     divergence: Divergence = described(Divergence.cvar, "cvar: alpha is the largest false-positive rate; kl: smooth")
 
-    def broken_rules(self) -> dict[str, bool]:
-        return {
-            **super().broken_rules(),
-            "objective.similarity=cosine: partial_auc takes scores, not embeddings; set objective.similarity=dot": (
-                self.similarity is Similarity.cosine
-            ),
-        }
+    def broken_rules(self) -> Iterator[str]:
+        yield from super().broken_rules()
+        if self.similarity is Similarity.cosine:
+            yield "objective.similarity=cosine: partial_auc takes scores, not embeddings; set objective.similarity=dot"
 
 
 OBJECTIVES = [
-    ObjectiveRow("coce", CoceOptions),
-    ObjectiveRow("partial_auc", PartialAUCOptions),
+    preset("coce", CoceOptions),
+    preset("partial_auc", PartialAUCOptions),
 ]

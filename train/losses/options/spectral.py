@@ -1,28 +1,22 @@
-"""Options of the spectral family, and its objectives: embeddings as they are, no temperature."""
+"""Options of the spectral family, and its presets: embeddings without normalisation, no temperature."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import ClassVar
 
 from dyad.data.config import described
-from dyad.train.losses.options.common import (
-    SIMILARITY,
-    Directions,
-    ObjectiveOptions,
-    ObjectiveRow,
-    Similarity,
-    number,
-)
+from dyad.train.losses.options.common import SIMILARITY, Directions, ObjectiveOptions, Similarity, number, preset
 
-PairSet = Enum("PairSet", {"offdiag": "offdiag", "all": "all"})
-Cov = Enum("Cov", {"first": "first", "both": "both"})
+PairSet = StrEnum("PairSet", ["offdiag", "all"])
+Cov = StrEnum("Cov", ["first", "both"])
 
 
 @dataclass
 class SpectralFamilyOptions(ObjectiveOptions):
-    """Objectives of second moments."""
+    """Options of objectives of second moments, which have no temperature."""
 
     similarity: Similarity = described(Similarity.dot, SIMILARITY)
 
@@ -31,7 +25,7 @@ class SpectralFamilyOptions(ObjectiveOptions):
 class SpectralOptions(SpectralFamilyOptions):
     """Spectral contrastive loss: low-rank approximation of p(x, y)/√(p(x) p(y)) (HaoChen et al. 2021)."""
 
-    formula: ClassVar[str] = "dyad.train.losses.objectives.spectral:Spectral"
+    formula: ClassVar[str] = "spectral:Spectral"
 
     pairs: PairSet = described(PairSet.offdiag, "pairs of the squared term: no own pairs (unbiased), or all (D² form)")
 
@@ -40,7 +34,7 @@ class SpectralOptions(SpectralFamilyOptions):
 class SpectralAlternatingOptions(SpectralFamilyOptions):
     """Spectral loss against a frozen target: one side learns at a time."""
 
-    formula: ClassVar[str] = "dyad.train.losses.objectives.spectral:SpectralAlternating"
+    formula: ClassVar[str] = "spectral:SpectralAlternating"
 
     directions: Directions = described(Directions.sum, "which side learns against the other, frozen")
     lambda_momentum: float = number(
@@ -48,19 +42,19 @@ class SpectralAlternatingOptions(SpectralFamilyOptions):
     )
     width: int | None = described(None, "D of the embeddings, needed for a running mean")
 
-    def broken_rules(self) -> dict[str, bool]:
-        return {
-            **super().broken_rules(),
-            f"objective.width={self.width}: objective.lambda_momentum above 0 needs the width of the embeddings, "
-            "1 or more": self.lambda_momentum > 0 and (self.width is None or self.width < 1),
-        }
+    def broken_rules(self) -> Iterator[str]:
+        if self.lambda_momentum > 0 and (self.width is None or self.width < 1):
+            yield (
+                f"objective.width={self.width}: objective.lambda_momentum above 0 needs the width of the embeddings, "
+                "1 or more"
+            )
 
 
 @dataclass
 class PcaPenaltyOptions(SpectralFamilyOptions):
     """Alignment of pairs with a penalty on the second moment: λ‖E[aaᵀ] − I‖²."""
 
-    formula: ClassVar[str] = "dyad.train.losses.objectives.spectral:PcaPenalty"
+    formula: ClassVar[str] = "spectral:PcaPenalty"
 
     penalty: float = number(1.0, "λ", "0 or more")
     cov: Cov = described(Cov.both, "second moment of x alone, or averaged over both sides")
@@ -68,7 +62,7 @@ class PcaPenaltyOptions(SpectralFamilyOptions):
 
 
 OBJECTIVES = [
-    ObjectiveRow("spectral", SpectralOptions),
-    ObjectiveRow("spectral_alternating", SpectralAlternatingOptions),
-    ObjectiveRow("pca_penalty", PcaPenaltyOptions),
+    preset("spectral", SpectralOptions),
+    preset("spectral_alternating", SpectralAlternatingOptions),
+    preset("pca_penalty", PcaPenaltyOptions),
 ]

@@ -1,1 +1,1 @@
-"""Reductions over all pairs in tiles: log-sum-exp, sums of elementwise functions, row thresholds."""
+"""Sums over all pairs, in tiles: log-sum-exp, sums of elementwise functions, thresholds of rows, and the all-gather."""

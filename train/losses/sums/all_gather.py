@@ -17,7 +17,10 @@ from dyad.train.losses.sums.functions import first_order_only
 
 @dataclass(frozen=True)
 class Layout:
-    """Rank r holds sizes[r] rows; global rows are in the order of ranks. Sizes may differ and may be 0."""
+    """How the rows of a global batch lie on the ranks: rank r holds sizes[r] rows, and global rows are in rank order.
+
+    Sizes may differ and may be 0. rank: this rank.
+    """
 
     sizes: tuple[int, ...]
     rank: int
@@ -68,7 +71,7 @@ class Layout:
         return values
 
     def _pad(self, rows: Tensor, sizes: tuple[int, ...]) -> Tensor:
-        """`rows` cut into blocks by `sizes`, each padded with zeros to the largest: collectives need equal blocks."""
+        """`rows` split into blocks of `sizes`, each padded with zeros to the largest: collectives need equal sizes."""
         if len(set(self.sizes)) == 1:
             return rows.contiguous()
         padded = rows.new_zeros(len(sizes), max(self.sizes), *rows.shape[1:])
@@ -78,6 +81,8 @@ class Layout:
 
 
 class _Gather(torch.autograd.Function):
+    """all-gather of rows; backward is a reduce-scatter of the gradient."""
+
     @staticmethod
     def forward(ctx: Any, rows: Tensor, layout: Layout) -> Tensor:
         ctx.layout = layout
@@ -100,6 +105,8 @@ class _Gather(torch.autograd.Function):
 
 
 class _Sum(torch.autograd.Function):
+    """all-reduce; backward is an all-reduce of the gradient."""
+
     @staticmethod
     def forward(ctx: Any, values: Tensor, layout: Layout) -> Tensor:
         ctx.layout = layout

@@ -1,4 +1,4 @@
-"""Parts of the autograd functions of this package: gradients that are given, and products without autocast."""
+"""Helpers for autograd functions: refusing second derivatives, attaching given gradients, products without autocast."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from torch import Tensor
 
 
 def first_order_only(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """A backward that raises RuntimeError under create_graph=True.
+    """A decorator of `backward` of an autograd function, which then raises RuntimeError under create_graph=True.
 
-    Such a backward forms its gradient without a graph, so a second derivative would silently miss its part.
+    The decorated backward forms its gradient without a graph, so a second derivative would silently miss a part.
+    torch's once_differentiable does not notice this if the incoming gradient needs no gradient itself.
     """
 
     @wraps(backward)
@@ -29,11 +30,13 @@ def first_order_only(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_gradients(value: Tensor, inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
-    """`value`, 0-d, with a graph that gives `inputs` these `gradients`, each of the shape of its input."""
+    """`value`, 0-d, with a new graph: its gradient in each of `inputs` is the given one of `gradients`."""
     return _WithGradients.apply(value.detach(), gradients, *inputs)  # pyright: ignore[reportReturnType]
 
 
 class _WithGradients(torch.autograd.Function):
+    """See with_gradients."""
+
     @staticmethod
     def forward(ctx: Any, value: Tensor, gradients: Sequence[Tensor], *inputs: Tensor) -> Tensor:
         ctx.types = [e.dtype for e in inputs]
@@ -55,6 +58,8 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
+    """See product."""
+
     @staticmethod
     def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:
         ctx.save_for_backward(left, right)

@@ -15,8 +15,9 @@ from dyad.train.losses.sums.tiles import slices
 class Logits:
     """How scores s_ij become the logits of the row sums and of the column sums.
 
-    row_scale: 0-d for both kinds of sums, or (b,) for the row sums alone. column_scale_M: (M,), given with the latter.
-    row_weights_b, column_weights_M: log-weights, added to the logits of the column sums and of the row sums.
+    row_scale: one scale, 0-d, for both kinds of sums; or (b,) for the row sums, with column_scale_M, (M,), for the
+    column sums. row_weights_b: log-weights added to the logits of the column sums. column_weights_M: log-weights added
+    to the logits of the row sums.
     """
 
     row_scale: Tensor

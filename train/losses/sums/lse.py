@@ -6,10 +6,10 @@ Schedule: a rank computes its own rows against all columns, so that the cluster 
 matmuls of 2·b·M·D flops for the scores, forward and backward, and 2 for the gradients. Sent are the gathered y and its
 gradient (by Layout.gather), the M column sums, and the gradients of the M columns.
 
-There are two ways to sum. The bounded way (bounded.py): |a_ij| ≤ scale·max|x|·max|y| gives one shift that every rank
-knows, so that one exp per score and plain sums over tiles and ranks suffice. The general way (general.py) keeps a
-running maximum per row and column, and serves scales of their own for rows and columns. It takes over when the bound
-is too wide or a plain sum underflows.
+There are two ways to sum. lse_one_shift.py: |a_ij| ≤ scale·max|x|·max|y| gives one shift that every rank knows, so that
+one exp per score and plain sums over tiles and ranks suffice. lse_online.py: an online softmax keeps a running maximum
+per row and column, and allows a scale for each row and column. It takes over when the bound is too wide or a plain sum
+underflows.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from torch import Tensor
 from dyad.train.losses.sums.all_gather import Layout
 from dyad.train.losses.sums.functions import first_order_only
 from dyad.train.losses.sums.logits import Logits, UpstreamGradients
-from dyad.train.losses.sums.lse_one_shift import bounded_gradients, bounded_sums, find_bound
-from dyad.train.losses.sums.lse_online import general_gradients, general_sums
+from dyad.train.losses.sums.lse_one_shift import find_bound, one_shift_gradients, one_shift_sums
+from dyad.train.losses.sums.lse_online import online_gradients, online_sums
 from dyad.train.losses.sums.tiles import Exclusion, Tiles
 
 
@@ -65,14 +65,16 @@ def log_partition(
 
 
 class _LogPartition(torch.autograd.Function):
+    """See log_partition. Backward computes the tiles of scores again."""
+
     @staticmethod
     def forward(ctx: Any, x_bD: Tensor, y_MD: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
         *logit_inputs, layout, exclusion = rest
         tiles, logits = Tiles(x_bD, y_MD, exclusion), Logits(*logit_inputs)
         bound = find_bound(tiles, logits, layout)
-        sums = None if bound is None else bounded_sums(tiles, logits, bound, layout)
-        rows_b, columns_M = sums or general_sums(tiles, logits, layout)
-        ctx.bound = bound if sums else None  # backward goes the way that forward went
+        sums = None if bound is None else one_shift_sums(tiles, logits, bound, layout)
+        rows_b, columns_M = sums or online_sums(tiles, logits, layout)
+        ctx.bound = bound if sums else None  # backward sums in the same way as forward
         ctx.layout, ctx.exclusion = layout, exclusion
         ctx.save_for_backward(x_bD, y_MD, *logit_inputs, rows_b, columns_M)
         return rows_b.clone(), columns_M.clone()  # copies: the caller may change them in place
@@ -87,7 +89,7 @@ class _LogPartition(torch.autograd.Function):
         upstream = UpstreamGradients(rows_b, columns_M, row_gradient_b, ctx.layout.sum_(column_gradient_M.clone()))
         with torch.autocast(x_bD.device.type, enabled=False):
             if ctx.bound is None:
-                gradients = general_gradients(tiles, logits, upstream)
+                gradients = online_gradients(tiles, logits, upstream)
             else:
-                gradients = bounded_gradients(tiles, logits, ctx.bound, upstream)
+                gradients = one_shift_gradients(tiles, logits, ctx.bound, upstream)
         return *gradients, None, None

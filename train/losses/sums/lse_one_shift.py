@@ -1,7 +1,7 @@
 """log-sum-exp of rows and columns with one shift for all logits: one exponential per score, plain sums.
 
 |a_ij| ≤ scale·max|x|·max|y| gives one shift c that every rank knows, so that sums over tiles and over ranks are plain
-additions. On a GPU in half precision the kernels (kernels.py) compute the same.
+additions. On a GPU in half precision the Triton kernels of lse_triton.py compute the same.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def find_bound(tiles: Tiles, logits: Logits, layout: Layout) -> Bound | None:
     return Bound(max(0.0, bound + math.log(terms) - room), *finite)
 
 
-def bounded_sums(tiles: Tiles, logits: Logits, bound: Bound, layout: Layout) -> tuple[Tensor, Tensor] | None:
+def one_shift_sums(tiles: Tiles, logits: Logits, bound: Bound, layout: Layout) -> tuple[Tensor, Tensor] | None:
     """log Σ exp of own rows (b,) and of all columns (M,) from plain sums. A collective.
 
     None, on all ranks, if one of the sums underflows on any rank.
@@ -81,7 +81,7 @@ def bounded_sums(tiles: Tiles, logits: Logits, bound: Bound, layout: Layout) -> 
     return rows_b.add_(bound.shift + bound.column_weight), columns_M.add_(bound.shift + bound.row_weight)
 
 
-def bounded_gradients(
+def one_shift_gradients(
     tiles: Tiles, logits: Logits, bound: Bound, upstream: UpstreamGradients
 ) -> tuple[Tensor | None, ...]:
     """The gradients of x, y, and of the fields of `logits` in their order; None for a field that is None.
@@ -97,14 +97,7 @@ def bounded_gradients(
         scale = float(logits.row_scale)
         found = kernels.gradients(tiles.x_bD, tiles.y_MD, scale, bound.shift, u_b, v_M, exclusion)
     gradients = Gradients(tiles, found)
-    d_weights: tuple[Tensor | None, ...] = (None, None)
-    if not logits.shared:
-        d_weights = _add_weighted(gradients, tiles, logits, bound, u_b, v_M)
-    elif found is None:
-        space = tiles.scratch()
-        for rows, columns, e in _exponentials(tiles, logits, bound):
-            e.mul_(torch.add(u_b[rows, None], v_M[columns], out=shaped(space, *e.shape)))
-            gradients.add(rows, columns, e)
+    d_weights = _add_tiles(gradients, tiles, logits, bound, u_b, v_M) if found is None else (None, None)
     dscale = sum_of_products(tiles.x_bD, gradients.dx_bD).to(logits.row_scale)
     return *gradients.scaled(logits.row_scale), dscale, None, *d_weights
 
@@ -130,10 +123,11 @@ def _sums(tiles: Tiles, logits: Logits, bound: Bound) -> tuple[Tensor, Tensor]:
     return row_sums_b, column_sums_M
 
 
-def _add_weighted(
+def _add_tiles(
     gradients: Gradients, tiles: Tiles, logits: Logits, bound: Bound, u_b: Tensor, v_M: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Adds the gradients of x and y to `gradients`, with log-weights; returns those of the row and column weights."""
+    """Adds the gradients of x and y to `gradients`; returns those of the row and column log-weights, if any."""
+    space = tiles.scratch()
     row_factors_b, column_factors_M = _factors(logits, bound)
     d_rows_b, d_columns_M = (
         None if w is None else torch.zeros_like(w) for w in (logits.row_weights_b, logits.column_weights_M)
@@ -146,12 +140,12 @@ def _add_weighted(
         if row_factors_b is not None and d_rows_b is not None:
             by_column = by_column * row_factors_b[rows, None]
             d_rows_b[rows] += row_factors_b[rows] * (e @ v_M[columns])
-        gradients.add(rows, columns, e.mul_(by_row + by_column))
+        gradients.add(rows, columns, e.mul_(torch.add(by_row, by_column, out=shaped(space, *e.shape))))
     return d_rows_b, d_columns_M
 
 
 def _factors(logits: Logits, bound: Bound) -> tuple[Tensor | None, Tensor | None]:
-    """w' of rows and w of columns, at most 1; None where there are no log-weights."""
+    """The weights w' of rows and w of columns, at most 1; None where there are no log-weights."""
     pairs = ((logits.row_weights_b, bound.row_weight), (logits.column_weights_M, bound.column_weight))
     rows, columns = (None if weights is None else (weights - largest).exp() for weights, largest in pairs)
     return rows, columns
@@ -165,7 +159,10 @@ def _largest(values: Tensor | None, least: float) -> Tensor:
 
 
 def _fused(tiles: Tiles, logits: Logits) -> tuple[ModuleType, KernelExclusion] | None:
-    """The kernels and what they leave out, where they serve: half precision on a GPU, no weights, no listed pairs."""
+    """The module of the Triton kernels and the pairs that they leave out; None where the kernels cannot be used.
+
+    They need half precision on a GPU, no log-weights, and no list of single pairs.
+    """
     if not logits.shared or tiles.x_bD.dtype not in (torch.bfloat16, torch.float16):
         return None
     from dyad.train.losses.sums import lse_triton as kernels  # importing triton takes long, and a CPU has no use for it

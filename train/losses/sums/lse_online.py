@@ -1,6 +1,6 @@
-"""log-sum-exp of rows and columns for logits of any size (online softmax): a running maximum, two exp per score.
+"""log-sum-exp of rows and columns for logits of any size: an online softmax with a running maximum, two exp per score.
 
-This way also serves scales of their own for each row and column.
+It allows a scale for each row and each column, which lse_one_shift.py does not.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dyad.train.losses.sums.logits import Logits, UpstreamGradients, sum_of_prod
 from dyad.train.losses.sums.tiles import Gradients, Tiles, shaped
 
 
-def general_sums(tiles: Tiles, logits: Logits, layout: Layout) -> tuple[Tensor, Tensor]:
+def online_sums(tiles: Tiles, logits: Logits, layout: Layout) -> tuple[Tensor, Tensor]:
     """log Σ exp of own rows (b,) and of all columns (M,), for logits of any size. A collective."""
     rows_b = tiles.x_bD.new_full((len(tiles.x_bD),), -math.inf, dtype=tiles.dtype)
     columns_M = tiles.y_MD.new_full((len(tiles.y_MD),), -math.inf, dtype=tiles.dtype)
@@ -28,7 +28,7 @@ def general_sums(tiles: Tiles, logits: Logits, layout: Layout) -> tuple[Tensor, 
     return rows_b, highest_M + layout.sum_((columns_M - highest_M).exp_()).log_()
 
 
-def general_gradients(tiles: Tiles, logits: Logits, upstream: UpstreamGradients) -> tuple[Tensor | None, ...]:
+def online_gradients(tiles: Tiles, logits: Logits, upstream: UpstreamGradients) -> tuple[Tensor | None, ...]:
     """The gradients of x, y, and of the fields of `logits` in their order; None for a field that is None.
 
     With g_i, h_j the upstream gradients of the log-sums of row i and column j, P_ij = g_i e^(row logit − LSE_i) and

@@ -1,12 +1,12 @@
-"""The bounded way to sum (bounded.py) as Triton kernels: scores stay in registers and are never written to memory.
+"""The sums and gradients of lse_one_shift.py as Triton kernels: scores stay in registers and never reach memory.
 
 Legend: b rows of this rank, M columns of all ranks, D width; E_ij = exp(scale · <x_i, y_j> − shift), 0 where left out.
-The caller knows |scale · <x_i, y_j>| ≤ bound and has chosen one shift, so that no E and no sum of E overflows.
+The caller has chosen a shift for which no E and no sum of E overflows.
 
 Forward is one matmul whose epilogue is the exponential and the sums of rows and columns (2·b·M·D flops). Backward
 recomputes E and writes G_ij = E_ij (u_i + v_j), one strip at a time, for two matmuls of cuBLAS: dx += G y, dy += Gᵀ x.
-Accumulators of both gradients would not fit on a processor of the device at D ≥ 512, and computing the scores once for
-each would cost 10·b·M·D flops instead of 8.
+A kernel that accumulates both gradients would not fit into a multiprocessor of the GPU at D ≥ 512, and one kernel for
+each would compute the scores twice, at 10·b·M·D flops instead of 8.
 
 Each program writes partial sums, and these are added in a fixed order. So the same inputs give the same bits on the
 same machine; the block shapes, timed once for each D, are cached on disk.
@@ -65,8 +65,8 @@ NOTHING = KernelExclusion((), 0)
 def available(x_bD: Tensor, y_MD: Tensor) -> bool:
     """Whether the kernels can take these: bf16 or fp16 on a CUDA device that Triton supports, D ≤ 4096.
 
-    Not float32: on tensor cores its products would be rounded to tf32, and elsewhere cuBLAS is as fast as we would be.
-    With TRITON_INTERPRET=1 they are interpreted, on any device, very slowly.
+    Not float32: on tensor cores its products would be rounded to tf32, and without them cuBLAS is as fast as a kernel.
+    With TRITON_INTERPRET=1 Triton interprets the kernels on any device, very slowly.
     """
     if not INSTALLED or x_bD.dtype not in (torch.bfloat16, torch.float16) or y_MD.dtype != x_bD.dtype:
         return False
@@ -76,7 +76,7 @@ def available(x_bD: Tensor, y_MD: Tensor) -> bool:
 
 
 def exp_sums(
-    x_bD: Tensor, y_MD: Tensor, scale: float, shift: float, exclusion: KernelExclusion | None = None
+    x_bD: Tensor, y_MD: Tensor, scale: float, shift: float, exclusion: KernelExclusion = NOTHING
 ) -> tuple[Tensor, Tensor]:
     """Σ_j E_ij of the rows (b,) and Σ_i E_ij of the columns (M,), float32.
 
@@ -88,29 +88,22 @@ def exp_sums(
     if not len(y_MD):
         return row_sums_b, column_sums_M
     for rows in slices(len(x_bD), STRIP):
-        part = (exclusion or NOTHING).within(rows, slice(0, len(y_MD)))
-        row_sums_b[rows], of_columns_M = _strip_sums(x_bD[rows], y_MD, scale, shift, part)
-        column_sums_M += of_columns_M
+        x_rD, part = x_bD[rows], exclusion.within(rows, slice(0, len(y_MD)))
+        row_blocks = triton.cdiv(len(x_rD), BLOCK_ROWS)
+        widest_blocks = triton.cdiv(len(y_MD), WIDEST_BLOCK)
+        group = WIDEST_BLOCK * triton.cdiv(widest_blocks, max(1, PROGRAMS // row_blocks))  # columns of one program
+        of_rows = row_sums_b.new_empty(triton.cdiv(len(y_MD), group), len(x_rD))
+        of_columns = row_sums_b.new_empty(row_blocks, len(y_MD))
+        with torch.cuda.device_of(x_rD):
+            _sums_kernel[(row_blocks, len(of_rows))](
+                x_rD, y_MD, of_rows, of_columns, *_key_arguments(part, x_rD), part.first_own,
+                len(x_rD), len(y_MD), group, scale * LOG2_E, shift * LOG2_E,
+                D=x_rD.shape[1], KEYS=len(part.keys), OWN_DROPPED=part.own_dropped, INTERPRETED=INTERPRETED,
+                enable_fp_fusion=True,
+            )  # fmt: skip
+        row_sums_b[rows] = of_rows.sum(0)
+        column_sums_M += of_columns.sum(0)
     return row_sums_b, column_sums_M
-
-
-def _strip_sums(
-    x_rD: Tensor, y_MD: Tensor, scale: float, shift: float, exclusion: KernelExclusion
-) -> tuple[Tensor, Tensor]:
-    row_blocks = _blocks(len(x_rD), BLOCK_ROWS)
-    widest_blocks = _blocks(len(y_MD), WIDEST_BLOCK)
-    group = WIDEST_BLOCK * _blocks(widest_blocks, max(1, PROGRAMS // row_blocks))  # columns of one program
-    groups = _blocks(len(y_MD), group)
-    of_rows = torch.empty(groups, len(x_rD), dtype=torch.float32, device=x_rD.device)
-    of_columns = torch.empty(row_blocks, len(y_MD), dtype=torch.float32, device=x_rD.device)
-    with torch.cuda.device_of(x_rD):
-        _sums_kernel[(row_blocks, groups)](
-            x_rD, y_MD, of_rows, of_columns, *_key_arguments(exclusion, x_rD), exclusion.first_own,
-            len(x_rD), len(y_MD), group, scale * LOG2_E, shift * LOG2_E,
-            D=x_rD.shape[1], KEYS=len(exclusion.keys), OWN_DROPPED=exclusion.own_dropped, INTERPRETED=INTERPRETED,
-            enable_fp_fusion=True,
-        )  # fmt: skip
-    return of_rows.sum(0), of_columns.sum(0)
 
 
 def gradient_strip(
@@ -120,7 +113,7 @@ def gradient_strip(
     shift: float,
     u_r: Tensor,
     v_c: Tensor,
-    exclusion: KernelExclusion | None = None,
+    exclusion: KernelExclusion = NOTHING,
     out: Tensor | None = None,
 ) -> Tensor:
     """G_ij = E_ij (u_i + v_j) of at most STRIP rows and columns: (r, c) in the type of x; into `out`, if given.
@@ -130,17 +123,16 @@ def gradient_strip(
     and v brings the largest near 2^14, as `gradients` does.
     """
     x_rD, y_cD = x_rD.contiguous(), y_cD.contiguous()
-    part = exclusion or NOTHING
     rows, columns = len(x_rD), len(y_cD)
     stride = _stride(columns)
     g_rc = (x_rD.new_empty(rows * stride) if out is None else out[: rows * stride]).view(rows, stride)[:, :columns]
     if not g_rc.numel():
         return g_rc
     with torch.cuda.device_of(x_rD):
-        _gradient_kernel[lambda shape: (_blocks(rows, BLOCK_ROWS), _blocks(columns, shape["BLOCK_COLUMNS"]))](
-            x_rD, y_cD, u_r.contiguous(), v_c.contiguous(), g_rc, *_key_arguments(part, x_rD), part.first_own,
+        _gradient_kernel[lambda shape: (triton.cdiv(rows, BLOCK_ROWS), triton.cdiv(columns, shape["BLOCK_COLUMNS"]))](
+            x_rD, y_cD, u_r.contiguous(), v_c.contiguous(), g_rc, *_key_arguments(exclusion, x_rD), exclusion.first_own,
             rows, columns, stride, scale * LOG2_E, shift * LOG2_E,
-            D=x_rD.shape[1], KEYS=len(part.keys), OWN_DROPPED=part.own_dropped, INTERPRETED=INTERPRETED,
+            D=x_rD.shape[1], KEYS=len(exclusion.keys), OWN_DROPPED=exclusion.own_dropped, INTERPRETED=INTERPRETED,
             enable_fp_fusion=True,
         )  # fmt: skip
     return g_rc
@@ -153,7 +145,7 @@ def gradients(
     shift: float,
     u_b: Tensor,
     v_M: Tensor,
-    exclusion: KernelExclusion | None = None,
+    exclusion: KernelExclusion = NOTHING,
 ) -> tuple[Tensor, Tensor]:
     """G y (b, D) and Gᵀ x (M, D) in float32, of G as in gradient_strip. Memory: one strip of G."""
     x_bD, y_MD = x_bD.contiguous(), y_MD.contiguous()
@@ -163,8 +155,7 @@ def gradients(
     space = x_bD.new_empty(min(STRIP, len(x_bD)) * _stride(min(STRIP, len(y_MD))))
     for rows in slices(len(x_bD), STRIP):
         for columns in slices(len(y_MD), STRIP):
-            part = exclusion and exclusion.within(rows, columns)
-            x, y = x_bD[rows], y_MD[columns]
+            x, y, part = x_bD[rows], y_MD[columns], exclusion.within(rows, columns)
             g = gradient_strip(x, y, scale, shift, u_b[rows], v_M[columns], part, out=space)
             _add_product(dx_bD[rows], g, y)
             _add_product(dy_MD[columns], g.T, x)
@@ -172,7 +163,7 @@ def gradients(
 
 
 def _into_range(
-    x_bD: Tensor, y_MD: Tensor, scale: float, shift: float, u_b: Tensor, v_M: Tensor, exclusion: KernelExclusion | None
+    x_bD: Tensor, y_MD: Tensor, scale: float, shift: float, u_b: Tensor, v_M: Tensor, exclusion: KernelExclusion
 ) -> Tensor:
     """The power of two, 0-d, to multiply u and v with so that fp16 holds G: |G| ≤ 2^14, exact down to 2^-28 of that.
 
@@ -186,8 +177,8 @@ def _into_range(
 
 
 def _stride(columns: int) -> int:
-    """Numbers from one row of G to the next: cuBLAS is fast when rows start at multiples of 128 bytes."""
-    return 64 * _blocks(columns, 64)
+    """The stride of the rows of G, in numbers: cuBLAS is fast when rows start at multiples of 128 bytes."""
+    return 64 * triton.cdiv(columns, 64)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
@@ -198,12 +189,8 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total.addmm_(left.float(), right.float())
 
 
-def _blocks(count: int, size: int) -> int:
-    return -(-count // size)
-
-
 def _key_arguments(exclusion: KernelExclusion, unused: Tensor) -> list[Any]:
-    """Row keys, column keys and their number for two keys; a kernel never reads a key beyond its KEYS."""
+    """Row keys, column keys and the number of column keys, for two keys. A kernel reads the first KEYS of them only."""
     arguments: list[Any] = []
     for of_rows, of_columns in exclusion.keys:
         arguments += [of_rows.contiguous(), of_columns.contiguous(), len(of_columns)]
@@ -211,14 +198,14 @@ def _key_arguments(exclusion: KernelExclusion, unused: Tensor) -> list[Any]:
 
 
 def _jit(function: Any) -> Any:
-    """triton.jit, without a new compilation when a size changes from step to step."""
+    """triton.jit that does not compile again when a size changes from step to step; False without Triton."""
     sizes = ["first_own", "row_count", "column_count", "group", "keyed_0", "keyed_1"]
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
     return INSTALLED and triton.jit(function, do_not_specialize=[name for name in sizes if name in names])
 
 
 def _tuned(function: Any) -> Any:
-    """triton.autotune over BLOCKS: the first call for a D times them. Interpreted, the first of them alone."""
+    """triton.autotune over BLOCKS: the first call for a width D times them. The interpreter uses the first alone."""
     if not INSTALLED:
         return None
     configs = [

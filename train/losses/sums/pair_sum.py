@@ -43,6 +43,8 @@ def pair_sum(
 
 
 class _PairSum(torch.autograd.Function):
+    """See pair_sum. Forward computes the gradient too; backward multiplies it by the upstream gradient."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -58,7 +60,7 @@ class _PairSum(torch.autograd.Function):
         learning = any(ctx.needs_input_grad)
         gradients = Gradients(tiles) if learning else None
         wanted = [i for i, needed in enumerate(ctx.needs_input_grad[6:]) if needed]
-        d_inputs = [torch.zeros_like(inputs[i]) for i in wanted]
+        d_inputs: list[Any] = [torch.zeros_like(v) if i in wanted else None for i, v in enumerate(inputs)]
         total = x_bD.new_zeros((), dtype=torch.float64)
         for rows, columns, s in tiles.scores():
             parts = [_part_of_tile(i, counts, rows, columns) for i in range(len(inputs))]
@@ -74,10 +76,9 @@ class _PairSum(torch.autograd.Function):
             if gradients is not None:
                 g, *d_leaves = torch.autograd.grad(tile_sum, [s, *(leaves[i] for i in wanted)], materialize_grads=True)
                 gradients.add(rows, columns, g)
-                for i, d, d_leaf in zip(wanted, d_inputs, d_leaves, strict=True):
-                    d[parts[i]] += d_leaf
+                for i, d_leaf in zip(wanted, d_leaves, strict=True):
+                    d_inputs[i][parts[i]] += d_leaf
         if gradients is not None:
-            ctx.wanted = wanted
             ctx.types = (x_bD.dtype, y_MD.dtype)
             ctx.save_for_backward(gradients.dx_bD, gradients.dy_MD, *d_inputs)
         return total.to(tiles.dtype)
@@ -86,15 +87,16 @@ class _PairSum(torch.autograd.Function):
     @first_order_only
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         dx_bD, dy_MD, *d_inputs = ctx.saved_tensors
-        by_index = dict(zip(ctx.wanted, d_inputs, strict=True))
-        count = len(ctx.needs_input_grad) - 6
         x_type, y_type = ctx.types
-        of_inputs = (gradient.to(d) * d if (d := by_index.get(i)) is not None else None for i in range(count))
+        of_inputs = (None if d is None else gradient.to(d) * d for d in d_inputs)
         return *(None,) * 4, (gradient * dx_bD).to(x_type), (gradient * dy_MD).to(y_type), *of_inputs
 
 
 def _part_of_tile(index: int, counts: tuple[int, int], rows: slice, columns: slice) -> Any:
-    """An index that takes a tile's part of input `index`: counts[0] of them are by row, then counts[1] by column."""
+    """The index that takes a tile's part of an input of f, in a shape that broadcasts over the tile (r, c).
+
+    index: the number of the input; the first counts[0] inputs are by row, the next counts[1] by column, the rest 0-d.
+    """
     if index < counts[0]:
         return rows, None
     return (None, columns) if index < sum(counts) else ...

@@ -1,9 +1,9 @@
 """A radix select: for each row of a matrix, the largest threshold at which a condition on the values above it holds.
 
-The matrix is never in memory as a whole: every pass computes its tiles anew. Floats, in their order, can be mapped to
-integers in the same order, so a threshold is found digit by digit, by counting the values that have each digit. The
-result is exact for all values, ties and subnormal numbers among them. Each digit costs one pass over the scores.
-Sorting whole rows instead is slower from a few thousand columns on and needs several times the memory.
+The matrix is never in memory as a whole: every pass computes its tiles again. Floats map to integers of the same order.
+So a threshold is found digit by digit, by counting the values that have each digit. The result is exact for all values,
+also for ties and subnormal numbers. Each digit costs one pass over the scores. Sorting whole rows is slower from a few
+thousand columns on and needs several times the memory.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ TILE = 1024  # rows and columns of a tile: a tile of scores and its operands sta
 
 
 class Pairs:
-    """(row i, column j) pairs of own rows and global columns, (P, 2) int64, sorted by tile when a tile first asks.
+    """A list of pairs (row i of this rank, global column j), (P, 2) int64. The first call of `within` sorts it by tile.
 
     own: the first column when these are the pairs (i, own + i) of all rows, else None.
     """
@@ -78,18 +78,18 @@ class Exclusion:
     dropped: Pairs | None = None
 
     def index(self, rows: slice, columns: slice) -> Tensor | tuple[Tensor, Tensor] | None:
-        """An index of the left-out pairs of a tile: a mask, or (rows, columns) of a few pairs; None when none is."""
+        """An index of the left-out pairs of a tile: a mask, or (rows, columns) of a few pairs; None if none is."""
         return self.mask(rows, columns) if self.keys or not self.dropped else self.dropped.within(rows, columns)
 
     def mask(self, rows: slice, columns: slice) -> Tensor | None:
-        """Whether each pair of the tile is left out, (r, c) bool; None when none is."""
+        """Whether each pair of the tile is left out, (r, c) bool; None if no pair is."""
         found = [pair for keys in self.keys if (pair := _equal(keys, rows, columns)) is not None]
         dropped = self.dropped and self.dropped.within(rows, columns)
         if not found and dropped is None:
             return None
         shape = (rows.stop - rows.start, columns.stop - columns.start)
         device = found[0].device if found else dropped[0].device  # pyright: ignore[reportOptionalSubscript]
-        # a comparison of the whole tile is itself the mask; others cover its first columns alone
+        # a comparison of the whole tile serves as the mask; the others cover the first columns of the tile only
         whole = found.pop() if found and found[-1].shape == shape else None
         mask = torch.zeros(shape, dtype=torch.bool, device=device) if whole is None else whole
         for equal in found:
@@ -102,7 +102,7 @@ class Exclusion:
 
 
 def _equal(keys: tuple[Tensor, Tensor], rows: slice, columns: slice) -> Tensor | None:
-    """Which pairs of the tile have equal keys, (r, ≤ c) bool; None when none has."""
+    """Which pairs of the tile have equal keys, (r, ≤ c) bool; None if no pair has."""
     row_keys, column_keys = keys[0][rows], keys[1][columns]
     # isin first: equal keys are rare, and it costs far less than comparing all pairs
     return row_keys[:, None] == column_keys if torch.isin(row_keys, column_keys).any() else None
@@ -143,7 +143,7 @@ class Tiles:
 class Gradients:
     """The sums ∂L/∂x = G y and ∂L/∂y = Gᵀ x over tiles of G = ∂L/∂s, in float32 or better.
 
-    found: both sums, where they are known already.
+    found: both sums, if a kernel has computed them already.
     """
 
     def __init__(self, tiles: Tiles, found: tuple[Tensor, Tensor] | None = None) -> None:
@@ -152,6 +152,7 @@ class Gradients:
         self.dx_bD, self.dy_MD = found or zeros
 
     def add(self, rows: slice, columns: slice, g: Tensor) -> None:
+        """Add the part of one tile; g: G of the tile."""
         self.dx_bD[rows].addmm_(g, self._tiles.y_MD[columns].to(g.dtype))
         self.dy_MD[columns].addmm_(g.T, self._tiles.x_bD[rows].to(g.dtype))
 
@@ -169,4 +170,5 @@ def slices(count: int, size: int | None = None) -> Iterator[slice]:
 
 
 def shaped(space: Tensor, rows: int, columns: int) -> Tensor:
+    """The first numbers of flat memory as a (rows, columns) matrix, without a copy."""
     return space[: rows * columns].view(rows, columns)

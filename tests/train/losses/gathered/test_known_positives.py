@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from dyad.data.batch import KnownPositives
-from dyad.train.losses import Columns, build_objective
+from dyad.train.losses import build_objective
+from dyad.train.losses.gathered.batch import Columns
 
 B, D = 6, 4
 KEYS = torch.tensor([10, 11, 12, 13, 10, 15])  # rows 0 and 4 have the same item

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.batch import KnownPositives
-from dyad.train.losses import OBJECTIVES, Columns, build_objective
+from dyad.train.losses import OBJECTIVES, build_objective
 from dyad.train.losses.gathered import candidates
+from dyad.train.losses.gathered.batch import Columns
 from dyad.train.losses.options.common import ExpectedBatch
 from dyad.train.losses.options.registry import configure
 from dyad.train.losses.options.robust import PairLoss
@@ -276,7 +277,7 @@ def test_pickling_keeps_an_objective(name: str) -> None:
 
 def some_call(name: str, **options: Any) -> tuple[Any, Tensor, Tensor]:
     """An objective in float64 and embeddings of 8 pairs for it."""
-    known = {f.name for f in fields(OBJECTIVES[name].options)}
+    known = {f.name for f in fields(OBJECTIVES[name])}
     needed = {key: value for key, value in {"num_samples": 8, "width": 5}.items() if key in known}
     shape = {"cpc": (8, 4, 5), "partial_auc": (8, 1)}.get(name, (8, 5))
     generator = torch.Generator().manual_seed(0)
@@ -349,7 +350,7 @@ def test_an_importance_file_that_is_none_is_told(tmp_path: Path) -> None:
 def variants(name: str) -> Iterator[dict[str, Any]]:
     """Each choice of each option, and some numbers."""
     yield from [{}, *({"negatives_per_positive": r} for r in (1, 3, 4) if name == "binary_nce")]
-    for option in fields(OBJECTIVES[name].options):
+    for option in fields(OBJECTIVES[name]):
         if isinstance(option.default, Enum):
             yield from ({option.name: choice.value} for choice in type(option.default))
     yield from (
@@ -357,7 +358,7 @@ def variants(name: str) -> Iterator[dict[str, Any]]:
     )
 
 
-@pytest.mark.parametrize("name", [name for name, row in OBJECTIVES.items() if row.options.inputs == "pairs"])
+@pytest.mark.parametrize("name", [name for name, options in OBJECTIVES.items() if options.inputs == "pairs"])
 def test_what_a_step_of_a_run_would_refuse_is_refused_before_the_run(name: str) -> None:
     batches = [ExpectedBatch(4), ExpectedBatch(1)]
     if "negatives" in OBJECTIVES[name].takes:
@@ -369,12 +370,12 @@ def test_what_a_step_of_a_run_would_refuse_is_refused_before_the_run(name: str) 
     for options, batch in product(variants(name), batches):
         with suppress(ConfigError):
             configured = configure(name, **options)
-            told = any(configured.broken_by(batch).values())
+            told = any(configured.broken_by(batch))
             assert told == is_refused(name, options, batch), (options, batch)
 
 
 def is_refused(name: str, options: dict[str, Any], batch: ExpectedBatch) -> bool:
-    counts = {key: 8 for key in ("num_samples", "samples_per_epoch") if hasattr(OBJECTIVES[name].options, key)}
+    counts = {key: 8 for key in ("num_samples", "samples_per_epoch") if hasattr(OBJECTIVES[name], key)}
     x, y, keys = torch.randn(batch.pairs, 4), torch.randn(batch.pairs, 4), torch.arange(batch.pairs)
     right = torch.tensor([batch.several, False])
     columns = Columns(torch.randn(2, 4), torch.zeros(2, dtype=torch.long), torch.tensor([90, 91]), right)

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dyad.data.base.errors import ConfigError
-from dyad.train.losses import Columns, build_objective
+from dyad.train.losses import build_objective
+from dyad.train.losses.gathered.batch import Columns
 from dyad.train.losses.sums import tiles
 
 DIVERGENCES = ["kl", "chi2", "cvar"]

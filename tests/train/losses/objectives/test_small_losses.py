@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from helpers.reference import build, reference_loss, relative_error
 from torch import Tensor
 
-from dyad.train.losses import Columns
+from dyad.train.losses.gathered.batch import Columns
 
 B, D, TAU = 256, 64, 0.05
 ITEMS = torch.arange(B)

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from helpers.reference import build, close, embeddings, reference_loss, relative_error, same_item
 from torch import Tensor
 
-from dyad.train.losses import Columns, build_objective
+from dyad.train.losses import build_objective
+from dyad.train.losses.gathered.batch import Columns
 from dyad.train.losses.sums import tiles
 
 B, D = 7, 4
