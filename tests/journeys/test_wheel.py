@@ -66,6 +66,7 @@ def test_the_package_is_imported_beside_modules_of_the_same_names(environment: P
 
 def test_a_run_is_trained_examined_and_reported(environment: Path, strangers: Path, tiny: Tiny) -> None:
     _, *arguments = tiny({"steps": 2, "run.name": "a"})
+    assert "steps of 32 pairs" in run(environment, strangers, "dyad", "doctor", *arguments)
     run(environment, strangers, "dyad", "train", *arguments)
     (folder,) = (path.parent for path in strangers.parent.rglob("metrics.jsonl"))
     page = (folder / "report.html").read_text()

@@ -89,7 +89,7 @@ def batch_norms(config: TrainConfig, towers: nn.Module, world_size: int) -> str:
     """
     chunks = chunk_count(config.global_batch_size, world_size, config.chunk_size)
     rows = config.global_batch_size // world_size
-    return check_batch_norms(towers, config.model.batch_norm, rows, chunks)
+    return check_batch_norms(towers, config.model.batch_norm, rows, chunks, world_size)
 
 
 def build_data(config: TrainConfig, model: TwoTowerModel) -> TrainingData:

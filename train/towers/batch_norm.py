@@ -84,7 +84,7 @@ def set_batch_norms(towers: nn.Module, choice: BatchNorm) -> None:
         norm.train()
 
 
-def check_batch_norms(towers: nn.Module, choice: BatchNorm, rows: int, chunks: int) -> str:
+def check_batch_norms(towers: nn.Module, choice: BatchNorm, rows: int, chunks: int, ranks: int = 1) -> str:
     """One line for the log that says what `choice` means for towers in train(); "" without batch norms.
 
     rows: the fewest pairs of any rank. chunks: the number of chunks they are embedded in. Raises ConfigError if
@@ -94,6 +94,7 @@ def check_batch_norms(towers: nn.Module, choice: BatchNorm, rows: int, chunks: i
     in_text = any(isinstance(m, Pooled) and batch_norms(m) for m in towers.modules())
     key, found = f"model.batch_norm={choice.name}", f"{len(norms)} batch norm{'s' * (len(norms) > 1)}"
     is_global, is_own = choice is BatchNorm["global"], choice is BatchNorm.per_chunk
+    foreign = next((name for norm in norms if ranks > 1 and (name := _own_forward(norm))), "")
     broken = {
         f"{key}: no tower has a batch norm that could use it. Leave it out": not (is_global or norms),
         f"{key}: {found}, of which the text encoder's would count padding. Take model.batch_norm=frozen, or another "
@@ -102,6 +103,10 @@ def check_batch_norms(towers: nn.Module, choice: BatchNorm, rows: int, chunks: i
         "(chunk_size=null), or set model.batch_norm=per_chunk (statistics of each chunk on each rank: another loss), "
         "model.batch_norm=frozen (running statistics), or take a model without batch norm": bool(is_global and norms)
         and chunks > 1,
+        f"{key}: {foreign} has a forward of its own, which the statistics of {ranks} processes would replace. Set "
+        "model.batch_norm=per_chunk (statistics of each chunk on each rank: another loss), or take one process": bool(
+            foreign
+        ),
         f"{key}: a chunk of one pair has no statistics. Set chunk_size to 3 or more, or a larger "
         "global_batch_size": is_own and rows // chunks < 2,
     }
@@ -118,6 +123,14 @@ CHOICES: dict[BatchNorm, tuple[type[_BatchNorm] | None, str]] = {
     BatchNorm.per_chunk: (None, PER_CHUNK),
     BatchNorm.frozen: (FrozenStatistics, "running statistics, as loaded, in training as well"),
 }
+
+
+def _own_forward(norm: _BatchNorm) -> str:
+    """The class of a norm whose forward is neither torch's nor timm's and is replaced by GlobalStatistics; else ""."""
+    if not isinstance(norm, GlobalStatistics) or hasattr(norm, "act"):
+        return ""
+    original = type(norm).__bases__[1]
+    return "" if original.forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward) else original.__name__
 
 
 @cache

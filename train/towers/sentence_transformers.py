@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -191,7 +192,9 @@ def describe_choices(config: TrainConfig) -> Iterator[str]:
 
 
 def _shown(value: Any) -> str:
-    return repr(value) if isinstance(value, str) else str(getattr(value, "value", value))
+    if isinstance(value, Enum):
+        return value.name
+    return repr(value) if isinstance(value, str) else str(value)
 
 
 def _module_folders(path: Path, instead: str) -> dict[str, str]:
