@@ -59,10 +59,11 @@ def parse_options(schema: type[T], arguments: Iterable[str], command: str) -> T:
             options[key] = _value(text, types_of[key])
         except ValidationError as error:
             raise ConfigError(f"{key}={_mismatch(str(error))}") from None
-        if isinstance(options[key], int | float) and options[key] < least_of[key]:
-            raise ConfigError(f"{key}={options[key]}: must be {least_of[key]} or more")
     if missing := OmegaConf.missing_keys(options):
         raise ConfigError(f"{min(missing)}= is missing. See: {command} --help")
+    for key in given:
+        if isinstance(options[key], int | float) and options[key] < least_of[key]:
+            raise ConfigError(f"{key}={options[key]}: must be {least_of[key]} or more")
     return cast(T, OmegaConf.to_object(options))
 
 

@@ -118,8 +118,7 @@ def encode_corpus(
 def identity_of(tower: nn.Module, *facts: str) -> str:
     """A digest of a tower's weights by name, and of `facts`: all else that embeddings depend on, as prefixes.
 
-    The extra_repr of the modules is included, for example the kind of pooling. Wrappers for data parallelism do not
-    change the digest.
+    The extra_repr of the modules is included, for example the kind of pooling.
     """
     digest = hashlib.sha256(json.dumps(facts).encode())
     for module in tower.modules():

@@ -45,6 +45,10 @@ class Pooled(nn.Module):
         super().__init__()
         self.encoder, self.pooling, self.pad = encoder, pooling, pad
 
+    def extra_repr(self) -> str:
+        """Enters the identity of kept embeddings (eval.encode.embeddings.identity_of)."""
+        return f"pooling={self.pooling.name}, pad={self.pad}"
+
     def forward(self, tokens: Tensor) -> Tensor:
         lengths = [padded_length(count, tokens.shape[1]) for count in token_counts(tokens, self.pad)]
         groups = group_by_length(lengths, MIN_GROUP[tokens.device.type])
