@@ -58,10 +58,7 @@ class EvalConfig:
 
 @dataclass
 class EvalCommand:
-    """Options of the command `python -m eval`: which checkpoint to evaluate, and on which data.
-
-    An option that is None takes its value from the configuration of the run.
-    """
+    """Options of the command `python -m eval`: which checkpoint to evaluate, on which data, and how."""
 
     checkpoint: str = described(MISSING, "a run folder (its newest checkpoint) or one checkpoint folder")
     suite: list[str] | None = described(None, "what to evaluate; without suite and val: the run's own")

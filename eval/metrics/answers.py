@@ -132,7 +132,7 @@ def _joined(tokens: list[str]) -> str:
 
 
 def _folded(lower: str) -> str:
-    """Replace ς by σ in a lower-case text, because the lower case of Σ (alone among letters) depends on its neighbours."""
+    """Replace ς by σ in a lower-case text: Σ is the only letter whose lower case depends on its neighbours."""
     return lower.replace("ς", "σ")
 
 

@@ -100,7 +100,7 @@ def open_bm25(texts: Iterable[str], folder: Path, identity: str, k1: float = K1,
 
 
 def _stemmer() -> Callable[[str], list[str]]:
-    """Return a function that converts a text to its stemmed words, without stop words. The function caches all stems."""
+    """Return a function that converts a text to its stemmed words, without stop words. It caches all stems."""
     stemmer = Stemmer.Stemmer("english")
     stemmer.maxCacheSize = 0  # its own cache is slower
     stem = cache(stemmer.stemWord)

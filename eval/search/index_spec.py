@@ -100,5 +100,5 @@ def load_faiss() -> ModuleType:
 
 
 def has_gpu(faiss: Any) -> bool:
-    """Whether FAISS can use a GPU: its CPU build has no StandardGpuResources, and its GPU build may run without a GPU."""
+    """Whether FAISS can use a GPU. Its CPU build has no StandardGpuResources; its GPU build may run without a GPU."""
     return hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus() > 0

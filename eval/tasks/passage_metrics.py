@@ -75,7 +75,7 @@ class Judge:
         return [self.hit(question, passage) for passage, _ in ranked(run.get(question, {}), max(TOP_K))]
 
     def hit(self, question: str, passage: str) -> bool:
-        """Whether a passage contains an answer to a question, both given by id; False for a question without answers."""
+        """Whether a passage contains an answer to a question, both given by id; False for questions without answers."""
         if question not in self._answers:
             return False
         if (question, passage) not in self._hits:
@@ -84,7 +84,7 @@ class Judge:
         return self._hits[question, passage]
 
     def spans(self, question: str, text: str) -> list[Span]:
-        """Return [start, end) of each answer to a question, given by id, in `text`; [] for a question without answers."""
+        """Return [start, end) of each answer to a question, given by id, in `text`; [] for one without answers."""
         return self._answers[question].spans(text) if question in self._answers else []
 
     def per_question(self, run: Run, values: Values) -> tuple[str, dict[str, float]]:
