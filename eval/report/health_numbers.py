@@ -201,8 +201,8 @@ def evaluation_numbers(history: History, results: Sequence[Result]) -> Iterator[
     """Yield, for each evaluator, how far its headline metric has fallen from its best value in training to its last
     value.
 
-    Half the width of the 95 % interval is subtracted from the fall, so a positive number means more than noise.
-    Evaluators with fewer than three values are left out. history: metric → step → value.
+    Half the width of the 95 % interval (DROP if unknown) is subtracted from the fall, so a positive number means more
+    than noise. Evaluators with fewer than three values are left out. history: metric → step → value.
     """
     scores = {evaluator(result): score(result, headline(result["metrics"])) for result in results}
     for prefix, metrics in evaluations(history).items():

@@ -168,8 +168,8 @@ def _table(*columns: str, title: str | None = None) -> Any:
 
 
 def _add_rows(table: Any, name: str, metrics: Sequence[str], result: Result, *more: str) -> None:
-    """Add a row of metric values to a table, then rows with their 95 % intervals and the values of a random order, if
-    known.
+    """Add a row of metric values to a table, then a row with their 95 % intervals (if known) and a row for a random
+    order.
 
     name: the first cell of the row of values. more: further cells at its end.
     """

@@ -20,16 +20,16 @@ SYSTEMS = {"model": "this run", "bm25": "BM25", "untrained": "before training", 
 
 
 def score(result: Result, metric: str) -> Score:
-    """Return the score of the model in one metric, with its 95 % interval and the value of a random order.
+    """Return the score of the model in one metric, with its 95 % interval and the value that a random order has.
 
-    It also reads the scores of one baseline from `systems(result)`; a baseline has no value of a random order.
+    It also reads the scores of one baseline from `systems(result)`; a baseline has no value for a random order.
     """
     value, interval, chance = (part(result, name).get(metric) for name in ("metrics", "intervals", "chance"))
     return Score(finite(value), *_ends(interval), finite(chance))
 
 
 def scores(result: Result) -> dict[str, Score]:
-    """Return metric → score for the metrics that are not counts: those with a 95 % interval or a value of a random
+    """Return metric → score for the metrics that are not counts: they have a 95 % interval or a value for a random
     order.
     """
     found = {metric: score(result, metric) for metric in part(result, "metrics")}

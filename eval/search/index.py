@@ -131,6 +131,8 @@ class Index:
     def _work(self, n: int) -> list[tuple[int, int]]:
         """Return the pairs (first corpus row of a shard, first query of a block) that this process searches, shard by
         shard.
+
+        n: the number of queries.
         """
         pairs = [(row, query) for row in range(0, len(self.corpus), self._rows) for query in range(0, n, BLOCK)]
         begin, end = (len(pairs) * rank // self.world.size for rank in (self.world.rank, self.world.rank + 1))

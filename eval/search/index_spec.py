@@ -24,8 +24,9 @@ EXAMPLES = '"Flat", "IVF256,Flat;nprobe=16", "IVF256,PQ32;nprobe=16", "HNSW32;ef
 
 
 def check_spec(spec: str, width: int = 64) -> None:
-    """Raise ConfigError for an index that FAISS cannot build for vectors of this width. Faults that only data show are
-    not found.
+    """Raise ConfigError for an index that FAISS cannot build for vectors of this width.
+
+    Faults that need real vectors to appear, such as too few of them, are not found.
     """
     Spec.parsed(spec).built(load_faiss(), width)
 

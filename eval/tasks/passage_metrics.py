@@ -109,7 +109,7 @@ class Judge:
 
 
 def summary(values: Values, judge: Judge) -> dict[str, dict[str, Any]]:
-    """Summarise the values of each metric over the questions.
+    """Summarise the values of each metric over the questions. values: metric → (n,) values, one for each question.
 
     Returns {"metrics": metric → mean over questions, "intervals": metric → 95 % interval of this mean, "over_groups":
     metric → mean over groups of the mean in each group}. A metric whose questions have no groups is not in
@@ -124,10 +124,10 @@ def summary(values: Values, judge: Judge) -> dict[str, dict[str, Any]]:
 
 
 def differences(values: Values, others: Values, judge: Judge) -> dict[str, dict[str, Any]]:
-    """Compare two systems on the same questions: return metric → {"value", "interval"} of the mean of `values` −
-    `others`.
+    """Compare two systems on the same questions: return metric → {"value", "interval"}.
 
-    "interval" is the 95 % interval of this mean difference. judge: gives the groups of the questions.
+    "value" is the mean of `values` − `others`, "interval" its 95 % interval. values, others: metric → (n,) values of
+    one system, one for each question. judge: gives the groups of the questions.
     """
     by_question = {name: v - others[name] for name, v in values.items()}
     return {

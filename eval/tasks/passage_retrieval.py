@@ -312,7 +312,7 @@ class PassageRetrieval(Evaluator):
 
 @contextmanager
 def _skip_on_error(baseline: Baseline) -> Iterator[None]:
-    """Leave out a baseline if the block raises a UserError: print a line on stderr and go on with the other systems.
+    """Context manager: if the block raises a UserError, leave out this baseline with a line on stderr and go on.
 
     Raises the error again if another process failed (PeerFailure) or if the job must be started again (exit code
     REQUEUE).

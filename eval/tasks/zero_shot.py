@@ -137,8 +137,8 @@ def _targets(labels: Sequence[str], classes: Sequence[str], name: str) -> np.nda
 def predictions(images_nD: np.ndarray, classes_CD: np.ndarray, rank: np.ndarray, target: np.ndarray) -> np.ndarray:
     """Return (n,) int64: the predicted class index of each of n pictures.
 
-    It is the right class (`target`) if its rank is 1, else the wrong class with the highest score. classes_CD:
-    embeddings of C classes.
+    It is the right class if its rank is 1, else the wrong class with the highest score. classes_CD: embeddings of C
+    classes. rank, target (n,): the rank and the index of the right class.
     """
     predicted = target.copy()
     wrong = np.flatnonzero(rank > 1)
@@ -152,11 +152,11 @@ def predictions(images_nD: np.ndarray, classes_CD: np.ndarray, rank: np.ndarray,
 
 
 def confusion(target: np.ndarray, predicted: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
-    """Count how often each class was predicted for each true class. target, predicted (n,): class indices of n
-    pictures.
+    """Count how often each class was predicted for each true class.
 
     Up to CLASSES classes it returns {"confusion": {"classes", "counts"}}; "counts" has a row for each true class and a
     column for each predicted one. For more classes it returns {"confused": […]}, the CONFUSED most frequent mistakes.
+    target, predicted (n,): class indices of n pictures. names: the class names.
     """
     count = len(names)
     if count <= CLASSES:
