@@ -32,10 +32,10 @@ def score_histogram(
 ) -> dict[str, list[Any]]:
     """Count the scores of right pairs, wrong pairs and best wrong items in common bins, for a sample of k queries.
 
-    Returns {"edges": BINS + 1 limits of the bins, "right", "wrong", "best_wrong": BINS counts each}. Wrong pairs are
-    drawn at random. right: the indices of the right items of each query, of which at most PER_QUERY are used.
-    best_wrong (k,): the score of the best wrong item of each query, −inf if there is none. items_mD may be
-    memory-mapped, and float16.
+    Returns {"edges": BINS + 1 limits of the bins, "right", "wrong", "best_wrong": BINS counts each}. The wrong pairs
+    are random pairs without the right ones. right: the indices of the right items of each query, of which at most
+    PER_QUERY are used. best_wrong (k,): the score of the best wrong item of each query, −inf if there is none. items_mD
+    may be memory-mapped, and float16.
     """
     draw = np.random.default_rng(seed)
     some_right = [items[spread(len(items), PER_QUERY)] for items in right]

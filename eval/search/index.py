@@ -129,8 +129,8 @@ class Index:
         return float(np.mean([np.isin(e, h).mean() for e, h in zip(exact, hits.positions[rows], strict=True)]))
 
     def _work(self, n: int) -> list[tuple[int, int]]:
-        """Return the pairs (first corpus row of a shard, first query of a block) that this process searches, shard by
-        shard.
+        """Return the parts of the search that this process does, as (first corpus row of a part of the corpus, first
+        query of a block of queries), ordered by part.
 
         n: the number of queries.
         """
@@ -158,7 +158,9 @@ class _Exact:
         return torch.from_numpy(shard).cuda() if self.on_gpu else shard
 
     def search(self, shard: Any, queries_qD: np.ndarray, k: int) -> Hits:
-        """Find the k best rows of a shard for each query. Positions count from the first row of the shard."""
+        """Find the k best rows of `shard` (a part of the corpus) for each query. Positions count from the first row of
+        this part.
+        """
         if self.on_gpu:
             return _first_best(torch.from_numpy(queries_qD).cuda(), shard, k)
         # the hit after the k-th shows whether the k-th has ties outside
@@ -211,7 +213,7 @@ class _Approximate:
         return index
 
     def search(self, index: Any, queries_qD: np.ndarray, k: int) -> Hits:
-        """Find the k best rows of a shard, as _Exact.search.
+        """Find the k best rows of the part of the corpus in `index` for each query. Positions count from its first row.
 
         If the index finds fewer than k rows for a query, the missing ones have the position −1 and the score −inf.
         """
@@ -273,7 +275,7 @@ def _shard(corpus: np.ndarray, start: int, stop: int) -> np.ndarray:
 
 @torch.inference_mode()
 def _first_best(queries_qD: Tensor, shard_sD: Tensor, k: int) -> Hits:
-    """Return the k best rows of a shard for each query, if scores are equal the lower row first.
+    """Return the k best rows of a part of the corpus for each query. If scores are equal, the lower row comes first.
 
     The scores are computed for a few queries at a time.
     """
