@@ -1,1 +1,1 @@
-"""Evaluation of dual encoders: encode, search, measure, mine, report."""
+"""Evaluation of dual encoders: encode items, search, compute metrics, mine hard negatives, write reports."""

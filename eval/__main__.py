@@ -1,4 +1,4 @@
-"""python -m eval: evaluates, see dyad/eval/run/main.py."""
+"""The entry point of python -m eval, which evaluates a checkpoint. The command is in dyad/eval/run/main.py."""
 
 from dyad.data.base.errors import run
 from dyad.eval.run.main import main

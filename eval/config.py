@@ -1,4 +1,4 @@
-"""Options of evaluation and the keys of its commands. Torch-free."""
+"""Options of evaluations, and the options of the commands of dyad.eval. Does not import torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Baseline = StrEnum("Baseline", ["bm25", "untrained", "fusion"])
 
 @dataclass
 class EvalConfig:
-    """Options of evaluations, while training and by `python -m eval`."""
+    """Options of evaluations, both during training and by `python -m eval`."""
 
     every: int = described(0, "steps between evaluations; 0: at the end only", least=0)
     suite: list[str] = described(
@@ -58,7 +58,7 @@ class EvalConfig:
 
 @dataclass
 class EvalCommand:
-    """Keys of `python -m eval`: which checkpoint, and on what."""
+    """Options of the command `python -m eval`: which checkpoint to evaluate, on which data, and how."""
 
     checkpoint: str = described(MISSING, "a run folder (its newest checkpoint) or one checkpoint folder")
     suite: list[str] | None = described(None, "what to evaluate; without suite and val: the run's own")
@@ -84,7 +84,7 @@ class EvalCommand:
 
 @dataclass
 class MineCommand:
-    """Keys of `python -m eval.mine`: which run mines what, and by which rules."""
+    """Options of the command `python -m eval.mine`, which finds hard negatives with the model of a run."""
 
     run: str = described(MISSING, "a run folder (its newest checkpoint) or one checkpoint folder")
     corpus: str | None = described(None, "passages by id: .jsonl, .tsv or a BEIR folder; null: the run's")
@@ -108,14 +108,18 @@ class MineCommand:
 
 @dataclass
 class ReportCommand:
-    """Keys of `python -m eval.report`: of which run, and where to."""
+    """Options of the command `python -m eval.report`: the run to report on, and the file to write."""
 
     run: str = described(MISSING, "a run folder")
     out: str | None = described(None, "file of the page; null: report.html of the run")
 
 
 def check(options: EvalConfig | EvalCommand, section: str) -> None:
-    """Raise ConfigError for values that cannot work. None stands for the value of a run, which was checked before."""
+    """Raise ConfigError for option values that cannot work: recall_k, depth, index.
+
+    None means that the run's own value is used, which was checked before. section: what stands before an option's name
+    in the message, such as "eval.".
+    """
     recall_k, depth = options.recall_k, options.depth
     if recall_k is not None and (not recall_k or min(recall_k) < 1):
         raise ConfigError(f"{section}recall_k={recall_k}: needs at least one K, each 1 or more, e.g. [1,5,10]")

@@ -1,1 +1,1 @@
-"""Measures of rankings: TREC, answers, bootstrap intervals."""
+"""Measures of rankings: TREC measures, accuracy by answers, and 95 % intervals."""

@@ -1,10 +1,10 @@
-"""Whether a passage contains an answer, by the rule of DPR's retrieval accuracy.
+"""Decides whether a passage contains an answer, by the rule of DPR's retrieval accuracy.
 
-Karpukhin et al. 2020 (arXiv 2004.04906) took the rule from DrQA. Text and answer are normalised to NFD. A token is a
-longest run of letters, numbers and marks, or else one character that is neither space nor control. Tokens are compared
-in lower case (not case-folded), and the tokens of the answer must be adjacent in the text. Titles are not searched. An
-answer without tokens is in every text. In `regex` mode the answer is a pattern, searched regardless of case; a pattern
-that does not compile is in no text.
+Karpukhin et al. 2020 (arXiv 2004.04906) took the rule from DrQA. Text and answer are normalised to NFD (Unicode's
+decomposed form) and cut into tokens. A token is a longest run of letters, numbers and marks, or one other character
+that is neither space nor control. Tokens are compared in lower case (not case-folded), and the tokens of the answer
+must be adjacent in the text. Titles are not searched. An answer without tokens is in every text. In `regex` mode the
+answer is a pattern, searched regardless of case; a pattern that does not compile is in no text.
 
 The character classes are those of the `regex` module, as in DPR: its Unicode version is newer than Python's.
 """
@@ -29,22 +29,23 @@ _SECONDS = 10.0  # for one pattern in one text; a pattern with catastrophic back
 
 
 def prepared(answers: Iterable[str], mode: AnswerMatch = AnswerMatch.string) -> Answers:
-    """The answers of one question, prepared for many texts."""
+    """Prepare the answers of one question for comparison with many texts. mode: strings or regular expressions."""
     return _Strings(answers) if mode is AnswerMatch.string else _Patterns(answers)
 
 
 def top_k_accuracy(hits: Sequence[Sequence[bool]], ks: Iterable[int] = TOP_K) -> dict[str, np.ndarray]:
-    """{"accuracy@k": (n,) of 0 and 1}: whether one of the first k passages of a question contains an answer.
+    """Return "accuracy@k" → (n,) array for each k in `ks`: 1 if one of the first k passages of a question contains an
+    answer, else 0.
 
-    hits: for each of n questions whether each passage contains an answer, best passage first; a row may be shorter
-    than k.
+    hits: a row for each of n questions, which says of each of its passages, best first, whether it contains an answer.
+    A row may be shorter than k.
     """
     first = np.array([next((i for i, hit in enumerate(row) if hit), np.inf) for row in hits])
     return {f"accuracy@{k}": (first < k).astype(np.float64) for k in ks}
 
 
 class _Strings:
-    """Answers as sequences of tokens."""
+    """The answers of one question as sequences of tokens, to be found in texts."""
 
     def __init__(self, answers: Iterable[str]) -> None:
         self._tokens = [[t.lower() for t in _TOKEN.findall(_decomposed(answer))] for answer in answers]
@@ -66,7 +67,9 @@ class _Strings:
         return any(joined in tokens for joined in likely)
 
     def spans(self, text: str) -> list[Span]:
-        """[start, end) of all answers in the text as given, in order; spans that overlap are joined."""
+        """Return [start, end) of all answers in `text`, in order. The indices count its characters before
+        normalisation; overlapping spans are joined.
+        """
         decomposed = _decomposed(text)
         tokens = [match.span() for match in _TOKEN.finditer(decomposed)]
         words = [decomposed[start:end].lower() for start, end in tokens]
@@ -81,7 +84,7 @@ class _Strings:
 
 
 class _Patterns:
-    """Answers as regular expressions. Methods as those of _Strings."""
+    """The answers of one question as regular expressions. Its methods do the same as those of _Strings."""
 
     def __init__(self, answers: Iterable[str]) -> None:
         self._patterns = [p for answer in answers if (p := _compiled(_decomposed(answer))) is not None]
@@ -100,7 +103,9 @@ Answers = _Strings | _Patterns
 
 
 def _compiled(pattern: str) -> regex.Pattern[str] | None:
-    """The compiled pattern; None if it does not compile for any reason, since the data are not ours."""
+    """Compile a regular expression; None if it does not compile for any reason, since the patterns come from data of
+    others.
+    """
     try:
         return regex.compile(pattern, flags=regex.IGNORECASE | regex.UNICODE | regex.MULTILINE)
     except Exception:
@@ -122,17 +127,18 @@ def _decomposed(text: str) -> str:
 
 
 def _joined(tokens: list[str]) -> str:
-    """One string: adjacent tokens are a substring of it."""
+    """Join tokens to one string with a separator around each, so that a substring test finds adjacent whole tokens."""
     return f"{_BETWEEN}{_BETWEEN.join(tokens)}{_BETWEEN}"
 
 
 def _folded(lower: str) -> str:
-    """Lower-case sigma in one form: Σ is the only letter whose lower case depends on its neighbours."""
+    """Replace ς by σ in a lower-case text: Σ is the only letter whose lower case depends on its neighbours."""
     return lower.replace("ς", "σ")
 
 
 def _origin(text: str, decomposed: str) -> Sequence[int]:
-    """For each character of the NFD form, the index of the character of `text` that it came from.
+    """For each character of `decomposed`, the NFD form of `text`: return the index of the character of `text` it came
+    from.
 
     NFD also reorders the marks of a letter, but no token ends between two marks.
     """

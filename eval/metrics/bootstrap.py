@@ -1,7 +1,9 @@
-"""Confidence intervals of a mean over queries, by the bootstrap over groups of queries.
+"""95 % intervals of a mean over queries, by the bootstrap: groups of queries are drawn again and again, with
+replacement.
 
-Results of queries of one topic are correlated, so topics are drawn, not queries (cluster bootstrap; Field and Welsh
-2007). Two systems are compared by the interval of their differences per query, in which common difficulty cancels.
+Results of queries about one topic are correlated, so topics are drawn, not queries (cluster bootstrap; Field and Welsh
+2007). Two systems are compared by the interval of their differences per query, because a difficulty that both share
+cancels in the difference.
 """
 
 from __future__ import annotations
@@ -19,11 +21,12 @@ Means = Callable[[np.random.Generator, int], np.ndarray]  # (generator, count) â
 def interval(
     values: np.ndarray | Sequence[float], groups: Sequence[Hashable], seed: int = 0, samples: int = SAMPLES
 ) -> list[float] | None:
-    """[low, high], the 95 % interval of the mean of n values. Each sample draws all groups with replacement.
+    """Return [low, high], the 95 % interval of the mean of n values, by drawing all groups with replacement `samples`
+    times.
 
-    groups: one name for each value; a value with None is a group of its own. For two systems: values of one minus
-    values of the other. The draws depend on the number of groups, samples and the seed only. None with fewer than two
-    groups.
+    groups: the group of each value; a value with None is a group of its own. To compare two systems, pass the values of
+    one minus the values of the other. The draws depend only on the number of groups, `samples` and the seed. Returns
+    None if there are fewer than two groups.
     """
     number = _numbered(groups)
     sums, counts = np.bincount(number, values), np.bincount(number).astype(np.float64)
@@ -36,11 +39,13 @@ def interval(
 
 
 def class_mean_interval(hit: np.ndarray, label: np.ndarray, seed: int = 0) -> list[float] | None:
-    """[low, high], the 95 % interval of the mean over classes of the share of hits, by the bootstrap over n queries.
+    """Return [low, high], the 95 % interval of the mean over classes of the share of hits, by drawing n queries with
+    replacement.
 
-    hit (n,) bool; label (n,): the class of each query. The counts of classes in a sample are multinomial, and the hits
-    within a class are binomial; drawing these counts makes the cost independent of n. A class that a sample does not
-    contain is not in its mean. None with fewer than two queries.
+    hit (n,) bool: whether the query is answered right; label (n,): the class of each query. Instead of queries it draws
+    counts, so the cost does not depend on n: the size of each class in a sample is multinomial, the hits within a class
+    are binomial. A class that does not occur in a sample is not in the mean of this sample. Returns None if there are
+    fewer than two queries.
     """
     _, number, size = np.unique(label, return_inverse=True, return_counts=True)
     share = np.bincount(number, hit) / size
@@ -54,23 +59,32 @@ def class_mean_interval(hit: np.ndarray, label: np.ndarray, seed: int = 0) -> li
 
 
 def group_means(values: np.ndarray | Sequence[float], groups: Sequence[Hashable]) -> np.ndarray:
-    """(G,) the mean of each group in order of first appearance. In the mean of these, all topics have equal weight.
+    """Return the mean of the values of each group, in order of first appearance; the mean of these gives all groups
+    equal weight.
 
-    Its interval: `interval(means, range(len(means)))`.
+    groups: the group of each value; a value with None is a group of its own. The interval of that mean is
+    `interval(means, range(len(means)))`.
     """
     number = _numbered(groups)
     return np.bincount(number, values) / np.bincount(number)
 
 
 def _percentiles(means: Means, size: int, seed: int, samples: int = SAMPLES) -> list[float]:
-    """The interval of the means of `samples` samples. size: numbers that one sample draws."""
+    """Return the 95 % interval of the means of `samples` samples.
+
+    means: function (generator, count) â†’ means of `count` random samples. size: how many random numbers one sample
+    needs, which limits the samples drawn at one time.
+    """
     generator, at_once = np.random.default_rng(seed), max(1, DRAWS // size)
     parts = [means(generator, min(at_once, samples - start)) for start in range(0, samples, at_once)]
     return np.quantile(np.concatenate(parts), [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
 
 
 def _numbered(groups: Sequence[Hashable]) -> np.ndarray:
-    """(n,) the number of each value's group, in order of first appearance."""
+    """Return (n,) int64: for each of n values the index of its group, counted in order of first appearance.
+
+    A value with None is a group of its own.
+    """
     numbers: dict[Hashable, int] = {}
     names = ((None, i) if group is None else group for i, group in enumerate(groups))
     return np.array([numbers.setdefault(name, len(numbers)) for name in names], dtype=np.int64)

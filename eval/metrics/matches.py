@@ -1,4 +1,4 @@
-"""The truth of a retrieval, which items are right for which queries, and the ranks of the best right items."""
+"""Right pairs of a search (which items are right for which queries), and the ranks of the best right items."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ SCAN = 1 << 20  # keys that are read at a time
 
 
 def positions_with(keys_m: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """The positions, ascending, of the keys that are among `wanted`. keys_m may be memory-mapped."""
+    """Return the indices, ascending, of those of the m keys that are among `wanted`. keys_m may be a memory-mapped
+    array.
+    """
     parts = [
         start + np.flatnonzero(np.isin(keys_m[start : start + SCAN], wanted)) for start in range(0, len(keys_m), SCAN)
     ]
@@ -20,7 +22,10 @@ def positions_with(keys_m: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Labels:
-    """Labels of `size` items: item `index[p]` has the label `label[p]`. An item may have several; `index` ascends."""
+    """Labels of `size` items: the item with index `index[p]` has the label `label[p]`.
+
+    An item may have several labels. The array `index` is in ascending order.
+    """
 
     index: np.ndarray
     label: np.ndarray
@@ -28,14 +33,17 @@ class Labels:
 
     @staticmethod
     def of(*carried: tuple[np.ndarray, np.ndarray], size: int) -> Labels:
-        """Labels from (index, label) arrays in any order."""
+        """Make Labels for `size` items from pairs of arrays (item indices, their labels), each in any order."""
         index, label = (np.concatenate(parts) for parts in zip(*carried, strict=True))
         order = np.argsort(index, kind="stable")
         return Labels(index[order], label[order], size)
 
 
 class Matches:
-    """The right pairs of n queries and m items: those that share a label. Pairs are made strip by strip."""
+    """The right pairs of n queries and m items: a query and an item are right for each other if they share a label.
+
+    The pairs are computed on request, for a range of queries at a time, so that they need not all be in memory.
+    """
 
     def __init__(self, queries: Labels, items: Labels) -> None:
         self.queries = queries
@@ -44,7 +52,10 @@ class Matches:
         self._label, self._item = items.label[order], items.index[order]
 
     def pairs(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """(query − start, item) of all right pairs of queries [start, stop), each pair once, in ascending order."""
+        """Return the right pairs of the queries start … stop − 1 as two arrays: (query index − start, item index).
+
+        Each pair occurs once, in ascending order.
+        """
         begin, end = np.searchsorted(self.queries.index, [start, stop])
         rows, labels = self.queries.index[begin:end] - start, self.queries.label[begin:end]
         low, high = np.searchsorted(self._label, labels, "left"), np.searchsorted(self._label, labels, "right")
@@ -56,8 +67,10 @@ class Matches:
 
 
 class Ranking(NamedTuple):
-    """Arrays (n,) for n queries: the rank and the number of right items, int64; the scores of the best right and the
-    best wrong item, float32, −inf if there is no such item.
+    """The ranks of n queries. All fields are arrays (n,).
+
+    rank: the rank of the best right item, from 1. right: the number of right items. Both are int64. best, best_wrong:
+    the scores of the best right and of the best wrong item, float32, −inf if there is no such item.
     """
 
     rank: np.ndarray

@@ -1,12 +1,13 @@
-"""Runs and judgements: the order of documents, measures for each query, and files for TREC, BEIR and DPR tools.
+"""Runs (query → document → score) and judgements: the order of documents, measures for each query, and files for TREC,
+BEIR and DPR tools.
 
-The order is that of trec_eval: scores as float32, equal scores by descending document id. `ranked` then separates
-equal scores by the smallest step of float32. So every tool that sorts our files sees the same order, whether it breaks
-ties by id or by the position in the file, in float32 or float64.
+The order is that of trec_eval: scores as float32, equal scores by descending document id. `ranked` then separates equal
+scores by the smallest step of float32. So every tool that sorts our files sees the same order, whether it breaks ties
+by id or by the place in the file, in float32 or float64.
 
-A query with judgements but without results counts as zero. Results of a query without judgements are ignored. The
-gains of nDCG are the grades; for all other measures a document is right if its grade is 1 or more. A negative grade
-means wrong. A document whose id is that of the query is not removed here; the caller does that for sets like ArguAna.
+A query with judgements but without results counts as zero. Results of a query without judgements are ignored. The gains
+of nDCG are the grades; for all other measures a document is right if its grade is 1 or more. A negative grade means
+wrong. A document that has the id of the query is not removed here; the caller does so for sets like ArguAna.
 """
 
 from __future__ import annotations
@@ -38,7 +39,11 @@ BEIR_NAMES = {"ndcg": "NDCG", "map": "MAP", "recall": "Recall", "precision": "P"
 
 
 def ranked(scores: Mapping[str, float], depth: int | None = None) -> list[tuple[str, float]]:
-    """At most `depth` pairs (document, score), best first. Scores are float32, and each is below the one before."""
+    """Sort document → score into at most `depth` pairs (document, score), best first.
+
+    The scores are converted to float32, and equal ones are lowered by the smallest step so that each is below the one
+    before. Equal scores are ordered by descending document id.
+    """
     score = np.fromiter(scores.values(), np.float32, len(scores))
     assert np.isfinite(score).all(), "a score is not a finite float32"
     pairs = sorted(zip(score.tolist(), scores, strict=True), reverse=True)[:depth]
@@ -47,7 +52,10 @@ def ranked(scores: Mapping[str, float], depth: int | None = None) -> list[tuple[
 
 
 def _apart(score_n: np.ndarray) -> np.ndarray:
-    """Make descending float32 scores strictly descending: s'_i = min(s_i, the next float below s'_i-1)."""
+    """Make descending float32 scores strictly descending, by lowering each as little as possible.
+
+    The new score i is the smaller one of the old score i and the next float32 below the new score i − 1.
+    """
     bits = score_n.view(np.int32).astype(np.int64)
     steps = np.where(bits < 0, -(bits & 0x7FFFFFFF), bits)  # integers in the same order; 0.0 and -0.0 are equal
     position = np.arange(len(steps))
@@ -57,9 +65,11 @@ def _apart(score_n: np.ndarray) -> np.ndarray:
 
 
 def measures(qrels: Qrels, run: Run, names: Iterable[str]) -> dict[str, dict[str, float]]:
-    """{measure: {query: value}} for all queries of `qrels`. names: as nDCG@10, MAP, MRR@10, Recall@100, P@5, Success@1.
+    """Compute measures of a run for all queries of `qrels`; return measure → query → value.
 
-    ir_measures computes them with pytrec_eval (trec_eval), but MRR@k with the script of MS MARCO.
+    qrels: query → document → grade. run: query → document → score. names: measures such as nDCG@10, MAP, MRR@10,
+    Recall@100, P@5, Success@1. ir_measures computes them with pytrec_eval (trec_eval), except MRR@K, for which it uses
+    the script of MS MARCO.
     """
     wanted = {ir_measures.parse_measure(name): name for name in names}
     found = {name: dict.fromkeys(qrels, 0.0) for name in wanted.values()}
@@ -73,7 +83,11 @@ def measures(qrels: Qrels, run: Run, names: Iterable[str]) -> dict[str, dict[str
 
 
 def beir_result(qrels: Qrels, run: Run, cutoffs: Sequence[int]) -> dict[str, dict[str, float]]:
-    """BEIR's JSON of a result, with 5 decimals: {"ndcg": {"NDCG@1": …}, "map", "recall", "precision", "mrr"}."""
+    """Return BEIR's JSON of a result, means over queries with 5 decimals: {"ndcg": {"NDCG@1": …}, "map", "recall",
+    "precision", "mrr"}.
+
+    qrels: query → document → grade. run: query → document → score. cutoffs: each K of the measures.
+    """
     values = measures(qrels, run, [f"{name}@{k}" for name in BEIR_NAMES.values() for k in cutoffs])
     means = {name: round(math.fsum(of.values()) / len(of), 5) for name, of in values.items()}
     return {key: {f"{name}@{k}": means[f"{name}@{k}"] for k in cutoffs} for key, name in BEIR_NAMES.items()}
@@ -83,7 +97,10 @@ def beir_result(qrels: Qrels, run: Run, cutoffs: Sequence[int]) -> dict[str, dic
 
 
 def write_run(path: Path, run: Run, tag: str) -> None:
-    """Write a TREC run, best first, with the scores of `ranked`. Raises DataError for an id with a space."""
+    """Write a run (query → document → score) as a TREC file, best first, in the order and with the scores of `ranked`.
+
+    tag: the name of the system in the last column. Raises DataError for an id that is empty or holds a space.
+    """
     with whole_file(path) as file:
         for query, scores in run.items():
             for rank, (document, score) in enumerate(ranked(scores), 1):
@@ -92,7 +109,9 @@ def write_run(path: Path, run: Run, tag: str) -> None:
 
 
 def write_qrels(path: Path, qrels: Qrels) -> None:
-    """Write TREC judgements. Raises DataError for an id with a space."""
+    """Write judgements (query → document → grade) as a TREC file. Raises DataError for an id that is empty or holds a
+    space.
+    """
     with whole_file(path) as file:
         for query, grades in qrels.items():
             for document, grade in grades.items():
@@ -100,9 +119,9 @@ def write_qrels(path: Path, qrels: Qrels) -> None:
 
 
 def write_dpr(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write DPR's retriever output: one JSON list with one question a line. One row is in memory at a time.
+    """Write DPR's retriever output: a JSON list with one question per line. Only one row is in memory at a time.
 
-    A row: {"question", "answers", "ctxs": [{"id", "title", "text", "score", "has_answer"}]}, best passage first.
+    rows: {"question", "answers", "ctxs": [{"id", "title", "text", "score", "has_answer"}]}, the passages best first.
     """
     with whole_file(path) as file:
         file.write(b"[")

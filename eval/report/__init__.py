@@ -1,1 +1,1 @@
-"""The HTML page of a run: `python -m eval.report` writes report.html."""
+"""The HTML report of a run: `python -m eval.report` writes report.html."""

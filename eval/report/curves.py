@@ -1,6 +1,6 @@
-"""The charts of the report: reads the metrics of a run into a history, and chooses lines, notes and levels.
+"""The charts of the HTML report: reads the metrics of a run, and chooses the lines and explanations of each chart.
 
-plots.py draws them.
+A history is metric → step → value. plots.py draws the charts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ share_never_visited gamma tau_ zeta_ weights_kl zero_weights""".split()
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a chart. band: the lower and the upper values of a band around the line; empty without a band."""
+    """One line of a chart.
+
+    band: (lower values, upper values) of a band around the line, one for each step; empty for a line without a band.
+    """
 
     label: str
     steps: Sequence[float]
@@ -33,9 +36,10 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """One chart. note: how to read it. level: (name, value) of a horizontal line; no line if the value is None.
+    """One chart: its lines and how they are drawn.
 
-    log: whether the y axis may be logarithmic. shows: values that the range of the y axis always includes.
+    note: a text that explains the chart. level: (name, value) of a horizontal line; no such line if the value is None.
+    log: whether the y axis may be logarithmic. shows: values that the y axis always includes.
     """
 
     note: str
@@ -49,7 +53,10 @@ Charts = dict[str, Chart]  # by title
 
 
 def read_history(records: Iterable[Mapping[str, Any]]) -> History:
-    """The history of the metrics. records: the lines of metrics.jsonl. Values that are not finite are left out."""
+    """Convert the lines of metrics.jsonl (`records`) to a history: metric → step → value, in the order of steps.
+
+    Values that are not finite are left out.
+    """
     found: dict[str, dict[float, float]] = {}
     at_step = [(step, record) for record in records if (step := finite(record.get("step"))) is not None]
     for step, record in sorted(at_step, key=lambda pair: pair[0]):
@@ -61,7 +68,7 @@ def read_history(records: Iterable[Mapping[str, Any]]) -> History:
 
 
 def last_value(history: History, name: str) -> float | None:
-    """The last value of a metric; None if the history has no value of it."""
+    """Return the last value of a metric in a history; None if it has no value."""
     return next(reversed(list(history.get(name, {}).values())), None)
 
 
@@ -69,9 +76,9 @@ def last_value(history: History, name: str) -> float | None:
 
 
 def training_charts(options: Mapping[str, Any], history: History) -> Charts:
-    """The charts of loss, scores, speed and learning rate; a chart without data is left out.
+    """Make the charts of the training (loss, scores, speed, learning rate) by title; a chart without data is left out.
 
-    options: the configuration, by dotted keys.
+    options: the configuration of the run, dotted key → value, such as optim.lr.
     """
     taus = {step: 1 / scale for step, scale in history.get("train/logit_scale", {}).items() if scale > 0}
     waited, whole = (history.get(f"train/{name}", {}) for name in ("data_time", "batch_time"))
@@ -115,7 +122,11 @@ def training_charts(options: Mapping[str, Any], history: History) -> Charts:
 
 
 def health_charts(history: History) -> Charts:
-    """Charts of embeddings and of the objective's own statistics, and one of each training metric without a chart."""
+    """Make the charts of the embeddings and of the statistics of the objective, by title.
+
+    A training metric that has no chart of its own here or in `training_charts` gets one. A chart without data is left
+    out.
+    """
     chart = partial(_chart, history)
     charts = {
         "Spread of the embeddings": chart(
@@ -157,7 +168,11 @@ def health_charts(history: History) -> Charts:
 
 
 def evaluation_charts(history: History, results: Sequence[Result]) -> Charts:
-    """One chart for each data set that was evaluated more than once: its headline metric, a second one, and chance."""
+    """Make a chart for each data set that was evaluated at least twice during training, by the name of the data set.
+
+    It shows the headline metric, a second metric, and the value that a random order has in the headline metric.
+    results: give this value.
+    """
     result_of = {evaluator(result): result for result in results}
     charts = {}
     for prefix, metrics in evaluations(history).items():
@@ -170,7 +185,9 @@ def evaluation_charts(history: History, results: Sequence[Result]) -> Charts:
 
 
 def evaluations(history: History) -> dict[str, list[str]]:
-    """Name of each evaluator, such as val or eval/NAME → its metrics that were logged during training."""
+    """Return the name of each evaluator in the history, such as val or eval/NAME → the metrics that it logged in
+    training.
+    """
     found: dict[str, list[str]] = {}
     for name in history:
         prefix, _, metric = name.rpartition("/")
@@ -180,23 +197,24 @@ def evaluations(history: History) -> dict[str, list[str]]:
 
 
 def _chart(history: History, note: str, metrics: Mapping[str, str], **more: Any) -> Chart:
-    """A chart of training metrics.
+    """Make a chart of training metrics. more: further fields of Chart.
 
-    metrics: label of each line → its metric, or three with blanks between: its metric, lower end, upper end of a band.
+    metrics: label of each line → names of metrics without "train/", separated by blanks: the line, or the line and the
+    lower and the upper end of a band.
     """
     names_of = {label: [f"train/{name}" for name in names.split()] for label, names in metrics.items()}
     return Chart(note, [_series(history, label, *names) for label, names in names_of.items()], **more)
 
 
 def _series(history: History, label: str, *names: str) -> Series:
-    """The line of a metric. names: of the metric, and of those at the lower and upper end of its band, if any."""
+    """Make the line of one metric. names: the metric and, for a band, the metrics at its lower and upper end."""
     line, *band = (history.get(name, {}) for name in names)
     steps = [step for step in line if all(step in end for end in band)]
     return Series(label, steps, [line[step] for step in steps], [[end[step] for step in steps] for end in band])
 
 
 def _drawable(charts: Charts) -> Charts:
-    """The same charts without the lines of fewer than two points, and without charts that then have no line."""
+    """Return the charts without lines of fewer than two points, and without charts that have no line left."""
     shown = {
         title: replace(chart, series=[line for line in chart.series if len(line.steps) > 1])
         for title, chart in charts.items()

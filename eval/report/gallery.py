@@ -1,4 +1,4 @@
-"""Converts the cases of a result into values for the template: pictures embedded, answers marked, long texts cut."""
+"""Converts example cases to values for the HTML template: pictures embedded, answers marked, long texts cut."""
 
 from __future__ import annotations
 
@@ -22,22 +22,29 @@ View = dict[str, Any]  # values for the template case.html.j2
 
 
 def cases(listed: Sequence[Case], run: Path, dataset: str) -> Iterator[tuple[str, View]]:
-    """(kind, view) of each case of a data set, random cases first. run: the run folder, which holds the thumbnails."""
+    """Yield (kind, values for the template) of each example case in `listed`, random cases first, then best, then
+    worst.
+
+    run: the run folder, in which the thumbnails of the data set lie.
+    """
     for kind in KINDS:
         yield from ((kind, _case_view(case, run, dataset)) for case in listed if case.get("kind") == kind)
 
 
 def shortened(view: View) -> View:
-    """The same case with the answers of this run only; of texts, its first two answers."""
+    """Return a copy of a case's template values that has only the answers of this run; of answers that are texts, the
+    first two.
+    """
     ours = list(view["systems"].items())[:1]
     few = {name: answers if view["pictured"] else answers[:2] for name, answers in ours}
     return {**view, "systems": few, "right": []}
 
 
 def _case_view(case: Case, run: Path, dataset: str) -> View:
-    """The values of one case for the template.
+    """Convert one example case to values for the template.
 
-    value: its metrics in words. missed: whether no answer of the run is right. pictured: whether answers are pictures.
+    In the result, value: the metrics of the query in words; missed: whether no answer of this run is right; pictured:
+    whether answers are pictures.
     """
 
     def views(items: Sequence[Item]) -> list[View]:
@@ -58,9 +65,10 @@ def _case_view(case: Case, run: Path, dataset: str) -> View:
 
 
 def _item_view(item: Item, path: Path | None) -> View:
-    """The values of a query or an answer for the template. path: its thumbnail.
+    """Convert a query or an answer to values for the template. path: its thumbnail, None without one.
 
-    picture: the thumbnail as a data: URL. parts: (text, whether it is marked) of its text, or of its id without text.
+    In the result, picture: the thumbnail as a data: URL; parts: (text, whether it is marked) of its text, or its id if
+    it has no text.
     """
     parts = _cut(item.get("text") or "", item.get("spans") or []) or [(item.get("id") or "", False)]
     return {
@@ -74,7 +82,11 @@ def _item_view(item: Item, path: Path | None) -> View:
 
 
 def _cut(text: str, spans: Sequence[Sequence[int]]) -> list[tuple[str, bool]]:
-    """(part, whether it is marked) of at most LONGEST characters of a text, from shortly before its first span on."""
+    """Cut a text to at most LONGEST characters; return its parts as (text, whether it is marked). spans: [start, end)
+    to mark.
+
+    The result begins shortly before the first span if that span lies late in the text. A … stands at each cut.
+    """
     parts, size = list(marked(text, spans)), len(text)
     if size <= LONGEST:
         return parts
@@ -88,6 +100,6 @@ def _cut(text: str, spans: Sequence[Sequence[int]]) -> list[tuple[str, bool]]:
 
 
 def _metric_text(value: Mapping[str, Any]) -> str:
-    """The metrics of a case in words: {"rank": 3} → "right answer at rank 3", others as NAME 0.123."""
+    """Convert the metrics of a case to words: {"rank": 3} → "right answer at rank 3", others as NAME 0.123."""
     known = ((name, number) for name, given in value.items() if (number := finite(given)) is not None)
     return ", ".join(f"right answer at rank {n:,.0f}" if name == "rank" else f"{name} {n:.3f}" for name, n in known)

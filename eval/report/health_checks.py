@@ -1,7 +1,9 @@
-"""Health checks of a run: known signs of failure in what it has recorded, each with its meaning and the key to change.
+"""Health checks of a run: signs of failure in its recorded metrics and results, each with an explanation and the option
+to change.
 
-CHECKS is a table. A row compares one number with its limit. health_numbers.py computes the numbers of the training, of
-each evaluation result and of each evaluator; a number that the run has not recorded is not checked.
+CHECKS is a table with a row for each check, which compares one number with its limit. health_numbers.py computes the
+numbers of the training, of each evaluation result and of each evaluator. A number that the run has not recorded is not
+checked.
 """
 
 from __future__ import annotations
@@ -19,10 +21,10 @@ from dyad.eval.results.summary import Result
 
 @dataclass(frozen=True)
 class Check:
-    """The words for one check. Names in braces stand for numbers of health_numbers.py.
+    """The texts of one health check. Names in braces stand for numbers computed in health_numbers.py.
 
-    title, text, fix: of the problem. fine: title and text if there is no problem. fails_above: above this number the
-    problem is a failure, not a warning.
+    title, text, fix: describe the problem and what to do. fine: (title, text) shown if there is no problem; None to
+    show nothing. fails_above: if the number is above this value, the problem is a failure, not a warning.
     """
 
     title: str
@@ -179,7 +181,10 @@ CHECKS = {
 
 
 def health_checks(options: Mapping[str, Any], history: History, results: Sequence[Result]) -> list[Finding]:
-    """The findings of all checks, the worst first. options: the configuration, by dotted keys."""
+    """Run all health checks on a run; return their findings, the worst first.
+
+    options: the configuration of the run, dotted key → value. history: metric → step → value.
+    """
     checked = [
         training_numbers(options, history),
         {} if results or evaluations(history) else {"nothing_evaluated": 1},
@@ -191,7 +196,11 @@ def health_checks(options: Mapping[str, Any], history: History, results: Sequenc
 
 
 def _finding(problem_if: str, check: Check, numbers: Numbers) -> Finding | None:
-    """The finding of one check; None if its number is missing, or if there is no problem and no words for that."""
+    """Return the finding of one check; None if its number is missing, or if there is no problem and no text for this
+    case.
+
+    problem_if: the condition of a problem, such as "staleness > 1". numbers: name → number.
+    """
     name, sign, limit = problem_if.split()
     value = numbers.get(name)
     if value is None:

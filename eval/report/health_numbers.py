@@ -1,6 +1,6 @@
-"""The numbers that the health checks of a run compare with their limits.
+"""Computes the numbers that the health checks of a run compare with their limits, and the words for their texts.
 
-A number is missing, or None, if the run has not recorded its metrics. A condition is 1 if it holds, else 0.
+A number is missing, or None, if the run has not recorded its metrics. A condition (yes or no) is the number 1 or 0.
 """
 
 from __future__ import annotations
@@ -29,32 +29,41 @@ TAKES_ALL = 0.5  # share of the answers of one class
 
 
 def training_numbers(options: Mapping[str, Any], history: History) -> Numbers:
-    """The numbers that come from the training metrics. options: the configuration, by dotted keys."""
+    """Compute the numbers that come from the training metrics: name → number, or words for the texts of the checks.
+
+    options: the configuration of the run, dotted key → value. history: metric → step → value.
+    """
     run = _Training(options, history)
     return run.direct() | run.loss() | run.steps() | run.gradient() | run.temperature() | run.embeddings()
 
 
 @dataclass(frozen=True)
 class _Training:
-    """Computes the numbers of the training. Metrics are named without "train/"."""
+    """Computes the numbers of the training. Its methods take the names of training metrics without "train/"."""
 
     options: Mapping[str, Any]
     history: History
 
     def values(self, name: str) -> list[float]:
-        """All values of a metric, in the order of steps."""
+        """Return all values of a training metric, in the order of steps."""
         return list(self.history.get(f"train/{name}", {}).values())
 
     def now(self, name: str) -> float | None:
-        """The median of the last RECENT values of a metric; None without values."""
+        """Return the median of the last RECENT values of a training metric; None if it has no value."""
         return median(values[-RECENT:]) if (values := self.values(name)) else None
 
     def sides(self, name: str) -> dict[str, float]:
-        """Side → value now of a metric that the sides x and y have each; sides without it are left out."""
+        """Return side → the present value of `name`_x and `name`_y, training metrics that each side has; missing ones
+        are left out.
+
+        The present value is the median of the last RECENT values.
+        """
         return {side: value for side in "xy" if (value := self.now(f"{name}_{side}")) is not None}
 
     def direct(self) -> Numbers:
-        """Numbers that are the value of one metric now, or a ratio of two."""
+        """Return numbers that are the present value of one metric, the smaller one of its two sides, or a ratio of two
+        metrics.
+        """
         found: Numbers = {name: self.now(name) for name in ("mi_bound", "log_k", "share_never_visited", "staleness")}
         if found["mi_bound"] is not None and found["log_k"] and found["log_k"] > 0:
             found["bound_share"] = found["mi_bound"] / found["log_k"]
@@ -65,7 +74,11 @@ class _Training:
         return found
 
     def loss(self) -> Numbers:
-        """Whether the loss falls, or more pairs of a batch are told apart; of a run with init_from it may stay flat."""
+        """Return whether the loss is flat, and words about it; {} if there are few values.
+
+        0: the loss falls, or more pairs of a batch are told apart than before. 1: neither, but the run began with
+        trained weights (init_from), so this may be fine. 2: neither.
+        """
         loss, accuracy = self.values("loss"), self.values("accuracy_x")
         if len(loss) < ENOUGH:
             return {}
@@ -78,7 +91,9 @@ class _Training:
         }
 
     def steps(self) -> Numbers:
-        """Skipped steps, replaced samples and the throughput."""
+        """Return the number and share of skipped steps, the number of replaced samples, and the throughput at the end
+        of the run divided by that of its first half.
+        """
         found: Numbers = {}
         if skipped := self.history.get("train/skipped"):
             not_finite = len(skipped) - len(self.values("loss"))  # a record has both, a loss that is not finite is null
@@ -95,7 +110,10 @@ class _Training:
         return found
 
     def gradient(self) -> Numbers:
-        """Spikes of the gradient norm; with clipping they do no harm and are not reported."""
+        """Return whether the gradient norm has spikes, and words about it.
+
+        {} if there are few values, or if the spikes are clipped (optim.clip_norm) and so do no harm.
+        """
         norms = self.values("grad_norm")
         if len(norms) < ENOUGH:
             return {}
@@ -106,7 +124,7 @@ class _Training:
         return {"gradient_spikes": int(spikes), "usual_norm": _short(usual), "largest_norm": _short(largest)}
 
     def temperature(self) -> Numbers:
-        """Whether a learnt temperature is at one of its clamps."""
+        """Return whether a learnt temperature has reached its lower or its upper limit; {} if it is not learnt."""
         scale, clamp = self.now("logit_scale"), finite(self.options.get("objective.min_temperature"))
         if not scale or not clamp or not self.options.get("objective.learnable"):
             return {}
@@ -114,7 +132,9 @@ class _Training:
         return {**at_clamp, "temperature": _short(1 / scale), "clamp": _short(clamp)}
 
     def embeddings(self) -> Numbers:
-        """Spread of the embeddings, once the warm-up is over, and duplicates in the batches."""
+        """Return how spread out the embeddings are, once the warm-up is over, and the share of duplicates in the
+        batches.
+        """
         found: Numbers = {}
         uniformity, duplicates = self.sides("uniformity"), self.sides("duplicates")
         warmup = finite(self.options.get("optim.warmup")) or 0
@@ -134,7 +154,11 @@ class _Training:
 
 
 def result_numbers(result: Result) -> Numbers:
-    """The headline of a result compared with chance, with the largest class and with the baselines."""
+    """Compare the headline metric of a result with a random order, with always answering the largest class, and with
+    baselines.
+
+    Returns name → number, or words for the texts of the checks.
+    """
     name = headline(result["metrics"])
     value, low, _, chance = score(result, name)
     found: Numbers = {"dataset": result["dataset"], "metric": label(name)} | _confusion(result)
@@ -157,7 +181,11 @@ def result_numbers(result: Result) -> Numbers:
 
 
 def _confusion(result: Result) -> Numbers:
-    """Whether one class is predicted far more often than it occurs, from the confusion matrix of a result."""
+    """Return whether one class is predicted for over half of the pictures and twice as often as it occurs, with its
+    shares.
+
+    The numbers come from the confusion matrix of a result; {} if it has none.
+    """
     matrix = part(result, "confusion")
     answers = [sum(column) for column in zip(*matrix.get("counts", ()), strict=True)]
     if not sum(answers):
@@ -170,7 +198,12 @@ def _confusion(result: Result) -> Numbers:
 
 
 def evaluation_numbers(history: History, results: Sequence[Result]) -> Iterator[Numbers]:
-    """The fall of each evaluator's headline from its best value to its last one, beyond half its interval."""
+    """Yield, for each evaluator, how far its headline metric has fallen from its best value in training to its last
+    value.
+
+    Half the width of the 95 % interval (DROP if unknown) is subtracted from the fall, so a positive number means more
+    than noise. Evaluators with fewer than three values are left out. history: metric → step → value.
+    """
     scores = {evaluator(result): score(result, headline(result["metrics"])) for result in results}
     for prefix, metrics in evaluations(history).items():
         name = headline(metrics)
@@ -190,11 +223,11 @@ def evaluation_numbers(history: History, results: Sequence[Result]) -> Iterator[
 
 
 def _ends(values: list[float]) -> tuple[float, float]:
-    """The mean of the first tenth of the values, and the mean of the last tenth."""
+    """Return the mean of the first tenth of the values, and the mean of the last tenth."""
     tenth = max(1, len(values) // 10)
     return fmean(values[:tenth]), fmean(values[-tenth:])
 
 
 def _short(value: float) -> str:
-    """A number for people: whole from 100 to ten million, else with three significant digits."""
+    """Format a number for readers: whole from 100 to ten million, else with three significant digits."""
     return f"{value:,.0f}" if 100 <= abs(value) < 1e7 else f"{value:.3g}"

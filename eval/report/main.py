@@ -1,4 +1,4 @@
-"""The command `python -m eval.report run=runs/x`: writes report.html, one page about a run in one file."""
+"""The command `python -m eval.report run=runs/x`: writes report.html, an HTML report of a run in a single file."""
 
 from __future__ import annotations
 
@@ -31,9 +31,11 @@ def main() -> None:
 
 
 def write_report(run: Path, out: Path | None = None) -> Path:
-    """Write the page of a run folder to `out`, or to report.html in the folder, whole or not at all; return its path.
+    """Write the HTML report of the run folder `run` to `out`, by default to report.html in that folder; return its
+    path.
 
-    Raises ConfigError if it is no run folder, HardwareError if the page cannot be written.
+    The file is written whole or not at all. Raises ConfigError if `run` is no run folder, HardwareError if the file
+    cannot be written.
     """
     content = render(read_run(run)).encode("utf-8", "replace")
     path = run / NAME if out is None else out

@@ -1,4 +1,4 @@
-"""Renders the report page of a run: collects its facts, numbers and charts for templates/report.html.j2."""
+"""Renders the HTML report of a run: collects its properties, numbers and charts for templates/report.html.j2."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ ENVIRONMENT.globals |= {
 
 
 def render(run: RunFolder) -> str:
-    """The page of a run as HTML, at most 5 MB for any run."""
+    """Return the HTML report of a run as text, at most 5 MB for any run."""
     results = sorted(run.results, key=lambda result: result["dataset"] != "val")
     status, status_line = _status(run)
     return ENVIRONMENT.get_template("report.html.j2").render(
@@ -82,10 +82,11 @@ def render(run: RunFolder) -> str:
 
 
 def _data_sets(run: RunFolder, results: Sequence[Result]) -> Iterator[dict[str, Any]]:
-    """The values of each data set for the template. All galleries together have GALLERIES bytes.
+    """Yield the values of each data set for the template.
 
-    headline: of the first data sets, with the baselines in words (against). galleries: title → kind → cases as HTML.
-    left_out: what has no room on the page.
+    Only the first FIRST data sets have a headline metric, a histogram, a confusion matrix and galleries of example
+    cases; all galleries together take at most GALLERIES bytes. In the result, against: the baselines in words;
+    galleries: title → kind (best, worst, random) → cases as HTML; left_out: words for the parts that have no room.
     """
     room = GALLERIES
     for position, result in enumerate(results):
@@ -123,7 +124,9 @@ def _data_sets(run: RunFolder, results: Sequence[Result]) -> Iterator[dict[str, 
 
 
 def _random_cases(run: RunFolder, results: Sequence[Result]) -> list[Markup]:
-    """Random cases of the first gallery as HTML, with the answers of this run only: they stand beside the headlines."""
+    """Return random cases of the first gallery as HTML, with the answers of this run only, to stand beside the
+    headlines.
+    """
     for dataset, _, listed in _pictures_first(results):
         if drawn := [case for kind, case in cases(listed, run.path, dataset) if kind == "random"]:
             return [_case(shortened(case), glance=True) for case in drawn[: 2 if len(results) < 3 else 4]]
@@ -135,13 +138,13 @@ def _case(case: View, glance: bool = False) -> Markup:
 
 
 def _pictures_first(results: Sequence[Result]) -> list[tuple[str, str, Any]]:
-    """(data set, title, cases) of all galleries of results; galleries with pictures as answers come first."""
+    """Return (data set, title, cases) of all galleries of example cases; those with pictures as answers come first."""
     found = [(result["dataset"], *gallery) for result in results for gallery in part(result, "gallery").items()]
     return sorted(found, key=lambda gallery: not gallery[1].endswith("pictures"))
 
 
 def _notices(run: RunFolder) -> list[Notice]:
-    """The licence texts beside the data of the run; none if the run names data in a form that cannot be read."""
+    """Return the licence texts that lie beside the data of the run; [] if a name of data cannot be understood."""
     keys = ("data.train", "data.val", "data.passage.corpus", "eval.suite")
     sources = [value for key in keys for value in _list(run.options.get(key)) if isinstance(value, str)]
     try:
@@ -154,7 +157,7 @@ def _notices(run: RunFolder) -> list[Notice]:
 
 
 def _summary(run: RunFolder) -> str:
-    """One sentence for the top of the page: what was trained, on which data, for how long."""
+    """Return a sentence for the top of the report: what was trained, on which data, for how many steps and how long."""
     options = run.options
     sides = "questions and passages" if options.get("task") == "question_passage" else "pictures and texts"
     size, seconds = finite(options.get("global_batch_size")) or 0, _trained_seconds(run)
@@ -166,7 +169,7 @@ def _summary(run: RunFolder) -> str:
 
 
 def _facts(run: RunFolder) -> dict[str, str]:
-    """The list "What was trained": name → text. Empty facts are left out."""
+    """Return the list "What was trained" of the report: name → text. Empty entries are left out."""
     options, history, changed = run.options, run.history, _changed(run.options)
     seconds, size = _trained_seconds(run), finite(options.get("global_batch_size")) or 0
     timed_steps = max(history.get("train/batch_time", {}), default=0)
@@ -192,7 +195,7 @@ def _facts(run: RunFolder) -> dict[str, str]:
 
 
 def _status(run: RunFolder) -> tuple[str, str]:
-    """(status of the run as in run_state.json, one line about it)."""
+    """Return the status of the run as in run_state.json ("unknown" if it is missing) and a line of words about it."""
     state = run.state
     status = state.get("status") or "unknown"
     lines = {
@@ -205,13 +208,20 @@ def _status(run: RunFolder) -> tuple[str, str]:
 
 
 def _trained_seconds(run: RunFolder) -> float:
-    """Seconds spent in steps, over all starts: the sum of each logged mean step time times the steps it stands for."""
+    """Return the seconds spent in training steps, over all starts of the run.
+
+    It is the sum of each logged mean step time times the number of steps since the log entry before it.
+    """
     times = run.history.get("train/batch_time", {})
     return sum((step - before) * times[step] for before, step in pairwise([0.0, *times]))
 
 
 def _changed(options: Mapping[str, Any]) -> dict[str, str]:
-    """Section → "key=value, …" of the keys in ALWAYS, and of those whose value is not the default."""
+    """Return section of the configuration → "key=value, …" for options with other values than the default, and for
+    ALWAYS.
+
+    options: the configuration of the run, dotted key → value. ALWAYS: keys that are shown even with their default.
+    """
     name = _joined(options.get("objective.name"))
     usual = all_keys(TrainConfig)
     if name in OBJECTIVES:
@@ -222,7 +232,7 @@ def _changed(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _duration(seconds: float) -> str:
-    """A time for people, such as 2 h 3 min, 4 min 10 s or 9 s."""
+    """Convert seconds to words for readers, such as 2 h 3 min, 4 min 10 s or 9 s."""
     minutes, left = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     parts = [(hours, "h"), (minutes, "min"), (left, "s")]
@@ -230,12 +240,16 @@ def _duration(seconds: float) -> str:
 
 
 def _joined(value: Any) -> str:
-    """A value of a configuration as text; the values of a list with commas between."""
+    """Convert a configuration value to text; the values of a list are separated by commas."""
     return ", ".join(map(str, _list(value)))
 
 
 def _data_location(value: Any) -> str:
-    """Where the data lie, for a sentence: one path, the folder of a pattern of shards, or the number of sources."""
+    """Return where the data lie, as words for a sentence: a path, the folder of a shard pattern, or the number of
+    sources.
+
+    value: the option data.train.
+    """
     sources = list(map(str, _list(value)))
     if len(sources) != 1 or "::" in sources[0]:
         return f"{len(sources)} sources" if sources else "data unknown"
@@ -251,7 +265,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _sizes(result: Result) -> str:
-    """The sizes of a data set in words, from its metrics that are counts, and what counts as right."""
+    """Describe a data set in words: its sizes, what counts as right, and the step of the weights."""
     counts = {name.removeprefix("num_"): v for name, v in result["metrics"].items() if name.startswith("num_")}
     words = {"images": "pictures", "samples": "pictures"}
     sizes = [f"{value:,.0f} {words.get(k, k)}" for k, v in counts.items() if (value := finite(v)) is not None]

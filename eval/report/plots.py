@@ -1,6 +1,6 @@
-"""Draws charts, histograms and confusion matrices as SVG with Matplotlib, without its global state.
+"""Draws charts, histograms and confusion matrices as SVG with Matplotlib, without changing its global settings.
 
-Text stays text in the SVG. Matplotlib does not know CSS variables, so it draws with placeholder colours, which `_svg`
+Text stays text in the SVG. Matplotlib does not know CSS variables, so it draws with stand-in colours, which `_svg`
 replaces by the variables of report.css.
 """
 
@@ -50,7 +50,7 @@ STYLE: dict[Any, Any] = {
 
 
 def line_chart(title: str, chart: Chart, marks: Sequence[float] = ()) -> Markup:
-    """A chart as SVG. marks: steps at which a vertical line is drawn."""
+    """Draw a chart as SVG. marks: steps at which a vertical line is drawn."""
     with _figure() as (figure, axes):
         values = [v for series in chart.series for part in (series.values, *series.band) for v in part]
         log = chart.log and min(values) > 0 and max(values) / min(values) > DECADES
@@ -77,7 +77,7 @@ def line_chart(title: str, chart: Chart, marks: Sequence[float] = ()) -> Markup:
 
 
 def _description(title: str, chart: Chart) -> str:
-    """A chart in words, for screen readers: first, last, least and largest value of each line."""
+    """Describe a chart in words for screen readers: the first, last, smallest and largest value of each line."""
     lines = [
         f"{series.label} from {series.values[0]:.4g} at step {series.steps[0]:,.0f} to {series.values[-1]:.4g} at step "
         f"{series.steps[-1]:,.0f}, least {min(series.values):.4g}, most {max(series.values):.4g}".strip()
@@ -88,7 +88,9 @@ def _description(title: str, chart: Chart) -> str:
 
 
 def score_histogram(scores: Mapping[str, Any]) -> Markup:
-    """The histogram of a result as SVG: right pairs, wrong pairs and best wrong items, each with a sum of 1."""
+    """Draw the score histogram of a result as SVG: right pairs, wrong pairs and best wrong items, each scaled to a sum
+    of 1.
+    """
     edges, means = np.asarray(scores["edges"], dtype=float), []
     with _figure() as (figure, axes):
         for number, kind in enumerate(("right", "wrong", "best_wrong")):
@@ -106,7 +108,7 @@ def score_histogram(scores: Mapping[str, Any]) -> Markup:
 
 
 def confusion_matrix(confusion: Mapping[str, Any]) -> Markup:
-    """The confusion matrix of a result as SVG with a row for each true class; cells show their share of the row."""
+    """Draw the confusion matrix of a result as SVG: a row for each true class, in each cell its share of the row."""
     shares = np.asarray(confusion["counts"], dtype=float)
     shares /= np.maximum(shares.sum(axis=1, keepdims=True), 1)
     cells = np.empty((*shares.shape, 4))
@@ -131,14 +133,18 @@ def confusion_matrix(confusion: Mapping[str, Any]) -> Markup:
 
 @contextmanager
 def _figure(width: float = WIDTH, height: float = HEIGHT) -> Iterator[tuple[Figure, Axes]]:
-    """A new figure and its axes, with STYLE in effect within the block."""
+    """Context manager: make a new figure and its axes, with the settings STYLE in effect within the block."""
     with rc_context(STYLE):
         figure = Figure(figsize=(width, height), dpi=72, layout="constrained")
         yield figure, figure.add_subplot()
 
 
 def _line(axes: Axes, series: Series, number: int) -> None:
-    """Draw one line with its band. The band of more than POINTS values without one spans what each mean stands for."""
+    """Draw one line with its band. number: which colour and dash pattern.
+
+    More than POINTS values are averaged in groups; such a line without a band of its own gets the range of each group
+    as band.
+    """
     steps, values = _averaged(series.steps, min), _averaged(series.values)
     colour = LINES[number]
     if series.band or len(series.steps) > POINTS:
@@ -150,7 +156,9 @@ def _line(axes: Axes, series: Series, number: int) -> None:
 
 
 def _averaged(values: Sequence[float], how: Callable[[Any], Any] = np.mean) -> list[float]:
-    """The values if there are at most POINTS, else POINTS numbers: `how` of each of as many equal parts."""
+    """Return the values if there are at most POINTS; otherwise cut them into POINTS equal parts and apply `how` to each
+    part.
+    """
     if len(values) <= POINTS:
         return list(values)
     cuts = np.linspace(0, len(values), POINTS + 1).astype(int).tolist()
@@ -158,18 +166,21 @@ def _averaged(values: Sequence[float], how: Callable[[Any], Any] = np.mean) -> l
 
 
 def _label(text: str) -> str:
-    """A class name for an axis: without control characters, of at most 20 characters."""
+    """Shorten a class name for an axis: without control characters, at most 20 characters."""
     shown = "".join(c if c.isprintable() else " " for c in text)
     return shown if len(shown) <= 20 else f"{shown[:19]}…"
 
 
 def _count(value: float) -> str:
-    """A step for an axis: 200, 2,500 or 20k; "" between whole numbers."""
+    """Format a step for an axis: 200, 2,500 or 20k; "" for a value that is no whole number."""
     return f"{value / 1000:g}k" if abs(value) >= 10_000 else f"{value:,.0f}" if value == round(value) else ""
 
 
 def _svg(figure: Figure, description: str) -> Markup:
-    """The figure as an <svg> element. A checksum in front of its ids keeps them apart from those of other figures."""
+    """Convert a figure to an <svg> element. A checksum before its ids keeps them apart from the ids of other figures.
+
+    description: a text for screen readers.
+    """
     file = io.StringIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about glyphs that our font lacks: the browser has other fonts

@@ -1,4 +1,4 @@
-"""Reads a run folder for the report, without its weights. Files may be missing, damaged, or of an older version."""
+"""Reads a run folder for the HTML report, except the weights. Files may be missing, damaged, or of an older version."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ RESUMED = re.compile(rb"going on at step (\d{1,15}) from ")
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The content of a run folder. state and results have the shapes of eval/results/shapes.py.
+    """The content of a run folder.
 
-    config_text: config.yaml without secrets; options: its values by dotted keys. state: run_state.json, {} if it is
-    missing. history: of the metrics in metrics.jsonl. results: eval/*.json. resumed_at: the steps at which later starts
-    continued. unread: a line for each part that could not be read.
+    config_text: config.yaml without secrets. options: its values, dotted key → value. state: run_state.json, {} if it
+    is missing. history: metric → step → value, from metrics.jsonl. results: the contents of eval/*.json. state and
+    results have the form defined in eval/results/shapes.py. resumed_at: the steps at which the run was started again.
+    unread: a line of text for each part that could not be read.
     """
 
     path: Path
@@ -44,12 +45,12 @@ class RunFolder:
 
     @property
     def step(self) -> int:
-        """The last step in run_state.json or metrics.jsonl."""
+        """Return the last step that run_state.json or metrics.jsonl has."""
         return max(self.state.get("step") or 0, int(last_value(self.history, "step") or 0))
 
 
 def read_run(path: Path) -> RunFolder:
-    """Read a run folder; raises ConfigError if it is none."""
+    """Read the run folder `path`. Raises ConfigError if it is no run folder."""
     config = redacted(saved_config(path))
     links = [name for name in ("eval", METRICS, LOG) if (path / name).exists() and not inside(path, name)]
     unread = [f"{name} is not read: it lies outside this folder" for name in links]
@@ -66,9 +67,9 @@ def read_run(path: Path) -> RunFolder:
 
 
 def _records(path: Path, log: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """The objects of metrics.jsonl. log: gets a line with the number of damaged lines.
+    """Yield the JSON objects in the lines of metrics.jsonl. log: called with one line that counts the damaged lines.
 
-    An incomplete last line, which a kill leaves, does not count as damaged.
+    An incomplete last line, which remains if the run is killed, does not count as damaged.
     """
     damaged = 0
     for line in _lines(path, METRICS, log):
@@ -84,9 +85,10 @@ def _records(path: Path, log: Callable[[str], None]) -> Iterator[dict[str, Any]]
 
 
 def _lines(path: Path, name: str, log: Callable[[str], None]) -> Iterator[bytes]:
-    """The lines of a file in the folder, an empty line for each of LONGEST bytes or more; none if it does not exist.
+    """Yield the lines of the file `name` in the folder, nothing if it does not exist. A line of LONGEST bytes or more
+    comes as an empty line.
 
-    log: gets a line if the file has more than LARGEST bytes, of which only the first are read.
+    Only the first LARGEST bytes are read; log: called with a line of text if the file is larger.
     """
     if file := file_inside(path, name):
         with file.open("rb") as lines:

@@ -1,1 +1,1 @@
-"""Results of evaluations: their JSON files, printed tables, example cases, and panels for trackers."""
+"""Results of evaluations: their JSON files, printed tables, example cases, and values for experiment trackers."""

@@ -1,9 +1,9 @@
-"""Example cases: a few queries of an evaluation with the answers of each system and the right answers.
+"""Example cases: a few queries of an evaluation, each with the answers of each system and the right answers.
 
-All evaluators use one structure. In the JSON of a result it is {"gallery": {title: [case, …]}}; unknown parts are
-left out.
+All evaluators use the same structure. The JSON of a result has it as {"gallery": {title: [case, …]}}; parts that are
+not known are left out.
 
-n queries, m items, D embedding width.
+Symbols: n queries, m items, D embedding width.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ BEFORE = 200  # characters before the first span of a text that is cut
 
 
 class Item(TypedDict, total=False):
-    """A query or an answer. id: of the sample, passage or class. spans: [start, end) of the answers in the text.
+    """A query or an answer in an example case.
 
-    picture: a file in <data set>.pictures/. score, right: of an answer only.
+    id: of the picture, passage or class. spans: [start, end) of the answers in the text. picture: a file in the folder
+    <data set>.pictures beside the result. score, right: only of an answer; right says whether it is right.
     """
 
     id: str | None
@@ -37,7 +38,11 @@ class Item(TypedDict, total=False):
 
 
 class Case(TypedDict, total=False):
-    """One query. kind: best, worst or random. value: its metrics. systems: the answers of each system, best first."""
+    """An example case: one query and what was found for it.
+
+    kind: best, worst or random. value: metrics of the query. systems: system name → its answers, best first. right:
+    right answers.
+    """
 
     kind: str
     query: Item | None
@@ -47,24 +52,25 @@ class Case(TypedDict, total=False):
 
 
 def item(name: str, text: str | None = None, **more: Any) -> Item:
-    """An item without its empty parts. name: its id."""
+    """Make an Item from its id (`name`), text and other fields; fields that are None, "" or [] are left out."""
     parts = {"id": name, "text": text, **more}
     return Item(**{key: value for key, value in parts.items() if value not in (None, "", [])})
 
 
 def answer(found: Item, score: float, right: bool) -> Item:
-    """The item `found` as an answer of a system, with its score and whether it is right."""
+    """Return a copy of the item `found` as an answer of a system, with its score and whether it is right."""
     return {**found, "score": round(score, 4), "right": right}
 
 
 def choose(
     quality: np.ndarray, sure: np.ndarray, groups: Sequence[Hashable], count: int, seed: int = 0
 ) -> list[tuple[str, int]]:
-    """(kind, query) of the `count` best, the `count` worst and `count` random queries of n, none of them twice.
+    """Choose the `count` best, the `count` worst and `count` random queries of n, none of them twice; return (kind,
+    query index).
 
-    quality (n,): higher is better. Of equal queries the one with the higher `sure` (n,), the certainty of the model,
-    comes first, then the earlier one: so the worst are those with confident mistakes. groups (n,): the topic of each
-    query; a kind has one query of a group as long as there are other groups. If there are few queries, one half is
+    quality (n,): higher is better. sure (n,): the certainty of the model; among queries of equal quality a higher one
+    comes first, then the earlier query, so the worst queries are the confident mistakes. groups (n,): the topic of each
+    query; each kind takes one query per group as long as there are other groups. If there are few queries, one half is
     best and the other half worst.
     """
     n = len(quality)
@@ -81,15 +87,20 @@ def choose(
 
 
 def best_items(query_D: np.ndarray, items_mD: np.ndarray, count: int = ANSWERS) -> list[tuple[int, float]]:
-    """(position, score) of the items with the highest scores, the earlier of equal ones first."""
+    """Return (item index, score) of the `count` items with the highest scores for one query; of equal scores the
+    earlier item first.
+
+    The scores are inner products with the query's embedding.
+    """
     score_m = items_mD @ query_D
     return [(i, float(score_m[i])) for i in np.argsort(-score_m, kind="stable")[:count].tolist()]
 
 
 def excerpt(text: str, spans: Sequence[tuple[int, int]] = ()) -> tuple[str, list[tuple[int, int]]]:
-    """(part, spans in it): at most LONGEST characters of a text, from shortly before its first span on if that is late.
+    """Cut a text to at most LONGEST characters; return (the part, the spans in this part). spans: [start, end) in
+    `text`.
 
-    A … stands where the text is cut.
+    The part begins shortly before the first span if that span lies late in the text. A … stands at each cut.
     """
     start = 0
     if spans and spans[0][1] > LONGEST:
@@ -101,7 +112,11 @@ def excerpt(text: str, spans: Sequence[tuple[int, int]] = ()) -> tuple[str, list
 
 
 def _of_different_groups(order: Sequence[int], groups: Sequence[Hashable], count: int) -> list[int]:
-    """The first `count` queries in `order` of different groups, filled up with others if there are too few groups."""
+    """Return the first `count` queries of `order` that are in different groups; if there are too few groups, further
+    queries.
+
+    groups: the group of each query. The result keeps the order of `order`.
+    """
     first: dict[Hashable, int] = {}
     for query in order:
         first.setdefault(groups[query], query)

@@ -1,7 +1,7 @@
-"""The kinds of results, one for each `task` of a result, and the vocabulary of their metrics.
+"""The kinds of results, one for each `task` of a result: how they are printed and shown, and words for their metrics.
 
 To add an evaluator with a new kind of result: write the evaluator, name it in `KINDS` of eval/run/suite.py, and add a
-ResultKind to `KINDS` and its metrics to the vocabulary here.
+ResultKind to `KINDS` and words for its metrics here.
 """
 
 from __future__ import annotations
@@ -43,24 +43,28 @@ MEANINGS = {
 
 
 def headline(metrics: Iterable[str]) -> str:
-    """The one metric of an evaluation that is shown first; "" if there are no metrics."""
+    """Return the metric of an evaluation that is shown first, chosen from its metric names; "" if there are none."""
     names = list(metrics)
     return _first_of(HEADLINES, names) or next(iter(names), "")
 
 
 def companion(metrics: Iterable[str]) -> str:
-    """The metric that a chart shows beside the headline; "" if there is none."""
+    """Return the metric that a chart shows beside the headline metric, chosen from the metric names; "" if there is
+    none.
+    """
     return _first_of(COMPANIONS, list(metrics))
 
 
 def _first_of(wanted: Sequence[str], names: Sequence[str]) -> str:
-    """The first name in the order of `wanted`, where R@ stands for any R@K; "" if there is none."""
+    """Return the first of `names` in the order of preference `wanted`, in which R@ stands for any R@K; "" if none is
+    found.
+    """
     found = (n for w in wanted for n in names if n == w or (w.endswith("@") and n.startswith(w)))
     return next(found, "")
 
 
 def label(metric: str) -> str:
-    """The name of a metric for people: acc1 → top-1 accuracy."""
+    """Convert the name of a metric to words for readers, such as acc1 → top-1 accuracy."""
     start = next((start for start in LABELS if metric.startswith(start)), "")
     return LABELS.get(start, "") + metric.removeprefix(start).replace("_", " ")
 
@@ -70,7 +74,11 @@ def label(metric: str) -> str:
 
 @dataclass(frozen=True)
 class Number:
-    """A metric in a table of the page. ahead: the lead of the model over this baseline. other: it is not the run's."""
+    """One row of a table in the HTML report: a metric, or the value of a baseline.
+
+    ahead: the score of the model minus the score of this baseline. other: whether the value belongs to a baseline or to
+    chance, not to the model.
+    """
 
     label: str
     score: Score
@@ -85,7 +93,7 @@ class Number:
 
     @property
     def style(self) -> str:
-        """The CSS variables --value, --low, --high and --chance: positions on the bar in percent."""
+        """Return the CSS variables --value, --low, --high and --chance: positions on the bar in percent."""
         positions = self.score._asdict()
         inside = {name: min(max(value, 0.0), 1.0) for name, value in positions.items() if value is not None}
         return ";".join(f"--{name}:{100 * value:.2f}%" for name, value in inside.items())
@@ -95,25 +103,28 @@ Groups = dict[str, list[Number]]  # title of a table of the page → its numbers
 
 
 def groups(result: Result) -> Groups:
-    """The tables of the page for one result; a single table with all metrics if its task is not known."""
+    """Return the tables of one result for the HTML report: title → its rows.
+
+    If the task of the result is not known, it is a single table with all metrics.
+    """
     if kind := KINDS.get(result["task"]):
         return {title: numbers for title, numbers in kind.groups(result).items() if numbers}
     return {result["task"]: _numbers(result, result["metrics"])}
 
 
 def meanings(shown: Groups) -> list[str]:
-    """The explanations of the metrics in some tables of the page, each once."""
+    """Return the explanations of the metrics that these tables of the HTML report show, each explanation once."""
     labels = [*shown, *(number.label for numbers in shown.values() for number in numbers)]
     return [text for start, text in MEANINGS.items() if any(label.startswith(start) for label in labels)]
 
 
 def _numbers(result: Result, metrics: Iterable[str], title: str = "") -> list[Number]:
-    """The scores of the model in some metrics. title: left out where a label begins with it."""
+    """Return one table row for each of these metrics of the model. title: words removed from the start of labels."""
     return [Number(label(metric).removeprefix(title), score(result, metric)) for metric in metrics]
 
 
 def _retrieval_groups(result: Result) -> Groups:
-    """One table for each direction of the search."""
+    """Return one table for each direction of the search (text → picture, picture → text)."""
     shown = [metric for metric in result["metrics"] if not metric.endswith("mean_rank")]
     return {
         words.strip(): _numbers(result, (metric for metric in shown if metric.startswith(start)), words)
@@ -122,14 +133,14 @@ def _retrieval_groups(result: Result) -> Groups:
 
 
 def _zero_shot_groups(result: Result) -> Groups:
-    """One table: the accuracies, and that of always answering the largest class."""
+    """Return one table: the accuracies of the model, and the accuracy of always answering the largest class."""
     largest = score(result, "majority_class_share").chance
     always = [] if largest is None else [Number("always the largest class", Score(largest), other=True)]
     return {"picture → class": _numbers(result, (m for m in ACCURACIES if m in result["metrics"])) + always}
 
 
 def _passage_groups(result: Result) -> Groups:
-    """One table for each metric, with a row for each system."""
+    """Return one table for each metric, with a row for the model, for each baseline and for a random order."""
     found: Groups = {}
     for metric in [m for m in PASSAGE_METRICS if m in result["metrics"]][:PASSAGE_COLUMNS]:
         for name, system in systems(result).items():
@@ -146,7 +157,7 @@ def _passage_groups(result: Result) -> Groups:
 
 
 def _table(*columns: str, title: str | None = None) -> Any:
-    """An empty table for the terminal, whose first column folds long names."""
+    """Make an empty table for the terminal with these column names. Its first column folds long names."""
     from rich.box import SIMPLE
     from rich.table import Table
 
@@ -157,7 +168,11 @@ def _table(*columns: str, title: str | None = None) -> Any:
 
 
 def _add_rows(table: Any, name: str, metrics: Sequence[str], result: Result, *more: str) -> None:
-    """Add a row of values, then rows with their intervals and chance values if these are known."""
+    """Add a row of metric values to a table, then a row with their 95 % intervals (if known) and a row for a random
+    order.
+
+    name: the first cell of the row of values. more: further cells at its end.
+    """
     found = [score(result, metric) for metric in metrics]
     table.add_row(name, *(_cell(s.value) for s in found), *more)
     if any(s.low is not None for s in found):
@@ -166,28 +181,30 @@ def _add_rows(table: Any, name: str, metrics: Sequence[str], result: Result, *mo
 
 
 def _cell(value: float | None, form: str = ".3f", unknown: str = "-") -> str:
-    """A value, or the text `unknown` for None. form: a format specification."""
+    """Format a value as text; None becomes the text `unknown`. form: a format specification."""
     return unknown if value is None else f"{value:{form}}"
 
 
 def _interval(found: Score, form: str = ".3f") -> str:
-    """Both ends of the interval, or "". form: a format specification."""
+    """Format both ends of a 95 % interval as text, "" if it is not known. form: a format specification."""
     return "" if found.low is None else f"{found.low:{form}} {found.high:{form}}"
 
 
 def _with_interval(found: Score, form: str = ".3f", unknown: str = "-") -> str:
-    """A value and, on a second line, its interval."""
+    """Format a score as a value and, on a second line, its 95 % interval. form, unknown: as for `_cell`."""
     return f"{_cell(found.value, form, unknown)}\n{_interval(found, form)}".strip()
 
 
 def _title(result: Result, *counted: str) -> str:
-    """The title of a printed table: data set, sizes. counted: what the metrics num_* count."""
+    """Return the title of a printed table: the data set and its sizes. counted: names such as "images" of the metrics
+    num_images.
+    """
     sizes = [f"{_cell(score(result, f'num_{name}').value, ',.0f')} {name}" for name in counted]
     return f"{result['dataset']}: {', '.join(sizes)}{_approximate(result)}"
 
 
 def _approximate(result: Result) -> str:
-    """The name of the index in brackets if the search was not exact, else ""."""
+    """Return the name of the search index in brackets, or "" if the search was exact."""
     search = part(result, "search")
     indexes = {str(how["index"]) for how in (search, *search.values()) if isinstance(how, dict) and "index" in how}
     indexes -= {EXACT}
@@ -195,7 +212,7 @@ def _approximate(result: Result) -> str:
 
 
 def _retrieval_tables(results: Sequence[Result]) -> Iterator[Any]:
-    """One table for each result: a row for each direction, the first four recalls in columns."""
+    """Yield one table for each result: a row for each direction, columns for the first four R@K and the median rank."""
     for result in results:
         ks = [k.removeprefix("image_to_text_R@") for k in result["metrics"] if k.startswith("image_to_text_R@")][:4]
         table = _table("retrieval", *(f"R@{k}" for k in ks), "median rank", title=_title(result, "images", "texts"))
@@ -206,7 +223,7 @@ def _retrieval_tables(results: Sequence[Result]) -> Iterator[Any]:
 
 
 def _zero_shot_tables(results: Sequence[Result]) -> Iterator[Any]:
-    """One table for all results, with a row for each."""
+    """Yield one table with a row for each result."""
     table = _table("zero-shot", "acc1", "acc5", "mean/class", "samples", "largest class")
     for result in results:
         count, largest = score(result, "num_samples").value, score(result, "majority_class_share").chance
@@ -216,7 +233,10 @@ def _zero_shot_tables(results: Sequence[Result]) -> Iterator[Any]:
 
 
 def _passage_tables(results: Sequence[Result]) -> Iterator[Any]:
-    """One table for each result: a row for each system, metrics with intervals, the lead in the first metric."""
+    """Yield one table for each result: a row for each system, columns for the metrics and for the lead of the model.
+
+    The lead is the score of the model minus that of the baseline in the first metric.
+    """
     for result in results:
         shown = [name for name in PASSAGE_METRICS if name in result["metrics"]][:PASSAGE_COLUMNS]
         metrics = [name for name in result["metrics"] if name in shown]
@@ -235,8 +255,8 @@ def _passage_tables(results: Sequence[Result]) -> Iterator[Any]:
 class ResultKind:
     """How results of one task are shown.
 
-    hub_task: the task in the metadata of a model card. groups: the tables of the page. tables: the tables of the
-    terminal, of all results of this kind.
+    hub_task: the name of the task in the metadata of a model card. groups: makes the tables of one result for the HTML
+    report. tables: makes the tables for the terminal from all results of this kind.
     """
 
     hub_task: str

@@ -1,4 +1,6 @@
-"""Converts results into panels for trackers (galleries, histograms, tables) and into scores for model cards."""
+"""Converts results to values that experiment trackers show (galleries, histograms, tables), and to scores for model
+cards.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from dyad.train.panels import Cell, Grid, Panels, Picture, Scored
 
 
 def panels(result: Result, run: Path) -> Panels:
-    """The panels of one result. run: the run folder, which holds the thumbnails."""
+    """Convert one result to Panels for experiment trackers. run: the run folder, in which the thumbnails lie."""
     pairs, of_class, histogram = confusions(result), classes(result), part(result, "scores")
     return Panels(
         dataset=result["dataset"],
@@ -30,12 +32,12 @@ def panels(result: Result, run: Path) -> Panels:
 
 
 def scored(result: Result) -> Scored:
-    """The scores of one result for a model card."""
+    """Return the scores of one result in the form for a model card."""
     return Scored(result["dataset"], KINDS[result["task"]].hub_task, scores(result))
 
 
 def _final_numbers(result: Result) -> dict[str, dict[str, float]]:
-    """Metric, or BASELINE/metric, → its value, low, high and chance, as far as they are known."""
+    """Return metric → {"value", "low", "high", "chance"}, as far as these are known; BASELINE/metric for baselines."""
     found = {}
     for name, system in systems(result).items():
         start = "" if system is result else f"{name}/"
@@ -46,10 +48,10 @@ def _final_numbers(result: Result) -> dict[str, dict[str, float]]:
 
 
 def _gallery(cases: Sequence[Mapping[str, Any]], run: Path, dataset: str) -> Grid:
-    """The table of a gallery, with one row for each query.
+    """Convert example cases to a table with one row for each query.
 
-    Answers that are pictures have a column each, best first. Answers that are texts are lines of one cell for each
-    system.
+    If the answers are pictures, each answer has a column, best first. If they are texts, each system has one cell with
+    a line for each answer. run: the run folder, in which the thumbnails lie.
     """
     metrics = dict.fromkeys(metric for case in cases for metric in part(case, "value"))
     names = dict.fromkeys(name for case in cases for name in part(case, "systems"))
@@ -82,7 +84,7 @@ def _cell(item: Mapping[str, Any], run: Path, dataset: str) -> Cell:
 
 
 def _words(item: Mapping[str, Any]) -> str:
-    """An item in one line: ✓ 0.812 Title: text with the «answer» marked. Parts that the item lacks are left out."""
+    """Convert a query or an answer to one line: ✓ 0.812 Title: text with «answer» marked. Missing parts are skipped."""
     parts = marked(item.get("text") or "", item.get("spans") or [])
     text = "".join(f"«{part}»" if found else part for part, found in parts)
     named = ": ".join(filter(None, (item.get("title"), text))) or item.get("id") or ""

@@ -1,6 +1,6 @@
-"""Histograms of the scores of right and wrong pairs. They use a sample of the queries, and little memory.
+"""Histograms of the scores of right and wrong pairs, from a sample of the queries and in little memory.
 
-k queries, m items, D embedding width.
+Symbols: k queries of the sample, m items, D embedding width.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SLAB = 2**18  # numbers of each side in memory at a time; reading a row of a map
 
 
 def spread(n: int, count: int = QUERIES) -> np.ndarray:
-    """`count` positions of 0 … n-1, evenly spread; all of them if there are fewer."""
+    """Return `count` evenly spread indices of 0 … n − 1, or all of them if n is smaller."""
     return np.linspace(0, n - 1, min(n, count)).astype(np.int64)
 
 
@@ -30,11 +30,12 @@ def score_histogram(
     best_wrong: np.ndarray,
     seed: int = 0,
 ) -> dict[str, list[Any]]:
-    """{"edges" (BINS + 1), "right", "wrong", "best_wrong" (BINS each)}: counts of scores in common bins.
+    """Count the scores of right pairs, wrong pairs and best wrong items in common bins, for a sample of k queries.
 
-    "right": of right pairs. "wrong": of random pairs that are not known to be right. "best_wrong": of the best wrong
-    item of each query. right: the positions of the right items of each query; at most PER_QUERY of them are used.
-    best_wrong (k,): −inf for queries without a wrong item. items_mD may be memory-mapped, and float16.
+    Returns {"edges": BINS + 1 limits of the bins, "right", "wrong", "best_wrong": BINS counts each}. The wrong pairs
+    are random pairs without the right ones. right: the indices of the right items of each query, of which at most
+    PER_QUERY are used. best_wrong (k,): the score of the best wrong item of each query, −inf if there is none. items_mD
+    may be memory-mapped, and float16.
     """
     draw = np.random.default_rng(seed)
     some_right = [items[spread(len(items), PER_QUERY)] for items in right]
@@ -50,7 +51,7 @@ def score_histogram(
 
 
 def _pair_scores(queries_kD: np.ndarray, items_mD: np.ndarray, items: Sequence[np.ndarray]) -> np.ndarray:
-    """The scores of each query with its items, concatenated."""
+    """Return the scores of each query with its items, in one array. items: for each query, item indices."""
     rows = np.repeat(np.arange(len(items)), [len(of) for of in items])
     columns = np.concatenate(items) if len(items) else np.empty(0, np.int64)
     scores = np.empty(len(rows), np.float32)

@@ -1,6 +1,7 @@
-"""The shapes of the JSON files in a run folder. `read_object` checks them, and all other code relies on them.
+"""The expected form of the JSON files in a run folder. `read_object` checks it, and all other code relies on this.
 
-A file of another version may lack parts, or have them as null. A part of another shape is left out, with a log line.
+A file of another version may lack parts, or have null in their place. A part of another form is left out, with a log
+line.
 """
 
 from __future__ import annotations
@@ -25,14 +26,17 @@ Intervals = dict[str, Interval | None]
 
 
 class Difference(TypedDict, total=False):
-    """The model's score minus the score of a baseline, in one metric."""
+    """The score of the model minus the score of a baseline, in one metric, with its 95 % interval."""
 
     value: float | None
     interval: Interval | None
 
 
 class System(TypedDict, total=False):
-    """The scores of one baseline by metric. difference: to the model."""
+    """The scores of one baseline: metric → value, and metric → 95 % interval.
+
+    difference: metric → the score of the model minus the score of the baseline.
+    """
 
     metrics: Numbers | None
     intervals: Intervals | None
@@ -40,14 +44,17 @@ class System(TypedDict, total=False):
 
 
 class Confusion(TypedDict):
-    """A confusion matrix. counts: a row for each true class, a column for each predicted class."""
+    """A confusion matrix: how often each class was predicted for each true class.
+
+    counts: a row for each true class, a column for each predicted class.
+    """
 
     classes: list[str]
     counts: list[Counts]
 
 
 class Mistake(TypedDict):
-    """How often a true class was predicted as another one."""
+    """How often pictures of one class (`true`) were predicted as another class (`predicted`)."""
 
     true: str
     predicted: str
@@ -55,7 +62,9 @@ class Mistake(TypedDict):
 
 
 class ScoreHistogram(TypedDict):
-    """Counts of scores between edges, of right pairs, wrong pairs and the best wrong item of each query."""
+    """Counts of scores in the bins between `edges`: of right pairs, of wrong pairs, and of the best wrong item of each
+    query.
+    """
 
     edges: list[Annotated[float, Field(ge=-1e15, le=1e15)]]
     right: Counts
@@ -78,7 +87,7 @@ def _drawable(found: ScoreHistogram) -> ScoreHistogram:
 
 
 class ResultFile(TypedDict, total=False):
-    """The shape of eval/<data set>.json."""
+    """The expected form of eval/<data set>.json, the result of one evaluation."""
 
     dataset: Required[str]
     task: Required[str]
@@ -98,7 +107,7 @@ class ResultFile(TypedDict, total=False):
 
 
 class StateFile(TypedDict, total=False):
-    """The shape of run_state.json."""
+    """The expected form of run_state.json, the progress of a run."""
 
     status: str | None
     step: Count | None
@@ -111,10 +120,10 @@ RESULT, STATE = TypeAdapter(ResultFile), TypeAdapter(StateFile)
 
 
 def read_object(folder: Path, name: str, shape: TypeAdapter[Any], log: Callable[[str], None]) -> dict[str, Any] | None:
-    """The object in a JSON file below `folder`, without the parts that do not fit `shape`.
+    """Read the JSON file `name` in `folder`; return its object without the parts that do not fit `shape`.
 
-    None if there is no such file, or if it lacks a part that `shape` requires. log: gets a line for each part that is
-    left out, or one for a file that exists and is not used.
+    Returns None if the file does not exist, cannot be read, or lacks a part that `shape` requires. log: called with one
+    line for each part that is left out, and for a file that exists but is not used.
     """
     path = file_inside(folder, name)
     if path is None:
@@ -134,7 +143,7 @@ def read_object(folder: Path, name: str, shape: TypeAdapter[Any], log: Callable[
 
 
 def _problems(shape: TypeAdapter[Any], found: Any) -> dict[str, str]:
-    """Part of `found` → the first reason why it does not fit `shape`; the part "" stands for the whole."""
+    """Return part of `found` → the first reason why it does not fit `shape`; the part "" is the whole object."""
     problems: dict[str, str] = {}
     try:
         shape.validate_python(found, strict=True)

@@ -1,7 +1,7 @@
-"""Functions that read numbers from results, for all that shows them: the page, trackers, tables, the model card.
+"""Functions that read numbers from results, for everything that shows them: HTML report, trackers, tables, model card.
 
-A result is the JSON of `eval/<data set>.json`, written by a run of any age. Parts that it lacks, or that are null, are
-skipped. What is special to one kind of evaluator stands in eval/results/kinds.py.
+A result is the JSON of `eval/<data set>.json`, perhaps written by an older version. Parts that are missing or null are
+skipped. Code for only one kind of evaluator is in eval/results/kinds.py.
 """
 
 from __future__ import annotations
@@ -20,30 +20,39 @@ SYSTEMS = {"model": "this run", "bm25": "BM25", "untrained": "before training", 
 
 
 def score(result: Result, metric: str) -> Score:
-    """A metric of the model, or of one of its `systems`; systems have no chance of their own."""
+    """Return the score of the model in one metric, with its 95 % interval and the value that a random order has.
+
+    It also reads the scores of one baseline from `systems(result)`; a baseline has no value for a random order.
+    """
     value, interval, chance = (part(result, name).get(metric) for name in ("metrics", "intervals", "chance"))
     return Score(finite(value), *_ends(interval), finite(chance))
 
 
 def scores(result: Result) -> dict[str, Score]:
-    """The metrics that are scores rather than counts: those with an interval or a chance value."""
+    """Return metric → score for the metrics that are not counts: they have a 95 % interval or a value for a random
+    order.
+    """
     found = {metric: score(result, metric) for metric in part(result, "metrics")}
     return {metric: s for metric, s in found.items() if s.value is not None and (s.low, s.chance) != (None, None)}
 
 
 def systems(result: Result) -> dict[str, Result]:
-    """Name → scores of the model (the result itself) and of the baselines that it is compared with."""
+    """Return system name → its scores: "model" (the result itself) and each baseline."""
     return {"model": result, **part(result, "baselines")}
 
 
 def lead(baseline: Result, metric: str) -> Score:
-    """The model's score minus the score of a baseline, with the interval of this difference."""
+    """Return the score of the model minus the score of a baseline in one metric, with the 95 % interval of this
+    difference.
+    """
     difference = part(part(baseline, "difference"), metric)
     return Score(finite(difference.get("value")), *_ends(difference.get("interval")))
 
 
 def confusions(result: Result) -> list[tuple[str, str, int]]:
-    """(true class, predicted class, count): all pairs if there are few classes, else the most frequent mistakes."""
+    """Return (true class, predicted class, count): for all pairs if there are few classes, else for the most frequent
+    mistakes.
+    """
     if matrix := part(result, "confusion"):
         names, counts = matrix["classes"], matrix["counts"]
         return [(true, other, counts[i][j]) for i, true in enumerate(names) for j, other in enumerate(names)]
@@ -51,7 +60,7 @@ def confusions(result: Result) -> list[tuple[str, str, int]]:
 
 
 def classes(result: Result) -> list[tuple[str, float, int]]:
-    """(class, accuracy, number of pictures) of the classes that occur, lowest accuracy first."""
+    """Return (class, accuracy, number of pictures) of the classes that have pictures, lowest accuracy first."""
     found = [
         (name, accuracy, scores.get("num_samples") or 0)
         for name, scores in part(result, "per_class").items()
@@ -61,7 +70,9 @@ def classes(result: Result) -> list[tuple[str, float, int]]:
 
 
 def marked(text: str, spans: Sequence[Sequence[int]]) -> Iterator[tuple[str, bool]]:
-    """The parts of a text in order, each with whether it lies in a span. Spans that overlap are joined."""
+    """Yield the parts of a text in order, each with whether it lies in a span. spans: [start, end); overlapping ones
+    are joined.
+    """
     position = 0
     for start, end in sorted(map(tuple, spans)):
         start, end = max(start, position), min(end, len(text))
@@ -75,29 +86,32 @@ def marked(text: str, spans: Sequence[Sequence[int]]) -> Iterator[tuple[str, boo
 
 
 def picture(run: Path, dataset: str, name: str | None) -> Path | None:
-    """The thumbnail with this file name in the run folder; None if there is none, or if it is too large."""
+    """Return the path of a thumbnail in the run folder, given its file name.
+
+    None if it does not exist, is no .webp file in the folder of this data set, or is too large.
+    """
     path = file_inside(run, f"eval/{dataset}.pictures/{name}") if name == Path(name or "").name else None
     return path if path and path.suffix == ".webp" and path.stat().st_size <= LARGEST_PICTURE else None
 
 
 def evaluator(result: Result) -> str:
-    """The name of the evaluator, which is the prefix of its metrics in metrics.jsonl."""
+    """Return the name of the evaluator of a result, which is the prefix of its metrics in metrics.jsonl."""
     return "val" if result["dataset"] == "val" else f"eval/{result['dataset']}"
 
 
 def part(result: Result, name: str) -> Mapping[str, Any]:
-    """An object inside a result; {} if it is missing or null."""
+    """Return the object with this name in a result; {} if it is missing or null."""
     return result.get(name) or {}
 
 
 def finite(value: Any) -> float | None:
-    """The value as a float; None if it is no number, or too large to calculate with."""
+    """Convert a value to float; None if it is no number, not finite, or too large to calculate with."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if number and abs(value) <= LARGEST_NUMBER else None
 
 
 def number(value: Any) -> str:
-    """A number for people: three decimals for shares, whole numbers for counts and ranks, – if there is none."""
+    """Format a number for readers: three decimals for shares, whole numbers for counts and ranks, – for no number."""
     found = finite(value)
     if found is None:
         return "–"
@@ -107,7 +121,7 @@ def number(value: Any) -> str:
 
 
 def signed(value: float) -> str:
-    """A difference for people, with its sign."""
+    """Format a difference for readers: three decimals with a sign."""
     return f"{value:+.3f}".replace("-", "−")
 
 

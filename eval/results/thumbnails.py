@@ -1,4 +1,4 @@
-"""Thumbnails: small copies of the pictures in a gallery, as WebP without metadata, in a folder beside the result."""
+"""Thumbnails: small copies of the pictures in example cases, WebP files without metadata, beside the result."""
 
 from __future__ import annotations
 
@@ -16,21 +16,25 @@ QUALITY = 80
 
 
 class Thumbnails:
-    """Collects the positions of the pictures that a gallery shows, and writes all of them at once."""
+    """Collects the indices of the pictures that example cases show, and writes all their thumbnails together."""
 
     def __init__(self, pictures: Pictures) -> None:
         self._pictures = pictures
         self._asked: set[int] = set()
 
     def name(self, i: int) -> str:
-        """The file name of picture i, which `write` will write. It is no sample key, which may have any character."""
+        """Return the file name of the thumbnail of picture i, and note that `write` must write it.
+
+        The name is made from i, because a sample key could hold characters that do not suit a file name.
+        """
         self._asked.add(i)
         return f"{i}.webp"
 
     def write(self, folder: Path) -> None:
-        """Replace `folder` in one move by a folder of the pictures that were named; remove it if there are none.
+        """Write the thumbnails of all pictures that were named into a new folder, and replace `folder` by it in one
+        move.
 
-        Raises DataError for a picture that cannot be read.
+        If no picture was named, `folder` is removed. Raises DataError for a picture that cannot be read.
         """
         if not self._asked:
             return remove(folder)
@@ -43,7 +47,7 @@ class Thumbnails:
 
 
 def thumbnail(picture: Tensor) -> bytes:
-    """The WebP file of a picture, uint8 (3, H, W), with at most SIDE pixels a side."""
+    """Convert a picture, uint8 (3, height, width), to a WebP file with at most SIDE pixels a side."""
     image = Image.fromarray(picture.permute(1, 2, 0).numpy())
     image.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
     buffer = BytesIO()

@@ -1,4 +1,6 @@
-"""Results of evaluations: one JSON file for each data set, files for other tools beside it, and printed tables."""
+"""Writes, reads and prints results of evaluations: one JSON file for each data set, and files for other tools beside
+it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ OTHER_TOOLS = (".beir", ".dpr")  # the stems of JSON files for other tools end s
 
 
 def facts(config: TrainConfig, checkpoint: Path, step: int) -> dict[str, Any]:
-    """The fields of the JSON that describe the model: one name for both towers, the weights, the step."""
+    """Return the fields of a result that describe the model: its name, the checkpoint, the step of training."""
     model = config.model
     towers = (model.image, model.text) if config.task is Task.image_text else (model.text,)
     names = [t.name or config.model.name or t.kind.name for t in towers]
@@ -33,7 +35,11 @@ def facts(config: TrainConfig, checkpoint: Path, step: int) -> dict[str, Any]:
 
 
 def result(report: Report, evaluator: Evaluator, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON of one data set. It has the fields of CLIP_benchmark, and recalls also under CLIP_benchmark's names."""
+    """Return the JSON of one data set from an evaluator's report, with the fields of CLIP_benchmark.
+
+    Recalls stand there twice, under our names and under CLIP_benchmark's names. facts: the fields that describe the
+    model.
+    """
     theirs = {t + k.removeprefix(o): v for o, t in _RECALLS for k, v in report.metrics.items() if k.startswith(o)}
     return {
         "dataset": evaluator.name.removeprefix("eval/"),
@@ -48,11 +54,11 @@ def result(report: Report, evaluator: Evaluator, facts: Mapping[str, Any]) -> di
 
 
 def write(folder: Path, content: Mapping[str, Any], files: Mapping[str, Callable[[Path], None]]) -> list[Path]:
-    """Write a result to <folder>/<dataset>.json and its other files beside it; return their paths.
+    """Write a result to <folder>/<dataset>.json and its other files beside it; return the paths of all files written.
 
-    files: end of the name of each other file → a function that writes it to a path. Each file is written whole or not
-    at all. A file whose format cannot hold the data (a TREC run cannot hold an id with a space) is left out, with a
-    line on stderr. Raises HardwareError if the folder cannot be written.
+    files: end of each other file's name → function that writes the file to a path. Each file is written whole or not at
+    all. A file whose format cannot hold the data (a TREC run cannot hold an id with a space) is left out, with a line
+    on stderr. Raises HardwareError if the folder cannot be written.
     """
     written = [folder / f"{content['dataset']}.json"]
     with writable(folder):
@@ -69,16 +75,16 @@ def write(folder: Path, content: Mapping[str, Any], files: Mapping[str, Callable
 
 
 def saved_results(run: Path) -> list[dict[str, Any]]:
-    """The results in a run folder, sorted by file name.
+    """Read the results in a run folder; return them sorted by file name.
 
-    Files and parts of another shape, and results of unknown tasks, are left out; the former with a line on stderr.
+    Results of unknown tasks are left out. Files and parts of an unexpected form are left out with a line on stderr.
     """
     found = (read_object(run, name, RESULT, _print_error) for name in result_files(run))
     return [result for result in found if result and result["task"] in KINDS]
 
 
 def result_files(run: Path) -> list[str]:
-    """The names of the result files in a run folder, sorted; files for other tools are not among them."""
+    """Return the names of the result files in a run folder, sorted, without the JSON files for other tools."""
     files = sorted((run / "eval").glob("*.json")) if inside(run, "eval") else []
     return [f"eval/{file.name}" for file in files if not file.stem.endswith(OTHER_TOOLS)]
 
@@ -88,7 +94,9 @@ def _print_error(line: str) -> None:
 
 
 def print_tables(results: Sequence[Result]) -> None:
-    """Print the tables of results, kind by kind, at most 80 columns wide if standard output is no terminal."""
+    """Print the tables of results, one kind of result after the other; at most 80 columns wide if stdout is no
+    terminal.
+    """
     from rich.console import Console
 
     console = Console(width=None if Console().is_terminal else 80, markup=False, emoji=False)

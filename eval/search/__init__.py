@@ -1,1 +1,1 @@
-"""FAISS indexes, BM25, fusion of rankings."""
+"""Search methods: FAISS indexes, BM25, and the fusion of rankings."""

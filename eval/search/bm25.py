@@ -1,10 +1,11 @@
 """BM25, the baseline without a model: Lucene's formula on words stemmed by Snowball English (bm25s, PyStemmer).
 
-score(q, d) = Σ over the words t of q, with repetitions, of ln(1 + (N − df + ½) / (df + ½)) · tf / (tf + k1
-(1 − b + b |d| / average length)). N passages, df those with t, tf its count in d (Kamphuis et al. 2020, "accurate"
-Lucene: with the true lengths, and without the constant factor k1 + 1, which does not change the order). A word is two
-or more letters, digits or underscores, in lower case. Lucene's 33 stop words are left out: on the development topics
-nDCG@10 is .306 without them and .298 with them.
+The score of a query q and a passage d is the sum over the words t of q, repeated words counted each time, of ln(1 + (N
+− df + ½) / (df + ½)) · (tf / (tf + k1 (1 − b + b |d| / average length))). N: number of passages; df: number of passages
+with t; tf: count of t in d; |d|: number of words of d. This is "accurate" Lucene of Kamphuis et al. 2020: true lengths,
+without the constant factor k1 + 1, which does not change the order. A word is two or more letters, digits or
+underscores, in lower case. Lucene's 33 stop words are left out: on the development topics nDCG@10 is .306 without them
+and .298 with them.
 """
 
 from __future__ import annotations
@@ -36,14 +37,15 @@ _STOP = frozenset(STOPWORDS_EN)
 
 @dataclass(frozen=True)
 class BM25:
-    """An index of n passages with the positions 0 … n-1."""
+    """A BM25 index of n passages, which have the indices 0 … n − 1. index: the index of the library bm25s."""
 
     index: Any  # bm25s.BM25
 
     def search(self, queries: Sequence[str], k: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """For each query (scores float32 descending, positions int64) of its k best passages that share a word with it.
+        """Find the k best passages for each query; return (scores float32 descending, passage indices int64) for each
+        query.
 
-        Of equal scores the lower position comes first.
+        Only passages that share a word with the query are found. If scores are equal, the lower index comes first.
         """
         stems = _stemmer()
         return [self._best(stems(query), k) for query in queries]
@@ -59,7 +61,11 @@ class BM25:
 
 
 def build_bm25(texts: Iterable[str], k1: float = K1, b: float = B) -> BM25:
-    """Build an index in memory: about 30 bytes a word while it is built, then 8 a distinct word of a text."""
+    """Build the BM25 index of passage texts in memory. k1, b: as in the module docstring.
+
+    Memory: about 30 bytes per word while it is built, then 8 bytes per distinct word of each text. Raises ConfigError
+    if no text has a word.
+    """
     stems = _stemmer()
     vocabulary: dict[str, int] = {}
     rows = [array("i", [vocabulary.setdefault(w, len(vocabulary)) for w in stems(text)]) for text in texts]
@@ -71,11 +77,11 @@ def build_bm25(texts: Iterable[str], k1: float = K1, b: float = B) -> BM25:
 
 
 def open_bm25(texts: Iterable[str], folder: Path, identity: str, k1: float = K1, b: float = B) -> BM25:
-    """The memory-mapped index in `folder`; it is built and written first if it is not there.
+    """Open the BM25 index in `folder` memory-mapped; if it is missing, first build it from the texts and write it.
 
-    identity: of the corpus and of the way its texts are made, for example a fingerprint. `texts` is not read if the
-    index is there. Several processes may open it at once. The files are arrays without pickle, and JSON. Raises
-    DataError for a damaged index.
+    identity: a name of the corpus and of how its texts are made, for example a fingerprint; another identity is another
+    index. `texts` is not read if the index exists. Several processes may open it at the same time. The files are JSON
+    and arrays without pickle. Raises DataError for a damaged index.
     """
     name = hashlib.sha256(json.dumps([FORMAT, identity, k1, b, bm25s.__version__, Stemmer.version()]).encode())
     path = folder / f"bm25-{name.hexdigest()[:16]}"
@@ -94,7 +100,7 @@ def open_bm25(texts: Iterable[str], folder: Path, identity: str, k1: float = K1,
 
 
 def _stemmer() -> Callable[[str], list[str]]:
-    """A function from a text to its stemmed words without stop words. It caches all stems."""
+    """Return a function that converts a text to its stemmed words, without stop words. It caches all stems."""
     stemmer = Stemmer.Stemmer("english")
     stemmer.maxCacheSize = 0  # its own cache is slower
     stem = cache(stemmer.stemWord)

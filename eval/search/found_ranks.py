@@ -1,4 +1,4 @@
-"""Ranks of the best right items among the k hits of an index. n queries, m items."""
+"""Computes the ranks of the best right items among the k items that an index finds. n queries, m items."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from dyad.eval.search.index import BLOCK, SLAB, STRIP, Index
 
 
 def found_ranks(queries_nD: np.ndarray, index: Index, matches: Matches, k: int) -> tuple[Ranking, dict[str, Any]]:
-    """(ranks of the queries, facts about the search with its recall). A collective.
+    """Search `index` for n queries; return (Ranking of the queries, description of the search with its recall).
 
-    If no right item is among the k hits, the rank is max(m, k) + 1. The best wrong score is that of the hits. Memory:
-    BLOCK queries and STRIP scores. Ties are ordered as in eval/search/index.py.
+    If no right item is among the k found, the rank is max(m, k) + 1, for m items. The best wrong score is that of the
+    found items. Equal scores are ordered as in eval/search/index.py. All processes must call it together. Memory: BLOCK
+    queries and STRIP scores.
     """
     (n, m), items_mD = matches.shape, index.corpus
     hits = index.search(queries_nD, k)
@@ -38,7 +39,9 @@ def found_ranks(queries_nD: np.ndarray, index: Index, matches: Matches, k: int) 
 
 
 def _pair_scores(queries_tD: np.ndarray, items_mD: np.ndarray, row: np.ndarray, item: np.ndarray) -> np.ndarray:
-    """(p,) the score of each pair; copies at most SLAB bytes of items at a time."""
+    """Return (p,) scores of p pairs: query `row[i]` with item `item[i]`. It copies at most SLAB bytes of items at a
+    time.
+    """
     size = max(1, SLAB // (4 * items_mD.shape[1]))
     parts = [slice(start, start + size) for start in range(0, len(row), size)]
     return np.concatenate([np.einsum("pd,pd->p", queries_tD[row[p]], items_mD[item[p]]) for p in parts])

@@ -1,18 +1,20 @@
-"""Search of the k best rows of a corpus by inner product, with FAISS: exact or with an index, also beyond the memory.
+"""Finds the k rows of a corpus with the highest inner products, with FAISS: exactly or with an approximate index. The
+corpus may be larger than the memory.
 
-The corpus is a matrix, float32 or float16, in RAM or memory-mapped. It is searched shard by shard. A shard takes
-`memory` bytes in the form that the index holds, and its limits depend on nothing else. On a CPU, exact search is as
-fast with small shards; an index is more accurate, and a GPU faster, with large shards. Hits are merged shard by shard.
-Queries are searched in blocks of BLOCK. The ranks share the pairs of (shard, block) and together make the same calls as
-one process, so the result does not depend on their number.
+The corpus is a matrix, float32 or float16, in RAM or memory-mapped. It is searched in parts of consecutive rows
+(shards). A shard takes `memory` bytes in the form that the index holds, and its limits depend on nothing else. On a
+CPU, exact search is as fast with small shards; an index is more accurate, and a GPU faster, with large shards. The
+results of the shards are merged. Queries are searched in blocks of BLOCK. The processes share the pairs of (shard,
+block) and together make the same calls as one process would, so the result does not depend on their number.
 
-Ties: of equal scores the lower position comes first, also at the end of the k best. So an exact search is the stable
-sort of the float32 scores. An approximate index chooses among equal scores freely, and its hits are ordered this way.
+Ties: if scores are equal, the lower row comes first, also at the end of the k best. So an exact search gives the stable
+sort of the float32 scores. An approximate index chooses freely among rows with equal scores, and the rows that it found
+are ordered this way.
 
 Scores are float32, of float32 vectors: with bf16, two of a hundred neighbours change. On a CPU, FAISS is as fast as the
 matrix product. On a GPU, torch does the exact search, and an index is moved there if FAISS's GPU build supports it.
 
-n queries, m corpus rows, D width, k hits, q queries of a block, s rows of a shard.
+Symbols: n queries, m corpus rows, D vector width, k results per query, q queries of a block, s rows of a shard.
 """
 
 from __future__ import annotations
@@ -43,36 +45,39 @@ ALONE = World()
 
 
 class Hits(NamedTuple):
-    """scores (n, k) float32, descending; positions (n, k) int64 in the corpus.
+    """The k corpus rows found for each of n queries, best first.
 
-    An approximate index may find fewer than k. The rest of the row has the score −inf and the position m, the number
-    of corpus rows: it raises an IndexError if it is used, while FAISS's −1 would be the last row.
+    scores (n, k): float32, descending. positions (n, k): int64 indices of corpus rows. If an approximate index finds
+    fewer than k rows, the rest has the score −inf and the position m, the number of corpus rows: using it as an index
+    raises an IndexError, while FAISS's −1 would silently mean the last row.
     """
 
     scores: np.ndarray
     positions: np.ndarray
 
     def of(self, queries: slice) -> Hits:
-        """The hits of some queries."""
+        """Return the results of a slice of the queries."""
         return Hits(self.scores[queries], self.positions[queries])
 
     def found(self, query: int) -> list[tuple[int, float]]:
-        """(position, score) of the hits of a query, best first."""
+        """Return (corpus row, score) of the rows found for the query with index `query`, best first."""
         pairs = zip(self.positions[query].tolist(), self.scores[query].tolist(), strict=True)
         return [(position, score) for position, score in pairs if score != -np.inf]
 
 
 class Index:
-    """A corpus prepared for many searches.
+    """A corpus of vectors (m, D), prepared for many searches.
 
-    spec: an argument of FAISS's index_factory and options of the search, as "IVF256,PQ32;nprobe=16"; "Flat" is exact.
-    An index is trained (lists, codebooks) once, on evenly spread rows of the corpus. The index of a shard is kept until
-    another shard is searched. world: all its ranks search together, with the same queries; ALONE: this process only.
-    With several threads the graph of an HNSW index differs a little from run to run.
+    spec: an argument of FAISS's index_factory and search options, such as "IVF256,PQ32;nprobe=16"; "Flat" is exact. An
+    index is trained (lists, codebooks) once, on evenly spread rows of the corpus. memory: bytes of a shard, a part of
+    consecutive rows; the index of a shard is kept until another shard is searched. world: all its processes search
+    together with the same queries; ALONE: this process only. With several threads an HNSW graph differs a little from
+    run to run.
 
-    A corpus that is too small to train the index is searched exactly. how: the index in use, and the reason.
+    A corpus that is too small to train the index is searched exactly. how: the index in use, and the reason if it is
+    not the one of `spec`.
 
-    Vectors must be finite, as those of an encoder are. Raises ConfigError for a bad spec and without FAISS.
+    Vectors must be finite, as an encoder guarantees. Raises ConfigError for a bad spec and if FAISS is not installed.
     """
 
     def __init__(
@@ -91,7 +96,10 @@ class Index:
         self._shard: tuple[int, Any] = (-1, None)  # (first row, what the searcher made of these rows)
 
     def search(self, queries_nD: np.ndarray, k: int) -> Hits:
-        """The k best rows for each query; k is cut to m. A collective."""
+        """Find the k corpus rows with the highest scores for each query; k is cut to the number of corpus rows.
+
+        All processes must call it together with the same queries.
+        """
         m, width = self.corpus.shape
         assert k > 0 and queries_nD.shape[1] == width, (k, queries_nD.shape, self.corpus.shape)
         n, k = len(queries_nD), min(k, m)
@@ -112,13 +120,20 @@ class Index:
         return best
 
     def recall_against_exact(self, hits: Hits, queries_nD: np.ndarray, sample: int = 200) -> float:
-        """The share of the exact k best that are among the hits, for `sample` evenly spread queries. A collective."""
+        """Return the share of the exact k best rows that are in `hits`, for `sample` evenly spread queries.
+
+        It searches these queries exactly; k is the width of `hits`. All processes must call it together.
+        """
         rows = np.unique(np.linspace(0, len(queries_nD) - 1, min(sample, len(queries_nD))).astype(np.int64))
         exact = Index(self.corpus, world=self.world).search(queries_nD[rows], hits.positions.shape[1]).positions
         return float(np.mean([np.isin(e, h).mean() for e, h in zip(exact, hits.positions[rows], strict=True)]))
 
     def _work(self, n: int) -> list[tuple[int, int]]:
-        """(first corpus row of a shard, first query of a block) of the pairs of this rank, shard by shard."""
+        """Return the parts of the search that this process does, as (first corpus row of a part of the corpus, first
+        query of a block of queries), ordered by part.
+
+        n: the number of queries.
+        """
         pairs = [(row, query) for row in range(0, len(self.corpus), self._rows) for query in range(0, n, BLOCK)]
         begin, end = (len(pairs) * rank // self.world.size for rank in (self.world.rank, self.world.rank + 1))
         return pairs[begin:end]
@@ -128,7 +143,7 @@ class Index:
 
 
 class _Exact:
-    """Exact search of a shard: by FAISS on a CPU, by torch on a GPU, with any build of FAISS."""
+    """Exact search of a shard (a part of the corpus): by FAISS on a CPU, by torch on a GPU, with any build of FAISS."""
 
     def __init__(self, faiss: ModuleType) -> None:
         self.faiss, self.on_gpu = faiss, torch.cuda.is_available()
@@ -138,12 +153,14 @@ class _Exact:
         return 4 * width
 
     def filled(self, corpus: np.ndarray, start: int, stop: int) -> np.ndarray | Tensor:
-        """Rows [start, stop) in the form that `search` takes."""
+        """Return the corpus rows start … stop − 1 in the form that `search` takes."""
         shard = _shard(corpus, start, stop)
         return torch.from_numpy(shard).cuda() if self.on_gpu else shard
 
     def search(self, shard: Any, queries_qD: np.ndarray, k: int) -> Hits:
-        """The k best rows of a shard; positions count from its first row."""
+        """Find the k best rows of `shard` (a part of the corpus) for each query. Positions count from the first row of
+        this part.
+        """
         if self.on_gpu:
             return _first_best(torch.from_numpy(queries_qD).cuda(), shard, k)
         # the hit after the k-th shows whether the k-th has ties outside
@@ -159,7 +176,10 @@ class _Exact:
 
 
 class _Approximate:
-    """A trained FAISS index, filled with one shard after the other. Methods as those of _Exact."""
+    """Approximate search: a trained FAISS index, filled with one shard (part of the corpus) after the other.
+
+    Its methods do the same as those of _Exact. learnt: the trained, empty index, serialised.
+    """
 
     memory = MEMORY
 
@@ -169,7 +189,9 @@ class _Approximate:
         self.resources = faiss.StandardGpuResources() if has_gpu(faiss) else None
 
     def bytes_per_row(self, width: int) -> int:
-        """Measured on sample rows, since it depends on the kind of index."""
+        """Measure the bytes that one row takes in the index, by adding random rows, since it depends on the kind of
+        index.
+        """
         sample = np.random.default_rng(0).standard_normal((256, width), dtype=np.float32)
         with self.spec.errors():
             index = self.faiss.clone_index(self.empty)
@@ -191,7 +213,10 @@ class _Approximate:
         return index
 
     def search(self, index: Any, queries_qD: np.ndarray, k: int) -> Hits:
-        """As _Exact.search; where the index finds fewer than k rows, the position is −1 and the score −inf."""
+        """Find the k best rows of the part of the corpus in `index` for each query. Positions count from its first row.
+
+        If the index finds fewer than k rows for a query, the missing ones have the position −1 and the score −inf.
+        """
         with self.spec.errors():
             scores, positions = index.search(queries_qD, k)
         scores[positions < 0] = -np.inf
@@ -199,7 +224,10 @@ class _Approximate:
 
 
 def _learnt(faiss: ModuleType, spec: Spec, corpus: np.ndarray) -> tuple[np.ndarray | None, str]:
-    """(a trained empty index, serialised, ""); (None, FAISS's message) if the corpus has too few rows for training."""
+    """Train an empty index on evenly spread rows of the corpus; return (the index, serialised, "").
+
+    If the corpus has too few rows for the training, return (None, FAISS's message).
+    """
     index = spec.built(faiss, corpus.shape[1])
     lists = faiss.try_extract_index_ivf(index)
     count = min(len(corpus), max(SAMPLE, PER_LIST * (lists.nlist if lists else 0)))
@@ -220,7 +248,10 @@ def _learnt(faiss: ModuleType, spec: Spec, corpus: np.ndarray) -> tuple[np.ndarr
 
 
 def _slabs(corpus: np.ndarray, start: int, stop: int) -> Iterator[tuple[int, np.ndarray]]:
-    """(first row, some rows as float32) of [start, stop); the pages of a mapped file are dropped afterwards."""
+    """Yield (index of its first row, part of the rows as float32) for consecutive parts of the rows start … stop − 1.
+
+    After each part, the pages of a memory-mapped file are dropped from memory.
+    """
     step = max(1, SLAB // (4 * corpus.shape[1]))
     for row in range(start, stop, step):
         yield row, np.ascontiguousarray(corpus[row : min(row + step, stop)], dtype=np.float32)
@@ -228,7 +259,9 @@ def _slabs(corpus: np.ndarray, start: int, stop: int) -> Iterator[tuple[int, np.
 
 
 def _shard(corpus: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """Rows [start, stop) as float32: a view of a float32 matrix in RAM, a copy of a mapped or float16 matrix."""
+    """Return the corpus rows start … stop − 1 as float32: a view of a float32 matrix in RAM, a copy of any other
+    matrix.
+    """
     if not isinstance(corpus, np.memmap) and corpus.dtype == np.float32 and corpus.flags.c_contiguous:
         return corpus[start:stop]
     shard = np.empty((stop - start, corpus.shape[1]), np.float32)
@@ -242,7 +275,10 @@ def _shard(corpus: np.ndarray, start: int, stop: int) -> np.ndarray:
 
 @torch.inference_mode()
 def _first_best(queries_qD: Tensor, shard_sD: Tensor, k: int) -> Hits:
-    """The first k of a stable descending sort of the scores of each query, in strips of queries."""
+    """Return the k best rows of a part of the corpus for each query. If scores are equal, the lower row comes first.
+
+    The scores are computed for a few queries at a time.
+    """
     size = max(1, (STRIP_GPU if shard_sD.is_cuda else STRIP) // len(shard_sD))
     parts = [_first_best_strip(part @ shard_sD.T, k) for part in queries_qD.split(size)]
     scores, positions = (torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True))
@@ -263,7 +299,7 @@ def _first_best_strip(score_ts: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _in_order(scores: np.ndarray, positions: np.ndarray) -> Hits:
-    """FAISS's hits, of equal scores the lower position first."""
+    """Reorder FAISS's results so that, if scores are equal, the lower row comes first."""
     rows = (scores[:, 1:] == scores[:, :-1]).any(axis=1).nonzero()[0]
     order = np.lexsort((positions[rows], -scores[rows]), axis=-1)
     positions[rows] = np.take_along_axis(positions[rows], order, axis=1)
@@ -271,7 +307,7 @@ def _in_order(scores: np.ndarray, positions: np.ndarray) -> Hits:
 
 
 def _merged(parts: Sequence[Hits], k: int) -> Hits:
-    """The k best of the hits from consecutive parts of the corpus."""
+    """Merge results from consecutive parts of the corpus, given in this order, to the k best for each query."""
     scores, positions = (np.concatenate(column, axis=1) for column in zip(*parts, strict=True))
     order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     return Hits(np.take_along_axis(scores, order, axis=1), np.take_along_axis(positions, order, axis=1))

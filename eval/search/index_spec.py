@@ -1,9 +1,9 @@
 """The specification of a search index: an argument for FAISS's index_factory, and options of the search.
 
-    Flat                      exact
-    IVF256,Flat;nprobe=16     256 lists; each query searches 16 of them
-    IVF256,PQ32;nprobe=16     the same with 32 bytes a vector
-    HNSW32;efSearch=128       a graph with 32 neighbours a vector; a query follows 128 candidates
+    Flat                      exact search
+    IVF256,Flat;nprobe=16     256 lists of vectors; each query searches 16 lists
+    IVF256,PQ32;nprobe=16     the same with 32 bytes per vector
+    HNSW32;efSearch=128       a graph with 32 neighbours per vector; a query follows 128 candidates
 
 An option is a name of FAISS's ParameterSpace. Scores are inner products.
 """
@@ -24,13 +24,18 @@ EXAMPLES = '"Flat", "IVF256,Flat;nprobe=16", "IVF256,PQ32;nprobe=16", "HNSW32;ef
 
 
 def check_spec(spec: str, width: int = 64) -> None:
-    """Raise ConfigError for an index that FAISS cannot build, as far as this shows without vectors."""
+    """Raise ConfigError for an index that FAISS cannot build for vectors of this width.
+
+    Faults that need real vectors to appear, such as too few of them, are not found.
+    """
     Spec.parsed(spec).built(load_faiss(), width)
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A parsed specification. text: as written. factory: for FAISS's index_factory. options: of the search."""
+    """A parsed index specification. text: as the user wrote it. factory: the argument for FAISS's index_factory.
+    options: search options, name → value.
+    """
 
     text: str
     factory: str
@@ -46,7 +51,9 @@ class Spec:
             raise ConfigError(f"index '{text}': options are name=number. Examples: {EXAMPLES}") from None
 
     def built(self, faiss: ModuleType, width: int) -> Any:
-        """The untrained index with its options; raises ConfigError if FAISS refuses it."""
+        """Build the untrained FAISS index for vectors of the given width, with its options. Raises ConfigError if FAISS
+        refuses it.
+        """
         with self.errors(f" (for vectors of width {width})"):
             index = faiss.index_factory(width, self.factory, faiss.METRIC_INNER_PRODUCT)
             lists = faiss.try_extract_index_ivf(index)
@@ -63,7 +70,10 @@ class Spec:
 
     @contextmanager
     def errors(self, where: str = "") -> Iterator[None]:
-        """Turn FAISS's error about a bad specification into a ConfigError of one line."""
+        """Context manager: convert FAISS's RuntimeError about a bad specification to a ConfigError of one line.
+
+        where: words added to the message.
+        """
         try:
             yield
         except RuntimeError as error:
@@ -72,7 +82,7 @@ class Spec:
 
 
 def _allow_few_rows(faiss: ModuleType, index: Any) -> None:
-    """Switch off FAISS's warning about few training rows: we report the recall instead."""
+    """Switch off FAISS's warning about few training rows: the result has the recall of the index instead."""
     lists = faiss.try_extract_index_ivf(index)
     parts = [index] if lists is None else [index, faiss.downcast_index(lists)]
     for learner in [*parts, *(part.pq for part in parts if hasattr(part, "pq"))]:
@@ -91,5 +101,5 @@ def load_faiss() -> ModuleType:
 
 
 def has_gpu(faiss: Any) -> bool:
-    """Whether FAISS can use a GPU. Its CPU build has no StandardGpuResources; the GPU build may be without a GPU."""
+    """Whether FAISS can use a GPU. Its CPU build has no StandardGpuResources; its GPU build may run without a GPU."""
     return hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus() > 0

@@ -1,1 +1,1 @@
-"""The evaluators: image–text retrieval, zero-shot classification, passage retrieval."""
+"""The evaluators, one module for each task: image–text retrieval, zero-shot classification, passage retrieval."""

@@ -1,15 +1,16 @@
-"""Image–text retrieval in both directions: the rank of the best right item, counted without a matrix of all scores.
+"""Image–text retrieval in both directions: computes the rank of the best right item of each query, without keeping all
+scores in memory.
 
-Truth: picture i and caption j are right for each other if j belongs to i, if the picture of j has the same content as
-i, or if j has the same content as a caption of i. With `truth=pairs` only the first holds.
+Right pairs: picture i and caption j are right for each other if j belongs to i, if the picture of j has the same
+content as i, or if j has the same content as a caption of i. With `truth=pairs` only the first rule holds.
 
-Rank of a query: 1 + the number of wrong items ahead of the best right item; other right items are not counted
-(filtered rank). An item is ahead if its score is higher, or equal and its position is lower, as in a stable sort; so a
-collapsed model scores no better than chance. Median and mean rank are defined as in open_clip, recall as in
-CLIP_benchmark: a picture with several captions counts if any of them is in the top K, text → image is the mean over
-captions.
+Rank of a query: 1 + the number of wrong items ahead of its best right item; other right items are not counted (filtered
+rank). An item is ahead if its score is higher, or if its score is equal and its index is lower. So a model that gives
+equal scores to everything does no better than a random order. Median and mean rank are defined as in open_clip. Recall
+is defined as in CLIP_benchmark: a picture with several captions counts as found if any of its captions is among the
+first K.
 
-n queries, m items, D embedding width, t queries in one strip of scores.
+Symbols: n queries, m items, D embedding width, t queries of one strip (the part of the queries scored at one time).
 """
 
 from __future__ import annotations
@@ -45,7 +46,11 @@ STRIP = 2**22  # scores in memory at a time: 16 MiB
 def match_pairs(
     owner: np.ndarray, image_keys: np.ndarray, text_keys: np.ndarray, truth: Truth
 ) -> tuple[Matches, Matches]:
-    """Matches (image → text, text → image) of N pictures and M captions. owner (M,): the picture of each caption."""
+    """Return the right pairs of N pictures and M captions as (matches image → text, matches text → image).
+
+    owner (M,): the index of the picture that each caption belongs to. image_keys (N,), text_keys (M,): content keys;
+    equal keys mean equal content. truth: which pairs are right, as in the module docstring.
+    """
     pictures, captions = np.arange(len(image_keys)), np.arange(len(owner))
     if truth is Truth.pairs:
         image_labels = Labels.of((pictures, pictures), size=len(pictures))
@@ -60,9 +65,11 @@ def match_pairs(
 
 @torch.inference_mode()
 def count_ranks(queries_nD: np.ndarray, items_mD: np.ndarray, matches: Matches, world: World) -> Ranking:
-    """The ranks of all queries. A collective: the processes share the strips of queries, and all return the same.
+    """Compute the rank of each of n queries among m items, as defined in the module docstring, from exact scores.
 
-    Memory: twice STRIP scores, or twice m if that is more. Every query needs a right item.
+    All processes must call it with the same arguments; each scores its share of the queries, and all return the same
+    result. Every query needs a right item in `matches`. Memory: two float32 arrays of STRIP values each, or of m values
+    if m is larger.
     """
     n, m = matches.shape
     assert queries_nD.shape[0] == n and items_mD.shape[0] == m, (queries_nD.shape, items_mD.shape, matches.shape)
@@ -84,9 +91,11 @@ def count_ranks(queries_nD: np.ndarray, items_mD: np.ndarray, matches: Matches, 
 
 
 def _strip_ranks(score_tm: Tensor, flag_tm: Tensor, row: Tensor, item: Tensor) -> tuple[Tensor, Tensor]:
-    """(2, t) rank and number of right items of each query, (2, t) best right and best wrong score.
+    """Compute the ranks of t queries from their scores score_tm for all m items.
 
-    row, item: all right pairs of the strip. Overwrites the scores of right items; flag_tm is scratch memory.
+    Returns two arrays (2, t): the rank and the number of right items of each query, and the scores of its best right
+    and its best wrong item. row, item: for each right pair, the row of its query in score_tm and the index of its item.
+    Overwrites the scores of right items with −inf, and flag_tm, which is only memory to work in.
     """
     t, m = score_tm.shape
     score = score_tm[row, item]
@@ -103,13 +112,21 @@ def _strip_ranks(score_tm: Tensor, flag_tm: Tensor, row: Tensor, item: Tensor) -
 
 
 def rank_metrics(rank: np.ndarray, recall_k: Sequence[int]) -> dict[str, float]:
-    """R@K, mean_rank and median_rank of ranks from 1; the median is floored, as in open_clip."""
+    """Return R@K for each K in `recall_k`, mean_rank and median_rank.
+
+    rank (n,): the rank of the best right item of each of n queries, from 1. The median is rounded down, as in
+    open_clip.
+    """
     recalls = {f"R@{k}": float((rank <= k).mean()) for k in recall_k}
     return {**recalls, "mean_rank": float(rank.mean()), "median_rank": float(np.floor(np.median(rank)))}
 
 
 def chance_recall(right: np.ndarray, m: int, k: int) -> float:
-    """The expected R@K of a random order: the mean over queries of 1 − C(m − right, K) / C(m, K)."""
+    """Return the mean R@K (K = `k`) that a random order of m items has.
+
+    right (n,): the number of right items of each of n queries. The value is the mean over queries of 1 − C(m − right,
+    K) / C(m, K), where C is the binomial coefficient.
+    """
     draws = np.arange(min(k, m))
     missed = np.clip((m - right[:, None] - draws) / (m - draws), 0.0, 1.0).prod(axis=1)
     return float((1.0 - missed).mean())
@@ -117,10 +134,11 @@ def chance_recall(right: np.ndarray, m: int, k: int) -> float:
 
 @dataclass(frozen=True)
 class Direction:
-    """One direction of a search, for example from pictures to texts: n queries, m items, their right pairs.
+    """A search in one direction, for example from pictures to texts: n queries, m items and their right pairs.
 
-    query, item: make the entry of a gallery for the query or the item at a position. keys (n,): content keys of the
-    queries; of queries with the same key a gallery shows one. groups (n,): the topic of each query.
+    title: the heading of its gallery (the example cases in the report). query, item: functions that make the gallery
+    entry of the query or item with a given index. keys (n,): content keys of the queries; a gallery shows one query of
+    each key. groups (n,): the group of each query, for example its class; a gallery shows different groups first.
     """
 
     title: str
@@ -133,13 +151,14 @@ class Direction:
     groups: np.ndarray
 
     def right(self, query: int) -> np.ndarray:
-        """Positions of the right items of a query."""
+        """Return the indices of the right items of the query with index `query`."""
         return self.matches.pairs(query, query + 1)[1]
 
     def ranking(self, index: str, k: int, world: World) -> tuple[Ranking, dict[str, Any]]:
-        """(ranks of the queries, facts about the search). A collective.
+        """Search the items for all queries; return (Ranking of the queries, description of the search for the result).
 
-        An exact search counts ranks. An approximate index gives the ranks among its first k hits.
+        index: a FAISS index such as "Flat". An exact search computes all ranks. An approximate index gives the ranks
+        among the first `k` items that it finds for a query. All processes must call it together.
         """
         ready = None if index == EXACT else Index(self.items_mD, index, world=world)
         if ready and ready.how["index"] != EXACT:
@@ -147,13 +166,20 @@ class Direction:
         return count_ranks(self.queries_nD, self.items_mD, self.matches, world), ready.how if ready else {}
 
     def histogram(self, found: Ranking) -> dict[str, list[Any]]:
-        """Scores of right pairs, wrong pairs and best wrong items, of a sample of the queries."""
+        """Return histograms of the scores of right pairs, wrong pairs and best wrong items, for a sample of the
+        queries.
+
+        found: the Ranking that `ranking` returned.
+        """
         picks = spread(len(self.queries_nD))
         right = [self.right(query) for query in picks.tolist()]
         return score_histogram(self.queries_nD[picks], self.items_mD, right, found.best_wrong[picks])
 
     def cases(self, found: Ranking, examples: int) -> list[Case]:
-        """`examples` of the best, the worst and random queries, each with what was found."""
+        """Return example cases: the `examples` best, the `examples` worst and `examples` random queries.
+
+        Each case has the items with the highest scores and the right items. found: the Ranking that `ranking` returned.
+        """
         first = np.unique(self.keys, return_index=True)[1]
         first.sort()
         rank, sure = found.rank[first], np.abs(found.best - found.best_wrong)[first]
@@ -174,7 +200,11 @@ class Direction:
 
 @dataclass(frozen=True)
 class Retrieval(Evaluator):
-    """The evaluator of one set of pictures and captions, in both directions."""
+    """Evaluator of one data set of pictures and captions, for both directions of search (image → text, text → image).
+
+    truth: which pairs are right, as in the module docstring. recall_k: each K of R@K. index: a FAISS index; "Flat" is
+    exact.
+    """
 
     data: RetrievalSet
     truth: Truth = Truth.keys
@@ -229,7 +259,7 @@ class Retrieval(Evaluator):
         }
 
     def _picture(self, thumbnails: Thumbnails, i: int) -> Item:
-        """Picture i with its first caption."""
+        """Return the gallery entry of picture i, with its first caption and the name of its thumbnail."""
         first = int(np.searchsorted(self.data.owner, i))
         return item(self.data.images.key(i), self.data.texts.texts[first], picture=thumbnails.name(i))
 

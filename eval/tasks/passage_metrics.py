@@ -1,10 +1,12 @@
-"""Metrics of passage retrieval: values of each question, means with intervals, differences of systems, and chance.
+"""Metrics of passage retrieval: values of each question, means with 95 % intervals, differences of systems, and the
+values of a random order.
 
-For judged questions (qrels): nDCG@10, Recall@100, MRR@10, MAP@100, Success@k. For questions with answers: DPR's
-accuracy@k. A judged question counts as zero if it finds nothing, or if it is not asked because it has no right passage.
-Intervals have 95 % and come from the bootstrap over groups of questions (for example topics), also for differences.
+Questions with judgements (qrels: question → passage → grade) get nDCG@10, Recall@100, MRR@10, MAP@100 and Success@K.
+Questions with answers get DPR's accuracy@K. A judged question counts as zero if nothing is found for it, or if it is
+not searched for because it has no right passage. The intervals, also those of differences, come from the bootstrap:
+groups of questions (for example topics) are drawn with replacement.
 
-n questions with a value, m passages.
+Symbols: n questions that have a value, m passages of the corpus.
 """
 
 from __future__ import annotations
@@ -28,7 +30,11 @@ Values = dict[str, np.ndarray]  # metric → (n,) values, one per question
 
 
 class Judge:
-    """Decides which passages are right for the questions of a set. mode: as in eval.answers."""
+    """Decides which passages are right for the questions of a set, and computes the metrics of a run.
+
+    A run is question id → passage id → score. mode: whether answers are strings or regular expressions. depth: the
+    number of passages found for each question; from 1000 on, Recall@1000 is computed too.
+    """
 
     def __init__(self, data: QuestionSet, mode: AnswerMatch, depth: int) -> None:
         self._data = data
@@ -40,7 +46,11 @@ class Judge:
         self._hits: dict[tuple[str, str], bool] = {}
 
     def values(self, run: Run) -> Values:
-        """All metrics of a run, question by question."""
+        """Compute all metrics of a run (question id → passage id → score).
+
+        Returns metric → (n,) values, one for each judged question, or for accuracy@K one for each question with
+        answers.
+        """
         of_judged = measures(self._data.qrels, run, self._names) if self._data.qrels else {}
         values = {name: np.array([of[query] for query in self._data.qrels]) for name, of in of_judged.items()}
         if self._answered:
@@ -49,16 +59,23 @@ class Judge:
         return values
 
     def groups(self, metric: str) -> Sequence[Hashable]:
-        """(n,) the group of the question of each value of a metric; None if it has no group."""
+        """Return the group (for example the topic) of each question that has a value of this metric, in the order of
+        the values.
+
+        The group of a question without one is None.
+        """
         accuracy = metric.startswith("accuracy@")
         return [question.group for question in self._answered] if accuracy else self._judged
 
     def hits(self, question: str, run: Run) -> list[bool]:
-        """Whether each of the first 100 passages of a question contains an answer."""
+        """For each of the first 100 passages of a question in a run, best first: whether it contains an answer.
+
+        question: its id. run: question id → passage id → score.
+        """
         return [self.hit(question, passage) for passage, _ in ranked(run.get(question, {}), max(TOP_K))]
 
     def hit(self, question: str, passage: str) -> bool:
-        """Whether a passage contains an answer; False for a question without answers."""
+        """Whether a passage contains an answer to a question, both given by id; False for questions without answers."""
         if question not in self._answers:
             return False
         if (question, passage) not in self._hits:
@@ -67,12 +84,14 @@ class Judge:
         return self._hits[question, passage]
 
     def spans(self, question: str, text: str) -> list[Span]:
-        """[start, end) of the answers in a text; [] for a question without answers."""
+        """Return [start, end) of each answer to a question, given by id, in `text`; [] for one without answers."""
         return self._answers[question].spans(text) if question in self._answers else []
 
     def per_question(self, run: Run, values: Values) -> tuple[str, dict[str, float]]:
-        """(metric, {question: value}) by which questions are ordered: nDCG@10 if there are judgements, else 1 / rank of
-        the first passage with an answer.
+        """Return the metric that orders the questions from best to worst, as (its name, question id → value).
+
+        It is nDCG@10 if the set has judgements. Otherwise it is RR@100: 1 / (rank of the first passage with an answer),
+        or 0 if none of the first 100 has an answer. values: what `values(run)` returned.
         """
         if self._data.qrels:
             return "nDCG@10", dict(zip(self._data.qrels, values["nDCG@10"].tolist(), strict=True))
@@ -80,16 +99,21 @@ class Judge:
         return "RR@100", {name: 1 / (1 + of.index(True)) if True in of else 0.0 for name, of in hits.items()}
 
     def right(self, question: str, passage: str) -> bool:
-        """Whether a passage is judged right; without judgements, whether it contains an answer."""
+        """Whether a passage is right for a question, both given by id.
+
+        If the set has judgements, a grade above 0 is right; otherwise a passage that contains an answer is right.
+        """
         if self._data.qrels:
             return self._data.qrels.get(question, {}).get(passage, 0) > 0
         return self.hit(question, passage)
 
 
 def summary(values: Values, judge: Judge) -> dict[str, dict[str, Any]]:
-    """{"metrics": means over questions, "intervals": of these means, "over_groups": means of the means of groups}.
+    """Summarise the values of each metric over the questions. values: metric → (n,) values, one for each question.
 
-    A metric whose questions have no groups is not in "over_groups".
+    Returns {"metrics": metric → mean over questions, "intervals": metric → 95 % interval of this mean, "over_groups":
+    metric → mean over groups of the mean in each group}. A metric whose questions have no groups is not in
+    "over_groups". judge: gives the groups of the questions.
     """
     groups = {name: judge.groups(name) for name in values}
     return {
@@ -100,7 +124,11 @@ def summary(values: Values, judge: Judge) -> dict[str, dict[str, Any]]:
 
 
 def differences(values: Values, others: Values, judge: Judge) -> dict[str, dict[str, Any]]:
-    """{metric: {"value", "interval"}} of the mean of `values` minus `others`, question by question."""
+    """Compare two systems on the same questions: return metric → {"value", "interval"}.
+
+    "value" is the mean of `values` − `others`, "interval" its 95 % interval. values, others: metric → (n,) values of
+    one system, one for each question. judge: gives the groups of the questions.
+    """
     by_question = {name: v - others[name] for name, v in values.items()}
     return {
         name: {"value": float(d.mean()), "interval": interval(d, judge.groups(name))} for name, d in by_question.items()
@@ -108,7 +136,10 @@ def differences(values: Values, others: Values, judge: Judge) -> dict[str, dict[
 
 
 def chance(qrels: Qrels, m: int) -> dict[str, float]:
-    """The expected values of m passages in a random order, for the measures with a closed form."""
+    """Return the mean values of nDCG@10, Recall@100, MRR@10 and Success@K if the m passages are in a random order.
+
+    qrels: question → passage → grade. Without judgements the result is {}.
+    """
     if not qrels:
         return {}
     grades = [np.array([g for g in of.values() if g > 0], dtype=np.float64) for of in qrels.values()]

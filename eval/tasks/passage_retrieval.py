@@ -1,8 +1,8 @@
-"""Retrieval of passages for questions: evaluation of the model and of its baselines on one question set.
+"""Passage retrieval for questions: evaluates the model and the baselines on one question set.
 
-All ranks encode and search together, and the numbers do not depend on how many they are. Rank 0 scores the hits. The
-baselines are BM25, the encoder before training, and the reciprocal rank fusion of the model with BM25. The result has
-the difference to each baseline, with its interval.
+All processes encode and search together, and the result does not depend on their number. Process 0 computes the
+metrics. The baselines are BM25, the encoder before training, and the reciprocal rank fusion of the model with BM25. The
+result holds the difference of the model to each baseline, with its 95 % interval.
 """
 
 from __future__ import annotations
@@ -43,7 +43,11 @@ SYSTEMS = ("model", "bm25", "untrained")  # a case shows the answers of these si
 
 @dataclass(frozen=True)
 class Searched:
-    """The hits of an encoder for its queries (n, D). how: the index and its depth, for the result."""
+    """The passages that one encoder found for n questions.
+
+    hits: scores and corpus indices of the best passages of each question. queries (n, D): embeddings of the questions.
+    index: the index that was searched. how: the kind and the depth of the search, for the JSON of the result.
+    """
 
     hits: Hits
     queries: np.ndarray
@@ -52,7 +56,11 @@ class Searched:
 
 
 class PassageSide:
-    """A corpus prepared for encoders and BM25, once for all question sets that search it."""
+    """The passages of a corpus, prepared for search with encoders and with BM25.
+
+    It is made once and shared by all question sets that search this corpus. config: how the text of a passage is made.
+    options: the options of the evaluation, such as the kind of index and the folder for embeddings.
+    """
 
     def __init__(
         self, corpus: SearchedCorpus, tokenize: TokenizeTexts, config: PassageConfig, options: EvalConfig
@@ -64,7 +72,11 @@ class PassageSide:
         self._ids: dict[int, str] = {}
 
     def index(self, system: str, encode: Encoder) -> Index:
-        """The index of all passages with the current weights, kept until the weights change. A collective."""
+        """Return the index of all passages, encoded with the current weights of `encode`.
+
+        The index is kept until these weights change. system: name of the encoder, "model" or "untrained", for which an
+        index is kept. All processes must call it together.
+        """
         config = self._config  # these options decide which tokens a tower gets
         facts = (self.corpus.fingerprint, config.title.name, config.prefix, str(config.length))
         identity = identity_of(encode.towers["y"], *facts)
@@ -79,25 +91,34 @@ class PassageSide:
 
     @cached_property
     def bm25(self) -> BM25:
-        """The BM25 index of titles and texts."""
+        """Return the BM25 index of the titles and texts of all passages. It is kept in the folder for embeddings, if
+        there is one.
+        """
         passages = (self.corpus[i] for i in range(len(self.corpus)))
         texts = (f"{passage.title} {passage.text}" for passage in passages)
         return open_bm25(texts, self._folder, self.corpus.fingerprint) if self._folder else build_bm25(texts)
 
     def id(self, position: int) -> str:
-        """The id of the passage at a position, cached because many questions find the same passages."""
+        """Return the id of the passage at index `position` of the corpus. Ids are cached, as many questions find the
+        same passages.
+        """
         if position not in self._ids:
             self._ids[position] = self.corpus.ids(position, position + 1)[0]
         return self._ids[position]
 
     def passage(self, name: str) -> Passage:
-        """The passage with this id."""
+        """Return the passage whose id is `name`."""
         return self.corpus[int(self.corpus.positions([name])[0])]
 
 
 @dataclass(frozen=True)
 class PassageRetrieval(Evaluator):
-    """The evaluator of one question set. untrained: makes the encoder before training, for this baseline."""
+    """Evaluator of passage retrieval on one question set.
+
+    side: the passages, prepared for search. question: how the text of a question is made. baselines: the systems that
+    the model is compared with. untrained: makes the encoder with its weights before training, for the baseline of this
+    name.
+    """
 
     data: QuestionSet
     side: PassageSide
@@ -123,7 +144,10 @@ class PassageRetrieval(Evaluator):
     # ---- runs --------------------------------------------------------------------------------------------------------
 
     def _search(self, system: str, encode: Encoder) -> Searched:
-        """The best passages of every question by the scores of an encoder. A collective."""
+        """Encode all questions with `encode` and find the passages with the highest scores for each of them.
+
+        system: name of the encoder, "model" or "untrained". All processes must call it together.
+        """
         index = self.side.index(system, encode)
         lengths = np.array([len(question.text.encode()) for question in self.data.questions])
         texts = TextInputs(self.data.questions.__getitem__, lengths, self.tokenize, self.question)
@@ -135,7 +159,12 @@ class PassageRetrieval(Evaluator):
         return Searched(hits, queries, index, how)
 
     def _runs(self, hits: Mapping[str, Hits]) -> dict[str, Run]:
-        """The runs of the encoders, and of the baselines without an encoder. hits: of each encoder."""
+        """Return system name → run (question id → passage id → score) of the encoders, of BM25 and of the fusion with
+        BM25.
+
+        BM25 and the fusion are left out if they are not among the baselines. hits: encoder name → the passages that it
+        found.
+        """
         every = range(len(self.data.questions))
         runs = {name: self._run(of.found(query) for query in every) for name, of in hits.items()}
         if {Baseline.bm25, Baseline.fusion} & set(self.baselines):
@@ -148,7 +177,11 @@ class PassageRetrieval(Evaluator):
         return runs
 
     def _run(self, found: Iterable[Sequence[tuple[int, float]]]) -> Run:
-        """The run of (position, score) pairs of each question, without passages that are the question itself."""
+        """Return the run (question id → passage id → score) of one system, without passages that are the question
+        itself.
+
+        found: for each question, (index of a passage in the corpus, score) of the passages that the system found.
+        """
         run = {}
         for question, pairs in zip(self.data.questions, found, strict=True):
             scores = {self.side.id(position): score for position, score in pairs}
@@ -159,7 +192,11 @@ class PassageRetrieval(Evaluator):
 
     @cached_property
     def _own(self) -> set[str]:
-        """Ids of questions that are also ids of passages and are not judged for themselves."""
+        """Return the ids that name both a question and a passage, for question sets that remove a question from its own
+        results.
+
+        An id is left out if the judgements of the question grade its own passage.
+        """
         if not self.data.drop_own:
             return set()
         names = [q.id for q in self.data.questions if q.id not in self.data.qrels.get(q.id, {})]
@@ -207,7 +244,11 @@ class PassageRetrieval(Evaluator):
         return score_histogram(searched.queries[picks], searched.index.corpus, right, np.array(wrong))
 
     def _right(self, question: str, run: Run) -> list[str]:
-        """Right passages, best first: judged ones by grade; without judgements, those with an answer by rank."""
+        """Return the ids of the right passages of a question, best first.
+
+        Judged passages are ordered by grade, and those missing from the corpus are left out. In a set without
+        judgements, the right passages are those in `run` that contain an answer, in the order of the run.
+        """
         if self.data.qrels:
             grades = self.data.qrels.get(question, {})
             judged = [p for p, grade in sorted(grades.items(), key=lambda pair: -pair[1]) if grade > 0]
@@ -244,7 +285,12 @@ class PassageRetrieval(Evaluator):
     # ---- files -------------------------------------------------------------------------------------------------------
 
     def _files(self, run: Run) -> dict[str, Callable[[Path], None]]:
-        """End of the file name → writer: the run, the judgements, BEIR's result and DPR's retriever output."""
+        """Return the writers of the files beside the result: end of the file name → function that writes the file to a
+        path.
+
+        The files are the TREC run; with judgements, the judgements and BEIR's result; with answers, DPR's retriever
+        output.
+        """
         files: dict[str, Callable[[Path], None]] = {".trec": lambda path: write_run(path, run, "dyad")}
         if self.data.qrels:
             files[".qrels"] = lambda path: write_qrels(path, self.data.qrels)
@@ -255,7 +301,7 @@ class PassageRetrieval(Evaluator):
         return files
 
     def _dpr_row(self, question: Question, run: Run) -> dict[str, Any]:
-        """A question with its passages, as DPR's retriever writes it: scores are strings there."""
+        """Return a question and its passages in the form of DPR's retriever output, in which scores are strings."""
         contexts = []
         for name, score in ranked(run[question.id]):
             passage, has_answer = self.side.passage(name), self._judge.hit(question.id, name)
@@ -266,7 +312,11 @@ class PassageRetrieval(Evaluator):
 
 @contextmanager
 def _skip_on_error(baseline: Baseline) -> Iterator[None]:
-    """Skip a baseline that fails, with a line on stderr: the scores of the model do not need it."""
+    """Context manager: if the block raises a UserError, leave out this baseline with a line on stderr and go on.
+
+    Raises the error again if another process failed (PeerFailure) or if the job must be started again (exit code
+    REQUEUE).
+    """
     try:
         yield
     except UserError as error:

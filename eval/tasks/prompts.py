@@ -1,7 +1,10 @@
-"""Task files of zero-shot classification: pictures, classes and prompts. Torch-free.
+"""Task files of zero-shot classification: pictures, classes and prompts. Does not import torch.
 
-JSON: {"source": shards, relative to the file, "label": the JSON field with the class of a sample, or "cls",
-"templates": ["a photo of {c}"], "classes": {name: [prompts]}}. An empty list of prompts stands for the name itself.
+A task file is JSON with these keys:
+"source"     the shards of pictures, relative to the folder of the task file
+"label"      the JSON field that holds the class of a picture, or "cls"
+"templates"  texts with {c} in the place of a prompt, such as ["a photo of {c}"]
+"classes"    {class name: [prompts]}; an empty list stands for the class name itself
 """
 
 from __future__ import annotations
@@ -18,7 +21,11 @@ _KEYS = {"source": str, "label": str, "templates": list, "classes": dict}
 
 @dataclass(frozen=True)
 class ZeroShotTask:
-    """A task file. classes: name → prompts, with the templates applied."""
+    """The content of a task file.
+
+    source: the shards of pictures. label: the field that holds the class of a picture. classes: class name → its
+    prompts, already put into the templates.
+    """
 
     source: str
     label: str
@@ -26,7 +33,7 @@ class ZeroShotTask:
 
 
 def read_task(path: Path) -> ZeroShotTask:
-    """Read a task file; raises ConfigError with the file and the key that is missing or wrong."""
+    """Read the task file at `path`. Raises ConfigError, with the file and the key, if a key is missing or wrong."""
     try:
         content = read_json(path)
     except OSError as error:
@@ -46,7 +53,11 @@ def read_task(path: Path) -> ZeroShotTask:
 
 
 def prompted(classes: Mapping[str, list[str]], templates: Sequence[str], path: Path) -> dict[str, list[str]]:
-    """Class → all its prompts in all templates; raises ConfigError with what is wrong in the file `path`."""
+    """Return class name → its texts: each prompt of the class put into each template in place of {c}.
+
+    A class with an empty list of prompts uses its name as the prompt. path: the file that holds the classes or
+    templates; a ConfigError for a faulty class or template names it.
+    """
     if len(classes) < 2 or not templates:
         raise ConfigError(f"{path}: needs two classes and one template at least, e.g. 'a photo of {{c}}'")
     for template in templates:

@@ -1,12 +1,13 @@
-"""Sets of questions for the evaluation of passage retrieval: questions, judgements, and the passages to search.
+"""Question sets for the evaluation of passage retrieval: questions, judgements, and the passages to search.
 
-Torch-free. The forms of an entry of eval.suite:
-beir:FOLDER[@SPLIT]   corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv; the default split is test
-dpr:FILE              .csv or .tsv with question <tab> ['answer', …]; or a file that data.train accepts, with rows that
-                      list the right passages. Passages: data.passage.corpus, or those of the rows
-dpr:FOLDER            one such file, and its passages beside it as psgs*.tsv, psgs*.jsonl or corpus.jsonl
+Does not import torch. An entry of the option eval.suite has one of these forms:
+beir:FOLDER[@SPLIT]   the folder has corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv; the default split is test
+dpr:FILE              a .csv or .tsv file with question <tab> ['answer', …]; or a file that data.train accepts, whose
+                      rows list the right passages. Passages to search: data.passage.corpus, else those of the rows
+dpr:FOLDER            one such file, and beside it the passages as psgs*.tsv, psgs*.jsonl or corpus.jsonl
 
-A passage is right if the qrels judge it so, or if it has the content of a passage that a row lists as right.
+A passage is right if the judgements (qrels) grade it above 0, or if it has the same content as a passage that a row of
+the file lists as right.
 """
 
 from __future__ import annotations
@@ -48,10 +49,11 @@ PASSAGE_FILES = r"psgs.*\.(tsv|jsonl)|corpus\.jsonl"
 
 @dataclass(frozen=True)
 class QuestionSet:
-    """questions: the queries. qrels: question id → passage id → grade, perhaps also of questions that are not asked.
+    """Questions, what is right for them, and the passages to search.
 
-    drop_own: the passage with the id of the question is removed from its results unless it is judged for it. This is
-    BEIR's rule for sets like ArguAna, where questions are passages.
+    qrels: question id → passage id → grade; it may also have questions that are not in `questions`. corpus: the
+    passages. drop_own: whether a passage that has the id of the question is removed from its results, unless qrels
+    grade it for this question. This is BEIR's rule for sets like ArguAna, in which questions are passages.
     """
 
     questions: Sequence[Question]
@@ -60,7 +62,10 @@ class QuestionSet:
     drop_own: bool = False
 
     def checked(self, where: str) -> QuestionSet:
-        """This set; raises ConfigError if there is nothing to score."""
+        """Return this set; raise ConfigError if it has no question, or neither judgements nor answers.
+
+        where: the name of the set in the message.
+        """
         if not self.questions:
             raise ConfigError(f"{where}: there is no question")
         if not self.qrels and not any(question.answers for question in self.questions):
@@ -72,12 +77,15 @@ class QuestionSet:
 
 
 def is_beir(target: Any) -> bool:
-    """Whether `target` is a BEIR folder, with or without a split."""
+    """Whether `target` is a BEIR folder, written as FOLDER or FOLDER@SPLIT."""
     return isinstance(target, str) and has_judgements(str(_folder_and_split(target)[0]))
 
 
 def check_beir(target: str) -> tuple[Path, str]:
-    """(folder, split); raises ConfigError if the folder is no BEIR folder or has no such split."""
+    """Return (folder, split) of a BEIR target, written as FOLDER or FOLDER@SPLIT.
+
+    Raises ConfigError if the folder is no BEIR folder or has no such split.
+    """
     folder, split = _folder_and_split(target)
     if not folder.is_dir():
         hint = nearest(folder.name, [path.name for path in folder.parent.glob("*")])
@@ -91,7 +99,11 @@ def check_beir(target: str) -> tuple[Path, str]:
 
 
 def open_beir(target: str, config: DataConfig) -> QuestionSet:
-    """The questions of a split that have a right passage, all judgements of the split, and the folder's corpus."""
+    """Open the BEIR target FOLDER or FOLDER@SPLIT as a question set.
+
+    It has the questions of the split with a right passage, all judgements of the split, and the corpus of the folder.
+    config: the data options; the split and the corpus in it are not used.
+    """
     folder, split = check_beir(target)
     own = replace(config, question=replace(config.question, split=split), passage=replace(config.passage, corpus=None))
     rows = open_questions(str(folder), own, KEY)
@@ -101,7 +113,10 @@ def open_beir(target: str, config: DataConfig) -> QuestionSet:
 
 
 def _judged(path: str) -> Qrels:
-    """All judgements of a file; raises DataError for contradictions, too high grades and an empty file."""
+    """Read all judgements of a qrels file, as question id → passage id → grade.
+
+    Raises DataError if two lines contradict each other, if a grade is too large, or if the file has no judgement.
+    """
     qrels: Qrels = {}
     for line, (question, passage), grade in judgements(path):
         if abs(grade) > MAX_GRADE:
@@ -124,7 +139,11 @@ def _folder_and_split(target: str) -> tuple[Path, str]:
 
 
 def check_dpr(target: Any) -> tuple[Any, str | None]:
-    """(questions, passages beside them or None); raises ConfigError for a missing file or an unsuitable folder."""
+    """Return (questions, passages) of a DPR target: the passage file of a folder; for a file, the target itself and
+    None.
+
+    Raises ConfigError for a missing file or an unsuitable folder.
+    """
     if not isinstance(target, str) or not Path(target).expanduser().is_dir():
         parse_sources(target, "dpr", (*QUESTION_FILES, ".tar"))
         return target, None
@@ -142,7 +161,10 @@ def check_dpr(target: Any) -> tuple[Any, str | None]:
 
 
 def open_dpr(target: Any, config: DataConfig) -> QuestionSet:
-    """The questions of a file or folder of DPR; raises ConfigError if there are no passages to search."""
+    """Open a DPR target, a file or a folder, as a question set. Raises ConfigError if there are no passages to search.
+
+    config: the data options; its passage corpus is searched if there is no passage file beside the questions.
+    """
     source, beside = check_dpr(target)
     passages = beside or config.passage.corpus
     corpus = None if passages is None else open_corpus(passages, KEY)
@@ -165,7 +187,10 @@ def open_dpr(target: Any, config: DataConfig) -> QuestionSet:
 
 
 def _qrels(right: dict[str, list[int]], corpus: SearchedCorpus) -> Qrels:
-    """Question id → all passages of the corpus with a right content key. right: question id → these keys."""
+    """Return question id → passage id → grade 1, for all passages of the corpus whose content is right.
+
+    right: question id → content keys of the right passages. Questions without such a passage are left out.
+    """
     wanted = np.array([key for keys in right.values() for key in keys], dtype=np.int64)
     ids: dict[int, list[str]] = {}
     keys_m = corpus.keys
@@ -176,9 +201,9 @@ def _qrels(right: dict[str, list[int]], corpus: SearchedCorpus) -> Qrels:
 
 
 def read_answers_table(path: Path) -> Iterator[Question]:
-    """The questions of a DPR table: question <tab> Python list of answers. Their ids are the row numbers from 0.
+    """Yield the questions of a DPR table, whose rows are: question <tab> Python list of answers.
 
-    Raises DataError, with the line, for any other row.
+    The id of a question is its row index, from 0. Raises DataError, with the line, for a row of another form.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -193,7 +218,10 @@ def read_answers_table(path: Path) -> Iterator[Question]:
 
 
 def parse_answers(text: str, where: str) -> tuple[str, ...]:
-    """The strings of a Python list literal; nothing is executed. where: for the message of the DataError."""
+    """Parse a Python list of strings, such as "['Paris', 'City of Light']", without executing it.
+
+    Raises DataError for any other text. where: the file and line in the message.
+    """
     try:
         if len(text) > MAX_BYTES["txt"]:
             raise ValueError("parsing needs a hundred times the memory of the text")
@@ -211,10 +239,11 @@ def parse_answers(text: str, where: str) -> tuple[str, ...]:
 
 
 class RowPassages:
-    """The passages of some rows as a corpus without duplicates, in the order of first occurrence. Can be pickled.
+    """The passages in the rows of a question file as a corpus, without duplicates, in order of first occurrence.
 
-    It has the methods of data.corpus.Corpus that a search needs. Ids are those of the file; a passage without an id,
-    or with the id of another content, gets its content key as id.
+    It has those methods of Corpus (data/question_passage/corpus.py) that a search needs, and can be pickled. Passages
+    keep their ids from the file. A passage without an id, or with an id that another passage has already, gets its
+    content key as id.
     """
 
     def __init__(self, rows: QuestionRows) -> None:
@@ -245,11 +274,11 @@ class RowPassages:
         return replace(self._last[1][number], id=self._names[i])
 
     def ids(self, start: int, stop: int) -> list[str]:
-        """Ids of passages [start, stop)."""
+        """Return the ids of the passages with indices start … stop − 1."""
         return self._names[start:stop]
 
     def positions(self, ids: Sequence[str]) -> Int64s:
-        """(k,) positions of passages by id, −1 for unknown ids."""
+        """Return the corpus index of each of k passage ids, as (k,) int64; −1 for unknown ids."""
         return np.array([self._positions.get(name, -1) for name in ids], np.int64)
 
 

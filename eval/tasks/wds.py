@@ -1,8 +1,9 @@
-"""Data sets in CLIP_benchmark's folder layout. Torch-free.
+"""Data sets in the folder layout of CLIP_benchmark. Does not import torch.
 
-test/nshards.txt, test/0.tar …      or 0.tar … in the folder itself
-classnames.txt, zeroshot_classification_templates.txt    classification: .cls has the number of the class, from 0
-dataset_type.txt with the word "retrieval"               retrieval: .txt has one caption per line
+test/nshards.txt, test/0.tar …            the shards; or 0.tar … in the folder itself
+classnames.txt,                           for classification: the .cls file of a sample holds the index of its class,
+zeroshot_classification_templates.txt     counted from 0 in the order of classnames.txt
+dataset_type.txt with "retrieval"         for retrieval: the .txt file of a sample has one caption per line
 """
 
 from __future__ import annotations
@@ -22,14 +23,20 @@ LARGEST = 4 << 20  # bytes of a file of names
 
 @dataclass(frozen=True)
 class WdsFolder:
-    """A folder. classes: name → prompts, in the order of the file; empty for retrieval."""
+    """A data set in the folder layout of CLIP_benchmark.
+
+    shards: paths of the tar files. classes: class name → its prompts, in the order of classnames.txt; empty for
+    retrieval.
+    """
 
     path: Path
     shards: Sequence[str]
     classes: Mapping[str, Sequence[str]]
 
     def class_names(self, labels: Sequence[str]) -> list[str]:
-        """The names of the classes with these numbers; raises DataError for any other label."""
+        """Convert labels, which are class indices written as text, to class names. Raises DataError for any other
+        label.
+        """
         names = list(self.classes)
         for label in labels:
             if not re.fullmatch("[0-9]{1,9}", label) or int(label) >= len(names):
@@ -38,7 +45,10 @@ class WdsFolder:
 
 
 def read_wds(path: Path) -> WdsFolder:
-    """Read the names in a folder; raises ConfigError with the file that is missing or wrong."""
+    """Read the shard paths, class names and templates of the folder `path`.
+
+    Raises ConfigError, with the file, for a missing or wrong file.
+    """
     if not path.is_dir():
         raise ConfigError(f"wds:{path} is no folder")
     kind = (_lines(path / "dataset_type.txt", needed=False) or ["classification"])[0].lower()
@@ -48,7 +58,7 @@ def read_wds(path: Path) -> WdsFolder:
 
 
 def _shards(path: Path) -> list[str]:
-    """The shards of the test split in the order of their numbers."""
+    """Return the paths of the tar files of the test split, in numerical order. Raises ConfigError if there are none."""
     count = _lines(path / "test" / "nshards.txt", needed=False)
     if count and re.fullmatch("[0-9]{1,6}", count[0]):
         return [str(path / "test" / f"{n}.tar") for n in range(int(count[0]))]
@@ -67,7 +77,10 @@ def _classes(path: Path) -> dict[str, list[str]]:
 
 
 def _lines(path: Path, needed: bool = True) -> list[str]:
-    """The stripped lines that are not blank; [] for a missing file, or ConfigError if it is needed."""
+    """Return the lines of a text file, stripped and without blank lines.
+
+    For a missing file: [] if needed=False, else ConfigError. Raises ConfigError for a file that cannot be read.
+    """
     if not path.is_file():
         if needed:
             raise ConfigError(f"{path} is missing")

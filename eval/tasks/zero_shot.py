@@ -1,9 +1,9 @@
-"""Zero-shot classification of pictures by prompts for each class.
+"""Zero-shot classification of pictures with text prompts for each class.
 
 The embedding of a class is the normalised mean of the normalised embeddings of its prompts, as in open_clip and
-CLIP_benchmark. The predicted class is the one with the highest score. This is a retrieval with classes as items, and
-all metrics follow from the rank of the right class. At equal scores the earlier class is ahead. Classes without
-pictures are candidates only.
+CLIP_benchmark. The predicted class is the one with the highest score. The task is evaluated as a search: pictures are
+the queries and classes the items, and all metrics follow from the rank of the right class. If two classes have equal
+scores, the earlier one is ahead. A class without pictures can still be predicted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ CONFUSED = 50  # pairs of classes in the result if there are more classes
 
 @dataclass(frozen=True)
 class ZeroShot(Evaluator):
-    """The evaluator of one set of labelled pictures. classes: name → prompts."""
+    """Evaluator of one set of labelled pictures. classes: class name → its prompts. index: a FAISS index; "Flat" is
+    exact.
+    """
 
     data: LabelledSet
     classes: Mapping[str, Sequence[str]]
@@ -92,7 +94,7 @@ class ZeroShot(Evaluator):
         }
 
     def _weights(self, encode: Encoder) -> np.ndarray:
-        """(C, D): the unit vector of each class."""
+        """Return the embeddings (C, D) of the C classes: the mean of the prompts of each class, scaled to length 1."""
         texts = [text for prompts in self.classes.values() for text in prompts]
         embeddings = _unit(encode("y", Captions(texts, self.tokenize)))
         stops = np.cumsum([len(prompts) for prompts in self.classes.values()])
@@ -107,14 +109,21 @@ class ZeroShot(Evaluator):
 
 
 def accuracies(rank: np.ndarray, target: np.ndarray, count: int) -> dict[str, float]:
-    """acc1, acc5 (from five classes on) and mean_per_class_recall over the classes that occur, as in scikit-learn."""
+    """Return acc1, acc5 (only with five classes or more) and mean_per_class_recall.
+
+    rank (n,): the rank of the right class of each of n pictures. target (n,): the index of its class. count: the number
+    of classes. The mean over classes takes only classes that have pictures, as in scikit-learn.
+    """
     recalls = [float((rank[target == c] == 1).mean()) for c in np.unique(target)]
     top5 = {"acc5": float((rank <= 5).mean())} if count >= 5 else {}
     return {"acc1": float((rank == 1).mean()), **top5, "mean_per_class_recall": float(np.mean(recalls))}
 
 
 def _targets(labels: Sequence[str], classes: Sequence[str], name: str) -> np.ndarray:
-    """(n,) the class index of each sample; raises DataError for a label that is no class. name: of the evaluator."""
+    """Return (n,) int64: the class index of each of n labels. Raises DataError for a label that is no class.
+
+    name: the evaluator, for the message.
+    """
     index = {c: i for i, c in enumerate(classes)}
     strangers = [label for label in labels if label not in index]
     if strangers:
@@ -126,7 +135,11 @@ def _targets(labels: Sequence[str], classes: Sequence[str], name: str) -> np.nda
 
 
 def predictions(images_nD: np.ndarray, classes_CD: np.ndarray, rank: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """(n,) the predicted class of each picture: its own if that has rank 1, else the best other class."""
+    """Return (n,) int64: the predicted class index of each of n pictures.
+
+    It is the right class if its rank is 1, else the wrong class with the highest score. classes_CD: embeddings of C
+    classes. rank, target (n,): the rank and the index of the right class.
+    """
     predicted = target.copy()
     wrong = np.flatnonzero(rank > 1)
     size = max(1, STRIP // len(classes_CD))
@@ -139,9 +152,11 @@ def predictions(images_nD: np.ndarray, classes_CD: np.ndarray, rank: np.ndarray,
 
 
 def confusion(target: np.ndarray, predicted: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
-    """Up to CLASSES classes: {"confusion": {"classes", "counts" (C, C), a row for each true class}}.
+    """Count how often each class was predicted for each true class.
 
-    Above: {"confused": the CONFUSED most frequent mistakes}.
+    Up to CLASSES classes it returns {"confusion": {"classes", "counts"}}; "counts" has a row for each true class and a
+    column for each predicted one. For more classes it returns {"confused": […]}, the CONFUSED most frequent mistakes.
+    target, predicted (n,): class indices of n pictures. names: the class names.
     """
     count = len(names)
     if count <= CLASSES:
