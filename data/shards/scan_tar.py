@@ -205,8 +205,8 @@ def _read_header(stream: BinaryIO, offset: int) -> _Header | None:
 def _byte_sum(block: bytes) -> int:
     """Return the checksum of a header block: the sum of its bytes, with blanks in place of the checksum field.
 
-    The low half of adler32 is 1 + the sum of the bytes modulo 65521, and no part has such a large sum. adler32 is
-    faster than sum().
+    zlib.adler32 is used because it is faster than sum(): its low 16 bits are 1 + the sum of the bytes modulo 65521, and
+    the sum of each part is less than 65521.
     """
     parts = (block[:148], block[156:340], block[340:])
     return sum((zlib.adler32(part) & 0xFFFF) - 1 for part in parts) + 8 * ord(" ")
@@ -296,8 +296,7 @@ def _read_payload(stream: BinaryIO, header: _Header, skip: bool = False) -> byte
 
 
 def _add_member(scan: Scan, header: _Header, stream: BinaryIO) -> bytes | None:
-    """Read the member that follows `header` in the stream, and add it to the last sample or, if its key differs, to a
-    new one.
+    """Read the member that follows `header` in the stream, and add it to the last sample or to a new one with its key.
 
     Return the member's bytes. Return None for a skipped member: no regular file, no known suffix, or too large.
     """

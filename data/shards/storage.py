@@ -155,8 +155,7 @@ class _LocalRanges:
 
 
 def with_retries(read: Callable[[], T]) -> T:
-    """Call read() and return its result. After an OSError call it again, after each of the three pauses in
-    RETRY_SECONDS.
+    """Call read() and return its result. After an OSError call it again, after each pause listed in RETRY_SECONDS.
 
     FileNotFoundError is raised at once, another OSError after the last retry.
     """

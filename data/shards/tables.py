@@ -1,5 +1,4 @@
-"""Read tables of pictures and captions row by row: a CSV, Parquet or JSON-lines file, or a folder of pictures and
-texts.
+"""Read tables of pictures and captions row by row: a CSV, Parquet or JSON-lines file, or a folder.
 
 Error messages name the row.
 """
@@ -143,8 +142,7 @@ def _csv_rows(path: Path, separator: str, columns: Sequence[str]) -> TableRows:
 
 
 def _csv_cells(path: Path, separator: str) -> Iterator[tuple[int, list[str] | BadRow]]:
-    """Yield the line number and the cells of each CSV row that is not blank; an invalid row gives a BadRow instead of
-    cells.
+    """Yield the line number and the cells of each CSV row that is not blank; a BadRow in place of invalid cells.
 
     Raises DataError for a row with an open quote, because it is then unknown where the next row begins.
     """
