@@ -31,7 +31,7 @@ class Extra:
 
 @dataclass
 class KnownPositives:
-    """Pairs of a row and a y-side item that is known to be relevant to it. The item may lie outside the batch.
+    """P pairs of a row and a y-side item that is known to be relevant to the row. The item may lie outside the batch.
 
     The loss never uses such an item as a negative of the row. row (P,) int64: row of the local batch; keys (P,) int64:
     content key of the item.
@@ -56,11 +56,12 @@ class BadSample:
 
 @dataclass
 class Batch:
-    """One rank's part of a global batch.
+    """One rank's part of a global batch: b samples.
 
     x, y (b, …): tower inputs, either uint8 pictures (b, 3, H, W) or int64 tokens (b, L). sample_ids (b,) int64: ids 0,
     1, … of samples; they index state that is kept per sample and nothing else. x_keys, y_keys (b,) int64: content keys;
-    equal keys are the same item on any rank. bad: samples that were replaced.
+    equal keys are the same item on any rank. extra: further y-side items. known_positives: relevant items that must not
+    serve as negatives. bad: samples that were replaced.
     """
 
     x: Tensor

@@ -54,8 +54,8 @@ def progress(
 
 
 def tracked(items: Iterable[T], what: str, total: int) -> Iterator[T]:
-    """Yield the items unchanged, and show on standard error how many of them are done. what: the label; total: number
-    of items."""
+    """Yield the items unchanged, and show the number of finished items on standard error. what: the label; total:
+    number of items."""
     with progress(what, total, stream=sys.stderr) as on_progress:
         for done, item in enumerate(items, start=1):
             yield item

@@ -72,8 +72,8 @@ def redacted(tree: Any) -> Any:
 
 
 def public_path(path: str) -> str:
-    """Convert a path for publication: relative to the working folder, or outside of it "…" and the last two parts. A
-    URL is returned without credentials."""
+    """Shorten a path for publication, so that it reveals no private folders: inside the working folder to the relative
+    path, outside to "…" and the last two parts. A URL is returned without credentials."""
     if "://" in path:
         return without_credentials(path)
     full = Path(path).expanduser()

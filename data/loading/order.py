@@ -70,7 +70,7 @@ class Order:
         return np.sort(self._base_ids((shuffled + epoch * left_over) % self.samples_per_epoch, epoch))
 
     def local(self, step: int, rank: int, world_size: int) -> tuple[int, Ids]:
-        """Return the epoch of a step, and one rank's part of `ids(step)`: consecutive entries of it. The parts of two
+        """Return the epoch of a step, and one rank's consecutive part of the sample ids `ids(step)`. The parts of two
         ranks differ by at most one id in length."""
         first, last = (r * self.global_batch_size // world_size for r in (rank, rank + 1))
         return step // self.steps_per_epoch, self.ids(step)[first:last]

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Replacements:
-    """Loads the samples of a batch and replaces those that cannot be used.
+    """A loader of a batch's samples that replaces each sample that cannot be used.
 
     sizes: number of samples of each source. limit: this many bad samples in a row stop the run; 0: replace none.
     """
@@ -74,8 +74,8 @@ class Replacements:
 
 
 def check_any(items: Iterable[T], check: Callable[[T], None]) -> None:
-    """Call check(item) for one item after the other until a call raises no SampleError. When every call raises one,
-    raise the first of them, because the configuration is then probably wrong."""
+    """Call check(item) for one item after the other until a call raises no SampleError. When every call raises a
+    SampleError, raise the first one again, because the configuration is then probably wrong."""
     problem: SampleError | None = None
     for item in items:
         try:

@@ -62,8 +62,8 @@ def summary(manifest: Manifest) -> Summary:
 
 
 def changes(before: Summary, now: Manifest) -> Changes:
-    """Compare the files of a manifest with those of an earlier, stored summary, and return the differences. before: the
-    stored summary; now: the manifest."""
+    """Compare the files of a manifest with an earlier, stored summary and return the differences. before: the stored
+    summary; now: the manifest."""
     different: dict[str, str] = {}
     added: dict[str, int] = {}
     for key in sorted({*before, *now}):

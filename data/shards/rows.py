@@ -23,8 +23,8 @@ UNITS = {".jsonl": "line", ".tsv": "line", ".json": "row"}
 
 
 def open_rows(files: Sequence[str]) -> Rows:
-    """Index the files that have no index yet, and open all of them. Raises ConfigError for a missing file, DataError
-    for a damaged one."""
+    """Open all files and return their rows; files without an index are indexed first. Raises ConfigError for a missing
+    file, DataError for a damaged one."""
     return Rows(open_shards([ShardSource(tuple(files))]))
 
 

@@ -35,8 +35,8 @@ ReadRange = Callable[[int, int], bytes]
 
 
 class Stat(NamedTuple):
-    """The state of a file. size: in bytes; mtime: its time stamp, or the entity tag of a remote file. A file with an
-    equal Stat is taken as unchanged."""
+    """The state of a file. size: in bytes; mtime: its time stamp, or the entity tag of a remote file. A file whose Stat
+    is equal to an earlier one counts as unchanged."""
 
     size: int
     mtime: str
