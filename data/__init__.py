@@ -1,1 +1,2 @@
-"""From bytes to a Batch: shards, the two data sets, the order of samples, loading, and the data command."""
+"""The data pipeline, from bytes to a Batch: shards, the two data sets, the order of samples, loading, the data
+command."""

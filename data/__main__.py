@@ -1,4 +1,4 @@
-"""python -m data: the data command, see dyad/data/cli/main.py."""
+"""Entry point of `python -m data`. The command itself is in dyad/data/cli/main.py."""
 
 from dyad.data.base.errors import run
 from dyad.data.cli.main import main

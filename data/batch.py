@@ -1,6 +1,8 @@
-"""The batches that the data sets of all tasks give to the trainer: inputs of two sides, x and y, with ids and keys.
+"""The batches that data sets give to the trainer: inputs of two sides, x and y (such as picture and text), ids and
+keys.
 
-b samples of this rank; k extra items of the y side; P pairs of a row and a key.
+Letters in shapes: b samples of this rank; k extra items of the y side; P known pairs of a row and a key; L tokens of a
+text; H, W height and width of a picture.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ from torch import Tensor
 
 @dataclass
 class Extra:
-    """Further y-side items, flat: k ≥ 0 for the whole batch, any number per row.
+    """Further y-side items of the batch, concatenated over its rows: k ≥ 0 items in all, any number per row.
 
-    y (k, …) tower inputs; row (k,) int64, the local row that each item belongs to; keys (k,) int64 content ids;
-    positive (k,) bool: True for a further positive of the row, False for a hard negative.
+    y (k, …): tower inputs. row (k,) int64: the row of the local batch that each item belongs to. keys (k,) int64:
+    content keys. positive (k,) bool: True for a further positive of the row, False for a hard negative.
     """
 
     y: Tensor
@@ -29,9 +31,10 @@ class Extra:
 
 @dataclass
 class KnownPositives:
-    """y-side items known to be relevant to a row, in the batch or not. The loss never uses them as its negatives.
+    """P pairs of a row and a y-side item that is known to be relevant to the row. The item may lie outside the batch.
 
-    row (P,) local row; keys (P,) content ids; int64.
+    The loss never uses such an item as a negative of the row. row (P,) int64: row of the local batch; keys (P,) int64:
+    content key of the item.
     """
 
     row: Tensor
@@ -40,7 +43,8 @@ class KnownPositives:
 
 @dataclass(frozen=True)
 class BadSample:
-    """A sample that could not be used. row: its row in the local batch; replaced_by: id of the sample tried next."""
+    """A sample that could not be used. row: its row in the local batch; id: its sample id; shard, key: where it is
+    stored; reason: the error message; replaced_by: id of the sample tried next."""
 
     row: int
     id: int
@@ -52,11 +56,12 @@ class BadSample:
 
 @dataclass
 class Batch:
-    """One rank's part of a global batch.
+    """One rank's part of a global batch: b samples.
 
-    x, y (b, …) tower inputs: uint8 pictures (b, 3, H, W) or int64 tokens (b, L). sample_ids (b,) int64: dense ids that
-    index per-sample state and nothing else. x_keys, y_keys (b,) int64 content ids: equal keys are the same item on any
-    rank. bad: samples that were replaced.
+    x, y (b, …): tower inputs, either uint8 pictures (b, 3, H, W) or int64 tokens (b, L). sample_ids (b,) int64: ids 0,
+    1, … of samples; they index state that is kept per sample and nothing else. x_keys, y_keys (b,) int64: content keys;
+    equal keys are the same item on any rank. extra: further y-side items. known_positives: relevant items that must not
+    serve as negatives. bad: samples that were replaced.
     """
 
     x: Tensor
@@ -79,7 +84,8 @@ class Batch:
 
 
 def _mapped(record: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A copy of a dataclass, with `change` applied to every tensor, also in the dataclasses inside it."""
+    """Return a copy of the dataclass `record` with `change` applied to every tensor, also in the dataclasses inside
+    it."""
     parts = {field.name: getattr(record, field.name) for field in fields(record)}
     changed = {name: change(part) for name, part in parts.items() if isinstance(part, Tensor)}
     changed |= {name: _mapped(part, change) for name, part in parts.items() if is_dataclass(part)}

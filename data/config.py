@@ -1,4 +1,5 @@
-"""The configuration of data: the keys data.* with their defaults and help. Does not import torch: --help reads it."""
+"""The configuration of data: the keys data.* with their defaults and help. Does not import torch, because --help reads
+it."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ ResizeMode = StrEnum("ResizeMode", ["shortest", "longest", "squash"])
 
 
 def described(default: Any, meaning: str, **limits: float) -> Any:
-    """A dataclass field with a default and the line that `--help` prints for it.
+    """Return a dataclass field with a default and a meaning, the line that `--help` prints for it.
 
     limits: `least`, the smallest legal number, or `above`, a bound that a legal number exceeds; train.config.validate
     checks them.
@@ -35,7 +36,8 @@ def described(default: Any, meaning: str, **limits: float) -> Any:
 
 
 def check_least(config: object, section: str, **least: int) -> None:
-    """Raise ConfigError, naming the key, for a number below its least value."""
+    """Raise ConfigError, naming the key, if a number in `config` is below its least value. section: prefix of the key
+    in the message; least: field name -> least value."""
     for name, limit in least.items():
         if getattr(config, name) < limit:
             raise ConfigError(f"{section}{name}={getattr(config, name)}: must be {limit} or more")
@@ -69,7 +71,7 @@ class AugmentConfig:
 
 @dataclass
 class QuestionConfig:
-    """The question side of question_passage."""
+    """The question side of the task question_passage, the keys data.question.*."""
 
     split: str = described("train", "of a BEIR folder: qrels/<split>.tsv says which questions, and what is right")
     prefix: str = described("", f"before every question, e.g. 'query: '; {TYPED}")
@@ -81,14 +83,15 @@ class QuestionConfig:
 
 
 def check_split(split: str, key: str) -> None:
-    """Raise ConfigError for a split whose name could lead out of the folder that it is read from or written to."""
+    """Raise ConfigError if the name of a split could lead out of the folder that holds the split. key: the
+    configuration key, for the message."""
     if not re.fullmatch(r"\w[\w.-]*", split):
         raise ConfigError(f"{key}={split}: the name of a split, as train, dev or test: letters, digits, '_', '.', '-'")
 
 
 @dataclass
 class PassageConfig:
-    """The passage side of question_passage."""
+    """The passage side of the task question_passage, the keys data.passage.*."""
 
     corpus: str | None = described(
         None, "passages by id, for files that name ids: .jsonl or .tsv; null: the passages are in the rows"
@@ -108,7 +111,8 @@ class PassageConfig:
 
 @dataclass
 class MiningConfig:
-    """Which of the passages that a search finds become hard negatives. `python -m eval.mine` has the same keys."""
+    """Mining of hard negatives: which of the passages that a search finds become negatives of a question. The command
+    `python -m eval.mine` has the same keys."""
 
     first_rank: int = described(10, "ranks taken: from here, counted from 1 and over all passages found …")
     last_rank: int = described(60, "… to here")
@@ -134,7 +138,7 @@ class MiningConfig:
 
 @dataclass
 class NegativesConfig:
-    """Hard negatives of question_passage."""
+    """Hard negatives of the task question_passage, the keys data.negatives.*."""
 
     per_row: int = described(0, "hard negatives drawn for a row each time, at most; a row with fewer gives all it has")
     lists: list[NegativeList] = described(
@@ -196,7 +200,7 @@ class DataConfig:
 
     @property
     def tolerated(self) -> int:
-        """How many consecutive bad samples may be replaced; 0 when data.bad_samples=stop."""
+        """The number of consecutive bad samples that may be replaced; 0 when data.bad_samples=stop."""
         return self.bad_in_a_row if self.bad_samples is BadSamples.substitute else 0
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The console script `dyad COMMAND …`, which has all commands; `dyad train …` is the same as `python -m train …`."""
+"""The console script `dyad COMMAND …`, which has all commands. `dyad train …` is the same as `python -m train …`."""
 
 import sys
 from importlib import import_module
@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def script() -> None:
-    """The entry point of the console script: run `main`, exit with the code of the command."""
+    """Entry point of the console script: run `main` and exit with the exit code of the command."""
     run(main)
 
 

@@ -1,1 +1,1 @@
-"""What every package uses: errors and exit codes, files written whole, secrets, JSON, the command line."""
+"""Basics that every package uses: errors and exit codes, atomic file writes, secrets, JSON, the command line."""

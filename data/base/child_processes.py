@@ -1,4 +1,4 @@
-"""Child processes that end together with their parent, even when SIGKILL ends the parent."""
+"""Make child processes end together with their parent, even when SIGKILL ends the parent."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 def end_with_parent() -> None:
     """Let the kernel kill this process when the thread that started it ends. Does nothing on systems other than Linux.
 
-    If the parent has ended already, this process exits. The parent's id comes from multiprocessing, or for a trainer
-    from the variable DYAD_AGENT, which launch/torchrun.sh sets.
+    If the parent process has already ended, this process exits at once. The parent's process id comes from
+    multiprocessing, or for a trainer from the environment variable DYAD_AGENT, which launch/torchrun.sh sets.
     """
     if sys.platform != "linux":
         return

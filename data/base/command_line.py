@@ -1,7 +1,8 @@
-"""Command lines of key=value arguments for all commands but training: their parser and their help.
+"""Parse key=value command lines and print their help, for all commands except training.
 
 A dataclass describes the keys of a command: names, types, defaults and meanings (`data.config.described`). A value is
-taken as it stands, so braces need no quotes; one pair of quotes around it is dropped. Imports nothing heavy.
+taken literally, so braces need no quotes; one pair of quotes around it is dropped. Imports nothing heavy, such as
+torch.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ T = TypeVar("T")
 
 
 def parse_options(schema: type[T], arguments: Iterable[str], command: str) -> T:
-    """The dataclass `schema` filled from key=value arguments; OmegaConf converts the values to the types of its fields.
+    """Fill the dataclass `schema` from key=value arguments and return it. OmegaConf converts values to the field types.
 
-    command: for messages. Raises ConfigError for an argument that is not key=value, an unknown, repeated or missing
-    key, and a value that does not fit or is below the limit `least` of its field.
+    command: the command's name, for messages. Raises ConfigError for an argument that is not key=value, for an unknown,
+    repeated or missing key, and for a value that has the wrong type or is below the limit `least` of its field.
     """
     types_of, options = get_type_hints(schema), OmegaConf.structured(schema)
     least_of = {option.name: option.metadata.get("least", -inf) for option in fields(cast(Any, schema))}
@@ -68,7 +69,8 @@ def parse_options(schema: type[T], arguments: Iterable[str], command: str) -> T:
 
 
 def _value(text: str, kind: Any) -> Any:
-    """The text as OmegaConf takes it for a field of the type `kind`: None, a list, a whole number, else the text."""
+    """Convert the text of a value to a form that OmegaConf accepts for a field of the type `kind`: None, a list, an
+    int, or else the text. Raises ValidationError for a bool other than true and false."""
     if get_origin(kind) in (Union, UnionType):  # X | None
         return None if text in ("null", "none", "") else _value(text, get_args(kind)[0])
     if get_origin(kind) is list:
@@ -84,7 +86,7 @@ def _value(text: str, kind: Any) -> Any:
 
 
 def _mismatch(message: str) -> str:
-    """The end of our message for a message of OmegaConf about a value: the value, and what it must be."""
+    """Convert OmegaConf's message about a wrong value to the end of our own message: the value, and what it must be."""
     for pattern, expected in EXPECTED.items():
         if found := re.match(pattern, message):
             choices = found[2].split(", ") if found.re.groups > 1 else ()
@@ -93,20 +95,23 @@ def _mismatch(message: str) -> str:
 
 
 def overridden(config: T, command: Any) -> T:
-    """A copy of the dataclass `config`; fields of `command` of the same names replace its own, unless they are None."""
+    """Return a copy of the dataclass `config`, in which each field takes the value of the field of `command` with the
+    same name, unless this value is None."""
     names = {option.name for option in fields(cast(Any, config))}
     given = {name: value for name, value in vars(command).items() if name in names and value is not None}
     return replace(cast(Any, config), **given)
 
 
 def config_option(config: type, name: str) -> Any:
-    """A field of a command that has the default and the meaning of the key `name` of a section of the configuration."""
+    """Return a dataclass field for a command, with the default and the help line of the key `name` of `config`, which
+    is a section of the configuration (a dataclass)."""
     option = cast(Any, config).__dataclass_fields__[name]
     return field(default=option.default, metadata=option.metadata)
 
 
 def run_option(config: type, name: str) -> Any:
-    """As `config_option`, for a command that reads a run. The default is None, which keeps the run's value."""
+    """Return a dataclass field like `config_option`, for a command that reads a run folder. The default is None, which
+    keeps the value from the run's own configuration."""
     known = config_option(config, name).metadata
     return field(default=None, metadata={**known, "help": f"{known['help']}; null: the run's"})
 
@@ -115,9 +120,9 @@ def run_option(config: type, name: str) -> Any:
 
 
 def help_text(purpose: str, examples: Mapping[str, str], schema: type, notes: str = "") -> str:
-    """The help page of a command: its purpose, commands to copy, its keys.
+    """Return the help text of a command: its purpose, example command lines, its keys and the exit codes.
 
-    examples: what a command does → the command. schema: the dataclass of the keys. notes: text after the keys.
+    examples: what an example does -> its command line. schema: the dataclass of the keys. notes: text after the keys.
     """
     commands = [f"  {command}\n      {what}" for what, command in examples.items()]
     codes = "Exit codes: 0 ok, 2 configuration, 3 damaged data or checkpoint, 4 hardware"
@@ -126,7 +131,8 @@ def help_text(purpose: str, examples: Mapping[str, str], schema: type, notes: st
 
 
 def key_table(schema: Any) -> list[str]:
-    """Key, default, meaning and choices: one line for each key of a command."""
+    """Return one help line for each field of the dataclass `schema`, the keys of a command: key, default, meaning,
+    choices."""
     width = max(len(option.name) for option in fields(schema))
     lines = []
     for option in fields(schema):
@@ -137,7 +143,7 @@ def key_table(schema: Any) -> list[str]:
 
 
 def _default(option: Field[Any]) -> str:
-    """The default as it is written on the command line."""
+    """Convert a field's default to the text by which it is written on the command line."""
     default = option.default
     if default is MISSING:  # a field with a factory
         return "[]"

@@ -28,10 +28,10 @@ class ExitCode(IntEnum):
 
 
 class UserError(Exception):
-    """An error that the user can fix. Its message is all that is printed: the file, key or value, the choices, the fix.
+    """An error that the user can fix. Only its message is printed: the file, key or value, the choices, the fix.
 
-    An empty message is not printed. printed_elsewhere: another process prints the message. everywhere: all processes of
-    the run stop with this error.
+    An empty message is not printed. exit_code: of the command. printed_elsewhere: whether another process prints the
+    message. everywhere: whether all processes of the run stop with this error.
     """
 
     exit_code = ExitCode.CONFIG
@@ -54,7 +54,8 @@ class SampleError(DataError):
 
 
 class BadRow(Exception):
-    """A row of a file that cannot become a sample. reason: what is wrong, worded alike for all rows with this fault."""
+    """Raised for a row of a file that cannot become a sample. reason: the fault, in the same words for all rows that
+    have it; detail: words about this row only."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
@@ -62,35 +63,38 @@ class BadRow(Exception):
 
 
 class HardwareError(UserError):
-    """A fault of a device, a process group or another part of a machine; the message names the rank."""
+    """A fault of a device, a process group or another part of a machine. The message names the rank."""
 
     exit_code = ExitCode.HARDWARE
 
 
 class Preempted(UserError):
-    """The run was stopped on request and is saved; the same command resumes it. All ranks raise it, without a text."""
+    """The run was stopped by a stop signal, such as SIGTERM from a scheduler. All ranks raise this error, with an empty
+    message. The same command resumes the run."""
 
     exit_code = ExitCode.REQUEUE
     everywhere = True
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """A hint to append to a message: " Did you mean 'x'?" if a choice x is spelled like `word`, else ""."""
+    """Return a hint to append to a message: " Did you mean 'x'?" if a choice x is spelled like `word`, else ""."""
     close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
     return f" Did you mean '{close[0]}'?" if close else ""
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message without the full stop, or else the name of its type."""
+    """Return the first line of an error's message without the full stop. Without a message, return the name of its
+    type."""
     return (str(error).splitlines() or [""])[0].rstrip(".") or type(error).__name__
 
 
 def run(main: Callable[[], None]) -> None:
     """Run a command and exit. A UserError becomes one message on stderr and its exit code, Ctrl-C becomes code 130.
 
-    Files get at most mode 0640 and folders 0750. A trainer ends together with torchrun's agent. A waiting OpenMP thread
-    spins for 30,000 rounds instead of 300,000, because on a shared core the spinning delays the thread that it waits
-    for. torch reads this variable once, when it is loaded; a value that the user has set stays.
+    First it sets up the process. New files get at most mode 0640, and new folders 0750. A process that torchrun started
+    ends together with torchrun's agent, its parent. A waiting OpenMP thread spins for 30,000 rounds instead of 300,000
+    (GOMP_SPINCOUNT), because on a shared core the spinning delays the thread that it waits for. torch reads this
+    variable once, when it is loaded; a value that the user has set stays.
     """
     os.umask(os.umask(0o077) | 0o027)
     if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun sets it; a plain command outlives its shell, as nohup expects
@@ -114,7 +118,7 @@ def run(main: Callable[[], None]) -> None:
 
 
 def printable(text: str) -> str:
-    """`text` for a terminal: without credentials, and with control characters and lone surrogates escaped.
+    """Return `text` in a form for a terminal: without credentials, with control characters and lone surrogates escaped.
 
     Names in untrusted data may hold such characters.
     """
@@ -124,9 +128,11 @@ def printable(text: str) -> str:
 
 
 def exit_with(code: int, everywhere: bool = False) -> NoReturn:
-    """End this process. torchrun turns every code into 1, so a file that launch/torchrun.sh names gets the code.
+    """End this process with an exit code. torchrun turns each code into 1, so the code is also written to a file.
 
-    The file keeps the least code of all processes: the loss of a peer (4) is a consequence of an error on another rank.
+    The environment variable DYAD_EXIT_CODE, which launch/torchrun.sh sets, names the file. The file keeps the least
+    code of all processes: the loss of a peer (4) is a consequence of an error on another rank. everywhere: whether all
+    processes of the run end with this error; the process itself then exits with 0 if there is such a file.
     """
     if name := os.environ.get("DYAD_EXIT_CODE"):
         file = Path(name)

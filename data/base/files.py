@@ -1,5 +1,7 @@
-"""Files that are written completely or not at all, also at a power cut and on a full disk; folders likewise, but for a
-power cut. Torch-free."""
+"""Write files atomically: completely or not at all, even at a power cut or on a full disk.
+
+Folders are written atomically too, except at a power cut.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ UNSYNCABLE = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)  # a folder whose file 
 
 
 def sync(path: Path) -> None:
-    """fsync a file (its bytes) or a folder (the names in it)."""
+    """Make the disk hold a file's bytes, or a folder's list of names, by fsync."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -31,11 +33,11 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def whole_file(path: Path, temporary: Path | None = None) -> Iterator[BinaryIO]:
-    """A context that gives a file to write. The file is moved to `path` when the block ends, deleted when it raises.
+    """Context manager that yields a file to write and atomically moves it to `path` when the block ends.
 
-    A reader, also after a crash, finds the old file or the new one, never a part of one. temporary: where the file is
-    until the move, in the same folder; needed where several processes may write `path` at the same time. An OSError
-    names `path`.
+    The file is deleted when the block raises. A reader, also after a crash, finds the old file or the new one, never a
+    part of a file. temporary: path of the file until the move, in the same folder; needed where several processes may
+    write `path` at the same time. An OSError names `path`.
     """
     temporary = temporary or path.with_name(f".{path.name}.partial")
     try:
@@ -59,11 +61,12 @@ def whole_file(path: Path, temporary: Path | None = None) -> Iterator[BinaryIO]:
 
 @contextmanager
 def whole_folder(path: Path, temporary: Path | None = None, replace: bool = False) -> Iterator[Path]:
-    """A context that gives a new folder to fill. It is renamed to `path` when the block ends, deleted when it raises.
+    """Context manager that yields a new folder to fill and renames it to `path` when the block ends.
 
-    temporary: as in `whole_file`. replace: whether an existing folder `path` is replaced: it is first renamed to
-    `.NAME.old`, where a kill between the two renames leaves it. Without `replace`, OSError is raised when `path` exists
-    and is not empty. A power cut may lose the bytes of files that the block did not sync.
+    The folder is deleted when the block raises. temporary: path of the folder until the renaming. replace: whether an
+    existing folder `path` is replaced. The existing folder is first renamed to `.NAME.old`; it stays there if the
+    process is killed between the two renames. Without `replace`, OSError is raised when `path` exists and is not empty.
+    A power cut may lose the bytes of files that the block did not sync.
     """
     temporary = temporary or path.with_name(f".{path.name}.partial")
     old = path.with_name(f".{path.name}.old")
@@ -87,14 +90,15 @@ def whole_folder(path: Path, temporary: Path | None = None, replace: bool = Fals
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file by `whole_file`."""
+    """Write `content` to the file `path` atomically, by `whole_file`."""
     with whole_file(path) as file:
         file.write(content)
 
 
 @contextmanager
 def writable(folder: Path) -> Iterator[None]:
-    """A context that turns an OSError into a HardwareError, which names the file, or `folder` if none is known."""
+    """Context manager that turns an OSError into a HardwareError. The message names the file, or `folder` if the
+    OSError names none."""
     try:
         yield
     except OSError as error:
@@ -102,15 +106,15 @@ def writable(folder: Path) -> Iterator[None]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as indented JSON by `whole_file`."""
+    """Write a value to the file `path` as indented JSON, atomically by `whole_file`."""
     write_bytes(path, (json.dumps(value, indent=1) + "\n").encode())
 
 
 def read_lines(path: Path, log: Callable[[str], None] = lambda line: None) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Each line of metrics.jsonl or ledger.jsonl and its record, a JSON object with an integer `step`.
+    """Yield each valid line of metrics.jsonl or ledger.jsonl, and its record: a JSON object with an integer `step`.
 
-    Other lines are left out, and `log` gets a message with their numbers. A last line without an end, which a kill
-    leaves, is not reported.
+    Invalid lines are left out, and `log` gets a message with their line numbers. An invalid last line without a
+    newline, which a killed process leaves, is not reported.
     """
     damaged: list[int] = []
     with path.open("rb") as file:
@@ -136,9 +140,10 @@ def remove(path: Path) -> None:
 
 
 class LineFile:
-    """A file that grows by whole lines. Lines that cannot be written wait in memory for the next write that succeeds.
+    """A file to which whole lines are appended. Lines that cannot be written wait in memory for the next successful
+    write.
 
-    log: gets one line when writing begins to fail, and one when it works again. Any thread may write.
+    log: a function that gets one line when writing begins to fail, and one when it works again. Any thread may write.
     """
 
     def __init__(self, path: Path, log: Callable[[str], None]) -> None:
@@ -150,7 +155,7 @@ class LineFile:
             self._flush()
 
     def write(self, line: str) -> None:
-        """Append a line; a newline is added."""
+        """Append a line; a newline is added. If it cannot be written, it waits in memory."""
         with self._lock:
             self._waiting += line.encode() + b"\n"
             was_failing, self._failing = self._failing, False

@@ -1,4 +1,4 @@
-"""Findings of health checks, for `doctor` and the report: ok, a warning or a failure, with a fix. Torch-free."""
+"""Findings of health checks, for the command `doctor` and the HTML report: ok, a warning or a failure, with a fix."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ Level = StrEnum("Level", ["ok", "warn", "fail"])  # severity of a finding
 
 @dataclass(frozen=True)
 class Finding:
-    """topic: what was checked; fix: what to type or set; code: exit code of a command with this failure."""
+    """The result of one health check. level: ok, warn or fail; topic: what was checked; text: what was found; fix: what
+    to type or set; code: exit code of a command with this failure."""
 
     level: Level
     topic: str

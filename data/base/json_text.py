@@ -1,6 +1,7 @@
-"""JSON of untrusted origin, parsed within limits on size, number of values and depth. Torch-free.
+"""Parse JSON of untrusted origin within limits on size, number of values and depth. Does not import torch.
 
-A few megabytes of brackets can take a hundred times the memory, and deep nesting breaks recursive code.
+Without limits, a few megabytes of brackets could take a hundred times the memory, and deep nesting breaks recursive
+code.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ TEXT = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # possessive, so 
 
 
 def read_json(path: Path, largest: int = LARGEST, most: int = MOST) -> Any:
-    """The value in a file of at most `largest` bytes. Raises OSError, or ValueError as `parse_json`."""
+    """Parse a JSON file of at most `largest` bytes and return its value. most: as in `parse_json`. Raises OSError when
+    the file cannot be read, and ValueError when it is too large or `parse_json` raises it."""
     with path.open("rb") as file:
         if (size := os.fstat(file.fileno()).st_size) > largest:
             raise ValueError(f"more than {largest:,} bytes")
@@ -29,7 +31,8 @@ def read_json(path: Path, largest: int = LARGEST, most: int = MOST) -> Any:
 
 
 def parse_json(content: str | bytes, most: int = MOST) -> Any:
-    """The value of JSON text. Raises ValueError when it is not JSON or exceeds `most` separators or DEEPEST levels."""
+    """Parse JSON text and return its value. Raises ValueError when it is not JSON, has more than `most` commas and
+    opening brackets outside strings, or is nested more than DEEPEST times."""
     text = content if isinstance(content, str) else str(content, "utf-8-sig")
     check_value_count(text, most)
     try:
@@ -41,7 +44,8 @@ def parse_json(content: str | bytes, most: int = MOST) -> Any:
 
 
 def check_value_count(text: str, most: int = MOST) -> None:
-    """Raise ValueError for JSON with more than `most` commas and opening brackets outside texts, without parsing it."""
+    """Raise ValueError for JSON text with more than `most` commas and opening brackets outside strings. The text is not
+    parsed."""
     if len(text) <= most or (count := _separators(text)) <= most:
         return
     texts = islice(TEXT.finditer(text), 2 * most + 2)  # valid JSON of more texts has too many separators between them
@@ -54,7 +58,7 @@ def _separators(text: str) -> int:
 
 
 def check_depth(value: Any) -> None:
-    """Raise ValueError for a value that is nested more than DEEPEST times."""
+    """Raise ValueError for a parsed JSON value that is nested more than DEEPEST times."""
     level = [value]
     for _ in range(DEEPEST + 1):
         inner = [each for one in level if type(one) is dict for each in one.values()]

@@ -1,4 +1,4 @@
-"""Progress of a long pass over many items: a bar on a terminal, a line now and then elsewhere. Torch-free."""
+"""Show the progress of a long pass over many items: a bar on a terminal, elsewhere a line every EVERY seconds."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ T = TypeVar("T")
 def progress(
     what: str, total: int, done: int = 0, log: Callable[[str], None] | None = None, stream: TextIO | None = None
 ) -> Iterator[Callable[[int], None]]:
-    """Yields a function to call with the number of items that are done.
+    """Context manager that yields a function; call it with the number of items done so far to update the display.
 
-    done: items that an earlier start has finished. log: prints a line, for a caller with a console of its own; there is
-    no bar then. stream: takes the bar or the lines of a caller without `log`; None: standard output.
+    what: the label. total: number of items. done: items that an earlier, interrupted process has finished. log: prints
+    a line, for a caller with a console of its own; there is no bar then. stream: takes the bar or the lines if `log` is
+    None; None: standard output.
     """
     began = last_line = time.monotonic()
     output = stream or sys.stdout
@@ -53,7 +54,8 @@ def progress(
 
 
 def tracked(items: Iterable[T], what: str, total: int) -> Iterator[T]:
-    """The items. Standard error shows how many of them are done."""
+    """Yield the items unchanged, and show the number of finished items on standard error. what: the label; total:
+    number of items."""
     with progress(what, total, stream=sys.stderr) as on_progress:
         for done, item in enumerate(items, start=1):
             yield item
@@ -61,7 +63,8 @@ def tracked(items: Iterable[T], what: str, total: int) -> Iterator[T]:
 
 
 def progress_bar(stream: TextIO) -> Progress:
-    """A bar of the rich library, not started. The field `facts` of a task is the text behind its bar."""
+    """Return a progress bar of the rich library, not started. The field `facts` of a task is the text behind its
+    bar."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress
 
@@ -75,5 +78,6 @@ def on_terminal(stream: TextIO) -> bool:
 
 
 def print_line(line: str, stream: TextIO | None = None) -> None:
-    """Print a line at once, with control characters printable, on standard output or another stream."""
+    """Print a line on `stream` (None: standard output) and flush it. Credentials are removed and control characters
+    escaped."""
     print(printable(line), file=stream, flush=True)

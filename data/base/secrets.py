@@ -1,4 +1,4 @@
-"""Redaction of credentials in files and output: in URLs, in the environment, under names such as `password`."""
+"""Redact credentials in files and output: in URLs, in values of the environment, and under names such as `password`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ QUERY = re.compile(
 
 @cache
 def known_secrets() -> list[str]:
-    """The secrets of the environment and of netrc, and their base64 form in W&B's requests; the longest first."""
+    """Return the secrets in environment variables and in netrc, the longest first. For each secret the base64 form is
+    included that W&B (Weights & Biases) sends in its requests."""
     texts = {text for name, text in os.environ.items() if VARIABLES.search(name)}
     texts |= {password for _, _, password in netrc_hosts().values()}
     secrets = {text for text in texts if len(text) >= SHORTEST}
@@ -34,7 +35,7 @@ def known_secrets() -> list[str]:
 
 
 def netrc_hosts() -> Mapping[str, tuple[str, str, str]]:
-    """Host → (login, account, password), from the file $NETRC or ~/.netrc."""
+    """Read the file $NETRC or ~/.netrc and return host -> (login, account, password); empty if it cannot be read."""
     try:
         return netrc.netrc(os.environ.get("NETRC") or os.path.expanduser("~/.netrc")).hosts
     except (OSError, ValueError, netrc.NetrcParseError):
@@ -42,16 +43,17 @@ def netrc_hosts() -> Mapping[str, tuple[str, str, str]]:
 
 
 def without_credentials(text: str) -> str:
-    """`text` without known secrets, and without users, passwords and queries (which hold signatures) in its URLs."""
+    """Return `text` without known secrets, and without users, passwords and query strings (which hold signatures) in
+    its URLs."""
     for secret in known_secrets():
         text = text.replace(secret, HIDDEN)
     return QUERY.sub(rf"\1?{HIDDEN}", USER.sub(f"{HIDDEN}@", text))
 
 
 def without_secrets(tree: Any, by_name: bool = False) -> Any:
-    """A copy of a JSON value with `without_credentials` applied to its texts, but not to the keys of mappings.
+    """Return a copy of a JSON value with `without_credentials` applied to its strings, except the keys of mappings.
 
-    by_name: whether texts under names like api_key or password are hidden whole.
+    by_name: whether strings under names like api_key or password are hidden completely.
     """
     if isinstance(tree, str):
         return without_credentials(tree)
@@ -64,12 +66,14 @@ def without_secrets(tree: Any, by_name: bool = False) -> Any:
 
 
 def redacted(tree: Any) -> Any:
-    """As `without_secrets`, and without texts under names like api_key or password. For data sent to other machines."""
+    """Return a copy of a JSON value that may be sent to other machines: without credentials in its strings, and without
+    strings under names like api_key or password."""
     return without_secrets(tree, by_name=True)
 
 
 def public_path(path: str) -> str:
-    """A path for publication: relative to the working folder; of one outside it the last two parts."""
+    """Shorten a path for publication, so that it reveals no private folders: inside the working folder to the relative
+    path, outside to "…" and the last two parts. A URL is returned without credentials."""
     if "://" in path:
         return without_credentials(path)
     full = Path(path).expanduser()

@@ -1,4 +1,4 @@
-"""TCP connections of this process that its libraries opened and do not close. Forked processes inherit them."""
+"""Find TCP connections that libraries of this process opened and do not close. Forked processes inherit them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Connection:
-    """An open TCP socket. inode: tells this socket from a later one with the same descriptor. ports: local, remote."""
+    """An open TCP socket. descriptor: its file descriptor. inode: distinguishes this socket from a later one with the
+    same descriptor. ports: the local and the remote port."""
 
     descriptor: int
     inode: int
     ports: frozenset[int] = field(compare=False)
 
     def shut_down(self) -> None:
-        """Shut the connection down for both sides, also in processes that share it. A listening socket stays open."""
+        """Shut the connection down in both directions, also for other processes that share it. A listening socket stays
+        open."""
         with suppress(OSError):  # closed, or not connected
             if os.fstat(self.descriptor).st_ino == self.inode:
                 with closing(_copy(self.descriptor)) as copy:
@@ -27,14 +29,15 @@ class Connection:
                     copy.shutdown(socket.SHUT_RDWR)
 
     def close_here(self) -> None:
-        """Close it in this process only. The descriptor then refers to /dev/null, so that later use fails."""
+        """Close the socket in this process only. The descriptor then refers to /dev/null, so that later use of it
+        fails."""
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, self.descriptor)
         os.close(null)
 
 
 def open_connections() -> Iterator[Connection]:
-    """The open TCP sockets of this process, also listening ones."""
+    """Yield the open TCP sockets of this process, including listening ones."""
     for descriptor in [int(name) for name in os.listdir("/dev/fd")]:
         with suppress(OSError):  # listdir's own descriptor is closed by now
             facts = os.fstat(descriptor)
@@ -45,7 +48,7 @@ def open_connections() -> Iterator[Connection]:
 
 
 def _copy(descriptor: int) -> socket.socket:
-    """A socket object for a copy of the descriptor. Closing it leaves the original open."""
+    """Return a socket object for a copy of the file descriptor. Closing the object leaves the original open."""
     blocking = os.get_blocking(descriptor)
     copy = socket.socket(fileno=os.dup(descriptor))
     os.set_blocking(descriptor, blocking)  # a default timeout makes Python change this flag, which the copies share

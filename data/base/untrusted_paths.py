@@ -1,4 +1,4 @@
-"""Paths inside a folder that another user may have made. Torch-free."""
+"""Check paths inside a folder that another user may have made. Does not import torch."""
 
 from __future__ import annotations
 
@@ -23,5 +23,6 @@ def inside(folder: Path, name: str | Path) -> bool:
 
 
 def file_inside(folder: Path, name: str | Path) -> Path | None:
-    """`folder / name` if it is a regular file that lies `inside` the folder."""
+    """Return `folder / name` if it is a regular file that lies in `folder` after symbolic links are resolved, else
+    None."""
     return folder / name if inside(folder, name) and (folder / name).is_file() else None

@@ -1,1 +1,1 @@
-"""From sample ids to batches: the order of samples, the loader, its workers, replacements of bad samples."""
+"""From sample ids to batches: the order of samples, the loader and its worker processes, replacement of bad samples."""

@@ -1,7 +1,7 @@
-"""One rank's training batches, step after step, prepared ahead by worker processes.
+"""The loader of one rank's training batches, which worker processes prepare ahead of the step that uses them.
 
-`Order` decides which samples a step uses; the workers only share the decoding. One iterator serves all steps
-of a run, so the workers are not restarted between two epochs.
+`Order` decides which samples a step uses; the workers only share the decoding. One iterator serves all steps of a run,
+so the workers are not restarted between two epochs.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Positions = Sequence[tuple[int, int]]  # (epoch, sample id) each
 
 
 class BatchSource(Protocol):
-    """A data set that makes whole batches from positions.
+    """Interface of a data set that makes whole batches. Its input is a list of positions, (epoch, sample id) each.
 
-    where(sample_id): how an error message names a sample; it must not read any storage.
+    where(sample_id): returns the name of a sample for error messages; it must not read any storage.
     """
 
     def __getitems__(self, positions: Positions) -> Batch: ...
@@ -40,10 +40,11 @@ def build_loader(
     workers: int,
     timeout: float = 0,
 ) -> Iterator[Batch]:
-    """This rank's part of the batches of steps first_step … last_step - 1.
+    """Yield this rank's part of the global batch of each step from first_step to last_step - 1.
 
-    With CUDA the batches lie in pinned memory. timeout: seconds to wait for a batch, 0 for ever. Raises as
-    `prefetched`.
+    dataset: makes the batches. order: decides which samples a step uses. workers: number of loader processes. timeout:
+    seconds to wait for a batch; 0: no limit. With CUDA the batches lie in pinned memory. Raises HardwareError when a
+    worker dies or exceeds the timeout, and the UserError of a batch that cannot be made.
     """
     return prefetched(
         partial(_batch, dataset, order, rank, world_size),

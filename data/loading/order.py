@@ -1,10 +1,10 @@
-"""Which samples each optimiser step sees: a function of (seed, epoch, position), without a list and without state.
+"""The order of training samples: which sample ids each optimiser step uses, as a function of (seed, epoch, position).
 
-The ids of an epoch are rotated, so that each epoch leaves out other ids after its last full batch. Chunks of CHUNK
-consecutive ids are permuted; then samples are permuted inside windows. The order does not depend on the world size, the
-workers or the shards.
+No list of ids is kept, and no state. The ids of an epoch are rotated, so that each epoch leaves out other ids after its
+last full batch. Chunks of CHUNK consecutive ids are permuted; then single samples are permuted inside windows of at
+least WINDOW positions. The order does not depend on the world size, the number of workers or the division into shards.
 
-G samples of a global batch.
+G is the number of samples in a global batch, over all ranks.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Ids = np.ndarray[tuple[int], np.dtype[np.int64]]
 class Order:
     """The order in which a run uses its training samples.
 
-    sizes, weights: number of samples and weight of each source. In an epoch a source of weight w gives every sample ⌊w⌋
-    times and a random share w - ⌊w⌋ of them once more, round(w · size) in all. shuffle: 'window' keeps reads local,
-    'full' permutes single samples over the whole epoch. Raises ConfigError when an epoch holds less than one global
-    batch.
+    sizes, weights: number of samples and weight of each source. In an epoch a source of weight w gives each of its
+    samples ⌊w⌋ times, and a random share w - ⌊w⌋ of its samples once more: round(w · size) samples in all. shuffle:
+    'window' permutes chunks of ids and then samples inside windows, so that reads stay local; 'full' permutes single
+    samples over the whole epoch. Raises ConfigError when an epoch has less than one global batch.
     """
 
     def __init__(
@@ -61,7 +61,8 @@ class Order:
         self._window = min(self._used, max(WINDOW, 4 * global_batch_size) if shuffle == "window" else self._used)
 
     def ids(self, step: int) -> Ids:
-        """The global batch of a step: (G,) ids, sorted. An id occurs twice only if its source weighs more than 1."""
+        """Return the sample ids of a step's global batch: (G,) int64, sorted, G = global_batch_size. An id occurs twice
+        only if its source has a weight above 1."""
         epoch, batch = divmod(step, self.steps_per_epoch)
         position = np.arange(self.global_batch_size, dtype=np.int64) + batch * self.global_batch_size
         shuffled = self._shuffled(position, epoch)
@@ -69,13 +70,14 @@ class Order:
         return np.sort(self._base_ids((shuffled + epoch * left_over) % self.samples_per_epoch, epoch))
 
     def local(self, step: int, rank: int, world_size: int) -> tuple[int, Ids]:
-        """The epoch, and one rank's part of `ids(step)`: consecutive ids. The parts differ by at most one in size."""
+        """Return the epoch of a step, and one rank's consecutive part of the sample ids `ids(step)`. The parts of two
+        ranks differ by at most one id in length."""
         first, last = (r * self.global_batch_size // world_size for r in (rank, rank + 1))
         return step // self.steps_per_epoch, self.ids(step)[first:last]
 
     def _shuffled(self, position: Ids, epoch: int) -> Ids:
-        """The images of some positions under a permutation of those that an epoch uses: first inside windows, then of
-        chunks as wholes."""
+        """Map positions of an epoch to their places after the shuffle. The shuffle permutes the positions that the
+        epoch uses: first inside windows, then chunks as wholes."""
         windows = self._used // self._window
         window = np.minimum(position // self._window, windows - 1)  # the last one takes the rest
         result = np.empty_like(position)
@@ -87,8 +89,9 @@ class Order:
         return permuted_chunks(result, self._used, self._chunk, self._keys(epoch, "chunks"))
 
     def _base_ids(self, appearance: Ids, epoch: int) -> Ids:
-        """The sample ids at some positions of an epoch before it is shuffled. There the sources follow one another, and
-        the samples of a source come as often as its weight says."""
+        """Return the sample id at each given position of an epoch before the shuffle. In this unshuffled epoch the
+        sources follow one another, and the samples of a source occur as often as its weight says. appearance: the
+        positions."""
         result = np.empty_like(appearance)
         first_id = 0
         for source, (size, weight) in enumerate(zip(self.sizes, self.weights, strict=True)):
@@ -108,7 +111,10 @@ class Order:
 
 
 def permuted_chunks(position: Ids, size: int, chunk: int, keys: Sequence[int]) -> Ids:
-    """A permutation of [0, size) that moves chunks as wholes. The short last chunk gets a random position."""
+    """Map positions in [0, size) by a permutation that moves each chunk of `chunk` consecutive positions as a whole.
+
+    keys: random integers that determine the permutation. A shorter last chunk gets a random place.
+    """
     full, short = divmod(size, chunk)
     start = keys[0] % (full + 1) * chunk
     in_short = (position >= start) & (position < start + short)
@@ -120,9 +126,10 @@ def permuted_chunks(position: Ids, size: int, chunk: int, keys: Sequence[int]) -
 
 
 def permuted(value: Ids, size: int, keys: Sequence[int]) -> Ids:
-    """The images of some values under a keyed permutation of [0, size). Values must lie in that interval.
+    """Map values in [0, size) by a permutation of that interval. keys: random integers that determine the permutation.
 
-    A Feistel network on the next power of two, repeated for results outside ("cycle walking", Black and Rogaway 2002).
+    It is a Feistel network on the next power of two, applied again to results outside the interval ("cycle walking",
+    Black and Rogaway 2002).
     """
     bits = max(size - 1, 1).bit_length()
     low = np.uint64(bits - bits // 2)
@@ -135,8 +142,8 @@ def permuted(value: Ids, size: int, keys: Sequence[int]) -> Ids:
 
 
 def _feistel(value: np.ndarray, low_bits: np.uint64, high_bits: np.uint64, keys: Sequence[int]) -> np.ndarray:
-    """The images of some values under a keyed bijection of [0, 2^(low_bits + high_bits)), a Feistel network: each round
-    changes one half of the bits by a hash of the other half."""
+    """Map values by a bijection of [0, 2^(low_bits + high_bits)), a Feistel network: each round changes one half of the
+    bits by a hash of the other half. keys: one random integer per round."""
     one = np.uint64(1)
     low, high = value & ((one << low_bits) - one), value >> low_bits
     for number, key in enumerate(keys):
@@ -148,7 +155,7 @@ def _feistel(value: np.ndarray, low_bits: np.uint64, high_bits: np.uint64, keys:
 
 
 def _hash(value: np.ndarray, key: int) -> np.ndarray:
-    """SplitMix64's mixer (Steele, Lea and Flood 2014). The products wrap at 2^64 on purpose."""
+    """Hash 64-bit integers by SplitMix64's mixer (Steele, Lea and Flood 2014). The products wrap at 2^64 on purpose."""
     mixed = (value ^ np.uint64(key)) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return mixed ^ (mixed >> np.uint64(31))

@@ -1,9 +1,9 @@
-"""Replacement of samples that cannot be used. The replacement is a function of (seed, epoch, id, attempt).
+"""Replace training samples that cannot be used. The choice is a function of (seed, epoch, sample id, attempt).
 
-Therefore all ranks, any number of workers and a resumed run choose the same replacement without communication. It comes
-from the same source and has its own id, keys and noise, as if the order had named it. `Batch.bad` lists what was
-replaced. Only a SampleError leads to a replacement. A missing or changed shard and failing storage stop the run: they
-can be repaired, and a run that went on without them would not be reproducible.
+Therefore all ranks, any number of workers and a resumed run choose the same replacement without communication. The
+replacement comes from the same source and has its own id, content keys and random augmentation, as if the order had
+chosen it. `Batch.bad` lists the replaced samples. Only a SampleError leads to a replacement. A missing or changed shard
+and failing storage stop the run: they can be repaired, and a run that went on without them would not be reproducible.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Replacements:
-    """Loads the samples of a batch and replaces those that cannot be used.
+    """A loader of a batch's samples that replaces each sample that cannot be used.
 
-    sizes: number of samples of each source. limit: consecutive bad samples that stop the run; 0: replace none.
+    sizes: number of samples of each source. limit: this many bad samples in a row stop the run; 0: replace none.
     """
 
     sizes: Sequence[int]
@@ -34,7 +34,8 @@ class Replacements:
     limit: int
 
     def id(self, epoch: int, sample_id: int, attempt: int) -> int:
-        """The id of the sample that replaces a bad one. attempt: 1; then 2, 3, … if that replacement is bad, too."""
+        """Return the id of the sample that replaces a bad one. sample_id: the bad sample. attempt: 1; then 2, 3, … if
+        the replacement is bad too."""
         starts = [0, *accumulate(self.sizes)]
         source = bisect_right(starts, sample_id) - 1
         digest = hashlib.blake2b(f"{self.seed}/{epoch}/{sample_id}/{attempt}".encode(), digest_size=8).digest()
@@ -46,10 +47,10 @@ class Replacements:
         read: Callable[[int, int], T],
         origin: Callable[[int], tuple[str, str]],
     ) -> tuple[list[T], tuple[BadSample, ...]]:
-        """The results of read(epoch, id) for all positions (epoch, id), and the samples that were replaced.
+        """Call read(epoch, id) for each position (epoch, id). Return the results, and a record of each replaced sample.
 
-        When `read` raises SampleError, it is called for a replacement instead. origin(id): shard and key of a sample.
-        Raises the SampleError when `limit` is 0, and DataError after `limit` consecutive bad samples.
+        When `read` raises SampleError, it is called for a replacement instead. origin(id): returns the shard and the
+        key of a sample. Raises the SampleError when `limit` is 0, and DataError after `limit` consecutive bad samples.
         """
         loaded: list[T] = []
         bad: list[BadSample] = []
@@ -73,8 +74,8 @@ class Replacements:
 
 
 def check_any(items: Iterable[T], check: Callable[[T], None]) -> None:
-    """Call check(item) until one raises no SampleError. When all raise one, the configuration is probably wrong, and
-    the first SampleError is raised."""
+    """Call check(item) for one item after the other until a call raises no SampleError. When every call raises a
+    SampleError, raise the first one again, because the configuration is then probably wrong."""
     problem: SampleError | None = None
     for item in items:
         try:
@@ -86,10 +87,10 @@ def check_any(items: Iterable[T], check: Callable[[T], None]) -> None:
 
 
 def too_many_in_a_row(limit: int, bad: Sequence[BadSample]) -> DataError:
-    """The error that stops a run after `limit` consecutive bad samples."""
+    """Return the error that stops a run after `limit` consecutive bad samples. bad: these samples."""
     return DataError(f"{limit} samples in a row cannot be used (data.bad_in_a_row). {examples(bad)}")
 
 
 def examples(bad: Sequence[BadSample]) -> str:
-    """The reasons of the first three, for an error message."""
+    """Return a text with the reasons of the first three bad samples, for an error message."""
     return "For example:" + "".join(f"\n  {one.reason}" for one in bad[:3])

@@ -1,11 +1,12 @@
-"""DataLoader workers that ignore outside signals, exit with their parent, and whose death or hang is an error.
+"""DataLoader workers that ignore stop signals from outside, exit with their parent, and never fail silently.
 
-A scheduler signals every process of a job, and a terminal the whole group. The trainer answers such a signal with a
-checkpoint and needs its loader until then. So the workers ignore it.
+A scheduler sends its stop signal to every process of a job, and a terminal to the whole process group. The trainer
+answers such a signal with a checkpoint and needs its loader until then. So the workers ignore the signal.
 
 A worker that is killed, or that keeps its parent waiting for too long, stops the parent with a HardwareError that names
 the worker. torch's own timeout does not cover this: it applies only before the first byte of a batch, so a worker that
-is stopped halfway through sending one blocks the parent for ever. Signal handlers (SIGCHLD, SIGALRM) end every wait.
+is stopped halfway through sending a batch blocks the parent for ever. Here signal handlers (SIGCHLD, SIGALRM) end every
+wait.
 """
 
 from __future__ import annotations
@@ -46,15 +47,15 @@ def prefetched(
     rank: int = 0,
     pin: bool = False,
 ) -> Iterator[T]:
-    """The results of make(entry) for all entries, in their order. `workers` processes prepare them ahead; with
-    workers=0 this process makes each when it is asked for.
+    """Yield make(entry) for each of `entries`, in order. Worker processes compute the values ahead.
 
-    where(item): how an error names an item given to `begin_item`; it must not read any storage. timeout: seconds to
-    wait for a value, 0 for ever. pin: copy values to pinned memory. make returns tensors, or objects of which torch can
-    call a method pin_memory.
+    workers: number of processes; with 0 this process computes each value on demand. where(item): returns the name, for
+    error messages, of an item recorded by `begin_item`; it must not read any storage. timeout: seconds to wait for a
+    value; 0: no limit. rank: of this process, for messages. pin: copy values to pinned memory; `make` then returns
+    tensors, or objects with a method pin_memory.
 
-    A UserError of `make` is raised here without a worker's traceback. HardwareError is raised, wherever the main thread
-    is at that moment, when a worker has died, and when a value takes longer than `timeout`.
+    A UserError raised by `make` is raised here without a worker's traceback. HardwareError is raised, wherever the main
+    thread is at that moment, when a worker has died or a value takes longer than `timeout`.
     """
     if workers:  # otherwise the tokenizers library prints at every fork that it stops using threads
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -78,7 +79,8 @@ def prefetched(
 
 
 class _ErrorsAsValues(Dataset[T | UserError]):
-    """Returns errors as values: torch would turn an exception of a worker into a text with its traceback."""
+    """Data set whose item is make(entry), or the UserError that it raises. An error is returned as a value because
+    torch would turn a worker's exception into a text with its traceback."""
 
     def __init__(self, make: Callable[[Any], T]) -> None:
         self.make = make
@@ -97,7 +99,8 @@ _failed: list[WorkerGroup] = []  # kept alive: torch's `__del__` joins its worke
 
 
 class WorkerGroup:
-    """The workers of one loader. current_items: shared memory; for each worker, the item that it is working on."""
+    """The worker processes of one loader. size: their number; rank, where: for error messages, as in `prefetched`;
+    current_items: shared memory with the item that each worker is loading."""
 
     def __init__(self, size: int, rank: int, where: Callable[[int], str]) -> None:
         self.size, self.rank, self.where = size, rank, where
@@ -106,7 +109,8 @@ class WorkerGroup:
 
     @contextmanager
     def running(self, loader: DataLoader[T]) -> Iterator[Iterator[T]]:
-        """Start the workers and give the loader's iterator. Inside, the death of a worker raises HardwareError."""
+        """Context manager that starts the loader's workers and yields the loader's iterator. Inside the block the death
+        of a worker raises HardwareError."""
         others = active_children()
         # Signals are blocked in the workers too, which inherit this: none may die before it is set up.
         unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
@@ -131,8 +135,9 @@ class WorkerGroup:
 
     @contextmanager
     def waiting_for(self, number: int, seconds: float) -> Iterator[None]:
-        """A block that gets value `number` from the loader. HardwareError is raised when it takes longer than `seconds`
-        or a worker dies. The workers make values in turn, so the number tells which worker makes this one."""
+        """Context manager for a block that takes value `number` from the loader. HardwareError is raised when the block
+        takes longer than `seconds` (0: no limit) or a worker dies. The workers make values in turn, so `number` tells
+        which worker makes this value."""
         self._raise_earlier_error()
         try:
             with _alarm(seconds if self.size else 0, lambda: self._time_out(number % self.size, seconds)):
@@ -148,7 +153,8 @@ class WorkerGroup:
             raise
 
     def _raise_earlier_error(self) -> None:
-        """Raise the error of a signal handler again: other code may have caught it."""
+        """Raise the HardwareError of a signal handler again, if there was one, because other code may have caught
+        it."""
         if self.error:
             raise self.error from None
 
@@ -160,9 +166,10 @@ class WorkerGroup:
                 _fail(f"{self._describe(worker)} {how}. {LIKELY_CAUSE.get(code, 'Its own words are above.')}")
 
     def _time_out(self, expected: int, seconds: float) -> NoReturn:
-        """Raise HardwareError for a value that did not come in time. expected: the worker that makes this value.
+        """Raise HardwareError for a value that did not come within `seconds`. expected: index of the value's worker.
 
-        If a signal has stopped any worker, that one is named instead, because it may hold up the others.
+        If a signal has stopped any worker, the message names this stopped worker instead, because it may hold up the
+        others.
         """
         self.check_alive()
         stopped = [worker for worker, process in enumerate(self.processes) if _is_stopped(process)]
@@ -179,7 +186,8 @@ class WorkerGroup:
 
 
 def _fail(message: str) -> NoReturn:
-    """Kill all workers and raise HardwareError. A stopped worker would keep this process from exiting."""
+    """Kill the workers of all running loaders and raise HardwareError. A worker that a signal has stopped would
+    otherwise keep this process from exiting."""
     error = HardwareError(message)
     for group in _running:
         group.error = error
@@ -191,14 +199,16 @@ def _fail(message: str) -> NoReturn:
 
 
 def _on_child_exit(number: int, frame: FrameType | None) -> None:
-    """SIGCHLD handler in place of torch's, whose error does not name the worker."""
+    """Handle SIGCHLD: raise HardwareError if a worker has died. Replaces torch's handler, whose error does not name the
+    worker."""
     for group in list(_running):
         group.check_alive()
 
 
 @contextmanager
 def _alarm(seconds: float, on_timeout: Callable[[], None]) -> Iterator[None]:
-    """Call on_timeout() in the main thread if the block takes longer than `seconds`; 0: never."""
+    """Context manager that calls on_timeout() if the block takes longer than `seconds`; 0: no limit. Outside the main
+    thread there is no limit either."""
     if not seconds or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -225,13 +235,14 @@ _record_item: Callable[[int], None] | None = None  # None in a process that is n
 
 
 def begin_item(item: int) -> None:
-    """Record the item that this worker begins to load. An error about this worker then names the item."""
+    """Record the item (such as a sample id) that this worker begins to load, so that an error about the worker can name
+    it. Does nothing outside a worker process."""
     if _record_item is not None:
         _record_item(item)
 
 
 def _start_worker(current_items: Any, worker: int) -> None:
-    """Set up a new worker process. worker: its number."""
+    """Set up a new worker process. current_items: as in WorkerGroup; worker: index of this worker."""
     global _record_item
     _running.clear()
     for inherited in list(open_connections()):  # otherwise they stay open when the parent closes them or dies
@@ -242,9 +253,10 @@ def _start_worker(current_items: Any, worker: int) -> None:
 
 
 def _exit_with_parent() -> None:
-    """Exit when the parent sends a signal or is gone. torch's own check runs only every five seconds.
+    """Wait in a thread of the worker, and exit the process when its parent sends a signal or is gone.
 
-    This needs a thread: only sigtimedwait tells which process sent a signal.
+    torch's own check for the parent runs only every five seconds. A thread is needed because only sigtimedwait, which
+    waits, tells which process sent a signal.
     """
     parent = parent_process()
     assert parent is not None

@@ -1,9 +1,10 @@
-"""The index of a shard: made by one scan, stored beside the shard, read without unpickling.
+"""The index of a shard, with the byte offset of each sample: made by one scan and stored beside the shard.
 
 `.index/<shard>.json` describes the shard (name, size, time stamp, SHA-256, samples, problems) and names the `.npy` file
-with the table of offsets, CRC32s and keys. The name of the table holds its digest, and the JSON is written last, by
-rename, so that a reader finds a whole index or none. Each shard has an index of its own, so any selection of shards can
-be opened without a scan. The JSON carries seals (index_cache.py); an index without a valid seal is made anew.
+with the table of offsets, CRC32s and keys, which is read without unpickling. The file name of the table holds its
+digest, and the JSON is written last and atomically, so that a reader finds a complete index or none. Each shard has an
+index of its own, so any selection of shards can be opened without a scan. The JSON carries seals, which prove who made
+it (see index_cache.py); an index without a valid seal is made anew.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ MEMBER = np.dtype([("offset", "<i8"), ("size", "<u4"), ("suffix", "<u2")])
 
 @dataclass(frozen=True)
 class OffsetTable:
-    """Where each sample of a shard lies in the file. rows (samples + 1,) of ROW, members of MEMBER, keys: all keys as
-    UTF-8, one after the other.
+    """A table of where each sample of a shard lies in the file.
 
-    The values may be wrong, because another user may have made the index. Each row is checked when it is read, not
-    when the table is opened, so that opening a shard takes no time.
+    index: the shard's index; rows: (samples + 1,) of dtype ROW; members: (members,) of dtype MEMBER; keys: the UTF-8
+    bytes of all keys, one after the other. The values may be wrong, because another user may have made the index. Each
+    row is checked when it is read, not when the table is opened, so that opening a shard takes no time.
     """
 
     index: ShardIndex
@@ -59,9 +60,9 @@ class OffsetTable:
     keys: np.ndarray
 
     def member_ranges(self, row: int) -> list[tuple[int, int, int]]:
-        """(offset, size, number of the suffix) of each member of a sample, in file order.
+        """Return (byte offset, size, index of the suffix in `index.suffixes`) of each member of the sample in `row`.
 
-        Raises DataError for a range outside the shard or an unknown suffix.
+        The members are in file order. Raises DataError for a range outside the shard or an unknown suffix.
         """
         found = self.members[int(self.rows[row]["member"]) : int(self.rows[row + 1]["member"])].tolist()
         ends, suffixes = self.index.size, len(self.index.suffixes)
@@ -70,17 +71,19 @@ class OffsetTable:
         return found
 
     def key(self, row: int) -> str:
-        """The key of the sample in this row, as split_name gives it."""
+        """Return the key of the sample in `row`: in a tar its name without suffix, in a file of rows its line or row
+        number."""
         found = self.keys[int(self.rows[row]["key"]) : int(self.rows[row + 1]["key"])]
         return found.tobytes().decode("utf-8", "replace")
 
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """What the index says about a shard.
+    """The index of one shard.
 
-    mtime: time stamp in ns, or the entity tag of a remote file. ignored: number of skipped members by suffix.
-    problems: the first of problem_count. table_file: path of the table of offsets.
+    path, name, size, sha256: of the shard. mtime: its time stamp in ns, or the entity tag of a remote file. samples,
+    members: their counts. suffixes: all suffixes of members. ignored: number of skipped members by suffix. problems:
+    the first errors found; problem_count: the number of all errors. table_file: path of the table of offsets.
     """
 
     path: str
@@ -97,7 +100,7 @@ class ShardIndex:
     table_file: str
 
     def table(self) -> OffsetTable:
-        """The table of offsets, mapped into memory. Raises DataError when its file is damaged or missing."""
+        """Open the table of offsets, memory-mapped. Raises DataError when its file is damaged or missing."""
         try:
             raw = np.asarray(np.load(self.table_file, mmap_mode="r", allow_pickle=False))
             end = (self.samples + 1) * ROW.itemsize
@@ -107,21 +110,22 @@ class ShardIndex:
             raise self.damaged(error) from error
 
     def damaged(self, how: object) -> DataError:
-        """The DataError for a damaged index, to be raised. how: what is wrong with it."""
+        """Return, without raising it, the DataError for a damaged index. how: the kind of damage."""
         return DataError(f"{self.table_file}: the index of {self.path} is damaged ({how}); delete it.")
 
 
 def index_shard(path: str) -> ShardIndex:
-    """The index of one shard: the stored one if size and time stamp are unchanged, else that of a new scan.
+    """Return the index of one shard: the stored one if size and time stamp are unchanged, otherwise that of a new scan.
 
-    Raises ConfigError when the shard does not exist. Errors inside the shard are in `.problems`.
+    Raises ConfigError when the shard does not exist. Errors inside the shard are not raised; they are in `problems`.
     """
     found = stat(path)
     return _load(path, found) or _scan(path, found)
 
 
 def stored_index(path: str) -> ShardIndex | None:
-    """The stored index of one shard; None if there is none, or the shard has changed since. Raises as `stat`."""
+    """Return the stored index of one shard; None if there is none, or if the shard has changed since. Raises
+    ConfigError when the shard does not exist, DataError when storage fails."""
     return _load(path, stat(path))
 
 
@@ -131,8 +135,8 @@ def has_index(path: str) -> bool:
 
 
 def index_shards(paths: Sequence[str], workers: int | None = None) -> Iterator[ShardIndex]:
-    """The indexes of some shards, in the order of `paths`. Shards without an index are scanned by `workers` processes;
-    None: one per core."""
+    """Yield the index of each shard, in the order of `paths`. Shards without an index are scanned by `workers`
+    processes; None: one per core."""
     with ThreadPoolExecutor(STATS_AT_ONCE) as threads:
         stats = dict(zip(paths, threads.map(stat, paths), strict=True))
     stored = {path: index for path in paths if (index := _load(path, stats[path]))}
@@ -149,12 +153,13 @@ def index_shards(paths: Sequence[str], workers: int | None = None) -> Iterator[S
 
 
 def available_cores() -> int:
-    """Number of CPU cores that this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def fingerprint(indexes: Iterable[ShardIndex]) -> str:
-    """SHA-256 over the names, sizes, contents and sample counts of shards. It does not depend on their folders."""
+    """Return a SHA-256 over the names, sizes, contents and sample counts of shards. It does not depend on their
+    folders."""
     facts = [[index.name, index.size, index.sha256, index.samples] for index in indexes]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
@@ -178,7 +183,7 @@ class _Hashing(io.RawIOBase):
 
 
 def _scan(path: str, found: Stat) -> ShardIndex:
-    """Scan a shard and store its index. found: the state of the shard before the scan."""
+    """Scan a shard, store its index and return it. found: size and time stamp of the shard before the scan."""
     with open_stream(path) as raw:
         hashing = _Hashing(raw)
         stream = io.BufferedReader(hashing, 1 << 20)
@@ -199,7 +204,8 @@ def _load(path: str, found: Stat) -> ShardIndex | None:
 
 
 def _store(path: str, found: Stat, scan: Scan | RowScan, sha256: str) -> ShardIndex:
-    """Write the table of offsets and the facts of a scanned shard into the index cache."""
+    """Write the table of offsets and the description of a scanned shard into the index cache, and return the index.
+    found: the shard's size and time stamp; scan: the result of its scan; sha256: of the whole file."""
     if isinstance(scan, RowScan):  # computed without an object per row: there may be tens of millions
         suffixes, crc32, counts = [scan.suffix], np.asarray(scan.crc32), np.ones(len(scan.crc32), np.uint32)
         numbers = np.asarray(scan.key).astype("S12")

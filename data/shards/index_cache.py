@@ -1,13 +1,14 @@
 """Cache of arrays derived from data files: in `.index/` beside them, or in the user's cache folder.
 
-`NAME.json` holds facts and names the array, `NAME.<digest of its content>.npy`. Processes map the array into memory,
-because it may have gigabytes. Files are written by rename, the JSON last, so that a reader finds all or nothing.
+An entry NAME has two files: `NAME.<digest of its content>.npy` with the array, and `NAME.json` with a description of
+the array, called its facts. Processes memory-map the array, because it may have gigabytes. Both files are written
+atomically, the JSON last, so that a reader finds a complete entry or none.
 
-The JSON carries seals over its facts, one for each folder and user that wrote it. An entry is used if it was written in
-this folder (the folder's seal depends on its inode number) or by this user (the user's seal is an HMAC with a key in
-the user's cache; it stays valid in copies of the folder, so the digest of the array is compared, too). Any other entry
-is made anew. A process that finds the same facts adds its seals to those that are there, so that several nodes or users
-can share a folder.
+The JSON also holds seals, which prove who wrote the entry, one for each folder and user that did. The folder's seal is
+a hash of the facts and the folder's inode number. The user's seal is an HMAC of the facts with a key in the user's
+cache; it stays valid in copies of the folder, so the digest of the array is compared too. An entry is used if the seal
+of its present folder or of this user is valid; any other entry is made anew. A process that computes the same facts
+adds its seals to the stored ones, so that several nodes or users can share a folder.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ def _cache() -> Path:
 
 
 def cache_folders(path: str) -> list[Path]:
-    """The folders for files derived from `path`: `.index` beside it, and the user's cache if that cannot be written."""
+    """Return the folders for files derived from `path`, the preferred first: `.index` beside it, then the user's cache.
+
+    Only the user's cache is returned for a remote path, or if `.index` is a symbolic link.
+    """
     remote = scheme_of(path)
     parent = path.rpartition("/")[0] if remote else os.path.dirname(os.path.realpath(path))
     cached = _cache() / "index" / hashlib.sha256(parent.encode()).hexdigest()[:16]
@@ -51,7 +55,8 @@ def cache_folders(path: str) -> list[Path]:
 
 
 def read_cached(path: str, name: str) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """(path of the array, facts) of each entry `name` for `path` that has a valid seal."""
+    """Yield (path of the array, facts) of the cache entry `name`, from each folder for `path` that has it with a valid
+    seal. Facts and seals as in the module docstring."""
     for folder in cache_folders(path):
         facts, seals = _read(folder / f"{name}.json")
         with suppress(OSError, KeyError, TypeError):  # there is no array
@@ -64,10 +69,10 @@ def read_cached(path: str, name: str) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 def write_cached(path: str, name: str, facts: dict[str, Any], content: np.ndarray) -> Path:
-    """Write an array and its facts (plain JSON) into the first of `path`'s folders that can be written.
+    """Write an array and its facts (a plain JSON description) as the cache entry `name`, and return the array's path.
 
-    Returns the path of the array. The array of an earlier state is deleted. Raises DataError when no folder can be
-    written.
+    The entry goes into the first of cache_folders(path) that can be written. The array of an earlier state is deleted.
+    Raises DataError when no folder can be written.
     """
     written = io.BytesIO()
     np.save(written, content, allow_pickle=False)
@@ -99,7 +104,8 @@ def write_cached(path: str, name: str, facts: dict[str, Any], content: np.ndarra
 
 
 def _read(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """The facts and the seals in a JSON file of the cache; empty when it does not exist or has another form."""
+    """Read a JSON file of the cache and return its facts and its seals. Both are empty when the file does not exist or
+    is no cache entry."""
     try:
         facts = read_json(path)
         return facts, [seal for seal in facts.pop("seals")[:MOST_SEALS] if isinstance(seal, str)]
@@ -108,12 +114,14 @@ def _read(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def _folders_seal(folder: Path, facts: dict[str, Any]) -> str:
-    """The seal of facts that were written in this folder. It is not valid in a copy of the folder."""
+    """Return the folder's seal of an entry with these facts (see the module docstring). It is not valid in a copy of
+    the folder."""
     return hashlib.sha256(json.dumps([folder.stat().st_ino, facts]).encode()).hexdigest()
 
 
 def _users_seal(facts: dict[str, Any]) -> str | None:
-    """The seal of facts that this user wrote, in any folder; None when the user has no key."""
+    """Return this user's seal of an entry with these facts (see the module docstring), valid in any folder; None when
+    the user has no key."""
     try:
         key = (_cache() / KEY).read_bytes()
     except OSError:
@@ -122,7 +130,8 @@ def _users_seal(facts: dict[str, Any]) -> str | None:
 
 
 def _make_key() -> None:
-    """Create the user's key if there is none and the cache can be written. Of several processes, one succeeds."""
+    """Create the file with the user's secret key for seals, if there is none and the cache can be written. Of several
+    processes that try at the same time, one succeeds."""
     file = _cache() / KEY
     with suppress(OSError):
         if not file.exists():
@@ -141,10 +150,10 @@ def _write(path: Path, content: bytes | memoryview) -> None:
 
 
 class MemmapArray:
-    """An int64 array in a file, mapped into memory. Pickling stores only its path."""
+    """An int64 array in a file, memory-mapped. Pickling stores only its path."""
 
     def __init__(self, path: Path) -> None:
-        """Map the file. Raises DataError when it is damaged or missing."""
+        """Memory-map the file. Raises DataError when it is damaged or missing."""
         self.path = path
         try:
             self.array: Int64s = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
@@ -160,10 +169,11 @@ class MemmapArray:
 def cached_array(
     paths: Sequence[str], kind: str, others: Sequence[str], made_of: Sequence[str], make: Callable[[], Int64s]
 ) -> MemmapArray:
-    """The array that `make` derives from the files `paths` and `others`; it is computed once per state of the files.
+    """Return the array that make() derives from the files `paths` and `others`, from the cache if it is there.
 
-    made_of: texts that describe the state, such as fingerprints. The array is stored beside the first of `paths`; that
-    of an earlier state of the same files is deleted.
+    kind: the array's name in the cache. made_of: texts that describe the state of the files, such as fingerprints;
+    make() is called once per state. The array is stored beside the first of `paths`; the array of an earlier state is
+    deleted.
     """
     here = "/" if scheme_of(paths[0]) else os.path.dirname(os.path.realpath(paths[0]))
     relative = (other if scheme_of(other) else os.path.relpath(os.path.realpath(other), here) for other in others)

@@ -1,6 +1,6 @@
-"""Licence texts of data: the NOTICE, LICENSE and README files beside them. Torch-free.
+"""Find the licence texts of data: NOTICE, LICENSE, COPYING and README files in the folders of the data.
 
-Reports and exported models quote them.
+Reports and exported models quote these texts. Does not import torch.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ LARGEST = 1 << 16  # bytes of one file
 
 @dataclass(frozen=True)
 class Notice:
-    """A licence text beside data. source: the value that names the data; file: path of the text; text: at most
-    LARGEST bytes of it."""
+    """A licence text found near data. source: the configured value that names the data, such as that of data.train;
+    file: path of the licence file; text: its first LARGEST bytes."""
 
     source: str
     file: str
@@ -35,10 +35,11 @@ class Notice:
 
 
 def notices(values: Sequence[str | Path]) -> list[Notice]:
-    """The notices beside the data that `values` name, each file once.
+    """Return the licence texts near the data that `values` name, each file once.
 
-    values: as in data.train or eval.suite. Only local paths are looked at. For each path the nearest folder that has
-    such a file counts: the folder of the data, or at most LEVELS above it.
+    values: as in data.train or eval.suite. URLs are skipped. For each path the search begins in the folder of the data
+    and goes up at most LEVELS folders; it ends at the first folder that has licence files, at a folder with a program
+    (pyproject.toml), and at the home folder.
     """
     found: dict[str, Notice] = {}
     for value in map(str, values):
@@ -55,7 +56,8 @@ def notices(values: Sequence[str | Path]) -> list[Notice]:
 
 
 def _notice_files(path: str) -> list[Path]:
-    """The notices of the nearest folder that has any: NOTICE first, then LICENSE, COPYING, README."""
+    """Return the licence files of the nearest folder that has any, beginning at `path` and going up at most LEVELS
+    folders. The order is NOTICE, LICENSE, COPYING, README."""
     if scheme_of(path):
         return []
     data = Path(local_path(path)).absolute()

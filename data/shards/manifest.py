@@ -1,8 +1,8 @@
-"""Which files the training data consist of, in a form that a checkpoint stores and a resumed run compares.
+"""Record which files the training data consist of. A checkpoint stores the record, and a resumed run compares it.
 
-Sample ids count through the files in their order. Files added at the end therefore leave all ids unchanged; any other
-change gives some id another sample. A checkpoint stores one summary for each block of consecutive files and at most
-BLOCKS blocks, so that it takes a few KB for any number of files.
+Sample ids count through the files in order. Files added at the end therefore leave all ids unchanged; any other change
+gives some ids other samples. The record has one summary for each block of consecutive files, and at most BLOCKS blocks
+per configuration key, so that it takes a few KB for any number of files.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ BLOCKS = 32  # summaries of one list, at most
 
 @dataclass(frozen=True)
 class FileEntry:
-    """A file of training data, or a stream or folder that counts as one file.
-
-    digest: a hash of everything that the samples in it depend on.
-    """
+    """A file of training data; a stream or a folder counts as one file. size: in bytes; samples: their count; digest: a
+    hash of everything that the samples in the file depend on."""
 
     name: str
     size: int
@@ -38,10 +36,10 @@ Summary = dict[str, list[dict[str, Any]]]  # JSON
 
 @dataclass(frozen=True)
 class Changes:
-    """How the files of two manifests differ, by configuration key.
+    """How the files of two manifests differ, by configuration key (such as data.train).
 
-    different: keys whose old files changed, moved or are gone, with a description; added: keys with new files after
-    the old ones, with the number of their samples.
+    different: key -> description, for keys whose old files changed, moved or are gone. added: key -> number of new
+    samples, for keys with new files after the unchanged old ones.
     """
 
     different: dict[str, str]
@@ -49,12 +47,13 @@ class Changes:
 
 
 def file_entries(indexes: Iterable[ShardIndex]) -> list[FileEntry]:
-    """The entries of indexed files; the digest of each is its SHA-256."""
+    """Convert the indexes of shards to FileEntry objects; the digest of each is the SHA-256 of its file."""
     return [FileEntry(index.name, index.size, index.samples, index.sha256) for index in indexes]
 
 
 def summary(manifest: Manifest) -> Summary:
-    """The blocks of files of each configuration key, as a checkpoint stores them."""
+    """Summarise the files of each configuration key in at most BLOCKS blocks, in the JSON form that a checkpoint
+    stores."""
     size = {key: max(1, -(-len(files) // BLOCKS)) for key, files in manifest.items()}
     return {
         key: [_block(files[start : start + size[key]]) for start in range(0, len(files), size[key])]
@@ -63,7 +62,8 @@ def summary(manifest: Manifest) -> Summary:
 
 
 def changes(before: Summary, now: Manifest) -> Changes:
-    """Compare the files of a stored summary with those of a manifest."""
+    """Compare the files of a manifest with an earlier, stored summary and return the differences. before: the stored
+    summary; now: the manifest."""
     different: dict[str, str] = {}
     added: dict[str, int] = {}
     for key in sorted({*before, *now}):
@@ -81,7 +81,8 @@ def changes(before: Summary, now: Manifest) -> Changes:
 
 
 def _block(files: Sequence[FileEntry]) -> dict[str, Any]:
-    """The summary of some consecutive files."""
+    """Summarise consecutive files: name of the first, counts of files, samples and bytes, and a hash over all
+    entries."""
     content = json.dumps([astuple(entry) for entry in files])
     return {
         "name": files[0].name if files else "",
@@ -93,7 +94,8 @@ def _block(files: Sequence[FileEntry]) -> dict[str, Any]:
 
 
 def _described(block: Mapping[str, Any], start: int, old: Mapping[str, Any] | None = None) -> str:
-    """A block as text for a message. start: the number of files before it. old: a block to compare it with."""
+    """Describe a block of files for a message. start: number of files before the block. old: another block; if only the
+    content differs between the two, the text says so."""
     if not block["files"]:
         return "nothing"
     last = start + block["files"]

@@ -1,4 +1,5 @@
-"""Rows of files as dicts of fields: JSON-lines, JSON arrays, tables and the json members of shards, by offset."""
+"""Read single rows of files as dicts, by byte offset: JSON-lines, JSON arrays, tables, and the json members of
+shards."""
 
 from __future__ import annotations
 
@@ -22,12 +23,13 @@ UNITS = {".jsonl": "line", ".tsv": "line", ".json": "row"}
 
 
 def open_rows(files: Sequence[str]) -> Rows:
-    """Index the files without an index, and open all. Raises as `open_shards`."""
+    """Open all files and return their rows; files without an index are indexed first. Raises ConfigError for a missing
+    file, DataError for a damaged one."""
     return Rows(open_shards([ShardSource(tuple(files))]))
 
 
 class Rows:
-    """The rows of some files, numbered 0 … len - 1 through all of them. Can be pickled."""
+    """Random access to the rows of several files, numbered 0 … len - 1 across all files. Can be pickled."""
 
     def __init__(self, shards: Shards) -> None:
         self.shards = shards
@@ -38,25 +40,28 @@ class Rows:
         return len(self.shards)
 
     def where(self, i: int) -> str:
-        """The row's name in error messages: file and line, row of an array, or sample of a shard."""
+        """Return the name of row i for error messages: its file, with the line, the row of an array, or the sample of a
+        shard."""
         path, key = self.shards.origin(i)
         unit = UNITS.get(os.path.splitext(self.shards.locate(i)[0].name)[1])
         return f"{path}: {unit} {key}" if unit else f"{path}: sample '{key}'"
 
     def fields(self, i: int) -> dict[str, Any]:
-        """The row. Raises DataError, naming the row, when its bytes have changed or are not an object."""
+        """Return row i as a dict. Raises DataError, naming the row, when its bytes have changed or are not a JSON
+        object."""
         return self.read(i, dict)
 
     def read(self, i: int, convert: Callable[[dict[str, Any]], T]) -> T:
-        """convert(fields) of the row. Raises DataError as `fields`, and for a BadRow of `convert`."""
+        """Return convert(fields), where `fields` is row i as a dict. Raises DataError as the method `fields` does, and
+        when `convert` raises BadRow."""
         try:
             return convert(self.parse(i))
         except BadRow as bad:
             raise DataError(f"{self.where(i)}: {bad}") from bad
 
     def parse(self, i: int) -> dict[str, Any]:
-        """As `fields`, but raises BadRow for a row that is not an object. Only a sample of a shard can be such a row:
-        the index leaves out such lines of other files."""
+        """Return row i as a dict, but raise BadRow instead of DataError if it is not a JSON object. This happens only
+        with samples of tar shards, because the index of another file leaves out invalid rows."""
         members = self.shards.read(i)
         try:
             if "json" in members:
@@ -76,7 +81,8 @@ class Rows:
 
 @lru_cache(maxsize=1024)
 def _header(path: str, sha256: str, *size_and_mtime: int | str) -> list[str]:
-    """The column names of a table with this SHA-256, size and time stamp. A changed file may have other columns."""
+    """Return the column names in the first line of a table. sha256, size_and_mtime: the file's state when it was
+    indexed. Raises DataError when the file has changed since, because it may now have other columns."""
     if stat(path) != size_and_mtime and sha256_of(path) != sha256:
         raise DataError(f"{path} has changed since it was indexed. Start again to index it anew.")
     with open_stream(path) as stream:

@@ -1,7 +1,7 @@
-"""Strict scan of a file of rows: JSON-lines, a JSON array of objects, or a table of tab-separated values.
+"""Scan a file of rows strictly: JSON-lines, a JSON array of objects, or a table of tab-separated values.
 
-Each row becomes a sample with one member: the bytes of the row. A file may have tens of millions of rows, so a scan
-holds columns of numbers, not an object for each row, and only a part of the file at a time.
+Each row becomes a sample with one member, the bytes of the row. A file may have tens of millions of rows, so a scan
+stores its results in arrays of integers, without an object for each row, and holds only a part of the file at a time.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ csv.field_size_limit(MAX_ROW)  # csv's own limit of 128 KiB is less than a row m
 
 @dataclass
 class RowScan:
-    """The rows of a file as columns. Each row is a sample with one member, whose suffix is `suffix`.
+    """The result of scanning a file of rows: arrays with one entry per row. Each row is a sample with one member.
 
-    key: the number of the row's first line, or of the row in an array. offset, size: of its bytes in the file.
+    suffix: the member's suffix, json or tsv. key: the line number of the row, or its position in a JSON array, from 1.
+    offset, size: byte offset and number of the row's bytes; crc32: their CRC32. problems: the errors; rows with errors
+    are not in the arrays.
     """
 
     suffix: str
@@ -47,7 +49,8 @@ class RowScan:
 
 
 def scan_lines(stream: BinaryIO) -> RowScan:
-    """Scan JSON-lines: each line is a sample with one member 'json'. Its key is the line number, from 1."""
+    """Scan JSON-lines: each line becomes a sample with one member 'json', whose key is the line number, from 1. Invalid
+    lines are added to `problems`."""
     scan = RowScan("json")
     offset = number = 0
     while line := stream.readline(MAX_ROW + 2):
@@ -66,7 +69,7 @@ def scan_lines(stream: BinaryIO) -> RowScan:
 
 
 def _line_error(text: bytes) -> str:
-    """What is wrong with a line of JSON-lines; "" for a JSON object."""
+    """Return the reason why a line is no valid row of JSON-lines; "" for a JSON object."""
     try:
         value = parse_json(text.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -84,13 +87,14 @@ def _type_error(value: Any) -> str:
 
 
 class _BrokenArray(Exception):
-    """The rest of the array cannot be read. Its message says why."""
+    """Raised when the rest of a JSON array cannot be read. Its message says why."""
 
 
 class _ArrayText:
-    """The part of a stream that is decoded at present, and a position in it.
+    """The decoded part of a JSON stream, and a read position in it.
 
-    text: the decoded part; at: the position in `text`; offset, line: the same position in the whole stream.
+    text: the decoded part; at: the position in `text`; offset, line: byte offset and line number of the position in the
+    whole stream.
     """
 
     def __init__(self, stream: BinaryIO) -> None:
@@ -98,7 +102,8 @@ class _ArrayText:
         self.text, self.at, self.offset, self.line = "", 0, 0, 1
 
     def more(self) -> bool:
-        """Double the text that is left, so that a long row is parsed only a few times. False at the end."""
+        """Read and decode more of the stream, so that the text behind the position at least doubles. Return False at
+        the end of the stream. The doubling limits how often a long row is parsed again."""
         piece = self.stream.read(max(PIECE, len(self.text) - self.at))
         self.text, self.at = self.text[self.at :], 0
         try:
@@ -109,14 +114,14 @@ class _ArrayText:
         return bool(piece)
 
     def next(self) -> str:
-        """Skip blanks and return the next character without taking it; '' at the end."""
+        """Skip white space and return the next character without moving past it; '' at the end of the stream."""
         while True:
             self.take(BLANK.match(self.text, self.at).end() - self.at)  # type: ignore[union-attr]
             if self.at < len(self.text) or not self.more():
                 return self.text[self.at : self.at + 1]
 
     def take(self, count: int) -> bytes:
-        """Move past `count` characters and return their bytes."""
+        """Move past `count` characters and return their UTF-8 bytes."""
         part = self.text[self.at : self.at + count]
         content = part.encode()
         self.at += count
@@ -125,7 +130,8 @@ class _ArrayText:
         return content
 
     def value(self) -> tuple[Any, int]:
-        """The JSON value at the position, and its length in characters."""
+        """Parse the JSON value at the position, without moving past it. Return the value and its length in characters.
+        Raises _BrokenArray when it is not valid JSON, too long or nested too deep."""
         while True:
             try:
                 value, end, invalid = *DECODER.raw_decode(self.text, self.at), None
@@ -148,9 +154,9 @@ class _ArrayText:
 
 
 def scan_array(stream: BinaryIO) -> RowScan:
-    """Scan one JSON array of objects: each is a sample with one member 'json'. Its key is its number, from 1.
+    """Scan a JSON array of objects: each becomes a sample with one member 'json', whose key is its position, from 1.
 
-    stream: buffered. A file that starts with an object is read as JSON-lines, whatever its name.
+    stream: a buffered stream. A file that starts with '{' is scanned as JSON-lines, whatever its name.
     """
     peeked: bytes = stream.peek(1)  # type: ignore[attr-defined]
     if peeked.lstrip()[:1] == b"{":
@@ -194,12 +200,14 @@ def _add_elements(text: _ArrayText, scan: RowScan) -> None:
 
 
 def cells(row: bytes) -> list[str]:
-    """The cells of one row of a table, separated by tabs and quoted as in CSV. Raises ValueError or csv.Error."""
+    """Split one row of a table into cells, which are separated by tabs and quoted as in CSV. Raises ValueError or
+    csv.Error."""
     return next(csv.reader([row.decode("utf-8")], delimiter="\t", strict=True), [])
 
 
 def header(row: bytes) -> list[str]:
-    """The column names in the first line. Raises ValueError when a column of passages is missing."""
+    """Return the column names in the first line of a table. Raises ValueError when the column id, text or title is
+    missing."""
     names = cells(row.rstrip(b"\r\n").removeprefix(codecs.BOM_UTF8))
     missing = [name for name in TABLE_FIELDS if name not in names]
     if missing:
@@ -208,9 +216,10 @@ def header(row: bytes) -> list[str]:
 
 
 def scan_table(stream: BinaryIO) -> RowScan:
-    """Scan a table of passages with column names in its first line, such as psgs_w100.tsv.
+    """Scan a table of tab-separated passages with column names in its first line, such as psgs_w100.tsv.
 
-    Each row is a sample with one member 'tsv'. Its key is the number of its first line; a quoted cell may have several.
+    Each row becomes a sample with one member 'tsv', whose key is the number of the row's first line; a quoted cell may
+    span several lines. Invalid rows are added to `problems`.
     """
     scan = RowScan("tsv")
     first = stream.readline(MAX_ROW)

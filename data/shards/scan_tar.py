@@ -1,7 +1,8 @@
-"""Strict scan of a tar shard: offset and size of each member, a CRC32 per sample, and all problems.
+"""Scan a tar shard strictly: find the byte offset and size of each member, a CRC32 per sample, and all errors.
 
-tarfile and webdataset stop silently at a damaged header, so that samples are lost; here it is a problem. No member is
-extracted and no link is followed. Only regular files with a known suffix belong to samples.
+tarfile and webdataset stop silently at a damaged header and lose the samples behind it; this scan reports a Problem. No
+member is extracted to disk and no link is followed. A sample consists of consecutive members with the same key (the
+name without suffix, as in webdataset). Only regular files with a known suffix (a key of MAX_BYTES) belong to samples.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ PAX_RECORD = re.compile(rb"([0-9]{1,7}) ([^=]*)=")  # bytes of the whole record,
 
 @dataclass(frozen=True)
 class Problem:
-    """An error at a byte offset of a shard. last: the rest of the shard cannot be read."""
+    """An error at a byte offset of a shard. last: whether the rest of the shard cannot be read because of this
+    error."""
 
     offset: int
     message: str
@@ -42,7 +44,8 @@ class Problem:
 
 @dataclass
 class Problems:
-    """The first MAX_PROBLEMS problems and the number of all: a hostile file may have one at each byte."""
+    """The errors found in one shard. first: at most MAX_PROBLEMS of the errors; count: the number of all errors. The
+    list is bounded because a hostile file may have an error at each byte."""
 
     first: list[Problem] = field(default_factory=list)
     count: int = 0
@@ -55,8 +58,9 @@ class Problems:
 
 @dataclass
 class ScannedSample:
-    """A sample that a scan found. offset: start of its first header; members: (suffix, offset, size in bytes) of each,
-    in file order; crc32: over the bytes of all members."""
+    """A sample that a scan found. key: the name of its members without suffix; offset: byte offset of its first header;
+    members: (suffix, byte offset of the data, size in bytes) of each member, in file order; crc32: CRC32 over the bytes
+    of all members."""
 
     key: str
     offset: int
@@ -64,7 +68,8 @@ class ScannedSample:
     crc32: int = 0
 
     def kinds(self) -> set[str]:
-        """Its suffixes, with 'picture' for all picture formats, and 'caption' when a member can hold one."""
+        """Return the suffixes of the members, with 'picture' in place of each picture format (jpg, png, …), and
+        additionally 'caption' when a member may hold a caption (txt, json, cls)."""
         suffixes = {suffix for suffix, _, _ in self.members}
         kinds = {"picture" if suffix in PICTURES else suffix for suffix in suffixes}
         return kinds | ({"caption"} if suffixes & set(TEXTS) else set())
@@ -72,7 +77,8 @@ class ScannedSample:
 
 @dataclass
 class Scan:
-    """The result of the scan of a tar. samples: in file order; ignored: number of skipped members by suffix."""
+    """The result of scanning a tar shard. samples: in file order; problems: the errors; ignored: number of skipped
+    members by file extension."""
 
     samples: list[ScannedSample] = field(default_factory=list)
     problems: Problems = field(default_factory=Problems)
@@ -80,12 +86,14 @@ class Scan:
 
 
 class _BrokenTar(Exception):
-    """The rest of the tar cannot be read. The arguments are the offset and the message of the Problem."""
+    """Raised when the rest of the tar cannot be read. Its arguments are the byte offset and the message of a
+    `Problem`."""
 
 
 @dataclass
 class _Header:
-    """The header of a member. offset: its start; kind: the type flag; size: of the member in bytes."""
+    """The header of a tar member. offset: byte offset of the header; kind: the type flag (one byte); name: path of the
+    member; size: bytes of the member's data."""
 
     offset: int
     kind: bytes
@@ -93,19 +101,23 @@ class _Header:
     size: int
 
     def exceeds(self, limit: int) -> str:
-        """The error message for a member larger than `limit` bytes."""
+        """Return the error message for a member that is larger than `limit` bytes."""
         return f"member '{self.name}' has {self.size} bytes, more than the limit of {limit}"
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Key and suffix as webdataset has them: 'a/b.seg.PNG' -> ('a/b', 'seg.png'); no suffix: (name, '')."""
+    """Split a member's name into key and suffix as webdataset does: 'a/b.seg.PNG' -> ('a/b', 'seg.png').
+
+    The suffix begins after the first dot of the file name. Without a dot the suffix is ''.
+    """
     folder, slash, base = name.removeprefix("./").rpartition("/")
     stem, _, suffix = base.partition(".")
     return folder + slash + stem, suffix.lower()
 
 
 def scan_tar(stream: BinaryIO) -> Scan:
-    """Scan a tar from its start. Errors go into `problems`; the scan ends at the first header that cannot be read."""
+    """Scan a tar from its start and return its samples and errors. Errors are not raised but added to `Scan.problems`;
+    the scan ends at the first header that cannot be read."""
     scan = Scan()
     for _ in stream_tar(stream, scan):
         pass
@@ -117,10 +129,10 @@ def scan_tar(stream: BinaryIO) -> Scan:
 
 
 def stream_tar(stream: BinaryIO, scan: Scan) -> Iterator[tuple[ScannedSample, dict[str, bytes]]]:
-    """Scan a tar that is read once: yields each sample with its members by suffix as soon as it is complete.
+    """Scan a tar in one pass and yield each sample, as soon as it is complete, with its members (suffix -> bytes).
 
-    Samples and errors go into `scan`. At a header that cannot be read the scan ends. The current sample is then not
-    yielded, because it may lack members.
+    scan: an empty result, to which samples and errors are added. At a header that cannot be read the scan ends. The
+    sample at that point is not yielded, because it may lack members.
     """
     members: dict[str, bytes] = {}
     try:
@@ -143,9 +155,10 @@ def stream_tar(stream: BinaryIO, scan: Scan) -> Iterator[tuple[ScannedSample, di
 
 
 def _headers(stream: BinaryIO) -> Iterator[_Header]:
-    """The headers of a tar up to its end-of-archive marker, with long names resolved.
+    """Yield the headers of a tar's members up to the end-of-archive marker, with long names (GNU and PAX) resolved.
 
-    The caller must read the payload of a header from the stream before it takes the next one.
+    The caller must read the member's data from the stream before it takes the next header. Raises _BrokenTar at a
+    damaged header.
     """
     offset, pax = 0, {}
     while header := _read_header(stream, offset):
@@ -166,7 +179,10 @@ def _headers(stream: BinaryIO) -> Iterator[_Header]:
 
 
 def _read_header(stream: BinaryIO, offset: int) -> _Header | None:
-    """The next header of a stream, which is at `offset`; None for the block of zeros that ends a tar."""
+    """Read the next header from a stream; return None for the block of zeros that ends a tar.
+
+    offset: byte offset of the header in the file. Raises _BrokenTar for a damaged or incomplete header.
+    """
     block = stream.read(BLOCK)
     if not block:
         raise _BrokenTar(offset, "the file ends here without an end-of-archive marker: it was cut")
@@ -187,16 +203,17 @@ def _read_header(stream: BinaryIO, offset: int) -> _Header | None:
 
 
 def _byte_sum(block: bytes) -> int:
-    """Sum of the header's bytes, with blanks for the checksum field.
+    """Return the checksum of a header block: the sum of its bytes, with blanks in place of the checksum field.
 
-    The low half of adler32 is 1 + the sum of the bytes modulo 65521, which no part exceeds; it is faster than sum().
+    zlib.adler32 is used because it is faster than sum(): its low 16 bits are 1 + the sum of the bytes modulo 65521, and
+    the sum of each part is less than 65521.
     """
     parts = (block[:148], block[156:340], block[340:])
     return sum((zlib.adler32(part) & 0xFFFF) - 1 for part in parts) + 8 * ord(" ")
 
 
 def _number(number: bytes) -> int:
-    """A number in a header: octal digits, or GNU's base 256; -1 when it is neither."""
+    """Parse a number field of a header: octal digits, or GNU's base 256. Return -1 when it is neither."""
     if number[0] == 0x80:
         return int.from_bytes(number[1:], "big")
     try:
@@ -217,7 +234,8 @@ def _decode_name(name: bytes, offset: int) -> str:
 
 
 def _pax_records(payload: bytes, offset: int) -> dict[str, bytes]:
-    """The records of a PAX extended header by name."""
+    """Parse the records of a PAX extended header and return name -> value. offset: byte offset of the header, for
+    errors. Raises _BrokenTar for a damaged record."""
     records, at = {}, 0
     while at < len(payload):
         found = PAX_RECORD.match(payload, at)
@@ -230,7 +248,8 @@ def _pax_records(payload: bytes, offset: int) -> dict[str, bytes]:
 
 
 def _apply_pax(pax: dict[str, bytes], header: _Header) -> None:
-    """Set name and size of the member that follows an extended header. Raises _BrokenTar for a sparse member."""
+    """Set the name and size of a member from the extended header before it. pax: the extended header's records, name ->
+    value. Raises _BrokenTar for a sparse member, a name that is not UTF-8 and an invalid size."""
     if header.kind == SPARSE or any(name.startswith("GNU.sparse") for name in pax):
         raise _BrokenTar(header.offset, f"member '{header.name}' is sparse; write the shard without --sparse")
     if "path" in pax:
@@ -242,7 +261,8 @@ def _apply_pax(pax: dict[str, bytes], header: _Header) -> None:
 
 
 def _check_end(stream: BinaryIO, offset: int) -> None:
-    """Require at least one more block of zeros after the one at `offset`, which was read, and only zeros to the end."""
+    """Check the end of a tar: after the block of zeros at `offset`, which was already read, at least one more such
+    block must follow, and only zeros up to the end of the file. Raises _BrokenTar otherwise."""
     end = offset + BLOCK
     while piece := stream.read(PIECE):
         if piece.count(0) != len(piece):
@@ -258,7 +278,8 @@ def _padded(size: int) -> int:
 
 
 def _read_payload(stream: BinaryIO, header: _Header, skip: bool = False) -> bytes:
-    """The bytes of a member, which follow its header. skip: return b"" instead, without holding the bytes in memory."""
+    """Read a member's bytes, which follow its header in the stream, and return them. skip: discard the bytes and return
+    b"" instead. Raises _BrokenTar when the file ends inside the member."""
     read, pieces = 0, []
     while read < _padded(header.size):
         piece = stream.read(min(_padded(header.size) - read, PIECE))
@@ -275,9 +296,9 @@ def _read_payload(stream: BinaryIO, header: _Header, skip: bool = False) -> byte
 
 
 def _add_member(scan: Scan, header: _Header, stream: BinaryIO) -> bytes | None:
-    """Add a member to the last sample or to a new one; skip all but regular files with a known suffix.
+    """Read the member that follows `header` in the stream, and add it to the last sample or to a new one with its key.
 
-    Returns the member's bytes, or None when it was skipped.
+    Return the member's bytes. Return None for a skipped member: no regular file, no known suffix, or too large.
     """
     key, suffix = split_name(header.name)
     extension = suffix.rpartition(".")[2]
@@ -301,9 +322,10 @@ def _add_member(scan: Scan, header: _Header, stream: BinaryIO) -> bytes | None:
 
 
 def _sample_problems(samples: list[ScannedSample]) -> Iterator[Problem]:
-    """Problems of whole samples: keys that occur again, then samples that lack something.
+    """Yield the errors of whole samples: keys that occur again, then samples that lack a member.
 
-    A sample lacks a picture or a caption when any other sample has one, and a suffix when half of the samples have it.
+    A sample must have a picture if any other sample has one, and likewise a caption. It must have each suffix that at
+    least half of the samples have.
     """
     first: dict[str, int] = {}
     for sample in samples:

@@ -1,4 +1,5 @@
-"""All samples of some sources under dense ids, read by offset. Each read is checked against the sample's CRC32."""
+"""Random access to all samples of several sources by sample id (0 … n - 1). Each read is checked against a stored
+CRC32."""
 
 from __future__ import annotations
 
@@ -25,9 +26,9 @@ GAP = 64 << 10  # bytes between members; with more of them the members are read 
 
 
 def open_shards(sources: Sequence[ShardSource], workers: int | None = None) -> Shards:
-    """Index the shards without an index in `workers` processes (None: one per core), and open all.
+    """Open all shards of the sources. `workers` processes first index the shards without an index (None: one per core).
 
-    Raises ConfigError for a shard that does not exist, DataError when any shard has a problem.
+    Raises ConfigError for a shard that does not exist, DataError when any shard has an error.
     """
     indexes = list(index_shards([shard for source in sources for shard in source.shards], workers))
     broken = [index for index in indexes if index.problems]
@@ -42,7 +43,8 @@ def open_shards(sources: Sequence[ShardSource], workers: int | None = None) -> S
 
 
 class Shards:
-    """Samples 0 … len - 1, ordered by source, shard and position. Can be pickled; each process opens its own files."""
+    """Random access to samples 0 … len - 1, ordered by source, shard and position in the shard. Can be pickled; each
+    process opens its own files."""
 
     def __init__(self, sources: Sequence[ShardSource], indexes: Sequence[ShardIndex]) -> None:
         assert sum(len(source.shards) for source in sources) == len(indexes)
@@ -61,21 +63,21 @@ class Shards:
         return Shards, (self.sources, self.indexes)  # without the open files
 
     def locate(self, sample_id: int) -> tuple[ShardIndex, int]:
-        """The index of the shard that holds a sample, and the sample's row in that shard."""
+        """Return the index of the shard that holds a sample, and the sample's row in that index."""
         shard, row = self._position(sample_id)
         return self.indexes[shard], row
 
     def origin(self, sample_id: int) -> tuple[str, str]:
-        """The path of a sample's shard, and its key."""
+        """Return the path of the shard that holds a sample, and the sample's key."""
         return self.locate(sample_id)[0].path, self.key(sample_id)
 
     def key(self, sample_id: int) -> str:
-        """The key of a sample in its shard."""
+        """Return the key of a sample, which is its name or row number inside its shard."""
         shard, row = self._position(sample_id)
         return self._opened(shard)[0].key(row)
 
     def read(self, sample_id: int) -> dict[str, bytes]:
-        """Members of a sample by suffix (lower case, without the first dot).
+        """Read a sample and return its members: suffix (lower case, without the first dot) -> bytes.
 
         Raises SampleError, naming shard, key and offset, when the bytes differ from the indexed ones in two reads;
         DataError when the shard has changed or cannot be read.
@@ -96,7 +98,8 @@ class Shards:
         raise SampleError(f"{self._where(shard, row)}: its CRC32 is not as indexed: the shard is damaged.")
 
     def _position(self, sample_id: int) -> tuple[int, int]:
-        """The number of the shard that holds a sample, and the sample's row in that shard."""
+        """Return the position in `indexes` of the shard that holds a sample, and the sample's row in that shard. Raises
+        IndexError for an id outside 0 … len - 1."""
         if not 0 <= sample_id < len(self):
             raise IndexError(f"sample id {sample_id} is not in [0, {len(self)})")
         shard = bisect_right(self._starts, sample_id) - 1
@@ -112,13 +115,15 @@ class Shards:
         return self._open(shard)
 
     def _forget_files(self) -> None:
-        """Begin with an empty cache of open shards. The files of another process are closed by their destructor."""
+        """Start an empty cache of open shards for this process. Files that a parent process opened are closed by their
+        destructor."""
         self._process = os.getpid()
         self._open = lru_cache(maxsize=OPEN_SHARDS)(lambda shard: _open_shard(self.indexes[shard]))
 
 
 def _index_argument(path: str) -> str:
-    """The argument of `data index` for a file: its folder, if the command looks for files of this suffix in folders."""
+    """Return the argument to give to `python -m data index` for a shard: its folder if the command finds files of this
+    suffix in folders, otherwise the file itself."""
     return os.path.dirname(path) or "." if path.endswith(SUFFIXES) else path
 
 
@@ -145,8 +150,8 @@ def _changed(index: ShardIndex) -> DataError:
 
 
 def _payloads(read_range: ReadRange, ranges: list[tuple[int, int, int]]) -> list[bytes]:
-    """The bytes of a sample's members. One read gets all of them when they lie close together, as they nearly
-    always do."""
+    """Read the bytes of each member of a sample. ranges: (offset, size, index of the suffix) of each member. One read
+    gets all members when they lie close together, as they nearly always do."""
     start, end = ranges[0][0], ranges[-1][0] + ranges[-1][1]
     if end - start > sum(size for _, size, _ in ranges) + GAP:
         return [read_range(offset, offset + size) for offset, size, _ in ranges]

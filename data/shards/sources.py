@@ -1,4 +1,5 @@
-"""Parses values such as data.train into lists of shards: paths, folders, globs, brace lists, URLs, with weights."""
+"""Parse values such as data.train into lists of shards: paths, folders, globs, brace lists, URLs, each with a
+weight."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ FORMS = "a path, a folder, a glob, 'd/{000..099}.tar', several joined by '::', e
 
 @dataclass(frozen=True)
 class ShardSource:
-    """Shards that share a weight: how often each of their samples appears per epoch."""
+    """Shards that share one weight. weight: how often each of their samples appears per epoch."""
 
     shards: tuple[str, ...]
     weight: float = 1.0
@@ -32,7 +33,7 @@ class ShardSource:
 def parse_sources(
     value: str | Sequence[str], key: str = "data.train", suffixes: Sequence[str] = SUFFIXES
 ) -> list[ShardSource]:
-    """The sources that `value` names, in its order; shards of a folder or glob are sorted by name.
+    """Parse `value` into sources, in the order of its parts; the shards of a folder or glob are sorted by name.
 
     key: the configuration key, for messages. Raises ConfigError when a part matches nothing, does not end in one of
     `suffixes`, appears twice, has an unknown URL scheme or a weight that is not a positive number.
@@ -45,7 +46,8 @@ def parse_sources(
 
 
 def split_sources(value: str | Sequence[str], key: str) -> list[tuple[str, float]]:
-    """(path or URL as written, weight) of each part of `value`. Raises ConfigError as `parse_sources`."""
+    """Split `value` at each '::' and return (path or URL as written, weight) of each part. key: the configuration key,
+    for messages. Raises ConfigError for an empty part and for a weight that is not a positive number."""
     texts = [value] if isinstance(value, str) else value
     is_text = isinstance(texts, Sequence) and all(isinstance(text, str) for text in texts)
     written = [part.strip() for text in texts for part in text.split("::")] if is_text else []
@@ -55,7 +57,8 @@ def split_sources(value: str | Sequence[str], key: str) -> list[tuple[str, float
 
 
 def _split_weight(part: str, key: str) -> tuple[str, float]:
-    """'a.tar@2' as ('a.tar', 2.0); the weight is 1 when there is none."""
+    """Split 'a.tar@2' into ('a.tar', 2.0); the weight is 1 when there is none. key: the configuration key, for
+    messages. Raises ConfigError for a weight that is not a positive number."""
     path, at, number = part.rpartition("@")
     try:
         weight = float(number)
@@ -69,7 +72,8 @@ def _split_weight(part: str, key: str) -> tuple[str, float]:
 
 
 def local_path(path: str) -> str:
-    """The path without `file://`, and with the home folder in place of `~`. Other URLs stay as they are."""
+    """Return the path without a leading `file://`, and with the home folder in place of `~`. Other URLs stay as they
+    are."""
     return os.path.expanduser(path.removeprefix("file://"))
 
 
@@ -140,8 +144,8 @@ def _how_to_unpack(path: str) -> str:
 
 
 def _missing_part(path: str) -> str:
-    """The end of an error message that names the first part of the path that does not exist, for example
-    ": no 'emojy' in data/samples. Did you mean 'emoji'?"."""
+    """Return the end of an error message, which names the first part of the path that does not exist, for example ": no
+    'emojy' in data/samples. Did you mean 'emoji'?"."""
     missing = Path(path)
     while not missing.parent.is_dir():
         missing = missing.parent
@@ -153,7 +157,8 @@ def _missing_part(path: str) -> str:
 
 
 def refuse_twice(shards: Sequence[str], key: str) -> None:
-    """Raise ConfigError when a file is named twice: each of its samples would have two ids."""
+    """Raise ConfigError when a shard is listed twice, because each of its samples would have two ids. key: the
+    configuration key, for the message."""
     for shard, count in Counter(shards).items():
         if count > 1:
             raise ConfigError(f"{key}: {shard} appears twice. To see it more often, give it a weight: '{shard}@2'.")

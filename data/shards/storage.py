@@ -1,4 +1,4 @@
-"""Bytes of a shard from a local file or a remote one: by position, or from the first to the last."""
+"""Read the bytes of a shard, from a local file or a remote one: by byte range, or as a stream from first to last."""
 
 from __future__ import annotations
 
@@ -35,25 +35,27 @@ ReadRange = Callable[[int, int], bytes]
 
 
 class Stat(NamedTuple):
-    """Size in bytes and time stamp or entity tag. A file with an equal Stat is taken as unchanged."""
+    """The state of a file. size: in bytes; mtime: its time stamp, or the entity tag of a remote file. A file whose Stat
+    is equal to an earlier one counts as unchanged."""
 
     size: int
     mtime: str
 
 
 def scheme_of(path: str) -> str:
-    """'s3' of 's3://bucket/x', 'pipe' of 'pipe:cat x', '' of a local path."""
+    """Return the URL scheme of a path: 's3' for 's3://bucket/x', 'pipe' for 'pipe:cat x', '' for a local path."""
     found = re.match(r"(pipe(?=:)|[A-Za-z][A-Za-z0-9+.-]*(?=://))", path)
     return found[0].lower() if found else ""
 
 
 def shard_name(path: str) -> str:
-    """Last part of a path or URL, without a query."""
+    """Return the file name, which is the last part of a path or URL, without the query string."""
     return os.path.basename(urlsplit(path).path if scheme_of(path) else path)
 
 
 def filesystem(url: str) -> tuple[AbstractFileSystem, str]:
-    """fsspec's file system of a URL and the path in it; ConfigError names the package when its driver is missing."""
+    """Return fsspec's file system for a URL, and the URL's path in it. Raises ConfigError, which names the package to
+    install, when the storage driver is missing."""
     import fsspec.core
 
     scheme = scheme_of(url)
@@ -65,7 +67,7 @@ def filesystem(url: str) -> tuple[AbstractFileSystem, str]:
 
 
 def list_remote(url: str) -> list[str]:
-    """The URLs that a remote glob matches or a remote folder holds, sorted. Raises OSError when storage fails."""
+    """Return the sorted URLs that a remote glob matches or a remote folder holds. Raises OSError when storage fails."""
     fs, path = filesystem(url)
     with as_os_errors():
         names: Any = fs.glob(path) if glob.has_magic(url) else fs.ls(path, detail=False) if fs.isdir(path) else []
@@ -74,7 +76,7 @@ def list_remote(url: str) -> list[str]:
 
 @contextmanager
 def as_os_errors() -> Iterator[None]:
-    """Turn errors of a storage driver's own types (HTTP status, credentials) into OSError."""
+    """Context manager that turns a storage driver's own exceptions (HTTP status, credentials) into OSError."""
     try:
         yield
     except (OSError, UserError):
@@ -84,7 +86,8 @@ def as_os_errors() -> Iterator[None]:
 
 
 def stat(path: str) -> Stat:
-    """Size and stamp of a shard; ConfigError when it does not exist, DataError when storage fails."""
+    """Return size and time stamp of a shard. Raises ConfigError when it does not exist, DataError when storage
+    fails."""
     try:
         return read_stat(path)
     except FileNotFoundError:
@@ -94,7 +97,8 @@ def stat(path: str) -> Stat:
 
 
 def read_stat(path: str) -> Stat:
-    """As `stat`; raises OSError, or DataError for a server that does not give the size."""
+    """Return size and time stamp of a file, local or remote. Raises OSError when storage fails, and DataError when the
+    server does not tell the size."""
     if not scheme_of(path):
         found = os.stat(path)
         return Stat(found.st_size, str(found.st_mtime_ns))
@@ -107,7 +111,7 @@ def read_stat(path: str) -> Stat:
 
 
 def open_stream(path: str) -> BinaryIO:
-    """The whole shard from its start, unbuffered where that is possible."""
+    """Open a shard, local or remote, as a binary stream at its start. A local file is unbuffered."""
     if not scheme_of(path):
         return open(path, "rb", buffering=0)
     fs, inner = filesystem(path)
@@ -115,13 +119,14 @@ def open_stream(path: str) -> BinaryIO:
 
 
 def sha256_of(path: str | Path) -> str:
-    """SHA-256 of a file, local or remote, in hexadecimal."""
+    """Return the SHA-256 of a file, local or remote, in hexadecimal."""
     with open_stream(str(path)) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 def open_ranges(path: str) -> ReadRange:
-    """A function (start, end) -> bytes of the shard; shorter where the file ends. OSError after three retries."""
+    """Return a function (start, end) -> bytes that reads a byte range of the shard. It returns fewer bytes where the
+    file ends, and raises OSError when a read fails and three retries fail too."""
     if not scheme_of(path):
         return _LocalRanges(path)
     fs, inner = filesystem(path)
@@ -134,8 +139,8 @@ def open_ranges(path: str) -> ReadRange:
 
 
 class _LocalRanges:
-    """A local file, read by pread. A mapped file would be faster, but SIGBUS kills the process when such a file is cut
-    or its disk fails."""
+    """A function (start, end) -> bytes that reads a local file by pread. A memory-mapped file would be faster, but
+    SIGBUS kills the process when such a file is truncated or its disk fails."""
 
     def __init__(self, path: str) -> None:
         self.descriptor = -1  # __del__ runs also when os.open fails
@@ -150,9 +155,9 @@ class _LocalRanges:
 
 
 def with_retries(read: Callable[[], T]) -> T:
-    """The result of read(). After an OSError it is called again, after each pause in RETRY_SECONDS.
+    """Call read() and return its result. After an OSError call it again, after each pause listed in RETRY_SECONDS.
 
-    FileNotFoundError is raised at once.
+    FileNotFoundError is raised at once, another OSError after the last retry.
     """
     for pause in RETRY_SECONDS:
         try:
@@ -168,13 +173,14 @@ def with_retries(read: Callable[[], T]) -> T:
 
 
 def open_sequential(path: str) -> BinaryIO:
-    """The whole shard as a stream; close it. A read raises OSError when the shard does not exist or retries fail."""
+    """Open a shard, local or remote, as a stream that is read once from its start; the caller closes it. A read raises
+    OSError when the shard does not exist or retries fail."""
     return io.BufferedReader(_SequentialReader(path), PIECE)
 
 
 class _SequentialReader(io.RawIOBase):
-    """A shard as a raw stream. It is opened by the first read. After a broken connection it is opened again, and the
-    bytes read before are skipped."""
+    """A raw stream of a shard, local or remote. The first read opens the shard. After a broken connection the shard is
+    opened again, and the bytes that were read before are skipped."""
 
     def __init__(self, path: str) -> None:
         self._path, self._offset = path, 0
@@ -202,7 +208,7 @@ class _SequentialReader(io.RawIOBase):
             raise
 
     def _open(self) -> BinaryIO | HTTPResponse:
-        """Open the shard at the current offset."""
+        """Open the shard and move to the current byte offset."""
         if scheme_of(self._path) not in ("http", "https"):
             self._source = open_stream(self._path)
             self._source.seek(self._offset)
@@ -229,7 +235,8 @@ def _request(url: str) -> HTTPResponse:
 
 
 def _next_bytes(source: BinaryIO | HTTPResponse, size: int) -> bytes:
-    """At most `size` bytes, b"" at the end. Raises ConnectionError for a response that ends too early."""
+    """Read at most `size` bytes from the source; b"" at the end. Raises ConnectionError for an HTTP response that ends
+    before its announced length."""
     piece = source.read(size)
     if not piece and isinstance(source, HTTPResponse) and source.length:  # http.client reports no error here
         raise ConnectionError(f"the answer broke off {source.length} bytes before its end")

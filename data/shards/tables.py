@@ -1,6 +1,6 @@
-"""Tables of pictures and captions (a CSV, Parquet or JSON-lines file, or a folder), read row by row.
+"""Read tables of pictures and captions row by row: a CSV, Parquet or JSON-lines file, or a folder.
 
-Errors name the row.
+Error messages name the row.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TableRows = Iterator[tuple[str, Fields | BadRow]]  # where the row stands, for m
 
 
 class TableOptions(Protocol):
-    """The options of `python -m data pack` that name columns."""
+    """The options of `python -m data pack` that name the picture and caption columns, and the separator of a CSV."""
 
     csv_separator: str
     csv_image_key: str
@@ -40,7 +40,8 @@ class TableOptions(Protocol):
 
 @dataclass(frozen=True)
 class TablePair:
-    """A picture's path, its caption (a list where the table has lists) and the other fields of the row."""
+    """A picture and its captions from one row. image: the picture's path; caption: a text, or a list of texts where the
+    table has lists; extra: the other fields of the row."""
 
     image: Path
     caption: str | list[str]
@@ -51,9 +52,10 @@ class TablePair:
 class PairTable:
     """A table of pictures and captions, opened by `open_table`.
 
-    folder: paths of pictures are relative to it. image_key, caption_key: the columns. listed: captions are lists.
-    extra: there are columns besides picture and caption. listed and extra hold for the whole table, because all samples
-    of a shard must have the same members. rows(): reads the rows from the start.
+    folder: the folder that picture paths are relative to. image_key, caption_key: names of the columns. listed: whether
+    captions are lists. extra: whether there are columns besides picture and caption. rows: a function that reads the
+    rows from the start. `listed` and `extra` hold for the whole table, because all samples of a shard must have the
+    same members.
     """
 
     folder: Path
@@ -64,7 +66,8 @@ class PairTable:
     rows: Callable[[], TableRows]
 
     def pair(self, fields: Fields | BadRow) -> TablePair:
-        """The pair of a row. Raises BadRow when the picture's path or a caption is missing, empty or no text."""
+        """Convert the fields of a row to a TablePair. Raises BadRow when the picture's path or a caption is missing,
+        empty or not text; a BadRow given as `fields` is raised as it is."""
         if isinstance(fields, BadRow):
             raise fields
         image, caption = fields.get(self.image_key), fields.get(self.caption_key)
@@ -89,7 +92,10 @@ class PairTable:
 
 
 def open_table(path: Path, options: TableOptions) -> PairTable:
-    """The table at `path`. Raises ConfigError for an unknown kind of file, and when a needed column is missing."""
+    """Open the table at `path`, a folder or a file with one of the suffixes in OPENERS. options: name the columns.
+
+    Raises ConfigError for another kind of file or a missing column, and DataError for a file that cannot be read.
+    """
     if path.is_dir():
         return PairTable(path, "image", "caption", listed=False, extra=False, rows=partial(_folder_rows, path))
     if not path.is_file():
@@ -101,8 +107,9 @@ def open_table(path: Path, options: TableOptions) -> PairTable:
 
 
 def _chosen(path: Path, key: str, wanted: str | None, candidates: Sequence[str], columns: Sequence[str]) -> str:
-    """The column to use: `wanted`, which is the value of the option `key`, or without it the first of `candidates`
-    that the table has. Raises ConfigError when the table lacks it."""
+    """Return the name of the column to use: `wanted` if it is set, otherwise the first of `candidates` that is in
+    `columns`. path: the table's file and key: the option that sets `wanted`, both for messages. Raises ConfigError when
+    the table lacks the column."""
     found = [name for name in ([wanted] if wanted else candidates) if name in columns]
     if not found:
         lacks = f"no column '{wanted}'.{nearest(wanted, columns)}" if wanted else f"none of {', '.join(candidates)}."
@@ -135,9 +142,9 @@ def _csv_rows(path: Path, separator: str, columns: Sequence[str]) -> TableRows:
 
 
 def _csv_cells(path: Path, separator: str) -> Iterator[tuple[int, list[str] | BadRow]]:
-    """Line number and cells of each row that is not blank.
+    """Yield the line number and the cells of each CSV row that is not blank; a BadRow in place of invalid cells.
 
-    Raises DataError for a row with an open quote: where the next row begins is then unknown.
+    Raises DataError for a row with an open quote, because it is then unknown where the next row begins.
     """
     row: list[str] = []  # the lines of the current row, so far
 
@@ -167,7 +174,8 @@ def _csv_cells(path: Path, separator: str) -> Iterator[tuple[int, list[str] | Ba
 
 
 def _folder_rows(folder: Path) -> TableRows:
-    """A row per picture, with the text of the .txt file of the same stem; a BadRow per .txt file without a picture."""
+    """Yield a row for each picture in the folder, with the captions from the .txt file of the same stem; then a BadRow
+    for each .txt file without a picture."""
     files = sorted(file for file in folder.rglob("*") if not file.name.startswith(".") and file.is_file())
     pictures = [file for file in files if file.suffix.lower().removeprefix(".") in PICTURES]
     for picture in pictures:
@@ -185,13 +193,15 @@ def _folder_rows(folder: Path) -> TableRows:
 
 
 def _refuse_link(file: Path, folder: Path) -> None:
-    """Raise BadRow for a link out of the folder: shards are shared, so no other file of this disk may get into them."""
+    """Raise BadRow if `file` is a link that leads out of the folder. Shards are shared with others, so no other file of
+    this disk may get into one."""
     if not file.resolve().is_relative_to(folder.resolve()):
         raise BadRow("link out of the folder", f"{file}; copy what it leads to (cp -L)")
 
 
 def _text_beside(picture: Path, folder: Path) -> list[str] | None:
-    """The captions in the .txt file of a picture, one per line. Raises BadRow."""
+    """Return the captions in the .txt file beside a picture, one per line; None if there is no such file. Raises BadRow
+    for a file that is too big, not UTF-8, or a link out of the folder."""
     file = picture.with_suffix(".txt")
     if not file.is_file():
         return None
@@ -204,7 +214,8 @@ def _text_beside(picture: Path, folder: Path) -> list[str] | None:
 
 
 def content(path: Path, limit: int) -> bytes:
-    """The bytes of a file. Raises BadRow when it is missing, no regular file, or larger than `limit` bytes."""
+    """Read a file and return its bytes. Raises BadRow when it is missing, not a regular file, or larger than `limit`
+    bytes."""
     try:
         if not path.exists():
             raise BadRow("missing file", str(path))
@@ -246,7 +257,8 @@ def _parquet_rows(path: Path) -> TableRows:
 
 
 def _jsonl(path: Path, options: TableOptions) -> PairTable:
-    """Reads all lines once for the columns, and whether any caption is a list: each line may have other fields."""
+    """Open a JSON-lines table. Reads all lines once to find the columns and whether any caption is a list, because each
+    line may have other fields."""
     objects = [fields for _, fields in _jsonl_rows(path) if isinstance(fields, dict)]
     columns = list(dict.fromkeys(name for fields in objects for name in fields))
     image = _chosen(path, "image_key", options.image_key, IMAGE_FIELDS, columns)
