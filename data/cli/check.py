@@ -165,7 +165,7 @@ def parallel_map(workers: int | None, tasks: int) -> Iterator[Callable[..., Iter
 
 
 def examine(task: tuple[ShardIndex, range, CheckOptions]) -> PictureFindings:
-    """Read and decode samples of one shard, and return their statistics. Bad samples are listed, not raised.
+    """Read and decode samples of one shard, and return their statistics, which list the bad samples.
 
     task: the index of the shard, the positions of the samples in the shard, and the options of the command.
     """
@@ -196,7 +196,7 @@ def _captions(sample: ShardSample, names: Sequence[str]) -> Sequence[str]:
     """Return the captions of a sample under the first of `names` that it has: "txt" for its text member, or a json
     field.
 
-    Under the name "cls", the class number is checked and no caption is returned. Raises SampleError as training does.
+    If this name is "cls", the class number is checked and no caption is returned. Raises SampleError as training does.
     """
     there = {*sample.members, *sample.fields} - {"json"}
     name = next((name for name in names if name in there), None)
@@ -245,7 +245,7 @@ class PassageStatistics:
 
 
 def _contradictions(row: QuestionRow) -> Iterator[str]:
-    """Yield a message for each passage that a row lists both as positive and as negative."""
+    """Yield a message for each passage that a question row lists both as positive and as negative."""
     positives = {key: i for i, key in reversed(list(enumerate(row.positives.keys)))}
     for name in LISTS[1:]:
         for i, key in enumerate(getattr(row, name).keys):

@@ -1,5 +1,4 @@
-"""`python -m data pack` for questions and passages: converts files of any format to another, and reports what is
-lost."""
+"""`python -m data pack` for questions and passages: converts files of any format to another, and reports lost parts."""
 
 from __future__ import annotations
 
@@ -84,7 +83,8 @@ def convert(source: str, options: PackOptions) -> None:
 
 
 def _write(questions: InputQuestions, folder: Path, options: PackOptions, report: ConversionReport) -> None:
-    """Write the files of a conversion into `folder`, and count in `report` what happens to each row."""
+    """Write the questions of an input, and their passages, as files in `folder`. Counts in `report` the parts of each
+    row that were written, joined with an equal one, or dropped."""
     target, source, tally = options.to, questions.corpus, report.tally
     named = np.zeros(len(source or ()), bool)  # passages of the source's corpus that a row names
     with ExitStack() as stack:

@@ -51,8 +51,10 @@ def run(arguments: Sequence[str], options: IndexOptions) -> None:
 
 
 def index_sources(sources: Sequence[ShardSource], workers: int | None) -> list[ShardIndex]:
-    """Return the index of each shard of the sources, in order. Shows its progress. workers: processes; None: one per
-    CPU core."""
+    """Index all shards of the sources, and return one index per shard, in order. Shows its progress.
+
+    workers: number of processes; None: one per CPU core.
+    """
     paths = [shard for source in sources for shard in source.shards]
     return list(tracked(index_shards(paths, workers), "indexing", len(paths)))
 

@@ -1,4 +1,4 @@
-"""The inputs of `python -m data pack` and `check`: finding out what they hold, and reading their questions or passages.
+"""Reads the inputs of `python -m data pack` and `check`: finds out what they hold, and yields questions or passages.
 
 Training refuses an input with a bad row. The readers in this module yield a BadRow (the error) in place of such a row,
 and go on with the next row.
@@ -62,7 +62,8 @@ class UnreadFields(Counter[str]):
                 self[what if what in self or len(self) < COUNTED else OTHERS] += 1
 
     def add_metadata(self, fields: Mapping[str, Any]) -> None:
-        """Count the entries of a row's field `metadata` that are not used: all except a topic that is a text."""
+        """Count the entries of a row's field `metadata` that the readers do not use. Only the entry topic is used, if
+        it is a text."""
         metadata = fields.get("metadata")
         if isinstance(metadata, Mapping):
             read = ["topic"] if isinstance(metadata.get("topic"), str) else []
@@ -83,8 +84,9 @@ class UnreadFields(Counter[str]):
 class InputQuestions:
     """The questions of an input, and the corpus of passages that its rows may name by id.
 
-    corpus: None without one. rows: yields each row's location with a QuestionRow or, for a bad row, a BadRow; it can be
-    read only once. A question without an id has the id ''. unread: counts of the unused fields in the rows read so far.
+    corpus: None if the input has none. rows: yields each row's location with a QuestionRow or, for a bad row, a BadRow;
+    it can be read only once. A question without an id has the id ''. unread: counts of the unused fields in the rows
+    read so far.
     """
 
     corpus: Corpus | None
@@ -131,9 +133,11 @@ def _first_file(sources: Sequence[str]) -> str | None:
 
 
 def refuse_unknown(sources: Sequence[str]) -> None:
-    """Raise ConfigError if the first source is a .jsonl file, whose rows `kind_of` found to be of no known format.
+    """Raise ConfigError for a .jsonl file whose rows are of no known format, if it is the first file of the first
+    source.
 
-    The message lists the fields of the first row that can be parsed; without such a row nothing is raised.
+    Call it only for sources that `kind_of` did not recognise: the format is not tested again. The message lists the
+    fields of the first row.
     """
     with suppress(OSError):
         file = _first_file(sources)
@@ -279,8 +283,9 @@ def _judged(qrels: str, queries: Corpus, corpus: Corpus, unread: UnreadFields) -
     """Yield the location and the QuestionRow of each question in a BEIR folder that has a relevant passage (grade above
     0).
 
-    The order is that of queries.jsonl. Relevant judgements with an unknown id come first, as BadRow. qrels: path of the
-    judgements. queries, corpus: queries.jsonl and corpus.jsonl. unread: takes the counts of unused fields and grades.
+    The questions come in the order of queries.jsonl, after a BadRow for each relevant judgement with an unknown id.
+    qrels: path of the judgements. queries, corpus: queries.jsonl and corpus.jsonl. unread: takes the counts of unused
+    fields and grades.
     """
 
     def relevant() -> Iterator[questions.Judgement]:

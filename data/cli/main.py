@@ -28,9 +28,9 @@ Quote braces and globs. Exit codes: 0 ok, 2 a command that cannot work, 3 damage
 class Verb:
     """A verb of `python -m data`, such as index. Its module has a function run(plain arguments, options).
 
-    argument: the name of a plain argument (one without key=) in messages: SOURCE or INPUT. options: the dataclass of
-    its key=value options. several: whether it takes more than one plain argument, because a shell expands braces and
-    globs to many.
+    argument: the word for a plain argument (without key=) in messages, SOURCE or INPUT. options: the dataclass of its
+    key=value options. several: whether it takes more than one plain argument, because a shell expands braces and globs
+    to many.
     """
 
     name: str

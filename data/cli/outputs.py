@@ -57,8 +57,8 @@ def checked_out(options: PackOptions) -> Path:
 def shard_writer(folder: Path, options: PackOptions) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Yield a function that adds one sample to new shards in `folder`: 000000.tar, 000001.tar, … (context manager).
 
-    It takes the sample as {"__key__": name, suffix: bytes}. `options` limit the samples and bytes of a shard. Equal
-    samples give equal bytes.
+    The function takes a sample as {"__key__": name, suffix: bytes}. A new shard begins after options.maxcount samples
+    or options.maxsize bytes. Equal samples give equal bytes.
     """
     from webdataset.writer import ShardWriter
 
@@ -94,7 +94,8 @@ def index_new(folder: Path) -> list[ShardIndex]:
 
 
 def shard_names(folder: Path, shards: int) -> Path:
-    """Return one path that names all shards of a folder, such as folder/{000000..000011}.tar. shards: their number."""
+    """Return one path that names all shards of a folder, such as folder/{000000..000011}.tar. shards: number of
+    shards."""
     return folder / ("000000.tar" if shards == 1 else f"{{000000..{shards - 1:06d}}}.tar")
 
 
@@ -117,10 +118,10 @@ class Tally:
 
     @contextmanager
     def row(self, where: str) -> Iterator[None]:
-        """Count one row, which the block processes (context manager). where: location of the row, for messages.
+        """Count one row, which is processed in the block (context manager). where: location of the row, for messages.
 
-        If the block raises a BadRow, the row is counted as skipped, and the first SHOWN of them are printed. With
-        on_error=stop it raises DataError instead.
+        If the block raises a BadRow, the row is counted as skipped; the first SHOWN errors are printed. With
+        on_error=stop a DataError is raised instead.
         """
         self.rows += 1
         try:

@@ -58,10 +58,10 @@ def question_id(question: Question) -> str:
 
 
 def dpr_fields(row: QuestionRow, dropped: Dropped) -> Fields:
-    """Return a row as the fields of the DPR format, with query_id and metadata where the question has an id and a
-    group.
+    """Return a question and its passages as the fields of a DPR row. If the question has an id or a group, the fields
+    query_id or metadata are added; DPR's own reader ignores both.
 
-    DPR's own reader ignores these two. dropped: unchanged, because the format can hold the whole row.
+    dropped: stays unchanged, because the format can hold everything.
     """
     lists = {"positive": row.positives, "negative": row.negatives, "hard_negative": row.hard_negatives}
     return {
@@ -85,10 +85,11 @@ def _context(passage: Passage) -> Fields:
 def tevatron_fields(
     text: str, lists: str, entry: Callable[[Passage], Any], row: QuestionRow, dropped: Dropped
 ) -> Fields:
-    """Return a row as the fields of one of the two Tevatron formats. Counts in `dropped` what the format cannot hold.
+    """Return a question and its passages as the fields of a row in one of the two Tevatron formats.
 
     text: name of the field for the question's text. lists: end of the names of the two fields for passages, positive_…
-    and negative_…. entry: converts a passage to an entry of these lists.
+    and negative_…. entry: converts a passage to an entry of these lists. Counts in `dropped` all that the format cannot
+    hold.
     """
     dropped["question groups"] += row.question.group is not None
     return {
@@ -101,8 +102,10 @@ def tevatron_fields(
 
 
 def flag_fields(row: QuestionRow, dropped: Dropped) -> Fields:
-    """Return a row as the fields of the FlagEmbedding format. Counts in `dropped` the ids, titles, answers and groups
-    that are lost, because the format has only texts."""
+    """Return a question and its passages as the fields of a FlagEmbedding row, which has only texts.
+
+    Counts in `dropped` the ids, titles, answers and groups that are lost.
+    """
     passages = [*row.positives, *row.negatives, *row.hard_negatives]
     dropped["question ids"] += bool(row.question.id)
     dropped["answers"] += len(row.question.answers)
@@ -121,8 +124,10 @@ def _document(id_key: str, passage: Passage) -> Fields:
 
 
 def _one_list(row: QuestionRow, dropped: Dropped) -> list[Passage]:
-    """Return all negatives of a row, the hard ones first, for formats with only one list of negatives. Counts in
-    `dropped` the negatives that were not hard."""
+    """Return all negatives of a question row, the hard ones first, for formats with only one list of negatives.
+
+    Counts in `dropped` the negatives that were not hard, because the new file does not tell them apart.
+    """
     dropped["marks that a negative is a plain one"] += len(row.negatives)
     return [*row.hard_negatives, *row.negatives]
 
@@ -158,7 +163,7 @@ def _shards(folder: Path, options: PackOptions) -> Iterator[AddJson]:
 
 @contextmanager
 def _beir(folder: Path, options: PackOptions, written: WrittenIds) -> Iterator[WriteRow]:
-    """Open the files of questions and judgements of a BEIR folder; yield a function that writes a row (context
+    """Open the files of questions and judgements of a BEIR folder; yield a function that writes one row (context
     manager).
 
     Rows with the same question become one: a question, or a pair of question and passage, is written only once.
@@ -206,10 +211,11 @@ ROWS = {
 
 @contextmanager
 def row_writer(folder: Path, options: PackOptions, written: WrittenIds) -> Iterator[WriteRow]:
-    """Yield a function that writes a row to `folder` in the format `options.to` (context manager).
+    """Yield a function that writes a question and its passages to `folder` in the format `options.to` (context
+    manager).
 
-    The function returns False when the row was joined with an earlier one of the same question. written: the ids that
-    were written before, which only the format beir uses.
+    The function returns False when the row was joined with an earlier row of the same question. written: the ids that
+    were written before; only the format beir uses it.
     """
     if options.to is Target.beir:
         with _beir(folder, options, written) as write:
@@ -261,8 +267,8 @@ class CorpusWriter:
     """Writes the passages of a corpus to a file, each id only once.
 
     line: converts a passage to a line of the file. written: the ids that were written before. source: a corpus whose
-    passages are all copied to the file first, or None. dropped: takes counts of what the file cannot hold. count:
-    number of passages written so far.
+    passages are all copied to the file first, or None. dropped: takes counts of the parts that the file cannot hold.
+    count: number of passages written so far.
     """
 
     file: BinaryIO
@@ -273,8 +279,8 @@ class CorpusWriter:
     count: int = 0
 
     def copy(self, passages: Iterable[Passage]) -> None:
-        """Write the given passages, which are those of `source`. Raises DataError for a passage that the file cannot
-        hold, because rows may name it."""
+        """Write the given passages, those of the corpus `source`, to the file. Raises DataError for a passage that the
+        file cannot hold: it cannot be left out, because a row may name it."""
         for passage in passages:
             try:
                 self.file.write(self.line(passage, self.dropped))
@@ -283,10 +289,10 @@ class CorpusWriter:
             self.count += 1
 
     def add(self, passages: Iterable[Passage]) -> int:
-        """Write those of the passages whose ids are new, and return their number.
+        """Write the passages whose ids are new, and return their number.
 
-        Raises BadRow, and writes none of them, when a passage has the id of a different one, or when the file cannot
-        hold it.
+        Raises BadRow, and writes no passage, when an id is already used for another passage, or when the file cannot
+        hold a passage.
         """
         new: dict[str, tuple[int, bytes]] = {}
         dropped = Counter[str]()

@@ -110,10 +110,8 @@ class ImageText:
     id) and the shards."""
 
     def __init__(self, shards: Shards, spec: ImageSpec, tokenize: Tokenize, config: DataConfig, seed: int) -> None:
-        """Store the parts and check the first samples. Raises SampleError when none of them can be used.
-
-        So a wrong key or field in the configuration is reported before any loader process starts.
-        """
+        """Store the parts and check the first samples. Raises SampleError when all of them are unusable, so that a
+        wrong key or field in the configuration is reported before any loader process starts."""
         self.shards, self._maker = shards, PairMaker(spec, tokenize, config, seed)
         self._replacements = Replacements(shards.sizes, seed, config.tolerated)
         checked = range(min(len(shards), max(config.tolerated, 1)))

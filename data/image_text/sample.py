@@ -34,8 +34,8 @@ MAX_LETTERS = 16_384  # open_clip's tokenizer takes time quadratic in the length
 
 @dataclass(frozen=True)
 class ShardSample:
-    """A sample of a shard. shard: path of the shard; key: name of the sample in it. members: its files, {suffix:
-    bytes}."""
+    """A sample of a shard. shard: path of the shard. key: name of the sample in the shard. members: the files of the
+    sample, as {suffix: bytes}."""
 
     shard: str
     key: str
@@ -72,11 +72,11 @@ class ShardSample:
             raise SampleError(f"{self.where}: {error}.") from error
 
     def captions(self, name: str) -> list[str]:
-        """Return the captions under `name`: the lines of the txt member for "txt", else those in the json field of that
-        name.
+        """Return the captions under `name`: the lines of the txt member for "txt", else the text or texts in the json
+        field `name`.
 
-        There is at least one; none is blank; longer ones are cut to MAX_LETTERS characters. Raises SampleError if that
-        fails.
+        There is at least one. Long captions are cut to MAX_LETTERS characters. Raises SampleError when the captions are
+        missing, when one is blank or no valid Unicode, or when the json field has another type.
         """
         if name == "txt":
             value = [line for line in map(str.strip, self._text("txt").split("\n")) if line]

@@ -58,7 +58,7 @@ class StreamBatch(Batch):
 
 @dataclass(frozen=True)
 class OneEpoch:
-    """Takes the place of an `Order`, which divides a run into epochs. The samples of a stream are not counted
+    """Takes the place of an `Order`, which divides a run into epochs. The number of samples in a stream is not known
     beforehand, so the whole run is one epoch of `steps_per_epoch` steps."""
 
     steps_per_epoch: int
@@ -67,11 +67,11 @@ class OneEpoch:
 
 @dataclass
 class StreamProgress:
-    """Which draws (shards to be read) of a stream are used up: all with an index below `first`, and those in
-    `finished`.
+    """Which draws of a stream are used up: all with an index below `first`, and those in `finished`. A draw is one
+    shard to be read (module docstring).
 
-    taken, ended: as in `StreamBatch`, of the other draws. Only batches that the trainer took are counted, not those
-    that loader processes prepared ahead.
+    taken, ended: as in `StreamBatch`, for draws that are not used up. Only batches that the trainer took are counted,
+    not those that loader processes prepared ahead.
     """
 
     first: int = 0
@@ -130,11 +130,11 @@ class Stream:
         check_any(islice(Reader(self, 0, 1).samples(), CHECKED), self._check)
 
     def begin(self, rank: int, world_size: int, workers: int, state: Mapping[str, Any] | None) -> str:
-        """Set the readers of this training process, and continue from `state`, that of a checkpoint, unless None.
+        """Set the readers of this training process. If `state`, saved in a checkpoint, is given, continue from there.
         Returns lines for the log.
 
-        rank, world_size: index of this process and number of training processes. workers: loader processes of each.
-        Both numbers may differ from those of the run that wrote the state.
+        rank, world_size: index of this process and number of training processes. workers: loader processes of each. The
+        numbers of processes may differ from those of the run that wrote the state.
         """
         self._rank, self._world_size, self._readers = rank, world_size, max(workers, 1)
         readers, shards = world_size * self._readers, self.draws_per_pass
@@ -209,9 +209,9 @@ class Stream:
 
 
 class Reader:
-    """One of the readers that share the draws of a stream. Each loader process has one. Its samples never end.
+    """One of several readers that share the draws of a stream. Each loader process has one. Its samples never end.
 
-    readers: number of all readers. number: index of this one among them, from 0.
+    readers: number of all readers. number: index of this reader, from 0.
     """
 
     def __init__(self, stream: Stream, number: int, readers: int) -> None:
@@ -222,8 +222,8 @@ class Reader:
         self._mixed = self._mix()
 
     def batch(self, size: int) -> StreamBatch:
-        """Return a batch of the next `size` samples that can be used. Raises DataError after too many consecutive bad
-        samples, and for any bad one with data.bad_samples=stop."""
+        """Return a batch of the next `size` usable samples. Raises DataError after too many consecutive bad samples,
+        and for any bad sample with data.bad_samples=stop."""
         pairs: list[TrainingPair] = []
         taken = Counter[int]()
         while len(pairs) < size:

@@ -95,8 +95,10 @@ def _rgb(picture: Image) -> Image:
 
 
 def evaluation_transform(picture: Tensor, spec: ImageSpec) -> Tensor:
-    """Resize a picture without augmentation: uint8 (3, H, W) → (3, S, S), S the side in `spec`. The result agrees with
-    that of open_clip's preprocessing to (2/255), for values in 0..1."""
+    """Resize a picture without augmentation: uint8 (3, H, W) → (3, S, S), S the side in `spec`.
+
+    The result agrees with open_clip's preprocessing to (2/255), for values in 0..1.
+    """
     size, (height, width) = spec.size, picture.shape[-2:]
     if height == width == size:
         return picture
@@ -133,11 +135,10 @@ def uniforms(seed: int, epoch: int, sample_id: int, count: int) -> Floats:
 
 
 def training_size(picture: Tensor, spec: ImageSpec, augment: AugmentConfig, draws: Floats) -> Tensor:
-    """Resize a training picture: uint8 (3, H, W) → (3, S, S), S the side in `spec`. draws (DRAWS,): random numbers in
-    [0, 1).
+    """Resize a training picture: uint8 (3, H, W) → (3, S, S), S the side in `spec`.
 
     With augment.crop_scale other than (1, 1), a random crop is resized; otherwise the picture is resized as in
-    evaluation.
+    evaluation. draws (DRAWS,): random numbers in [0, 1).
     """
     if tuple(augment.crop_scale) == (1, 1):
         return evaluation_transform(picture, spec)
@@ -146,10 +147,10 @@ def training_size(picture: Tensor, spec: ImageSpec, augment: AugmentConfig, draw
 
 
 def crop_box(height: int, width: int, scale: Interval, draws: Floats) -> tuple[int, int, int, int]:
-    """Return top, left, height and width in pixels of a random crop, drawn as torchvision's RandomResizedCrop draws it.
+    """Draw a random crop as torchvision's RandomResizedCrop does; return its top, left, height and width in pixels.
 
-    height, width: of the picture. scale: interval of the crop's share of the area. draws: random numbers in [0, 1). Up
-    to ten boxes are drawn, and the first that fits into the picture is taken; if none fits, a box in the centre.
+    height, width: of the picture. scale: lowest and highest share of the picture's area. draws: random numbers in [0,
+    1). Up to ten boxes are drawn, and the first that fits into the picture is taken; if none fits, a box in the centre.
     """
     shapes = draws[: 2 * CROP_ATTEMPTS].reshape(CROP_ATTEMPTS, 2)
     area = height * width * _between(scale, shapes[:, 0])
@@ -197,8 +198,8 @@ def add_noise(batch: Tensor, augment: AugmentConfig, draws: Floats) -> Tensor:
 
 
 def _inverse_maps(augment: AugmentConfig, draws: Floats) -> Floats:
-    """Return an affine map for each of the b pictures, (b, 2, 3), from the coordinates of an output pixel to those of
-    its input pixel, both in [-1, 1]."""
+    """Return affine maps (b, 2, 3), one for each picture, from the coordinates of an output pixel to those of its input
+    pixel. Both range over [-1, 1]. draws (b, NOISE_DRAWS): random numbers in [0, 1)."""
     angle = np.radians(augment.rotate) * _between((-1, 1), draws[:, 0])
     zoom = _between(augment.zoom, draws[:, 1])
     stretch = np.sqrt(1 + augment.aspect * _between((-1, 1), draws[:, 2]))
@@ -210,8 +211,12 @@ def _inverse_maps(augment: AugmentConfig, draws: Floats) -> Floats:
 
 
 def _warped(pixels: Tensor, inverse: Tensor) -> Tensor:
-    """Move the pixels of pictures, float (b, 3, S, S) in 0..255: output pixels are bilinear samples at the input
-    coordinates that the affine maps `inverse` (b, 2, 3) give, white outside the picture."""
+    """Rotate, zoom, stretch, shift and flip pictures, float (b, 3, S, S) in 0..255, by the affine maps `inverse` (b, 2,
+    3).
+
+    The maps give the input coordinates of each output pixel, which is sampled bilinearly; outside the picture it is
+    white.
+    """
     size = pixels.shape[-1]
     centres = (torch.arange(size) * 2 + 1) / size - 1  # of pixels, in [-1, 1]
     x, y = centres[None, None, :], centres[None, :, None]

@@ -67,8 +67,8 @@ class Corpus:
 
     @property
     def lengths(self) -> Int64s:
-        """The bytes of title and text of each passage, int64 (n,), memory-mapped. With them passages can be sorted by
-        length without being read."""
+        """The bytes of title and text of each passage, int64 (n,), memory-mapped. They serve to sort passages by length
+        without reading them."""
         return self._mapped.array[LENGTH]
 
     def ids(self, start: int, stop: int) -> list[str]:
@@ -157,10 +157,10 @@ def unique_order(hashes: Int64s, repeated: Callable[[int, int], str]) -> Int64s:
 
 
 def find_hashes(hashes: Int64s, order: Int64s, wanted: Int64s) -> Int64s:
-    """Find each of the k columns of `wanted` (2, k) among the columns of `hashes` (2, n). Returns positions (k,), −1
-    for a missing one.
+    """Find each of the k columns of `wanted` (2, k) among the columns of `hashes` (2, n). Returns the positions in
+    `hashes`, int64 (k,); −1 for a missing one.
 
-    Both have id hashes as columns, made by `hash_ids`. order: the result of `unique_order` for `hashes`.
+    The columns are hashes of ids, made by `hash_ids`. order: the result of `unique_order` for `hashes`.
     """
     found = np.full(wanted.shape[1], -1, np.int64)
     rank = np.searchsorted(hashes[HASH], wanted[HASH], sorter=order)

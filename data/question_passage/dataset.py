@@ -120,8 +120,8 @@ class QuestionPassage:
         return f"row {sample_id} of data.train"
 
     def drawn(self, epoch: int, i: int) -> DrawnRow:
-        """Draw the passages of row i for an epoch, by 1 + data.negatives.per_row random numbers that depend only on the
-        seed, the epoch and i.
+        """Draw the passages of row i for an epoch. The draw uses 1 + data.negatives.per_row random numbers that depend
+        only on the seed, the epoch and i.
 
         Raises SampleError when the row, or a passage that it names, has changed since it was indexed.
         """

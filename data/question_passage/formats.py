@@ -1,7 +1,6 @@
-"""Parsers of the formats of question files. A row of any format is converted to a Record, or raises BadRow with the
-reason.
+"""Parsers of the formats of question files. A row of any format is converted to a Record; a bad row raises BadRow.
 
-The names of its fields tell the format of a row:
+A row's format is known by the names of its fields:
 
 - DPR: question, answers [str], positive_ctxs, negative_ctxs, hard_negative_ctxs [{title, text, psg_id | passage_id}].
   A typographic apostrophe of the question becomes ', as in DPR's own reader.

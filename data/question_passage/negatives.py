@@ -1,5 +1,4 @@
-"""Hard negatives: drawing those of a training row, and reading the file of mined ones that `python -m eval.mine`
-writes.
+"""Hard negatives: draws them for a training row, and reads the file of mined ones that `python -m eval.mine` writes.
 
 The file mined.jsonl has one line per question: {"query_id": id, "negatives": [passage ids, best ranked first],
 "scores": [...]}.
@@ -35,8 +34,8 @@ def draw_negatives(
 ) -> list[Passage]:
     """Draw hard negatives of row i, at most one for each random number in `draws`, all in [0, 1).
 
-    They come from the first list in data.negatives.lists that has any for the row. Positive passages of the row are
-    never drawn, and no passage is drawn twice. mined: the mined negatives, or None.
+    They come from the first list in data.negatives.lists that has a candidate for the row. Positive passages of the row
+    are never drawn, and no passage is drawn twice. mined: the mined negatives, or None.
     """
     lists = {
         NegativeList.hard_negatives: row.hard_negatives,
@@ -57,11 +56,8 @@ def distinct(keys: Sequence[int], excluded: set[int]) -> list[int]:
 
 
 def sample(pool: Sequence[int], draws: Sequence[float] | np.ndarray) -> list[int]:
-    """Draw entries of `pool` without replacement (Fisher-Yates shuffle), one for each random number in `draws`, all in
-    [0, 1).
-
-    If `pool` has fewer entries than `draws`, all entries are drawn.
-    """
+    """Draw entries of `pool` without replacement (Fisher-Yates shuffle), one for each random number in `draws`. The
+    numbers are in [0, 1). If `pool` has fewer entries than `draws`, all entries are drawn."""
     left = list(pool)
     for i, draw in enumerate(draws[: len(left)]):
         other = i + int(draw * (len(left) - i))
@@ -80,8 +76,8 @@ class MinedNegatives:
     """
 
     def __init__(self, path: str, questions: QuestionRows, corpus: Corpus | None = None) -> None:
-        """Open the file `path` of mined negatives for the rows of `questions`. corpus: the passages; None: those of
-        `questions`.
+        """Open the file `path` of mined negatives for the rows of `questions`. corpus: holds the passages; None: the
+        corpus of `questions`.
 
         Raises ConfigError when the file or the corpus is missing, or when no question of the file is among the rows;
         DataError, naming the line, for a line of another form, a repeated question, or an id missing in the corpus.

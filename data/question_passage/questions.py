@@ -107,9 +107,8 @@ def is_beir(path: str) -> bool:
 class QuestionRows:
     """The rows of several sources, numbered consecutively from 0 through all of them.
 
-    weights: how often training uses each source. shared: the corpus that all sources use, or None. The attribute corpus
-    is where mined negatives are looked up: the shared corpus, or the only one of the sources; None when they have none
-    or several.
+    weights: how often training uses each source. shared: the corpus that all sources use, or None. The attribute
+    `corpus` holds the mined negatives: it is the shared corpus, or the only corpus among the sources, otherwise None.
     """
 
     def __init__(
@@ -167,7 +166,7 @@ class RowQuestions:
     """The question rows of files in any of the formats in formats.FORMATS. Can be pickled.
 
     A question without an id gets one made of its text, as `python -m data pack` makes it; it does not depend on the
-    name or folder of the file. columns, int64 (3, n), a memory-mapped file: two rows with the hash of each id, one with
+    name or folder of the file. columns, int64 (3, n), memory-mapped: two rows with the hash of each id, one row with
     the bytes of each question.
     """
 
