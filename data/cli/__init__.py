@@ -1,1 +1,1 @@
-"""`python -m data`: index, check, pack."""
+"""`python -m data`, the command line for data: its verbs index, check and pack."""

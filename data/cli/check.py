@@ -1,7 +1,8 @@
-"""`python -m data check`: reads everything, counts what is there and lists what training would refuse.
+"""`python -m data check`: reads all data of a source, prints statistics and lists everything that training would
+refuse.
 
-Shards of pictures: every byte is compared with the index, every picture is decoded. Questions and passages: every row
-is read as training reads it.
+Shards of pictures: the SHA-256 of every file is compared with the one in its index, and every picture is decoded.
+Questions and passages: every row is read as training reads it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ INTEGERS = partial(array, "q")  # 64 bits each: there may be many millions
 
 
 def run(arguments: Sequence[str], options: CheckOptions) -> None:
-    """Check the sources, print a summary. Raises DataError at the end for anything that training would refuse."""
+    """Check all data that the arguments (paths or URLs) name, and print statistics. Raises DataError at the end if
+    anything is wrong."""
     checks = {
         InputKind.pictures: check_shards,
         InputKind.questions: check_questions,
@@ -55,7 +57,8 @@ def run(arguments: Sequence[str], options: CheckOptions) -> None:
 
 @dataclass
 class BadLines:
-    """Messages about bad data. Only the first SHOWN are stored, since nearly every row may be bad; count: of all."""
+    """Messages about bad data. Stores only the first SHOWN messages, because nearly every row may be bad. count: number
+    of all messages."""
 
     lines: list[str] = field(default_factory=list)
     count: int = 0
@@ -71,14 +74,14 @@ class BadLines:
         return self
 
     def print(self) -> None:
-        """Print the lines, and how many more there are."""
+        """Print the stored messages, then the number of messages that were not stored."""
         more = [f"… and {self.count - SHOWN:,} more"] if self.count > SHOWN else []
         for line in [*self.lines, *more]:
             print_line(line)
 
 
 def count_repeated(keys: array[int]) -> int:
-    """The number of keys that equal an earlier one."""
+    """Return how many of the keys are equal to an earlier key in the array."""
     return len(keys) - len(np.unique(np.array(keys, np.int64)))
 
 
@@ -87,9 +90,11 @@ def count_repeated(keys: array[int]) -> int:
 
 @dataclass
 class PictureFindings:
-    """Statistics of samples of pictures. `+=` adds those of other samples.
+    """Statistics of samples in shards of pictures. `a += b` adds the statistics b of other samples to a.
 
-    widths, heights: pixels. words: number of words in each caption. pictures, texts: content keys.
+    formats, modes: number of pictures by file suffix and by PIL's name of the colour format. widths, heights: of each
+    picture, in pixels. words: number of words of each caption. pictures, texts: content keys (64-bit hashes) of the
+    pictures and of the captions. bad: messages about bad samples.
     """
 
     samples: int = 0
@@ -109,9 +114,10 @@ class PictureFindings:
 
 
 def check_shards(values: Sequence[str], options: CheckOptions) -> None:
-    """Check all shards of pictures and print a summary. Raises DataError at the end when anything is damaged.
+    """Check all shards of pictures that `values` (paths or URLs) name, and print statistics.
 
-    The samples of a shard whose structure is broken are not read; its problems are listed.
+    If the index lists problems of a shard, its samples are not read, and its problems are printed. Raises DataError at
+    the end when anything is damaged, or when there is no sample.
     """
     refuse_unknown(values)
     indexes = index_sources(parse_sources(values, "SOURCE"), options.workers)
@@ -145,7 +151,11 @@ def check_shards(values: Sequence[str], options: CheckOptions) -> None:
 
 @contextmanager
 def parallel_map(workers: int | None, tasks: int) -> Iterator[Callable[..., Iterable[Any]]]:
-    """A `map` that runs in several processes, or in this one when there are few tasks. workers: None: one per core."""
+    """Yield a function like `map` (context manager). It runs in several processes, or in this one when there are few
+    tasks.
+
+    workers: the largest number of processes; None: one per CPU core. tasks: number of calls that will be made.
+    """
     processes = min(workers if workers is not None else available_cores(), tasks // TASKS_PER_PROCESS)
     if processes < 2:
         yield map
@@ -155,7 +165,10 @@ def parallel_map(workers: int | None, tasks: int) -> Iterator[Callable[..., Iter
 
 
 def examine(task: tuple[ShardIndex, range, CheckOptions]) -> PictureFindings:
-    """Read and decode samples of one shard. task: the shard, the rows of these samples, the options of the command."""
+    """Read and decode samples of one shard, and return their statistics, which list the bad samples.
+
+    task: the index of the shard, the positions of the samples in the shard, and the options of the command.
+    """
     from dyad.data.image_text.sample import ShardSample
 
     index, rows, options = task
@@ -180,9 +193,10 @@ def examine(task: tuple[ShardIndex, range, CheckOptions]) -> PictureFindings:
 
 
 def _captions(sample: ShardSample, names: Sequence[str]) -> Sequence[str]:
-    """The captions in the first of `names` that the sample has; none for the class number `cls`, which is checked.
+    """Return the captions of a sample under the first of `names` that it has: "txt" for its text member, or a json
+    field.
 
-    Raises SampleError as training does.
+    If this name is "cls", the class number is checked and no caption is returned. Raises SampleError as training does.
     """
     there = {*sample.members, *sample.fields} - {"json"}
     name = next((name for name in names if name in there), None)
@@ -208,7 +222,8 @@ def _range(values: array[int]) -> str:
 
 @dataclass
 class PassageStatistics:
-    """Statistics of passages: 64-bit hashes of the ids, content keys, sizes of the texts in bytes, number of titles."""
+    """Statistics of passages. id_hashes: 64-bit hashes of the ids. keys: content keys (hashes of title and text).
+    sizes: bytes of each text. titles: number of passages with a title."""
 
     id_hashes: array[int] = field(default_factory=INTEGERS)
     keys: array[int] = field(default_factory=INTEGERS)
@@ -230,7 +245,7 @@ class PassageStatistics:
 
 
 def _contradictions(row: QuestionRow) -> Iterator[str]:
-    """Messages about passages that the row lists as positive and as negative."""
+    """Yield a message for each passage that a question row lists both as positive and as negative."""
     positives = {key: i for i, key in reversed(list(enumerate(row.positives.keys)))}
     for name in LISTS[1:]:
         for i, key in enumerate(getattr(row, name).keys):
@@ -239,9 +254,10 @@ def _contradictions(row: QuestionRow) -> Iterator[str]:
 
 
 def check_questions(values: Sequence[str], options: CheckOptions) -> None:
-    """Read every row and its corpus and print a summary.
+    """Read every row with a question, and the corpus if there is one, and print statistics. values: paths or URLs.
 
-    Raises DataError at the end when training would refuse a row, or a row lists a passage as positive and as negative.
+    Raises DataError at the end when training would refuse a row, when a row lists a passage both as positive and as
+    negative, when the corpus has an empty passage, or when there is no row.
     """
     source, bad, rows = open_input(values, options, "SOURCE"), BadLines(), 0
     lengths = {name: INTEGERS() for name in LISTS}  # of the lists of each row
@@ -283,9 +299,10 @@ def check_questions(values: Sequence[str], options: CheckOptions) -> None:
 
 
 def check_passages(values: Sequence[str], options: CheckOptions) -> None:
-    """Read every passage of files without questions and print a summary.
+    """Read every passage of files without questions, and print statistics. values: paths or URLs.
 
-    Raises DataError at the end when a passage is empty or cannot be read, or has no id or the id of another one.
+    Raises DataError at the end when a passage is empty, cannot be read, has no id or repeats the id of another one, or
+    when there is no row.
     """
     found, bad, unread, rows = PassageStatistics(), BadLines(), UnreadFields(), 0
     for where, passage in open_passages(values, "SOURCE", unread):
@@ -305,7 +322,8 @@ def check_passages(values: Sequence[str], options: CheckOptions) -> None:
 
 
 def _repeated_ids(values: Sequence[str], found: PassageStatistics) -> Iterator[str]:
-    """A message for each passage with the id of an earlier one. Reads all again: `found` has only hashes of ids."""
+    """Yield a message for each passage that repeats the id of an earlier one. Reads all files again, because the
+    statistics in `found` have only hashes of the ids."""
     hashes, counts = np.unique(np.array(found.id_hashes, np.int64), return_counts=True)
     repeated, first = set(hashes[counts > 1].tolist()), dict[str, str]()
     for where, passage in open_passages(values, "SOURCE", UnreadFields()):
@@ -327,7 +345,8 @@ def _quantiles(values: array[int]) -> str:
 
 
 def _finish(unread: UnreadFields, bad: BadLines, rows: int) -> None:
-    """Print the fields that were not read and the bad lines. Raises DataError for a bad line or no row at all."""
+    """Print the fields that were not read, and the messages about bad rows. Raises DataError when there is such a
+    message, or no row. rows: number of rows that were read."""
     print(f"not read        {str(unread) or 'nothing'}")
     if bad.count:
         bad.print()

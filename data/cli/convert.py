@@ -1,4 +1,4 @@
-"""`python -m data pack` for questions and passages: writes any format as any other, and reports what is lost."""
+"""`python -m data pack` for questions and passages: converts files of any format to another, and reports lost parts."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ MNRL_BATCH = 64  # global_batch_size of experiment=mnrl
 
 @dataclass
 class ConversionReport:
-    """Counts, by name, of what a conversion made of an input.
+    """Counts of what happened to the parts of an input in a conversion. The keys of each counter name the parts.
 
-    written: in the new files. joined: not written, since an equal one was written before. dropped: what the new format
-    cannot hold. unread: fields that no format has a use for.
+    target: the new format. tally: counts of the rows that were read and skipped. written: parts written to the new
+    files. joined: parts not written, because an equal one was written before. dropped: parts that the new format cannot
+    hold. unread: fields of the input that no format uses.
     """
 
     target: Target
@@ -38,7 +39,8 @@ class ConversionReport:
     dropped: Counter[str] = field(default_factory=Counter)
 
     def print(self, out: Path) -> None:
-        """Print what was written, skipped, joined, dropped and not read."""
+        """Print the counts of parts that were written, skipped, joined, dropped and not read. out: the folder that was
+        written."""
         name = self.target.name
         print(f"{_counts(self.written)} in {out} ({name}), indexed")
         if self.tally.skipped:
@@ -62,10 +64,12 @@ def _counts(counter: Counter[str]) -> str:
 
 
 def convert(source: str, options: PackOptions) -> None:
-    """Write the questions of an input into the new folder `options.out` as `options.to`; print what became of them.
+    """Convert the questions of an input to the format `options.to`, in the new folder `options.out`, and print a
+    report.
 
-    Raises ConfigError for what cannot work, DataError naming file and line for a bad row (`on_error=stop`); then the
-    folder is not made. With on_error=skip the corpus may hold passages of rows that were skipped.
+    source: paths or URLs, in the syntax of data.train. Raises ConfigError for options that cannot work. With
+    on_error=stop a bad row raises DataError, naming file and line, and the folder is not made. With on_error=skip bad
+    rows are left out, but the new corpus may still hold their passages.
     """
     out = checked_out(options)
     questions = open_input(source, options, "INPUT")
@@ -79,7 +83,8 @@ def convert(source: str, options: PackOptions) -> None:
 
 
 def _write(questions: InputQuestions, folder: Path, options: PackOptions, report: ConversionReport) -> None:
-    """Write the files of a conversion into `folder`, and count in `report` what becomes of each row."""
+    """Write the questions of an input, and their passages, as files in `folder`. Counts in `report` the parts of each
+    row that were written, joined with an equal one, or dropped."""
     target, source, tally = options.to, questions.corpus, report.tally
     named = np.zeros(len(source or ()), bool)  # passages of the source's corpus that a row names
     with ExitStack() as stack:
@@ -113,7 +118,8 @@ def _write(questions: InputQuestions, folder: Path, options: PackOptions, report
 
 
 def _train_command(out: Path, options: PackOptions, files: int, questions: int) -> str:
-    """The command that trains on the new files. files: number of shards. questions: number of rows."""
+    """Return a shell command that trains on the new files in `out`. files: number of shards. questions: number of
+    rows."""
     train = {
         Target.shards: shard_names(out, files),
         Target.dpr: out / f"{options.split}.json",
@@ -131,7 +137,11 @@ def _train_command(out: Path, options: PackOptions, files: int, questions: int) 
 
 
 def convert_passages(source: str, options: PackOptions) -> None:
-    """Write the passages of an input, which has no questions, as the corpus of `options.to`. Raises as `convert`."""
+    """Convert the passages of an input without questions to the corpus file of the format `options.to`, in a new
+    folder.
+
+    Raises ConfigError for a format without a corpus file, and all errors of `convert`.
+    """
     out, target, unread = checked_out(options), options.to, UnreadFields()
     if target not in CORPORA:
         raise ConfigError(f"INPUT {source} has passages only: to= must be one of {', '.join(t.name for t in CORPORA)}.")

@@ -1,4 +1,5 @@
-"""`python -m data index`: prints a table of shards and their problems, and writes a manifest of the shards."""
+"""`python -m data index`: prints a table of files and their problems, and writes a manifest (a JSON list of the
+files)."""
 
 from __future__ import annotations
 
@@ -22,7 +23,11 @@ IN_MANIFEST = ("path", "name", "size", "mtime", "sha256", "samples", "problem_co
 
 
 def run(arguments: Sequence[str], options: IndexOptions) -> None:
-    """Index all shards, print a table of them, write the manifest. Raises DataError when a shard is broken."""
+    """Index all files that the arguments name, print a table of the files, and write the manifest if `options.out` is
+    set.
+
+    Raises DataError when a file is broken.
+    """
     # a folder of shards may have a manifest.json: .json and .tsv files count only where they are named
     rows = any(argument.endswith((".json", ".tsv")) for argument in arguments)
     sources = parse_sources(arguments, "SOURCE", SUFFIXES if rows else SHARDS)
@@ -46,13 +51,16 @@ def run(arguments: Sequence[str], options: IndexOptions) -> None:
 
 
 def index_sources(sources: Sequence[ShardSource], workers: int | None) -> list[ShardIndex]:
-    """The indexes of all shards of some sources. Shows its progress."""
+    """Index all shards of the sources, and return one index per shard, in order. Shows its progress.
+
+    workers: number of processes; None: one per CPU core.
+    """
     paths = [shard for source in sources for shard in source.shards]
     return list(tracked(index_shards(paths, workers), "indexing", len(paths)))
 
 
 def report_problems(indexes: Sequence[ShardIndex]) -> None:
-    """Print the problems of all shards. Raises DataError with their number when there are any."""
+    """Print the problems that the indexes list. Raises DataError with the number of problems if there are any."""
     broken = [index for index in indexes if index.problems]
     for index in broken:
         for problem in index.problems:

@@ -1,6 +1,7 @@
-"""The inputs of `python -m data pack` and `check`: what kind they are, and their questions or passages, row by row.
+"""Reads the inputs of `python -m data pack` and `check`: finds out what they hold, and yields questions or passages.
 
-Training refuses a source with a bad row. The readers here yield a BadRow in its place and go on.
+Training refuses an input with a bad row. The readers in this module yield a BadRow (the error) in place of such a row,
+and go on with the next row.
 """
 
 from __future__ import annotations
@@ -47,17 +48,22 @@ InputKind = StrEnum("InputKind", ["pictures", "questions", "passages"])  # what 
 
 
 class UnreadFields(Counter[str]):
-    """Counts, by name, of fields that the readers ignore."""
+    """Counts, by field name, of the fields in rows that the readers do not use."""
 
     def add(self, fields: Iterable[str], read: Container[str], suffix: str = "") -> None:
-        """Count those of `fields` that are not in `read`. suffix: follows their names."""
+        """Count each name in `fields` that is not in `read`, the names that are used. suffix: appended to each counted
+        name.
+
+        After COUNTED different names, new names are counted together as OTHERS.
+        """
         for name in fields:
             if name not in read:
                 what = name + suffix
                 self[what if what in self or len(self) < COUNTED else OTHERS] += 1
 
     def add_metadata(self, fields: Mapping[str, Any]) -> None:
-        """Count the fields of a row's `metadata`, of which a topic that is a text is read."""
+        """Count the entries of a row's field `metadata` that the readers do not use. Only the entry topic is used, if
+        it is a text."""
         metadata = fields.get("metadata")
         if isinstance(metadata, Mapping):
             read = ["topic"] if isinstance(metadata.get("topic"), str) else []
@@ -66,7 +72,7 @@ class UnreadFields(Counter[str]):
             self.add(["metadata"], ())
 
     def __str__(self) -> str:
-        """The most frequent fields with their counts, for a message."""
+        """Return the most frequent names, each with its count, as text for a message."""
         found = sorted((-count, what) for what, count in self.items() if count)
         listed = [f"{formats.short_name(what)} ({-count:,})" for count, what in found[: formats.NAMED]]
         if len(found) > formats.NAMED:
@@ -76,10 +82,11 @@ class UnreadFields(Counter[str]):
 
 @dataclass(frozen=True)
 class InputQuestions:
-    """The questions of an input.
+    """The questions of an input, and the corpus of passages that its rows may name by id.
 
-    corpus: its passages, if they are in a file of their own. rows: can be read once; a question without an id has the
-    id ''. unread: ignored fields of the rows that were read so far.
+    corpus: None if the input has none. rows: yields each row's location with a QuestionRow or, for a bad row, a BadRow;
+    it can be read only once. A question without an id has the id ''. unread: counts of the unused fields in the rows
+    read so far.
     """
 
     corpus: Corpus | None
@@ -87,7 +94,8 @@ class InputQuestions:
     unread: UnreadFields
 
     def passages(self) -> Iterator[Passage]:
-        """The passages of the corpus."""
+        """Yield all passages of the corpus, in order, and count their unused fields. Yields nothing without a
+        corpus."""
         if self.corpus is not None:
             for fields in map(self.corpus.rows.fields, range(len(self.corpus))):
                 self.unread.add(fields, PASSAGE_FIELDS, " of passages")
@@ -98,7 +106,10 @@ class InputQuestions:
 
 
 def kind_of(sources: Sequence[str]) -> InputKind:
-    """What the first of some sources holds, judged by its first rows; pictures where the rows do not tell."""
+    """Return whether the sources hold pictures, questions or passages, judged by the first rows of the first source.
+
+    Returns `pictures` when the rows do not tell, and `questions` for a BEIR folder and a compressed file.
+    """
     if is_beir(sources[0]) or sources[0].endswith(PACKED):
         return InputKind.questions  # their reader says what is missing, or how to unpack it
     with suppress(ConfigError, OSError):
@@ -108,12 +119,13 @@ def kind_of(sources: Sequence[str]) -> InputKind:
 
 
 def is_beir(source: str) -> bool:
-    """Whether a source is a folder with questions in the format of BEIR. Its judgements may be missing."""
+    """Whether a source is a BEIR folder: a local folder with queries.jsonl. Its judgements (folder qrels) may be
+    missing."""
     return os.path.isfile(os.path.join(local_path(source), "queries.jsonl"))
 
 
 def _first_file(sources: Sequence[str]) -> str | None:
-    """The first file of the first source; None where the source matches nothing."""
+    """Return the path of the first file that the first source names; None when it names no file."""
     for suffixes in (SHARDS, SUFFIXES):  # shards first: their folder may also have a manifest.json
         with suppress(ConfigError, OSError):
             return parse_sources(sources[0], "INPUT", suffixes)[0].shards[0]
@@ -121,7 +133,12 @@ def _first_file(sources: Sequence[str]) -> str | None:
 
 
 def refuse_unknown(sources: Sequence[str]) -> None:
-    """Raise ConfigError, naming its fields, when the first of some sources has rows that are of no known format."""
+    """Raise ConfigError for a .jsonl file whose rows are of no known format, if it is the first file of the first
+    source.
+
+    Call it only for sources that `kind_of` did not recognise: the format is not tested again. The message lists the
+    fields of the first row.
+    """
     with suppress(OSError):
         file = _first_file(sources)
         if file and shard_name(file).endswith(".jsonl") and (fields := _first_fields(file)) is not None:
@@ -132,7 +149,7 @@ def refuse_unknown(sources: Sequence[str]) -> None:
 
 
 def _kind_of_file(file: str) -> InputKind:
-    """What a file holds, judged by its suffix and its first rows."""
+    """Return whether a file holds pictures, questions or passages, judged by its suffix and its first rows."""
     suffix = os.path.splitext(shard_name(file))[1]
     if suffix == ".tar":
         (index,) = index_shards([file])
@@ -152,7 +169,7 @@ def _kind_of_file(file: str) -> InputKind:
 
 
 def _kind_of_fields(fields: Mapping[str, Any]) -> InputKind:
-    """What a row holds, judged by the names of its fields."""
+    """Return whether a row holds a picture, a question or a passage, judged by the names of its fields."""
     if format_of(fields):
         return InputKind.questions
     known = any(name in fields for name in PASSAGE_IDS) or not set(fields).difference(PASSAGE_FIELDS)
@@ -160,7 +177,8 @@ def _kind_of_fields(fields: Mapping[str, Any]) -> InputKind:
 
 
 def _first_fields(file: str) -> dict[str, Any] | None:
-    """The first row that can be read of a file of JSON lines."""
+    """Return the fields of the first row that can be parsed in a JSON-lines file; None when its first LOOKED_AT lines
+    have none."""
     for line in _first_lines(file):
         with suppress(ValueError):
             fields = parse_json(line)
@@ -170,7 +188,8 @@ def _first_fields(file: str) -> dict[str, Any] | None:
 
 
 def _first_lines(file: str) -> Iterator[bytes]:
-    """The first LOOKED_AT lines; of a line that is longer than a row may be, its beginning."""
+    """Yield the first LOOKED_AT lines of a file, without line ends. A line longer than MAX_BYTES["json"] comes in
+    pieces."""
     with BufferedReader(open_stream(file)) as stream:  # type: ignore[arg-type]  # without a buffer byte by byte
         for _ in range(LOOKED_AT):
             yield stream.readline(MAX_BYTES["json"]).rstrip(b"\r\n")
@@ -180,7 +199,11 @@ def _first_lines(file: str) -> Iterator[bytes]:
 
 
 def open_input(source: str | Sequence[str], options: PackOptions | CheckOptions, key: str) -> InputQuestions:
-    """The questions that `source` names, written like data.train. Raises ConfigError for what cannot work."""
+    """Open the questions that `source` names, in the syntax of data.train.
+
+    key: the name of the argument `source`, for messages. Raises ConfigError for weights, for a BEIR folder among other
+    sources, and for missing files.
+    """
     named = split_sources(source, key)
     if any(weight != 1 for _, weight in named):
         raise ConfigError(f"{key}={source}: weights are for training; leave them out here.")
@@ -198,7 +221,7 @@ def open_input(source: str | Sequence[str], options: PackOptions | CheckOptions,
 
 
 def _open(files: Sequence[str]) -> Rows:
-    """The rows of files, without those that the index could not read; `_read` yields these as BadRow."""
+    """Open the rows of files. Rows that the index could not read are left out; `_read` yields them as BadRow."""
     return Rows(Shards([ShardSource(tuple(files))], list(index_shards(files))))
 
 
@@ -207,9 +230,10 @@ def _open_source(source: str | Sequence[str], key: str) -> Rows:
 
 
 def _read(rows: Rows, convert: Callable[[dict[str, Any], str], T]) -> Located[T]:
-    """Each row, converted: its location, and the result of `convert(fields, location)` or the BadRow that was raised.
+    """Yield the location of each row with the result of `convert(fields, location)`, or with the BadRow that was
+    raised.
 
-    The rows that the index could not read come first.
+    The rows that the index could not read come first, as BadRow with the path of the file as location.
     """
     for index in rows.shards.indexes:
         for i in range(index.problem_count):
@@ -227,7 +251,10 @@ def _read(rows: Rows, convert: Callable[[dict[str, Any], str], T]) -> Located[T]
 def _rows(
     rows: Rows, options: PackOptions | CheckOptions, corpus: Corpus | None, unread: UnreadFields
 ) -> Located[QuestionRow]:
-    """The questions of files of rows."""
+    """Yield the location of each row in files of questions, with its QuestionRow or the BadRow that was raised.
+
+    corpus: holds the passages that rows name by id. unread: takes the counts of unused fields.
+    """
     config = PassageConfig(pos_pool=options.pos_pool, neg_pool=options.neg_pool)
 
     def convert(fields: dict[str, Any], where: str) -> QuestionRow:
@@ -242,7 +269,7 @@ def _rows(
 
 
 def _count_unread(unread: UnreadFields, fields: Mapping[str, Any]) -> None:
-    """Count the fields of a row and of its passages that the format of the row ignores."""
+    """Count in `unread` the fields of a row, and of the passages inside it, that the format of the row does not use."""
     read = format_of(fields)
     assert read is not None
     unread.add(fields, (read.question, *read.lists, *formats.QUESTION_FIELDS))
@@ -253,9 +280,12 @@ def _count_unread(unread: UnreadFields, fields: Mapping[str, Any]) -> None:
 
 
 def _judged(qrels: str, queries: Corpus, corpus: Corpus, unread: UnreadFields) -> Located[QuestionRow]:
-    """The questions of a BEIR folder with a grade above 0, in the order of queries.jsonl.
+    """Yield the location and the QuestionRow of each question in a BEIR folder that has a relevant passage (grade above
+    0).
 
-    Judgements that name unknown ids come first, as BadRow.
+    The questions come in the order of queries.jsonl, after a BadRow for each relevant judgement with an unknown id.
+    qrels: path of the judgements. queries, corpus: queries.jsonl and corpus.jsonl. unread: takes the counts of unused
+    fields and grades.
     """
 
     def relevant() -> Iterator[questions.Judgement]:
@@ -289,7 +319,12 @@ def _judged(qrels: str, queries: Corpus, corpus: Corpus, unread: UnreadFields) -
 
 
 def open_passages(source: str | Sequence[str], key: str, unread: UnreadFields) -> Located[Passage]:
-    """The location of each passage of `source`, and the passage, which may lack an id."""
+    """Return an iterator over the passages that `source` names: the location of each row with a Passage, or with a
+    BadRow.
+
+    key: the name of the argument `source`, for messages. unread: takes the counts of unused fields. A passage may lack
+    an id.
+    """
 
     def convert(fields: dict[str, Any], where: str) -> Passage:
         passage = passage_of(fields)

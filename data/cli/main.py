@@ -1,4 +1,5 @@
-"""`python -m data VERB`: index, check, pack and convert data. The module of a verb is imported when the verb runs."""
+"""`python -m data VERB` with the verbs index, check and pack. The module of a verb is imported only when the verb
+runs."""
 
 from __future__ import annotations
 
@@ -25,10 +26,11 @@ Quote braces and globs. Exit codes: 0 ok, 2 a command that cannot work, 3 damage
 
 @dataclass(frozen=True)
 class Verb:
-    """One of the commands. module: its function `run` gets the plain arguments and an instance of `options`.
+    """A verb of `python -m data`, such as index. Its module has a function run(plain arguments, options).
 
-    argument: what a plain argument is, for messages. several: there may be more than one, since a shell expands braces
-    and globs to many.
+    argument: the word for a plain argument (without key=) in messages, SOURCE or INPUT. options: the dataclass of its
+    key=value options. several: whether it takes more than one plain argument, because a shell expands braces and globs
+    to many.
     """
 
     name: str
@@ -99,7 +101,8 @@ FORMER = {
 
 
 def main() -> None:
-    """Run the verb that the first argument names, or print help. Raises ConfigError for an unknown verb."""
+    """Run the verb that the first command-line argument names, or print help. Raises ConfigError for an unknown
+    verb."""
     name, *rest = sys.argv[1:] or ["help"]
     named = {verb.name: verb for verb in VERBS}
     if name in HELP:
@@ -116,7 +119,11 @@ def main() -> None:
 
 
 def parse_verb(verb: Verb, arguments: Sequence[str]) -> tuple[list[str], Any]:
-    """The plain arguments and the options. Raises ConfigError as `parse_options`, and for too few or many arguments."""
+    """Split the arguments of a verb into plain ones and key=value options; return the plain ones and a filled
+    `verb.options`.
+
+    Raises ConfigError as `parse_options` does, and for too few or too many plain arguments.
+    """
     keys = [argument for argument in arguments if re.match(r"-|[A-Za-z_]\w*=", argument)]
     plain = [argument for argument in arguments if argument not in keys]
     options = parse_options(verb.options, keys, f"python -m data {verb.name}")
@@ -127,7 +134,7 @@ def parse_verb(verb: Verb, arguments: Sequence[str]) -> tuple[list[str], Any]:
 
 
 def verb_help(verb: Verb) -> str:
-    """The page that `python -m data VERB --help` prints."""
+    """Return the text that `python -m data VERB --help` prints."""
     usage = f"usage: python -m data {verb.name} {verb.argument}{'...' if verb.several else ''} [key=value ...]"
     examples = [f"  python -m data {example}" for example in verb.examples]
     return "\n".join([f"{verb.name}: {verb.purpose}", "", usage, "", *examples, "", *key_table(verb.options)])

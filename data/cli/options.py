@@ -1,4 +1,5 @@
-"""The keys of `python -m data VERB`, with defaults and meanings. Imports nothing heavy: `--help` reads it."""
+"""The key=value options of `python -m data VERB`, with defaults and meanings. Imports nothing slow: `--help` reads
+it."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ Target = StrEnum("Target", ["shards", "dpr", "tevatron", "tevatron_ids", "flag",
 
 @dataclass
 class IndexOptions:
-    """Keys of `python -m data index`."""
+    """The key=value options of `python -m data index`."""
 
     out: str | None = described(None, "also write the manifest of all shards to this JSON file")
     workers: int | None = described(None, "processes that scan; null: one per core")
@@ -23,7 +24,7 @@ class IndexOptions:
 
 @dataclass
 class CheckOptions:
-    """Keys of `python -m data check`."""
+    """The key=value options of `python -m data check`."""
 
     workers: int | None = described(None, "pictures: processes that decode; null: one per core")
     captions: str = described(
@@ -42,7 +43,7 @@ class CheckOptions:
 
 @dataclass
 class PackOptions:
-    """Keys of `python -m data pack`."""
+    """The key=value options of `python -m data pack`."""
 
     out: str | None = described(None, "folder to write; must not exist yet (required)")
     to: Target = described(Target.shards, "what questions become; pictures become shards")

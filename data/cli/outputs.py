@@ -1,4 +1,5 @@
-"""Outputs of `python -m data pack`: a folder that appears only when it is complete, shards, counts of skipped rows."""
+"""Helpers of `python -m data pack` that write: a folder that appears only when complete, shards, counts of skipped
+rows."""
 
 from __future__ import annotations
 
@@ -26,7 +27,11 @@ SHOWN = 5  # bad rows that are printed in full
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """A context that gives a new folder to fill. It is renamed to `out` when the block ends, deleted when it raises."""
+    """Yield a new empty folder to fill (context manager). It is renamed to `out` when the block ends, deleted when it
+    raises.
+
+    Raises ConfigError when the folder cannot be written.
+    """
     try:
         beside = out.resolve().parent / f".{out.name}.{os.getpid()}.partial"  # others may write the same folder
         with whole_folder(out, beside) as folder:
@@ -36,7 +41,8 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 
 def checked_out(options: PackOptions) -> Path:
-    """The folder that `pack` writes. Raises ConfigError for options that cannot work; an empty folder may be there."""
+    """Return the path of the folder that `pack` will write. Raises ConfigError for options that cannot work, and when
+    the folder exists and is not empty."""
     if not options.out:
         raise ConfigError("pack needs out=FOLDER, for example out=shards.")
     if options.maxcount < 1 or options.maxsize <= 0:
@@ -49,9 +55,10 @@ def checked_out(options: PackOptions) -> Path:
 
 @contextmanager
 def shard_writer(folder: Path, options: PackOptions) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A context that gives a function. It adds a sample {"__key__": …, suffix: bytes} to the shards 000000.tar ….
+    """Yield a function that adds one sample to new shards in `folder`: 000000.tar, 000001.tar, … (context manager).
 
-    Equal samples make equal bytes.
+    The function takes a sample as {"__key__": name, suffix: bytes}. A new shard begins after options.maxcount samples
+    or options.maxsize bytes. Equal samples give equal bytes.
     """
     from webdataset.writer import ShardWriter
 
@@ -62,7 +69,8 @@ def shard_writer(folder: Path, options: PackOptions) -> Iterator[Callable[[dict[
 
 
 def json_bytes(fields: Mapping[str, Any]) -> bytes:
-    """The fields of a row as JSON. Raises BadRow when JSON cannot hold them, or when it is longer than readers take."""
+    """Encode the fields of a row as JSON. Raises BadRow when JSON cannot hold them, or when the result is longer than
+    readers of shards accept."""
     try:
         content = json.dumps(fields, ensure_ascii=False, allow_nan=False, default=str).encode()
     except ValueError as error:
@@ -71,26 +79,29 @@ def json_bytes(fields: Mapping[str, Any]) -> bytes:
 
 
 def checked_size(suffix: str, content: bytes) -> bytes:
-    """The content of a member. Raises BadRow when it is longer than readers of members with this suffix take."""
+    """Return `content`, a member of a sample. Raises BadRow when it has more bytes than MAX_BYTES allows for its
+    suffix."""
     if len(content) > MAX_BYTES[suffix]:
         raise BadRow(f"{suffix} too long", f"more than {MAX_BYTES[suffix]} bytes")
     return content
 
 
 def index_new(folder: Path) -> list[ShardIndex]:
-    """Index the files of a new folder, which reads them as training will."""
+    """Index the files of a newly written folder, as training will, and return the index of each."""
     indexes = list(index_shards(sorted(str(file) for file in folder.iterdir() if file.suffix in SUFFIXES)))
     assert not any(index.problems for index in indexes), indexes
     return indexes
 
 
 def shard_names(folder: Path, shards: int) -> Path:
-    """All shards of a folder as one path with a brace list."""
+    """Return one path that names all shards of a folder, such as folder/{000000..000011}.tar. shards: number of
+    shards."""
     return folder / ("000000.tar" if shards == 1 else f"{{000000..{shards - 1:06d}}}.tar")
 
 
 def command(program: str, paths: Mapping[str, Path], *others: str) -> str:
-    """A command line to print: program, key=path for `paths`, and other arguments, quoted for the shell and Hydra."""
+    """Return a command line to print: the program, then key=path for each of `paths`, then other arguments, all quoted
+    for the shell and Hydra."""
     escaped = {key: str(path).replace("\\", "\\\\").replace('"', '\\"') for key, path in paths.items()}
     arguments = [*(f'{key}="{value}"' for key, value in escaped.items()), *others]
     return " ".join([program, *map(shlex.quote, arguments)])
@@ -98,7 +109,8 @@ def command(program: str, paths: Mapping[str, Path], *others: str) -> str:
 
 @dataclass
 class Tally:
-    """The number of rows that were read, and of those that were skipped, by reason."""
+    """Counts of all rows that were read, and of the skipped ones by reason. on_error: whether a bad row stops or is
+    skipped."""
 
     on_error: OnError
     rows: int = 0
@@ -106,7 +118,11 @@ class Tally:
 
     @contextmanager
     def row(self, where: str) -> Iterator[None]:
-        """A context for one row. A BadRow in it is printed and counted; with on_error=stop it becomes a DataError."""
+        """Count one row, which is processed in the block (context manager). where: location of the row, for messages.
+
+        If the block raises a BadRow, the row is counted as skipped; the first SHOWN errors are printed. With
+        on_error=stop a DataError is raised instead.
+        """
         self.rows += 1
         try:
             yield
@@ -119,7 +135,7 @@ class Tally:
                 print_line(f"skipped {message}", sys.stderr)
 
     def check_any(self, source: str) -> None:
-        """Raise DataError when no row was good."""
+        """Raise DataError, naming the source, when all rows were skipped or there was no row."""
         if self.rows == self.skipped.total():
             raise DataError(f"{source}: no sample to write. {self if self.rows else 'It has no rows.'}")
 

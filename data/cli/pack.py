@@ -1,4 +1,7 @@
-"""`python -m data pack`. Pictures and captions become webdataset shards that keep the bytes of the pictures."""
+"""`python -m data pack`: packs pictures and captions into shards, or converts questions and passages (convert.py).
+
+The shards are those of webdataset; they keep the bytes of the pictures.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,18 @@ from dyad.data.shards.tables import PairTable, TablePair, content, open_table
 
 
 def run(arguments: Sequence[str], options: PackOptions) -> None:
-    """Pack or convert the one input."""
+    """Pack or convert the only input in `arguments`, depending on whether it holds pictures, questions or passages."""
     packs = {InputKind.pictures: pack_pairs, InputKind.questions: convert, InputKind.passages: convert_passages}
     packs[kind_of(arguments)](arguments[0], options)
 
 
 def pack_pairs(source: str, options: PackOptions) -> None:
-    """Write the shards of an input into the new folder `options.out`, index them, print how to train on them.
+    """Write the pictures and captions of an input as shards into the new folder `options.out`, index the shards, and
+    print how to train on them.
 
-    Raises ConfigError for a folder that exists or a column that does not, DataError naming the row for a missing or
-    undecodable picture or an empty caption (`on_error=stop`). Then the folder is not made.
+    Raises ConfigError for a folder that exists and is not empty, or a missing column. With on_error=stop, a picture
+    that is missing or has a broken header, or an empty caption, raises DataError naming the row, and the folder is not
+    made.
     """
     out = outputs.checked_out(options)
     if options.to is not Target.shards:
@@ -50,7 +55,11 @@ def pack_pairs(source: str, options: PackOptions) -> None:
 
 
 def _members(pair: TablePair, table: PairTable, options: PackOptions) -> dict[str, bytes]:
-    """The members of a sample by suffix: the picture, txt for one caption, json for several and for other fields."""
+    """Return the members of a sample as {suffix: bytes}: the picture; txt for one caption; json for several captions
+    and for the other fields of the row.
+
+    Raises BadRow when the picture is missing or undecodable, or when a member is too long.
+    """
     picture = content(pair.image, MAX_BYTES[PICTURES[0]])
     try:
         suffix = read_header(picture, options.max_image_pixels).suffix

@@ -1,4 +1,4 @@
-"""Writers of the formats of `python -m data pack` for questions and passages, one row after the other.
+"""Writers of `python -m data pack` for questions and passages, one row at a time. Each format has its files:
 
     shards        000000.tar …: DPR's fields as the json member of each sample
     dpr           SPLIT.json: an array {question, answers, positive_ctxs, negative_ctxs, hard_negative_ctxs}
@@ -7,9 +7,10 @@
     flag          SPLIT.jsonl: {query, pos, neg}
     beir          queries.jsonl {_id, text, metadata}, qrels/SPLIT.tsv (query-id, corpus-id, score)
 
-The passages of a source are corpus.jsonl: {docid, title, text}, in beir {_id, title, text}; in dpr they are corpus.tsv
-with id, text and title. tevatron_ids and beir need this file; dpr and tevatron get it where the source has one.
-Every row of a .jsonl has the same fields: readers of JSON lines into tables need it (datasets, pyarrow).
+SPLIT is the option split. A corpus is written to corpus.jsonl: {docid, title, text}, in beir {_id, title, text}; in dpr
+to corpus.tsv with the columns id, text and title. tevatron_ids and beir always have a corpus; dpr and tevatron have one
+if the input has one. All rows of a .jsonl file have the same fields, because libraries that read JSON lines into tables
+need it (datasets, pyarrow).
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ IN_TABLE = '\t\r\n"'  # characters that an id in a table cannot have: some reade
 
 
 def passage_id(passage: Passage) -> str:
-    """The id of a passage; without one, an id made of its content, so that equal passages share it."""
+    """Return the id of a passage. Without one, return an id made of its content, so that equal passages share it."""
     return key_name(passage.key) if passage.id is None else passage.id
 
 
 def question_id(question: Question) -> str:
-    """The id of a question; without one, an id made of its text."""
+    """Return the id of a question. Without one, return an id made of its text."""
     return question.id or key_name(question.key)
 
 
@@ -57,7 +58,11 @@ def question_id(question: Question) -> str:
 
 
 def dpr_fields(row: QuestionRow, dropped: Dropped) -> Fields:
-    """The fields of DPR, and an id and metadata where the source gives them, which DPR ignores."""
+    """Return a question and its passages as the fields of a DPR row. If the question has an id or a group, the fields
+    query_id or metadata are added; DPR's own reader ignores both.
+
+    dropped: stays unchanged, because the format can hold everything.
+    """
     lists = {"positive": row.positives, "negative": row.negatives, "hard_negative": row.hard_negatives}
     return {
         **({"query_id": row.question.id} if row.question.id else {}),
@@ -80,10 +85,11 @@ def _context(passage: Passage) -> Fields:
 def tevatron_fields(
     text: str, lists: str, entry: Callable[[Passage], Any], row: QuestionRow, dropped: Dropped
 ) -> Fields:
-    """The fields of one of the formats of Tevatron.
+    """Return a question and its passages as the fields of a row in one of the two Tevatron formats.
 
-    text: name of the field of the question. lists: end of the names of the two fields of passages. entry: makes the
-    value for a passage.
+    text: name of the field for the question's text. lists: end of the names of the two fields for passages, positive_…
+    and negative_…. entry: converts a passage to an entry of these lists. Counts in `dropped` all that the format cannot
+    hold.
     """
     dropped["question groups"] += row.question.group is not None
     return {
@@ -96,7 +102,10 @@ def tevatron_fields(
 
 
 def flag_fields(row: QuestionRow, dropped: Dropped) -> Fields:
-    """The fields of FlagEmbedding, which has only texts."""
+    """Return a question and its passages as the fields of a FlagEmbedding row, which has only texts.
+
+    Counts in `dropped` the ids, titles, answers and groups that are lost.
+    """
     passages = [*row.positives, *row.negatives, *row.hard_negatives]
     dropped["question ids"] += bool(row.question.id)
     dropped["answers"] += len(row.question.answers)
@@ -115,7 +124,10 @@ def _document(id_key: str, passage: Passage) -> Fields:
 
 
 def _one_list(row: QuestionRow, dropped: Dropped) -> list[Passage]:
-    """All negatives, the hard ones first, for formats that have one list of negatives."""
+    """Return all negatives of a question row, the hard ones first, for formats with only one list of negatives.
+
+    Counts in `dropped` the negatives that were not hard, because the new file does not tell them apart.
+    """
     dropped["marks that a negative is a plain one"] += len(row.negatives)
     return [*row.hard_negatives, *row.negatives]
 
@@ -126,14 +138,14 @@ def _one_list(row: QuestionRow, dropped: Dropped) -> list[Passage]:
 
 @contextmanager
 def _lines(folder: Path, options: PackOptions) -> Iterator[AddJson]:
-    """SPLIT.jsonl, with a row on each line."""
+    """Open the new file SPLIT.jsonl; yield a function that writes the JSON of a row as one line (context manager)."""
     with (folder / f"{options.split}.jsonl").open("wb") as file:
         yield lambda content: file.write(content + b"\n")
 
 
 @contextmanager
 def _array(folder: Path, options: PackOptions) -> Iterator[AddJson]:
-    """SPLIT.json, an array with a row on each line."""
+    """Open the new file SPLIT.json; yield a function that adds the JSON of a row to its array (context manager)."""
     with (folder / f"{options.split}.json").open("wb") as file:
         separators = chain([b"[\n"], repeat(b",\n"))
         yield lambda content: file.write(next(separators) + content)
@@ -142,7 +154,8 @@ def _array(folder: Path, options: PackOptions) -> Iterator[AddJson]:
 
 @contextmanager
 def _shards(folder: Path, options: PackOptions) -> Iterator[AddJson]:
-    """Shards, with a sample for each row. The samples are numbered."""
+    """Open new shards; yield a function that adds the JSON of a row as a sample (context manager). The samples are
+    numbered."""
     numbers = count()
     with shard_writer(folder, options) as write_sample:
         yield lambda content: write_sample({"__key__": f"{next(numbers):09d}", "json": content})
@@ -150,9 +163,11 @@ def _shards(folder: Path, options: PackOptions) -> Iterator[AddJson]:
 
 @contextmanager
 def _beir(folder: Path, options: PackOptions, written: WrittenIds) -> Iterator[WriteRow]:
-    """The questions and judgements of a BEIR folder.
+    """Open the files of questions and judgements of a BEIR folder; yield a function that writes one row (context
+    manager).
 
-    Rows of one question become one: a question or a pair that was written before is not written again.
+    Rows with the same question become one: a question, or a pair of question and passage, is written only once.
+    written: the ids that were written before.
     """
     qrels = folder / "qrels" / f"{options.split}.tsv"
     qrels.parent.mkdir()
@@ -180,7 +195,7 @@ def _beir(folder: Path, options: PackOptions, written: WrittenIds) -> Iterator[W
 
 
 def _refuse_in_table(name: str) -> None:
-    """Raise BadRow for an id that would break a table."""
+    """Raise BadRow for an id with a tab, a line break or a quote, which would break a table."""
     if any(character in name for character in IN_TABLE):
         raise BadRow("id that a table cannot hold", f"{name!r:.80} has a tab, line break or quote")
 
@@ -196,7 +211,12 @@ ROWS = {
 
 @contextmanager
 def row_writer(folder: Path, options: PackOptions, written: WrittenIds) -> Iterator[WriteRow]:
-    """A context that gives a function. It writes a row to `folder` in the format `options.to`."""
+    """Yield a function that writes a question and its passages to `folder` in the format `options.to` (context
+    manager).
+
+    The function returns False when the row was joined with an earlier row of the same question. written: the ids that
+    were written before; only the format beir uses it.
+    """
     if options.to is Target.beir:
         with _beir(folder, options, written) as write:
             yield write
@@ -215,7 +235,11 @@ def row_writer(folder: Path, options: PackOptions, written: WrittenIds) -> Itera
 
 
 def _table_line(passage: Passage, dropped: Dropped) -> bytes:
-    """A passage as a line of a table with the columns id, text, title."""
+    """Return a passage as a line of a tab-separated table with the columns id, text and title.
+
+    Counts in `dropped` the titles and texts with quotes at an end, which readers of such tables remove. Raises BadRow
+    for an id that would break the table.
+    """
     name = passage_id(passage)
     _refuse_in_table(name)
     line = io.StringIO()
@@ -240,10 +264,11 @@ CORPORA = {  # format → name of its file of passages, and what makes a line of
 
 @dataclass
 class CorpusWriter:
-    """Writes a file of passages that has each id once.
+    """Writes the passages of a corpus to a file, each id only once.
 
-    line: makes a line of a passage. source: a corpus whose passages are copied into the file first, or None. dropped:
-    takes, by name, how much of the passages the file cannot hold. count: passages written so far.
+    line: converts a passage to a line of the file. written: the ids that were written before. source: a corpus whose
+    passages are all copied to the file first, or None. dropped: takes counts of the parts that the file cannot hold.
+    count: number of passages written so far.
     """
 
     file: BinaryIO
@@ -254,7 +279,8 @@ class CorpusWriter:
     count: int = 0
 
     def copy(self, passages: Iterable[Passage]) -> None:
-        """Write the passages of `source`. Raises DataError for one that the file cannot hold: rows may need it."""
+        """Write the given passages, those of the corpus `source`, to the file. Raises DataError for a passage that the
+        file cannot hold: it cannot be left out, because a row may name it."""
         for passage in passages:
             try:
                 self.file.write(self.line(passage, self.dropped))
@@ -263,7 +289,11 @@ class CorpusWriter:
             self.count += 1
 
     def add(self, passages: Iterable[Passage]) -> int:
-        """Write the new passages; returns their number. Raises BadRow, and writes none, when one cannot be written."""
+        """Write the passages whose ids are new, and return their number.
+
+        Raises BadRow, and writes no passage, when an id is already used for another passage, or when the file cannot
+        hold a passage.
+        """
         new: dict[str, tuple[int, bytes]] = {}
         dropped = Counter[str]()
         for passage in passages:
@@ -281,7 +311,7 @@ class CorpusWriter:
         return len(new)
 
     def _key(self, name: str) -> int | None:
-        """Content key of the passage with this id, None where no passage has it yet."""
+        """Return the content key of the passage that was written under the id `name`; None when there is none."""
         if self.source is not None and (position := int(self.source.positions([name])[0])) >= 0:
             return int(self.source.keys[position])
         return self.written.key("passage", name)
@@ -291,7 +321,7 @@ class CorpusWriter:
 def corpus_writer(
     folder: Path, target: Target, written: WrittenIds, source: Corpus | None, dropped: Dropped
 ) -> Iterator[CorpusWriter]:
-    """A context that gives a writer of the file of passages that the format `target` has."""
+    """Open the corpus file of the format `target` in `folder`; yield a CorpusWriter for it (context manager)."""
     name, line = CORPORA[target]
     with (folder / name).open("wb") as file:
         if line is _table_line:
@@ -303,7 +333,8 @@ def corpus_writer(
 
 
 class WrittenIds:
-    """Ids that were written, each with the content key of what it names. On disk: there may be many millions."""
+    """The ids that were written, each with the content key (a hash) of its question or passage. They are in a file on
+    disk, because there may be many millions."""
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
@@ -312,12 +343,15 @@ class WrittenIds:
         database.execute("CREATE TABLE written (kind, id, key INTEGER, PRIMARY KEY (kind, id)) WITHOUT ROWID")
 
     def key(self, kind: str, name: str) -> int | None:
-        """The content key of what an id names; None for a new id. kind: question, passage or pair."""
+        """Return the content key stored for the id `name`; None for a new id. kind: question, passage or pair."""
         found = self._database.execute("SELECT key FROM written WHERE kind = ? AND id = ?", (kind, name)).fetchone()
         return None if found is None else int(found[0])
 
     def add(self, kind: str, name: str, key: int) -> bool:
-        """Add an id; whether it is new. Raises BadRow when it names something else already."""
+        """Store an id with its content key, and return whether the id is new. kind: question, passage or pair.
+
+        Raises BadRow when the id is already stored with another key.
+        """
         known = self.key(kind, name)
         if known is None:
             self._database.execute("INSERT INTO written VALUES (?, ?, ?)", (kind, name, key))
@@ -328,7 +362,7 @@ class WrittenIds:
 
 @contextmanager
 def written_ids(folder: Path) -> Iterator[WrittenIds]:
-    """A context that gives an empty table of ids. Its file in `folder` is deleted at the end."""
+    """Yield an empty WrittenIds (context manager). Its file in `folder` is deleted at the end."""
     path = folder / ".written.sqlite"
     with closing(sqlite3.connect(path, isolation_level=None)) as database:
         yield WrittenIds(database)

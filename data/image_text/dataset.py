@@ -1,10 +1,11 @@
 """Pictures and their captions from shards: batches for training, sets of items for evaluation.
 
-A sample has a picture, the first member that data.image_key names, and captions under the names in data.captions: "txt"
-is the text member, one caption a line; any other name is a field of the json member, a string or a list of strings.
-Training draws one caption by (seed, epoch, id). Evaluation takes all captions under the first name in data.captions.
+The picture of a sample is the first member that data.image_key names. Its captions are under the names in
+data.captions: "txt" is the text member, one caption a line; any other name is a field of the json member, a string or a
+list of strings. Training draws one caption, depending only on the seed, the epoch and the sample id. Evaluation takes
+all captions under the first name in data.captions.
 
-b pictures of a batch; S side of the tower's input; L tokens of a text.
+Shape letters: b pictures of a batch; S side of the tower's input in pixels; L tokens of the longest text.
 """
 
 from __future__ import annotations
@@ -39,16 +40,17 @@ CAPTION_DRAWS = 2  # uniforms: which name in data.captions, which caption under 
 
 
 def image_spec(spec: ImageSpec, config: DataConfig) -> ImageSpec:
-    """`spec`, which is the preprocessing of a tower, with its `resize` replaced by data.resize where that is set."""
+    """Return the tower's preprocessing `spec`, with its `resize` replaced by data.resize if that is set."""
     return spec if config.resize is None else replace(spec, resize=config.resize.value)
 
 
 @dataclass(frozen=True)
 class TrainingPair:
-    """A picture and a caption of one sample.
+    """A picture and one caption of a sample.
 
-    x (3, S, S) uint8: the picture, resized, cropped and without noise. draws (DRAWS,): random numbers in [0, 1) of its
-    augmentation. x_key, y_key: content ids of picture and caption.
+    x, uint8 (3, S, S): the picture, resized and cropped to the input side S of the tower, before noise is added. text:
+    the caption. draws (DRAWS,): random numbers in [0, 1) for the augmentation of the picture. x_key, y_key: content ids
+    (hashes) of picture and caption.
     """
 
     x: Tensor
@@ -60,7 +62,7 @@ class TrainingPair:
 
 
 class PairMaker:
-    """Makes training pairs from samples, and batches from training pairs."""
+    """Makes training pairs (picture and caption) from samples, and batches from training pairs."""
 
     def __init__(self, spec: ImageSpec, tokenize: Tokenize, config: DataConfig, seed: int) -> None:
         self.spec, self.tokenize, self.config, self.seed = image_spec(spec, config), tokenize, config, seed
@@ -68,7 +70,7 @@ class PairMaker:
         self._thresholds = np.array(list(accumulate(weights))) / sum(weights)
 
     def pair(self, sample: ShardSample, sample_id: int, *, epoch: int, position: int) -> TrainingPair:
-        """A pair whose random parts depend only on (seed, epoch, position).
+        """Return a training pair of the sample. Its random parts depend only on the seed, `epoch` and `position`.
 
         Raises SampleError, naming shard and key, for a sample that cannot be used.
         """
@@ -83,7 +85,8 @@ class PairMaker:
         return TrainingPair(x, text, sample_id, content_key(sample.picture(config.image_key)), y_key, draws)
 
     def batch(self, pairs: Sequence[TrainingPair], bad: tuple[BadSample, ...] = ()) -> Batch:
-        """The batch of some pairs: noise is added to the pictures, captions are tokenised. bad: replaced samples."""
+        """Return the batch of the given pairs: adds noise to the pictures and tokenises the captions. bad: the samples
+        that were replaced, to be listed in the batch."""
         draws = np.stack([p.draws for p in pairs])[:, CROP_DRAWS:]
         return Batch(
             x=add_noise(torch.stack([p.x for p in pairs]), self.config.augment, draws),
@@ -95,27 +98,30 @@ class PairMaker:
         )
 
     def check(self, sample: ShardSample) -> None:
-        """Raise SampleError when the picture, or the captions under any of data.captions, cannot be used."""
+        """Raise SampleError when the picture of a sample, or the captions under any name in data.captions, cannot be
+        used."""
         sample.decoded(self.config.image_key, self.config.max_image_pixels)
         for name in self.config.captions:
             text_key(sample, sample.captions(name)[0], self.config)
 
 
 class ImageText:
-    """The training data set of image_text. A batch depends only on the seed, its positions and the shards."""
+    """The training data set of pictures and captions. A batch depends only on the seed, its positions (epoch, sample
+    id) and the shards."""
 
     def __init__(self, shards: Shards, spec: ImageSpec, tokenize: Tokenize, config: DataConfig, seed: int) -> None:
-        """Raises SampleError when none of the first samples can be used. So a wrong key or field in the configuration
-        is reported before any loader process starts."""
+        """Store the parts and check the first samples. Raises SampleError when all of them are unusable, so that a
+        wrong key or field in the configuration is reported before any loader process starts."""
         self.shards, self._maker = shards, PairMaker(spec, tokenize, config, seed)
         self._replacements = Replacements(shards.sizes, seed, config.tolerated)
         checked = range(min(len(shards), max(config.tolerated, 1)))
         check_any(checked, lambda i: self._maker.check(ShardSample.read(shards, i)))
 
     def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
-        """The batch of some positions (epoch, sample id).
+        """Return the batch of the samples at the given positions, each an epoch and a sample id.
 
-        Raises DataError, naming the shard, when it cannot be read, and for too many bad samples in a row.
+        Bad samples are replaced by others, unless data.bad_samples=stop. Raises DataError, naming the shard, when a
+        shard cannot be read, and after too many consecutive bad samples.
         """
 
         def pair(epoch: int, sample_id: int) -> TrainingPair:
@@ -130,7 +136,8 @@ class ImageText:
 
 
 def text_key(sample: ShardSample, text: str, config: DataConfig) -> int:
-    """Content key of a caption: of the field data.text_key, which several texts may share, or of the text itself."""
+    """Return the content key (a hash) of a caption: of the json field data.text_key, which several captions may share,
+    or of the caption itself if data.text_key is not set."""
     meaning = text if config.text_key is None else str(sample.field(config.text_key))
     return content_key(meaning.encode())
 
@@ -139,18 +146,22 @@ def text_key(sample: ShardSample, text: str, config: DataConfig) -> int:
 
 
 class Items(Protocol):
-    """Inputs of a tower, such as pictures or tokens, by position. Loader processes read them."""
+    """A list of inputs of a tower (encoder), such as pictures or tokens of texts. Loader processes read them."""
 
     def __len__(self) -> int: ...
 
     def block(self, start: int, stop: int) -> Tensor:
-        """Inputs of items [start, stop): uint8 (k, 3, S, S) or int64 (k, L)."""
+        """Return the k inputs at positions start … stop - 1: pictures, uint8 (k, 3, S, S), or tokens, int64 (k, L).
+
+        S: side of the pictures in pixels. L: tokens of the longest text.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """The pictures of all samples of some shards, by sample id, as tower inputs without augmentation."""
+    """The pictures of all samples in shards as inputs of a tower (encoder), without augmentation. Positions are sample
+    ids."""
 
     shards: Shards
     spec: ImageSpec
@@ -164,17 +175,17 @@ class Pictures:
         return torch.stack([evaluation_transform(picture, self.spec).contiguous() for picture in decoded])
 
     def decoded(self, i: int) -> Tensor:
-        """Picture i in its own size, uint8 (3, H, W)."""
+        """Return picture i in its own height H and width W, uint8 (3, H, W)."""
         return ShardSample.read(self.shards, i).decoded(self.config.image_key, self.config.max_image_pixels)
 
     def key(self, i: int) -> str:
-        """The key of sample i in its shard."""
+        """Return the key of sample i, its name in the shard."""
         return self.shards.key(i)
 
 
 @dataclass(frozen=True)
 class Captions:
-    """Texts as tower inputs. A block is tokenised when it is read."""
+    """A list of texts as inputs of a text tower (encoder). `block` tokenises the texts that it returns."""
 
     texts: Sequence[str]
     tokenize: Tokenize
@@ -188,9 +199,10 @@ class Captions:
 
 @dataclass(frozen=True)
 class RetrievalSet:
-    """N pictures and their M captions.
+    """N pictures and their M captions, to evaluate retrieval.
 
-    owner (M,): row of each caption's picture, ascending; image_keys (N,), text_keys (M,): content ids; all int64.
+    owner, int64 (M,): index of the picture of each caption, ascending. image_keys (N,), text_keys (M,): content ids
+    (hashes) of the pictures and captions, int64.
     """
 
     images: Pictures
@@ -202,16 +214,16 @@ class RetrievalSet:
 
 @dataclass(frozen=True)
 class LabelledSet:
-    """N pictures and the class of each."""
+    """N pictures and the class label of each."""
 
     images: Pictures
     labels: Sequence[str]
 
 
 def retrieval_set(shards: Shards, spec: ImageSpec, tokenize: Tokenize, config: DataConfig) -> RetrievalSet:
-    """The retrieval set of all samples, with all their captions under the first name in data.captions.
+    """Build the retrieval set of all samples in shards, with all captions under the first name in data.captions.
 
-    Raises SampleError for a sample that cannot be used.
+    spec: preprocessing of the picture tower. Raises SampleError for a sample that cannot be used.
     """
     texts: list[str] = []
     owner, image_keys, text_keys = [], [], []
@@ -230,6 +242,10 @@ def retrieval_set(shards: Shards, spec: ImageSpec, tokenize: Tokenize, config: D
 
 
 def labelled_set(shards: Shards, spec: ImageSpec, config: DataConfig, label: str) -> LabelledSet:
-    """All pictures with their class. label: a json field, or "cls" for the number in the cls member."""
+    """Return all pictures in shards with their class labels. spec: preprocessing of the picture tower. label: the name
+    of a json field, or "cls" for the number in the cls member.
+
+    Raises SampleError for a sample without a label.
+    """
     labels = [ShardSample.read(shards, i).label(label) for i in range(len(shards))]
     return LabelledSet(Pictures(shards, image_spec(spec, config), config), labels)

@@ -1,6 +1,7 @@
-"""Encoded pictures: opened with their limits checked, but not decoded.
+"""Opens encoded pictures and checks their limits, without decoding them.
 
 How unusual pictures are decoded (data/image_text/transforms.py):
+
     grey, palette, 1 bit, CMYK (JPEG)       converted to RGB as PIL does
     transparent (RGBA, LA, palette)         drawn on white
     16 bits a channel                       the upper 8 bits are used
@@ -12,6 +13,7 @@ How unusual pictures are decoded (data/image_text/transforms.py):
     a JPEG of more than MAX_SCANS scans     DataError: each scan costs as much as a picture
     cut, damaged, empty, another format     DataError; a truncated picture is never filled with grey
     a member of more than 64 MiB            reported by the index, which training refuses
+
 In training a sample with a DataError here is replaced; an evaluation stops at it.
 """
 
@@ -40,8 +42,8 @@ SEQUENTIAL_FRAMES = (b"\xc0", b"\xc1", b"\xc9")
 
 
 class Header(NamedTuple):
-    """What the header of a picture says. suffix: jpg, png or webp, by content; mode: PIL's name of the colour format;
-    width, height: pixels."""
+    """The header of a picture. suffix: jpg, png or webp, judged by the content. mode: PIL's name of the colour format.
+    width, height: in pixels."""
 
     suffix: str
     mode: str
@@ -50,8 +52,8 @@ class Header(NamedTuple):
 
 
 def read_header(data: bytes, max_pixels: int) -> Header:
-    """The header of a JPEG, PNG or WebP picture. Raises DataError for anything else, for more than `max_pixels`, and
-    for a JPEG of too many scans."""
+    """Return the header of a JPEG, PNG or WebP picture. Raises DataError for other data, for more than `max_pixels`
+    pixels, and for a JPEG of too many scans."""
     refuse_many_scans(data)
     with opened_picture(data, max_pixels, "max_image_pixels") as picture:
         return Header(SUFFIX_OF[str(picture.format)], picture.mode, *picture.size)
@@ -59,9 +61,10 @@ def read_header(data: bytes, max_pixels: int) -> Header:
 
 @contextmanager
 def opened_picture(data: bytes, max_pixels: int, key: str) -> Iterator[Image]:
-    """A JPEG, PNG or WebP picture that PIL has opened and not decoded. key: of `max_pixels` in the configuration.
+    """Yield a JPEG, PNG or WebP picture that PIL has opened and not decoded (context manager).
 
-    Raises DataError for anything else, for more than `max_pixels`, and when the block fails to decode the picture.
+    key: the configuration key of `max_pixels`, for messages. Raises DataError for other data, for more than
+    `max_pixels` pixels, and when the block fails to decode the picture.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -82,13 +85,15 @@ def opened_picture(data: bytes, max_pixels: int, key: str) -> Iterator[Image]:
 
 
 def check_size(width: int, height: int, max_pixels: int, key: str) -> None:
-    """Raise DataError, naming the configuration's `key`, for more than `max_pixels`."""
+    """Raise DataError for a picture of more than `max_pixels` pixels. key: the configuration key of this limit, for the
+    message."""
     if width * height > max_pixels:
         raise DataError(f"{width} x {height} pixels are more than {key}={max_pixels}")
 
 
 def refuse_many_scans(data: bytes) -> None:
-    """Raise DataError for a JPEG with so many scans that its decoding takes minutes."""
+    """Raise DataError for a JPEG with so many scans (passes over the picture) that its decoding takes minutes. Other
+    data pass."""
     # count() also finds the marker's bytes in metadata: only when it finds many are the segments parsed
     if data[:3] != JPEG_MAGIC or _is_one_scan(data) or data.count(b"\xff" + START_OF_SCAN) <= MAX_SCANS:
         return
@@ -102,7 +107,8 @@ def refuse_many_scans(data: bytes) -> None:
 
 
 def _is_one_scan(data: bytes) -> bool:
-    """Whether a decoder reads only the first scan: the frame is sequential, and that scan has all its components."""
+    """Whether a decoder of the JPEG reads only its first scan: the frame is sequential, and this scan has all
+    components."""
     components = None
     for marker, offset in islice(_segments(data), MAX_SEGMENTS):
         if marker in SEQUENTIAL_FRAMES:
@@ -113,7 +119,7 @@ def _is_one_scan(data: bytes) -> bool:
 
 
 def _segments(data: bytes) -> Iterator[tuple[bytes, int]]:
-    """(marker, offset of its length field) of each segment of a JPEG."""
+    """Yield the marker byte and the offset of the length field of each segment in a JPEG."""
     offset = 2
     while (found := SEGMENT.search(data, offset)) and found[1] != END_OF_IMAGE:
         yield found[1], found.end()

@@ -1,6 +1,7 @@
-"""One sample of a shard: its picture, captions and fields, or a SampleError that names shard and key.
+"""One sample of a shard: its picture, captions and fields. Every SampleError names the shard and the key of the sample.
 
 How unusual texts are treated:
+
     the member or field of data.captions is missing, null, a number    SampleError
     empty or blank, also one of several captions in a list             SampleError
     not UTF-8, half a surrogate pair, unreadable json                  SampleError
@@ -8,8 +9,9 @@ How unusual texts are treated:
     longer than MAX_LETTERS                                            cut; towers read less than that
     a .txt member of more than 1 MiB, a .json of more than 16          reported by the index, which training refuses
     no caption, where other samples of the shard have one              reported by the index, which training refuses
-In training a sample with a SampleError is replaced (data/loading/replacement.py); an evaluation stops at it.
-Unusual pictures: data/image_text/pictures.py.
+
+In training a sample with a SampleError is replaced (data/loading/replacement.py); an evaluation stops at it. Unusual
+pictures: data/image_text/pictures.py.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ MAX_LETTERS = 16_384  # open_clip's tokenizer takes time quadratic in the length
 
 @dataclass(frozen=True)
 class ShardSample:
-    """The members of one sample by suffix. shard, key: where it comes from."""
+    """A sample of a shard. shard: path of the shard. key: name of the sample in the shard. members: the files of the
+    sample, as {suffix: bytes}."""
 
     shard: str
     key: str
@@ -44,11 +47,12 @@ class ShardSample:
 
     @property
     def where(self) -> str:
-        """Shard and key. Every SampleError begins with them."""
+        """The location of the sample: shard and key. Every SampleError begins with this text."""
         return f"{self.shard}: sample '{self.key}'"
 
     def picture(self, image_key: str) -> bytes:
-        """The encoded picture: the first member that `image_key` ("jpg;png") names."""
+        """Return the bytes of the encoded picture: the first member whose suffix is in `image_key`, for example
+        "jpg;png". Raises SampleError when there is none."""
         name = next((name for name in image_key.split(";") if name in self.members), None)
         if name is None:
             raise SampleError(
@@ -57,7 +61,10 @@ class ShardSample:
         return self.members[name]
 
     def decoded(self, image_key: str, max_pixels: int) -> Tensor:
-        """The decoded picture that `image_key` names, uint8 (3, H, W). Raises SampleError when it cannot be decoded."""
+        """Return the picture that `image_key` names, decoded in its own height H and width W: uint8 (3, H, W).
+
+        Raises SampleError when it is missing or cannot be decoded, or has more than `max_pixels` pixels.
+        """
         data = self.picture(image_key)
         try:
             return decode(data, max_pixels)
@@ -65,9 +72,11 @@ class ShardSample:
             raise SampleError(f"{self.where}: {error}.") from error
 
     def captions(self, name: str) -> list[str]:
-        """The captions under `name`: the lines of the txt member for "txt", else a json field.
+        """Return the captions under `name`: the lines of the txt member for "txt", else the text or texts in the json
+        field `name`.
 
-        At least one; none is blank or longer than MAX_LETTERS.
+        There is at least one. Long captions are cut to MAX_LETTERS characters. Raises SampleError when the captions are
+        missing, when one is blank or no valid Unicode, or when the json field has another type.
         """
         if name == "txt":
             value = [line for line in map(str.strip, self._text("txt").split("\n")) if line]
@@ -84,14 +93,18 @@ class ShardSample:
         return captions
 
     def field(self, name: str) -> Any:
-        """A field of the json member. Raises SampleError when there is none of that name."""
+        """Return the json field called `name`. Raises SampleError when there is none."""
         if name not in self.fields:
             there = f"the json member has {', '.join(self.fields)}" if self.fields else f"members are {self._members}"
             raise SampleError(f"{self.where} has no field '{name}'; {there}.{nearest(name, self.fields)}")
         return self.fields[name]
 
     def label(self, name: str) -> str:
-        """The class of the picture as text. name: "cls" for the number in the cls member, else a json field."""
+        """Return the class label of the picture as text. name: "cls" for the number in the cls member, else a json
+        field.
+
+        Raises SampleError when the field or member is missing, or when the cls member holds no number.
+        """
         if name != "cls":
             return str(self.field(name))
         text = self._text("cls").strip()
@@ -105,7 +118,8 @@ class ShardSample:
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """The fields of the json member; empty when there is no such member."""
+        """The fields of the json member; empty without such a member. Raises SampleError when the member cannot be
+        read."""
         if "json" not in self.members:
             return {}
         try:
@@ -117,7 +131,7 @@ class ShardSample:
         return fields
 
     def _text(self, member: str) -> str:
-        """A member decoded as UTF-8."""
+        """Return a member decoded as UTF-8. member: its suffix. Raises SampleError when it is missing or not UTF-8."""
         if member not in self.members:
             raise SampleError(f"{self.where} has no {member} member; its members are {self._members}.")
         try:

@@ -1,9 +1,10 @@
-"""Training pairs from shards that can only be read from end to end: an endless stream of draws, each one shard.
+"""Training pairs from shards that can only be read from start to end. A stream is an endless sequence of draws; each
+draw is one shard to be read.
 
 The shard of draw k is a function of (seed, k): in one pass over all shards each comes once, or as often as its weight
-says. Draws are dealt to readers, one in each loader process of each rank: reader r of R takes draws r, r + R, … A
-reader gives as many samples as it is asked for, whatever its shards hold: every rank takes part in every step. All that
-is random about a sample depends on (seed, draw, position in the shard).
+says. The draws are dealt to R readers, one in each loader process of each training process: reader r takes the draws r,
+r + R, r + 2 R, …. A reader gives as many samples as it is asked for, whatever its shards hold, because every training
+process takes part in every step. All that is random about a sample depends on (seed, draw, position in the shard).
 
 The shards are webdataset's, but they are not read with its library. Its reader silently skips what follows a damaged
 part; here a shard is parsed as strictly as by the index. Its shuffle buffer may hold a sample for ever, so that no
@@ -43,10 +44,12 @@ SHOWN = 3  # damaged places of a shard that a message lists
 
 @dataclass
 class StreamBatch(Batch):
-    """A batch, and which samples its reader used for it. bad: also shards of which a part could not be read.
+    """A batch, and counts of the samples that its reader used for it. A draw is one shard to be read (module
+    docstring).
 
-    taken: draw → number of its samples that were used. ended: draw → number of samples in its shard, for shards that
-    were read to their end while the batch was made.
+    bad: also lists shards that could not be read completely. taken: draw → number of its samples used for this batch,
+    bad ones included. ended: draw → number of samples in its shard, for shards that were read to their end while the
+    batch was made.
     """
 
     taken: dict[int, int] = field(default_factory=dict)
@@ -55,7 +58,8 @@ class StreamBatch(Batch):
 
 @dataclass(frozen=True)
 class OneEpoch:
-    """Takes the place of an `Order`: the samples of a stream are not counted, so the whole run is one epoch."""
+    """Takes the place of an `Order`, which divides a run into epochs. The number of samples in a stream is not known
+    beforehand, so the whole run is one epoch of `steps_per_epoch` steps."""
 
     steps_per_epoch: int
     sizes: Sequence[int] = ()
@@ -63,10 +67,11 @@ class OneEpoch:
 
 @dataclass
 class StreamProgress:
-    """Which draws are used up: all below `first`, and those in `finished`. taken, ended: as in `StreamBatch`, of the
-    other draws.
+    """Which draws of a stream are used up: all with an index below `first`, and those in `finished`. A draw is one
+    shard to be read (module docstring).
 
-    Only batches that the trainer took are counted, not those that loader processes prepared ahead.
+    taken, ended: as in `StreamBatch`, for draws that are not used up. Only batches that the trainer took are counted,
+    not those that loader processes prepared ahead.
     """
 
     first: int = 0
@@ -86,7 +91,8 @@ class StreamProgress:
 
 @dataclass(frozen=True)
 class StreamSample:
-    """A sample of a stream. draw: the number of its draw; position: the sample's number in the shard, from 0."""
+    """A sample of a stream. draw: index of the draw (shard to be read) that gave it. position: its index in the shard,
+    from 0."""
 
     draw: int
     position: int
@@ -94,13 +100,17 @@ class StreamSample:
 
 
 class Stream:
-    """The training data of data.mode=stream: batches by step. Can be pickled until the first batch is read."""
+    """The training data for data.mode=stream, which yields a batch for each step. Can be pickled until a batch is
+    read."""
 
     def __init__(
         self, sources: Sequence[ShardSource], maker: PairMaker, config: DataConfig, *, seed: int, global_batch_size: int
     ) -> None:
-        """Raises SampleError when none of the first samples can be used as configured. Raises ConfigError for a weight
-        so small that its source would never be read."""
+        """Set up the order of the shards and check the first samples. maker: makes training pairs and batches.
+
+        Raises SampleError when none of the first samples can be used as configured; ConfigError for a weight so small
+        that its source would never be read.
+        """
         self.shards = [shard for source in sources for shard in source.shards]
         self.maker, self.id_key, self.buffer = maker, config.id_key, config.buffer
         self.limit = config.tolerated  # consecutive bad samples that stop the run; 0: any lost sample stops it
@@ -120,9 +130,11 @@ class Stream:
         check_any(islice(Reader(self, 0, 1).samples(), CHECKED), self._check)
 
     def begin(self, rank: int, world_size: int, workers: int, state: Mapping[str, Any] | None) -> str:
-        """Set the readers of this rank, and continue from the `state` of a checkpoint. Returns lines for the log.
+        """Set the readers of this training process. If `state`, saved in a checkpoint, is given, continue from there.
+        Returns lines for the log.
 
-        The number of ranks and workers may differ from those that wrote the state.
+        rank, world_size: index of this process and number of training processes. workers: loader processes of each. The
+        numbers of processes may differ from those of the run that wrote the state.
         """
         self._rank, self._world_size, self._readers = rank, world_size, max(workers, 1)
         readers, shards = world_size * self._readers, self.draws_per_pass
@@ -142,8 +154,11 @@ class Stream:
         return text
 
     def batches(self, first_step: int, last_step: int, *, workers: int, timeout: float) -> Iterator[Batch]:
-        """This rank's part of the batches of steps first_step … last_step - 1. Each is added to `progress` when it is
-        taken. timeout: seconds to wait for a batch, 0 for ever."""
+        """Yield this training process's part of the batches of steps first_step … last_step - 1. Adds each to
+        `progress` when it is taken.
+
+        workers: number of loader processes. timeout: seconds to wait for a batch; 0: for ever.
+        """
         steps, pin = range(first_step, last_step), torch.cuda.is_available()
         for batch in prefetched(
             self._batch, steps, where=self.shard_of, workers=workers, timeout=timeout, rank=self._rank, pin=pin
@@ -152,9 +167,10 @@ class Stream:
             yield batch
 
     def state(self, gather: Callable[[StreamProgress], Sequence[StreamProgress]]) -> dict[str, Any]:
-        """The progress of all ranks as JSON of bounded size, for a checkpoint.
+        """Return the progress of all training processes as JSON of bounded size, for a checkpoint.
 
-        gather: returns the progress of every rank, given that of this rank. A collective if `gather` is one.
+        gather: takes the progress of this process and returns that of every process. If it communicates, all processes
+        must call `state` together.
         """
         parts = gather(self.progress)
         first, finished = self.progress.first, set[int]().union(*(part.finished for part in parts))
@@ -169,7 +185,8 @@ class Stream:
         return self.shards[int(self._draws.ids(draw)[0])]
 
     def sample_id(self, sample: ShardSample) -> int:
-        """The number in the field data.id_key, NO_ID without that key. Raises SampleError for any other value."""
+        """Return the id of a sample, the whole number in its json field data.id_key; NO_ID if data.id_key is not set.
+        Raises SampleError when the field is missing or has another value."""
         if self.id_key is None:
             return NO_ID
         value = sample.field(self.id_key)
@@ -178,7 +195,8 @@ class Stream:
         return value
 
     def _batch(self, step: int) -> StreamBatch:
-        """The next batch of this process's reader. torch deals steps to workers in turn: this fixes the reader."""
+        """Return the next batch of the reader in this loader process. torch deals steps to its loader processes in
+        turn, so that `step` fixes the index of the reader."""
         number = self._rank * self._readers + step % self._readers
         self._reader = self._reader or Reader(self, number, self._world_size * self._readers)
         assert self._reader.number == number, "a process is one reader"
@@ -191,9 +209,9 @@ class Stream:
 
 
 class Reader:
-    """One of several readers that share the draws of a stream; each loader process is one. It never ends.
+    """One of several readers that share the draws of a stream. Each loader process has one. Its samples never end.
 
-    number: its number among the `readers`.
+    readers: number of all readers. number: index of this reader, from 0.
     """
 
     def __init__(self, stream: Stream, number: int, readers: int) -> None:
@@ -204,7 +222,8 @@ class Reader:
         self._mixed = self._mix()
 
     def batch(self, size: int) -> StreamBatch:
-        """The next `size` samples that can be used. Raises DataError for too many bad ones in a row."""
+        """Return a batch of the next `size` usable samples. Raises DataError after too many consecutive bad samples,
+        and for any bad sample with data.bad_samples=stop."""
         pairs: list[TrainingPair] = []
         taken = Counter[int]()
         while len(pairs) < size:
@@ -226,16 +245,17 @@ class Reader:
         return StreamBatch(**vars(batch), taken=dict(taken), ended=ended)
 
     def _mix(self) -> Iterator[StreamSample]:
-        """The samples of `samples()`, shuffled inside blocks of data.buffer consecutive samples."""
+        """Yield the samples that `samples` yields, shuffled within blocks of data.buffer consecutive samples."""
         samples = self.samples()
         while block := list(islice(samples, self._stream.buffer)):
             random.Random(f"{self._stream.seed}/{block[0].draw}/{block[0].position}").shuffle(block)
             yield from block
 
     def samples(self) -> Iterator[StreamSample]:
-        """The samples of this reader's draws that are not used up, in order.
+        """Yield the samples of this reader's draws in order, except the draws that are used up already.
 
-        Raises DataError when too many consecutive shards give none.
+        Raises DataError when too many consecutive shards have no sample, and for a damaged shard with
+        data.bad_samples=stop.
         """
         progress, empty = self._stream.progress, list[BadSample]()
         limit = max(-(-self._stream.draws_per_pass // self._readers), MIN_EMPTY)
@@ -258,14 +278,15 @@ class Reader:
                 raise DataError(f"{len(empty)} shards in a row gave no sample. {examples(empty)}")
 
     def _report(self, bad: BadSample) -> None:
-        """List a lost sample or part of a shard in the next batch. Raises DataError when data.bad_samples=stop."""
+        """List a lost sample, or a lost part of a shard, in the next batch. Raises DataError instead with
+        data.bad_samples=stop."""
         if not self._stream.limit:
             raise DataError(bad.reason)
         self._bad.append(bad)
 
 
 def first_of(shard: str) -> ShardSample:
-    """The first sample of a shard. Raises DataError when there is none."""
+    """Return the first sample of a shard. Raises DataError when there is none."""
     scan = Scan()
     for sample in _read_samples(shard, scan):
         return sample
@@ -275,7 +296,8 @@ def first_of(shard: str) -> ShardSample:
 
 
 def _read_samples(shard: str, scan: Scan) -> Iterator[ShardSample]:
-    """The samples of a shard. Damage of the shard and failures of its storage are added to the problems of `scan`."""
+    """Yield the samples of a shard. Damage of the shard and failures of its storage are added to scan.problems, not
+    raised."""
     last = None
     try:
         with open_sequential(shard) as content:
@@ -289,7 +311,7 @@ def _read_samples(shard: str, scan: Scan) -> Iterator[ShardSample]:
 
 
 def _lost_part(shard: str, problems: Problems) -> BadSample:
-    """What could not be read of a shard, as an entry of `Batch.bad`."""
+    """Describe the lost part of a shard as an entry of `Batch.bad`. problems: the reasons why it could not be read."""
     reasons = [str(problem) for problem in problems.first[:SHOWN]]
     if problems.count > SHOWN:
         reasons.append(f"{problems.count - SHOWN} more such places")

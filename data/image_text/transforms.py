@@ -1,9 +1,9 @@
-"""From the bytes of a picture to the uint8 square that a tower takes: decoding, resizing, augmentation.
+"""From the bytes of a picture to the uint8 square that a tower (encoder) takes: decoding, resizing, augmentation.
 
-Pictures are uint8 until the device normalises them. Augmentation is a function of (seed, epoch, sample id): the same on
-any rank, in any worker and in any batch, to the bit.
+Pictures stay uint8 until they are on the device, which normalises them. Augmentation is a function of the seed, the
+epoch and the sample id: it gives the same bits in any process and any batch.
 
-b pictures of a batch; H, W sides of a decoded picture; S side of the tower's input.
+Shape letters: b pictures of a batch; H, W height and width of a decoded picture; S side of the tower's input.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ Interval = Sequence[float]
 
 @dataclass(frozen=True)
 class ImageSpec:
-    """The input of a picture tower. size: S pixels; mean, std: of its normalisation, for values in 0..1.
+    """The input of a picture tower (encoder). size: its side S in pixels. mean, std: per colour, to normalise values in
+    0..1.
 
     resize: "shortest" (resize the shorter side, crop the centre), "longest" (resize the longer side, pad with black) or
-    "squash". interpolation: "bicubic" or "bilinear". The terms are open_clip's.
+    "squash" (resize both sides). interpolation: "bicubic" or "bilinear". The terms are open_clip's.
     """
 
     size: int
@@ -58,10 +59,11 @@ class ImageSpec:
 
 
 def decode(data: bytes, max_pixels: int) -> Tensor:
-    """The picture as uint8 (3, H, W). Transparent areas become white. Of an animation the first frame is decoded.
+    """Decode a JPEG, PNG or WebP picture to uint8 (3, H, W), H its height and W its width.
 
-    Raises DataError with the reason for anything that is no sound JPEG, PNG or WebP, has more than `max_pixels` or too
-    many scans. Size and scans are checked before anything is decoded.
+    Transparent areas become white; of an animation the first frame is decoded. Raises DataError with the reason for
+    damaged or other data, for more than `max_pixels` pixels, and for too many scans. Pixels and scans are counted
+    before anything is decoded.
     """
     refuse_many_scans(data)
     if data[:3] == JPEG_MAGIC:
@@ -77,7 +79,7 @@ def decode(data: bytes, max_pixels: int) -> Tensor:
 
 
 def _rgb(picture: Image) -> Image:
-    """The picture in RGB, drawn on white where it is transparent."""
+    """Convert a picture to RGB, drawn on white where it is transparent."""
     from PIL import Image
 
     if picture.mode.startswith("I"):  # 16 bits a pixel, which convert() would clip
@@ -93,7 +95,10 @@ def _rgb(picture: Image) -> Image:
 
 
 def evaluation_transform(picture: Tensor, spec: ImageSpec) -> Tensor:
-    """(3, H, W) uint8 → (3, S, S) uint8 without augmentation; agrees with open_clip's preprocessing to 2/255."""
+    """Resize a picture without augmentation: uint8 (3, H, W) → (3, S, S), S the side in `spec`.
+
+    The result agrees with open_clip's preprocessing to (2/255), for values in 0..1.
+    """
     size, (height, width) = spec.size, picture.shape[-2:]
     if height == width == size:
         return picture
@@ -123,14 +128,18 @@ def _resize(picture: Tensor, size: list[int], spec: ImageSpec) -> Tensor:
 
 
 def uniforms(seed: int, epoch: int, sample_id: int, count: int) -> Floats:
-    """`count` random numbers in [0, 1) that depend only on the arguments: each sample has its own Philox stream."""
+    """Return `count` random numbers in [0, 1) that depend only on the arguments. Each sample has its own stream of the
+    random generator Philox."""
     key, counter = np.array([seed % 2**64, epoch], np.uint64), np.array([0, 0, 0, sample_id], np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter)).random(count)
 
 
 def training_size(picture: Tensor, spec: ImageSpec, augment: AugmentConfig, draws: Floats) -> Tensor:
-    """A training picture at the tower's size, (3, H, W) uint8 → (3, S, S) uint8: with augment.crop_scale a random crop
-    that is resized, otherwise resized as in evaluation. draws (DRAWS,): random numbers in [0, 1)."""
+    """Resize a training picture: uint8 (3, H, W) → (3, S, S), S the side in `spec`.
+
+    With augment.crop_scale other than (1, 1), a random crop is resized; otherwise the picture is resized as in
+    evaluation. draws (DRAWS,): random numbers in [0, 1).
+    """
     if tuple(augment.crop_scale) == (1, 1):
         return evaluation_transform(picture, spec)
     top, left, height, width = crop_box(picture.shape[1], picture.shape[2], augment.crop_scale, draws)
@@ -138,9 +147,10 @@ def training_size(picture: Tensor, spec: ImageSpec, augment: AugmentConfig, draw
 
 
 def crop_box(height: int, width: int, scale: Interval, draws: Floats) -> tuple[int, int, int, int]:
-    """(top, left, height, width) of a random crop, as torchvision's RandomResizedCrop draws it.
+    """Draw a random crop as torchvision's RandomResizedCrop does; return its top, left, height and width in pixels.
 
-    Up to ten boxes are drawn, and the first that fits into the picture is taken; if none fits, the centre.
+    height, width: of the picture. scale: lowest and highest share of the picture's area. draws: random numbers in [0,
+    1). Up to ten boxes are drawn, and the first that fits into the picture is taken; if none fits, a box in the centre.
     """
     shapes = draws[: 2 * CROP_ATTEMPTS].reshape(CROP_ATTEMPTS, 2)
     area = height * width * _between(scale, shapes[:, 0])
@@ -157,10 +167,12 @@ def crop_box(height: int, width: int, scale: Interval, draws: Floats) -> tuple[i
 
 
 def add_noise(batch: Tensor, augment: AugmentConfig, draws: Floats) -> Tensor:
-    """Augment pictures: rotate, zoom, stretch, shift and flip them on white, then change their colours.
+    """Return the pictures of a batch augmented: rotated, zoomed, stretched, shifted and flipped on white, then
+    recoloured.
 
-    batch (b, 3, S, S) uint8; draws (b, NOISE_DRAWS). Each picture is changed by its own draws, with the same
-    instructions at any position in the batch, so that its bits do not depend on the other pictures.
+    batch, uint8 (b, 3, S, S); draws (b, NOISE_DRAWS), random numbers in [0, 1). Each picture is changed only by its own
+    draws, with the same instructions at any position in the batch, so that its bits do not depend on the other
+    pictures.
     """
     moves = augment.rotate or augment.aspect or augment.shift or augment.flip or tuple(augment.zoom) != (1, 1)
     colours = augment.brightness or augment.grey or tuple(augment.gain) != (1, 1)
@@ -186,7 +198,8 @@ def add_noise(batch: Tensor, augment: AugmentConfig, draws: Floats) -> Tensor:
 
 
 def _inverse_maps(augment: AugmentConfig, draws: Floats) -> Floats:
-    """(b, 2, 3): affine maps from the coordinates of an output pixel to those of its input pixel, in [-1, 1]."""
+    """Return affine maps (b, 2, 3), one for each picture, from the coordinates of an output pixel to those of its input
+    pixel. Both range over [-1, 1]. draws (b, NOISE_DRAWS): random numbers in [0, 1)."""
     angle = np.radians(augment.rotate) * _between((-1, 1), draws[:, 0])
     zoom = _between(augment.zoom, draws[:, 1])
     stretch = np.sqrt(1 + augment.aspect * _between((-1, 1), draws[:, 2]))
@@ -198,7 +211,12 @@ def _inverse_maps(augment: AugmentConfig, draws: Floats) -> Floats:
 
 
 def _warped(pixels: Tensor, inverse: Tensor) -> Tensor:
-    """(b, 3, S, S) float 0..255: bilinear samples at the coordinates that `inverse` (b, 2, 3) gives, white outside."""
+    """Rotate, zoom, stretch, shift and flip pictures, float (b, 3, S, S) in 0..255, by the affine maps `inverse` (b, 2,
+    3).
+
+    The maps give the input coordinates of each output pixel, which is sampled bilinearly; outside the picture it is
+    white.
+    """
     size = pixels.shape[-1]
     centres = (torch.arange(size) * 2 + 1) / size - 1  # of pixels, in [-1, 1]
     x, y = centres[None, None, :], centres[None, :, None]
@@ -209,6 +227,6 @@ def _warped(pixels: Tensor, inverse: Tensor) -> Tensor:
 
 
 def _between(interval: Interval, draws: Floats) -> Floats:
-    """Map random numbers in [0, 1) to the interval."""
+    """Map random numbers in [0, 1) to the interval (low, high)."""
     low, high = interval
     return low + (high - low) * draws

@@ -1,6 +1,7 @@
-"""A corpus: passages by position or id, read by offset. Only columns of numbers about them are kept, in mapped files.
+"""A corpus: passages that are read from files, by position or by id. Only their hashes and lengths are kept, in
+memory-mapped files.
 
-n passages; k ids to look up.
+Shape letters: n passages; k ids or positions to look up.
 """
 
 from __future__ import annotations
@@ -25,17 +26,18 @@ HASH, CHECK, ORDER, KEY, LENGTH = range(5)  # rows of the table; ORDER sorts pas
 
 
 def open_corpus(value: str | Sequence[str], key: str) -> Corpus:
-    """The passages of .jsonl, .json, .tsv files or shards, or of a BEIR folder, written like data.train.
+    """Open the passages of .jsonl, .json or .tsv files, of shards, or of a BEIR folder. value: in the syntax of
+    data.train.
 
-    A row has an id (_id, docid, id, psg_id, passage_id), a text and perhaps a title. Raises ConfigError, naming `key`,
-    when `value` matches nothing or has a weight; DataError, naming the line, for a row that is no passage and for a
-    repeated id. The first call for some files reads all of them.
+    A row has an id (_id, docid, id, psg_id, passage_id or pid), a text and perhaps a title. Raises ConfigError, naming
+    the configuration key `key`, when `value` matches nothing or has a weight; DataError, naming the line, for a row
+    that is no passage and for a repeated id. The first call for a file reads all of it and stores an index.
     """
     return Corpus(open_rows(corpus_files(value, key)))
 
 
 def corpus_files(value: str | Sequence[str], key: str) -> list[str]:
-    """The paths of the files that `value` names. The files are not read. Raises ConfigError as `open_corpus`."""
+    """Return the paths of the files that `value` names. Reads none. Raises ConfigError as `open_corpus` does."""
     if isinstance(value, str) and os.path.isfile(beir := os.path.join(local_path(value), "corpus.jsonl")):
         return [beir]
     sources = parse_sources(value, key, SUFFIXES)
@@ -45,7 +47,8 @@ def corpus_files(value: str | Sequence[str], key: str) -> list[str]:
 
 
 class Corpus:
-    """Passages 0 … n - 1. Can be pickled: each process maps the columns and opens the files itself."""
+    """The n passages of a corpus, numbered from 0. Can be pickled: each process opens the files and the memory maps
+    itself."""
 
     def __init__(self, rows: Rows) -> None:
         self.rows, self.fingerprint = rows, rows.fingerprint
@@ -59,39 +62,42 @@ class Corpus:
 
     @property
     def keys(self) -> Int64s:
-        """(n,) content ids, mapped."""
+        """The content ids of all passages, int64 (n,), memory-mapped."""
         return self._mapped.array[KEY]
 
     @property
     def lengths(self) -> Int64s:
-        """(n,) bytes of title and text, mapped: passages can be sorted by length without reading them."""
+        """The bytes of title and text of each passage, int64 (n,), memory-mapped. They serve to sort passages by length
+        without reading them."""
         return self._mapped.array[LENGTH]
 
     def ids(self, start: int, stop: int) -> list[str]:
-        """Ids of passages [start, stop)."""
+        """Return the ids of the passages at positions start … stop - 1. `stop` may be more than n."""
         return [str(self[i].id) for i in range(start, min(stop, len(self)))]
 
     @property
     def id_hashes(self) -> Int64s:
-        """(2, n): `hash_ids` of the ids, mapped."""
+        """The hashes of the ids of all passages, as `hash_ids` makes them: int64 (2, n), memory-mapped."""
         return self._mapped.array[: CHECK + 1]
 
     def positions(self, ids: Sequence[str]) -> Int64s:
-        """(k,) positions of the passages with these ids, −1 where there is none. Nothing is read: 128 bits of hash
-        identify an id."""
+        """Return the positions of the passages with the k given ids, int64 (k,); −1 for an unknown id.
+
+        Reads no passage: ids are compared by their 128-bit hashes.
+        """
         return find_hashes(self.id_hashes, self._mapped.array[ORDER], hash_ids(ids))
 
 
 @dataclass(frozen=True)
 class CorpusPassages(Sequence[Passage]):
-    """The passages at some positions (k,) of a corpus, read on access."""
+    """The passages at k positions of a corpus, read on access."""
 
     corpus: Corpus
     positions: Int64s
 
     @property
     def keys(self) -> list[int]:
-        """Their content ids."""
+        """The content ids of the passages, in the same order."""
         return self.corpus.keys[self.positions].tolist()
 
     def __len__(self) -> int:
@@ -105,7 +111,7 @@ PassageList = InlinePassages | CorpusPassages
 
 
 def _passage_with_id(fields: dict[str, Any]) -> Passage:
-    """The passage of a row. Raises BadRow for a row that is no passage or has no id."""
+    """Convert the fields of a row to a passage. Raises BadRow for a row that is no passage or has no id."""
     passage = passage_of(fields)
     if passage.id is None:
         raise BadRow("no id", f"its fields are {named(fields)}")
@@ -113,7 +119,8 @@ def _passage_with_id(fields: dict[str, Any]) -> Passage:
 
 
 def _table(rows: Rows) -> Int64s:
-    """(5, n): the rows HASH, CHECK, ORDER, KEY and LENGTH of a corpus. Reads every passage once, in order."""
+    """Compute the table of a corpus, int64 (5, n), with the rows HASH, CHECK, ORDER, KEY and LENGTH. Reads every
+    passage once, in order. Raises DataError for a repeated id."""
     table = np.empty((5, len(rows)), np.int64)
 
     def read_id(i: int) -> str:
@@ -135,9 +142,11 @@ def _table(rows: Rows) -> Int64s:
 
 
 def unique_order(hashes: Int64s, repeated: Callable[[int, int], str]) -> Int64s:
-    """(n,) positions that sort the ids by HASH, then CHECK.
+    """Return the positions that sort n ids by their hashes, int64 (n,): by the row HASH of `hashes`, then by the row
+    CHECK.
 
-    Raises DataError for an id that occurs twice. repeated(i, j): the message, for the positions i < j of that id.
+    Raises DataError when an id occurs twice. repeated(i, j): returns the error message for the positions i < j of this
+    id.
     """
     order = np.lexsort((hashes[CHECK], hashes[HASH]))
     same = (hashes[:, order[1:]] == hashes[:, order[:-1]]).all(axis=0)
@@ -148,9 +157,10 @@ def unique_order(hashes: Int64s, repeated: Callable[[int, int], str]) -> Int64s:
 
 
 def find_hashes(hashes: Int64s, order: Int64s, wanted: Int64s) -> Int64s:
-    """(k,) position in `hashes` (2, n) of each column of `wanted` (2, k), −1 where it is missing.
+    """Find each of the k columns of `wanted` (2, k) among the columns of `hashes` (2, n). Returns the positions in
+    `hashes`, int64 (k,); −1 for a missing one.
 
-    order: the result of `unique_order` for `hashes`.
+    The columns are hashes of ids, made by `hash_ids`. order: the result of `unique_order` for `hashes`.
     """
     found = np.full(wanted.shape[1], -1, np.int64)
     rank = np.searchsorted(hashes[HASH], wanted[HASH], sorter=order)

@@ -1,10 +1,11 @@
-"""Questions and passages: batches for training, texts for evaluation.
+"""The training data set of questions and passages, and their texts for evaluation.
 
-A row has a question, positive passages and perhaps lists of negative ones. Training draws one positive passage and up
-to data.negatives.per_row hard negatives, by (seed, epoch, id) alone. A positive passage of a row is never drawn as its
-hard negative, even if a list of negatives contains it; `Batch.known_positives` has all of them.
+A row of the data has a question, positive passages and perhaps lists of negative ones. For each row, training draws one
+positive passage and up to data.negatives.per_row hard negatives. The draw depends only on the seed, the epoch and the
+id of the row. A positive passage of a row is never drawn as its hard negative, even if a list of negatives contains it.
+`Batch.known_positives` has the content ids of all positive passages of each row.
 
-b rows of a batch; n texts; L tokens of the longest text.
+Shape letters: b rows of a batch; n or k texts; L tokens of the longest text.
 """
 
 from __future__ import annotations
@@ -29,16 +30,21 @@ from dyad.data.shards.content_keys import Int64s
 
 
 class TokenizeTexts(Protocol):
-    """A tokenizer: n texts, or n pairs of texts → int64 (n, L), padded at the right.
+    """A tokenizer of texts, or of pairs of texts. The call takes n texts and returns int64 (n, L), padded at the right.
 
-    L is the number of tokens of the longest text, at most `length`. pairs: the second text of each pair.
+    L is the number of tokens of the longest text, at most `length`. pairs: the second text of each pair; None: no
+    pairs.
     """
 
     def __call__(self, texts: list[str], length: int, pairs: list[str] | None = None) -> Tensor: ...
 
 
 def tokens(texts: Iterable[Any], tokenize: TokenizeTexts, config: PassageConfig | QuestionConfig) -> Tensor:
-    """(n, L) tokens of passages or of questions. With title=pair all of them are pairs of texts, otherwise none is."""
+    """Tokenise n passages or questions. Returns int64 (n, L), L tokens of the longest text.
+
+    texts: Passage or Question objects. config: their prefix and longest length; with title=pair each passage becomes
+    the pair (title, text).
+    """
     rendered = [text.rendered(config) for text in texts]
     pairs = [second for _, second in rendered if second is not None]
     return tokenize([first for first, _ in rendered], config.length, pairs or None)
@@ -46,9 +52,10 @@ def tokens(texts: Iterable[Any], tokenize: TokenizeTexts, config: PassageConfig 
 
 @dataclass(frozen=True)
 class DrawnRow:
-    """What was drawn of row i for a batch: the question and one positive passage.
+    """The question and the passages that were drawn for one row of a batch.
 
-    extra: further passages, each with whether it is positive. positive_keys: content ids of all positives of the row.
+    i: index of the row in the data set. extra: further passages, each with True for a positive, False for a hard
+    negative. positive_keys: content ids of all positive passages of the row, drawn or not.
     """
 
     i: int
@@ -59,8 +66,8 @@ class DrawnRow:
 
 
 class QuestionPassage:
-    """The training data set of question_passage. A batch depends only on the seed, its positions, the rows and the
-    mined negatives."""
+    """The training data set of questions and passages. A batch depends only on the seed, its positions (epoch, row
+    index), the rows and the mined negatives."""
 
     def __init__(
         self,
@@ -70,7 +77,11 @@ class QuestionPassage:
         seed: int,
         mined: MinedNegatives | None,
     ) -> None:
-        """Raises ConfigError when the configuration asks for mined negatives that neither exist nor will be mined."""
+        """Store the parts and check the configuration. mined: hard negatives mined before, or None.
+
+        Raises ConfigError when data.negatives.lists asks for mined negatives that neither exist nor will be mined, and
+        when data.negatives.refresh_every is set without a corpus.
+        """
         negatives = config.negatives
         if negatives.per_row and NegativeList.mined in negatives.lists and not (mined or negatives.refresh_every):
             raise ConfigError("data.negatives.lists has 'mined': set data.negatives.file, or refresh_every.")
@@ -80,9 +91,10 @@ class QuestionPassage:
         self._replacements = Replacements(questions.sizes, seed, config.tolerated)
 
     def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
-        """The batch of some positions (epoch, row).
+        """Return the batch of the rows at the given positions, each an epoch and a row index.
 
-        Raises DataError, naming the file, when it cannot be read, and for too many bad rows one after the other.
+        Bad rows are replaced by others, unless data.bad_samples=stop. Raises DataError, naming the file, when a file
+        cannot be read, and after too many consecutive bad rows.
         """
         drawn, bad = self._replacements.load(positions, self.drawn, self.questions.origin)
         config = self.config
@@ -108,9 +120,10 @@ class QuestionPassage:
         return f"row {sample_id} of data.train"
 
     def drawn(self, epoch: int, i: int) -> DrawnRow:
-        """What is drawn of row i in an epoch. It depends on 1 + data.negatives.per_row uniforms of (seed, epoch, i).
+        """Draw the passages of row i for an epoch. The draw uses 1 + data.negatives.per_row random numbers that depend
+        only on the seed, the epoch and i.
 
-        Raises SampleError when the row, or a passage that it names, is not as it was indexed.
+        Raises SampleError when the row, or a passage that it names, has changed since it was indexed.
         """
         row, config = self.questions.row(i), self.config
         draws = uniforms(self.seed, epoch, i, 1 + config.negatives.per_row)
@@ -125,8 +138,8 @@ class QuestionPassage:
 
 
 def _extra(y: Tensor, entries: list[tuple[int, Passage, bool]]) -> Extra:
-    """The further passages of a batch. y (k, L): their tokens; entries: (row, passage, is positive) of each. k may be
-    0."""
+    """Build the further passages of a batch, k in all; k may be 0. y (k, L): their tokens. entries: for each its row in
+    the batch, the passage, and whether it is positive."""
     return Extra(
         y=y,
         row=torch.tensor([row for row, _, _ in entries], dtype=torch.int64),
@@ -140,9 +153,10 @@ def _extra(y: Tensor, entries: list[tuple[int, Passage, bool]]) -> Extra:
 
 @dataclass(frozen=True)
 class TextInputs:
-    """n passages or questions as tower inputs, read and tokenised on access. Can be pickled.
+    """A list of n passages or questions as inputs of a tower (encoder), read and tokenised on access. Can be pickled.
 
-    item(i): the Passage or Question at position i. lengths (n,): bytes of each, to sort by without reading.
+    item(i): returns the Passage or Question at position i. lengths (n,): bytes of each text, so that texts can be
+    sorted by length without being read.
     """
 
     item: Callable[[int], Any]
@@ -154,19 +168,19 @@ class TextInputs:
         return len(self.lengths)
 
     def block(self, start: int, stop: int) -> Tensor:
-        """(k, L) tokens of texts [start, stop)."""
+        """Return int64 (k, L), the tokens of the k texts at positions start … stop - 1. `stop` may be more than n."""
         return self.take(range(start, min(stop, len(self))))
 
     def take(self, positions: Sequence[int] | Int64s) -> Tensor:
-        """(k, L) tokens of the texts at some positions."""
+        """Return int64 (k, L), the tokens of the texts at k positions."""
         return tokens((self.item(int(i)) for i in positions), self.tokenize, self.config)
 
 
 def passage_texts(corpus: Corpus, tokenize: TokenizeTexts, config: PassageConfig) -> TextInputs:
-    """The passages of a corpus, as the passage tower reads them."""
+    """Return all passages of a corpus as inputs of the passage tower."""
     return TextInputs(corpus.__getitem__, corpus.lengths, tokenize, config)
 
 
 def question_texts(questions: QuestionRows, tokenize: TokenizeTexts, config: QuestionConfig) -> TextInputs:
-    """The questions of some rows, as the question tower reads them."""
+    """Return all questions of the rows as inputs of the question tower."""
     return TextInputs(questions.question, questions.lengths, tokenize, config)

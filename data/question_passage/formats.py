@@ -1,6 +1,6 @@
-"""The formats of question files. A parsed row of any format becomes a Record, or a BadRow says why it cannot.
+"""Parsers of the formats of question files. A row of any format is converted to a Record; a bad row raises BadRow.
 
-The fields of a row tell its format:
+A row's format is known by the names of its fields:
 
 - DPR: question, answers [str], positive_ctxs, negative_ctxs, hard_negative_ctxs [{title, text, psg_id | passage_id}].
   A typographic apostrophe of the question becomes ', as in DPR's own reader.
@@ -36,7 +36,8 @@ NAMED = 20  # fields that a message lists
 
 @dataclass(frozen=True)
 class Record:
-    """A question and its passages: ids in a format that names passages by id, otherwise the passages themselves."""
+    """A question and its lists of passages. They hold ids in a format that names passages by id, otherwise Passage
+    objects."""
 
     question: Question
     positives: Sequence[Passage] | Sequence[str]
@@ -46,11 +47,12 @@ class Record:
 
 @dataclass(frozen=True)
 class QuestionFormat:
-    """A row that has the fields `question` and `positives` is of this format.
+    """A format of question rows. A row is of this format when it has the two fields that `question` and `positives`
+    name.
 
-    negatives, hard_negatives: fields of these lists; "" in a format without them. read_list: reads such a field.
-    passage_fields: the fields that are read of a passage inside the row. With a score among them, positives and hard
-    negatives are chosen from the passages in `positives`.
+    question, positives, negatives, hard_negatives: names of fields; "" for a list that the format lacks.
+    read_list(fields, name): parses such a list. passage_fields: the fields read of a passage inside the row. If "score"
+    is among them, positives and hard negatives are both chosen by score from the list `positives`.
     """
 
     name: str
@@ -63,17 +65,20 @@ class QuestionFormat:
 
     @property
     def lists(self) -> tuple[str, ...]:
-        """The fields that hold passages."""
+        """The names of the fields that hold passages."""
         return tuple(name for name in (self.positives, self.negatives, self.hard_negatives) if name)
 
 
 def format_of(fields: Fields) -> QuestionFormat | None:
-    """The first format whose question and positives are among the fields of a row; None when there is none."""
+    """Return the first format whose fields for question and positives are both in the row; None when no format fits."""
     return next((f for f in FORMATS if f.question in fields and f.positives in fields), None)
 
 
 def record_of(fields: Fields, config: PassageConfig) -> Record:
-    """The record of a row. A question without an id gets "". Raises BadRow for a damaged row or an unknown format."""
+    """Convert the fields of a row of any known format to a Record. A question without an id gets the id "".
+
+    Raises BadRow for a damaged row or an unknown format.
+    """
     found = format_of(fields)
     if found is None:
         raise unknown_format(fields)
@@ -94,19 +99,24 @@ def record_of(fields: Fields, config: PassageConfig) -> Record:
 
 
 def unknown_format(fields: Fields) -> BadRow:
-    """The error for a row of no known format."""
+    """Return the error for a row of no known format. Its message lists the fields of the row and the known formats."""
     known = "; ".join(f"{f.name}: {f.question}, {f.positives}" for f in FORMATS)
     return BadRow("unknown format", f"its fields are {named(fields)}. Known are {known}")
 
 
 def query_of(fields: Fields) -> Question:
-    """The question of a line of BEIR's queries.jsonl, which has the fields of a passage. Raises BadRow."""
+    """Convert a line of BEIR's queries.jsonl, which has the same fields as a passage, to a question. Raises BadRow when
+    it is damaged or has no text."""
     query = passage_of(fields)
     return Question(str(query.id), _not_blank(query.text, "text"), group=group_of(fields))
 
 
 def passage_of(fields: Any, where: str = "the row") -> Passage:
-    """A passage of a corpus or of a list: text (or contents), title and one of PASSAGE_IDS. Raises BadRow."""
+    """Convert fields to a passage: its text (or contents), its title if any, and its id, the first field of
+    PASSAGE_IDS.
+
+    where: location, for the error message. Raises BadRow when there is no text or a field has a wrong type.
+    """
     if not isinstance(fields, Mapping):
         raise BadRow("no passage", f"{where} is {fields!r:.80}, no object with a text")
     name = next((name for name in ("text", "contents") if name in fields), None)
@@ -130,14 +140,16 @@ def _not_blank(text: str, name: str) -> str:
 
 
 def group_of(fields: Fields) -> str | None:
-    """The field metadata.topic, if it is a text. Raises BadRow when it is no valid Unicode."""
+    """Return the question's group, the field metadata.topic, if it is a text, else None. Raises BadRow when it is no
+    valid Unicode."""
     metadata = fields.get("metadata")
     topic = metadata.get("topic") if isinstance(metadata, Mapping) else None
     return _text(topic, "metadata.topic") if isinstance(topic, str) else None
 
 
 def named(fields: Iterable[str]) -> str:
-    """The first NAMED of some field names as text for a message, without control characters."""
+    """Join the first NAMED field names as text for a message; names with control characters are escaped. "none" without
+    names."""
     names = [short_name(name) for name in islice(fields, NAMED + 1)]
     return ", ".join([*names[:NAMED], *(["…"] if len(names) > NAMED else [])]) or "none"
 
@@ -147,7 +159,8 @@ def short_name(name: str) -> str:
 
 
 def _text(value: Any, where: str) -> str:
-    """The value of a field. Raises BadRow, naming `where` it stands, when it is no text or no valid Unicode."""
+    """Return the value of a field. Raises BadRow when it is no text or no valid Unicode. where: its location, for the
+    message."""
     if not isinstance(value, str):
         raise BadRow("no text", f"{where} is {value!r:.80}")
     try:
@@ -158,7 +171,8 @@ def _text(value: Any, where: str) -> str:
 
 
 def _list(fields: Fields, name: str) -> list[Any]:
-    """The list in a field; empty without that field. Raises BadRow for any other value."""
+    """Return the list in the field `name`; an empty one when the field is missing or null. Raises BadRow for any other
+    value."""
     value = fields.get(name)
     if value is None:
         return []
@@ -193,7 +207,11 @@ def _ids(fields: Fields, name: str) -> list[str]:
 
 
 def _id(fields: Fields, names: Sequence[str], where: str) -> str | None:
-    """The value of the first of `names` that is there: a text that is not empty, or the digits of a whole number."""
+    """Return the first field of `names` that is not missing: a text that is not empty, or a whole number as text; None
+    when all are missing.
+
+    where: location, for the message. Raises BadRow for any other value.
+    """
     name = next((name for name in names if fields.get(name) is not None), None)
     if name is None:
         return None
@@ -204,8 +222,8 @@ def _id(fields: Fields, names: Sequence[str], where: str) -> str | None:
 
 
 def _pools(fields: Fields, name: str, config: PassageConfig) -> tuple[list[Passage], list[Passage]]:
-    """Positives and hard negatives chosen from a field of candidates with scores: the best `pos_pool`, and of the
-    others the worst `neg_pool`."""
+    """Choose positives and hard negatives by score from the list of candidates in the field `name`: the config.pos_pool
+    best candidates, and the config.neg_pool worst of the others."""
     passages = _passages(fields, name)
     scores = [_score(entry, f"{name}[{i}]") for i, entry in enumerate(_list(fields, name))]
     best = sorted(range(len(scores)), key=lambda i: -scores[i])  # stable: of equal scores the first is better
@@ -214,7 +232,11 @@ def _pools(fields: Fields, name: str, config: PassageConfig) -> tuple[list[Passa
 
 
 def _score(entry: Any, where: str) -> float:
-    """The score of a candidate. Raises BadRow when it is no finite number, or the scores are those of a retriever."""
+    """Return the score of a candidate. where: its location, for the message.
+
+    Raises BadRow when it is no finite number, or when the field has_answer shows that the candidates are results of a
+    retriever, whose scores do not tell which passage is right.
+    """
     score = entry.get("score")
     if "has_answer" in entry:
         raise BadRow(

@@ -1,6 +1,7 @@
-"""Hard negatives: which passages a training row draws, and the file of mined ones that `python -m eval.mine` writes.
+"""Hard negatives: draws them for a training row, and reads the file of mined ones that `python -m eval.mine` writes.
 
-mined.jsonl has one line per question: {"query_id": id, "negatives": [passage ids, best ranked first], "scores": [...]}.
+The file mined.jsonl has one line per question: {"query_id": id, "negatives": [passage ids, best ranked first],
+"scores": [...]}.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ FORMAT = "1"
 def draw_negatives(
     row: QuestionRow, i: int, mined: MinedNegatives | None, config: NegativesConfig, draws: Sequence[float] | np.ndarray
 ) -> list[Passage]:
-    """Hard negatives of row i, at most one for each uniform in `draws`.
+    """Draw hard negatives of row i, at most one for each random number in `draws`, all in [0, 1).
 
-    They come from the first of data.negatives.lists that has any for the row; its positives are never drawn.
+    They come from the first list in data.negatives.lists that has a candidate for the row. Positive passages of the row
+    are never drawn, and no passage is drawn twice. mined: the mined negatives, or None.
     """
     lists = {
         NegativeList.hard_negatives: row.hard_negatives,
@@ -48,16 +50,14 @@ def draw_negatives(
 
 
 def distinct(keys: Sequence[int], excluded: set[int]) -> list[int]:
-    """The positions in `keys` of those that are not in `excluded` and do not repeat an earlier one."""
+    """Return the positions in `keys` of all keys not in `excluded`, ascending; of equal keys only the first one."""
     first = {key: i for i, key in reversed(list(enumerate(keys))) if key not in excluded}
     return sorted(first.values())
 
 
 def sample(pool: Sequence[int], draws: Sequence[float] | np.ndarray) -> list[int]:
-    """Draw entries of `pool` without replacement (Fisher and Yates), one for each uniform number in `draws`.
-
-    All of them are drawn if there are fewer entries than numbers.
-    """
+    """Draw entries of `pool` without replacement (Fisher-Yates shuffle), one for each random number in `draws`. The
+    numbers are in [0, 1). If `pool` has fewer entries than `draws`, all entries are drawn."""
     left = list(pool)
     for i, draw in enumerate(draws[: len(left)]):
         other = i + int(draw * (len(left) - i))
@@ -69,17 +69,18 @@ def sample(pool: Sequence[int], draws: Sequence[float] | np.ndarray) -> list[int
 
 
 class MinedNegatives:
-    """The passages that were mined for each row of some questions. They are kept as a mapped array of their positions
-    in the corpus. Can be pickled.
+    """The mined hard negatives of each question row, stored as positions in the corpus in a memory-mapped file. Can be
+    pickled.
 
-    files: name and content of the file, for the manifest of a run.
+    files: the description of the file for the manifest of a run.
     """
 
     def __init__(self, path: str, questions: QuestionRows, corpus: Corpus | None = None) -> None:
-        """Open the file `path`, for the rows of `questions`. corpus: by default the one that `questions` have.
+        """Open the file `path` of mined negatives for the rows of `questions`. corpus: holds the passages; None: the
+        corpus of `questions`.
 
-        Raises ConfigError when the file or the corpus is missing, or none of its questions is among the rows;
-        DataError, naming the line, for a row of another form, a repeated question, and an id missing in the corpus.
+        Raises ConfigError when the file or the corpus is missing, or when no question of the file is among the rows;
+        DataError, naming the line, for a line of another form, a repeated question, or an id missing in the corpus.
         """
         corpus = corpus or questions.corpus
         if corpus is None:
@@ -96,13 +97,17 @@ class MinedNegatives:
         )
 
     def passages(self, i: int) -> CorpusPassages:
-        """The passages of row i, best ranked first; none when the file has no line for its question."""
+        """Return the mined passages of row i, best ranked first; none when the file has no line for its question."""
         starts, positions = np.split(self._mapped.array, [self._count + 1])
         return CorpusPassages(self.corpus, positions[starts[i] : starts[i + 1]])
 
 
 def _by_row(rows: Rows, questions: QuestionRows, corpus: Corpus) -> Int64s:
-    """The array of MinedNegatives: where the positions of each row begin (n + 1), then all positions in the corpus."""
+    """Build the array of MinedNegatives for n question rows. rows: the lines of the file of mined negatives.
+
+    It holds n + 1 indices, where the passages of each question row begin and end, then the positions of all these
+    passages in the corpus.
+    """
     ids, lists = [], []
     for i in range(len(rows)):
         fields = rows.fields(i)

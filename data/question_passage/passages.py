@@ -1,4 +1,5 @@
-"""Passages and questions, the same for all file formats, and the text of them that a tower reads."""
+"""The classes Passage and Question, which all file formats are converted to, and the texts that a tower (encoder)
+reads."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ Rendered = tuple[str, str | None]  # a tokenizer's text, and the second text whe
 
 @dataclass(frozen=True)
 class Passage:
-    """A passage of a corpus or of a row. id: None when the file gives none."""
+    """A passage, from a corpus or from a row with a question. id: None when the file gives none."""
 
     text: str
     title: str = ""
@@ -20,14 +21,16 @@ class Passage:
 
     @property
     def key(self) -> int:
-        """Content id: passages with equal title and text are the same, even if their ids differ."""
+        """The content id, a hash of title and text. Passages with equal title and text share it, even if their ids
+        differ."""
         return content_key(f"{self.title}\n{self.text}".encode())
 
     def rendered(self, config: PassageConfig) -> Rendered:
-        """The text that a tower reads: the prefix, then title and text joined by a blank.
+        """Return the text that a tower (encoder) reads: the prefix, the title and a blank if title=join, then the text;
+        and None.
 
-        With title=pair it is a pair of texts, and the title is the first of them, even an empty one: either all rows of
-        a batch are pairs or none is.
+        With title=pair, return two texts: the prefix with the title, and the passage's text. An empty title gives two
+        texts, too, because either all rows of a batch are pairs or none is.
         """
         if config.title is Title.pair:
             return config.prefix + self.title, self.text
@@ -37,10 +40,10 @@ class Passage:
 
 @dataclass(frozen=True)
 class Question:
-    """A question, of a row or of queries.jsonl.
+    """A question, from a data row or from queries.jsonl of a BEIR folder.
 
-    answers: texts of which a relevant passage contains one, if the file gives them. group: the unit of bootstrap
-    resampling, the field metadata.topic of a BEIR query.
+    answers: texts, if the file gives any; a relevant passage contains at least one. group: the field metadata.topic, or
+    None; questions of one group are drawn together in bootstrap resampling.
     """
 
     id: str
@@ -50,18 +53,19 @@ class Question:
 
     @property
     def key(self) -> int:
-        """Content id of the text."""
+        """The content id, a hash of the question's text."""
         return content_key(self.text.encode())
 
     def rendered(self, config: QuestionConfig) -> Rendered:
-        """The text that a tower reads: the prefix, then the question."""
+        """Return the text that a tower (encoder) reads, the prefix and the question; and None, since a question is
+        never a pair."""
         return config.prefix + self.text, None
 
 
 class InlinePassages(tuple[Passage, ...]):
-    """Passages whose texts are in the row itself."""
+    """Passages whose texts are in the row of their question, not in a corpus."""
 
     @property
     def keys(self) -> list[int]:
-        """Their content ids."""
+        """The content ids of the passages, in the same order."""
         return [passage.key for passage in self]

@@ -1,6 +1,6 @@
-"""Rows of question_passage in any format: the rows of files, or the judged questions of BEIR folders.
+"""The rows of question-passage data in any format: rows of files, or the judged questions of BEIR folders.
 
-n rows of a source, m judgements.
+Shape letter: n rows of a source.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ JudgedPairs = tuple["array[int]", "array[int]"]  # positions of questions and of
 
 @dataclass(frozen=True)
 class QuestionRow:
-    """A question and its passages. Passages that the row names by id are read from the corpus on access."""
+    """A question and its lists of passages. Passages that the file names by id are read from the corpus on access."""
 
     question: Question
     positives: PassageList
@@ -62,9 +62,10 @@ class QuestionRow:
 
 
 def named_files(value: str | Sequence[str], config: DataConfig, key: str = "data.train") -> list[str]:
-    """The paths of the files with the rows that `value` names; of a BEIR folder the file of judgements.
+    """Return the paths of the files of question rows that `value` names; for a BEIR folder, the path of its judgements.
 
-    Raises ConfigError as `open_questions`. Reads and indexes nothing.
+    key: the configuration key of `value`, for error messages. Raises ConfigError as `open_questions` does. Reads and
+    indexes nothing.
     """
     if config.passage.corpus:
         corpus_files(config.passage.corpus, "data.passage.corpus")
@@ -76,10 +77,10 @@ def named_files(value: str | Sequence[str], config: DataConfig, key: str = "data
 
 
 def open_questions(value: str | Sequence[str], config: DataConfig, key: str = "data.train") -> QuestionRows:
-    """The rows that `value` names, written like data.train: files and shards of any format, and BEIR folders.
+    """Open the rows that `value` names, in the syntax of data.train: files and shards of any format, and BEIR folders.
 
-    Raises ConfigError, naming `key`, for a value that cannot work; DataError, naming the line, for a row that cannot be
-    used. The first call for some files reads all of them.
+    Raises ConfigError, naming the configuration key `key`, for a value that cannot work; DataError, naming the line,
+    for a row that cannot be used. The first call for a file reads all of it and stores an index.
     """
     named_files(value, config, key)
     shared = open_corpus(config.passage.corpus, "data.passage.corpus") if config.passage.corpus else None
@@ -98,14 +99,16 @@ def _files(path: str, key: str) -> list[str]:
 
 
 def is_beir(path: str) -> bool:
-    """Whether a path is a BEIR folder, which has a folder `qrels` of judgements."""
+    """Whether a path is a BEIR folder, which has a folder `qrels` with the judgements: which passages answer a
+    question."""
     return os.path.isdir(os.path.join(local_path(path), "qrels"))
 
 
 class QuestionRows:
-    """The rows of several sources, numbered 0 … len - 1 through all of them.
+    """The rows of several sources, numbered consecutively from 0 through all of them.
 
-    corpus: the corpus that ids of mined negatives refer to; None when there is none, or the sources have several.
+    weights: how often training uses each source. shared: the corpus that all sources use, or None. The attribute
+    `corpus` holds the mined negatives: it is the shared corpus, or the only corpus among the sources, otherwise None.
     """
 
     def __init__(
@@ -131,18 +134,18 @@ class QuestionRows:
         return source.row(row)
 
     def origin(self, i: int) -> tuple[str, str]:
-        """File and key of a row."""
+        """Return the path of the file that holds row i, and the row's key in this file."""
         source, row = self._locate(i)
         return source.origin(row)
 
     @property
     def lengths(self) -> Int64s:
-        """(len,) bytes of the questions."""
+        """The bytes of the text of each question, int64 (number of rows,)."""
         return np.concatenate([source.columns[LENGTH] for source in self.sources])
 
     @property
     def id_hashes(self) -> Int64s:
-        """(2, len): `hash_ids` of the questions' ids."""
+        """The hashes of the ids of all questions, as `hash_ids` makes them: int64 (2, number of rows)."""
         return np.concatenate([source.columns[: CHECK + 1] for source in self.sources], axis=1)
 
     def _locate(self, i: int) -> tuple[QuestionSource, int]:
@@ -160,10 +163,11 @@ def _digest(value: Any) -> str:
 
 
 class RowQuestions:
-    """The rows of some files, in any of FORMATS. Can be pickled.
+    """The question rows of files in any of the formats in formats.FORMATS. Can be pickled.
 
     A question without an id gets one made of its text, as `python -m data pack` makes it; it does not depend on the
-    name or folder of the file. columns: (3, n) int64, mapped: the id's hash in two rows, and the bytes of the text.
+    name or folder of the file. columns, int64 (3, n), memory-mapped: two rows with the hash of each id, one row with
+    the bytes of each question.
     """
 
     def __init__(self, rows: Rows, config: PassageConfig, corpus: Corpus | None) -> None:
@@ -209,7 +213,7 @@ class RowQuestions:
         return replace(record, question=replace(record.question, id=question_id))
 
     def _columns(self) -> Int64s:
-        """Make the columns. Reads every row once, so that a bad one is reported before training starts."""
+        """Compute the array `columns`. Reads every row once, so that a bad row is reported before training starts."""
         columns = np.empty((3, len(self)), np.int64)
 
         def read_id(i: int) -> str:
@@ -222,9 +226,10 @@ class RowQuestions:
 
 
 def row_of(record: Record, corpus: Corpus | None, where: str, key: str) -> QuestionRow:
-    """The row of a record: its question, and its passages, which the record may name by their ids in the corpus.
+    """Convert a parsed record to a row. Passages that the record names by id are looked up in `corpus`.
 
-    Raises ConfigError, naming `key`, for ids without a corpus; KeyError with the first id that the corpus lacks.
+    where: location of the record, for messages. Raises ConfigError, naming the setting `key`, when there are ids but no
+    corpus; KeyError with the first id that the corpus lacks.
     """
 
     def passages(entries: Sequence[Passage] | Sequence[str]) -> PassageList:
@@ -250,11 +255,12 @@ def _names(corpus: Corpus) -> str:
 
 
 class BeirQuestions:
-    """The questions of a BEIR folder with a grade above 0 in qrels/<split>.tsv, in the order of queries.jsonl.
+    """The questions of a BEIR folder that have a grade above 0 in qrels/<split>.tsv, in the order of queries.jsonl.
 
-    Can be pickled. corpus: used in place of the folder's own corpus.jsonl. columns: as in `RowQuestions`. The mapped
-    array holds, one after the other: n; the position of each question in queries.jsonl (n); where its relevant passages
-    begin (n + 1); the positions of the relevant passages.
+    Can be pickled. corpus: used in place of the folder's own corpus.jsonl, unless None. columns: as in `RowQuestions`.
+    The memory-mapped array _mapped holds, one after the other: the number n of questions; their n positions in
+    queries.jsonl; n + 1 indices, where the relevant passages of each question begin and end; the positions of the
+    relevant passages in the corpus.
     """
 
     def __init__(self, folder: str, split: str, corpus: Corpus | None, key: str) -> None:
@@ -290,8 +296,8 @@ class BeirQuestions:
         return QuestionRow(self.question(i), relevant, InlinePassages(()), InlinePassages(()))
 
     def _judged(self, qrels: str) -> Int64s:
-        """Make the mapped array. Reads every judged question once, so that a bad one is reported before training
-        starts."""
+        """Compute the array for _mapped. Reads every judged question once, so that a bad one is reported before
+        training starts."""
         relevant = (judgement for judgement in judgements(qrels) if judgement[2] > 0)
         found: JudgedPairs = (array("q"), array("q"))
         for (line, ids, _), unknown in find_judged(relevant, (self.queries, self.corpus), found):
@@ -311,9 +317,10 @@ def _qrels_of(folder: str, split: str, key: str) -> str:
 
 
 def qrels_file(folder: str, split: str, setting: str) -> str:
-    """The path of the judgements of a split. Raises ConfigError for a split that the folder lacks.
+    """Return the path of the judgements of one split of a BEIR folder. Raises ConfigError for a split that the folder
+    lacks.
 
-    setting: where the user wrote the split; the message begins with it.
+    setting: where the user wrote the split; the error message begins with it.
     """
     path = Path(local_path(folder), "qrels", f"{split}.tsv")
     if not path.is_file():
@@ -325,9 +332,10 @@ def qrels_file(folder: str, split: str, setting: str) -> str:
 
 
 def judgements(path: str) -> Iterator[Judgement]:
-    """The judgements of a BEIR .tsv file with the columns query-id, corpus-id, score.
+    """Yield the judgements of a BEIR .tsv file with the columns query-id, corpus-id and score: the line number, the ids
+    of question and passage, and the grade.
 
-    Raises DataError, naming the line, when it cannot be read.
+    Raises DataError, naming the line, when a line cannot be read.
     """
     with open(path, "rb") as file:
         for line, content in enumerate(iter(lambda: file.readline(MAX_LINE), b""), start=1):
@@ -350,9 +358,10 @@ def judgements(path: str) -> Iterator[Judgement]:
 def find_judged(
     judged: Iterable[Judgement], corpora: tuple[Corpus, Corpus], found: JudgedPairs
 ) -> Iterator[tuple[Judgement, int]]:
-    """Append the positions of question and passage of each judgement to `found`.
+    """Look up question and passage of each judgement, and append both positions to the two arrays in `found`.
 
-    Yields a judgement that names an unknown id, with the number of its side: 0 question, 1 passage.
+    corpora: the questions and the passages. A judgement with an unknown id is not appended but yielded, with 0 when the
+    question is unknown, else 1.
     """
     rest = iter(judged)
     while block := list(islice(rest, BLOCK)):
@@ -365,8 +374,12 @@ def find_judged(
 
 
 def group_judged(found: JudgedPairs) -> tuple[Int64s, Int64s, Int64s]:
-    """Group pairs of positions by question: the questions (n,), where the passages of each begin (n + 1,), the
-    passages. Equal pairs count once."""
+    """Group pairs (question, passage) of positions by question. Equal pairs count once. found: the two positions of
+    each pair.
+
+    Returns three arrays: the n questions, ascending; n + 1 indices, where the passages of each question begin and end
+    in the third array; the passages.
+    """
     pairs = np.unique(np.asarray(found, np.int64), axis=1)
     rows, counts = np.unique(pairs[0], return_counts=True)
     return rows, np.concatenate([[0], np.cumsum(counts)]), pairs[1]
