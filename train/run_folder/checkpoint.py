@@ -272,8 +272,7 @@ def tidy(run_dir: Path) -> None:
 
 
 def _like(parameter: Tensor, value: Tensor) -> Tensor:
-    """Copy `value` to the CPU; if its shape is that of `parameter`, with the same memory format (for example channels
-    last).
+    """Copy `value` to the CPU; if its shape is that of `parameter`, with the same memory format (e.g. channels last).
 
     A copy, because `value` is memory-mapped from a file that may be deleted. The memory format, because the fused AdamW
     ignores strides.

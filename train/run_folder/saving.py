@@ -29,8 +29,9 @@ os.register_at_fork(before=_WRITING.acquire, after_in_parent=_WRITING.release, a
 
 
 class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
-    """Writes the checkpoints of a run, on rank 0. Leaving its `with` block waits for a checkpoint that is being
-    written.
+    """Writes the checkpoints of a run, on rank 0.
+
+    Leaving its `with` block waits for a checkpoint that is still being written.
 
     keep: how many checkpoints stay on the disk. before_save: called before each checkpoint is written, to flush the
     logs. next_save(step): the step of the next checkpoint, for the error message. Attribute seconds: time spent writing
@@ -70,8 +71,7 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
         self._in_flight = self._thread.submit(self._try, replace(state, model=model, optimizer=optimizer))
 
     def save(self, state: CheckpointState) -> None:
-        """Write `state` and return when the checkpoint is on the disk. Raises HardwareError when it cannot be written.
-        """
+        """Write `state` and return when it is on the disk. Raises HardwareError when it cannot be written."""
         start = perf_counter()
         with _WRITING:
             checkpoint.save(self._run_dir, state, self._keep, self._before_save)
