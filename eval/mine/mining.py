@@ -141,9 +141,9 @@ def embedded(
 
 
 class Groups:
-    """The rows of the same question: groups[i] by `rows(i)`, in the order of their first rows.
+    """Groups of the rows that have the same question id, in the order of their first rows.
 
-    keys_n: for each row the hash of its question id; rows with equal hashes are one group.
+    keys_n: for each row the hash of its question id; rows with equal hashes are one group. n: number of rows.
     """
 
     def __init__(self, keys_n: np.ndarray) -> None:
@@ -169,7 +169,7 @@ class LabelledQuestion:
     """A question with the answers and right passages of all its rows.
 
     keys: content keys (hashes of the text) of the right passages. positions: indices of the right passages in the
-    corpus; for a text that occurs several times in the corpus, that of the first copy.
+    corpus: of all that are given by id, and of the first passage with each right text.
     """
 
     id: str

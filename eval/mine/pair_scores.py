@@ -36,9 +36,7 @@ class PairScores:
         self._keys, self._scores = keys[order], scores[order]
 
     def of(self, question: str, passages: Sequence[str]) -> np.ndarray:
-        """Return the scores of k passage ids for a question id: (k,) float32, NaN for pairs that the file does not
-        have.
-        """
+        """Return (k,) float32 scores of k passage ids for a question id; NaN for pairs that the file does not have."""
         wanted = np.array([_key(question, passage) for passage in passages], dtype=np.int64)
         if not len(self._keys):
             return np.full(len(wanted), np.nan, dtype=np.float32)
