@@ -112,8 +112,9 @@ class TrainStep:
         return self.scalars
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint, other than weights and optimiser: loss scale, counts of skipped steps,
-        recent losses.
+        """Return the state of a step for a checkpoint, as JSON: loss scale, counts of skipped steps, recent losses.
+
+        Weights and optimiser state are saved separately.
         """
         skipped = [self._skipped, self._skipped_in_a_row]
         return {"scaler": self._scaler.state_dict(), "skipped": skipped, "losses": [*self._spikes.losses]}
@@ -169,10 +170,10 @@ class TrainStep:
         return [e[:size] for e, size in zip(_for_scores(embeddings, device), chunk.sizes, strict=True)]
 
     def _averaged(self, scalars: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Average the scalars over ranks and return them; also average, in place, the objective's gradients and
-        batch-norm statistics.
+        """Average the scalars over ranks and return them.
 
-        It is one all-reduce of one flat tensor: many small ones would take longer.
+        In place, also averages the objective's gradients and the batch norms' running statistics. All travel in one
+        all-reduce of one flat tensor: many small ones would take longer.
         """
         if self.world.size == 1:
             return scalars
