@@ -78,11 +78,12 @@ def encode_corpus(
 ) -> np.ndarray:
     """Encode all items and return their embeddings, (N, D) float32 or float16, the same on every rank.
 
-    Collective: every rank calls it. side: the tower. folder: the matrix is written there and returned as a read-only
-    memory map; None: it is in RAM. ids: function (start, stop) → item ids; needed with a folder. identity: digest of
-    weights and items (see identity_of). A folder whose settings are the same is reused, and completed if a part is
-    missing; one with other settings is overwritten, and a line says so. window: items that are saved at a time, rounded
-    up to whole blocks. log: prints lines; None: a progress bar on a terminal, lines on standard output elsewhere.
+    Collective: every rank calls it. side: the tower, "x" or "y". folder: the matrix is written there and returned as a
+    read-only memory map; None: it is in RAM. ids: function (start, stop) → item ids; needed with a folder. identity:
+    digest of weights and items (see identity_of). A folder whose settings are the same is reused, and completed if a
+    part is missing; one with other settings is overwritten, and a line says so. window: items that are saved at a time,
+    rounded up to whole blocks. log: prints lines; None: a progress bar on a terminal, lines on standard output
+    elsewhere.
 
     Raises ConfigError for a folder that is in use, contains files of other origin, or is on a disk without enough
     space; DataError for a damaged folder, an id with a line break, and values that are not finite; HardwareError if the
@@ -219,9 +220,8 @@ class _Folder:
     def open(self, ids: Ids, stack: ExitStack, log: Callable[[str], None]) -> int:
         """Open or begin the folder, lock it until `stack` closes, and return how many windows are finished.
 
-        Rank 0 alone calls it.
-
-        A folder with other settings is begun anew, and `log` prints a line. Raises as encode_corpus.
+        Rank 0 alone calls it. A folder with other settings is begun anew, and `log` prints a line. Raises as
+        encode_corpus.
         """
         with writable(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -308,9 +308,10 @@ def _labelled(source: MiningInput, groups: Sequence[list[int]]) -> list[Labelled
 
 
 def _question_of(source: MiningInput, numbers: Sequence[int]) -> LabelledQuestion:
-    """Build the question of the rows `numbers`, with the corpus positions of the right passages that are given by id.
+    """Build a question from its rows, with the corpus indices of the right passages that are given by id.
 
-    Only keys and positions are kept: the rows with all their passages are a thousand times as large.
+    numbers: the row indices of the question. Of the passages only keys and corpus indices are kept: the rows with all
+    their passages are a thousand times as large.
     """
     keys: set[int] = set()
     ids: list[str] = []

@@ -45,7 +45,10 @@ class PairScores:
 
 
 def read_pair_scores(path: str) -> PairScores:
-    """Read a file of scores. Raises ConfigError if there is no such file, DataError with the first unusable line."""
+    """Read a file of question–passage scores, in a format of the module docstring.
+
+    Raises ConfigError if the file cannot be read, DataError naming the first line that has another format.
+    """
     keys, scores = array("q"), array("f")
     try:
         with Path(path).expanduser().open("rb") as file:

@@ -63,8 +63,8 @@ def main() -> None:
 def with_command(config: TrainConfig, command: EvalCommand) -> TrainConfig:
     """Return the run's configuration with the values of the command line in place of its own.
 
-    If the command gives suite= or val=, nothing that the run was evaluated on remains. Raises ConfigError for options
-    of another task, and if there is nothing to evaluate.
+    With suite= or val= on the command line, the run's own data.val and eval.suite are dropped. Raises ConfigError for
+    options of another task, and if there is nothing to evaluate.
     """
     for task in (task for task in OF_TASK if task != config.task.name):
         foreign = [key for key in OF_TASK[task] if getattr(command, key) is not None]

@@ -3,7 +3,8 @@
 image_text
   retrieval:SHARDS      pictures and captions, named as in data.val
   zero_shot:TASK.json   labelled pictures and prompts (format: prompts.py)
-  wds:FOLDER            a CLIP_benchmark data set (format: wds.py); a picture's own captions alone are right, as there
+  wds:FOLDER            a CLIP_benchmark data set (format: wds.py): labelled pictures, or pictures and captions, of
+                        which only a picture's own are right, as in CLIP_benchmark
 question_passage (formats: question_sets.py)
   beir:FOLDER[@SPLIT]   one split of a BEIR folder, by default test
   dpr:PATH              questions with their answers or their passages
@@ -59,8 +60,8 @@ class Inputs:
 class SuiteKind:
     """A kind of suite entries, for example beir.
 
-    task: its task. form: how its targets look, for help texts. check: raises ConfigError for a missing target. build:
-    makes the evaluator of an entry.
+    task: the task it belongs to. form: how its targets look, for help texts. check: raises ConfigError for a missing
+    target. build: makes the evaluator of an entry.
     """
 
     task: Task

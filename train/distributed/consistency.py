@@ -21,10 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 def check_same_config(world: World, facts: Mapping[str, object]) -> None:
     """Raise ConfigError on all ranks unless `facts` (name → value) are equal on all of them.
 
-    Rank 0 prints the error.
-
-    Collective: every rank calls it. The values are compared as text, for example configuration keys, versions, and the
-    digest of the code.
+    Rank 0 prints the error. Collective: every rank calls it. The values are compared as text, for example configuration
+    keys, versions, and the digest of the code.
     """
     facts_W = gather_objects({name: str(value) for name, value in facts.items()}, world)
     names = {name: None for facts_of_rank in facts_W for name in facts_of_rank}  # in order, without repeats

@@ -16,10 +16,8 @@ from dyad.train.towers.tower import TwoTower
 def wrap_towers(towers: TwoTower, compiled: bool, world: World) -> tuple[nn.Module, nn.Module]:
     """Wrap the x and the y tower in DistributedDataParallel, each on its own, and return both.
 
-    A shared tower is wrapped once.
-
-    Towers without trainable parameters, and all towers of a single process, are returned unwrapped. compiled: whether
-    to torch.compile them first.
+    A shared tower is wrapped once. Towers without trainable parameters, and all towers of a single process, are
+    returned unwrapped. compiled: whether to torch.compile them first.
     """
 
     def wrapped(tower: nn.Module) -> nn.Module:

@@ -34,7 +34,7 @@ CONNECTION_LOST = ("gloo", "pair closure", "onnection closed", "onnection reset"
 
 
 class PeerFailure(HardwareError):
-    """A collective failed because another rank failed or is gone. One rank of the job prints the message."""
+    """Raised when a collective fails because another rank failed or is gone. One rank of the job prints the message."""
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def process_group(timeout: float) -> Iterator[World]:
     """Join the process group of this job, yield its World, and leave the group at the end of the block.
 
     timeout: seconds that a collective may wait. Raises HardwareError when the group cannot be formed; errors of the
-    block are raised as by `report_failures`.
+    block are treated as by `report_failures`.
     """
     world = init_world(timeout)
     try:
@@ -118,9 +118,8 @@ def _cause_of(error: BaseException, rank: int) -> Cause:
 def _exchange_reports(world: World, cause: Cause | None = None) -> RankReports:
     """Write `cause` (an error of this rank) to the TCPStore, abort the process group, and read the ranks' reports.
 
-    This rank also registers as alive.
-
-    The store is used in a daemon thread, which is abandoned if the store does not answer.
+    This rank also registers as alive. The store is used in a daemon thread, which is abandoned if the store does not
+    answer.
     """
     reports, cause_written, start = RankReports(), Event(), time.monotonic()
 
@@ -181,9 +180,8 @@ def _connect_store() -> Store:
 def _peer_failure(world: World, stage: str, reason: str, reports: RankReports) -> PeerFailure:
     """Make the PeerFailure of a rank whose collective failed.
 
-    All surviving ranks raise one; the lowest of them prints it.
-
-    stage: what this rank was doing. reason: the first line of the collective's error.
+    All surviving ranks raise one; the lowest of them prints it. stage: what this rank was doing. reason: the first line
+    of the collective's error.
     """
     if reports.cause:
         return _printed_by_another(reports.cause)

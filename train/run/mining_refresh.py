@@ -42,11 +42,9 @@ Load = Callable[..., Iterable[Batch]]  # (dataset, first_step=…, last_step=…
 class NegativeRefresh:
     """Provides the mined negatives of a run, segment by segment (see the module docstring).
 
-    Every rank calls all methods.
-
-    dataset: the training data; its own mined negatives, if any, are those of data.negatives.file. encode: the encoder
-    with the trained towers. run: the run's folder. resumed: the checkpoint folder that the run resumed from, maybe of
-    another run; None for a new run.
+    Every rank calls all methods. dataset: the training data; its own mined negatives, if any, are those of
+    data.negatives.file. encode: the encoder with the trained towers. run: the run's folder. resumed: the checkpoint
+    folder that the run resumed from, maybe of another run; None for a new run.
     """
 
     dataset: QuestionPassage

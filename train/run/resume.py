@@ -3,7 +3,7 @@
 A resumed run continues at the same number of samples: its next step is the number of samples seen, divided by
 global_batch_size and rounded down. data/loading/order.py computes the epoch and the samples of that step. With another
 batch size (resume.allow_batch_change), `steps`, warm-up and all intervals count steps of the new size, `epochs` stay
-passes over the data, and at most one new batch less one sample is seen a second time. With files added behind the old
+passes over the data, and at most (new batch size - 1) samples are seen a second time. With files added behind the old
 ones (resume.allow_more_data), an epoch is a pass over all of them. In both cases the rest of the current epoch is drawn
 anew, since the order of an epoch depends on its number of whole batches.
 """
@@ -160,8 +160,8 @@ def _next_step(folder: Path, step: int, facts: dict[str, Any], parts: Parts, con
 def _more_samples(folder: Path, facts: dict[str, Any], parts: Parts, config: TrainConfig) -> int:
     """Return how many training samples were added since the checkpoint; 0 if the data are the same.
 
-    facts: the checkpoint's state.json. Raises ConfigError, naming the files, if the data differ otherwise, or if
-    resume.allow_more_data is not set.
+    facts: the checkpoint's state.json. Raises ConfigError, which says where the data differ, if they differ in another
+    way, or if resume.allow_more_data is not set.
     """
     if facts["data_fingerprint"] == parts.data.fingerprint:
         return 0

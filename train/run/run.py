@@ -134,7 +134,7 @@ class TrainingRun:
 
     @cached_property
     def plan(self) -> Plan:
-        """The first and last step of the run, and its intervals."""
+        """Make the plan of the run: its first and last step, the intervals of logging, evaluation, checkpoints."""
         config, restored = self.config, self.restored
         return Plan(
             first_step=restored.step,

@@ -1,11 +1,12 @@
-"""Checkpoints: everything a run needs to resume, in one folder that exists whole or not at all.
+"""Checkpoints: everything a run needs to resume, in one folder that is written atomically.
 
 `<run>/checkpoints/step_XXXXXXXX/`, XXXXXXXX = finished optimiser steps:
     model.safetensors      weights and buffers of the towers and the objective, by name
     optimizer.safetensors  "<parameter name>/exp_avg" and so on: by name, so the order of parameters may change
     memory.safetensors     per-sample state of the objective, one entry per training sample; only if it has such state
-    state.json             step, and the caller's facts (samples seen, data state, scaler, tracker id)
+    state.json             step, and further entries that the caller chooses (samples seen, data, scaler, tracker id)
     manifest.json          format version, size and SHA-256 of the others; written last, checked before loading
+
 No folder depends on another, so damage to one leaves the others usable. Nothing is pickled.
 """
 
@@ -272,10 +273,10 @@ def tidy(run_dir: Path) -> None:
 
 
 def _like(parameter: Tensor, value: Tensor) -> Tensor:
-    """Copy `value` to the CPU; if its shape is that of `parameter`, with the same memory format (e.g. channels last).
+    """Copy `value` to the CPU; if its shape is that of `parameter`, with the same memory format (e.g.
 
-    A copy, because `value` is memory-mapped from a file that may be deleted. The memory format, because the fused AdamW
-    ignores strides.
+    channels last). A copy, because `value` is memory-mapped from a file that may be deleted. The memory format, because
+    the fused AdamW ignores strides.
     """
     same = value.shape == parameter.shape
     return empty_like(parameter, dtype=value.dtype, device="cpu").copy_(value) if same else value.clone()

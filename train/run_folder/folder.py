@@ -133,11 +133,11 @@ def _check_nesting(text: str) -> None:
 
 
 def check_run(config: TrainConfig) -> None:
-    """Raise ConfigError when the run folder has a checkpoint that was trained with other values of maths_keys.
+    """Raise ConfigError when the run folder has a checkpoint whose configuration trains other weights (see maths_keys).
 
-    Ignored are: keys that resume.allow_batch_change or resume.allow_more_data let change (the data themselves are
-    compared later, when they are opened), and keys of ADDED that the run's config.yaml does not have yet. With
-    resume=never nothing is checked.
+    Two kinds of keys may differ: those that resume.allow_batch_change or resume.allow_more_data let change (whether the
+    new data fit is checked when they are opened), and those that the run's config.yaml lacks because they were added to
+    Dyad later (ADDED). With resume=never nothing is checked.
     """
     folder, resume = run_folder(config), config.resume
     if resume.mode == "never" or not _has_checkpoint(folder) or not (folder / CONFIG).exists():
@@ -188,7 +188,8 @@ def put_aside(folder: Path, names: Iterable[str]) -> None:
 def is_finished(config: TrainConfig) -> bool:
     """Whether run_state.json says that the run of this configuration is finished, and its last checkpoint exists.
 
-    False unless resume=auto, and where resume.allow_batch_change or allow_more_data may have made the run longer.
+    Always False if resume is not auto, or if resume.allow_batch_change or resume.allow_more_data is set: these may have
+    made the run longer.
     """
     folder, resume = run_folder(config), config.resume
     # more data or another batch size may have made the run longer

@@ -1,7 +1,8 @@
 """run_state.json, the status of a run for launch scripts and schedulers; and the lock of a run folder.
 
-{"status": "running" | "preempted" | "finished" | "failed", "step": …, "total_steps": …, "time": …, "error": …} At the
-end of a run also "checkpoint_seconds": seconds spent writing checkpoints since the start, most of them in the
+{"status": "running" | "preempted" | "finished" | "failed", "step": …, "total_steps": …, "time": …, "error": …}
+
+At the end of a run also "checkpoint_seconds": seconds spent writing checkpoints since the start, most of them in the
 background. A run that was killed still says "running". torchrun turns every exit code into 1, so decide by this file
 whether to requeue a job. The lock keeps a second run out of a folder that is in use.
 """
@@ -87,8 +88,8 @@ def locked(run_dir: Path, other: str = "run.name") -> Iterator[None]:
 
     The operating system releases it when this process dies, however that happens; forked workers do not inherit it.
     Raises ConfigError when another live process, on this machine or on another one that shares the folder, holds the
-    lock. other: the configuration key that the error message advises to change. File systems without locks are not
-    locked.
+    lock. other: the configuration key that the error message advises to change. On a file system without locks it does
+    nothing.
     """
     with (run_dir / LOCK).open("a+") as file:
         try:

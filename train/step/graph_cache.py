@@ -26,9 +26,7 @@ TRAINING_COPIES = 3  # gradients and the two moments of AdamW, each as large as 
 class GraphCache:
     """A stack of the embeddings of one step's chunks, with their autograd graphs.
 
-    It drops its oldest entries when it is full.
-
-    most: how many chunks to keep; None: as many as fit into `memory`.
+    It drops its oldest entries when it is full. most: how many chunks to keep; None: as many as fit into `memory`.
     """
 
     def __init__(self, most: int | None, memory: MemoryBudget) -> None:
@@ -123,7 +121,7 @@ def cpu_memory() -> tuple[int, int]:
 def cgroup_headroom(process: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cgroup")) -> float:
     """Return how many more bytes this process's control groups allow (Linux cgroups, version 2); inf without a limit.
 
-    process and groups: the paths of the process's group and of the cgroup file system.
+    process: the file that names this process's group; groups: the mount point of the cgroup file system.
     """
     if not process.exists():
         return math.inf

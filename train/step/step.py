@@ -41,13 +41,11 @@ AUTOCAST = {Precision.fp32: None, Precision.bf16: torch.bfloat16, Precision.fp16
 class TrainStep:
     """Takes optimiser steps: `step(batch, index)` takes step `index` (from 0) and returns its scalars.
 
-    They are equal on all ranks.
-
-    Attributes of the last step: embeddings: of x and of y, (b, D) each, detached. keys: content keys of x and of y,
-    (b,) each. scalars: as returned. skip_reason: "nonfinite" or "spike" if the step was skipped, else "". stage: the
-    work in progress, for error messages. local_timer: measures the time from a step's start to this rank's first
-    collective. on_skip(batch, steps, reason, scalars): called on all ranks when a step is skipped; steps: the number of
-    finished steps, including this one.
+    They are equal on all ranks. Attributes of the last step: embeddings: of x and of y, (b, D) each, detached. keys:
+    content keys of x and of y, (b,) each. scalars: as returned. skip_reason: "nonfinite" or "spike" if the step was
+    skipped, else "". stage: the work in progress, for error messages. local_timer: measures the time from a step's
+    start to this rank's first collective. on_skip(batch, steps, reason, scalars): called on all ranks when a step is
+    skipped; steps: the number of finished steps, including this one.
     """
 
     embeddings: tuple[Tensor, Tensor]
@@ -189,10 +187,8 @@ class TrainStep:
     def _apply_or_skip(self, loss: float, grad_norm: float, norm: Tensor, statistics: list[Tensor]) -> None:
         """Take the optimiser step, or skip it and undo what the forward pass changed.
 
-        Sets skip_reason, the same on all ranks.
-
-        loss and grad_norm: equal on all ranks. norm: grad_norm as a tensor. statistics: running statistics of batch
-        norms before the step, restored if it is skipped.
+        Sets skip_reason, the same on all ranks. loss and grad_norm: equal on all ranks. norm: grad_norm as a tensor.
+        statistics: running statistics of batch norms before the step, restored if it is skipped.
         """
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             self.skip_reason = "nonfinite"
