@@ -1,1 +1,1 @@
-"""Embeddings of items in blocks, kept on disk where they are large."""
+"""Encoding of items into embeddings, in RAM or in a folder."""

@@ -1,16 +1,17 @@
-"""Embeddings of a corpus, in memory or in a folder that is written window by window, so that a restart continues.
+"""Embeddings of a corpus, in memory or in a folder; a folder is written piece by piece, so that a restart continues.
 
-Items are processed in windows of WINDOW items. Inside a window they are sorted by length, the longest first, and cut
-into the encoder's blocks; so there is little padding, and all ranks share the blocks of the whole corpus. The items of
-a block depend on nothing else, so the number of ranks and restarts do not change the result.
+The items are divided into windows: runs of WINDOW consecutive items, after each of which the result is saved. Inside a
+window they are sorted by length, the longest first, and cut into the encoder's blocks; so there is little padding, and
+all ranks share the work. Which items a block has depends on nothing else, so the number of ranks and restarts do not
+change the result.
 
     embeddings.npy   (N, D) float32 or float16, in the order of the items
     ids.txt          N lines: the id of each item
-    state.json       identity of the embeddings and number of windows on disk; written after each window
+    state.json       settings that the embeddings depend on, and number of windows on disk; written after each window
 
 Rank 0 writes. With several machines the folder must be on a shared file system.
 
-N items, D embedding width, S items in a window.
+Shape letters: N items, D embedding width, S items in a window.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ Ids = Callable[[int, int], Sequence[str]]  # (start, stop) → the ids of these 
 
 
 class SizedItems(Protocol):
-    """Tower inputs with random access. Must be picklable, since loader processes read them.
+    """Tower inputs with random access and known lengths. Must be picklable, since loader processes read them.
 
-    lengths: (N,) the length of each item, in any unit.
+    lengths: (N,) the length of each item, in any unit, by which items are sorted to save padding.
     """
 
     @property
@@ -59,7 +60,7 @@ class SizedItems(Protocol):
     def __len__(self) -> int: ...
 
     def take(self, rows: Sequence[int], /) -> Tensor:
-        """The inputs of these items, (len(rows), …), padded to one shape."""
+        """Return the inputs of the items with the indices `rows` as one tensor (len(rows), …), padded to one length."""
         ...
 
 
@@ -75,16 +76,18 @@ def encode_corpus(
     window: int = WINDOW,
     log: Callable[[str], None] | None = None,
 ) -> np.ndarray:
-    """The embeddings of all items, (N, D) float32 or float16, the same on every rank. A collective.
+    """Encode all items and return their embeddings, (N, D) float32 or float16, the same on every rank.
 
-    folder: the matrix is written there and memory-mapped, read-only; None: it is in RAM. ids: needed with a folder
-    only. identity: of weights and items (see identity_of). A folder with this identity is opened, and completed if a
-    part is missing; a folder with another one is written anew, with a line. window: rounded up to whole blocks. log:
-    prints lines; None: a progress bar on a terminal, lines on standard output elsewhere.
+    Collective: every rank calls it. side: the tower, "x" or "y". folder: the matrix is written there and returned as a
+    read-only memory map; None: it is in RAM. ids: function (start, stop) → item ids; needed with a folder. identity:
+    digest of weights and items (see identity_of). A folder whose settings are the same is reused, and completed if a
+    part is missing; one with other settings is overwritten, and a line says so. window: items that are saved at a time,
+    rounded up to whole blocks. log: prints lines; None: a progress bar on a terminal, lines on standard output
+    elsewhere.
 
     Raises ConfigError for a folder that is in use, contains files of other origin, or is on a disk without enough
-    space; DataError for a damaged folder, an id with a line break, and values that are not finite; HardwareError if
-    the disk fails.
+    space; DataError for a damaged folder, an id with a line break, and values that are not finite; HardwareError if the
+    disk fails.
     """
     world, size = encode.world, -(-window // encode.block) * encode.block
     settings = {
@@ -116,9 +119,10 @@ def encode_corpus(
 
 
 def identity_of(tower: nn.Module, *facts: str) -> str:
-    """A digest of a tower's weights by name, and of `facts`: all else that embeddings depend on, as prefixes.
+    """Compute a SHA-256 digest of everything that embeddings depend on: the tower's weights by name, and `facts`.
 
-    The extra_repr of the modules is included, for example the kind of pooling.
+    facts: digests or descriptions of the data and of how texts are prepared. The extra_repr of the modules is included,
+    for example the kind of pooling.
     """
     digest = hashlib.sha256(json.dumps(facts).encode())
     for module in tower.modules():
@@ -134,7 +138,10 @@ def identity_of(tower: nn.Module, *facts: str) -> str:
 
 @dataclass
 class _Sorted:
-    """The items from number `first` on in encoding order: window by window, the longest item of a window first."""
+    """The items from index `first` on, in encoding order: window by window, and in each window the longest item first.
+
+    size: items in a window.
+    """
 
     items: SizedItems
     size: int
@@ -145,12 +152,13 @@ class _Sorted:
         return len(self.items) - self.first
 
     def block(self, start: int, stop: int) -> Tensor:
+        """Return the inputs of the items at places start … stop - 1 of the encoding order, which lie in one window."""
         window = (start + self.first) // self.size * self.size
         begin = start + self.first - window
         return self.items.take((window + self.order(window)[begin : begin + stop - start]).tolist())
 
     def order(self, window: int) -> np.ndarray:
-        """The encoding order of the items of the window that begins at item `window`, as numbers from 0."""
+        """Return the encoding order of the window that begins at item `window`: item indices relative to its start."""
         if self._order[0] != window:
             lengths = np.asarray(self.items.lengths[window : window + self.size]).astype(np.int64)
             self._order = window, np.argsort(-lengths, kind="stable")
@@ -160,7 +168,11 @@ class _Sorted:
 def _windows(
     encode: Encoder, side: Literal["x", "y"], items: SizedItems, size: int, first: int
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """(start, float32 (S, D) in the order of the items) of each window from item `first` on, on every rank."""
+    """Encode window by window from item `first` on; yield (index of the window's first item, its embeddings).
+
+    The embeddings are float32 (S, D), in the order of the items; every rank gets every window. size: items in a window.
+    Raises DataError for values that are not finite.
+    """
     view, at, window = _Sorted(items, size, first), first, np.empty((0, 0), np.float32)
     for vectors in encode.rounds(side, view):
         while len(vectors):
@@ -180,7 +192,7 @@ def _windows(
 
 
 class _Memory:
-    """A matrix of `items` rows in RAM, filled by every rank."""
+    """A store of embeddings in RAM: a matrix with a row for each item, which every rank fills for itself."""
 
     def __init__(self, items: int) -> None:
         self._items, self._matrix = items, np.empty((0, 0))
@@ -196,14 +208,21 @@ class _Memory:
 
 @dataclass(frozen=True)
 class _Folder:
-    """A matrix in a folder. Rank 0 writes, all ranks read. settings: content of state.json beside the windows."""
+    """A store of embeddings in a folder; files as in the module docstring. Rank 0 writes, all ranks read.
+
+    settings: what the embeddings depend on; it is compared with state.json.
+    """
 
     folder: Path
     settings: dict[str, Any]
     world: World
 
     def open(self, ids: Ids, stack: ExitStack, log: Callable[[str], None]) -> int:
-        """Open the folder on rank 0, lock it until `stack` closes, and return the number of finished windows."""
+        """Open or begin the folder, lock it until `stack` closes, and return how many windows are finished.
+
+        Rank 0 alone calls it. A folder with other settings is begun anew, and `log` prints a line. Raises as
+        encode_corpus.
+        """
         with writable(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(self.folder, "folder"))
@@ -231,7 +250,10 @@ class _Folder:
         return vectors
 
     def _state(self) -> dict[str, Any]:
-        """The content of state.json; for a new folder that of a matrix without windows."""
+        """Read state.json; for a new folder return the content it will have before the first window.
+
+        Raises ConfigError if the folder has files of other origin, DataError if state.json is damaged.
+        """
         path = self.folder / STATE
         if not path.exists():
             foreign = [name for name in (VECTORS, IDS) if (self.folder / name).exists()]
@@ -249,7 +271,10 @@ class _Folder:
         return state
 
     def _begin(self, ids: Ids) -> None:
-        """Write state.json first, which marks the folder as ours, then ids.txt."""
+        """Begin the folder anew: write state.json, delete old vectors, write ids.txt.
+
+        state.json is first, since it marks the folder as Dyad's.
+        """
         self._save(windows=0)
         (self.folder / VECTORS).unlink(missing_ok=True)
         items, step = self.settings["items"], self.settings["window"]
@@ -278,7 +303,7 @@ class _Folder:
 
 
 def _as_dtype(vectors: np.ndarray, dtype: str) -> np.ndarray:
-    """The vectors as `dtype`; raises DataError if float16 cannot hold them."""
+    """Convert the vectors to `dtype`. Raises DataError if a value is too large for float16."""
     with np.errstate(over="ignore"):
         converted = vectors.astype(dtype, copy=False)
     if dtype == "float16" and not np.isfinite(converted).all():

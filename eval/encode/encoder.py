@@ -1,11 +1,12 @@
-"""Encoding of items with a tower, with a result that does not depend on the number of ranks.
+"""Encoding of items with a tower; the result does not depend on the number of ranks.
 
-Items are cut into blocks of E: block k has the items [kE, (k+1)E), and the last block is padded by repetition. Rank r
-encodes the blocks k ≡ r mod W. All ranks make the same number of tower calls (a surplus call repeats the last block),
-and after each round all ranks have the embeddings of that round. So a tower gets the same blocks for every W, every
-item counts once, and the device holds W blocks at a time.
+Shape letters: N items, E items in a block, W ranks, D embedding width.
 
-N items, E block size, W ranks, D embedding width.
+Items are cut into blocks of E: block k has the items kE … (k+1)E - 1, and the last block is padded by repeating an
+item. In each round every rank encodes one block: rank r gets the blocks r, r + W, r + 2W, …. All ranks make the same
+number of tower calls (a surplus call repeats the last block), and after each round all ranks have the embeddings of
+that round. So a tower gets the same blocks for every W, every item counts once, and the device holds W blocks at a
+time.
 """
 
 from __future__ import annotations
@@ -41,11 +42,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Encoder:
-    """`encoder("x", items)` → float32 (N, D) on every rank, L2-normalised when the score is the cosine.
+    """Encodes items: `encoder("x", items)` returns their embeddings, float32 (N, D), on every rank.
 
-    precision: fp32, bf16 or fp16, of the towers only. workers: loader processes of this rank, 0 for none. timeout:
-    seconds to wait for a block of a worker, 0: without limit. should_stop: called before each round, with the same
-    result on all ranks; if it is True, the encoding raises Stopped.
+    They are L2-normalised if `cosine` is True. Letters as in the module docstring. towers: by side, "x" and "y". block:
+    items per tower call. workers: loader processes of this rank, 0 for none. precision: autocast of the towers, fp32,
+    bf16 or fp16. should_stop: called before each tower call, with the same result on all ranks; if it is True, encoding
+    raises Stopped. timeout: seconds to wait for a block of a loader process; 0: no limit.
     """
 
     towers: dict[str, nn.Module]
@@ -61,7 +63,10 @@ class Encoder:
     def of(
         cls, config: TrainConfig, model: TwoTowerModel, world: World, should_stop: Callable[[], bool] = lambda: False
     ) -> Encoder:
-        """The encoder of a run's towers, as its configuration says. Moves them to this rank's device."""
+        """Make the encoder of a model with the options of the run's configuration.
+
+        Moves the towers to this rank's device.
+        """
         towers = model.towers.to(world.device)
         return cls(
             {"x": towers.x_tower, "y": towers.y_tower},
@@ -75,14 +80,21 @@ class Encoder:
         )
 
     def __call__(self, side: Literal["x", "y"], items: Items) -> np.ndarray:
-        """Encode all items. A collective. Raises DataError if the tower returns a value that is not finite."""
+        """Encode all items with the tower of this side. Collective: every rank calls it.
+
+        Raises DataError if the tower returns a value that is not finite.
+        """
         embeddings = np.concatenate(list(self.rounds(side, items)))
         check_finite(embeddings, side)
         return embeddings
 
     @torch.no_grad()  # not inference_mode: features that a frozen trunk caches here are used in training too
     def rounds(self, side: Literal["x", "y"], items: Items) -> Iterator[np.ndarray]:
-        """The embeddings in order on every rank, float32 (W·E, D) a round. A collective: iterate to the end."""
+        """Yield the embeddings of all items in order, round by round: float32 (W·E, D), fewer rows in the last round.
+
+        Every rank gets all embeddings. Collective: every rank must iterate to the end. Raises Stopped if should_stop()
+        is True. Letters as in the module docstring.
+        """
         tower, world, left = self.towers[side], self.world, len(items)
         assert items, "nothing to encode"
         blocks = range(0, len(items), self.block)
@@ -115,10 +127,11 @@ class Encoder:
 
 @dataclass(frozen=True)
 class Report:
-    """The result of one evaluator. task: a key of KINDS in eval/results/kinds.py. chance: metrics of a random order.
+    """The result of one evaluator.
 
-    details: further parts of the JSON, on rank 0. files: end of the name → writer of a file or folder beside the JSON,
-    on rank 0.
+    task: a key of KINDS in eval/results/kinds.py, which says how to print it. metrics: by name. chance: chance level of
+    metrics, by name (their value for a random order). details: further entries of the result's JSON file, on rank 0
+    only. files: on rank 0 only; suffix of a file or folder beside the JSON → function that writes it at the given path.
     """
 
     task: str
@@ -130,9 +143,10 @@ class Report:
 
 @dataclass(frozen=True)
 class Evaluator(ABC):
-    """The evaluation on one data set. All ranks call it together and get the same metrics.
+    """Evaluates an encoder on one data set. All ranks call it together and get the same metrics.
 
-    name: "val" or "eval/<data set>", the prefix of its metrics. source: the entry as the user wrote it.
+    name: "val" or "eval/<data set>", the prefix of its metrics. source: the entry of eval.suite, or data.val, as the
+    user wrote it.
     """
 
     name: str
@@ -140,14 +154,15 @@ class Evaluator(ABC):
 
     @abstractmethod
     def report(self, encode: Encoder, examples: int | None = None) -> Report:
-        """The metrics. With `examples`, also intervals, score histograms, confusions, and so many cases of each kind.
+        """Evaluate the encoder and return its metrics. Collective: every rank calls it.
 
-        examples=0 gives no cases; None gives the metrics alone. A collective.
+        examples: None for the metrics alone. With a number, the report also has confidence intervals, score histograms
+        and confusions, and that many example cases of each kind.
         """
 
 
 def _block(items: Items, size: int, start: int) -> Tensor:
-    """Items [start, start + size) as tower inputs. The last item is repeated if there are fewer."""
+    """Load the items start … start + size - 1 as tower inputs; past the end, the last item is repeated."""
     begin_item(start)
     rows = items.block(start, min(start + size, len(items)))
     missing = size - len(rows)
@@ -156,7 +171,10 @@ def _block(items: Items, size: int, start: int) -> Tensor:
 
 @contextmanager
 def _evaluating(tower: nn.Module) -> Iterator[None]:
-    """Set eval mode, and restore the mode of each module: a frozen trunk may have been in eval mode before."""
+    """Put the tower into eval mode during the block, then restore the mode of each of its modules.
+
+    Modules are restored one by one because a frozen trunk may have been in eval mode before.
+    """
     modes = {module: module.training for module in tower.modules()}
     tower.eval()
     try:
@@ -167,7 +185,10 @@ def _evaluating(tower: nn.Module) -> Iterator[None]:
 
 
 def _gathered(embedding_ED: Tensor, world: World) -> np.ndarray:
-    """(E, D) of every rank → (W·E, D) in rank order, which is block order."""
+    """All-gather the embeddings of one block per rank, (E, D) each, into (W·E, D) on every rank, in rank order.
+
+    Rank order is the order of the blocks. Letters as in the module docstring.
+    """
     if world.size > 1:
         whole = embedding_ED.new_empty(world.size * embedding_ED.shape[0], embedding_ED.shape[1])
         dist.all_gather_into_tensor(whole, embedding_ED.contiguous(), group=world.group)
@@ -176,7 +197,10 @@ def _gathered(embedding_ED: Tensor, world: World) -> np.ndarray:
 
 
 def check_finite(embeddings: np.ndarray, side: str, first_id: int = 0) -> None:
-    """Raise DataError for values that are not finite. first_id: the number of the first row's item."""
+    """Raise DataError if an embedding has a value that is not finite.
+
+    first_id: index of the item of the first row, for the message; side: the tower, "x" or "y".
+    """
     bad = ~np.isfinite(embeddings).all(axis=1)
     if bad.any():
         raise DataError(

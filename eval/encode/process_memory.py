@@ -1,4 +1,4 @@
-"""Return memory that is no longer needed to the operating system."""
+"""Gives memory that is no longer needed back to the operating system."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import numpy as np
 
 
 def drop_pages(array: np.ndarray) -> None:
-    """Drop the pages of a memory-mapped file that were read; they are read again on the next access. No-op for other
-    arrays."""
+    """Release the RAM of a memory-mapped, read-only array; it is read from its file again on the next access.
+
+    A no-op for other arrays.
+    """
     base = array
     while isinstance(base, np.ndarray) and base.base is not None:
         base = base.base
@@ -19,9 +21,9 @@ def drop_pages(array: np.ndarray) -> None:
 
 
 def trim_heap() -> None:
-    """malloc_trim(0): return the free parts of a fragmented heap to the system. It takes milliseconds.
+    """Return the free parts of the C heap to the operating system (malloc_trim). It takes milliseconds.
 
-    Without it, some thousand texts of different lengths leave hundreds of megabytes. No-op without glibc.
+    Without it, some thousand texts of different lengths leave hundreds of megabytes unused. A no-op without glibc.
     """
     if release := getattr(ctypes.CDLL(None), "malloc_trim", None):
         release(0)

@@ -1,1 +1,1 @@
-"""Hard negatives mined with a model."""
+"""Mining of hard negatives with a trained model."""

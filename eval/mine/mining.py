@@ -1,18 +1,19 @@
 """Mining of hard negatives: passages that a model ranks high for a question although they are not right.
 
-Ranks are those of the search, from 1, over all hits; a passage that is left out keeps its rank. Within the range of
-ranks a passage is left out for the first of these reasons that holds:
-    right      it is a right passage of the question, by id or by text: a copy of a right passage is right
-    unscored   scores of another model are given, and it has none
-    unknown    there is a margin, and no right passage of the question is in the corpus with a score
-    margin     its score is above the best right score minus the margin
+A search with the model gives each question its best passages, ranked from 1. Those from first_rank to last_rank are
+candidates; a candidate is left out for the first of these reasons that holds, and the others keep their ranks:
+    right      it is a right passage of the question, by its id, or because its text is that of a right passage
+    unscored   a file with scores of another model is given, and the file has no score for it
+    unknown    a margin is set, but no right passage of the question has a score (for example none is in the corpus)
+    margin     its score is above the best score of a right passage minus the margin
     max_score  its score is above max_score
-    repeated   an earlier passage without any of these reasons has the same text
+    repeated   an earlier candidate, not left out for a reason above, has the same text
     answer     it contains an answer of the question
-The relative margin is a share of the magnitude of the best right score, so it also works below zero. Scores of another
-model, for example a cross-encoder, replace those of the search in the margins and in max_score, but not in the ranks.
+The relative margin is a share of the absolute value of the best right score, so it also works for negative scores.
+Scores of another model, for example a cross-encoder, replace those of the search in the margins and in max_score, but
+not in the ranks.
 
-b questions in a block, n in all, m passages, D width, k hits of a question.
+Shape letters: b questions in a block, n questions in all, m passages, D embedding width, k hits of a question.
 """
 
 from __future__ import annotations
@@ -53,9 +54,11 @@ BY_NUMBERS = ("", "rank", "right", "unscored", "unknown", "margin", "max_score")
 
 @dataclass(frozen=True)
 class MiningInput:
-    """Questions with their embeddings queries_nD, and passages with passages_mD; both may be memory-mapped.
+    """The questions and the passages to mine from, with their embeddings.
 
-    scores: of another model, for margins and max_score.
+    queries_nD: embeddings of the questions; passages_mD: embeddings of the corpus; both may be memory-mapped. scores:
+    question–passage scores of another model, which then decide about margins and max_score; None: the search scores do.
+    Shape letters as in the module docstring.
     """
 
     questions: QuestionRows
@@ -68,13 +71,15 @@ class MiningInput:
 def mine(
     source: MiningInput, config: MiningConfig, out: Path, world: World, identity: dict[str, Any]
 ) -> dict[str, Any]:
-    """Write out/mined.jsonl and its summary out/mined.json; all ranks return the summary. A collective.
+    """Mine negatives for all questions; write out/mined.jsonl and its summary out/mined.json, and return the summary.
 
-    A line for each question: {"query_id", "negatives": passage ids, best first, "scores": of the search}. Rows with the
-    same question id are one question with the right passages of all these rows. The ranks search together and share
-    the hits; rank 0 writes the lines in order. Memory: one block of questions, and about 60 bytes for each question.
-    identity: the origin of the negatives, for the summary. Raises ConfigError for a bad index, DataError for damaged
-    data, HardwareError when the files cannot be written.
+    Collective: every rank calls it and gets the summary. A line for each question: {"query_id", "negatives": passage
+    ids, best first, "scores": of the search}. Rows with the same question id are one question, with the right passages
+    of all of them. The ranks search together and divide the questions among them; rank 0 writes the lines in order.
+    identity: origin of model and data, copied into the summary. Memory: one block of questions, and about 60 bytes for
+    each question.
+
+    Raises ConfigError for a bad index, DataError for damaged data, HardwareError when the files cannot be written.
     """
     groups = Groups(source.questions.id_hashes[0])
     index = raise_on_all(world, lambda: Index(source.passages_mD, config.index, world=world))
@@ -115,9 +120,10 @@ def embedded(
     folder: Path,
     log: Callable[[str], None] | None = None,
 ) -> MiningInput:
-    """The embeddings of both sides with the current weights, written to `folder`. A collective.
+    """Encode questions and corpus with the current weights into `folder`, and return them with their embeddings.
 
-    Embeddings that an earlier start has written are used if the weights and the data are the same.
+    Collective: every rank calls it. Embeddings that an earlier call has written there are reused, finished or not, if
+    the weights and the data are the same. tokenize: the model's tokenizer; log: as in encode_corpus.
     """
     asked, passages = (
         question_texts(questions, tokenize, config.question),
@@ -135,7 +141,10 @@ def embedded(
 
 
 class Groups:
-    """Groups of rows with the same question id, given by its hash; in the order of their first rows."""
+    """Groups of the rows that have the same question id, in the order of their first rows.
+
+    keys_n: for each row the hash of its question id; rows with equal hashes are one group. n: number of rows.
+    """
 
     def __init__(self, keys_n: np.ndarray) -> None:
         _, first, group_n = np.unique(keys_n, return_index=True, return_inverse=True)
@@ -147,6 +156,7 @@ class Groups:
         return len(self._order)
 
     def rows(self, position: int) -> list[int]:
+        """Return the row indices of group number `position`, in increasing order."""
         group = int(self._order[position])
         return self._rows[self._ends[group - 1] if group else 0 : self._ends[group]].tolist()
 
@@ -158,7 +168,8 @@ class Groups:
 class LabelledQuestion:
     """A question with the answers and right passages of all its rows.
 
-    keys: content keys of the right passages. positions: theirs in the corpus; of equal texts the first.
+    keys: content keys (hashes of the text) of the right passages. positions: indices of the right passages in the
+    corpus: of all that are given by id, and of the first passage with each right text.
     """
 
     id: str
@@ -170,7 +181,12 @@ class LabelledQuestion:
 def _mined(
     source: MiningInput, config: MiningConfig, groups: Sequence[list[int]], queries_bD: np.ndarray, hits: Hits
 ) -> tuple[bytes, Counter[str]]:
-    """(lines of mined.jsonl, counts of the hits by what became of them) of b questions. groups: the rows of each."""
+    """Mine b questions; return their lines of mined.jsonl and a summary as counts.
+
+    Counted are questions, questions without negatives, hits, negatives, and for each reason the hits left out for it.
+
+    groups: the row indices of each question; queries_bD: their embeddings; hits: of the search.
+    """
     counts: Counter[str] = Counter()
     lines = []
     for i, question in enumerate(_labelled(source, groups)):
@@ -187,7 +203,7 @@ def _mined(
 
 @dataclass(frozen=True)
 class QuestionHits:
-    """The hits of one question, best first."""
+    """A question with its embedding and its k hits, best first: their indices in the corpus and their search scores."""
 
     question: LabelledQuestion
     query_D: np.ndarray
@@ -198,7 +214,10 @@ class QuestionHits:
 def _chosen(
     source: MiningInput, config: MiningConfig, candidates: QuestionHits, counts: Counter[str]
 ) -> list[tuple[str | None, float]]:
-    """(passage id, score) of the candidates that become negatives; `counts` counts the reasons against the others."""
+    """Choose the negatives of a question among its hits: (passage id, search score) of at most config.keep, best first.
+
+    The hits that are left out are counted in `counts` by their reason.
+    """
     positions_k = candidates.positions_k
     keys_k = source.corpus.keys[positions_k]
     reasons_k = _reasons(source, config, candidates, keys_k)
@@ -223,7 +242,11 @@ def _chosen(
 
 
 def _reasons(source: MiningInput, config: MiningConfig, candidates: QuestionHits, keys_k: np.ndarray) -> np.ndarray:
-    """(k,) the index in BY_NUMBERS of the first reason against each candidate, 0 if there is none so far."""
+    """Find for each of the k hits the first reason to leave it out, as an index in BY_NUMBERS; 0: none. Shape (k,).
+
+    The reasons "repeated" and "answer", which need the text of the passage, are not checked here. keys_k: content keys
+    (hashes of the text) of the hits.
+    """
     question = candidates.question
     right_k = np.isin(keys_k, question.keys) | np.isin(candidates.positions_k, question.positions)
     scores_k, right_scores = _scores(source, candidates)
@@ -242,14 +265,21 @@ def _reasons(source: MiningInput, config: MiningConfig, candidates: QuestionHits
 
 
 def _limit(config: MiningConfig, best: float) -> float:
-    """The highest score of a negative; NaN if there is a margin and no right score. best: the best right score."""
+    """Return the highest score that the margins allow a negative. best: the best score of a right passage.
+
+    Infinite without a margin; NaN if there is a margin and `best` is NaN (no right passage has a score).
+    """
     limits = [] if config.margin is None else [best - config.margin]
     limits += [] if config.relative_margin is None else [best - config.relative_margin * abs(best)]
     return min(limits, default=np.inf)
 
 
 def _scores(source: MiningInput, candidates: QuestionHits) -> tuple[np.ndarray, np.ndarray]:
-    """(scores of the candidates, scores of the right passages in the corpus) for the margins; NaN for unknown ones."""
+    """Return the scores that decide about margins and max_score: (k,) of the hits, and of the right passages.
+
+    Right passages that are not in the corpus are left out. Scores are from source.scores if given, else from the
+    search. NaN: the file has no score for this pair.
+    """
     question, right_positions = candidates.question, candidates.question.positions
     if source.scores is None:
         return candidates.scores_k, source.passages_mD[right_positions].astype(np.float32) @ candidates.query_D
@@ -263,7 +293,10 @@ def _scores(source: MiningInput, candidates: QuestionHits) -> tuple[np.ndarray, 
 
 
 def _labelled(source: MiningInput, groups: Sequence[list[int]]) -> list[LabelledQuestion]:
-    """The questions of a block with all their right passages."""
+    """Return the questions of a block with all their right passages, found in the corpus by id or by text.
+
+    groups: the row indices of each question.
+    """
     asked, keys_m = [_question_of(source, rows) for rows in groups], source.corpus.keys
     found = positions_with(keys_m, np.array([key for question in asked for key in question.keys.tolist()], np.int64))
     first = dict(zip(keys_m[found[::-1]].tolist(), found[::-1].tolist(), strict=True))  # backwards: the first one stays
@@ -275,9 +308,10 @@ def _labelled(source: MiningInput, groups: Sequence[list[int]]) -> list[Labelled
 
 
 def _question_of(source: MiningInput, numbers: Sequence[int]) -> LabelledQuestion:
-    """The question of some rows; its positions are those of right passages with an id in the corpus.
+    """Build a question from its rows, with the corpus indices of the right passages that are given by id.
 
-    The rows are not kept: with all their passages they are a thousand times as large.
+    numbers: the row indices of the question. Of the passages only keys and corpus indices are kept: the rows with all
+    their passages are a thousand times as large.
     """
     keys: set[int] = set()
     ids: list[str] = []
@@ -296,7 +330,11 @@ def _question_of(source: MiningInput, numbers: Sequence[int]) -> LabelledQuestio
 
 @contextmanager
 def _written(path: Path, world: World) -> Iterator[Callable[[bytes], None]]:
-    """For rank 0: a function that appends to what is at `path` afterwards, whole, or not at all if the block raises."""
+    """Give the block a function that appends lines to the file at `path`.
+
+    The write is atomic: the file appears whole at the end of the block. If the block raises, an older file stays as it
+    was, except that its summary is deleted. Collective; only rank 0 may call the function.
+    """
     with ExitStack() as stack:
 
         @writable(path)

@@ -1,8 +1,8 @@
-"""Scores of question–passage pairs from a file, for example of a cross-encoder, in JSONL or TSV.
+"""Reads a file of question–passage scores, for example of a cross-encoder, in JSONL or TSV. A line is one of
 
     {"query_id": "q1", "docid": "p7", "score": 3.2}
     q1 <tab> p7 <tab> 3.2            a first line that ends in "score" is a header
-A pair takes twelve bytes of memory, whatever its ids are.
+A pair takes twelve bytes of memory, however long its ids are.
 """
 
 from __future__ import annotations
@@ -22,15 +22,21 @@ LONGEST_LINE = 1 << 16  # bytes: two ids and a number
 
 
 class PairScores:
-    """Scores by question id and passage id. If a pair has several lines in the file, the last one counts."""
+    """Scores of question–passage pairs, looked up by both ids.
+
+    Of several lines for a pair in the file, the last one counts.
+    """
 
     def __init__(self, keys: np.ndarray, scores: np.ndarray) -> None:
-        """keys, scores (n,): the hash of each pair and its score, in the order of the file."""
+        """Sort the scores for look-up.
+
+        keys (n,): the hash of each pair; scores (n,): its score; both in the order of the file.
+        """
         order = np.argsort(keys, kind="stable")
         self._keys, self._scores = keys[order], scores[order]
 
     def of(self, question: str, passages: Sequence[str]) -> np.ndarray:
-        """(k,) float32 scores of k passages for a question; NaN for pairs that the file does not have."""
+        """Return (k,) float32 scores of k passage ids for a question id; NaN for pairs that the file does not have."""
         wanted = np.array([_key(question, passage) for passage in passages], dtype=np.int64)
         if not len(self._keys):
             return np.full(len(wanted), np.nan, dtype=np.float32)
@@ -39,7 +45,10 @@ class PairScores:
 
 
 def read_pair_scores(path: str) -> PairScores:
-    """Read a file of scores. Raises ConfigError if there is no such file, DataError with the first unusable line."""
+    """Read a file of question–passage scores, in a format of the module docstring.
+
+    Raises ConfigError if the file cannot be read, DataError naming the first line that has another format.
+    """
     keys, scores = array("q"), array("f")
     try:
         with Path(path).expanduser().open("rb") as file:
@@ -57,7 +66,10 @@ def read_pair_scores(path: str) -> PairScores:
 
 
 def _fields(line: bytes, where: str) -> tuple[str, str, float]:
-    """(question id, passage id, score) of a line; raises DataError, beginning with `where`, if it is no such line."""
+    """Parse a line of the file into (question id, passage id, score).
+
+    Raises DataError if that fails; its message begins with `where`, the path and line number.
+    """
     try:
         if line.startswith(b"{"):
             row = json.loads(line)

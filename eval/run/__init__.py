@@ -1,1 +1,1 @@
-"""The wiring of evaluation: `python -m eval`, `python -m eval.mine`, suites, loading of runs."""
+"""Puts evaluation together: the commands python -m eval and python -m eval.mine, suites, loading of runs."""

@@ -1,4 +1,4 @@
-"""Load the model of a run, for evaluation and export: its configuration, its newest whole checkpoint, its weights."""
+"""Loads the model of a training run, for evaluation and export: configuration and weights of a checkpoint."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A run and its model. logit_scale: log 1/τ as learnt by the objective; None if it has no temperature."""
+    """A training run's model, loaded from one of its checkpoints.
+
+    run, checkpoint: their folders. step: finished optimiser steps of the checkpoint. logit_scale: the learnt log(1/τ),
+    τ the temperature of the objective; None if the objective has no temperature.
+    """
 
     run: Path
     checkpoint: Path
@@ -34,10 +38,10 @@ class LoadedRun:
 
 
 def find_run(path: str) -> tuple[Path, Path]:
-    """(run folder, checkpoint folder) of a path, which is a run (its newest whole checkpoint) or one checkpoint.
+    """Return (run folder, checkpoint folder) for a path that a user gives: a run folder or a checkpoint folder.
 
-    A damaged checkpoint is skipped with a line on stderr. Raises ConfigError if there is no checkpoint, DataError if
-    none is whole.
+    For a run folder it is the run's newest whole checkpoint; damaged ones are skipped with a line on stderr. Raises
+    ConfigError if there is no checkpoint, DataError if all are damaged.
     """
     folder = Path(path).expanduser()
     if not folder.is_dir():
@@ -55,7 +59,10 @@ def find_run(path: str) -> tuple[Path, Path]:
 
 
 def load_run(run: Path, checkpoint: Path) -> LoadedRun:
-    """Load a checkpoint. Raises DataError if it is damaged, ConfigError if it does not fit the configuration."""
+    """Build the model of a run's configuration and load the weights of one of its checkpoints.
+
+    Raises DataError if the checkpoint is damaged, ConfigError if it does not fit the configuration.
+    """
     from dyad.data.image_text.dataset import image_spec
     from dyad.train.run_folder.checkpoint import load_weights, restore_weights, step_of
     from dyad.train.towers.build import ImageTextModel, build_model
@@ -72,7 +79,10 @@ def load_run(run: Path, checkpoint: Path) -> LoadedRun:
 
 
 def read_config(run: Path) -> TrainConfig:
-    """The configuration of a run; raises ConfigError if its config.yaml is missing or of another shape."""
+    """Read the configuration of a run from its config.yaml.
+
+    Raises ConfigError if the file is missing or is no configuration of this version.
+    """
     saved = OmegaConf.create(saved_config(run))
     try:
         objective = OmegaConf.merge(OmegaConf.structured(OBJECTIVES[saved.objective.name]), saved.objective)

@@ -1,4 +1,4 @@
-"""python -m eval checkpoint=runs/x [suite=[…]]: evaluate a trained model. See python -m eval --help."""
+"""The command python -m eval checkpoint=runs/x [suite=[…]]: evaluates a trained model. See python -m eval --help."""
 
 from __future__ import annotations
 
@@ -61,9 +61,10 @@ def main() -> None:
 
 
 def with_command(config: TrainConfig, command: EvalCommand) -> TrainConfig:
-    """The run's configuration with the values that the command line gives.
+    """Return the run's configuration with the values of the command line in place of its own.
 
-    Raises ConfigError for options of another task, and if there is nothing to evaluate.
+    With suite= or val= on the command line, the run's own data.val and eval.suite are dropped. Raises ConfigError for
+    options of another task, and if there is nothing to evaluate.
     """
     for task in (task for task in OF_TASK if task != config.task.name):
         foreign = [key for key in OF_TASK[task] if getattr(command, key) is not None]
@@ -78,7 +79,10 @@ def with_command(config: TrainConfig, command: EvalCommand) -> TrainConfig:
 
 
 def evaluate(command: EvalCommand, config: TrainConfig, run: Path, checkpoint: Path) -> None:
-    """Load the model, encode, score. Rank 0 writes the files and prints the tables."""
+    """Load a run's checkpoint and evaluate it on all data sets of the configuration.
+
+    Every rank calls it. Rank 0 writes the result files and prints the tables.
+    """
     from dyad.eval.encode.encoder import Encoder
     from dyad.eval.results.write import facts, print_tables, result, write
     from dyad.eval.run.load_run import load_run
@@ -109,7 +113,7 @@ def evaluate(command: EvalCommand, config: TrainConfig, run: Path, checkpoint: P
 
 
 def untrained(config: TrainConfig) -> TwoTowerModel:
-    """The model with its first weights: as model.* and seed make it, before training and before init_from."""
+    """Build the model with its initial weights, before training: from model.* and seed, without init_from."""
     import torch
 
     from dyad.train.towers.build import build_model

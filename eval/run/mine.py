@@ -1,4 +1,7 @@
-"""python -m eval.mine run=runs/x: mine hard negatives with a trained model. See python -m eval.mine --help."""
+"""The command python -m eval.mine run=runs/x: mines hard negatives with a trained model.
+
+See python -m eval.mine --help.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,7 @@ def main() -> None:
 
 
 def with_command(config: TrainConfig, command: MineCommand) -> TrainConfig:
-    """The run's configuration with the values that the command line gives."""
+    """Return the run's configuration with the values of the command line in place of its own."""
     data = overridden(config.data, command)
     negatives = replace(data.negatives, mining=overridden(data.negatives.mining, command))
     passage, train = overridden(data.passage, command), command.queries or data.train
@@ -81,7 +84,10 @@ def with_command(config: TrainConfig, command: MineCommand) -> TrainConfig:
 
 
 def negatives(command: MineCommand, config: TrainConfig, run: Path, checkpoint: Path) -> None:
-    """Encode, search and choose the negatives. Rank 0 writes the files and prints a report."""
+    """Mine hard negatives with a run's checkpoint: encode questions and passages, search, choose.
+
+    Every rank calls it. Rank 0 writes the files and prints a report.
+    """
     from dyad.eval.encode.encoder import Encoder
     from dyad.eval.mine.mining import MINED, embedded, mine
     from dyad.eval.mine.pair_scores import read_pair_scores
@@ -112,7 +118,10 @@ def negatives(command: MineCommand, config: TrainConfig, run: Path, checkpoint: 
 
 
 def open_inputs(config: TrainConfig) -> tuple[QuestionRows, Corpus]:
-    """The questions and the corpus. Raises ConfigError when nothing says which passages to search."""
+    """Open the questions of data.train and the corpus of passages to search.
+
+    Raises ConfigError if no corpus is configured.
+    """
     from dyad.data.question_passage.questions import open_questions
 
     questions = open_questions(config.data.train, config.data, "queries")
@@ -128,7 +137,10 @@ def open_inputs(config: TrainConfig) -> tuple[QuestionRows, Corpus]:
 
 
 def report(summary: dict[str, Any]) -> Iterator[str]:
-    """Lines that say how many of the passages found became negatives, and why the others did not."""
+    """Yield lines of text that say how many of the passages found became negatives, and why the others did not.
+
+    summary: as returned by dyad.eval.mine.mining.mine.
+    """
     yield (
         f"{summary['negatives']:,} negatives for {summary['questions']:,} questions, of {summary['found']:,} passages "
         f"found; {summary['without']:,} questions have none. Left out:"
@@ -138,7 +150,10 @@ def report(summary: dict[str, Any]) -> Iterator[str]:
 
 
 def examples(source: MiningInput, mined: Path, count: int) -> Iterator[str]:
-    """Lines that show `count` evenly spread questions, each with one relevant passage and the best ranked negatives."""
+    """Yield lines of text that show `count` questions, each with one right passage and its best negatives.
+
+    The questions are spread evenly over the file `mined` (mined.jsonl). source: the questions and passages.
+    """
     from dyad.eval.mine.mining import Groups
 
     groups = Groups(source.questions.id_hashes[0])
@@ -158,7 +173,10 @@ def examples(source: MiningInput, mined: Path, count: int) -> Iterator[str]:
 
 
 def training_command(config: TrainConfig, run: Path, mined: Path) -> str:
-    """The command that trains the run's weights on the mined negatives; with info_nce if its objective takes none."""
+    """Compose the command that continues training from the run's weights, on the mined negatives in the file `mined`.
+
+    If the run's objective takes no extra negatives, the command has objective=info_nce.
+    """
     from dyad.train.cli.compose import words_for
     from dyad.train.config import ResumeConfig
     from dyad.train.losses import OBJECTIVES

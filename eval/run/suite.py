@@ -1,12 +1,15 @@
-"""The evaluation suite: from entries of eval.suite and from data.val to evaluators. Torch-free until it builds them.
+"""The evaluation suite: builds the evaluators of data.val and of the entries KIND:TARGET of eval.suite.
 
 image_text
   retrieval:SHARDS      pictures and captions, named as in data.val
   zero_shot:TASK.json   labelled pictures and prompts (format: prompts.py)
-  wds:FOLDER            a CLIP_benchmark data set (format: wds.py); as there, only the own pair is right
+  wds:FOLDER            a CLIP_benchmark data set (format: wds.py): labelled pictures, or pictures and captions, of
+                        which only a picture's own are right, as in CLIP_benchmark
 question_passage (formats: question_sets.py)
   beir:FOLDER[@SPLIT]   one split of a BEIR folder, by default test
   dpr:PATH              questions with their answers or their passages
+
+Entries are checked without importing torch.
 """
 
 from __future__ import annotations
@@ -40,9 +43,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What evaluators are built from: the configuration of the run and its model.
+    """Everything that evaluators are built from, besides their entry: the run's configuration and its model.
 
-    baselines, untrained: see PassageRetrieval. sides: the corpora that are open already, by fingerprint.
+    baselines: scored beside the model on question_passage. untrained: makes the encoder before training, for the
+    baseline of that name. sides: corpora that are open already, by fingerprint, so that entries share them.
     """
 
     config: TrainConfig
@@ -54,7 +58,11 @@ class Inputs:
 
 @dataclass(frozen=True)
 class SuiteKind:
-    """A kind of entries. form: of its targets, for help texts. check: raises ConfigError for a missing target."""
+    """A kind of suite entries, for example beir.
+
+    task: the task it belongs to. form: how its targets look, for help texts. check: raises ConfigError for a missing
+    target. build: makes the evaluator of an entry.
+    """
 
     task: Task
     form: str
@@ -64,9 +72,10 @@ class SuiteKind:
 
 @dataclass(frozen=True)
 class SuiteEntry:
-    """data.val or an entry of eval.suite. name: of the evaluator. key: names the entry in messages about its target.
+    """One data set to evaluate on: data.val or an entry of eval.suite.
 
-    spec: as the user wrote it. target: the path in it, or the value of data.val.
+    name: of the evaluator. key: how messages about the target call the entry. spec: the entry as the user wrote it.
+    target: the path in it, or the value of data.val.
     """
 
     kind: SuiteKind
@@ -82,17 +91,21 @@ def build_evaluators(
     baselines: Sequence[Baseline] = (),
     untrained: Callable[[], Encoder] | None = None,
 ) -> list[Evaluator]:
-    """One evaluator "val" for data.val, and one "eval/<name>" for each entry of eval.suite, named after its path.
+    """Build one evaluator "val" for data.val, and one "eval/<name>" for each entry of eval.suite, named after its path.
 
-    baselines: scored beside the model by question_passage. untrained: makes the encoder before training.
-    Raises ConfigError for an entry that cannot be read, DataError for damaged data.
+    baselines: further systems that question_passage evaluators score beside the model. untrained: makes the encoder
+    before training, for the baseline of that name. Raises ConfigError for an entry that cannot be read, DataError for
+    damaged data.
     """
     inputs = Inputs(config, model, baselines, untrained)
     return [entry.kind.build(entry, inputs) for entry in _entries(config)]
 
 
 def check_suite(config: TrainConfig) -> None:
-    """Raise ConfigError for wrong entries of eval.suite, missing targets, a wrong eval.index. Loads nothing heavy."""
+    """Raise ConfigError for wrong entries of eval.suite, missing targets, or a wrong eval.index.
+
+    Imports nothing heavy.
+    """
     entries = list(_entries(config))
     for entry in entries:
         entry.kind.check(entry)
@@ -102,7 +115,10 @@ def check_suite(config: TrainConfig) -> None:
 
 
 def _entries(config: TrainConfig) -> Iterator[SuiteEntry]:
-    """data.val, then the entries of eval.suite. Raises ConfigError for an entry of no kind of the task."""
+    """Yield data.val, if given, then the entries of eval.suite, parsed.
+
+    Raises ConfigError for an entry of an unknown kind.
+    """
     task, val = config.task, config.data.val
     if val is not None:
         kind = "retrieval" if task is Task.image_text else "beir" if is_beir(val) else "dpr"
@@ -121,7 +137,7 @@ def _entries(config: TrainConfig) -> Iterator[SuiteEntry]:
 
 
 def _name(target: str, taken: Sequence[str]) -> str:
-    """A name that is not taken: the stem of the last part of the path, if necessary with a number."""
+    """Name an entry after the last part of its path, without suffix. If `taken` has that name, add a number."""
     last = re.sub(r"\.(tar|jsonl?|[ct]sv)(@.*)?$", "", Path(target).name)
     stem = re.sub(r"[^\w.-]+", "_", last).strip("_") or "set"
     same = sum(re.fullmatch(re.escape(stem) + r"(-\d+)?", t) is not None for t in taken)
@@ -136,7 +152,10 @@ def _images(
     sources: Callable[[SuiteEntry], list[ShardSource]],
     build: Callable[[SuiteEntry, Shards, Inputs], Evaluator],
 ) -> SuiteKind:
-    """A kind with shards as targets."""
+    """Make a kind of entries of task image_text, whose target names shards of pictures.
+
+    form: as in SuiteKind. sources: returns the shards of an entry. build: makes the evaluator from the opened shards.
+    """
 
     def open_and_build(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
         from dyad.data.shards.shards import open_shards
@@ -222,7 +241,7 @@ KINDS = {
 
 
 def forms_help() -> str:
-    """The forms of the entries of eval.suite, a line for each task."""
+    """Format the forms of all suite entries for the help text, a line for each task."""
     lines = (
         f"of {task.name}: {'  '.join(f'{name}:{kind.form}' for name, kind in KINDS.items() if kind.task is task)}\n"
         for task in Task

@@ -1,1 +1,1 @@
-"""Process group, collectives, agreement, failures, signals, data parallelism."""
+"""Work of several ranks together: process group, collectives, errors, stop signals, data parallelism."""

@@ -1,4 +1,4 @@
-"""Work that may fail on one rank only: every rank stops at the same point, and one rank prints the error."""
+"""Runs work that may fail on one rank only, so that all ranks stop at the same point and one rank prints the error."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ T = TypeVar("T")
 
 
 def raise_on_all(world: World, work: Callable[[], T]) -> T:
-    """Return work() of this rank, or raise on all ranks when it raised a UserError on any of them. A collective.
+    """Return work() of this rank; if it raised a UserError on any rank, raise on all ranks.
 
-    Collectives inside `work` must be the same on every rank. All ranks raise with the exit code of the lowest rank that
-    failed; only that rank's error has a message. A stop request that a rank received before training began counts as
-    its error (Preempted).
+    Collective: every rank calls it. Collectives inside `work` must be the same on every rank. All ranks raise with the
+    exit code of the lowest rank that failed; only that rank's error has a message. A stop signal (SIGTERM, SIGUSR1,
+    SIGHUP) that a rank received before training began counts as an error of that rank (Preempted).
     """
     result, error = None, None
     try:
@@ -42,17 +42,27 @@ def raise_on_all(world: World, work: Callable[[], T]) -> T:
 
 
 def from_rank_0(world: World, work: Callable[[], T]) -> T:
-    """Run `work` on rank 0 and return its result, which must be small and picklable, on every rank. A collective."""
+    """Run `work` on rank 0 and return its result, which must be small and picklable, on every rank.
+
+    Collective: every rank calls it. An error of rank 0 is raised on all ranks, as in raise_on_all.
+    """
     return broadcast_object(rank_0_only(world, work), world)  # type: ignore[return-value]  # rank 0 has it
 
 
 def rank_0_only(world: World, work: Callable[[], T]) -> T | None:
-    """Run `work` on rank 0 while the others wait; the others get None. A collective."""
+    """Run `work` on rank 0 while the other ranks wait; rank 0 gets its result, the others None.
+
+    Collective: every rank calls it. An error of rank 0 is raised on all ranks, as in raise_on_all.
+    """
     return raise_on_all(world, work if world.rank == 0 else lambda: None)
 
 
 def rank_0_first(world: World, work: Callable[[], T]) -> T:
-    """Run `work` on rank 0, then on all other ranks, which find the files that rank 0 has written. A collective."""
+    """Run `work` on rank 0, then on all other ranks, and return each rank's own result.
+
+    The others find the files that rank 0 has written. Collective: every rank calls it. Errors are raised on all ranks,
+    as in raise_on_all.
+    """
     of_rank_0 = rank_0_only(world, work)
     of_others = raise_on_all(world, work if world.rank > 0 else lambda: None)
     return of_rank_0 if world.rank == 0 else of_others  # type: ignore[return-value]  # each rank has worked once

@@ -1,4 +1,4 @@
-"""Checks that all ranks are equal: their configuration at the start, their weights, bit by bit, during training."""
+"""Checks that all ranks have the same configuration at the start, and bit-identical weights during training."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def check_same_config(world: World, facts: Mapping[str, object]) -> None:
-    """Raise ConfigError on all ranks unless `facts` (name → value) are equal on all. A collective; rank 0 prints.
+    """Raise ConfigError on all ranks unless `facts` (name → value) are equal on all of them.
 
-    The values are compared as text. They include the configuration, the versions and the digest of the code.
+    Rank 0 prints the error. Collective: every rank calls it. The values are compared as text, for example configuration
+    keys, versions, and the digest of the code.
     """
     facts_W = gather_objects({name: str(value) for name, value in facts.items()}, world)
     names = {name: None for facts_of_rank in facts_W for name in facts_of_rank}  # in order, without repeats
@@ -40,9 +41,10 @@ def check_same_config(world: World, facts: Mapping[str, object]) -> None:
 
 
 def check_same_weights(world: World, named: Mapping[str, Tensor], step: int) -> None:
-    """Raise HardwareError on all ranks unless the tensors `named` have the same bits on all. Rank 0 prints.
+    """Raise HardwareError on all ranks unless the tensors `named` (name → tensor) have the same bits on all of them.
 
-    A collective. It sends one int64 per rank while the ranks agree, and one per tensor when they do not.
+    Collective: every rank calls it; rank 0 prints the error. step: number of finished steps, for the message. A rank
+    sends one int64 while all agree, and one per tensor when they do not.
     """
     sums_n = torch.stack([bit_sum(tensor) for tensor in named.values()])
     # Odd weights 1, 3, 5, … are invertible modulo 2⁶⁴, so that a difference in one tensor always changes the digest.
@@ -67,9 +69,9 @@ def check_same_weights(world: World, named: Mapping[str, Tensor], step: int) -> 
 
 
 def bit_sum(tensor: Tensor) -> Tensor:
-    """The sum of a tensor's bytes, read as 8-byte integers, modulo 2⁶⁴: 0-d int64.
+    """Compute a checksum of a tensor's bits: the sum of its bytes, read as 8-byte integers, modulo 2⁶⁴, as 0-d int64.
 
-    Integer sums are exact, so that the order of summation on the device does not matter.
+    Integer sums are exact, so the order of summation on the device does not matter.
     """
     flat = tensor.detach().reshape(-1).view(torch.uint8)
     if flat.storage_offset() % 8:  # view(int64) needs an aligned start
@@ -79,13 +81,16 @@ def bit_sum(tensor: Tensor) -> Tensor:
 
 
 def minority_ranks(values: Sequence[Hashable]) -> list[int]:
-    """The ranks whose value differs from that of the majority (more than half); all ranks without a majority."""
+    """Return the ranks whose value differs from that of the majority (more than half); without a majority, all ranks.
+
+    values: one per rank, in rank order.
+    """
     value, count = Counter(values).most_common(1)[0]
     return [rank for rank, other in enumerate(values) if other != value or 2 * count <= len(values)]
 
 
 def code_digest() -> str:
-    """SHA-256 of the Python files of this project with their names: the first 16 hex digits."""
+    """Hash the names and contents of this project's Python files: the first 16 hex digits of a SHA-256."""
     digest = hashlib.sha256()
     for path in sorted(p for package in ("data", "eval", "train") for p in (ROOT / package).rglob("*.py")):
         content = path.read_bytes()
@@ -94,7 +99,10 @@ def code_digest() -> str:
 
 
 def _on_all_ranks(world: World, error: UserError) -> UserError:
-    """`error` marked as raised by every rank; only rank 0 keeps the message and prints it."""
+    """Mark `error` as raised by every rank and return it.
+
+    Ranks other than 0 remove its message, so only rank 0 prints it.
+    """
     if world.rank > 0:
         error.args = ()
     error.everywhere = True

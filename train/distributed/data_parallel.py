@@ -14,9 +14,10 @@ from dyad.train.towers.tower import TwoTower
 
 
 def wrap_towers(towers: TwoTower, compiled: bool, world: World) -> tuple[nn.Module, nn.Module]:
-    """The x and y tower, each wrapped in DistributedDataParallel on its own. A shared tower is wrapped once.
+    """Wrap the x and the y tower in DistributedDataParallel, each on its own, and return both.
 
-    Towers with nothing to train, and those of a single process, are returned as they are. compiled: torch.compile them.
+    A shared tower is wrapped once. Towers without trainable parameters, and all towers of a single process, are
+    returned unwrapped. compiled: whether to torch.compile them first.
     """
 
     def wrapped(tower: nn.Module) -> nn.Module:
@@ -37,7 +38,7 @@ def wrap_towers(towers: TwoTower, compiled: bool, world: World) -> tuple[nn.Modu
 
 @contextmanager
 def no_gradient_sync(towers: Iterable[nn.Module]) -> Iterator[None]:
-    """Inside, a backward leaves the gradients of this rank as they are, unless `sync_in_next_backward` came before."""
+    """During the block, backward does not average gradients over ranks, except after `sync_in_next_backward`."""
     with ExitStack() as stack:
         for tower in towers:
             if isinstance(tower, DistributedDataParallel):
@@ -46,10 +47,10 @@ def no_gradient_sync(towers: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def sync_in_next_backward(towers: Iterable[nn.Module]) -> None:
-    """Average gradients over ranks in the next backward.
+    """Make the next backward average gradients over ranks, inside `no_gradient_sync`.
 
-    DDP arms its reducer in forward, for the backward that follows. Here forwards of other chunks may lie between the
-    two, so the reducer is armed explicitly.
+    DistributedDataParallel prepares this in a forward, for the backward that follows. Here forwards of other chunks may
+    lie between the two, so it is prepared explicitly.
     """
     for tower in dict.fromkeys(towers):  # a shared tower once
         if isinstance(tower, DistributedDataParallel):
@@ -57,11 +58,11 @@ def sync_in_next_backward(towers: Iterable[nn.Module]) -> None:
 
 
 def _rebuild_buckets(tower: DistributedDataParallel) -> None:
-    """Make DDP choose its final gradient buckets now, by a backward of zeros, before any step.
+    """Make DistributedDataParallel choose its final gradient buckets now, by a backward of zeros, before any step.
 
-    DDP begins with one bucket. After the first backward it regroups the parameters in reverse order. The position in a
-    bucket decides how the sum of three or more ranks is rounded, so without this the first step of a resumed run would
-    differ in the last bits from the same step of an undisturbed run.
+    It begins with one bucket and regroups the parameters after the first backward. The position in a bucket decides how
+    the sum over three or more ranks is rounded; without this call, the first step of a resumed run would differ in the
+    last bits from the same step of an uninterrupted run.
     """
     sync_in_next_backward([tower])
     trained = [p for p in tower.parameters() if p.requires_grad]

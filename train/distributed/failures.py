@@ -1,9 +1,9 @@
 """Failure reporting between ranks: one rank prints one line with the reason, or with the ranks that are gone.
 
-The first rank that fails writes its error to the TCPStore (torchrun's, or the one of rank 0) and aborts its process
-group. The collectives of the other ranks then fail. Each of them aborts its own group, registers in the store, waits
-until the others have registered, and reads the store. If it holds the error of a rank, the others exit with the same
-code and print nothing. If not, the ranks that have not registered are reported as gone.
+The first rank that fails writes its error to the TCPStore (torch's key-value store, of torchrun or of rank 0) and
+aborts its process group. The collectives of the other ranks then fail. Each of them aborts its own group, registers in
+the store, waits until the others have registered, and reads the store. If the store has the error of a rank, the others
+exit with the same code and print nothing. If not, the ranks that have not registered are reported as gone.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ CONNECTION_LOST = ("gloo", "pair closure", "onnection closed", "onnection reset"
 
 
 class PeerFailure(HardwareError):
-    """A collective failed because another rank failed or is gone. One rank of the job prints the message."""
+    """Raised when a collective fails because another rank failed or is gone. One rank of the job prints the message."""
 
 
 @contextmanager
 def process_group(timeout: float) -> Iterator[World]:
-    """Join the process group of this job and leave it at the end of the block.
+    """Join the process group of this job, yield its World, and leave the group at the end of the block.
 
-    timeout: seconds that a collective may wait. Raises HardwareError when the group cannot be formed, and what
-    `report_failures` raises.
+    timeout: seconds that a collective may wait. Raises HardwareError when the group cannot be formed; errors of the
+    block are treated as by `report_failures`.
     """
     world = init_world(timeout)
     try:
@@ -57,11 +57,11 @@ def process_group(timeout: float) -> Iterator[World]:
 
 @contextmanager
 def report_failures(world: World, stage: Callable[[], str] = lambda: "a collective") -> Iterator[None]:
-    """Turn a failed collective into PeerFailure, and make an error of this rank end the other ranks too.
+    """Run the block; a failed collective in it becomes PeerFailure, and another error also ends the other ranks.
 
-    stage: what this rank is doing, for the message. PeerFailure names the ranks that did not reach it within the
-    timeout. Any other error of this rank alone is written to the store, so that the other ranks exit with the same code
-    and print nothing. Blocks may be nested: the innermost one reports.
+    stage: returns what this rank is doing, for the message. PeerFailure names the ranks that did not reach this stage
+    within the timeout. Another error, raised by this rank alone, is written to the TCPStore, so that the other ranks
+    exit with the same code and print nothing. Blocks may be nested: the innermost one reports.
     """
     try:
         yield
@@ -86,7 +86,10 @@ def report_failures(world: World, stage: Callable[[], str] = lambda: "a collecti
 
 @dataclass(frozen=True)
 class Cause:
-    """The first error in the job that is no lost connection: the rank that raised it, its exit code, one line."""
+    """The first error of the job that is not a lost connection.
+
+    rank: the one that raised it; code: exit code; text: one line.
+    """
 
     rank: int
     code: int
@@ -95,7 +98,10 @@ class Cause:
 
 @dataclass
 class RankReports:
-    """What the store holds. registered: the ranks that are still alive."""
+    """The reports of the ranks in the TCPStore.
+
+    registered: the ranks that are still alive. cause: the first error, if any.
+    """
 
     registered: set[int] = field(default_factory=set)
     cause: Cause | None = None
@@ -110,9 +116,10 @@ def _cause_of(error: BaseException, rank: int) -> Cause:
 
 
 def _exchange_reports(world: World, cause: Cause | None = None) -> RankReports:
-    """Write `cause` (an error of this rank) to the store, abort the group, register, and read what other ranks wrote.
+    """Write `cause` (an error of this rank) to the TCPStore, abort the process group, and read the ranks' reports.
 
-    It works in a daemon thread, which is abandoned when the store does not answer.
+    This rank also registers as alive. The store is used in a daemon thread, which is abandoned if the store does not
+    answer.
     """
     reports, cause_written, start = RankReports(), Event(), time.monotonic()
 
@@ -162,7 +169,7 @@ def _registered(store: Store, key: str) -> set[int]:
 
 
 def _connect_store() -> Store:
-    """A new connection to the TCPStore: the process group's own connection may be blocked by a waiting call."""
+    """Open a new connection to the TCPStore: the process group's own connection may be blocked by a waiting call."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     limit = timedelta(seconds=REGISTER_SECONDS)
     store = dist.TCPStore(host, port, timeout=limit, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage]
@@ -171,7 +178,11 @@ def _connect_store() -> Store:
 
 
 def _peer_failure(world: World, stage: str, reason: str, reports: RankReports) -> PeerFailure:
-    """The error of a rank whose collective failed. All surviving ranks raise it; the lowest of them prints it."""
+    """Make the PeerFailure of a rank whose collective failed.
+
+    All surviving ranks raise one; the lowest of them prints it. stage: what this rank was doing. reason: the first line
+    of the collective's error.
+    """
     if reports.cause:
         return _printed_by_another(reports.cause)
     if not reports.registered:
@@ -199,6 +210,6 @@ def _printed_by_another(cause: Cause) -> PeerFailure:
 
 
 def list_ranks(ranks: list[int]) -> str:
-    """ "rank 2", "ranks 0, 1 and 3"; at most 8 of them."""
+    """Format ranks as text, "rank 2" or "ranks 0, 1 and 3"; after 8 of them "… and 5 more"."""
     shown = [str(rank) for rank in ranks[:8]] + ([f"{len(ranks) - 8} more"] if len(ranks) > 8 else [])
     return f"rank {shown[0]}" if len(shown) == 1 else f"ranks {', '.join(shown[:-1])} and {shown[-1]}"

@@ -1,4 +1,4 @@
-"""Stop requests: SIGTERM, SIGINT, SIGUSR1 and SIGHUP set a flag, which is read between two steps and while encoding.
+"""Stop requests: SIGTERM, SIGINT, SIGUSR1 and SIGHUP set a flag, which is read between two steps and during encoding.
 
 SIGHUP (sent when a terminal is closed) is left alone if it is ignored at the start, as `nohup` sets it.
 """
@@ -23,16 +23,16 @@ GRACE_SECONDS = 10.0  # how long a process that is asked to stop during startup 
 
 
 class Stopped(Exception):
-    """Work was abandoned because of a stop request, on all ranks at the same point, with nothing half written."""
+    """Raised on all ranks at the same point when a stop request ends work early, with nothing half written."""
 
 
 def _handle(
     numbers: tuple[signal.Signals, ...], handler: Callable[[int, FrameType | None], None]
 ) -> dict[signal.Signals, Any]:
-    """Install `handler` for these signals; returns the handlers that they had before.
+    """Install `handler` for the signals `numbers`; return the handlers that they had before.
 
-    launch/torchrun.sh starts trainers with these signals blocked, so that none is lost before there is a handler. They
-    are unblocked here, and pending ones arrive now.
+    launch/torchrun.sh starts trainers with these signals blocked, so that none is lost before a handler is installed.
+    They are unblocked here, and pending ones arrive now. SIGHUP is skipped if it is ignored.
     """
     wanted = [n for n in numbers if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
     before = {number: signal.signal(number, handler) for number in wanted}
@@ -53,10 +53,10 @@ def _leave_dead_terminal() -> None:
 
 
 class StopRequest:
-    """`with StopRequest() as stop: … if stop.requested: …`: stop signals of the block set `requested`.
+    """Catches stop signals during a block: `with StopRequest() as stop:` sets `stop.requested` when one arrives.
 
     A second signal changes nothing. The old handlers come back at the end. Ranks may get the signal at different times,
-    or only one of them gets it: reduce `requested` over all ranks before acting on it.
+    or only one of them gets it: combine `requested` over all ranks before acting on it.
     """
 
     def __init__(self) -> None:
@@ -81,12 +81,12 @@ class StopRequest:
 
 
 class StartupStop:
-    """Stop requests until the training loop takes over with StopRequest, when there is nothing to save yet.
+    """Handles stop signals (SIGTERM, SIGUSR1, SIGHUP) before the training loop, while there is nothing to save yet.
 
-    All ranks stop together at their next agreement (`raise_on_all`). If none follows within GRACE_SECONDS, because the
-    rank reads a large index or waits for another rank, the process ends by itself. The main thread may be inside C code
-    then and run no Python handler, so a second thread is woken through a socket (signal.set_wakeup_fd). A request stays
-    for good.
+    All ranks stop together at their next `raise_on_all`. If none follows within GRACE_SECONDS, for example because the
+    rank reads a large index or waits for another rank, the process exits by itself. The main thread may be inside C
+    code then and run no Python handler, so a second thread is woken through a socket (signal.set_wakeup_fd). A stop
+    request is never taken back.
     """
 
     def __init__(self) -> None:
@@ -94,7 +94,10 @@ class StartupStop:
         self._over.set()
 
     def begin(self) -> None:
-        """Start listening; called again for each run of a sweep. An earlier request starts the grace period at once."""
+        """Start listening for stop signals; a no-op if already listening. Called again for each run of a sweep.
+
+        If a stop was requested earlier, the GRACE_SECONDS until the process exits begin at once.
+        """
         if not self._over.is_set():
             return
         self._over = Event()
@@ -107,15 +110,19 @@ class StartupStop:
         Thread(target=self._watch, args=(woken, self._over), daemon=True).start()
 
     def ask(self, *_: object) -> None:
-        """Request a stop; also the signal handler."""
+        """Request a stop; also used as the signal handler."""
         self._asked = True
         _leave_dead_terminal()
 
     def stop_requested(self) -> bool:
+        """Whether a stop was requested and the training loop has not taken over yet."""
         return self._asked and not self._over.is_set()
 
     def end(self) -> bool:
-        """Stop listening, as the training loop takes over; returns whether a stop was requested."""
+        """Stop listening, as the training loop takes over; return whether a stop was requested.
+
+        False if not listening.
+        """
         if self._over.is_set():
             return False
         signal.set_wakeup_fd(-1)
@@ -125,9 +132,10 @@ class StartupStop:
 
     @staticmethod
     def _watch(woken: socket.socket, over: Event) -> None:
-        """Wait for a startup signal; end the process if startup is not over GRACE_SECONDS later.
+        """Wait for a stop signal, then exit the process if `over` (the end of startup) is not set within GRACE_SECONDS.
 
-        Python writes the number of every signal to the socket. An empty read means that `end` has closed it.
+        woken: the socket to which Python writes the number of every signal; an empty read means that `end` has closed
+        it.
         """
         with woken:
             while (number := woken.recv(1)) and number[0] not in STARTUP_SIGNALS:

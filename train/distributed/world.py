@@ -1,4 +1,4 @@
-"""Rank, world size and device of this process, and the collectives. Without torchrun or SLURM the world size is 1."""
+"""Rank, world size and device of this process, and collectives. Without torchrun or SLURM the world size is 1."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ SILENCE = 10.0  # seconds without an answer of rank 0 until this process prints 
 
 @dataclass(frozen=True)
 class World:
-    """This process among all processes of the job: `rank` of `size`, and its device.
+    """The place of this process among the processes of the job: `rank` of `size`, and its device.
 
-    group: the process group of collectives, None for all ranks. links: gloo's TCP connections to the other ranks.
+    group: the process group for collectives; None for the default group of all ranks. links: gloo's TCP connections to
+    the other ranks.
     """
 
     rank: int = 0
@@ -75,7 +76,7 @@ def init_world(timeout: float, cpu: bool = False) -> World:
 
 
 def _print_if_unreachable(rank_and_world: str, timeout: float) -> None:
-    """Print that this process waits, if the port of rank 0 is still closed: rank 0 may have died at its start."""
+    """Print that this process waits, if nobody listens on the port of rank 0, which may have died at its start."""
     host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     try:
         socket.create_connection((host, int(port)), SILENCE).close()
@@ -88,9 +89,9 @@ def _print_if_unreachable(rank_and_world: str, timeout: float) -> None:
 
 
 def shutdown(world: World, broken: bool = False) -> None:
-    """Leave the process group, so that the next run of this process can join one.
+    """Leave the process group, so that the next run in this process can join one.
 
-    broken: abort the group instead of waiting for ranks that may be gone.
+    broken: abort the group first, instead of waiting for ranks that may be gone.
     """
     from accelerate import PartialState
 
@@ -103,7 +104,7 @@ def shutdown(world: World, broken: bool = False) -> None:
 
 
 def abort_group(world: World) -> None:
-    """Close the connections of the group: ranks that wait for this one in a collective get an error at once."""
+    """Close the connections of the process group: ranks that wait for this one in a collective get an error at once."""
     for link in world.links:  # needed for gloo: its abort() ends only the waiting of this process
         link.shut_down()
     if dist.group.WORLD is not None:
@@ -112,7 +113,10 @@ def abort_group(world: World) -> None:
 
 
 def broadcast_object(value: T, world: World) -> T:
-    """The `value` of rank 0, on every rank. torch pickles it; it is only sent between processes of one run."""
+    """Send rank 0's `value` to all ranks; return it on every rank. Collective.
+
+    torch pickles it; it is only sent between processes of one run.
+    """
     box = [value]
     if world.size > 1:
         dist.broadcast_object_list(box, src=0, group=world.group, device=world.device)
@@ -120,7 +124,10 @@ def broadcast_object(value: T, world: World) -> T:
 
 
 def gather_objects(value: T, world: World) -> list[T]:
-    """The `value` of every rank, in order of rank, on every rank. torch pickles it, as in `broadcast_object`."""
+    """Gather the `value` of every rank; return all of them, in rank order, on every rank. Collective.
+
+    torch pickles them; they are only sent between processes of one run.
+    """
     box = [value] * world.size
     if world.size > 1:
         dist.all_gather_object(box, value, group=world.group)
@@ -128,12 +135,12 @@ def gather_objects(value: T, world: World) -> list[T]:
 
 
 def all_reduce_sum(values: Tensor, world: World) -> Tensor:
-    """Sum `values` over ranks, in place; returns the same tensor."""
+    """Sum `values` over ranks, in place, and return the same tensor. Collective."""
     if world.size > 1:
         dist.all_reduce(values, group=world.group)
     return values
 
 
 def any_rank(flag: bool, world: World) -> bool:
-    """Whether `flag` holds on any rank; the same answer on every rank."""
+    """Whether `flag` is True on any rank; the same answer on every rank. Collective."""
     return bool(all_reduce_sum(torch.tensor([float(flag)], device=world.device), world) > 0)

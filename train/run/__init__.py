@@ -1,1 +1,1 @@
-"""The wiring: the only code of training that knows the whole configuration. It builds and runs a run."""
+"""Puts a training run together and runs it. No other code of training knows the whole configuration."""

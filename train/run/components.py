@@ -1,4 +1,4 @@
-"""The components of a run, built from its configuration: model, training data, evaluators, objective, step."""
+"""Builds the components of a training run from its configuration: model, training data, evaluators, objective, step."""
 
 from __future__ import annotations
 
@@ -39,9 +39,11 @@ from dyad.train.towers.build import ImageTextModel, TwoTowerModel, build_model
 
 @dataclass(frozen=True)
 class TrainingData:
-    """The training data of a run: a map-style dataset over (epoch, id) with its order, or a stream.
+    """The training data of a run.
 
-    fingerprint: a hash of what the order of samples depends on; manifest: the files by configuration key.
+    dataset: a map-style dataset over (epoch, id), or a stream. order: which ids each step sees; for a stream, only the
+    number of steps. fingerprint: hash of the data that the order of samples depends on. manifest: configuration key →
+    its files.
     """
 
     dataset: BatchSource | Stream
@@ -52,9 +54,10 @@ class TrainingData:
 
 @dataclass
 class Parts:
-    """The components of a run.
+    """The components of a training run.
 
-    modules: everything with weights, by the name it has in a checkpoint; memory: the objective's per-sample state.
+    modules: everything with weights, by its name prefix in checkpoints. memory: the objective's per-sample state, None
+    if it has none. step: the optimiser step; total_steps: how many of them the run has in all.
     """
 
     model: TwoTowerModel
@@ -67,9 +70,9 @@ class Parts:
 
 
 def build_parts(config: TrainConfig, world: World) -> Parts:
-    """The components of a new run, with equal weights on every rank. A collective.
+    """Build the components of a new run, with equal weights on every rank. Collective: every rank calls it.
 
-    Raises ConfigError and DataError, on all ranks, for what cannot be used.
+    Raises ConfigError or DataError, on all ranks, for options or data that cannot be used.
     """
     torch.manual_seed(config.seed)
     model = raise_on_all(world, lambda: _model(config, world))
@@ -83,9 +86,9 @@ def build_parts(config: TrainConfig, world: World) -> Parts:
 
 
 def batch_norms(config: TrainConfig, towers: nn.Module, world_size: int) -> str:
-    """One line that says which statistics the batch norms of `towers` use, "" when there are none.
+    """Describe in one line which statistics the batch norms of `towers` use; "" if there are none.
 
-    Raises ConfigError when they do not go with the batch and its chunks.
+    Raises ConfigError if model.batch_norm does not fit the batch and its chunks.
     """
     chunks = chunk_count(config.global_batch_size, world_size, config.chunk_size)
     rows = config.global_batch_size // world_size
@@ -93,7 +96,10 @@ def batch_norms(config: TrainConfig, towers: nn.Module, world_size: int) -> str:
 
 
 def build_data(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
-    """The training data of the task. Raises ConfigError and DataError for what cannot be used."""
+    """Open the training data of the run's task.
+
+    Raises ConfigError or DataError for options or data that cannot be used.
+    """
     if isinstance(model, ImageTextModel):
         return (_stream if config.data.mode is Mode.stream else _image_text)(config, model)
     return _question_passage(config, model)

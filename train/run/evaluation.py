@@ -1,4 +1,4 @@
-"""Evaluation of a run while it trains, and its report at the end."""
+"""Evaluates a run while it trains, and writes its HTML report at the end."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from dyad.train.tracking.logger import Logger
 
 @dataclass
 class Evaluation:
-    """Scores the current weights with all evaluators. Rank 0 writes the newest results to `eval/*.json`.
+    """Evaluates the current weights: `evaluation(step)` runs all evaluators and returns their metrics by name.
 
-    examples: how many example queries of each kind the results of `last_step` have; those of other steps have none.
-    log: prints a line for files that cannot be written; they do not stop the run. All ranks call every method.
+    All ranks call every method; rank 0 writes the newest results to eval/*.json in the run's `folder`. examples: how
+    many example cases of each kind the results of `last_step` have; those of earlier steps have none. log: called with
+    a line if files cannot be written, which does not stop the run.
     """
 
     evaluators: Sequence[Evaluator]
@@ -46,7 +47,10 @@ class Evaluation:
             self.log(f"{error}: the results of step {step} are in metrics.jsonl alone. The run goes on")
 
     def conclude(self, logger: Logger) -> None:
-        """At the end of a finished run: write report.html, and give trackers the last evaluation."""
+        """Finish a completed run: write report.html, and send it and the last evaluation to the trackers.
+
+        Collective: every rank calls it; rank 0 does the work.
+        """
 
         def write() -> None:
             logger.flush()
@@ -64,7 +68,10 @@ class Evaluation:
 
 
 def written_report(run: Path, log: Callable[[str], None]) -> Path | None:
-    """Write report.html of a run. Any error is one line of `log`, and None is returned: it must not end the run."""
+    """Write report.html of the run folder `run` and return its path; None if that fails.
+
+    Any error becomes one line of `log`, since a report must not end a run.
+    """
     try:
         from dyad.eval.report.main import write_report
 

@@ -1,4 +1,7 @@
-"""python -m train key=value …  Composes the configuration, checks it, and trains. See python -m train --help."""
+"""The command python -m train key=value …: composes the configuration, checks it, and trains.
+
+See python -m train --help.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,8 @@ def main() -> None:
 def check_sweep(arguments: Sequence[str], configs: Sequence[TrainConfig]) -> None:
     """Check all runs of a command line before the first one begins.
 
-    Raises ConfigError for what `check` refuses in any of them, keys that none would read, and runs that share a folder.
+    arguments: the words of the command line; configs: one configuration per run. Raises ConfigError if `check` refuses
+    one of them, if a given key is read by none of them, or if two of them have the same run folder.
     """
     from dyad.train.cli.unread_keys import refuse_unread
     from dyad.train.run_folder.folder import run_folder
@@ -59,9 +63,9 @@ def check_sweep(arguments: Sequence[str], configs: Sequence[TrainConfig]) -> Non
 
 
 def run(config: TrainConfig) -> None:
-    """Train as configured; every rank calls it. For a run that is finished already, print its last results instead.
+    """Train as configured; every rank calls it. If the run is finished already, print its last results instead.
 
-    Raises Preempted when the run was asked to stop.
+    Raises Preempted when a stop was requested.
     """
     from dyad.train.run_folder.folder import is_finished, run_folder
 
@@ -85,9 +89,9 @@ def _is_rank_0() -> bool:
 
 
 def check_arguments(arguments: list[str]) -> Path | None:
-    """Check a command line as main() does, for launch/job.sh, which then starts many processes.
+    """Check a command line as main() does. launch/job.sh calls it before it starts many processes.
 
-    Returns the run folder; None for several runs, and for --cfg job.
+    Returns the run folder; None for several runs (-m), and with --cfg job, which only prints the configuration.
     """
     from dyad.train.cli.compose import compose_config, preview, read_line
     from dyad.train.run_folder.folder import run_folder
@@ -103,7 +107,7 @@ def check_arguments(arguments: list[str]) -> Path | None:
 
 
 def check(config: TrainConfig) -> None:
-    """Raise ConfigError for everything that can be refused before anything heavy is imported."""
+    """Raise ConfigError for every mistake in a configuration that shows before torch and the data are loaded."""
     from dyad.data.question_passage.questions import named_files
     from dyad.data.shards.sources import parse_sources
     from dyad.eval.run.suite import check_suite

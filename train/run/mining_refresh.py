@@ -1,4 +1,4 @@
-"""Hard negatives that are mined again while training (ANCE: Xiong et al. 2021, arXiv 2007.00808).
+"""Hard negatives that are mined again during training (ANCE: Xiong et al. 2021, arXiv 2007.00808).
 
 Training is divided into segments of R = data.negatives.refresh_every steps. Before the first step of a segment, the
 corpus is encoded with the current weights and searched; all steps of the segment draw their negatives from the result.
@@ -6,10 +6,10 @@ Segment 0 uses data.negatives.file if that is given; otherwise it is mined too, 
 
     <run>/negatives/step_00000080/ mined.jsonl, mined.json      80: the first step of its segment
 
-A run that resumes inside a segment reads the segment's file. One that resumes at its first step mines, and equal
-weights give equal negatives. So the losses are those of an undisturbed run. When R is a multiple of checkpoint.every, a
-run that is killed while it encodes continues with the embeddings that are done. Files that no checkpoint of the run
-needs are deleted.
+A run that resumes inside a segment reads the segment's file. A run that resumes at the first step of a segment mines
+again, and equal weights give equal negatives. So the losses are those of an uninterrupted run. When R is a multiple of
+checkpoint.every, a run that is killed during encoding continues with the embeddings that are finished. Files that no
+checkpoint of the run needs are deleted.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ Load = Callable[..., Iterable[Batch]]  # (dataset, first_step=…, last_step=…
 
 @dataclass(frozen=True)
 class NegativeRefresh:
-    """The mined negatives of a run, segment by segment. All methods are collectives.
+    """Provides the mined negatives of a run, segment by segment (see the module docstring).
 
-    dataset: makes batches; its negatives, if any, are those of data.negatives.file. encode: uses the trained towers.
-    run: the run's folder. resumed: the checkpoint that the run resumed from, maybe of another run.
+    Every rank calls all methods. dataset: the training data; its own mined negatives, if any, are those of
+    data.negatives.file. encode: the encoder with the trained towers. run: the run's folder. resumed: the checkpoint
+    folder that the run resumed from, maybe of another run; None for a new run.
     """
 
     dataset: QuestionPassage
@@ -53,7 +54,11 @@ class NegativeRefresh:
     log: Callable[[str], None]
 
     def batches(self, first_step: int, last_step: int, load: Load) -> Iterator[Batch]:
-        """One batch per step. A segment is mined, and its loader started, when its first batch is asked for."""
+        """Yield one batch for each step first_step … last_step - 1.
+
+        When the first batch of a segment is requested, its negatives are mined and a new loader is started. load:
+        function (dataset, first_step=…, last_step=…) → batches.
+        """
         old, step = self.dataset, first_step
         while step < last_step:
             begin = step - step % self._every
@@ -64,10 +69,11 @@ class NegativeRefresh:
             step = end
 
     def negatives(self, begin: int, step: int) -> MinedNegatives | None:
-        """The negatives for steps from `step` on, in the segment that begins at `begin`.
+        """Return the negatives for the steps from `step` on, in the segment that begins at step `begin`.
 
-        They are mined when step = begin, which does not change the towers; else read. Raises DataError when the file is
-        missing or has changed since it was written.
+        They are mined if step = begin, else read from the segment's file; for segment 0, data.negatives.file comes
+        first. Does not change the towers. Raises DataError when the file is missing or has changed since it was
+        written.
         """
         if begin == 0 and self.dataset.mined is not None:
             return self.dataset.mined
@@ -96,7 +102,10 @@ class NegativeRefresh:
         )
 
     def _tidy(self, step: int) -> None:
-        """Delete embeddings, and the files of segments before the oldest checkpoint. Failures are ignored."""
+        """Delete the embeddings, and the mined files of segments that no checkpoint needs any more.
+
+        Errors are ignored.
+        """
         remove(self.run / FOLDER / EMBEDDINGS)
         oldest = min([step, *checkpoint.steps(self.run)])
         for folder in (self.run / FOLDER).glob("step_*"):
@@ -105,7 +114,11 @@ class NegativeRefresh:
                 remove(folder)
 
     def _check_file(self, folder: Path, begin: int, step: int) -> None:
-        """Raise DataError unless the file of a segment is there, as it was written. Rank 0 alone calls it."""
+        """Raise DataError unless the mined file of a segment is there and unchanged. Rank 0 alone calls it.
+
+        If the run resumed from a checkpoint of another run, that run's files of the segment are copied first. begin:
+        the first step of the segment; step: the step at which the run resumes.
+        """
         if self.resumed is not None:  # the checkpoint may be of another run, whose files this run takes over
             theirs = self.resumed.resolve().parent.parent / FOLDER / folder.name
             if theirs.is_dir() and theirs != folder.resolve():
@@ -121,7 +134,7 @@ class NegativeRefresh:
 
 
 def _problem(folder: Path) -> str:
-    """What is wrong with the mined file of a segment, "" when nothing is."""
+    """Describe what is wrong with the mined file in a segment's folder; "" if nothing is."""
     try:
         expected = json.loads((folder / SUMMARY).read_bytes())["sha256"]
         return "" if sha256_of(folder / MINED) == expected else f"has changed since it was mined ({SUMMARY}: SHA-256)"

@@ -1,11 +1,11 @@
 """Where a run begins: with fresh weights, with the weights of another run, or where a checkpoint was written.
 
-A resumed run continues at the same number of samples: its next step is ⌊samples seen / global_batch_size⌋, and
-data/loading/order.py says which epoch that is and what is in it. With another batch (resume.allow_batch_change)
-`steps`, warm-up and all intervals therefore count steps of the new size, `epochs` stay passes over the data, and at
-most one new batch less one sample is seen a second time. With files added behind the old ones (resume.allow_more_data)
-an epoch is a pass over all of them. In both cases the rest of the current epoch is drawn anew, since the order of an
-epoch depends on its number of whole batches.
+A resumed run continues at the same number of samples: its next step is the number of samples seen, divided by
+global_batch_size and rounded down. data/loading/order.py computes the epoch and the samples of that step. With another
+batch size (resume.allow_batch_change), `steps`, warm-up and all intervals count steps of the new size, `epochs` stay
+passes over the data, and at most (new batch size - 1) samples are seen a second time. With files added behind the old
+ones (resume.allow_more_data), an epoch is a pass over all of them. In both cases the rest of the current epoch is drawn
+anew, since the order of an epoch depends on its number of whole batches.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dyad.train.run_folder.run_state import locked_folder
 
 
 class ResumeFacts(TypedDict):
-    """The entries of state.json that a resumed run needs."""
+    """The entries of a checkpoint's state.json that a resumed run needs, with their types, to validate them."""
 
     seed: int
     global_batch_size: Annotated[int, Field(ge=1)]
@@ -47,7 +47,10 @@ OTHERWISE = "Use the same data and batch, or start another run.name with init_fr
 
 @dataclass(frozen=True)
 class ResumeSource:
-    """The checkpoint folder that a run starts from. resume: it continues there; weights: it takes the weights only."""
+    """The checkpoint folder that a run starts from; at most one of the two is given.
+
+    resume: the run continues where this checkpoint was written. weights: only the weights of the towers are taken.
+    """
 
     resume: Path | None = None
     weights: Path | None = None
@@ -55,10 +58,10 @@ class ResumeSource:
 
 @dataclass(frozen=True)
 class RestoredState:
-    """What a resumed run knows of its checkpoint; the defaults are those of a new run.
+    """The state that a resumed run takes from its checkpoint; the defaults are those of a new run.
 
-    step: the next optimiser step; facts: of state.json; batch_changed: whether earlier steps had another batch size;
-    more_samples: how many samples were added.
+    step: the next optimiser step. facts: the entries of state.json. batch_changed: whether the steps before had another
+    batch size. more_samples: how many training samples were added since.
     """
 
     step: int = 0
@@ -68,7 +71,11 @@ class RestoredState:
 
 
 def lock_and_find(config: TrainConfig, folder: Path, stack: ExitStack) -> ResumeSource:
-    """Lock the run folder until `stack` closes, and find the checkpoint to start from. Rank 0 alone calls it."""
+    """Lock the run folder until `stack` closes, and find the checkpoint to start from. Rank 0 alone calls it.
+
+    Chosen by `resume` and `init_from` of the configuration. Raises ConfigError if the folder is in use or has a run of
+    another configuration, or there is no such checkpoint; DataError if all of them are damaged.
+    """
     with writable(folder):
         stack.enter_context(locked_folder(folder))
         check_run(config)
@@ -82,12 +89,10 @@ def lock_and_find(config: TrainConfig, folder: Path, stack: ExitStack) -> Resume
 
 
 def restore_parts(source: ResumeSource, parts: Parts, config: TrainConfig) -> RestoredState:
-    """Load the checkpoint of the source into the parts. From source.weights only the towers are loaded.
+    """Load the checkpoint of `source` into the components of the run, and return the state it continues from.
 
-    Temperature and bias then keep the start that the configuration gives them.
-
-    Raises ConfigError, with nothing changed, for a checkpoint of another model, seed or data; DataError for a damaged
-    one.
+    From source.weights only the towers are loaded; temperature and bias keep their configured initial values. Raises
+    ConfigError, with nothing changed, for a checkpoint of another model, seed or data; DataError for a damaged one.
     """
     if source.weights:
         try:
@@ -124,9 +129,10 @@ def restore_parts(source: ResumeSource, parts: Parts, config: TrainConfig) -> Re
 
 
 def _next_step(folder: Path, step: int, facts: dict[str, Any], parts: Parts, config: TrainConfig) -> int:
-    """The step at which the run continues, counted in batches of this run. step: the same as the checkpoint counts it.
+    """Return the step at which the run continues, counted in batches of this run's size.
 
-    Raises ConfigError when the batch size differs and must not, or the run cannot continue there with the new one.
+    step: the finished steps as the checkpoint counts them; facts: its state.json. Raises ConfigError when the batch
+    size has changed and resume.allow_batch_change is not set, or when the run cannot continue at that step.
     """
     before, now, seen = facts["global_batch_size"], config.global_batch_size, facts["samples_seen"]
     if before == now:
@@ -152,7 +158,11 @@ def _next_step(folder: Path, step: int, facts: dict[str, Any], parts: Parts, con
 
 
 def _more_samples(folder: Path, facts: dict[str, Any], parts: Parts, config: TrainConfig) -> int:
-    """How many training samples were added since the checkpoint. Raises ConfigError for other data, naming it."""
+    """Return how many training samples were added since the checkpoint; 0 if the data are the same.
+
+    facts: the checkpoint's state.json. Raises ConfigError, which says where the data differ, if they differ in another
+    way, or if resume.allow_more_data is not set.
+    """
     if facts["data_fingerprint"] == parts.data.fingerprint:
         return 0
     changes = manifest.changes(facts["data"], parts.data.manifest)

@@ -1,4 +1,4 @@
-"""One training run from its configuration: build the parts, restore them where the run stopped, train."""
+"""One training run from its configuration: build the components, restore them where the run stopped, train."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ from dyad.train.tracking.wandb_mode import resolve_wandb_mode
 
 
 def train_run(world: World, config: TrainConfig) -> None:
-    """Train as configured. Raises Preempted when the run was asked to stop. A collective: every rank calls it.
+    """Train as configured. Collective: every rank calls it. Raises Preempted when a stop was requested.
 
-    Nothing is written before all parts are built: a mistake that shows only then leaves no run folder.
+    Nothing is written before all components are built: a mistake that shows only then leaves no run folder.
     """
     # Every rank has the same configuration, code and data. Only how much a machine can do may differ.
     free = {"model.frozen_cache_mb"} if config.data.mode is Mode.stream else {"model.frozen_cache_mb", "data.workers"}
@@ -123,7 +123,7 @@ def train_run(world: World, config: TrainConfig) -> None:
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A run whose parts are built and restored, and what train_run does with it. folder: the run folder."""
+    """A run whose components are built and restored; its methods are the steps of train_run. folder: the run folder."""
 
     config: TrainConfig
     world: World
@@ -134,6 +134,7 @@ class TrainingRun:
 
     @cached_property
     def plan(self) -> Plan:
+        """Make the plan of the run: its first and last step, the intervals of logging, evaluation, checkpoints."""
         config, restored = self.config, self.restored
         return Plan(
             first_step=restored.step,
@@ -147,7 +148,7 @@ class TrainingRun:
         )
 
     def open_logger(self, tracking: TrackingConfig) -> Logger:
-        """Make the run folder ready and open its logs and trackers. Rank 0 alone calls it."""
+        """Write config.yaml into the run folder, and open its logs and trackers. Rank 0 alone calls it."""
         with writable(self.folder):
             open_run(self.config)
             if self.restored.batch_changed:
@@ -165,7 +166,7 @@ class TrainingRun:
             )
 
     def announce(self, log: Callable[[str], None]) -> None:
-        """Print where the run begins, and what its user should know of the model, the objective and the stream."""
+        """Print the step and checkpoint at which the run begins, and notes on its model, objective and data."""
         config, restored, dataset = self.config, self.restored, self.parts.data.dataset
         line = f"{self.folder}: {self.plan.total_steps} steps of {config.global_batch_size}"
         if self.source.resume:
@@ -189,7 +190,7 @@ class TrainingRun:
             log(dataset.begin(world.rank, world.size, config.data.workers, restored.facts.get("stream")))
 
     def build_monitor(self, ledger: Ledger, log: Callable[[str], None]) -> Monitor:
-        """The monitor of this run's steps, as the checkpoint left it."""
+        """Build the monitor of the run's steps; in a resumed run it continues the counts of the checkpoint."""
         config, world, step = self.config, self.world, self.parts.step
         stragglers = Stragglers(step.local_timer, config.dist.slow_rank, world, log)
         bad_samples = BadSampleCounter(config.data, config.global_batch_size, world, ledger, log)
@@ -200,7 +201,10 @@ class TrainingRun:
         return monitor
 
     def batches(self, encoder: Encoder, log: Callable[[str], None]) -> Iterable[Batch]:
-        """This rank's batches, one per step. Where negatives are mined anew, the loader starts anew with them."""
+        """Return this rank's batches, one per step.
+
+        With data.negatives.refresh_every, negatives are mined in between.
+        """
         config, plan, dataset, order = self.config, self.plan, self.parts.data.dataset, self.parts.data.order
         workers, timeout = config.data.workers, config.data.timeout
         if isinstance(dataset, Stream):
@@ -216,7 +220,7 @@ class TrainingRun:
         return refresh.batches(plan.first_step, plan.total_steps, load)
 
     def diagnose(self) -> dict[str, float]:
-        """Diagnostics of the last step's embeddings, batch and loss. A collective."""
+        """Compute diagnostic scalars of the last step's embeddings, batch and loss. Collective: every rank calls it."""
         step, cosine = self.parts.step, self.config.objective.similarity is Similarity.cosine
         of_embeddings = diagnose(*step.embeddings, step.scalars.get("logit_scale"), cosine)
         return {**of_embeddings, **duplicates(*step.keys), **saturation(step.scalars)}
@@ -224,7 +228,11 @@ class TrainingRun:
     def save(
         self, writer: CheckpointWriter, monitor: Monitor, logger: Logger, step: int, evaluation_owed: bool, last: bool
     ) -> None:
-        """Write a checkpoint after `step` steps; with `last` it is on the disk on return. A collective."""
+        """Write a checkpoint after `step` steps. Collective: every rank calls it; rank 0 writes.
+
+        last: whether to wait until it is on the disk. evaluation_owed: whether the evaluation of this step is still to
+        be done.
+        """
         world, parts, stream = self.world, self.parts, self.parts.data.dataset
         monitor.verify(step)
         facts = {
@@ -251,9 +259,10 @@ class TrainingRun:
         rank_0_only(world, write)
 
     def renumber_checkpoints(self, save: Callable[[int, bool, bool], None]) -> None:
-        """Steps count another batch size from here on: write a checkpoint that says so, then put the others aside.
+        """Write a checkpoint whose step counts batches of the new size, then put the older checkpoints aside.
 
-        A run that is killed in between finds one of them, and continues at the same samples.
+        Called when the batch size has changed. A run that is killed in between finds one of the checkpoints, and
+        continues at the same samples. save: as in `fit`.
         """
         first_step = self.plan.first_step
         save(first_step, self.plan.evaluation_owed, True)

@@ -1,1 +1,1 @@
-"""The run folder: name, checkpoints, state, ledger."""
+"""The run folder: its name and configuration, checkpoints, run_state.json, ledger.jsonl."""

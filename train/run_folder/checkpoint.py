@@ -1,11 +1,12 @@
-"""Checkpoints: everything a run needs to resume, in one folder that exists whole or not at all.
+"""Checkpoints: everything a run needs to resume, in one folder that is written atomically.
 
 `<run>/checkpoints/step_XXXXXXXX/`, XXXXXXXX = finished optimiser steps:
     model.safetensors      weights and buffers of the towers and the objective, by name
     optimizer.safetensors  "<parameter name>/exp_avg" and so on: by name, so the order of parameters may change
     memory.safetensors     per-sample state of the objective, one entry per training sample; only if it has such state
-    state.json             step, and the caller's facts (samples seen, data state, scaler, tracker id)
+    state.json             step, and further entries that the caller chooses (samples seen, data, scaler, tracker id)
     manifest.json          format version, size and SHA-256 of the others; written last, checked before loading
+
 No folder depends on another, so damage to one leaves the others usable. Nothing is pickled.
 """
 
@@ -41,9 +42,11 @@ OTHER_SHAPE = (LookupError, ValueError, TypeError, AttributeError, RecursionErro
 
 @dataclass
 class CheckpointState:
-    """The content of a checkpoint: tensors by name.
+    """The content of a checkpoint.
 
-    step: finished optimiser steps; facts: JSON of the caller's choice; memory: per-sample state of all samples.
+    step: the number of finished optimiser steps. model: parameters and buffers by name. optimizer: AdamW's state
+    tensors by "<parameter name>/<key>". facts: further entries of state.json, chosen by the caller. memory: the
+    objective's per-sample state, one entry per training sample; empty if it has none.
     """
 
     step: int
@@ -54,9 +57,10 @@ class CheckpointState:
 
 
 def named_tensors(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
-    """Parameters and persistent buffers as "<module>.<path>", each once (shared ones under their first name).
+    """Return the parameters and persistent buffers of `modules` by name, "<key of the module>.<path in it>".
 
-    The modules are those without wrappers of data parallelism, so the names are the same for any number of ranks.
+    A tensor that is shared is returned once, under its first name. Pass the modules without their
+    DistributedDataParallel wrappers, so that the names are the same for any number of ranks.
     """
     found: dict[int, tuple[str, Tensor]] = {}
     for part, module in modules.items():
@@ -73,7 +77,11 @@ def capture(
     facts: dict[str, Any],
     memory: Mapping[str, Tensor] | None = None,
 ) -> CheckpointState:
-    """Collect what `save` writes. The result holds references, not copies: save or copy it before the next step."""
+    """Collect the tensors and entries that `save` writes, as a CheckpointState.
+
+    The tensors are references, not copies: save or copy them before the next optimiser step. modules: everything with
+    weights, by the prefix of its names; facts and memory: as in CheckpointState.
+    """
     assert not {"step", "optimizer_scalars"} & set(facts), "these keys of state.json are the checkpoint's own"
     model = named_tensors(modules)
     name_of = {id(tensor): name for name, tensor in model.items()}
@@ -86,9 +94,10 @@ def capture(
 
 
 def restore(state: CheckpointState, modules: Mapping[str, nn.Module], optimizer: Optimizer) -> None:
-    """Restore weights and optimiser, bit for bit. Each rank loads its part of state.memory by itself.
+    """Copy a checkpoint's weights into `modules` and its AdamW state into `optimizer`, bit for bit.
 
-    Raises ConfigError, with nothing changed, for a checkpoint of another model.
+    `state.memory` (per-sample state of the objective) is not restored here: each rank loads its own part. Raises
+    ConfigError, with nothing changed, for a checkpoint of another model.
     """
     _refuse_another_model(state.model, modules)
     named = named_tensors(modules)
@@ -105,9 +114,10 @@ def restore(state: CheckpointState, modules: Mapping[str, nn.Module], optimizer:
 
 
 def restore_weights(weights: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
-    """Copy weights into the given modules; weights of other modules are left out.
+    """Copy `weights` (name → tensor) into `modules` (prefix of the names → module).
 
-    Raises ConfigError with the names that are missing, unexpected or of another shape, before anything is changed.
+    Weights whose prefix is not among `modules` are ignored. Raises ConfigError with the names that are missing,
+    unexpected or of another shape, before anything is changed.
     """
     _refuse_another_model(weights, modules)
     with no_grad():
@@ -116,10 +126,11 @@ def restore_weights(weights: Mapping[str, Tensor], modules: Mapping[str, nn.Modu
 
 
 def save(run_dir: Path, state: CheckpointState, keep: int, before_save: Callable[[], None] = lambda: None) -> Path:
-    """Write a checkpoint of the run and remove all but the newest `keep` of those not newer than it.
+    """Write the checkpoint `state` into the run folder and return its folder. Call on rank 0.
 
-    Call on rank 0. before_save: brings to the disk what must be there before. Raises HardwareError when either cannot
-    be written; older checkpoints stay as they are.
+    Of this and all older checkpoints the newest `keep` stay, the others are deleted. before_save: called first; it
+    flushes the logs, so that a checkpoint never knows more than they do. Raises HardwareError when logs or checkpoint
+    cannot be written; older checkpoints then stay as they are.
     """
     assert keep >= 1
     final = folder_of(run_dir, state.step)
@@ -144,9 +155,10 @@ def save(run_dir: Path, state: CheckpointState, keep: int, before_save: Callable
 
 
 def find(run_dir: Path, log: Callable[[str], None]) -> Path | None:
-    """The run's newest checkpoint that verifies, None when it has no checkpoints. log: prints each damaged one.
+    """Return the folder of the run's newest checkpoint that passes `verify`, or None when the run has no checkpoints.
 
-    Raises DataError when there are checkpoints and none verifies, ConfigError when one is from a newer Dyad.
+    log: called with one line for each damaged checkpoint that is passed over. Raises DataError when there are
+    checkpoints and all are damaged, ConfigError when one is of another format version.
     """
     found = [folder_of(run_dir, step) for step in steps(run_dir)]
     for folder in found:
@@ -162,20 +174,22 @@ def find(run_dir: Path, log: Callable[[str], None]) -> Path | None:
 
 
 def folder_of(run_dir: Path, step: int) -> Path:
-    """The folder of the checkpoint that a run writes after `step` steps."""
+    """Return the path of the checkpoint that a run writes after `step` optimiser steps."""
     return run_dir / "checkpoints" / f"step_{step:08d}"
 
 
 def steps(run_dir: Path) -> list[int]:
-    """The steps of the run's checkpoints, newest first."""
+    """Return the step numbers of all checkpoints in the run folder, whole or damaged, newest first."""
     folders = [path for path in (run_dir / "checkpoints").glob("step_*") if path.is_dir()]
     return sorted((int(p.name[5:]) for p in folders if re.fullmatch(r"step_\d{8,}", p.name)), reverse=True)
 
 
 def locate(path: Path, log: Callable[[str], None]) -> Path:
-    """The checkpoint that a user means by `path`: a checkpoint, whole or not, or a run folder: its newest whole one.
+    """Return the checkpoint folder that a user means by `path`.
 
-    Raises ConfigError when there is none, DataError when a run has some and none is whole. log: as in `find`.
+    A checkpoint folder is returned unchecked; for a run folder it is the run's newest whole checkpoint. log: called
+    with one line for each damaged checkpoint that is passed over. Raises ConfigError when there is no checkpoint,
+    DataError when a run has checkpoints and all are damaged.
     """
     itself = re.fullmatch(r"step_\d{8,}", path.resolve().name) or (path / MANIFEST).exists()
     folder = path if itself else find(path, log)
@@ -185,7 +199,10 @@ def locate(path: Path, log: Callable[[str], None]) -> Path:
 
 
 def load(folder: Path) -> CheckpointState:
-    """Verify and read a checkpoint; tensors are on the CPU. Raises DataError naming the damaged file."""
+    """Verify a checkpoint folder and read it into a CheckpointState with tensors on the CPU.
+
+    Raises DataError naming the damaged file, ConfigError for another format version.
+    """
     with _verified(folder):
         facts = json.loads((folder / STATE).read_text())
         step = int(facts.pop("step"))
@@ -195,22 +212,25 @@ def load(folder: Path) -> CheckpointState:
 
 
 def step_of(folder: Path) -> int:
-    """Finished optimiser steps of a checkpoint. Raises DataError as `load`."""
+    """Read how many optimiser steps were finished when a checkpoint was written. Raises the errors of `load`."""
     with _verified(folder, STATE):
         return int(json.loads((folder / STATE).read_text())["step"])
 
 
 def load_weights(folder: Path) -> dict[str, Tensor]:
-    """Verify and read the weights alone, by name ("towers.x_tower.…", "objective.logit_scale")."""
+    """Verify and read only the weights of a checkpoint: tensors by name ("towers.x_tower.…", "objective.logit_scale").
+
+    Raises the errors of `load`.
+    """
     with _verified(folder, MODEL):
         return load_file(folder / MODEL)
 
 
 @contextmanager
 def _verified(folder: Path, *names: str) -> Iterator[None]:
-    """Verify these files, or all, before the block reads them.
+    """Verify the files `names` of a checkpoint (default: all of them), then run the block that reads them.
 
-    Raises DataError, also for files that are as the manifest says and yet no checkpoint.
+    Raises the errors of `verify`, and DataError when the block cannot parse files whose checksums are right.
     """
     verify(folder, names or FILES)
     try:
@@ -220,9 +240,10 @@ def _verified(folder: Path, *names: str) -> Iterator[None]:
 
 
 def verify(folder: Path, names: tuple[str, ...] = FILES) -> None:
-    """Compare these files with the manifest.
+    """Compare the files `names` of a checkpoint with the sizes and SHA-256 in its manifest.json.
 
-    Raises DataError naming the first one that is missing, cut short or changed; ConfigError for another format.
+    Raises DataError naming the first file that is missing, truncated or changed; ConfigError for another format
+    version.
     """
     files = _listed(folder)
     for name in names:
@@ -238,9 +259,10 @@ def verify(folder: Path, names: tuple[str, ...] = FILES) -> None:
 
 
 def tidy(run_dir: Path) -> None:
-    """Remove what a killed save left: .partial and .old folders, the latter called .aside by earlier versions.
+    """Clean up after saves that were killed half-way. Call on rank 0 when a run starts, before `find`.
 
-    Call on rank 0 when a run starts, before `find`.
+    Deletes .partial folders (half written) and .old folders (a replaced checkpoint; earlier versions called them
+    .aside). If only the .old folder of a checkpoint is left, it is renamed back.
     """
     for left in sorted((run_dir / "checkpoints").glob(".step_*.*")):
         final = left.with_name(left.stem.removeprefix("."))
@@ -251,17 +273,20 @@ def tidy(run_dir: Path) -> None:
 
 
 def _like(parameter: Tensor, value: Tensor) -> Tensor:
-    """A copy of `value` in the memory layout of `parameter` (channels last, for example).
+    """Copy `value` to the CPU; if its shape is that of `parameter`, with the same memory format (e.g.
 
-    It is a copy because `value` is mapped from a file that may be deleted. It has that layout because the fused AdamW
-    ignores strides.
+    channels last). A copy, because `value` is memory-mapped from a file that may be deleted. The memory format, because
+    the fused AdamW ignores strides.
     """
     same = value.shape == parameter.shape
     return empty_like(parameter, dtype=value.dtype, device="cpu").copy_(value) if same else value.clone()
 
 
 def _listed(folder: Path) -> dict[str, Any]:
-    """The manifest's entry of each file. Raises DataError when it cannot be read, ConfigError for another format."""
+    """Read manifest.json of a checkpoint: file name → its entry (size and SHA-256).
+
+    Raises DataError when the manifest cannot be read, ConfigError for another format version.
+    """
     manifest = folder / MANIFEST
     try:
         content = json.loads(manifest.read_text())
@@ -275,7 +300,10 @@ def _listed(folder: Path) -> dict[str, Any]:
 
 
 def _refuse_another_model(weights: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
-    """Raise ConfigError unless the names and shapes of `weights` are those of `modules`."""
+    """Raise ConfigError unless `weights` have the names and shapes of the tensors of `modules`.
+
+    Weights whose prefix is not a key of `modules` are ignored.
+    """
     own = named_tensors(modules)
     given = {name: tensor for name, tensor in weights.items() if name.partition(".")[0] in modules}
     problems = {

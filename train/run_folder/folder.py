@@ -1,4 +1,4 @@
-"""The run folder: its name, its config.yaml, and what may change when the run goes on. Torch-free."""
+"""The run folder: its name, its config.yaml, and the keys that may change when the run resumes. Needs no torch."""
 
 from __future__ import annotations
 
@@ -47,26 +47,33 @@ WITH_DATA = ("data.train", "data.passage.corpus", "steps", "epochs")
 
 
 def run_folder(config: TrainConfig) -> Path:
-    """`<run.dir>/<run.name>`; the name defaults to `<experiment>-<8 hex digits of a hash of maths_keys>`."""
+    """Return the path of a run's folder, `<run.dir>/<run.name>`.
+
+    Without run.name, the name is `<experiment>-<8 hex digits of a hash of maths_keys>`; without an experiment, the task
+    takes its place.
+    """
     keys = {key: value for key, value in maths_keys(config).items() if ADDED.get(key, ...) != value}
     digest = hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:8]
     return Path(config.run.dir) / (config.run.name or f"{config.experiment or config.task.value}-{digest}")
 
 
 def all_keys(config: Any) -> dict[str, Any]:
-    """Every key of a configuration, an instance or a class with its defaults, as dotted key → value."""
+    """Flatten a configuration into dotted key → value, without secrets.
+
+    config: a dataclass instance, or a dataclass type, which gives its defaults.
+    """
     return flat(plain(config))
 
 
 def maths_keys(config: TrainConfig) -> dict[str, Any]:
-    """The keys that change the trained weights, dotted, with their values."""
+    """Return the keys of a configuration that change the trained weights, as dotted key → value."""
     return {k: v for k, v in all_keys(config).items() if not k.startswith(NOT_MATHS)}
 
 
 def by_section(keys: Mapping[str, Any]) -> dict[str, str]:
-    """Group dotted keys with their values by section, for people: section → "key=value, …".
+    """Group dotted keys by their section (the part before the first dot), as text for people: section → "key=value, …".
 
-    Keys without a section are in "training".
+    Keys without a dot are in the section "training". Paths are shown without the user's home folder.
     """
     found: dict[str, list[str]] = {}
     for key, value in keys.items():
@@ -78,7 +85,7 @@ def by_section(keys: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _public(value: Any) -> Any:
-    """A value as others may see it: null for None, and paths without the user's home folder."""
+    """Convert a configuration value for display to others: None becomes "null", paths lose the user's home folder."""
     if isinstance(value, list):
         return [_public(item) for item in value]
     if value is None:
@@ -87,9 +94,10 @@ def _public(value: Any) -> Any:
 
 
 def saved_config(folder: Path) -> dict[str, Any]:
-    """The content of a run folder's config.yaml, nested. ${…} are not resolved; renamed keys have their new names.
+    """Read config.yaml of a run folder, as nested dictionaries.
 
-    Raises ConfigError when the folder has no config.yaml of its own, or one that cannot be read.
+    Interpolations (${…}) stay unresolved; keys that older versions named otherwise get their present names. Raises
+    ConfigError when the folder itself has no config.yaml, or one that cannot be read.
     """
     path = folder / CONFIG
     if file_inside(folder, CONFIG) is None:
@@ -113,7 +121,10 @@ def saved_config(folder: Path) -> dict[str, Any]:
 
 
 def _check_nesting(text: str) -> None:
-    """Raises ValueError for YAML of a few kilobytes that would take gigabytes or hours. Dyad never writes such YAML."""
+    """Raise ValueError for YAML with aliases or deep nesting.
+
+    A few kilobytes of it could take gigabytes or hours to load. Dyad never writes such YAML.
+    """
     depth = 0
     for event in yaml.parse(text):
         depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
@@ -122,10 +133,11 @@ def _check_nesting(text: str) -> None:
 
 
 def check_run(config: TrainConfig) -> None:
-    """Raise ConfigError when the run has a checkpoint of a configuration that trains other weights (see maths_keys).
+    """Raise ConfigError when the run folder has a checkpoint whose configuration trains other weights (see maths_keys).
 
-    Keys that `resume` allows may change; whether the data then fit shows when they are opened. A run that began before
-    a key was added takes any value of it.
+    Two kinds of keys may differ: those that resume.allow_batch_change or resume.allow_more_data let change (whether the
+    new data fit is checked when they are opened), and those that the run's config.yaml lacks because they were added to
+    Dyad later (ADDED). With resume=never nothing is checked.
     """
     folder, resume = run_folder(config), config.resume
     if resume.mode == "never" or not _has_checkpoint(folder) or not (folder / CONFIG).exists():
@@ -150,9 +162,10 @@ def check_run(config: TrainConfig) -> None:
 
 
 def open_run(config: TrainConfig) -> Path:
-    """Make the run folder and write its config.yaml. With resume=never the files of an old run are put aside.
+    """Make the run folder, write its config.yaml and return the folder. Call it while the folder is locked.
 
-    Call it while the folder is locked. Raises ConfigError as `check_run`.
+    With resume=never, files of an earlier run are first moved to a subfolder (see `put_aside`). Raises ConfigError as
+    `check_run`.
     """
     check_run(config)
     folder = run_folder(config)
@@ -164,7 +177,7 @@ def open_run(config: TrainConfig) -> Path:
 
 
 def put_aside(folder: Path, names: Iterable[str]) -> None:
-    """Move files and folders of a run, by name and in this order, to before-<date>/ inside it."""
+    """Move the files and folders `names`, in this order, into a new subfolder before-<date and time>/ of `folder`."""
     aside = folder / f"before-{datetime.now():%Y%m%d-%H%M%S-%f}"
     for name in names:
         if (folder / name).exists():
@@ -173,7 +186,11 @@ def put_aside(folder: Path, names: Iterable[str]) -> None:
 
 
 def is_finished(config: TrainConfig) -> bool:
-    """Whether the run of this configuration is finished, so that the same command has nothing left to do."""
+    """Whether run_state.json says that the run of this configuration is finished, and its last checkpoint exists.
+
+    Always False if resume is not auto, or if resume.allow_batch_change or resume.allow_more_data is set: these may have
+    made the run longer.
+    """
     folder, resume = run_folder(config), config.resume
     # more data or another batch size may have made the run longer
     if resume.mode != "auto" or resume.allow_batch_change or resume.allow_more_data:
@@ -190,12 +207,15 @@ def _has_checkpoint(folder: Path, name: str = "step_*") -> bool:
 
 
 def plain(config: Any) -> dict[str, Any]:
-    """The configuration as config.yaml has it, without secrets: signing a URL again does not change the data."""
+    """Convert a configuration to nested dictionaries, as config.yaml stores it, without secrets.
+
+    Signatures in URLs are secrets too, so signing a URL again does not look like a change of the data.
+    """
     return without_secrets(OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True))
 
 
 def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """Dotted key → value of every leaf of nested mappings; a list is a leaf."""
+    """Flatten nested mappings into dotted key → value; a list is one value. prefix: put before every key."""
     if not isinstance(tree, Mapping):
         return {prefix.removesuffix("."): tree}
     return {k: v for name, branch in tree.items() for k, v in flat(branch, f"{prefix}{name}.").items()}

@@ -1,9 +1,10 @@
-"""ledger.jsonl: events that altered a run, replaced samples and skipped optimiser steps, one JSON object per line.
+"""ledger.jsonl: the events that altered a run (replaced samples, skipped optimiser steps), one JSON object per line.
 
-{"step": …, "kind": …, …}; step: finished optimiser steps, with the one of the event. Kinds:
-    substitute         a sample could not be used: id, shard, key, reason; by: the id that was tried in its place
-    nonfinite, spike   a step was skipped: first_id, last_id of its batch, loss, grad_norm
-Like metrics.jsonl, the file is cut at the step where a run resumes. It does not exist before the first event.
+{"step": …, "kind": …, …}; step: number of finished optimiser steps, including the step of the event. Kinds:
+    substitute         a sample could not be used. id, shard, key, reason: of that sample; by: the id tried instead
+    nonfinite, spike   a step was skipped. first_id, last_id: of its batch; loss, grad_norm: their values
+When a run resumes, entries after the step of its checkpoint are removed, as in metrics.jsonl. The file does not exist
+before the first event.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ LEDGER = "ledger.jsonl"
 
 
 class Ledger(AbstractContextManager["Ledger"]):
-    """Writes the ledger of a run that begins at `step`. Rank 0 only; with run_dir=None it does nothing.
+    """Appends events to the run's ledger.jsonl. Only rank 0 has a file; with run_dir=None nothing is written.
 
-    log: prints a line when the disk takes no more entries, or when entries of an earlier start are damaged.
+    step: the run begins there, and later entries of an earlier start are removed. log: called with a line when the disk
+    takes no more entries, or when entries of an earlier start are damaged.
     """
 
     def __init__(self, run_dir: Path | None, step: int, log: Callable[[str], None]) -> None:
@@ -33,12 +35,13 @@ class Ledger(AbstractContextManager["Ledger"]):
             write_bytes(self.path, b"".join(valid))
 
     def write(self, step: int, kind: str, **facts: int | float | str | None) -> None:
+        """Append one event. step, kind and the further fields `facts`: as in the module docstring."""
         if self.path:
             self._file = self._file or LineFile(self.path, self._log)
             self._file.write(json.dumps({"step": step, "kind": kind, **without_secrets(facts)}))
 
     def sync(self) -> None:
-        """Wait until the disk holds every entry. Raises OSError when it does not take them."""
+        """Wait until every entry is on the disk. Raises OSError when that fails."""
         if self._file:
             self._file.sync()
 

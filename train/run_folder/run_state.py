@@ -1,8 +1,10 @@
-"""run_state.json: the status of a run, for launch scripts and schedulers; and the lock that keeps a second run out.
+"""run_state.json, the status of a run for launch scripts and schedulers; and the lock of a run folder.
 
 {"status": "running" | "preempted" | "finished" | "failed", "step": …, "total_steps": …, "time": …, "error": …}
-At the end also "checkpoint_seconds": time spent writing checkpoints since the start, most of it in the background. A
-run that was killed still says "running". torchrun turns every exit code into 1, so requeue by this file.
+
+At the end of a run also "checkpoint_seconds": seconds spent writing checkpoints since the start, most of them in the
+background. A run that was killed still says "running". torchrun turns every exit code into 1, so decide by this file
+whether to requeue a job. The lock keeps a second run out of a folder that is in use.
 """
 
 from __future__ import annotations
@@ -23,10 +25,11 @@ LOCK = ".lock"
 
 
 class RunState:
-    """Writes `run_state.json`. Rank 0 only; with run_dir=None it writes nothing.
+    """Writes run_state.json. Only rank 0 has a file; with run_dir=None nothing is written.
 
-    As a context: it says "running" at the start, and "failed" with the reason when the block raises. The block itself
-    writes how the run ended.
+    As a context manager it writes "running" on entry, and "failed" with the error when the block raises. How the run
+    ended otherwise ("finished" or "preempted"), the block itself must write with `write`. step: finished optimiser
+    steps at the start.
     """
 
     def __init__(self, run_dir: Path | None, step: int, total_steps: int) -> None:
@@ -43,7 +46,11 @@ class RunState:
                 self.write("failed", error=f"{type(error).__name__}: {error}")
 
     def write(self, status: str, step: int | None = None, **facts: str | float) -> None:
-        """Write the file. step: finished optimiser steps; None: as last written. Raises HardwareError if it fails."""
+        """Write the file anew with this status.
+
+        step: finished optimiser steps; None keeps the last value. facts: further entries. Raises HardwareError if
+        writing fails.
+        """
         self._step = self._step if step is None else step
         if self._path:
             now = datetime.now().astimezone().isoformat(timespec="seconds")
@@ -54,7 +61,11 @@ class RunState:
 
 @contextmanager
 def locked_folder(run_dir: Path) -> Iterator[None]:
-    """Hold the lock of a run folder, which is made if it does not exist, and removed again if it stays empty."""
+    """Hold the lock of a run folder (see `locked`) during the block, and make the folder if it does not exist.
+
+    A folder that is still empty at the end is removed, with the parents that were made for it. Raises ConfigError if
+    the folder cannot be made or is in use.
+    """
     made = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -73,10 +84,12 @@ def locked_folder(run_dir: Path) -> Iterator[None]:
 
 @contextmanager
 def locked(run_dir: Path, other: str = "run.name") -> Iterator[None]:
-    """Hold the lock of a folder. It ends with this process, however that dies; forked workers do not inherit it.
+    """Hold an exclusive lock on an existing folder during the block.
 
-    other: the configuration key that the message advises to change. Raises ConfigError when another live process, on
-    this machine or on another one that sees the folder, holds the lock.
+    The operating system releases it when this process dies, however that happens; forked workers do not inherit it.
+    Raises ConfigError when another live process, on this machine or on another one that shares the folder, holds the
+    lock. other: the configuration key that the error message advises to change. On a file system without locks it does
+    nothing.
     """
     with (run_dir / LOCK).open("a+") as file:
         try:

@@ -1,8 +1,8 @@
-"""Checkpoints written while training goes on: a step waits for a copy to host memory, a thread writes it to the disk.
+"""Checkpoints written in the background: training waits for a copy to host memory, then a thread writes it to the disk.
 
-At most one checkpoint is in flight; the next save waits for it. A stop and the end of the run save without a copy and
-return when the disk has the checkpoint. A checkpoint that cannot be written in the middle of a run is reported in one
-line and tried again when the next one is due; at the end or at a stop it is an error.
+At most one checkpoint is being written; the next save waits for it. At the end of the run, and at a stop request,
+`save` writes without a copy and returns when the checkpoint is on the disk. If a checkpoint cannot be written, a
+background save prints one line and the run goes on to the next one; `save` raises.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ os.register_at_fork(before=_WRITING.acquire, after_in_parent=_WRITING.release, a
 
 
 class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
-    """Writes the checkpoints of a run, on rank 0. Leaving its block waits for the one in flight.
+    """Writes the checkpoints of a run, on rank 0.
 
-    keep: how many checkpoints stay; before_save: brings to the disk what must be there before a checkpoint is;
-    next_save(step): the step when the next one is due, for the message. seconds: spent writing so far, in the
-    background or not.
+    Leaving its `with` block waits for a checkpoint that is still being written.
+
+    keep: how many checkpoints stay on the disk. before_save: called before each checkpoint is written, to flush the
+    logs. next_save(step): the step of the next checkpoint, for the error message. Attribute seconds: time spent writing
+    so far, in the background or not.
     """
 
     def __init__(
@@ -52,13 +54,16 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
         self.seconds = 0.0
 
     def wait(self) -> None:
-        """Wait until no checkpoint is in flight."""
+        """Wait until the background thread has written its checkpoint, if there is one."""
         if self._in_flight is not None:
             self._in_flight.result()
             self._in_flight = None
 
     def save_in_background(self, state: CheckpointState) -> None:
-        """Write `state` as it is now; returns when it is copied. Call `wait` first: its memory is not copied."""
+        """Copy model and optimiser of `state` to host memory, start writing the checkpoint in the thread, and return.
+
+        Call `wait` first. state.memory (per-sample state) is not copied: do not change it before the next `wait`.
+        """
         assert self._in_flight is None
         model, optimizer = host_copies(state.model, self._model), host_copies(state.optimizer, self._optimizer)
         if torch.cuda.is_available():
@@ -66,7 +71,7 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
         self._in_flight = self._thread.submit(self._try, replace(state, model=model, optimizer=optimizer))
 
     def save(self, state: CheckpointState) -> None:
-        """Write `state`; returns when the disk has it. Raises HardwareError when it cannot be written."""
+        """Write `state` and return when it is on the disk. Raises HardwareError when it cannot be written."""
         start = perf_counter()
         with _WRITING:
             checkpoint.save(self._run_dir, state, self._keep, self._before_save)
@@ -76,6 +81,7 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
         self._thread.shutdown()
 
     def _try(self, state: CheckpointState) -> None:
+        """Save in the thread; an error is printed, not raised."""
         try:
             self.save(state)
         except HardwareError as error:
@@ -83,9 +89,10 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
 
 
 def host_copies(tensors: Mapping[str, Tensor], memory: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of tensors in host memory, by name. Copies from a GPU are asynchronous.
+    """Copy tensors to host memory and return the copies by name.
 
-    memory: the copies of an earlier call, which are overwritten; new ones are added to it.
+    memory: buffers of an earlier call by name; they are reused where shape and dtype are equal, and new ones are added.
+    Copies from a GPU are asynchronous: synchronise before you read them.
     """
     for name, tensor in tensors.items():
         copy = memory.get(name)

@@ -1,1 +1,1 @@
-"""One optimiser step and the loop over steps: chunks, graphs, optimiser."""
+"""One optimiser step (on a batch cut into chunks, with cached autograd graphs), and the loop over steps."""

@@ -1,8 +1,8 @@
-"""A batch in chunks: the inputs of the towers chunk by chunk, and the objective's view of all embeddings.
+"""Cuts a batch into chunks for the towers, and puts the embeddings of all chunks together for the objective.
 
-The y tower runs once per chunk, over the y of its pairs and its share of the extra y-side items together. Both must
-have the same shape per row. Tokens do, as one tokenizer pads them to one length (a tower that knows the padding cuts
-off what a chunk does not need).
+The y tower runs once per chunk, on the y of its pairs and its share of the extra y-side items (for example mined
+negatives) together. Both must have the same shape per row. Tokens do, as one tokenizer pads them to one length (a tower
+that knows the padding cuts off the columns that a chunk does not need).
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ TensorPair = Sequence[Tensor]  # of x and of y
 
 @dataclass(frozen=True)
 class Chunk:
-    """One chunk of a batch. inputs: the rows that go through the x tower and through the y tower.
+    """One chunk of a batch.
 
-    Of x the first `pairs` rows count, of y the first `pairs` + `extra`. A side where none counts still has one row, a
-    placeholder, so that the towers run equally often on all ranks.
+    index: position of the chunk in the batch, from 0. inputs: the input rows of the x tower and of the y tower. pairs:
+    how many pairs the chunk has. extra: how many extra y-side items follow the y of the pairs. A side without rows gets
+    one placeholder row, whose embedding is dropped, so that the towers run equally often on all ranks.
     """
 
     index: int
@@ -35,23 +36,23 @@ class Chunk:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """How many rows count, of x and of y."""
+        """The numbers of x rows and of y rows, without placeholder rows."""
         return self.pairs, self.pairs + self.extra
 
 
 def chunk_count(global_batch_size: int, world_size: int, chunk_size: int | None) -> int:
-    """How many chunks a rank's part of a batch is cut into, at chunk_size pairs each (None: one chunk).
+    """Return the number of chunks that a rank's part of a batch is cut into; the same on all ranks.
 
-    The number is the same on all ranks.
+    chunk_size: pairs in a chunk; None: everything in one chunk.
     """
     rows = math.ceil(global_batch_size / world_size)
     return math.ceil(rows / (chunk_size or rows))
 
 
 def in_chunks(batch: Batch, count: int) -> list[Chunk]:
-    """Cut a batch into `count` chunks, each with its share of the pairs and of the extra y-side items.
+    """Cut a batch into `count` chunks, each with an equal share of the pairs and of the extra y-side items.
 
-    The shares differ by one at most, so some may be empty.
+    The shares differ by one row at most, so some may be empty.
     """
     extra = batch.y[:0] if batch.extra is None else batch.extra.y
     assert extra.shape[1:] == batch.y.shape[1:], f"y of {batch.y.shape[1:]} a row, extra y of {extra.shape[1:]}"
@@ -63,15 +64,17 @@ def in_chunks(batch: Batch, count: int) -> list[Chunk]:
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
-    """Concatenate tensors along their rows. When only one of them has rows, it is returned itself, not a copy."""
+    """Concatenate tensors along their rows. If only one of them has rows, return that tensor itself, not a copy."""
     filled = [part for part in parts if len(part)]
     return torch.cat(filled) if len(filled) > 1 else (filled or parts)[0]
 
 
 def separated(y_nD: Tensor, chunks: Sequence[Chunk], extra: Extra | None) -> tuple[Tensor, Columns | None]:
-    """Split y embeddings of all chunks in order (n = b + k rows) into (b, D) of the pairs and the k extra columns.
+    """Split the y embeddings of all chunks into those of the pairs, (b, D), and those of the extra y-side items.
 
-    `extra` is None on all ranks or on none; its number of items may be 0 on some.
+    y_nD: in the order of the chunks; n = b pairs + k extra items. The extra items come back as Columns, with the keys
+    and rows of `extra`; None if `extra` is None. `extra` must be None on all ranks or on none; k may be 0 on some of
+    them.
     """
     if extra is None:
         return y_nD, None
@@ -81,7 +84,7 @@ def separated(y_nD: Tensor, chunks: Sequence[Chunk], extra: Extra | None) -> tup
 
 
 def _at_least_one(rows: Tensor, batch: Tensor) -> Tensor:
-    """`rows`, or a placeholder row when there are none: the first row of the whole batch, or zeros."""
+    """Return `rows`, or one placeholder row if they are empty: the first row of `batch`, or zeros if it has none."""
     if len(rows):
         return rows
     return batch[:1] if len(batch) else batch.new_zeros(1, *batch.shape[1:])

@@ -1,7 +1,7 @@
-"""Cache of the autograd graphs of chunks between the two passes of a step, within the memory that is free.
+"""Cache of the autograd graphs of chunks between the two passes of a step, as far as free memory allows.
 
-A chunk whose graph is cached needs no second forward. Caching changes no result, so ranks and steps may cache
-different numbers of graphs.
+A step embeds its batch chunk by chunk twice (see step.py). A chunk whose graph is cached needs no second forward.
+Caching changes no result, so ranks and steps may cache different numbers of graphs.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ TRAINING_COPIES = 3  # gradients and the two moments of AdamW, each as large as 
 
 
 class GraphCache:
-    """Embeddings of the newest chunks of one step, with their autograd graphs.
+    """A stack of the embeddings of one step's chunks, with their autograd graphs.
 
-    most: how many chunks; None: as many as fit into `memory`.
+    It drops its oldest entries when it is full. most: how many chunks to keep; None: as many as fit into `memory`.
     """
 
     def __init__(self, most: int | None, memory: MemoryBudget) -> None:
@@ -39,7 +39,11 @@ class GraphCache:
         return len(self._cached)
 
     def add(self, embed: Callable[[], TensorPair], inputs: Sequence[Tensor]) -> TensorPair:
-        """Embed one more chunk and cache its graph. The oldest graphs are dropped first, where it would not fit."""
+        """Embed one more chunk by calling `embed`, cache the embeddings with their graph, and return them.
+
+        If there is no room for one more graph, the oldest ones are dropped first. inputs: the tensors that `embed`
+        reads, which do not count as memory of the graph.
+        """
         while self._cached and len(self._cached) >= self._capacity():
             self._cached.popleft()
         if self._most is None:
@@ -55,12 +59,12 @@ class GraphCache:
         return self._cached.pop()
 
     def _capacity(self) -> int:
-        """How many graphs may be cached. Room for one more stays free, for the gradients that backward makes."""
+        """Return how many graphs may be cached. Room for one more stays free, for the gradients that backward makes."""
         return int(self._budget // self._largest) - 1 if self._most is None else self._most
 
 
 class MemoryBudget:
-    """How many bytes of a device the graphs of `towers` may take, and how many a graph takes."""
+    """Measures how many bytes of a device the autograd graphs of `towers` may take, and how many one graph takes."""
 
     def __init__(self, towers: nn.Module, device: torch.device) -> None:
         self._towers, self._device, self._on_gpu = towers, device, device.type == "cuda"
@@ -68,13 +72,20 @@ class MemoryBudget:
         self._cpu_memory = None if self._on_gpu else cpu_memory()
 
     def for_graphs(self) -> float:
-        """Free memory less gradients, optimiser state and SPARE. Negative when there is too little."""
+        """Return the bytes of device memory that graphs may take; negative if there is too little.
+
+        This is the free memory minus what gradients and AdamW's state take, and minus the share SPARE of the total.
+        """
         free, total = self._cpu_memory or gpu_memory(self._device)
         state = TRAINING_COPIES * sum(p.nbytes for p in self._towers.parameters() if p.requires_grad)
         return free - state - SPARE * total
 
     def measured(self, embed: Callable[[], TensorPair], inputs: Sequence[Tensor]) -> tuple[TensorPair, int]:
-        """embed() and the bytes of the graph that it builds, without the inputs and the weights."""
+        """Call embed(); return its result and the bytes of the autograd graph that it builds.
+
+        The inputs and the weights do not count. On a GPU the bytes are the growth of allocated memory; on a CPU, the
+        sizes of the tensors saved for backward.
+        """
         if self._on_gpu:
             before = torch.cuda.memory_allocated(self._device)
             return embed(), torch.cuda.memory_allocated(self._device) - before
@@ -93,19 +104,25 @@ class MemoryBudget:
 
 
 def gpu_memory(device: torch.device) -> tuple[int, int]:
-    """(free, total) bytes of a GPU. Blocks that torch caches and does not use count as free."""
+    """Return (free, total) bytes of a GPU. Blocks that torch's allocator has cached and does not use count as free."""
     free, total = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device), total
 
 
 def cpu_memory() -> tuple[int, int]:
-    """(free, total) bytes of this process's share of the machine: an equal part for each process of the job on it."""
+    """Return (free, total) bytes of RAM for this process: those of the machine divided by the job's processes on it.
+
+    Free memory is also limited by the control groups (see cgroup_headroom).
+    """
     machine, processes = psutil.virtual_memory(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return int(min(machine.available, cgroup_headroom())) // processes, machine.total // processes
 
 
 def cgroup_headroom(process: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cgroup")) -> float:
-    """Bytes that the control groups of this process still allow (Linux, version 2); inf without a limit."""
+    """Return how many more bytes this process's control groups allow (Linux cgroups, version 2); inf without a limit.
+
+    process: the file that names this process's group; groups: the mount point of the cgroup file system.
+    """
     if not process.exists():
         return math.inf
     own = groups / process.read_text().rpartition("0::/")[2].strip()

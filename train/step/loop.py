@@ -1,4 +1,4 @@
-"""fit: the training loop. It knows steps and intervals; every part it runs is handed in."""
+"""The training loop, `fit`. It knows steps and intervals only; data, step, evaluation and checkpoints are passed in."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from dyad.train.tracking.logger import Logger
 
 @dataclass(frozen=True)
 class Plan:
-    """Where a run begins and ends, and the intervals of logging, evaluation and checkpoints, in optimiser steps.
+    """The first and last step of a run, and the intervals of logging, evaluation and checkpoints, in optimiser steps.
 
-    An interval of 0 means "at the end only". evaluation_owed: the run stopped before the evaluation due at first_step.
+    first_step: finished steps at the start; total_steps: at the end. An interval of 0 means "at the end only".
+    evaluation_owed: the run stopped before the evaluation that was due at first_step.
     """
 
     first_step: int
@@ -29,11 +30,14 @@ class Plan:
     evaluation_owed: bool = False
 
     def due(self, step: int, every: int) -> bool:
-        """Whether what happens every `every` steps happens after `step` steps."""
+        """Whether an action with the interval `every` is due after `step` finished steps.
+
+        At the last step it always is.
+        """
         return step == self.total_steps or (every > 0 and step % every == 0)
 
     def next_save(self, step: int) -> int:
-        """The step of the first checkpoint after `step`."""
+        """Return the step of the first checkpoint after `step`."""
         following = (step // self.save_every + 1) * self.save_every if self.save_every else self.total_steps
         return min(following, self.total_steps)
 
@@ -50,15 +54,16 @@ def fit(
     should_stop: Callable[[], bool],
     logger: Logger,
 ) -> tuple[str, int]:
-    """Run steps first_step … total_steps - 1. Every rank calls it.
+    """Run the optimiser steps first_step … total_steps - 1 of the plan. Collective: every rank calls it.
 
     Returns how the run ended, "finished" or "preempted", and the number of finished optimiser steps.
 
     batches: one per step. step(batch, index): takes optimiser step `index` and returns its scalars. monitor: observes
-    each step. diagnose(): further scalars of the last step, computed when it is logged. evaluate(step): scalars of the
-    weights after `step` steps. save(step, evaluation_owed, last): writes a checkpoint; the last one is on the disk when
-    it returns. should_stop(): whether to stop, the same on all ranks. evaluate and batches may raise Stopped, on all
-    ranks. The scalars of a step are logged before its checkpoint is written, so each step is logged once over restarts.
+    each step. diagnose(): further scalars of the last step, computed when it is logged. evaluate(step): evaluates the
+    weights after `step` steps and returns scalars. save(step, evaluation_owed, last): writes a checkpoint; if `last`,
+    it is on the disk on return. should_stop(): whether to stop, the same on all ranks. evaluate and batches may raise
+    Stopped, on all ranks. The scalars of a step are logged before its checkpoint is written, so each step is logged
+    once over restarts.
     """
     done, owed = plan.first_step, plan.evaluation_owed
     stopwatch = Stopwatch(plan.global_batch_size, plan.world_size)
@@ -109,7 +114,10 @@ def fit(
 
 @dataclass
 class Stopwatch:
-    """Seconds since the last reading, in all: of waiting for batches, of computing (worked), and of saving."""
+    """Adds up seconds since the last reading: waited (for batches), worked (computing), saving (writing checkpoints).
+
+    steps: how many steps were added since then.
+    """
 
     global_batch_size: int
     world_size: int
@@ -119,11 +127,15 @@ class Stopwatch:
     saving: float = 0.0
 
     def add(self, waited: float, worked: float) -> None:
-        """Add one step."""
+        """Add one step: seconds that it waited for its batch, and seconds that it computed."""
         self.steps, self.waited, self.worked = self.steps + 1, self.waited + waited, self.worked + worked
 
     def read(self) -> dict[str, float]:
-        """Means over the steps; samples per second over all ranks and per device; total seconds of saving."""
+        """Return the times by name and set them to zero.
+
+        Mean seconds per step (data_time, batch_time), samples per second over all ranks and per device, total seconds
+        of saving.
+        """
         batch_time = (self.waited + self.worked) / self.steps
         rate = self.global_batch_size / batch_time
         times = {

@@ -1,4 +1,4 @@
-"""AdamW with the decay exclusions of open_clip, and its learning rates as pure functions of the step."""
+"""AdamW with weight decay on the same parameters as open_clip, and its learning-rate schedules."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ FUSED = {"cpu", "cuda"}  # devices for which torch has AdamW as one kernel
 
 
 def build_optimizer(named_parameters: Iterable[tuple[str, Parameter]], config: OptimConfig) -> AdamW:
-    """AdamW over the parameters that train; weight decay only where open_clip has it.
+    """Build AdamW over the parameters that require gradients.
 
-    Without decay: fewer than two dimensions, or bn, ln, bias or logit_scale in the name (open_clip_train 3.3). Raises
-    ConfigError when nothing trains.
+    No weight decay for parameters with fewer than two dimensions, or with bn, ln, bias or logit_scale in their name, as
+    in open_clip_train 3.3. Raises ConfigError if no parameter requires gradients.
     """
     trained = {id(p): (name, p) for name, p in named_parameters if p.requires_grad}.values()
     if not trained:
@@ -36,12 +36,12 @@ def build_optimizer(named_parameters: Iterable[tuple[str, Parameter]], config: O
 
 
 def decays(name: str, parameter: Parameter) -> bool:
-    """Whether AdamW decays this parameter."""
+    """Whether AdamW applies weight decay to this parameter."""
     return parameter.ndim >= 2 and not any(part in name for part in ("bn", "ln", "bias", "logit_scale"))
 
 
 def learning_rate(step: int, total_steps: int, config: OptimConfig) -> float:
-    """The learning rate of optimiser step `step`, 0-based: linear warm-up, then config.schedule."""
+    """Compute the learning rate of optimiser step `step` (from 0): linear warm-up, then config.schedule."""
     if step < config.warmup:
         return config.lr * (step + 1) / config.warmup
     decay_steps, cooldown_start = total_steps - config.warmup, total_steps - config.cooldown

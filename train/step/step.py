@@ -1,12 +1,12 @@
-"""One optimiser step on a global batch of any size, at the memory of one chunk.
+"""One optimiser step on a global batch of any size, with the memory of one chunk of it.
 
-With several chunks the towers run twice: once for the embeddings of the whole batch, on which the objective is computed
-once, and a second time, chunk by chunk, to pass the gradient of the embeddings on to the weights (GradCache, Gao et al.
-2021, arXiv 2101.06983). The gradient is therefore that of the whole batch. Batch norms couple the rows of a tower's
-input: with statistics of the global batch they need a single chunk (train/towers/batch_norm.py). The newest chunks keep
-their graphs from the first pass, as far as memory allows, and need no second; so one chunk alone is a plain step.
+With several chunks the towers run twice: first to get the embeddings of the whole batch, on which the objective is
+computed once; then, chunk by chunk, to propagate the gradient of the embeddings back to the weights (GradCache, Gao et
+al. 2021, arXiv 2101.06983). So the gradient is that of the whole batch. The newest chunks keep their graphs from the
+first pass, as far as memory allows, and are not run again; a single chunk is therefore a plain step. Batch norms couple
+the rows of a tower's input: for statistics of the global batch they need a single chunk (train/towers/batch_norm.py).
 
-Noise (dropout, patch dropout) is keyed by (seed, step, rank, tower, chunk). Both passes draw the same noise, and so
+Noise (dropout, patch dropout) is seeded by (seed, step, rank, tower, chunk). Both passes draw the same noise, and so
 does a resumed run, without any generator state in the checkpoint.
 """
 
@@ -39,12 +39,13 @@ AUTOCAST = {Precision.fp32: None, Precision.bf16: torch.bfloat16, Precision.fp16
 
 
 class TrainStep:
-    """`step(batch, index)` takes optimiser step `index`, 0-based, and returns its scalars, equal on all ranks.
+    """Takes optimiser steps: `step(batch, index)` takes step `index` (from 0) and returns its scalars.
 
-    Attributes of the last step: embeddings (b, D) and keys (b,) of x and of y, without graph; scalars; skip_reason: why
-    it changed nothing ("nonfinite" or "spike"), "" if it did. local_timer: time from a step's start to this rank's
-    first collective. stage: what the step is doing, for error messages. on_skip(batch, steps, reason, scalars) is
-    called on all ranks when a step is skipped; steps counts the finished steps, with this one.
+    They are equal on all ranks. Attributes of the last step: embeddings: of x and of y, (b, D) each, detached. keys:
+    content keys of x and of y, (b,) each. scalars: as returned. skip_reason: "nonfinite" or "spike" if the step was
+    skipped, else "". stage: the work in progress, for error messages. local_timer: measures the time from a step's
+    start to this rank's first collective. on_skip(batch, steps, reason, scalars): called on all ranks when a step is
+    skipped; steps: the number of finished steps, including this one.
     """
 
     embeddings: tuple[Tensor, Tensor]
@@ -74,9 +75,10 @@ class TrainStep:
         self._memory = MemoryBudget(towers, world.device)
 
     def __call__(self, batch: Batch, step: int) -> Mapping[str, float]:
-        """Take one step, or skip it: a skipped step changes nothing.
+        """Take optimiser step `step` (from 0) and return its scalars by name; or skip it, which changes no weight.
 
-        Raises UserError after optim.max_skipped skipped steps in a row.
+        A step is skipped if its loss or gradient is not finite, or its loss is a spike. Raises UserError after
+        optim.max_skipped skipped steps in a row.
         """
         self.stage = f"step {step + 1}"
         self.local_timer.start()
@@ -108,7 +110,10 @@ class TrainStep:
         return self.scalars
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs besides weights and optimiser, as JSON: loss scale, skipped steps, recent losses."""
+        """Return the state of a step for a checkpoint, as JSON: loss scale, counts of skipped steps, recent losses.
+
+        Weights and optimiser state are saved separately.
+        """
         skipped = [self._skipped, self._skipped_in_a_row]
         return {"scaler": self._scaler.state_dict(), "skipped": skipped, "losses": [*self._spikes.losses]}
 
@@ -118,9 +123,9 @@ class TrainStep:
         self._spikes.losses.extend(state["losses"])
 
     def _gradient(self, batch: Batch, step: int) -> Any:
-        """Compute the loss and fill .grad of all parameters; that of the towers is averaged over ranks.
+        """Compute the loss and fill .grad of all parameters; return the objective's result.
 
-        Returns the objective's result.
+        Gradients of the towers are averaged over ranks here, those of the objective are not (see _averaged).
         """
         chunks, graphs = in_chunks(batch, self._chunks), GraphCache(self._keep_graphs, self._memory)
         with no_gradient_sync(self._parallel):
@@ -152,7 +157,7 @@ class TrainStep:
         return result
 
     def _embed(self, chunk: Chunk, step: int) -> TensorPair:
-        """Run both towers on a chunk. Returns the embeddings of x and y without placeholder rows, in one precision."""
+        """Run both towers on a chunk; return its x and y embeddings in one dtype, without placeholder rows."""
         device, embeddings = self.world.device, []
         for side, (tower, rows) in enumerate(zip(self._parallel, chunk.inputs, strict=True)):
             with (
@@ -163,9 +168,10 @@ class TrainStep:
         return [e[:size] for e, size in zip(_for_scores(embeddings, device), chunk.sizes, strict=True)]
 
     def _averaged(self, scalars: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Average over ranks the scalars, which are returned, the objective's gradients and running statistics.
+        """Average the scalars over ranks and return them.
 
-        One all-reduce of one flat tensor: many small ones would take longer.
+        In place, also averages the objective's gradients and the batch norms' running statistics. All travel in one
+        all-reduce of one flat tensor: many small ones would take longer.
         """
         if self.world.size == 1:
             return scalars
@@ -179,9 +185,10 @@ class TrainStep:
         return dict(zip(scalars, values, strict=True))
 
     def _apply_or_skip(self, loss: float, grad_norm: float, norm: Tensor, statistics: list[Tensor]) -> None:
-        """Take the optimiser step, or undo what the forward pass changed. Sets skip_reason, the same on all ranks.
+        """Take the optimiser step, or skip it and undo what the forward pass changed.
 
-        loss and grad_norm are equal on all ranks; norm is grad_norm as a tensor. statistics: those before the step.
+        Sets skip_reason, the same on all ranks. loss and grad_norm: equal on all ranks. norm: grad_norm as a tensor.
+        statistics: running statistics of batch norms before the step, restored if it is skipped.
         """
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             self.skip_reason = "nonfinite"
@@ -217,7 +224,7 @@ class TrainStep:
 
 @contextmanager
 def noise(device: torch.device, *key: int) -> Iterator[None]:
-    """Inside, random numbers depend on `key` alone, on CPU and device. Afterwards the generators are as before."""
+    """Seed the random generators of CPU and `device` from `key` during the block; restore their states afterwards."""
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(int.from_bytes(digest, "little") >> 1)
@@ -225,7 +232,7 @@ def noise(device: torch.device, *key: int) -> Iterator[None]:
 
 
 def _for_scores(embeddings: TensorPair, device: torch.device) -> TensorPair:
-    """Both sides in one precision: float32 or better on a CPU, the wider precision of the two towers on a GPU.
+    """Convert the embeddings of both sides to one dtype: the wider one of the two, and on a CPU at least float32.
 
     Only GPUs sum the products of half-precision numbers without rounding the sums to half precision.
     """
