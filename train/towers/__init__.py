@@ -1,1 +1,1 @@
-"""The towers: open_clip, transformers, timm and our own, their adapters and the cache of frozen features."""
+"""Towers: open_clip, transformers, timm and our own CNN, with LoRA adapters and the cache of frozen features."""
