@@ -117,8 +117,7 @@ def _load_timm(name: str, pretrained: str | None) -> Any:
 
 
 def _cnn(context: BuildContext) -> ImageParts:
-    """Build the tower for small images: one stride-2 convolution per width, the flattened feature map, and a
-    projection.
+    """Build the tower for small images: one stride-2 convolution per width, flattened feature map, projection.
 
     The map is not pooled, because the position in a drawing matters. GroupNorm uses no statistics of the batch, so
     neither the chunk size nor the number of ranks changes an embedding. Raises ConfigError for widths that do not work.

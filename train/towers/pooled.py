@@ -1,5 +1,4 @@
-"""A transformers encoder that pools its token states into one embedding. Rows of similar length are computed together.
-"""
+"""A transformers encoder that pools its token states into one embedding, with rows of similar length together."""
 
 from __future__ import annotations
 

@@ -145,10 +145,10 @@ def is_unknown(name: str, file: str) -> bool:
 
 @cache
 def _published(model: str, revision: str | None, file: str, fetch: bool) -> Path | None:
-    """Return the path of a published model's file in the hub's cache, or None, as `file_of`. Kept for the process.
+    """Return the path of a published model's file in the hub's cache, or None, as `file_of`.
 
-    fetch: download a file that the cache knows nothing about. The hub is asked with a timeout of 5 s before the
-    download, because a download without a network would retry much longer.
+    The answer is cached for the process. fetch: download a file that the hub's cache knows nothing about. The hub is
+    asked with a timeout of 5 s before the download, because a download without a network would retry much longer.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import EntryNotFoundError

@@ -129,10 +129,10 @@ def folder_of_config(config: TrainConfig | DictConfig, fetch: bool = False) -> S
 
 
 def fill_defaults(config: DictConfig) -> None:
-    """Set the keys of OPEN that the user left unset, in place.
+    """Set, in place, each key of OPEN (keys that a SentenceTransformer folder has values for) that the user left unset.
 
-    Their values come from the SentenceTransformer folder of the text tower, else from the schema. Raises ConfigError
-    for a setting of the folder that our key cannot express, and for a folder that cannot be read.
+    The values come from the folder of the text tower, else from the schema. Raises ConfigError for a setting of the
+    folder that our key cannot express, and for a folder that cannot be read.
     """
     open_keys = sorted(OmegaConf.missing_keys(config) & OPEN)
     try:
@@ -158,8 +158,9 @@ def fill_defaults(config: DictConfig) -> None:
 def open_schema(config: Any, prefix: str = "") -> DictConfig:
     """Return the OmegaConf schema of a configuration dataclass in which the keys of OPEN are MISSING.
 
-    So `fill_defaults` can tell a key that nobody set from one that is set to its default. prefix: the dotted path of
-    `config` in the whole configuration, with its final dot; "" for the whole.
+    OPEN lists the keys that may take their default from a SentenceTransformer folder; so `fill_defaults` can tell a key
+    that nobody set from one set to its default. prefix: the dotted path of `config` in the whole configuration, with
+    its final dot; "" for the whole.
     """
     node = OmegaConf.structured(config)
     for key in OPEN:

@@ -207,8 +207,7 @@ def _dense(name: str, width: int, pretrained: bool) -> nn.Module:
 
 
 def _limit(config: ModelConfig, encoder: Any, tokenizer: Any) -> int:
-    """Return the most tokens of a text: model.text.context_length, else the encoder's or tokenizer's limit, else
-    LONGEST.
+    """Return the most tokens of a text: model.text.context_length, else the limit of encoder, tokenizer or LONGEST.
 
     Raises ConfigError for a context_length above the number of position embeddings.
     """
