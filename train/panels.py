@@ -13,10 +13,9 @@ from typing import NamedTuple
 
 
 class Score(NamedTuple):
-    """A metric value with the ends of its 95 % confidence interval.
+    """A metric value with the ends of its 95 % confidence interval, `low` and `high`.
 
-    low, high: the ends of the interval. chance: the value that a random ranking would have. None: unknown or not
-    finite.
+    chance: the chance level, which is the value of a random order of the candidates. None: unknown or not finite.
     """
 
     value: float | None
@@ -59,7 +58,7 @@ class Panels:
 
     final: name of a metric, or BASELINE/METRIC → {value, low, high, chance}, as far as known (see Score). galleries:
     title of letters, digits and _ → table with one row per query. histograms: "right", "wrong" or "best_wrong" → (n + 1
-    bin edges, n counts) of the scores of the right pairs, the wrong pairs, or each query's best wrong pair. confusion:
+    bin edges, n counts) of the scores of right pairs, random wrong pairs, or each query's best wrong pair. confusion:
     columns true, predicted, count. classes: columns class, accuracy, samples, lowest accuracy first. Both tables are
     None if nothing was classified.
     """

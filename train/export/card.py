@@ -115,8 +115,7 @@ def _one_line(text: str) -> str:
 
 
 def commit(root: Path = ROOT) -> str:
-    """Return the git commit of the checkout at `root`, with a note if files were changed since; "unknown" without git.
-    """
+    """Return the git commit of the checkout at `root`, marked if files were changed since; "unknown" without one."""
     # Both paths are given, because git would take a repository around `root`, or that of a hook which starts it.
     repository = [f"--git-dir={root / '.git'}", f"--work-tree={root}"]
     command = ["git", *repository, "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty= with changes"]

@@ -86,7 +86,7 @@ def encoder_sides(source: ExportSource, name: str) -> tuple[TextSide, TextSide]:
     """Return the question side and the passage side, for a format whose encoders AutoModel loads.
 
     name: the format, for messages. Raises ConfigError for a model of another task, or an encoder that is only a part of
-    a published model.
+    a transformers model and so cannot be loaded alone.
     """
     if not isinstance(source.model, TextPairModel):
         raise ConfigError(

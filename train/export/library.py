@@ -1,5 +1,4 @@
-"""Shared parts of all export formats: the exported model, and the check that a library loads it with equal embeddings.
-"""
+"""Shared parts of all export formats: the exported model, and the check that a library embeds inputs like the run."""
 
 from __future__ import annotations
 

@@ -98,8 +98,8 @@ def library_of(chosen: ExportFormat) -> Library:
 def export(library: Library, source: ExportSource, out: Path) -> float:
     """Write the folder `out` and return the largest difference of embeddings, as `library.difference`.
 
-    Raises ConfigError when the format cannot hold the model, the library cannot load the folder, or `out` exists and
-    holds files that no export writes; AssertionError when the embeddings differ. After an error `out` is as it was
+    Raises ConfigError when the format cannot hold the model, the library cannot load the folder, or `out` exists with
+    files that this export does not write; AssertionError when the embeddings differ. After an error `out` is as it was
     before.
     """
     from dyad.train.export.card import card
@@ -120,7 +120,10 @@ def export(library: Library, source: ExportSource, out: Path) -> float:
 
 
 def _default_format(model: TwoTowerModel) -> ExportFormat:
-    """Return the format for a model when the command names none: sentence_transformers, open_clip, else onnx."""
+    """Return the format for a model when the command names none.
+
+    sentence_transformers for questions and passages, open_clip if both towers are one open_clip model, else onnx.
+    """
     from dyad.train.towers.build import ImageTextModel
 
     if not isinstance(model, ImageTextModel):

@@ -46,8 +46,7 @@ def write(folder: Path, source: ExportSource) -> None:
 
 
 def calls(source: ExportSource) -> list[Call]:
-    """Return inputs that check the export, noise pictures for one tower and texts for the other, with our embeddings.
-    """
+    """Return the inputs that check the export: noise pictures for one tower, texts for the other."""
     model, _ = _checked(source)
     towers, pictures = model.towers.eval(), probe_pictures(model.image.size)
     with torch.no_grad():

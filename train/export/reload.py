@@ -107,8 +107,7 @@ def _transformers(folder: str, calls: list[dict[str, Any]]) -> Answers:
 
 
 def _onnxruntime(folder: str, calls: list[dict[str, Any]]) -> Answers:
-    """Yield embeddings from onnxruntime: texts by tokenizer.json and the graph that a call names, pictures as pixels.
-    """
+    """Yield embeddings from onnxruntime: texts by tokenizer.json and the graph named by a call, pictures as pixels."""
     import onnxruntime
     from tokenizers import Tokenizer
 

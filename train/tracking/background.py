@@ -123,7 +123,9 @@ class BackgroundTracker(Sink):
         self._drop_if_failed()
 
     def _wait_for(self, event: threading.Event) -> None:
-        """Wait for an event that the tracker's thread sets; drop the tracker once TIMEOUT seconds in all are used up.
+        """Wait for an event that the tracker's thread sets; drop the tracker once TIMEOUT seconds in all have passed.
+
+        Only seconds spent in this method count.
         """
         if self._dropped:
             return
