@@ -29,9 +29,9 @@ TEMPLATE = Path(__file__).with_name("templates") / "card.md.j2"
 
 
 def card(library: Library, source: ExportSource, difference: float) -> str:
-    """Return the model card of an export as Markdown.
+    """Return the model card of an export, as Markdown.
 
-    difference: the result of `library.difference`, the largest difference of embeddings as a share of their length.
+    difference: the largest difference between our embeddings and the library's, as a share of an embedding's length.
     """
     config = source.config
     scores = [(result, metric, score) for result in source.results for metric, score in result.scores.items()]
@@ -115,7 +115,10 @@ def _one_line(text: str) -> str:
 
 
 def commit(root: Path = ROOT) -> str:
-    """Return the git commit of the checkout at `root`, marked if files were changed since; "unknown" without one."""
+    """Return the git commit of the checkout at `root`, marked if files were changed since.
+
+    Returns "unknown" without a git checkout.
+    """
     # Both paths are given, because git would take a repository around `root`, or that of a hook which starts it.
     repository = [f"--git-dir={root / '.git'}", f"--work-tree={root}"]
     command = ["git", *repository, "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty= with changes"]

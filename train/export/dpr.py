@@ -43,7 +43,10 @@ def write(folder: Path, source: ExportSource) -> None:
 
 
 def calls(source: ExportSource) -> Iterator[Call]:
-    """Yield questions and passages, with one too long, by which AutoModel and DPR's own class are checked."""
+    """Yield the inputs that check the export, by AutoModel and by DPR's own class: questions, then passages.
+
+    Each list ends with a text that is too long.
+    """
     for folder, side in zip(FOLDERS, encoder_sides(source, "dpr"), strict=True):
         own_class = FOLDERS[folder] if _is_dpr(side) else None
         texts = [*PROBES, side.too_long]

@@ -1,4 +1,4 @@
-"""Shared parts of the export formats for text encoders: one side of a model, its check, its transformers folder."""
+"""Shared code of the export formats for text encoders: one side of a model, its check, its transformers folder."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ class TextSide:
 
     @property
     def too_long(self) -> str:
-        """A sample text of more than `length` tokens, made of PROBES, which have eleven words together."""
+        """A text of more than `length` tokens, made of PROBES, the sample texts, which have eleven words together."""
         return " ".join(PROBES * (self.length // 11 + 1))
 
     @torch.no_grad()
     def call(self, texts: list[str], *, unit: bool = False, adds_prefix: bool = False, **hints: Any) -> Call:
-        """Embed `texts` by our tower, and return the Call that checks that a library embeds them equally.
+        """Embed `texts` by our tower; return a Call, with which the export is checked for equal embeddings.
 
         texts: without prefix. unit: scale embeddings to length 1. adds_prefix: the library itself puts the prefix
-        before texts. hints: further arguments for the library, see reload.py.
+        before texts. hints: further arguments for the library's function in reload.py.
         """
         prefixed, pairs = [self.prefix + text for text in texts], texts if self.paired else None
         ours = self.tower.eval()(self.tokenize(prefixed, self.length, pairs))
@@ -73,7 +73,7 @@ class TextSide:
 
 
 def text_sides(model: TextPairModel, config: TrainConfig) -> tuple[TextSide, TextSide]:
-    """Return the question side and the passage side of a model of question_passage."""
+    """Return the question side and the passage side of a model of task=question_passage."""
     x_tower, y_tower = cast(Tower, model.towers.x_tower), cast(Tower, model.towers.y_tower)
     question, passage = config.data.question, config.data.passage
     return (

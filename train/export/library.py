@@ -1,4 +1,4 @@
-"""Shared parts of all export formats: the exported model, and the check that a library embeds inputs like the run."""
+"""Shared code of all export formats: the exported model, and the check that a library computes its embeddings."""
 
 from __future__ import annotations
 
@@ -33,11 +33,10 @@ PROBES = ["a red circle", "Grüße aus Köln", "wheel of dharma, religion, Buddh
 
 @dataclass(frozen=True)
 class ExportSource:
-    """A trained model to export, with the facts that its model card tells.
+    """A trained model to export, with the facts for its model card.
 
     name: of the run. logit_scale: log (1/τ) at the end of training, where τ is the temperature; None: the library's own
-    value. step: optimiser steps that the model was trained for, None if unknown. results: scores of the evaluations at
-    that step.
+    value. step: finished optimiser steps, None if unknown. results: scores of the evaluations at that step.
     """
 
     name: str
@@ -95,10 +94,11 @@ def probe_pictures(size: int) -> Tensor:
 
 
 def difference(library: Library, folder: Path, source: ExportSource) -> float:
-    """Return the largest difference between our embeddings and those of the library that loads `folder`.
+    """Check an export: return the largest difference between our embeddings and those of the library.
 
-    It is a share of an embedding's length. Raises ConfigError when the library cannot load the folder, AssertionError
-    when the difference exceeds TOLERANCE, as it does if the library has loaded another model.
+    It is given as a share of an embedding's length. folder: the export, which the library loads. Raises ConfigError
+    when the library cannot load it, AssertionError when the difference exceeds TOLERANCE: then the library has another
+    model.
     """
     calls = list(library.calls(source))
     with TemporaryDirectory() as temporary:
@@ -123,8 +123,8 @@ def difference(library: Library, folder: Path, source: ExportSource) -> float:
 def in_a_clean_process(library: str, folder: Path, job: Path) -> None:
     """Run reload.py in a process without network, without model caches and without any module of this project.
 
-    library, folder: the library, and the export that it loads. job: working folder with the input files that reload.py
-    names. Raises ConfigError when the library cannot load `folder`, HardwareError when the process is killed.
+    library: its name. folder: the export that it loads. job: working folder with the input files that reload.py names.
+    Raises ConfigError when the library cannot load `folder`, HardwareError when the process is killed.
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
     caches = dict.fromkeys(("HF_HOME", "TORCH_HOME", "XDG_CACHE_HOME"), str(job))

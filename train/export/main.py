@@ -96,7 +96,7 @@ def library_of(chosen: ExportFormat) -> Library:
 
 
 def export(library: Library, source: ExportSource, out: Path) -> float:
-    """Write the folder `out` and return the largest difference of embeddings, as `library.difference`.
+    """Write and check the folder `out`; return the largest difference of embeddings, see `library.difference`.
 
     Raises ConfigError when the format cannot hold the model, the library cannot load the folder, or `out` exists with
     files that this export does not write; AssertionError when the embeddings differ. After an error `out` is as it was

@@ -129,7 +129,7 @@ def calls(source: ExportSource) -> Iterator[Call]:
 
 
 def _graphs(source: ExportSource) -> list[TowerGraph]:
-    """Return the graphs of both towers. A shared encoder has two entries with one file."""
+    """Return a TowerGraph for each tower. For a shared encoder both name the same file."""
     model, batch = source.model, torch.export.Dim("batch")
     if isinstance(model, TextPairModel):
         sides = dict(zip(("question", "passage"), text_sides(model, source.config), strict=True))
@@ -153,7 +153,7 @@ def _graphs(source: ExportSource) -> list[TowerGraph]:
 
 
 def _short(side: TextSide) -> Tensor:
-    """Return token ids of two texts, at most 8 tokens each, as the example input of a graph with variable length."""
+    """Return token ids (2, 8): two sample texts cut to 8 tokens, as the example input of a graph of variable length."""
     return side.tokenize(PROBES[:2], side.length)[:, :8]
 
 
@@ -163,7 +163,7 @@ def _is_unit(source: ExportSource) -> bool:
 
 
 def _settings(source: ExportSource, graphs: list[TowerGraph]) -> dict[str, Any]:
-    """Return the content of config.json: all settings between a text or picture and a score."""
+    """Return the content of config.json: all that is needed to get from texts and pictures to scores."""
     scale = source.logit_scale
     inputs: dict[str, Any] = {}
     for graph in graphs:

@@ -41,9 +41,9 @@ def leave_the_network() -> None:
 
 
 def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
-    """Raise ConnectionRefusedError for audit events that reach another machine.
+    """Raise ConnectionRefusedError for audit events of network access.
 
-    They are name look-ups and connections, except connections to paths of Unix sockets.
+    These are name look-ups and connections, except connections to paths of Unix sockets.
     """
     if event == "socket.getaddrinfo" or (event == "socket.connect" and isinstance(arguments[1], tuple)):
         raise ConnectionRefusedError(f"it asks the network ({event})")

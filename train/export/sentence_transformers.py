@@ -23,10 +23,7 @@ POOLINGS: dict[Pooling, PoolingMode] = {Pooling.cls: "cls", Pooling.mean: "mean"
 
 
 def write(folder: Path, source: ExportSource) -> None:
-    """Write the folder by sentence-transformers itself.
-
-    Raises ConfigError for a model with two encoders, since the format has one.
-    """
+    """Write the folder with sentence-transformers' own code. Raises ConfigError for a model with two encoders."""
     question, passage = encoder_sides(source, "sentence_transformers")
     if question.tower is not passage.tower:
         raise ConfigError(
@@ -60,7 +57,7 @@ def write(folder: Path, source: ExportSource) -> None:
 
 
 def calls(source: ExportSource) -> Iterator[Call]:
-    """Yield questions and passages, with one too long each, with which the library is checked."""
+    """Yield the inputs that check the export: for each side, sample texts and a text that is too long."""
     unit = source.config.objective.similarity is Similarity.cosine
     for side, prompt in zip(encoder_sides(source, "sentence_transformers"), ("query", "document"), strict=True):
         for texts in (PROBES, [side.too_long]):

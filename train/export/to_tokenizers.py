@@ -59,7 +59,7 @@ def to_tokenizers(model: TwoTowerModel) -> Tokenizer:
 def _clip(own: Any) -> Tokenizer:
     """Convert open_clip's SimpleTokenizer, `own`, to the tokenizers library.
 
-    It cleans texts, splits them into words, encodes the words by byte pairs, and adds start and end token; padding is
+    The result cleans texts, splits words, encodes them by byte pairs, and adds start and end token; the padding id is
     0.
     """
     start, end = (own.decoder[i] for i in own.all_special_ids[:2])

@@ -1,4 +1,4 @@
-"""Detect loss spikes: a step whose loss is far above the recent losses is skipped."""
+"""Detect loss spikes: losses far above the recent ones, whose steps are skipped."""
 
 from __future__ import annotations
 

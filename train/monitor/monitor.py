@@ -1,7 +1,4 @@
-"""The monitor of a run, which watches for slow ranks, bad samples, and ranks whose weights differ.
-
-It also records skipped steps.
-"""
+"""The monitor of a run: it watches for slow ranks, bad samples and weights that differ, and records skipped steps."""
 
 from __future__ import annotations
 
@@ -69,10 +66,10 @@ class Monitor:
         return {"substituted": float(self.bad_samples.check())}
 
     def verify(self, step: int) -> None:
-        """Check the ranks' weights and the bad samples; call it before training and before each checkpoint.
+        """Compare the ranks' weights and count the bad samples; call it before training and before each checkpoint.
 
-        So no checkpoint holds weights that differ between ranks. Raises HardwareError when they differ, DataError when
-        there are too many bad samples. A collective: every rank must call it.
+        So no checkpoint holds weights that differ between ranks. step: finished optimiser steps. Raises HardwareError
+        when weights differ, DataError when there are too many bad samples. A collective: every rank must call it.
         """
         self._compare_weights(step)
         self.bad_samples.check()

@@ -69,8 +69,8 @@ class Stragglers:
     def check(self) -> None:
         """Compare the times of all ranks and warn of slow ones; call it after a step.
 
-        A collective that sends two numbers per rank: every rank must call it. Nothing is compared before the slowest
-        rank has needed SPAN seconds by itself.
+        Nothing is compared before the slowest rank has needed SPAN seconds by itself. A collective that sends two
+        numbers per rank: every rank must call it.
         """
         if self._world.size == 1 or not self._steps:
             return

@@ -1,1 +1,1 @@
-"""Towers: open_clip, transformers, timm and our own CNN, with LoRA adapters and the cache of frozen features."""
+"""Build the towers: open_clip, transformers, timm, our own CNN; with LoRA adapters and a cache of frozen features."""

@@ -52,8 +52,8 @@ class FrozenStatistics(_BatchNorm):
 class RunningStatistics:
     """Saves (`read`) and restores (`write`) the running means and variances of all batch norms in training.
 
-    Every forward updates them, but the second forward of a chunk and a skipped step must leave no trace. own: the
-    buffers computed from this rank's rows only, which therefore differ between ranks.
+    Every forward pass updates them, but the second forward of a chunk (which recomputes it) and a skipped step must
+    not. own: the buffers computed from this rank's rows only, which therefore differ between ranks.
     """
 
     def __init__(self, towers: nn.Module) -> None:
@@ -80,14 +80,17 @@ class RunningStatistics:
 
 
 def batch_norms(towers: nn.Module) -> list[_BatchNorm]:
-    """Return the batch norms of `towers` in train() mode, which use batch statistics. Frozen parts are in eval()."""
+    """Return the batch norms of `towers` that are in train() mode and so use statistics of the batch.
+
+    Those in frozen parts of a tower are in eval() mode.
+    """
     return [module for module in towers.modules() if isinstance(module, _BatchNorm) and module.training]
 
 
 def set_batch_norms(towers: nn.Module, choice: BatchNorm) -> None:
-    """Give the batch norms of `towers`, which must be in train() mode, the behaviour of model.batch_norm=`choice`.
+    """Make the batch norms of `towers` use the statistics that model.batch_norm=`choice` names, in place.
 
-    In place; the names of parameters and buffers stay.
+    The towers must be in train() mode. The names of parameters and buffers stay.
     """
     kind, _ = CHOICES[choice]
     for norm in batch_norms(towers) if kind else ():
@@ -137,7 +140,7 @@ CHOICES: dict[BatchNorm, tuple[type[_BatchNorm] | None, str]] = {
 
 
 def _own_forward(norm: _BatchNorm) -> str:
-    """Return the class name of a norm whose own forward GlobalStatistics would replace, "" if there is no such forward.
+    """Return the class name of a norm with a forward of its own that GlobalStatistics replaces; "" for other norms.
 
     A forward is the norm's own if it is neither torch's nor timm's.
     """

@@ -24,7 +24,10 @@ TOKENS_REFUSED = "model.text: this tower cannot take its tokenizer's tokens"
 
 @dataclass(frozen=True)
 class TwoTowerModel:
-    """Two towers, and the tokenizer that converts n texts to token ids int64 (n, L tokens)."""
+    """Two towers, and the tokenizer of their texts.
+
+    tokenize: converts n texts to token ids, int64 (n, L), where L counts tokens.
+    """
 
     towers: TwoTower
     tokenize: Callable[..., Tensor]
@@ -45,7 +48,7 @@ class ImageTextModel(TwoTowerModel):
 class TextPairModel(TwoTowerModel):
     """A model whose x_tower takes questions and y_tower passages.
 
-    tokenize: a TextTokenizer, (texts, length, pairs=None) → token ids int64 (n, L tokens).
+    tokenize: a TextTokenizer; (texts, length, pairs=None) → token ids, int64 (n, L), where L counts tokens.
     """
 
 

@@ -76,9 +76,9 @@ class FrozenCache:
 
 
 def token_counts(tokens: Tensor, pad: int) -> list[int]:
-    """Return the number of tokens of each row of `tokens` (b, L), without the padding on the right; at least 1.
+    """Return the number of tokens of each row of `tokens`, (b, L) token ids, without the padding; at least 1.
 
-    pad: the id of the padding token.
+    pad: the id of the padding token, which is on the right.
     """
     numbers = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
     return ((tokens != pad) * numbers).amax(1).clamp(min=1).tolist()
@@ -93,7 +93,7 @@ def padded_length(longest: int, limit: int) -> int:
 
 
 def _blocks(rows: list[int], lengths: list[int], size: int) -> list[list[int]]:
-    """Split row indices into blocks of equal row length and at most `size` rows. lengths[row]: the length of a row."""
+    """Split row indices into blocks of at most `size` rows of equal length. lengths[i]: tokens of row i."""
     blocks = []
     for length in sorted({lengths[row] for row in rows}):
         members = [row for row in rows if lengths[row] == length]

@@ -132,7 +132,7 @@ class BuildContext:
 
 
 def model_name(name: str | None) -> str:
-    """Return the name by which open_clip creates the model that model.name=`name` means.
+    """Return the name by which open_clip knows the model that model.name=`name` chooses.
 
     `name` is one of: a listed open_clip model; an open_clip config .json, which is registered; a folder with
     open_clip_config.json and weights; hf-hub:ORG/MODEL, which is downloaded if @REVISION follows. Raises ConfigError

@@ -73,10 +73,10 @@ class Pooled(nn.Module):
 
 
 def group_by_length(lengths: Sequence[int], min_rows: int) -> list[list[int]]:
-    """Split row indices into groups of similar length, longest rows first.
+    """Split row indices into groups of similar length, longest rows first, to save padding.
 
-    So a group is padded only to the length of its first row. lengths: tokens of each row. A group ends before a shorter
-    row once it has `min_rows` rows. A last group with fewer rows joins the group before it.
+    Each group is padded to the length of its first row. lengths: tokens of each row. A group ends before a shorter row
+    once it has `min_rows` rows. A last group with fewer rows joins the group before it.
     """
     order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
     starts = [0]

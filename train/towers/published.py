@@ -27,9 +27,10 @@ PLAIN_ATTENTION = (None, "eager", "sdpa")
 
 @contextmanager
 def explained(problem: str, advice: str = "") -> Iterator[None]:
-    """Turn any error raised inside the `with` block into a ConfigError: `problem`, the error's first line, `advice`.
+    """Turn any error raised inside the `with` block into a ConfigError.
 
-    A ConfigError passes unchanged. For code that reads untrusted files, where libraries raise errors of many types.
+    Its message is `problem`, the first line of the error, and `advice`. A ConfigError passes unchanged. For code that
+    reads untrusted files, where libraries raise errors of many types.
     """
     try:
         yield

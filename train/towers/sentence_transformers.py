@@ -1,7 +1,8 @@
-"""Read the settings of a SentenceTransformer folder: pooling, lengths, prompts, similarity, Dense module. Torch-free.
+"""Read the settings of a SentenceTransformer folder: pooling, lengths, prompts, similarity and Dense module.
 
 When the text tower comes from such a folder, its settings are the defaults of our configuration keys; keys that the
-user sets win. The JSON files are untrusted: names of modules are compared with a list, and nothing is imported.
+user sets win. The JSON files are untrusted: names of modules are compared with a list, and nothing is imported. This
+module does not import torch.
 """
 
 from __future__ import annotations
@@ -129,10 +130,11 @@ def folder_of_config(config: TrainConfig | DictConfig, fetch: bool = False) -> S
 
 
 def fill_defaults(config: DictConfig) -> None:
-    """Set, in place, each key of OPEN (keys that a SentenceTransformer folder has values for) that the user left unset.
+    """Set, in place, each key of OPEN that the user left unset.
 
-    The values come from the folder of the text tower, else from the schema. Raises ConfigError for a setting of the
-    folder that our key cannot express, and for a folder that cannot be read.
+    OPEN lists the keys that may take their default from a SentenceTransformer folder. The value comes from the folder
+    of the text tower, else from the schema. Raises ConfigError for a setting of the folder that our key cannot express,
+    and for a folder that cannot be used.
     """
     open_keys = sorted(OmegaConf.missing_keys(config) & OPEN)
     try:
@@ -156,11 +158,11 @@ def fill_defaults(config: DictConfig) -> None:
 
 
 def open_schema(config: Any, prefix: str = "") -> DictConfig:
-    """Return the OmegaConf schema of a configuration dataclass in which the keys of OPEN are MISSING.
+    """Return the OmegaConf schema of the dataclass `config`, with the keys of OPEN set to MISSING.
 
-    OPEN lists the keys that may take their default from a SentenceTransformer folder; so `fill_defaults` can tell a key
-    that nobody set from one set to its default. prefix: the dotted path of `config` in the whole configuration, with
-    its final dot; "" for the whole.
+    OPEN lists the keys that may take their default from a SentenceTransformer folder; with MISSING, `fill_defaults` can
+    tell a key that nobody set from one set to its default. prefix: the dotted path of `config` in the whole
+    configuration, with its final dot.
     """
     node = OmegaConf.structured(config)
     for key in OPEN:
@@ -170,10 +172,10 @@ def open_schema(config: Any, prefix: str = "") -> DictConfig:
 
 
 def describe_choices(config: TrainConfig) -> Iterator[str]:
-    """Yield lines for the log that say which settings of the text tower's SentenceTransformer folder the run uses.
+    """Yield lines for the log on the settings of the text tower's SentenceTransformer folder.
 
-    They name settings that the run has otherwise, a folder that cannot be used, and a published model about which the
-    hub's cache does not know whether it is a SentenceTransformer.
+    They name the settings that the run uses and those that it changes, or say why a folder or a published model is
+    taken as a plain encoder.
     """
     name = config.model.text.name
     try:
@@ -211,7 +213,7 @@ def _shown(value: Any) -> str:
 def _module_folders(path: Path, instead: str) -> dict[str, str]:
     """Read modules.json and return its modules: class name → folder, relative to the model's root ("" is the root).
 
-    path: of modules.json. instead: a sentence that ends each message. Raises ConfigError for modules that we do not
+    path: of modules.json. instead: a sentence that ends most messages. Raises ConfigError for modules that we do not
     support, and for folders outside the model's.
     """
     modules = read_json(path)
@@ -230,7 +232,8 @@ def _module_folders(path: Path, instead: str) -> dict[str, str]:
 
 
 def _lengths(name: str, encoder: dict[str, Any], model_max_length: Any, fetch: bool) -> dict[str, int]:
-    """Return the most tokens of a text by configuration key: the encoder's setting, else the tokenizer's limit.
+    """Return configuration key → most tokens of a text: the encoder's setting, else the tokenizer's or positions'
+    limit.
 
     No value exceeds the number of position embeddings. encoder: content of sentence_bert_config.json. model_max_length:
     limit in the tokenizer's settings, untrusted. fetch: ask the hub for config.json. Raises ConfigError for a value

@@ -1,4 +1,4 @@
-"""Build text towers, which take token ids int64 (b, L tokens) and return (b, D), and their tokenizers."""
+"""Build text towers, which embed token ids, int64 (b, L) with L tokens per row, as (b, D), and their tokenizers."""
 
 from __future__ import annotations
 

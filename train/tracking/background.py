@@ -1,6 +1,7 @@
-"""Run trackers in threads of their own. One that fails or hangs is dropped, since metrics.jsonl has every number.
+"""Run trackers (W&B, TensorBoard) in threads of their own, and drop a tracker that fails or hangs.
 
-A tracker costs a run at most TIMEOUT + CLEAN_UP seconds of waiting.
+Nothing is lost by that, because metrics.jsonl has every record. A tracker costs a run at most TIMEOUT + CLEAN_UP
+seconds of waiting.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ QUEUE_SIZE = 10_000  # records in a tracker's queue
 class TrackedRun:
     """The description of a run from which a tracker (W&B, TensorBoard) is created.
 
-    config: its W&B mode is already resolved to online, offline or disabled. run_config: the run's configuration as
-    plain values; a tracker redacts its secrets. first_step: the step at which this start continues. taken_back:
-    positions of the records that an earlier start sent and this start logs again. wandb_id: id of the W&B run, None
-    without W&B.
+    folder: the run folder. config: its W&B mode is already resolved to online, offline or disabled. run_config: the
+    run's configuration as plain values; a tracker redacts its secrets. first_step: the step from which the run
+    continues. taken_back: (step, whether of training) of each record that the run sent before it was stopped and will
+    log again. wandb_id: id of the W&B run, None without W&B.
     """
 
     folder: Path
@@ -65,11 +66,11 @@ class Tracker(Sink):
 
 
 class BackgroundTracker(Sink):
-    """Runs a tracker in a thread of its own. The run waits for its start and its close TIMEOUT seconds in all.
+    """Runs a tracker in a thread of its own. In all, the run waits at most TIMEOUT seconds for its start and its close.
 
-    A tracker that fails, does not answer, or falls QUEUE_SIZE records behind is dropped, with one line to `log`. start:
-    creates the tracker, called in the thread. clean_up: called when the tracker is dropped, so that the process can
-    end; it must return within CLEAN_UP seconds.
+    A tracker that fails, does not answer, or falls QUEUE_SIZE records behind is dropped, with one line to `log`. name:
+    of the tracker, for messages. start: creates the tracker, called in the thread. clean_up: called when the tracker is
+    dropped, so that the process can end; it must return within CLEAN_UP seconds.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class BackgroundTracker(Sink):
         self._wait_for(self._ended)
 
     def _work(self, start: Callable[[], Tracker]) -> None:
-        """Create the tracker and run the jobs of the queue until None comes. The function of the thread."""
+        """Create the tracker and run the jobs of the queue until a None. This is the function of the thread."""
         try:
             tracker = start()
             self._where, self._recovery = tracker.where, tracker.recovery
@@ -123,9 +124,9 @@ class BackgroundTracker(Sink):
         self._drop_if_failed()
 
     def _wait_for(self, event: threading.Event) -> None:
-        """Wait for an event that the tracker's thread sets; drop the tracker once TIMEOUT seconds in all have passed.
+        """Wait for an event that the tracker's thread sets. Drop the tracker if it takes too long.
 
-        Only seconds spent in this method count.
+        The waiting times of all calls together may reach TIMEOUT seconds.
         """
         if self._dropped:
             return

@@ -20,10 +20,10 @@ from dyad.train.tracking.trackers import TRACKERS
 
 
 class Logger:
-    """Passes the records and lines of the training loop to sinks (files, console, trackers). `Logger()` is a no-op.
+    """Passes the records and text lines of the training loop to sinks: files, console, trackers.
 
-    Every rank except rank 0 has a Logger without sinks. wandb_id: id of the W&B run, saved in checkpoints; None without
-    W&B.
+    Rank 0 has sinks; every other rank has `Logger()`, which is a no-op. wandb_id: id of the W&B run, saved in
+    checkpoints; None without W&B.
     """
 
     def __init__(self, sinks: Sequence[Sink] = (), global_batch_size: int = 0, wandb_id: str | None = None) -> None:
@@ -65,9 +65,9 @@ class Logger:
 
 
 class JsonLines(Sink):
-    """Writes metrics.jsonl: one flat JSON object per record and line, at once. Numbers that are not finite become null.
+    """Writes metrics.jsonl: each record at once, as a flat JSON object on a line of its own.
 
-    log: prints a line when the file cannot be written.
+    Numbers that are not finite become null. log: prints a line when the file cannot be written.
     """
 
     def __init__(self, path: Path, log: Callable[[str], None]) -> None:
@@ -120,10 +120,10 @@ def build_logger(
 
 
 def cut(path: Path, step: int, log: Callable[[str], None], evaluation_owed: bool = False) -> set[RecordPosition]:
-    """Remove the records of metrics.jsonl past `step`, which will be logged again, and return their positions.
+    """Remove the records past `step` from metrics.jsonl, because they will be logged again.
 
-    The file is replaced atomically. evaluation_owed: the evaluation at `step` itself will be logged again too. Damaged
-    lines are removed and reported to `log`.
+    Returns (step, whether of training) of each removed record. evaluation_owed: the evaluation at `step` itself will be
+    logged again too. Damaged lines are removed and reported to `log`. The file is replaced atomically.
     """
     if not path.exists():
         return set()

@@ -1,6 +1,6 @@
-"""Text output of a run: log.txt, and the console. Lines have open_clip's format; a terminal shows a progress bar.
+"""Write the text output of a run to log.txt and to the console, in open_clip's format.
 
-This module does not import torch.
+On a terminal the console shows a progress bar of the steps instead. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RecordPosition = tuple[float, bool]  # the step of a record, and whether it is o
 
 
 def is_training(record: Record) -> bool:
-    """Whether a record has the metrics of a training step; else it has those of an evaluation."""
+    """Whether a record has the metrics of a training step. Other records have those of an evaluation."""
     return "train/loss" in record
 
 

@@ -15,9 +15,9 @@ from dyad.train.tracking.progress import Record
 
 
 class TensorBoard(Tracker):
-    """Writes scalars, and histograms of the pairs' scores.
+    """Writes all metrics as scalars, and histograms of similarity scores.
 
-    TensorBoard hides the events that an earlier start of the run wrote past `run.first_step`.
+    TensorBoard hides the events that the run wrote past `run.first_step` before it was stopped.
     """
 
     def __init__(self, run: TrackedRun) -> None:
@@ -41,7 +41,7 @@ class TensorBoard(Tracker):
                 self._writer.add_scalar(name, value, self._step)
 
     def conclude(self, panels: Sequence[Panels], report: Path | None) -> None:
-        """Write the histograms of the pairs' scores. Galleries and tables are shown only by report.html and W&B."""
+        """Write histograms of similarity scores. Galleries and tables are shown only by report.html and W&B."""
         for shown in panels:
             for kind, (edges, counts) in shown.histograms.items():
                 middles = [(low + high) / 2 for low, high in pairwise(edges)]

@@ -1,7 +1,7 @@
 """The Weights & Biases tracker: one W&B run per run folder, continued under its id, with the panels of report.html.
 
-Records carry an axis metric of our own instead of step=, because W&B drops lower steps after a resume. All files are in
-the run folder. W&B's service process may outlive a run by FINISH seconds when its server does not answer.
+Records carry a step metric of our own, AXIS, instead of step=, because W&B drops lower steps after a resume. All files
+are in the run folder. W&B's service process may outlive a run by FINISH seconds when its server does not answer.
 """
 
 from __future__ import annotations
@@ -99,10 +99,9 @@ class WandbRun(Tracker):
         self._run.log({**values, **self._at})
 
     def conclude(self, panels: Sequence[Panels], report: Path | None) -> None:
-        """Send the panels and report.html itself to W&B.
+        """Send the panels and report.html to W&B, once for each last step.
 
-        Sent once for each last step, even if the run ends at that step several times. Raises TimeoutError when the
-        server does not answer.
+        Nothing is sent again when a finished run is started again. Raises TimeoutError when the server does not answer.
         """
         if _read(self._concluded) == self._at[AXIS]:
             return
@@ -172,16 +171,17 @@ def clean_logs(folder: Path) -> None:
 
 
 def _summary(name: str) -> str | None:
-    """Return the values of a metric that W&B's dashboard summarises, such as "max,last"; None: only the last one."""
+    """Return W&B's summary setting for a metric, such as "max,last"; None for W&B's default, the last value."""
     if not name.startswith(("val/", "eval/")) or "num_" in name:
         return None
     return "min,last" if name.endswith("_rank") else "max,last"
 
 
 def _sent(path: Path, taken_back: set[RecordPosition]) -> set[RecordPosition]:
-    """Add `taken_back` to the record positions in the file `path`, and return them all: W&B already has these records.
+    """Add `taken_back` to the set of record positions in the file `path`, and return the whole set.
 
-    Any earlier start sent them and the run logs them again. They are kept in a file, as a run may be killed many times.
+    A position is (step, whether of training). W&B already has these records, and the run will log them again. They are
+    kept in a file, because a run may be stopped many times.
     """
     before = {(step, training) for step, training in _read(path) or ()}
     write_json(path, sorted(before | taken_back))
