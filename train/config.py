@@ -202,7 +202,7 @@ LIMITS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
 
 
 def _limits(config: Any, prefix: str = "") -> dict[str, bool]:
-    """Return a rule for each limit (a key of LIMITS) in the metadata of a field: error message → whether it is broken.
+    """Return the rules on limits (least, above, below) in the metadata of fields: error message → whether broken.
 
     prefix: the dotted path of `config` in the whole configuration, with its final dot. A value of None breaks no limit.
     """
@@ -218,9 +218,9 @@ def _limits(config: Any, prefix: str = "") -> dict[str, bool]:
 
 
 def _objective_rules(config: TrainConfig) -> dict[str, bool]:
-    """Return rules of the objective (error message → whether it is broken) that would otherwise fail at the first step.
+    """Return the rules of the objective as error message → whether the rule is broken.
 
-    By the first step the run folder would already be made.
+    Without these checks a broken rule would only fail at the first step, after the run folder is made.
     """
     objective = config.objective
     listed = config.task is Task.question_passage and config.data.passage.positives is DrawnPositives.all

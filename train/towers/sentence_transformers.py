@@ -232,12 +232,11 @@ def _module_folders(path: Path, instead: str) -> dict[str, str]:
 
 
 def _lengths(name: str, encoder: dict[str, Any], model_max_length: Any, fetch: bool) -> dict[str, int]:
-    """Return configuration key → most tokens of a text: the encoder's setting, else the tokenizer's or positions'
-    limit.
+    """Return the most tokens of a text for each configuration key of a length.
 
-    No value exceeds the number of position embeddings. encoder: content of sentence_bert_config.json. model_max_length:
-    limit in the tokenizer's settings, untrusted. fetch: ask the hub for config.json. Raises ConfigError for a value
-    that is no length.
+    The value is the encoder's setting, else the tokenizer's limit, else the number of position embeddings, which no
+    value exceeds. encoder: content of sentence_bert_config.json. model_max_length: limit in the tokenizer's settings,
+    untrusted. fetch: ask the hub for config.json. Raises ConfigError for a value that is no length.
     """
     settings = check_settings(name, file_of(name, "config.json", fetch))
     total, padding = settings.get("max_position_embeddings"), settings.get("pad_token_id", 1)

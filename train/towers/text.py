@@ -30,9 +30,9 @@ LONGEST = 512  # tokens, for a model that names no limit
 
 @dataclass(frozen=True)
 class FixedLengthTokenizer:
-    """Converts n texts to token ids int64 (n, context), truncated and padded to the fixed length `context`.
+    """Converts n texts to token ids, int64 (n, context), truncated or padded to the fixed length `context`.
 
-    tokenizer: from transformers.
+    tokenizer: a tokenizer of transformers.
     """
 
     tokenizer: Any
@@ -45,9 +45,9 @@ class FixedLengthTokenizer:
 
 @dataclass(frozen=True)
 class TextTokenizer:
-    """Converts texts to token ids of any length.
+    """Converts texts to token ids, truncated to a length that each call chooses.
 
-    tokenizer: from transformers. limit: the most tokens per text that the encoder takes.
+    tokenizer: a tokenizer of transformers. limit: the most tokens per text that the encoder takes.
     """
 
     tokenizer: Any
@@ -88,9 +88,9 @@ def build_text_tower(context: BuildContext) -> tuple[Tower, Callable[[list[str]]
 
 
 def build_text_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[Tower, TextTokenizer]:
-    """Build a text tower from a transformers encoder, with its tokenizer for texts of any length.
+    """Build a text tower from a transformers encoder, with a tokenizer for texts of any length.
 
-    load_pretrained=False: the architecture only. Raises ConfigError, as `build_model`.
+    load_pretrained=False: build the architecture only. Raises ConfigError, as `build_model`.
     """
     name, text = config.text.name or config.name, config.text
     if name is None:
@@ -171,10 +171,10 @@ def _check_size(key: str, model: nn.Module) -> None:
 
 
 def _padding(tokenizer: Any) -> int:
-    """Set the tokenizer's padding token, on the right side, and return its id.
+    """Set the tokenizer's padding token, and padding on the right, and return the token's id.
 
-    The token is a special token that the tokenizer does not itself add to a text. The token of unknown words is the
-    last choice, because a text may contain it. Raises ConfigError if no token is left.
+    The token is a special token that the tokenizer does not add to every text. The token of unknown words is the last
+    choice, because a text may contain it. Raises ConfigError if no token is left.
     """
     used = set(tokenizer("a").input_ids)
     names = [tokenizer.pad_token, tokenizer.eos_token, *tokenizer.all_special_tokens]
@@ -187,10 +187,10 @@ def _padding(tokenizer: Any) -> int:
 
 
 def _dense(name: str, width: int, pretrained: bool) -> nn.Module:
-    """Return the Dense module of a SentenceTransformer folder as a linear layer, width → its own output width.
+    """Return the Dense module of a SentenceTransformer folder as a linear layer.
 
-    pretrained: load its weights, too. Raises ConfigError when the folder has no Dense module that is a plain linear
-    layer.
+    width: its input width. pretrained: load its weights; else they are random. Raises ConfigError when the folder has
+    no Dense module that is a plain linear layer.
     """
     folder = sentence_folder(name) or SentenceFolder(name)
     if folder.dense is None:
@@ -207,9 +207,10 @@ def _dense(name: str, width: int, pretrained: bool) -> nn.Module:
 
 
 def _limit(config: ModelConfig, encoder: Any, tokenizer: Any) -> int:
-    """Return the most tokens of a text: model.text.context_length, else the limit of encoder, tokenizer or LONGEST.
+    """Return the most tokens of a text that the tower takes.
 
-    Raises ConfigError for a context_length above the number of position embeddings.
+    That is model.text.context_length, else the encoder's or the tokenizer's own limit, else LONGEST. Raises ConfigError
+    for a context_length above the number of position embeddings.
     """
     positions = positions_of(encoder)
     own = next((n for n in (positions, tokenizer.model_max_length) if n and n < 1 << 20), LONGEST)
