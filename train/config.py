@@ -1,4 +1,7 @@
-"""Schema of the configuration of a training run, with the only defaults. Torch-free, so that --help answers at once."""
+"""The schema of a training run's configuration, which is the only place of defaults.
+
+Does not import torch, so that --help answers at once.
+"""
 
 from __future__ import annotations
 
@@ -160,7 +163,10 @@ class TrainConfig:
 
 
 def validate(config: TrainConfig, world_size: int) -> None:
-    """Raise ConfigError for values and combinations that cannot work; the message names the keys and the fix."""
+    """Raise ConfigError for values and combinations that cannot work; the message names the keys and the fix.
+
+    world_size: the number of processes.
+    """
     steps, size, optim, negatives = config.steps, config.global_batch_size, config.optim, config.data.negatives
     per_row, has_questions = negatives.per_row, config.task is Task.question_passage
     drawn = per_row > 0 and NegativeList.mined in negatives.lists
@@ -196,7 +202,10 @@ LIMITS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
 
 
 def _limits(config: Any, prefix: str = "") -> dict[str, bool]:
-    """Message → whether a value breaks a limit in the metadata of its field, a key of LIMITS. Null breaks none."""
+    """Return the rules on limits (least, above, below) in the metadata of fields: error message → whether broken.
+
+    prefix: the dotted path of `config` in the whole configuration, with its final dot. A value of None breaks no limit.
+    """
     rules: dict[str, bool] = {}
     for f in fields(config):
         key, value = f"{prefix}{f.name}", getattr(config, f.name)
@@ -209,7 +218,10 @@ def _limits(config: Any, prefix: str = "") -> dict[str, bool]:
 
 
 def _objective_rules(config: TrainConfig) -> dict[str, bool]:
-    """Rules of the objective that would otherwise fail at the first step, after the run folder is made."""
+    """Return the rules of the objective as error message → whether the rule is broken.
+
+    Without these checks a broken rule would only fail at the first step, after the run folder is made.
+    """
     objective = config.objective
     listed = config.task is Task.question_passage and config.data.passage.positives is DrawnPositives.all
     expected = ExpectedBatch(config.global_batch_size, listed or config.data.negatives.per_row > 0, listed)
@@ -223,7 +235,7 @@ def _objective_rules(config: TrainConfig) -> dict[str, bool]:
 
 
 def _stream_rules(config: TrainConfig) -> dict[str, bool]:
-    """Rules of data.mode: message → whether the rule is broken."""
+    """Return the rules of data.mode as error message → whether it is broken."""
     data, objective = config.data, config.objective
     if data.mode is not Mode.stream:
         return {f"data.id_key={data.id_key}: indexed samples are numbered by their places": data.id_key is not None}

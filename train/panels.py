@@ -1,6 +1,7 @@
-"""Plain types for what an evaluation shows in trackers and model cards besides scalar metrics.
+"""Plain types for what an evaluation shows in trackers and model cards, besides scalar metrics.
 
-eval/results/panels.py makes them from results. Each tracker draws the parts that it supports.
+Trackers are W&B and TensorBoard. eval/results/panels.py makes the objects from results; each tracker draws the parts
+that it supports.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from typing import NamedTuple
 
 
 class Score(NamedTuple):
-    """A metric with the ends of its 95 % interval and the value of a random order. None: unknown or not finite."""
+    """A metric value with the ends of its 95 % confidence interval, `low` and `high`.
+
+    chance: the chance level, which is the value of a random order of the candidates. None: unknown or not finite.
+    """
 
     value: float | None
     low: float | None = None
@@ -22,7 +26,7 @@ class Score(NamedTuple):
 
 @dataclass(frozen=True)
 class Scored:
-    """The scores of one data set for a model card. hub_task: the hub's name of the task."""
+    """The scores of one data set, for a model card, by metric name. hub_task: the hub's name of the task."""
 
     dataset: str
     hub_task: str
@@ -31,7 +35,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class Picture:
-    """A thumbnail and the words below it."""
+    """A thumbnail file and the caption below it."""
 
     path: Path
     caption: str
@@ -42,7 +46,7 @@ Cell = str | float | Picture | None
 
 @dataclass(frozen=True)
 class Grid:
-    """A table of cells with named columns."""
+    """A table: column names, and rows of cells."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
@@ -52,10 +56,11 @@ class Grid:
 class Panels:
     """What trackers show of one data set at the end of a run.
 
-    final: metric, or <baseline>/<metric>, → its value, low, high and chance, as far as known. galleries: title in
-    letters that suit a key → one row for each query. histograms: "right", "wrong", "best_wrong" → (n + 1 edges, n
-    counts) of the scores of such pairs. confusion: (true, predicted, count); classes: (class, accuracy, samples), the
-    lowest accuracy first; both None if nothing was classified.
+    final: name of a metric, or BASELINE/METRIC → {value, low, high, chance}, as far as known (see Score). galleries:
+    title of letters, digits and _ → table with one row per query. histograms: "right", "wrong" or "best_wrong" → (n + 1
+    bin edges, n counts) of the scores of right pairs, random wrong pairs, or each query's best wrong pair. confusion:
+    columns true, predicted, count. classes: columns class, accuracy, samples, lowest accuracy first. Both tables are
+    None if nothing was classified.
     """
 
     dataset: str

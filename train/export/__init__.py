@@ -1,1 +1,1 @@
-"""`python -m train.export`: weights for open_clip, sentence-transformers, DPR, ONNX."""
+"""`python -m train.export`: write trained weights for open_clip, sentence-transformers, DPR or ONNX."""

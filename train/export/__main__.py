@@ -1,4 +1,4 @@
-"""python -m train.export: exports weights, see dyad/train/export/main.py."""
+"""`python -m train.export`: write a trained model for another library, see dyad/train/export/main.py."""
 
 from dyad.data.base.errors import run
 from dyad.train.export.main import main

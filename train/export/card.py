@@ -1,4 +1,4 @@
-"""The model card, README.md of an export: metadata for the hub, training, scores, data, licences and limits."""
+"""Write the model card, README.md of an export: metadata for the hub, training, scores, data, licences and limits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ TEMPLATE = Path(__file__).with_name("templates") / "card.md.j2"
 
 
 def card(library: Library, source: ExportSource, difference: float) -> str:
-    """The model card. difference: the result of `library.difference`, as a share of the length of an embedding."""
+    """Return the model card of an export, as Markdown.
+
+    difference: the largest difference between our embeddings and the library's, as a share of an embedding's length.
+    """
     config = source.config
     scores = [(result, metric, score) for result in source.results for metric, score in result.scores.items()]
     evaluations = [
@@ -67,7 +70,7 @@ def card(library: Library, source: ExportSource, difference: float) -> str:
 
 
 def _origins(config: TrainConfig) -> Iterator[str]:
-    """The paths of the training data and of the initial weights, where notices of their licences may lie."""
+    """Yield the paths of the training data and of the initial weights, where texts of their licences may lie."""
     yield from (path for path, _ in split_sources(config.data.train, "data.train"))
     if config.data.passage.corpus:
         yield config.data.passage.corpus
@@ -81,35 +84,41 @@ def _origins(config: TrainConfig) -> Iterator[str]:
 
 
 def _quoted(notice: Notice) -> dict[str, str]:
-    """A notice for the template. The fence keeps its text from being rendered as Markdown."""
+    """Convert a licence notice for the card's template: its name, its text, and a code fence around the text.
+
+    The fence keeps the text from being rendered as Markdown.
+    """
     name = html.escape(_one_line(public_path(notice.file)))
     return {"name": name, "fence": _fence(notice.text, 3), "text": "\n".join(notice.text.splitlines())}
 
 
 def code(value: object) -> str:
-    """`value` as inline code of Markdown, whatever it holds; fit for a table cell."""
+    """Return `value` as inline code of Markdown on one line, fit for a table cell, whatever characters it has."""
     text = _one_line(str(value)).replace("|", r"\|")
     fence, pad = _fence(text, 1), " " if text.startswith("`") or text.endswith("`") else ""
     return f"{fence}{pad}{text}{pad}{fence}"
 
 
 def _fence(text: str, least: int) -> str:
-    """A fence of `least` or more backticks that is longer than any run of backticks in `text`."""
+    """Return a fence of `least` or more backticks that is longer than any run of backticks in `text`."""
     return "`" * max(least, *(len(run) + 1 for run in re.findall("`+", text)), least)
 
 
 def escaped(text: str) -> str:
-    """`text` as one line that Markdown and HTML show literally."""
+    """Return `text` on one line, escaped so that Markdown and HTML show it literally."""
     return re.sub(r"([\\`*_{}\[\]<>()#+!|~&])", r"\\\1", _one_line(text))
 
 
 def _one_line(text: str) -> str:
-    """`text` as one line, so that it cannot end the metadata block or begin a heading."""
+    """Return `text` on one line, so that it can neither end the metadata block nor begin a heading."""
     return " ".join(text.split())
 
 
 def commit(root: Path = ROOT) -> str:
-    """The commit of the checkout at `root`, and whether files were changed since; "unknown" if it is no checkout."""
+    """Return the git commit of the checkout at `root`, marked if files were changed since.
+
+    Returns "unknown" without a git checkout.
+    """
     # Both paths are given, because git would take a repository around `root`, or that of a hook which starts it.
     repository = [f"--git-dir={root / '.git'}", f"--work-tree={root}"]
     command = ["git", *repository, "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty= with changes"]
@@ -121,7 +130,7 @@ def commit(root: Path = ROOT) -> str:
 
 
 def _versions() -> str:
-    """The versions of Python and of the installed packages of PACKAGES."""
+    """Return the versions of Python and of the installed packages among PACKAGES, as one line."""
     found = [f"Python {platform.python_version()}"]
     for package in PACKAGES:
         with suppress(PackageNotFoundError):

@@ -1,6 +1,6 @@
-"""format=dpr: question_encoder/ and ctx_encoder/, each loaded by transformers' AutoModel.
+"""format=dpr: write question_encoder/ and ctx_encoder/, which transformers' AutoModel loads.
 
-A BERT with cls pooling is the architecture of DPR's own classes (Karpukhin et al. 2020). Its weights are also written
+A BERT with cls pooling has the architecture of DPR's own classes (Karpukhin et al. 2020). Its weights are also written
 under DPR's names, so that DPRQuestionEncoder and DPRContextEncoder load the same folders.
 """
 
@@ -22,7 +22,10 @@ FOLDERS = {"question_encoder": "DPRQuestionEncoder", "ctx_encoder": "DPRContextE
 
 
 def write(folder: Path, source: ExportSource) -> None:
-    """Write one folder per side. Raises ConfigError for a tower with a projection, which AutoModel does not have."""
+    """Write the question encoder and the passage encoder, one folder each, into `folder`.
+
+    Raises ConfigError for a tower with a projection, which AutoModel does not have.
+    """
     for name, side in zip(FOLDERS, encoder_sides(source, "dpr"), strict=True):
         if not isinstance(side.tower.projection, nn.Identity):
             raise ConfigError(
@@ -40,7 +43,10 @@ def write(folder: Path, source: ExportSource) -> None:
 
 
 def calls(source: ExportSource) -> Iterator[Call]:
-    """Questions and passages, some of them too long, for AutoModel and for DPR's own class."""
+    """Yield the inputs that check the export, by AutoModel and by DPR's own class: questions, then passages.
+
+    Each list ends with a text that is too long.
+    """
     for folder, side in zip(FOLDERS, encoder_sides(source, "dpr"), strict=True):
         own_class = FOLDERS[folder] if _is_dpr(side) else None
         texts = [*PROBES, side.too_long]
@@ -48,13 +54,13 @@ def calls(source: ExportSource) -> Iterator[Call]:
 
 
 def snippet(folder: Path, source: ExportSource) -> str:
-    """How to load the folders: by AutoModel, and by DPR's classes where these fit."""
+    """Return Markdown that shows how to load the folders by AutoModel, and by DPR's classes where they fit."""
     question, _ = encoder_sides(source, "dpr")
     return render("dpr.md.j2", folder, source, pooling=question.pooled.pooling.value, is_dpr=_is_dpr(question))
 
 
 def _is_dpr(side: TextSide) -> bool:
-    """Whether the encoder has the architecture of DPR's own classes."""
+    """Whether the encoder has the architecture of DPR's own classes: BERT with cls pooling."""
     return isinstance(side.pooled.encoder, BertModel) and side.pooled.pooling is Pooling.cls
 
 

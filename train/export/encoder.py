@@ -1,4 +1,4 @@
-"""What the formats of text encoders share: one side of a model, its check, and its transformers folder."""
+"""Shared code of the export formats for text encoders: one side of a model, its check, its transformers folder."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ INPUTS = ["input_ids", "attention_mask"]  # no token types: the encoder was trai
 
 @dataclass(frozen=True)
 class TextSide:
-    """One side of a model that takes texts: its tower, its tokenizer and what is done to a text before.
+    """One side of a model that embeds texts: its tower, its tokenizer, and how a text is prepared.
 
-    prefix: stands before every text. length: most tokens of a text. paired: a text is a pair of title and text.
+    prefix: put before every text. length: the most tokens of a text. paired: a text is a pair of title and text.
     """
 
     tower: Tower
@@ -41,26 +41,30 @@ class TextSide:
 
     @property
     def pooled(self) -> Pooled:
-        """The encoder with its pooling."""
+        """The trunk of the tower: the transformers encoder with its pooling."""
         return cast(Pooled, self.tower.trunk)
 
     @property
     def too_long(self) -> str:
-        """A text of more than `length` tokens: PROBES have eleven words."""
+        """A text of more than `length` tokens, made of PROBES, the sample texts, which have eleven words together."""
         return " ".join(PROBES * (self.length // 11 + 1))
 
     @torch.no_grad()
     def call(self, texts: list[str], *, unit: bool = False, adds_prefix: bool = False, **hints: Any) -> Call:
-        """The Call that checks `texts` (without prefix), with our embeddings of them.
+        """Embed `texts` by our tower; return a Call, with which the export is checked for equal embeddings.
 
-        unit: embeddings are scaled to length 1. adds_prefix: the library itself puts the prefix before texts.
+        texts: without prefix. unit: scale embeddings to length 1. adds_prefix: the library itself puts the prefix
+        before texts. hints: further arguments for the library's function in reload.py.
         """
         prefixed, pairs = [self.prefix + text for text in texts], texts if self.paired else None
         ours = self.tower.eval()(self.tokenize(prefixed, self.length, pairs))
         return Call(F.normalize(ours, dim=-1) if unit else ours, texts if adds_prefix else prefixed, pairs, hints=hints)
 
     def save(self, folder: Path, length: int) -> None:
-        """Write config.json, model.safetensors with the adapters merged in, and the tokenizer's files."""
+        """Write config.json, model.safetensors with the adapters merged in, and the tokenizer's files into `folder`.
+
+        length: the most tokens of a text, stored with the tokenizer.
+        """
         tokenizer: Any = copy.deepcopy(cast(TextTokenizer, self.tokenize).tokenizer)
         tokenizer.model_max_length = length
         tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = INPUTS
@@ -69,7 +73,7 @@ class TextSide:
 
 
 def text_sides(model: TextPairModel, config: TrainConfig) -> tuple[TextSide, TextSide]:
-    """The question side and the passage side."""
+    """Return the question side and the passage side of a model of task=question_passage."""
     x_tower, y_tower = cast(Tower, model.towers.x_tower), cast(Tower, model.towers.y_tower)
     question, passage = config.data.question, config.data.passage
     return (
@@ -79,9 +83,10 @@ def text_sides(model: TextPairModel, config: TrainConfig) -> tuple[TextSide, Tex
 
 
 def encoder_sides(source: ExportSource, name: str) -> tuple[TextSide, TextSide]:
-    """The question side and the passage side, for a format that loads encoders by AutoModel.
+    """Return the question side and the passage side, for a format whose encoders AutoModel loads.
 
-    Raises ConfigError for a model of another task, or an encoder that is only a part of a model.
+    name: the format, for messages. Raises ConfigError for a model of another task, or an encoder that is only a part of
+    a transformers model and so cannot be loaded alone.
     """
     if not isinstance(source.model, TextPairModel):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What all export formats share: the exported model, and the check that a library loads it with equal embeddings."""
+"""Shared code of all export formats: the exported model, and the check that a library computes its embeddings."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ PROBES = ["a red circle", "Grüße aus Köln", "wheel of dharma, religion, Buddh
 
 @dataclass(frozen=True)
 class ExportSource:
-    """A trained model and what its card says of it. name: of the run.
+    """A trained model to export, with the facts for its model card.
 
-    logit_scale: log 1/τ at the end of training, None for the library's own. step: optimiser steps of the model, None if
-    unknown. results: the scores reports of evaluations at that step.
+    name: of the run. logit_scale: log (1/τ) at the end of training, where τ is the temperature; None: the library's own
+    value. step: finished optimiser steps, None if unknown. results: scores of the evaluations at that step.
     """
 
     name: str
@@ -49,9 +49,10 @@ class ExportSource:
 
 @dataclass(frozen=True)
 class Call:
-    """n texts (or pairs of `texts` and `pairs`), or pictures, uint8 (n, 3, S, S), that a library is to embed.
+    """Inputs that a library embeds, for comparison with our embeddings of them.
 
-    ours: the embeddings (n, D) that must come out. hints: further arguments of the library's function in reload.py.
+    The inputs are n texts, n pairs of `texts` and `pairs`, or n pictures, uint8 (n, 3, S, S) with S the side in pixels.
+    ours: our embeddings (n, D), which must come out. hints: further arguments of the library's function in reload.py.
     """
 
     ours: Tensor
@@ -63,11 +64,12 @@ class Call:
 
 @dataclass(frozen=True)
 class Library:
-    """One export format. name: the library that loads it, a key of reload.LIBRARIES.
+    """One export format: how to write it, check it and describe it.
 
-    front: metadata for the hub (library_name, pipeline_tag, tags). kind: what the card calls the model. write: fills a
-    folder; raises ConfigError for a model that the format cannot hold. calls: inputs that check the written folder.
-    snippet: how to load the folder, in Markdown.
+    name: the library that loads it, a key of reload.LIBRARIES. front: metadata for the hub (library_name, pipeline_tag,
+    tags). kind: the card's name for this sort of model. write: fills a folder; raises ConfigError for a model that the
+    format cannot hold. calls: the inputs that check the written folder. snippet: returns Markdown on how to load the
+    folder.
     """
 
     name: str
@@ -79,20 +81,24 @@ class Library:
 
 
 def render(template: str, folder: Path, source: ExportSource, **values: Any) -> str:
-    """The snippet in templates/: how to load the export in `folder`. literal and repr make Python strings of texts."""
+    """Render a template of templates/ and return the text: how to load the export in `folder`.
+
+    values: further variables of the template. Its filters `literal` and `repr` make Python string literals of texts.
+    """
     return TEMPLATES.get_template(template).render(folder=str(folder), config=source.config, **values)
 
 
 def probe_pictures(size: int) -> Tensor:
-    """Noise, uint8 (3, 3, size, size); the same in each call."""
+    """Return three noise pictures, uint8 (3, 3, size, size), the same in each call."""
     return torch.randint(0, 256, (3, 3, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
 def difference(library: Library, folder: Path, source: ExportSource) -> float:
-    """The largest difference between the model's embeddings and those of the library that loads `folder`.
+    """Check an export: return the largest difference between our embeddings and those of the library.
 
-    As a share of the length of an embedding. Raises ConfigError when the library cannot load the folder, AssertionError
-    above TOLERANCE: then the library has another model.
+    It is given as a share of an embedding's length. folder: the export, which the library loads. Raises ConfigError
+    when the library cannot load it, AssertionError when the difference exceeds TOLERANCE: then the library has another
+    model.
     """
     calls = list(library.calls(source))
     with TemporaryDirectory() as temporary:
@@ -115,10 +121,10 @@ def difference(library: Library, folder: Path, source: ExportSource) -> float:
 
 
 def in_a_clean_process(library: str, folder: Path, job: Path) -> None:
-    """Run reload.py without network, with empty model caches and without any module of this project.
+    """Run reload.py in a process without network, without model caches and without any module of this project.
 
-    job: its working folder, with the files that reload.py names. Raises ConfigError when the library cannot load
-    `folder`, HardwareError when the process is killed.
+    library: its name. folder: the export that it loads. job: working folder with the input files that reload.py names.
+    Raises ConfigError when the library cannot load `folder`, HardwareError when the process is killed.
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
     caches = dict.fromkeys(("HF_HOME", "TORCH_HOME", "XDG_CACHE_HOME"), str(job))

@@ -1,6 +1,6 @@
 """python -m train.export run=runs/x [format=…]: write a trained model as a folder that another library loads.
 
-The export succeeds only after that library has loaded the folder and given the same embeddings as the run.
+The export succeeds only if the other library has loaded the folder and computed the same embeddings as the run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ExportFormat = StrEnum("ExportFormat", ["open_clip", "sentence_transformers", "d
 
 @dataclass
 class ExportCommand:
-    """`python -m train.export`: which run, for which library."""
+    """The options of `python -m train.export`: which run is exported, in which format, and where to."""
 
     run: str = described(MISSING, "a run folder (its newest checkpoint) or one checkpoint folder")
     format: ExportFormat | None = described(
@@ -57,7 +57,7 @@ NOTES = "Installed by pip, the command is also: dyad export …"
 
 
 def main() -> None:
-    """The command: read the options, load the run, export it, and print how to load the export."""
+    """Run the command: read the options, load the run, export it, and print how to load the export."""
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(help_text(PURPOSE, EXAMPLES, ExportCommand, NOTES))
         return
@@ -82,7 +82,10 @@ def main() -> None:
 
 
 def library_of(chosen: ExportFormat) -> Library:
-    """What writes and checks a format. Raises ConfigError for a package that is not installed, with its extra."""
+    """Return the Library that writes and checks a format.
+
+    Raises ConfigError if a package is not installed, with the pip extra that installs it.
+    """
     try:
         return import_module(f"dyad.train.export.{chosen.name}").LIBRARY
     except ImportError as error:
@@ -93,10 +96,11 @@ def library_of(chosen: ExportFormat) -> Library:
 
 
 def export(library: Library, source: ExportSource, out: Path) -> float:
-    """Write the folder `out` and return the largest difference of embeddings, as `library.difference`.
+    """Write and check the folder `out`; return the largest difference of embeddings, see `library.difference`.
 
-    Raises ConfigError when the format cannot hold the model, the library cannot load it, or `out` holds other files
-    than an export; AssertionError when the embeddings differ. `out` then stays as it was.
+    Raises ConfigError when the format cannot hold the model, the library cannot load the folder, or `out` exists with
+    files that this export does not write; AssertionError when the embeddings differ. After an error `out` is as it was
+    before.
     """
     from dyad.train.export.card import card
     from dyad.train.export.library import difference
@@ -116,7 +120,10 @@ def export(library: Library, source: ExportSource, out: Path) -> float:
 
 
 def _default_format(model: TwoTowerModel) -> ExportFormat:
-    """The format that fits a model, where the command names none."""
+    """Return the format for a model when the command names none.
+
+    sentence_transformers for questions and passages, open_clip if both towers are one open_clip model, else onnx.
+    """
     from dyad.train.towers.build import ImageTextModel
 
     if not isinstance(model, ImageTextModel):
@@ -125,5 +132,5 @@ def _default_format(model: TwoTowerModel) -> ExportFormat:
 
 
 def _files(folder: Path) -> set[str]:
-    """The paths of all files in a folder, relative to it; a symbolic link counts as a file."""
+    """Return the paths of all files in a folder, relative to it. A symbolic link counts as a file."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()}

@@ -1,7 +1,7 @@
-"""format=onnx: one graph per tower, for onnxruntime or another reader of ONNX. It takes any model of either task.
+"""format=onnx: write one graph per tower, for onnxruntime or another reader of ONNX. Any model of either task fits.
 
-The inputs of a graph are tokens or pixels, its outputs embeddings that are ready to be compared. Beside the graphs are
-tokenizer.json (for the tokenizers library) and config.json, with all that is done to texts and pictures before.
+The inputs of a graph are token ids or pixels, its outputs embeddings that are ready to be compared. Beside the graphs
+are tokenizer.json (for the tokenizers library) and config.json, which says how texts and pictures are prepared.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ PIXELS, TOKENS = "pixels", "input_ids"
 
 @dataclass(frozen=True)
 class TowerGraph:
-    """One tower and its graph file. example: two input rows. dynamic: input axis → torch.export.Dim of variable length.
+    """One tower and its graph file.
 
-    texts: the texts of a text tower, None for pictures.
+    example: two input rows. dynamic: input axis → torch.export.Dim of variable length. texts: how a text tower prepares
+    texts, None for pictures.
     """
 
     name: str
@@ -54,7 +55,10 @@ class TowerGraph:
 
 
 class InferenceTower(nn.Module):
-    """A tower without the parts of training: no feature cache, no adapters, no grouping of rows by length."""
+    """A tower without the parts that only training needs: feature cache, adapters, grouping of rows by length.
+
+    unit: scale embeddings to length 1.
+    """
 
     def __init__(self, tower: Tower, unit: bool) -> None:
         super().__init__()
@@ -66,14 +70,17 @@ class InferenceTower(nn.Module):
         self.prepare, self.trunk, self.projection, self.unit = tower.prepare, trunk, tower.projection, unit
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Embeddings (n, D) of pixels or tokens."""
+        """Embed n rows of pixels or token ids as (n, D)."""
         run = self.trunk.encode_group if isinstance(self.trunk, Pooled) else self.trunk
         embeddings = self.projection(run(self.prepare(inputs)))
         return F.normalize(embeddings, dim=-1) if self.unit else embeddings
 
 
 def write(folder: Path, source: ExportSource) -> None:
-    """Write graphs, tokenizer.json and config.json. Raises ConfigError if tokenizer.json gives other tokens."""
+    """Write the graphs, tokenizer.json and config.json into `folder`.
+
+    Raises ConfigError if tokenizer.json gives other token ids than the model's own tokenizer.
+    """
     tokenizer = to_tokenizers(source.model)
     graphs = _graphs(source)
     tokenizer.save(str(folder / TOKENIZER))
@@ -108,7 +115,7 @@ def write(folder: Path, source: ExportSource) -> None:
 
 
 def calls(source: ExportSource) -> Iterator[Call]:
-    """Several numbers of rows, lengths and paddings; texts that are too long or empty."""
+    """Yield inputs that check the graphs: batches of several sizes, and texts of several lengths, empty or too long."""
     unit = _is_unit(source)
     for graph in _graphs(source):
         if side := graph.texts:
@@ -122,7 +129,7 @@ def calls(source: ExportSource) -> Iterator[Call]:
 
 
 def _graphs(source: ExportSource) -> list[TowerGraph]:
-    """The graphs of x and y; one file for a shared encoder."""
+    """Return a TowerGraph for each tower. For a shared encoder both name the same file."""
     model, batch = source.model, torch.export.Dim("batch")
     if isinstance(model, TextPairModel):
         sides = dict(zip(("question", "passage"), text_sides(model, source.config), strict=True))
@@ -146,7 +153,7 @@ def _graphs(source: ExportSource) -> list[TowerGraph]:
 
 
 def _short(side: TextSide) -> Tensor:
-    """Two rows of 8 tokens, fewer than a row may have: an example of variable length."""
+    """Return token ids (2, 8): two sample texts cut to 8 tokens, as the example input of a graph of variable length."""
     return side.tokenize(PROBES[:2], side.length)[:, :8]
 
 
@@ -156,7 +163,7 @@ def _is_unit(source: ExportSource) -> bool:
 
 
 def _settings(source: ExportSource, graphs: list[TowerGraph]) -> dict[str, Any]:
-    """config.json: everything between a text or a picture and a score."""
+    """Return the content of config.json: all that is needed to get from texts and pictures to scores."""
     scale = source.logit_scale
     inputs: dict[str, Any] = {}
     for graph in graphs:
@@ -177,7 +184,7 @@ def _settings(source: ExportSource, graphs: list[TowerGraph]) -> dict[str, Any]:
 
 
 def snippet(folder: Path, source: ExportSource) -> str:
-    """How to embed texts and pictures with the graphs."""
+    """Return Markdown that shows how to embed texts and pictures with the graphs."""
     image = source.model.image if isinstance(source.model, ImageTextModel) else None
     return render("onnx.md.j2", folder, source, graphs=_graphs(source), image=image, opset=OPSET)
 

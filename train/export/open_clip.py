@@ -1,4 +1,4 @@
-"""format=open_clip: a folder that open_clip loads, as local-dir:FOLDER or by a model name and a .pt file."""
+"""format=open_clip: write a folder that open_clip loads, as local-dir:FOLDER or by a model name and a .pt file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ OWN_SCALE = math.log(1 / 0.07)  # open_clip's initial logit_scale
 
 
 def write(folder: Path, source: ExportSource) -> None:
-    """Write weights (safetensors and .pt), configuration and tokenizer files. Raises ConfigError, as `_checked`."""
+    """Write weights (safetensors and .pt), configuration and tokenizer files into `folder`.
+
+    Raises ConfigError unless both towers are one open_clip model.
+    """
     model, config = _checked(source)
     image, scale = model.image, source.logit_scale
     tensors: dict[str, Tensor] = {k: v.detach().cpu().contiguous() for k, v in open_clip_state_dict(model).items()}
@@ -43,7 +46,7 @@ def write(folder: Path, source: ExportSource) -> None:
 
 
 def calls(source: ExportSource) -> list[Call]:
-    """Noise for the picture tower, and texts for the text tower."""
+    """Return the inputs that check the export: noise pictures for one tower, texts for the other."""
     model, _ = _checked(source)
     towers, pictures = model.towers.eval(), probe_pictures(model.image.size)
     with torch.no_grad():
@@ -54,13 +57,13 @@ def calls(source: ExportSource) -> list[Call]:
 
 
 def snippet(folder: Path, source: ExportSource) -> str:
-    """How to load the folder as local-dir:…, and its .pt file by a model name."""
+    """Return Markdown that shows how to load the folder as local-dir:…, and its .pt file by a model name."""
     image = _checked(source)[0].image
     return render("open_clip.md.j2", folder, source, name=source.name, checkpoint=CHECKPOINT, image=image)
 
 
 def _checked(source: ExportSource) -> tuple[ImageTextModel, dict[str, Any]]:
-    """The model and its model_cfg. Raises ConfigError unless both towers are one open_clip model."""
+    """Return the model and its open_clip model_cfg. Raises ConfigError unless both towers are one open_clip model."""
     model = source.model
     if not isinstance(model, ImageTextModel) or model.open_clip_config is None:
         raise ConfigError(

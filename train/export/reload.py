@@ -1,9 +1,9 @@
 """python -P reload.py LIBRARY FOLDER JOB: load an export with a library and embed inputs, in a process of its own.
 
-It imports no module of this project and has no network; the caller sets the caches. Input, in the folder JOB:
-calls.json, a list of {"texts", "pairs", hints of the format}, and given.safetensors, with the pictures of call i as
-"i", uint8 (n, 3, S, S). Output: theirs.safetensors with the embeddings (n, D) of call i as "i", or as "i/CLASS" where
-a second class loads the same folder.
+It imports no module of this project and has no network; the caller sets the model caches. Input, in the folder JOB:
+calls.json, a list of {"texts", "pairs", hints of the format}, one dictionary per call; and given.safetensors, with the
+pictures of call number i as "i", uint8 (n, 3, S, S) with S the side in pixels. Output: theirs.safetensors with the
+embeddings (n, D) of call i as "i", or as "i/CLASS" where a second class loads the same folder.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NEW_NETWORK = 0x40000000  # CLONE_NEWNET of sched.h
 
 
 def main(library: str, folder: str, job: Path) -> None:
-    """Embed the inputs of `job` with the library that loads `folder`, and save the embeddings."""
+    """Load `folder` with `library`, embed the inputs in the folder `job`, and save the embeddings there."""
     calls = json.loads((job / CALLS).read_text())
     given = load_file(job / GIVEN)
     for i, call in enumerate(calls):
@@ -34,20 +34,23 @@ def main(library: str, folder: str, job: Path) -> None:
 
 
 def leave_the_network() -> None:
-    """Move to an empty network namespace where the system allows it, and refuse connections by an audit hook."""
+    """Cut this process from the network: by an empty network namespace where possible, and by refusing connections."""
     if sys.platform == "linux":
         ctypes.CDLL(None).unshare(NEW_NETWORK)  # works for root; otherwise only the hook refuses
     sys.addaudithook(_refuse)
 
 
 def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
-    """Raise for events that reach another machine: name look-ups, and addresses other than paths of Unix sockets."""
+    """Raise ConnectionRefusedError for audit events of network access.
+
+    These are name look-ups and connections, except connections to paths of Unix sockets.
+    """
     if event == "socket.getaddrinfo" or (event == "socket.connect" and isinstance(arguments[1], tuple)):
         raise ConnectionRefusedError(f"it asks the network ({event})")
 
 
 def _open_clip(folder: str, calls: list[dict[str, Any]]) -> Answers:
-    """Texts by the text tower, pictures by the picture tower, with open_clip's own preprocessing."""
+    """Yield embeddings from open_clip: texts by the text tower, pictures by the image tower and its preprocessing."""
     import open_clip
     import torch
     from PIL import Image
@@ -66,7 +69,7 @@ def _open_clip(folder: str, calls: list[dict[str, Any]]) -> Answers:
 
 
 def _sentence_transformers(folder: str, calls: list[dict[str, Any]]) -> Answers:
-    """Texts with the prompt that a call names: query or document."""
+    """Yield embeddings from sentence-transformers: texts with the prompt that a call names, query or document."""
     from sentence_transformers import SentenceTransformer
 
     model: Any = SentenceTransformer(folder, device="cpu", local_files_only=True)
@@ -77,7 +80,10 @@ def _sentence_transformers(folder: str, calls: list[dict[str, Any]]) -> Answers:
 
 
 def _transformers(folder: str, calls: list[dict[str, Any]]) -> Answers:
-    """Each text alone, without padding, pooled here; and all texts in one batch by DPR's own class, if it is named."""
+    """Yield embeddings from transformers' AutoModel: each text alone, without padding, with the pooling done here.
+
+    Where a call names one of DPR's own classes, also yield embeddings of all texts in one batch by that class.
+    """
     import torch
     import transformers
 
@@ -101,7 +107,7 @@ def _transformers(folder: str, calls: list[dict[str, Any]]) -> Answers:
 
 
 def _onnxruntime(folder: str, calls: list[dict[str, Any]]) -> Answers:
-    """Texts by tokenizer.json and the graph that a call names; pictures as pixels."""
+    """Yield embeddings from onnxruntime: texts by tokenizer.json and the graph named by a call, pictures as pixels."""
     import onnxruntime
     from tokenizers import Tokenizer
 

@@ -1,4 +1,4 @@
-"""format=sentence_transformers: one folder for SentenceTransformer, with the prompts "query" and "document"."""
+"""format=sentence_transformers: write one folder for SentenceTransformer, with prompts "query" and "document"."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ POOLINGS: dict[Pooling, PoolingMode] = {Pooling.cls: "cls", Pooling.mean: "mean"
 
 
 def write(folder: Path, source: ExportSource) -> None:
-    """Write the folder by sentence-transformers itself. Raises ConfigError for a model with two encoders."""
+    """Write the folder with sentence-transformers' own code. Raises ConfigError for a model with two encoders."""
     question, passage = encoder_sides(source, "sentence_transformers")
     if question.tower is not passage.tower:
         raise ConfigError(
@@ -57,7 +57,7 @@ def write(folder: Path, source: ExportSource) -> None:
 
 
 def calls(source: ExportSource) -> Iterator[Call]:
-    """Questions and passages, some of them too long."""
+    """Yield the inputs that check the export: for each side, sample texts and a text that is too long."""
     unit = source.config.objective.similarity is Similarity.cosine
     for side, prompt in zip(encoder_sides(source, "sentence_transformers"), ("query", "document"), strict=True):
         for texts in (PROBES, [side.too_long]):
@@ -65,7 +65,7 @@ def calls(source: ExportSource) -> Iterator[Call]:
 
 
 def snippet(folder: Path, source: ExportSource) -> str:
-    """How to load the folder and to compare a question with a passage."""
+    """Return Markdown that shows how to load the folder and compare a question with a passage."""
     _, passage = encoder_sides(source, "sentence_transformers")
     return render("sentence_transformers.md.j2", folder, source, paired=passage.paired)
 

@@ -1,4 +1,4 @@
-"""The tokenizer of a model as one tokenizer.json, for the tokenizers library (Python, Rust, JavaScript, …)."""
+"""Convert the tokenizer of a model to one tokenizer.json for the tokenizers library (Python, Rust, JavaScript, …)."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ WORDS = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"""  #
 
 
 def to_tokenizers(model: TwoTowerModel) -> Tokenizer:
-    """The tokenizer of a model, without truncation, with padding to the longest row.
+    """Convert the tokenizer of a model to a Tokenizer of the tokenizers library, without truncation.
 
-    A tower that takes one length only gets padding to its context length. Raises ConfigError for a tokenizer that the
-    tokenizers library cannot express.
+    It pads to the longest row, or to the context length for a tower that takes rows of one length only. Raises
+    ConfigError for a tokenizer that the tokenizers library cannot express.
     """
     own: Any = model.tokenize
     if hasattr(own, "bpe_ranks"):
@@ -57,7 +57,11 @@ def to_tokenizers(model: TwoTowerModel) -> Tokenizer:
 
 
 def _clip(own: Any) -> Tokenizer:
-    """open_clip's SimpleTokenizer: byte-pair encoding of cleaned words, between start and end token, padded with 0."""
+    """Convert open_clip's SimpleTokenizer, `own`, to the tokenizers library.
+
+    The result cleans texts, splits words, encodes them by byte pairs, and adds start and end token; the padding id is
+    0.
+    """
     start, end = (own.decoder[i] for i in own.all_special_ids[:2])
     converted = Tokenizer(
         models.BPE(own.encoder, list(own.bpe_ranks), end_of_word_suffix="</w>", continuing_subword_prefix="")
@@ -77,7 +81,10 @@ def _clip(own: Any) -> Tokenizer:
 
 
 def _cleaning(own: Any) -> list[Any]:
-    """The normalizers that do what `own.clean_fn` does. Raises ConfigError for a function that is not in CLEANING."""
+    """Return the normalizers that do what `own.clean_fn` does, for an open_clip tokenizer `own`.
+
+    Raises ConfigError for a cleaning function that is not in CLEANING.
+    """
     name = getattr(own.clean_fn, "__name__", "")
     if name not in CLEANING:
         raise ConfigError(f"format=onnx: nothing in a tokenizer.json cleans texts as '{name}'. Take another format")

@@ -1,1 +1,1 @@
-"""What the loop observes: stragglers, loss spikes, bad samples, weights that differ between ranks."""
+"""Watch a run for slow ranks (stragglers), loss spikes, bad samples, and weights that differ between ranks."""

@@ -1,8 +1,8 @@
-"""Counts bad samples over all ranks, and stops the run when there are too many.
+"""Count bad samples (samples that cannot be used) over all ranks, and stop the run when there are too many.
 
 Each rank knows the samples that were replaced in its own batches. The ranks share them when a step is logged and before
-a checkpoint, so a run stops at most tracking.every steps late. Limits are applied by position in the order of samples
-alone: the result does not depend on the number of ranks, nor on where the run was stopped and resumed.
+a checkpoint, so a run stops at most tracking.every steps late. The limits look only at the samples' positions in the
+training order, so the result depends neither on the number of ranks nor on where the run was stopped and resumed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ SHOWN = 3  # bad samples that the error message names
 class BadSampleCounter:
     """Counts the bad samples of all ranks, and raises DataError when there are more than the configuration allows.
 
-    total: all bad samples of the run that the ranks have shared so far. log: prints which shard of a stream could not
-    be read.
+    total: all bad samples of the run that the ranks have shared so far. ledger: the run's event file, which lists them.
+    log: prints which shard of a stream could not be read.
     """
 
     def __init__(
@@ -40,15 +40,16 @@ class BadSampleCounter:
         self._recent: list[int] = []  # positions within the last WINDOW samples
 
     def observe(self, batch: Batch, step: int) -> None:
-        """Remember the bad samples of this rank's batch. step: finished optimiser steps, with that of the batch."""
+        """Remember the bad samples of this rank's batch. step: finished optimiser steps, including this batch's."""
         size, world = self._global_batch_size, self._world
         first = (step - 1) * size + world.rank * size // world.size
         self._unshared += [(first + bad.row, step, bad) for bad in batch.bad]
 
     def check(self) -> int:
-        """Write the bad samples since the last call to the ledger. Returns the total of all ranks. A collective.
+        """Share the bad samples since the last call between ranks, write them to the ledger; return the run's total.
 
-        Raises DataError, on all ranks, when data.bad_in_a_row or data.bad_share is exceeded.
+        Raises DataError, on all ranks, when data.bad_in_a_row or data.bad_share is exceeded. A collective: every rank
+        must call it.
         """
         if any_rank(bool(self._unshared), self._world):
             events = [event for rank in gather_objects(self._unshared, self._world) for event in rank]
@@ -57,7 +58,7 @@ class BadSampleCounter:
         return self.total
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts, as JSON for a checkpoint."""
+        """Return the counts as JSON values for a checkpoint."""
         return {"total": self.total, "row": self._in_a_row, "last": self._last, "recent": self._recent}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -65,7 +66,10 @@ class BadSampleCounter:
         self._recent = list(state["recent"])
 
     def _take(self, events: list[tuple[int, int, BadSample]]) -> None:
-        """Write bad samples to the ledger, then count them. events: (position in the order, step, sample), sorted."""
+        """Write bad samples to the ledger, then count each one; DataError if a limit is exceeded.
+
+        events: (position in the training order, step, sample), sorted by position.
+        """
         for _, step, bad in events:  # all of them before a limit may stop the run
             facts = {"id": bad.id, "shard": bad.shard, "key": bad.key, "reason": bad.reason, "by": bad.replaced_by}
             self._ledger.write(step, "substitute", **facts)
@@ -75,7 +79,11 @@ class BadSampleCounter:
             self._count(position, step, bad)
 
     def _count(self, position: int, step: int, bad: BadSample) -> None:
-        """Count one more. A replacement that is bad itself counts at the position of the sample it stands for."""
+        """Count one bad sample. Raises DataError if it exceeds data.bad_in_a_row or data.bad_share.
+
+        position: place in the training order; a replacement that is bad itself counts at the place of the sample that
+        it replaces. step: finished optimiser steps, for the message.
+        """
         self.total += 1
         self._in_a_row = self._in_a_row + 1 if position <= self._last + 1 else 1
         self._last = position

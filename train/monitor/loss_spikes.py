@@ -1,4 +1,4 @@
-"""Loss spikes: a step whose loss is far above the recent losses is skipped."""
+"""Detect loss spikes: losses far above the recent ones, whose steps are skipped."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ WINDOW = 10  # finite losses of applied steps
 
 
 class LossSpikes:
-    """Decides whether a loss is a spike: loss > mean + (factor − 1)·size, over the last WINDOW losses.
+    """Decides whether a loss is a spike: loss > mean + (factor − 1) · size, over the last WINDOW losses.
 
-    size is |mean|, so that a spike is loss > factor·mean; where losses are near zero or change sign, it is their range,
-    if that is larger. There are no spikes before WINDOW losses, or when factor is None.
+    Only losses of applied steps count. size is |mean|, so that a spike is a loss > factor · mean; where losses are near
+    zero or change sign, size is their range (max − min) if that is larger. Nothing is a spike before there are WINDOW
+    losses, or if factor is None.
     """
 
     def __init__(self, factor: float | None) -> None:

@@ -1,4 +1,4 @@
-"""The monitor of a run: stragglers, skipped steps, bad samples, and ranks whose weights differ."""
+"""The monitor of a run: it watches for slow ranks, bad samples and weights that differ, and records skipped steps."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from dyad.train.run_folder.ledger import Ledger
 
 @dataclass
 class Monitor:
-    """Observes the steps of a run. Every rank has one and calls the same methods.
+    """Observes the steps of a run. Every rank has a Monitor and must call the same methods.
 
-    modules: those whose weights are compared, by name; digest_every: steps between two comparisons, 0 for none.
+    modules: name → module whose weights are compared between ranks. digest_every: steps between two comparisons, 0 for
+    none. ledger: the run's event file.
     """
 
     stragglers: Stragglers
@@ -33,9 +34,10 @@ class Monitor:
     _compared_at: int = field(default=-1, init=False)
 
     def observe(self, batch: Batch, waited: float, step: int) -> None:
-        """Call after each step. waited: seconds that the step waited for `batch`; step: finished steps, with this one.
+        """Record one finished step; call it after each step. Every digest_every steps, compare the ranks' weights.
 
-        Raises HardwareError, every digest_every steps, when the ranks' weights differ.
+        waited: seconds that the step waited for `batch`. step: finished optimiser steps, including this one. Raises
+        HardwareError when the ranks' weights differ.
         """
         self.stragglers.observe(waited)
         self.bad_samples.observe(batch, step)
@@ -43,7 +45,11 @@ class Monitor:
             self._compare_weights(step)
 
     def record_skipped(self, batch: Batch, step: int, reason: str, scalars: Mapping[str, float]) -> None:
-        """Write a skipped step to the ledger, with the range of sample ids of its global batch. A collective."""
+        """Write a skipped step to the ledger, with the lowest and highest sample id of its global batch.
+
+        reason: the kind of ledger entry, nonfinite or spike. scalars: has the loss and grad_norm of the step. A
+        collective: every rank must call it.
+        """
         own = (int(batch.sample_ids.min()), int(batch.sample_ids.max())) if len(batch) else None
         first, last = zip(*filter(None, gather_objects(own, self.world)), strict=True)
         numbers = {name: scalars[name] for name in ("loss", "grad_norm")}
@@ -51,17 +57,19 @@ class Monitor:
         self.ledger.write(step, reason, first_id=min(first), last_id=max(last), **finite)
 
     def check(self) -> Mapping[str, float]:
-        """Call when a step is logged. Warns of stragglers; returns what to log. A collective.
+        """Warn of stragglers (slow ranks), and return the count of bad samples as a metric.
 
-        Raises DataError, on all ranks, when there are too many bad samples.
+        Call it when a step is logged. Raises DataError, on all ranks, when there are too many bad samples. A
+        collective: every rank must call it.
         """
         self.stragglers.check()
         return {"substituted": float(self.bad_samples.check())}
 
     def verify(self, step: int) -> None:
-        """Call before training and before each checkpoint, which must not hold weights of which ranks differ.
+        """Compare the ranks' weights and count the bad samples; call it before training and before each checkpoint.
 
-        Raises HardwareError when they do, DataError when there are too many bad samples. A collective.
+        So no checkpoint holds weights that differ between ranks. step: finished optimiser steps. Raises HardwareError
+        when weights differ, DataError when there are too many bad samples. A collective: every rank must call it.
         """
         self._compare_weights(step)
         self.bad_samples.check()

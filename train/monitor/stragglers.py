@@ -1,4 +1,4 @@
-"""Stragglers: ranks that need more time for a step than the others, without counting the time they wait for others."""
+"""Find stragglers: ranks that need more time for a step than the others, not counting time spent waiting for others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SPAN = 5.0  # ranks are compared once the slowest has needed so many seconds by 
 class LocalTimer:
     """Measures the seconds between start() and stop(), summed over steps.
 
-    On a GPU it records events, so the host does not wait for the GPU.
+    On a GPU it records CUDA events, so the host does not wait for the GPU.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -37,17 +37,20 @@ class LocalTimer:
             self._seconds += perf_counter() - self._start
 
     def read(self) -> float:
-        """Seconds since the last reading. Call it after a step has read its scalars: the GPU has passed the events."""
+        """Return the measured seconds since the last call of read, and start again from zero.
+
+        On a GPU, call it only after the step has read its scalars, because by then the GPU has passed the events.
+        """
         seconds = self._seconds + sum(start.elapsed_time(stop) for start, stop in self._events) / 1000
         self._events, self._seconds = [], 0.0
         return seconds
 
 
 class Stragglers:
-    """Warns of a rank whose pace is below `share` of the others' median, and not again before it has caught up.
+    """Warns, by a line to `log`, of a rank whose pace is below `share` times the median pace of the other ranks.
 
-    A rank's pace is the inverse of its own time for a step: of waiting for its batch, and of computing until it waits
-    for other ranks, which `timer` measures.
+    A rank's pace is the inverse of its own time for a step: waiting for its batch, plus computing until it waits for
+    other ranks, which `timer` measures. A slow rank is named again only after it has caught up in between.
     """
 
     def __init__(self, timer: LocalTimer, share: float, world: World, log: Callable[[str], None]) -> None:
@@ -56,7 +59,7 @@ class Stragglers:
         self._reset()
 
     def observe(self, waited: float) -> None:
-        """Call after every step. waited: seconds that the step waited for its batch."""
+        """Add one step's waiting time; call it after every step. waited: seconds that the step waited for its batch."""
         if self._started:
             self._steps, self._waited = self._steps + 1, self._waited + waited
         else:  # the first step does not count: it waits until loader and towers are ready
@@ -64,7 +67,11 @@ class Stragglers:
             self._reset()
 
     def check(self) -> None:
-        """Compare the ranks. A collective, of two numbers per rank; call it after a step."""
+        """Compare the times of all ranks and warn of slow ones; call it after a step.
+
+        Nothing is compared before the slowest rank has needed SPAN seconds by itself. A collective that sends two
+        numbers per rank: every rank must call it.
+        """
         if self._world.size == 1 or not self._steps:
             return
         self._computed += self._timer.read()

@@ -1,1 +1,1 @@
-"""The towers: open_clip, transformers, timm and our own, their adapters and the cache of frozen features."""
+"""Build the towers: open_clip, transformers, timm, our own CNN; with LoRA adapters and a cache of frozen features."""

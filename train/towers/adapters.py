@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA, Hu et al. 2021) of a transformers encoder, by peft: added, and merged into its weights."""
+"""Add low-rank adapters (LoRA, Hu et al. 2021) to a transformers encoder, and merge them into its weights, by peft."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from dyad.train.towers.published import explained
 
 
 def add_adapters(encoder: nn.Module, config: TextTowerConfig) -> None:
-    """Add adapters to the modules that `config` names, in place. Only the adapters train.
+    """Add adapters, in place, to the modules of `encoder` that model.text.lora_targets names. Only the adapters train.
 
-    They start at zero, so that outputs do not change at first. Raises ConfigError for modules that do not exist.
+    Without names, peft chooses the attention projections. Adapters start at zero, so at first the outputs do not
+    change. Raises ConfigError for modules that do not exist.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
@@ -25,7 +26,10 @@ def add_adapters(encoder: nn.Module, config: TextTowerConfig) -> None:
 
 
 def merged(encoder: nn.Module) -> nn.Module:
-    """A copy of the encoder with its adapters added into its weights; the encoder itself if it has no adapters."""
+    """Return a copy of the encoder with its adapters added into its weights.
+
+    An encoder without adapters is returned itself.
+    """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     if not any(isinstance(module, BaseTunerLayer) for module in encoder.modules()):

@@ -1,9 +1,11 @@
-"""Statistics of batch norms in training (model.batch_norm). In evaluation all use running statistics.
+"""The choices of model.batch_norm: which statistics batch norms use in training. In eval() all use running statistics.
 
-global: of the global batch, so that neither the loss nor the gradient depends on the number of ranks. Per channel, each
-rank sends count, mean and squared deviations of its rows, and two sums in backward.
-per_chunk: of each chunk on each rank, as torch's own modules do.
-frozen: running statistics as loaded; weight and bias of the norm still train.
+global: mean and variance of the global batch, so neither loss nor gradient depends on the number of ranks. For each
+channel, each rank sends the count, mean and squared deviations of its rows; in backward, two sums.
+
+per_chunk: mean and variance of each chunk on each rank, as in torch's own modules.
+
+frozen: the running statistics as loaded, in training as well; weight and bias of the norm still train.
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ from dyad.train.towers.pooled import Pooled
 
 
 class GlobalStatistics(_BatchNorm):
-    """A batch norm over the rows of all ranks. counts: False while this rank has no rows and runs a placeholder."""
+    """A batch norm with the statistics of all ranks' rows (model.batch_norm=global).
+
+    counts: False while this rank has no rows and runs a placeholder, which is left out of the statistics.
+    """
 
     counts = True
 
@@ -38,17 +43,17 @@ class GlobalStatistics(_BatchNorm):
 
 
 class FrozenStatistics(_BatchNorm):
-    """A batch norm that stays in eval()."""
+    """A batch norm that stays in eval() mode and so always uses its running statistics (model.batch_norm=frozen)."""
 
     def train(self, mode: bool = True) -> FrozenStatistics:
         return super().train(False)
 
 
 class RunningStatistics:
-    """The running means and variances of all batch norms: saved and restored around a step.
+    """Saves (`read`) and restores (`write`) the running means and variances of all batch norms in training.
 
-    Forward updates them. The second forward of a chunk and a skipped step must not. own: the buffers that depend on the
-    rows of this rank only, and so differ between ranks.
+    Every forward pass updates them, but the second forward of a chunk (which recomputes it) and a skipped step must
+    not. own: the buffers computed from this rank's rows only, which therefore differ between ranks.
     """
 
     def __init__(self, towers: nn.Module) -> None:
@@ -66,18 +71,27 @@ class RunningStatistics:
             buffer.copy_(value)
 
     def begin(self, rows: int) -> None:
-        """Begin a step with `rows` rows on this rank. Without any, the towers run a placeholder that does not count."""
+        """Begin a step in which this rank has `rows` rows.
+
+        Without any rows the towers run a placeholder, which global statistics leave out.
+        """
         for norm in self._global:
             norm.counts = rows > 0
 
 
 def batch_norms(towers: nn.Module) -> list[_BatchNorm]:
-    """The batch norms that use statistics of the batch: those in train(). Frozen parts of a tower are in eval()."""
+    """Return the batch norms of `towers` that are in train() mode and so use statistics of the batch.
+
+    Those in frozen parts of a tower are in eval() mode.
+    """
     return [module for module in towers.modules() if isinstance(module, _BatchNorm) and module.training]
 
 
 def set_batch_norms(towers: nn.Module, choice: BatchNorm) -> None:
-    """Set model.batch_norm for towers in train(), in place. The names of weights and buffers stay."""
+    """Make the batch norms of `towers` use the statistics that model.batch_norm=`choice` names, in place.
+
+    The towers must be in train() mode. The names of parameters and buffers stay.
+    """
     kind, _ = CHOICES[choice]
     for norm in batch_norms(towers) if kind else ():
         norm.__class__ = _kind(kind, type(norm))
@@ -85,10 +99,10 @@ def set_batch_norms(towers: nn.Module, choice: BatchNorm) -> None:
 
 
 def check_batch_norms(towers: nn.Module, choice: BatchNorm, rows: int, chunks: int, ranks: int = 1) -> str:
-    """One line for the log that says what `choice` means for towers in train(); "" without batch norms.
+    """Check that model.batch_norm=`choice` works for these towers; return one line for the log, "" without batch norms.
 
-    rows: the fewest pairs of any rank. chunks: the number of chunks they are embedded in. Raises ConfigError if
-    `choice` does not go with these towers or chunks.
+    rows: the fewest pairs that any rank has. chunks: the number of chunks in which a rank embeds its pairs. ranks: the
+    number of processes. Raises ConfigError if `choice` does not work with these towers, chunks or ranks.
     """
     norms = [m for m in towers.modules() if isinstance(m, FrozenStatistics)] + batch_norms(towers)
     in_text = any(isinstance(m, Pooled) and batch_norms(m) for m in towers.modules())
@@ -126,7 +140,10 @@ CHOICES: dict[BatchNorm, tuple[type[_BatchNorm] | None, str]] = {
 
 
 def _own_forward(norm: _BatchNorm) -> str:
-    """The class of a norm whose forward is neither torch's nor timm's and is replaced by GlobalStatistics; else ""."""
+    """Return the class name of a norm with a forward of its own that GlobalStatistics replaces; "" for other norms.
+
+    A forward is the norm's own if it is neither torch's nor timm's.
+    """
     if not isinstance(norm, GlobalStatistics) or hasattr(norm, "act"):
         return ""
     original = type(norm).__bases__[1]
@@ -135,13 +152,16 @@ def _own_forward(norm: _BatchNorm) -> str:
 
 @cache
 def _kind(kind: type[_BatchNorm], norm: type[_BatchNorm]) -> type[_BatchNorm]:
-    """A subclass of both, so that `kind` decides on the statistics and `norm` on everything else."""
+    """Return a new subclass of both classes: `kind` decides which statistics are used, `norm` everything else."""
     return type(f"{kind.__name__}_{norm.__name__}", (kind, norm), {})
 
 
 @torch.compiler.disable()
 def _over_ranks(norm: GlobalStatistics, x: Tensor) -> Tensor:
-    """`norm` of x with statistics of all ranks; updates its running statistics as torch's module does. A collective."""
+    """Normalise x by the statistics of all ranks, and update the running statistics of `norm`, as torch does.
+
+    A collective: every rank must call it.
+    """
     count, mean_C, var_C = _statistics(x.detach(), norm.counts)
     if norm.running_mean is not None and norm.running_var is not None and norm.num_batches_tracked is not None:
         norm.num_batches_tracked.add_(1)
@@ -154,10 +174,11 @@ def _over_ranks(norm: GlobalStatistics, x: Tensor) -> Tensor:
 
 
 def _statistics(x: Tensor, counts: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The number of values of a channel on all ranks, their means (C,) and variances (C,), bit-equal on every rank.
+    """Return the number of values per channel over all ranks, and the channels' means (C,) and variances (C,).
 
-    float32 or better. Deviations are from the mean of each rank and merged as in Chan et al. 1979, which avoids
-    cancellation. counts: whether the rows of this rank count.
+    x: (b, C, …). counts: whether the rows of this rank count. The results are bit-equal on every rank, in float32 or
+    better. Each rank's deviations are from its own mean and merged as in Chan et al. 1979, which avoids cancellation. A
+    collective: every rank must call it.
     """
     dims, channels = [dim for dim in range(x.ndim) if dim != 1], x.shape[1]
     var_C, mean_C = torch.var_mean(x.to(torch.promote_types(x.dtype, torch.float32)), dims, correction=0)
@@ -172,9 +193,10 @@ def _statistics(x: Tensor, counts: bool) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class _Normalised(torch.autograd.Function):
-    """weight (x - mean) / sqrt(var + eps) + bias.
+    """Computes weight (x - mean) / sqrt(var + eps) + bias per channel; mean and var are over the rows of all ranks.
 
-    share: the weight 1 / count of a value of x in mean and var; 0 if the rows of this rank do not count.
+    share: (1 / count), the weight of one value of x in mean and var, where count is the number of values per channel
+    over all ranks; 0 if the rows of this rank do not count.
     """
 
     @staticmethod
@@ -188,9 +210,11 @@ class _Normalised(torch.autograd.Function):
     @staticmethod
     @first_order_only
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The gradient with mean and var fixed, minus the part through them, whose sums are over all ranks.
+        """Return the gradients of x, weight and bias; that of x includes the paths through mean and var.
 
-        dx = weight / std (dy - mean(dy) - x̂ mean(dy x̂)). The last two terms are computed as a batch norm of x.
+        dx = (weight / std) (dy - mean(dy) - x̂ mean(dy x̂)), with dy the gradient of the output, x̂ = (x - mean) / std,
+        and means over the rows of all ranks. The first term is torch's backward with fixed statistics, the other two
+        are computed as a batch norm of x. A collective: every rank must call it.
         """
         x, weight, mean, var, share = ctx.saved_tensors
         fixed = (x, weight, mean, var, None, None, False, ctx.eps, [True, True, True])

@@ -1,4 +1,4 @@
-"""Builds the two towers of a configuration, with the tokenizer of their texts."""
+"""Build the two towers of a configuration, with the tokenizer of their texts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ TOKENS_REFUSED = "model.text: this tower cannot take its tokenizer's tokens"
 
 @dataclass(frozen=True)
 class TwoTowerModel:
-    """Two towers with the tokenizer of their texts: n texts → int64 (n, L)."""
+    """Two towers, and the tokenizer of their texts.
+
+    tokenize: converts n texts to token ids, int64 (n, L), where L counts tokens.
+    """
 
     towers: TwoTower
     tokenize: Callable[..., Tensor]
@@ -32,9 +35,9 @@ class TwoTowerModel:
 
 @dataclass(frozen=True)
 class ImageTextModel(TwoTowerModel):
-    """x: pictures, y: texts. image: size and normalisation of the picture tower's input.
+    """A model whose x_tower takes images and y_tower texts. image: size and normalisation of the image tower's input.
 
-    open_clip_config: the model_cfg of open_clip when both towers are one open_clip model, else None.
+    open_clip_config: open_clip's model_cfg if both towers come from one open_clip model, else None.
     """
 
     image: ImageSpec
@@ -43,21 +46,25 @@ class ImageTextModel(TwoTowerModel):
 
 @dataclass(frozen=True)
 class TextPairModel(TwoTowerModel):
-    """x: questions, y: passages. tokenize: a TextTokenizer, (texts, length, pairs=None) → int64 (n, L)."""
+    """A model whose x_tower takes questions and y_tower passages.
+
+    tokenize: a TextTokenizer; (texts, length, pairs=None) → token ids, int64 (n, L), where L counts tokens.
+    """
 
 
 def build_model(config: ModelConfig, task: Task, load_pretrained: bool = True) -> TwoTowerModel:
-    """The towers of a configuration. load_pretrained=False: architectures only; weights come from a checkpoint.
+    """Build the towers of a configuration for `task`, image_text or question_passage.
 
-    Random initial weights come from torch's global generator. Raises ConfigError for an unknown model, weights that do
-    not exist, inputs that a tower cannot take, or towers of different widths.
+    load_pretrained=False: build architectures only; the weights come from a checkpoint. Random initial weights come
+    from torch's global generator. Raises ConfigError for an unknown model, weights that do not exist, inputs that a
+    tower cannot take, or towers of different widths.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads do not survive the loader's fork
     return MODELS[task](config, load_pretrained)
 
 
 def build_image_text(config: ModelConfig, load_pretrained: bool = True) -> ImageTextModel:
-    """The picture tower and the text tower of Task.image_text, as `build_model`."""
+    """Build the image tower and the text tower of task=image_text. Parameters and errors as in `build_model`."""
     from dyad.train.towers.image import build_image_tower
     from dyad.train.towers.open_clip import BuildContext
 
@@ -78,9 +85,9 @@ def build_image_text(config: ModelConfig, load_pretrained: bool = True) -> Image
 
 
 def build_text_pair(config: ModelConfig, load_pretrained: bool = True) -> TextPairModel:
-    """The towers of Task.question_passage: one transformers encoder for both sides, or two with equal weights.
+    """Build the towers of task=question_passage: one transformers encoder for both sides, or two with equal weights.
 
-    The rest is as in `build_model`.
+    model.shared decides which. Parameters and errors as in `build_model`.
     """
     if config.text.kind is not TextTower.transformers:
         raise ConfigError(
@@ -103,9 +110,10 @@ def _pair(x_tower: Tower, y_tower: Tower, config: ModelConfig) -> TwoTower:
 
 
 def _probe(tower: Tower, inputs: Tensor, problem: str) -> int:
-    """Run a tower once. Returns the width D of its embeddings and freezes parameters that they do not depend on.
+    """Run a tower once on `inputs` and return the width D of its embeddings.
 
-    DDP would wait for gradients of such parameters. Raises ConfigError, beginning with `problem`, when the tower fails.
+    Freezes parameters that the embeddings do not depend on, because DDP would wait for their gradients. Raises
+    ConfigError, which begins with `problem`, when the tower fails.
     """
     tower.eval()
     with explained(problem):

@@ -1,8 +1,8 @@
-"""Feature cache of a frozen tower: each different input row is computed once.
+"""Cache the features of a frozen tower, so that each distinct input row is computed once.
 
-Frozen text towers take two thirds of a step when they run every time. The bits of a cached output must not depend on
-the rows it was computed with, or a resumed run would differ in its last bits. So missing rows are computed in blocks of
-one fixed shape.
+A frozen text tower would otherwise take two thirds of each step. The bits of a cached output must not depend on the
+other rows of its batch, or a resumed run would differ in its last bits: so missing rows are computed in blocks of one
+fixed shape.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ LENGTH_STEP = 8  # tokens; lengths are rounded up to a multiple of it
 
 
 class FrozenCache:
-    """Caches outputs by the bytes of each input row.
+    """Caches the output of each input row under a hash of the row's bytes.
 
-    capacity: bytes of outputs to hold; when they are used up, further outputs are computed every time. pad: the padding
-    token (on the right) of text inputs; rows are then cut to `padded_length` and computed with rows of equal length.
+    capacity: bytes of outputs to hold; once they are used up, further outputs are computed every time. pad: the id of
+    the padding token (on the right) of text inputs, None for images; text rows are cut to `padded_length` and computed
+    with rows of equal length.
     """
 
     def __init__(self, capacity: int, pad: int | None = None) -> None:
@@ -31,9 +32,10 @@ class FrozenCache:
 
     @torch.no_grad()
     def __call__(self, compute: Callable[[Tensor], Tensor], inputs: Tensor, depends_on: Hashable) -> Tensor:
-        """compute(inputs), (b, …), without gradient. The bits of a row do not depend on the other rows.
+        """Return compute(inputs), (b, …), without gradient, from the cache where possible.
 
-        depends_on: everything else that outputs depend on; when it changes, the cache is emptied.
+        The bits of a row's output do not depend on the other rows. depends_on: everything else that outputs depend on;
+        the cache is emptied when it changes.
         """
         if depends_on != self._depends_on:
             self._cached, self._free, self._depends_on = {}, self.capacity, depends_on
@@ -59,9 +61,10 @@ class FrozenCache:
         return outputs
 
     def _computed(self, compute: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-        """compute(inputs) of at most a block of rows, filled up to a whole block with copies of the first row.
+        """Return compute(inputs) for at most one block of rows, filled up to a whole block by copies of its first row.
 
-        With padding one row of a single token is added: attention takes another code path when nothing is masked.
+        For text inputs one row of a single token is added, because attention takes another code path when nothing is
+        masked.
         """
         count = len(inputs)
         block = torch.cat([inputs, inputs[:1].expand(BLOCK[inputs.device.type] - count, *inputs.shape[1:])])
@@ -73,13 +76,16 @@ class FrozenCache:
 
 
 def token_counts(tokens: Tensor, pad: int) -> list[int]:
-    """The number of tokens of each row of (b, L) without the padding on the right; at least 1."""
+    """Return the number of tokens of each row of `tokens`, (b, L) token ids, without the padding; at least 1.
+
+    pad: the id of the padding token, which is on the right.
+    """
     numbers = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
     return ((tokens != pad) * numbers).amax(1).clamp(min=1).tolist()
 
 
 def padded_length(longest: int, limit: int) -> int:
-    """The length, at most `limit`, to which rows of up to `longest` tokens are padded: a multiple of 8.
+    """Return the length to which rows of up to `longest` tokens are padded: the next multiple of 8, at most `limit`.
 
     Rounding keeps the number of different shapes small.
     """
@@ -87,7 +93,7 @@ def padded_length(longest: int, limit: int) -> int:
 
 
 def _blocks(rows: list[int], lengths: list[int], size: int) -> list[list[int]]:
-    """`rows` in blocks of equal length and at most `size` rows. lengths: by row."""
+    """Split row indices into blocks of at most `size` rows of equal length. lengths[i]: tokens of row i."""
     blocks = []
     for length in sorted({lengths[row] for row in rows}):
         members = [row for row in rows if lengths[row] == length]

@@ -1,6 +1,7 @@
-"""Picture towers: uint8 (b, 3, S, S) → (b, D). Pixels are normalised on the device, inside the tower.
+"""Build image towers: uint8 pixels (b, 3, S, S) → (b, D), with S the side in pixels.
 
-A new kind of tower takes a member of train.config.ImageTower and a row of BUILDERS.
+Pixels are normalised on the device, inside the tower. A new kind of tower takes a member of train.config.ImageTower and
+a row of BUILDERS.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ ImageParts = tuple[nn.Module, nn.Module, ImageSpec]  # trunk, projection, what t
 
 
 class NormalizePixels(nn.Module):
-    """uint8 → (pixel / 255 − mean) / std per channel, in the dtype of the tower."""
+    """Converts uint8 pixels to ((pixel / 255) − mean) / std per channel, in the dtype of the tower."""
 
     mean: Tensor
     std: Tensor
@@ -42,7 +43,10 @@ class NormalizePixels(nn.Module):
 
 
 def build_image_tower(context: BuildContext) -> tuple[Tower, ImageSpec]:
-    """The picture tower of a configuration and the pictures that it takes. Raises ConfigError, as `build_model`."""
+    """Build the image tower of a configuration; return it with the size and normalisation of the images that it takes.
+
+    Raises ConfigError, as `build_model`.
+    """
     config = context.config
     trunk, projection, spec = BUILDERS[config.image.kind](context)
     return Tower(trunk, projection, prepare=NormalizePixels(spec), cache_bytes=config.frozen_cache_mb << 20), spec
@@ -92,7 +96,11 @@ def _timm(context: BuildContext) -> ImageParts:
 
 
 def _load_timm(name: str, pretrained: str | None) -> Any:
-    """A timm model without its classifier; `pretrained` is a file of weights, or a published tag."""
+    """Create a timm model without its classifier.
+
+    pretrained: a file of weights or the tag of published ones; None for random weights. Raises ConfigError for weights
+    that cannot be loaded or do not cover the model.
+    """
     if pretrained is None:
         return timm.create_model(name, num_classes=0)
     advice = f"Give a .safetensors or .pth file of {name}, or a timm tag (tags need a network)"
@@ -109,10 +117,10 @@ def _load_timm(name: str, pretrained: str | None) -> Any:
 
 
 def _cnn(context: BuildContext) -> ImageParts:
-    """A trunk for small pictures: one stride-2 convolution per width, then the feature map, flattened.
+    """Build the tower for small images: one stride-2 convolution per width, flattened feature map, projection.
 
-    Not pooled: the position in a drawing matters. GroupNorm uses no statistics of the batch, so that neither the
-    chunking nor the number of ranks changes an embedding.
+    The map is not pooled, because the position in a drawing matters. GroupNorm uses no statistics of the batch, so
+    neither the chunk size nor the number of ranks changes an embedding. Raises ConfigError for widths that do not work.
     """
     config = context.config
     size, widths = config.image.image_size or 64, config.image.widths

@@ -1,6 +1,6 @@
-"""open_clip models: found by name or config file, and created once for both towers.
+"""Find open_clip models by name or config file, and create each once for both towers.
 
-Imports open_clip, which takes seconds: only what builds picture towers imports this module.
+Importing open_clip takes seconds, so only code that builds image towers imports this module.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PROJECTIONS = {
 
 
 class MatrixProjection(nn.Module):
-    """x W, with W (in, D): open_clip keeps projections as plain matrices."""
+    """Multiplies x (…, width) by a weight matrix (width, D): open_clip keeps projections as plain matrices."""
 
     def __init__(self, weight: nn.Parameter) -> None:
         super().__init__()
@@ -49,10 +49,10 @@ class MatrixProjection(nn.Module):
 
 
 class BuildContext:
-    """What the builders of towers share: the configuration, and the open_clip models, each created once.
+    """Holds what the builders of both towers share: the configuration, and the open_clip models, each created once.
 
-    load_pretrained=False: architectures only. image_model, text_model: (name, weights) of each tower's open_clip model,
-    the arguments of `open_clip_model`, which creates it at the first call.
+    load_pretrained=False: create architectures without pretrained weights. image_model, text_model: (name, weights) of
+    each tower's open_clip model, the arguments of `open_clip_model`, which creates the model at its first call.
     """
 
     def __init__(self, config: ModelConfig, load_pretrained: bool) -> None:
@@ -62,9 +62,11 @@ class BuildContext:
         self.open_clip_model = cache(self._create)
 
     def open_clip_parts(self, trunk: Any, frozen: bool, key: str) -> tuple[Any, nn.Module]:
-        """A part of an open_clip model without its projection, and the projection, which always trains.
+        """Split one tower of an open_clip model into (trunk without projection, projection).
 
-        frozen: freeze the part but for its last groups, whose number is the value of `key`.
+        trunk: the tower, changed in place. frozen: freeze it except for its last n layer groups, where n is the value
+        of the configuration key `key`; the projection always trains. Raises ConfigError for a tower that cannot be
+        frozen in part.
         """
         if self.config.grad_checkpointing:
             trunk.set_grad_checkpointing(True)
@@ -79,13 +81,16 @@ class BuildContext:
         return trunk, projection.requires_grad_(True)
 
     def open_clip_tokenizer(self) -> Any:
-        """The tokenizer of the text tower's open_clip model. Raises ConfigError when it cannot be loaded."""
+        """Load the tokenizer of the text tower's open_clip model. Raises ConfigError when it cannot be loaded."""
         name, advice = self.text_model[0], "Without a network take a folder that has the tokenizer's files"
         with explained(f"model.name={name}: its tokenizer", advice):
             return open_clip.get_tokenizer(model_name(name), context_length=self.config.text.context_length)
 
     def open_clip_config(self) -> dict[str, Any] | None:
-        """The model_cfg with which open_clip creates this model; None unless both towers are one open_clip model."""
+        """Return the model_cfg from which open_clip builds this model, with our image size and context length.
+
+        None unless both towers come from the same open_clip model.
+        """
         image, text = self.config.image, self.config.text
         kinds = (image.kind, text.kind)
         if kinds != (ImageTower.open_clip, TextTower.open_clip) or self.image_model[0] != self.text_model[0]:
@@ -127,9 +132,11 @@ class BuildContext:
 
 
 def model_name(name: str | None) -> str:
-    """open_clip's name of a model; a config file is registered first. Raises ConfigError for what is neither.
+    """Return the name by which open_clip knows the model that model.name=`name` chooses.
 
-    A folder with open_clip_config.json and weights is a model too, as is hf-hub:ORG/MODEL.
+    `name` is one of: a listed open_clip model; an open_clip config .json, which is registered; a folder with
+    open_clip_config.json and weights; hf-hub:ORG/MODEL, which is downloaded if @REVISION follows. Raises ConfigError
+    for anything else.
     """
     if name is None:
         raise ConfigError("model.name is missing: give an open_clip model (ViT-B-32) or an open_clip config .json")
@@ -151,7 +158,11 @@ def model_name(name: str | None) -> str:
 
 
 def _registered(path: str) -> str:
-    """Register a config file with open_clip, under the file's name; of two files of one name the latest counts."""
+    """Register a config .json with open_clip and return the new model's name: the file name without .json.
+
+    A file of the same name replaces one registered before. For an open_clip_config.json, returns local-dir:FOLDER
+    instead. Raises ConfigError if the file is no open_clip config.
+    """
     file = Path(path).expanduser()
     with explained(f"model.name={path} cannot be read", "Give an open_clip config"):
         content = read_json(file)
@@ -167,7 +178,11 @@ def _registered(path: str) -> str:
 
 
 def check_weights(name: str, pretrained: str | None) -> dict[str, Any]:
-    """The preprocessing of published weights, {} for a file. Raises ConfigError for weights that do not exist."""
+    """Check that the weights `pretrained` of open_clip's model `name` exist, and return their image preprocessing.
+
+    Published weights have mean, std, interpolation and resize mode; the result is {} for a file and for None. Raises
+    ConfigError for weights that do not exist.
+    """
     if pretrained is None or Path(pretrained).expanduser().is_file():
         return {}
     if ":" in name:
@@ -183,9 +198,10 @@ def check_weights(name: str, pretrained: str | None) -> dict[str, Any]:
 
 
 def open_clip_state_dict(model: ImageTextModel) -> dict[str, Tensor]:
-    """The towers' weights under the names of open_clip's model class. Only for a model with an open_clip_config.
+    """Return the weights of both towers under the parameter names of open_clip's model class.
 
-    Most configurations make a class that has the text weights at its top, without "text." in their names.
+    The model must have an open_clip_config. Most configurations make a class with the text weights at its top level,
+    without "text." before their names.
     """
     assert model.open_clip_config is not None
     named: dict[str, Tensor] = {}

@@ -1,4 +1,4 @@
-"""A transformers encoder with pooling of its token states. Rows of similar length are computed together."""
+"""A transformers encoder that pools its token states into one embedding, with rows of similar length together."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ MIN_GROUP = {"cpu": 16, "cuda": 64}
 
 
 def pooled_states(states_bLH: Tensor, mask_bL: Tensor, pooling: Pooling) -> Tensor:
-    """The states of the tokens of each row as one state, (b, H). mask: False for padding."""
+    """Pool the token states (b, L, H) of each row into one state, (b, H): L counts tokens, H is the encoder's width.
+
+    mask_bL: False for padding. pooling: the first token, the last token, or the mean of all tokens.
+    """
     if pooling is Pooling.cls:
         return states_bLH[:, 0]
     if pooling is Pooling.last:
@@ -35,10 +38,11 @@ def pooled_states(states_bLH: Tensor, mask_bL: Tensor, pooling: Pooling) -> Tens
 
 
 class Pooled(nn.Module):
-    """Tokens (b, L), padded on the right, → (b, H) in float32 or better.
+    """Embeds token ids (b, L), padded on the right, as (b, H) in float32 or better, where H is the encoder's width.
 
-    A row's output depends only on its own tokens, up to rounding: the grouping of rows and the length of their padding
-    change speed only. The encoder gets tokens and attention mask; token types are left out (every text is segment 0).
+    A row's output depends only on its own tokens, up to rounding: how rows are grouped and padded changes only the
+    speed. The encoder gets token ids and attention mask, but no token types (every text is segment 0). pad: the id of
+    the padding token.
     """
 
     def __init__(self, encoder: nn.Module, pooling: Pooling, pad: int) -> None:
@@ -60,7 +64,7 @@ class Pooled(nn.Module):
         return torch.cat(pooled)[order.argsort()]  # back in the order of the input
 
     def encode_group(self, tokens: Tensor) -> Tensor:
-        """Tokens (b, L) → (b, H) in one call of the encoder."""
+        """Embed token ids (b, L) as (b, H) by one call of the encoder, without grouping the rows by length."""
         mask_bL = tokens != self.pad
         mask_bL[:, 0] = True  # a fully masked row of attention is NaN
         states_bLH = self.encoder(input_ids=tokens, attention_mask=mask_bL.long()).last_hidden_state
@@ -68,14 +72,15 @@ class Pooled(nn.Module):
         return pooled_states(states_bLH, mask_bL, self.pooling)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile the encoder only: the grouping is Python."""
+        """Compile the encoder only, with the arguments of torch.compile: the grouping of rows is plain Python."""
         self.encoder.compile(*args, **kwargs)
 
 
 def group_by_length(lengths: Sequence[int], min_rows: int) -> list[list[int]]:
-    """All rows in groups, longest rows first, so that a group is padded to the length of its first row.
+    """Split row indices into groups of similar length, longest rows first, to save padding.
 
-    A group ends before a shorter row once it has `min_rows` rows. A last group of fewer rows joins the one before.
+    Each group is padded to the length of its first row. lengths: tokens of each row. A group ends before a shorter row
+    once it has `min_rows` rows. A last group with fewer rows joins the group before it.
     """
     order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
     starts = [0]

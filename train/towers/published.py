@@ -1,6 +1,7 @@
-"""Models from elsewhere, as folders or by published names: finding and checking their files. Their code never runs.
+"""Find and check the files of models from elsewhere: local folders, or models published on the Hugging Face hub.
 
-NAME@REVISION names one commit of a published model, which cannot change. Torch-free.
+Code that comes with a model is never run. NAME@REVISION names one commit of a published model, which cannot change.
+This module does not import torch.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ PLAIN_ATTENTION = (None, "eager", "sdpa")
 
 @contextmanager
 def explained(problem: str, advice: str = "") -> Iterator[None]:
-    """Turn any error of the block into a ConfigError: the problem, the first line of the error, the advice.
+    """Turn any error raised inside the `with` block into a ConfigError.
 
-    A ConfigError passes as it is. For untrusted files, about which libraries raise errors of many types.
+    Its message is `problem`, the first line of the error, and `advice`. A ConfigError passes unchanged. For code that
+    reads untrusted files, where libraries raise errors of many types.
     """
     try:
         yield
@@ -39,9 +41,9 @@ def explained(problem: str, advice: str = "") -> Iterator[None]:
 
 
 def refuse_code() -> None:
-    """Refuse to run a model's own code without asking; call before a library loads a model.
+    """Make transformers refuse, without asking, to run code that comes with a model; call it before loading a model.
 
-    transformers asks at the terminal, and waits 15 s for the answer.
+    By default transformers asks at the terminal, and waits 15 s for the answer.
     """
     from transformers import dynamic_module_utils
 
@@ -49,9 +51,10 @@ def refuse_code() -> None:
 
 
 def check_open_clip(key: str, model_cfg: Any) -> None:
-    """Raise ConfigError for an open_clip configuration with absurd numbers, or one that asks to run foreign code.
+    """Raise ConfigError for an open_clip model configuration with absurd numbers, or one that asks to run foreign code.
 
-    Such code is that of a tokenizer (trust_remote_code), or an attention kernel in the settings of its text model.
+    Foreign code is a tokenizer with trust_remote_code, or an attention kernel named in the settings of the text model.
+    key: the configuration key of the model, for messages. model_cfg: the parsed JSON.
     """
     if not isinstance(model_cfg, dict):
         return  # open_clip raises for it
@@ -70,7 +73,10 @@ def check_open_clip(key: str, model_cfg: Any) -> None:
 
 
 def package_folder(name: str) -> str:
-    """pkg:PACKAGE/FOLDER → the folder in the installed package. Raises ConfigError when it is not installed."""
+    """Return the folder that pkg:PACKAGE/FOLDER names inside an installed Python package.
+
+    Raises ConfigError when the package is not installed.
+    """
     package, _, folder = name.removeprefix("pkg:").partition("/")
     # No dots: find_spec would import the parent package of a dotted name.
     found = importlib.util.find_spec(package) if package.isidentifier() else None
@@ -83,12 +89,15 @@ def package_folder(name: str) -> str:
 
 
 def location_of(name: str) -> str:
-    """The folder of pkg:… or ~/…; any other folder or published name as it is."""
+    """Convert pkg:PACKAGE/FOLDER or ~/FOLDER to a path. Return any other folder or published name as it is."""
     return package_folder(name) if name.startswith("pkg:") else os.path.expanduser(name)
 
 
 def split_revision(name: str) -> tuple[str, str | None]:
-    """('org/model', 'commit') of 'org/model@commit'; a folder has no revision."""
+    """Split 'org/model@commit' into ('org/model', 'commit').
+
+    The second part is None if there is no @, or if `name` is a local folder.
+    """
     if os.path.isdir(name):
         return name, None
     model, _, revision = name.partition("@")
@@ -96,7 +105,10 @@ def split_revision(name: str) -> tuple[str, str | None]:
 
 
 def snapshot(key: str, name: str) -> str:
-    """The folder of 'org/model@commit', from the hub or its cache. Raises ConfigError when neither has it."""
+    """Download the published model 'org/model@commit', unless it is in the hub's cache, and return its local folder.
+
+    key: the configuration key that names the model, for messages. Raises ConfigError when neither hub nor cache has it.
+    """
     from huggingface_hub import snapshot_download
 
     model, revision = split_revision(name)
@@ -105,10 +117,11 @@ def snapshot(key: str, name: str) -> str:
 
 
 def file_of(name: str, file: str, fetch: bool) -> Path | None:
-    """The path of a file of a folder, of pkg:… or of a published model; None if it does not exist or is not available.
+    """Return the local path of `file` in the model `name`: a folder, pkg:PACKAGE/FOLDER or a published model's name.
 
-    Files of a published model come from the hub's cache. fetch: download a file that the cache does not know of.
-    Raises ConfigError for a file that leads out of its folder.
+    Files of a published model come from the hub's cache; fetch: also download a file that the cache knows nothing
+    about. Returns None if the file does not exist or is not available. Raises ConfigError for a path or a link to
+    outside the folder.
     """
     try:
         location = location_of(name)
@@ -120,7 +133,10 @@ def file_of(name: str, file: str, fetch: bool) -> Path | None:
 
 
 def is_unknown(name: str, file: str) -> bool:
-    """Whether the hub's cache does not know if a published model has this file. False for folders and packages."""
+    """Whether the hub's cache does not know if the published model `name` has this file.
+
+    False for folders and packages.
+    """
     from huggingface_hub import try_to_load_from_cache
 
     model, revision = split_revision(os.path.expanduser(name))
@@ -130,9 +146,10 @@ def is_unknown(name: str, file: str) -> bool:
 
 @cache
 def _published(model: str, revision: str | None, file: str, fetch: bool) -> Path | None:
-    """The path of a file of a published model, or None, as in `file_of`. Looked up once per process.
+    """Return the path of a published model's file in the hub's cache, or None, as `file_of`.
 
-    The hub is asked with a timeout of 5 s before a download, which would retry much longer without a network.
+    The answer is cached for the process. fetch: download a file that the hub's cache knows nothing about. The hub is
+    asked with a timeout of 5 s before the download, because a download without a network would retry much longer.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import EntryNotFoundError
@@ -149,9 +166,10 @@ def _published(model: str, revision: str | None, file: str, fetch: bool) -> Path
 
 
 def _inside(folder: Path, file: str) -> Path | None:
-    """The file in `folder`, None if there is none. Raises ConfigError for a path or link that leads out of the folder.
+    """Return the path of `file` in `folder`, None if there is none.
 
-    Links of the hub's cache lead to its blobs/ and are followed.
+    Raises ConfigError for a path or a link that leads out of the folder. Links of the hub's cache lead to its folder
+    blobs/ and are followed.
     """
     path, root = folder / file, folder.resolve()
     if not path.is_file():
@@ -163,7 +181,10 @@ def _inside(folder: Path, file: str) -> Path | None:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file. Raises ConfigError, naming it, if it is unreadable, too large or nested too deep."""
+    """Return the parsed content of a JSON file.
+
+    Raises ConfigError, which names the file, if it is unreadable, damaged, too large or nested too deep.
+    """
     try:
         return json_text.read_json(path, MAX_BYTES, MAX_VALUES)
     except OSError as error:
@@ -173,10 +194,10 @@ def read_json(path: Path) -> Any:
 
 
 def check_settings(key: str, path: Path | None) -> dict[str, Any]:
-    """The content of a transformers config.json; {} for None.
+    """Read a transformers config.json, check it, and return its content; return {} if `path` is None.
 
-    key: the configuration key of the model, for messages. Raises ConfigError for quantised weights, which do not train,
-    and as `check_numbers`.
+    key: the configuration key of the model, for messages. Raises ConfigError for quantised weights, which cannot be
+    trained, and for absurd numbers (see `check_numbers`).
     """
     if path is None:
         return {}
@@ -194,7 +215,8 @@ def check_settings(key: str, path: Path | None) -> dict[str, Any]:
 def check_numbers(where: str, settings: Any, name: str = "") -> None:
     """Raise ConfigError for numbers that no model has, such as 10⁹ layers, which would take for ever to build.
 
-    settings: a JSON value. name: the key that it stands under; the items of a list have the name of the list.
+    where: the file or key that the message names. settings: any JSON value, checked recursively. name: the JSON key of
+    this value; items of a list have the key of the list.
     """
     if isinstance(settings, dict):
         for key, value in settings.items():

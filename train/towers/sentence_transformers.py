@@ -1,7 +1,8 @@
-"""The settings of a SentenceTransformer folder: pooling, lengths, prompts, similarity, Dense module. Torch-free.
+"""Read the settings of a SentenceTransformer folder: pooling, lengths, prompts, similarity and Dense module.
 
-They are the defaults of our keys when the text tower comes from such a folder; keys that the user sets win. The JSON
-files are untrusted: names of modules are compared with a list, and nothing is imported.
+When the text tower comes from such a folder, its settings are the defaults of our configuration keys; keys that the
+user sets win. The JSON files are untrusted: names of modules are compared with a list, and nothing is imported. This
+module does not import torch.
 """
 
 from __future__ import annotations
@@ -41,10 +42,11 @@ FLAG = "pooling_mode_"  # before sentence-transformers 6, a key of this beginnin
 
 @dataclass(frozen=True)
 class SentenceFolder:
-    """The settings of one folder. defaults: dotted key → value.
+    """The settings of one SentenceTransformer folder, in terms of our configuration.
 
-    refused: dotted key → setting of the folder that the key cannot express. dense: the weights of its Dense module, a
-    linear layer. no_dense: why `dense` is None.
+    name: the model's folder or published name. defaults: dotted configuration key → value. refused: dotted
+    configuration key → the folder's setting that this key cannot express, in words. prompts: prompt name → text. dense:
+    weight file of its Dense module, a linear layer. no_dense: why `dense` is None.
     """
 
     name: str
@@ -57,10 +59,10 @@ class SentenceFolder:
 
 
 def sentence_folder(name: str, fetch: bool = False) -> SentenceFolder | None:
-    """The settings of a folder, package or published model; None if it is no SentenceTransformer.
+    """Read the SentenceTransformer settings of a folder, package or published model; None if it has no modules.json.
 
-    fetch: ask the hub for files that its cache does not have. Raises ConfigError for modules that we do not have, and
-    for damaged files.
+    fetch: ask the hub for files that its cache does not have. Raises ConfigError for modules that we do not support,
+    and for damaged files.
     """
     if (path := file_of(name, MODULES, fetch)) is None:
         return None
@@ -118,16 +120,21 @@ def sentence_folder(name: str, fetch: bool = False) -> SentenceFolder | None:
 
 
 def folder_of_config(config: TrainConfig | DictConfig, fetch: bool = False) -> SentenceFolder | None:
-    """The settings of the text tower's folder, None if it is no SentenceTransformer. Raises as `sentence_folder`."""
+    """Read the settings of the folder that the text tower comes from; None if it is no SentenceTransformer.
+
+    fetch: ask the hub for files that its cache does not have. Raises ConfigError, as `sentence_folder`.
+    """
     text = config.model.text
     name = text.name or config.model.name
     return sentence_folder(name, fetch) if name and text.kind is TextTower.transformers else None
 
 
 def fill_defaults(config: DictConfig) -> None:
-    """Fill the keys of OPEN that the user has not set, in place: with the folder's settings, else with the defaults.
+    """Set, in place, each key of OPEN that the user left unset.
 
-    Raises ConfigError for a setting that the key cannot express, and for a folder that cannot be used.
+    OPEN lists the keys that may take their default from a SentenceTransformer folder. The value comes from the folder
+    of the text tower, else from the schema. Raises ConfigError for a setting of the folder that our key cannot express,
+    and for a folder that cannot be used.
     """
     open_keys = sorted(OmegaConf.missing_keys(config) & OPEN)
     try:
@@ -151,9 +158,11 @@ def fill_defaults(config: DictConfig) -> None:
 
 
 def open_schema(config: Any, prefix: str = "") -> DictConfig:
-    """The OmegaConf schema of the dataclass `config`, whose keys begin with `prefix`.
+    """Return the OmegaConf schema of the dataclass `config`, with the keys of OPEN set to MISSING.
 
-    The keys of OPEN are MISSING in it, so that `fill_defaults` can tell them from keys that are set to the default.
+    OPEN lists the keys that may take their default from a SentenceTransformer folder; with MISSING, `fill_defaults` can
+    tell a key that nobody set from one set to its default. prefix: the dotted path of `config` in the whole
+    configuration, with its final dot.
     """
     node = OmegaConf.structured(config)
     for key in OPEN:
@@ -163,7 +172,11 @@ def open_schema(config: Any, prefix: str = "") -> DictConfig:
 
 
 def describe_choices(config: TrainConfig) -> Iterator[str]:
-    """Lines for the log: which settings of the text tower's SentenceTransformer folder the run uses, and which not."""
+    """Yield lines for the log on the settings of the text tower's SentenceTransformer folder.
+
+    They name the settings that the run uses and those that it changes, or say why a folder or a published model is
+    taken as a plain encoder.
+    """
     name = config.model.text.name
     try:
         found = folder_of_config(config)
@@ -198,7 +211,11 @@ def _shown(value: Any) -> str:
 
 
 def _module_folders(path: Path, instead: str) -> dict[str, str]:
-    """The modules of a modules.json: class → folder, "" for the root. Raises ConfigError, which ends in `instead`."""
+    """Read modules.json and return its modules: class name → folder, relative to the model's root ("" is the root).
+
+    path: of modules.json. instead: a sentence that ends most messages. Raises ConfigError for modules that we do not
+    support, and for folders outside the model's.
+    """
     modules = read_json(path)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise ConfigError(f"{path} is no list of modules. {instead}")
@@ -215,9 +232,11 @@ def _module_folders(path: Path, instead: str) -> dict[str, str]:
 
 
 def _lengths(name: str, encoder: dict[str, Any], model_max_length: Any, fetch: bool) -> dict[str, int]:
-    """The most tokens of a text, by key: the encoder's setting, else the tokenizer's; at most its positions.
+    """Return the most tokens of a text for each configuration key of a length.
 
-    encoder: sentence_bert_config.json. model_max_length: of the tokenizer's settings, untrusted.
+    The value is the encoder's setting, else the tokenizer's limit, else the number of position embeddings, which no
+    value exceeds. encoder: content of sentence_bert_config.json. model_max_length: limit in the tokenizer's settings,
+    untrusted. fetch: ask the hub for config.json. Raises ConfigError for a value that is no length.
     """
     settings = check_settings(name, file_of(name, "config.json", fetch))
     total, padding = settings.get("max_position_embeddings"), settings.get("pad_token_id", 1)

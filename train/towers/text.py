@@ -1,4 +1,4 @@
-"""Text towers, int64 tokens (b, L) → (b, D), and their tokenizers."""
+"""Build text towers, which embed token ids, int64 (b, L) with L tokens per row, as (b, D), and their tokenizers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ LONGEST = 512  # tokens, for a model that names no limit
 
 @dataclass(frozen=True)
 class FixedLengthTokenizer:
-    """A transformers tokenizer for a fixed length: n texts → int64 (n, context), truncated and padded."""
+    """Converts n texts to token ids, int64 (n, context), truncated or padded to the fixed length `context`.
+
+    tokenizer: a tokenizer of transformers.
+    """
 
     tokenizer: Any
     context: int
@@ -42,16 +45,20 @@ class FixedLengthTokenizer:
 
 @dataclass(frozen=True)
 class TextTokenizer:
-    """A transformers tokenizer for texts of any length. limit: the most tokens that the encoder takes."""
+    """Converts texts to token ids, truncated to a length that each call chooses.
+
+    tokenizer: a tokenizer of transformers. limit: the most tokens per text that the encoder takes.
+    """
 
     tokenizer: Any
     limit: int
 
     def __call__(self, texts: list[str], length: int, pairs: list[str] | None = None) -> Tensor:
-        """n texts, or pairs of texts, truncated to `length` tokens → int64 (n, L), padded on the right.
+        """Convert n texts, or n pairs of texts, to token ids int64 (n, L), truncated and padded on the right.
 
-        L: the longest of them, rounded up to a multiple of 8, at most `length`. Of a pair the longer text is truncated.
-        Raises ConfigError for a `length` that this model does not take.
+        length: the most tokens of a row. pairs: the second text of each pair, None for single texts; the longer text of
+        a pair is truncated. L: the longest row, rounded up to a multiple of 8, at most `length`. Raises ConfigError for
+        a `length` that this model does not take.
         """
         least = self.tokenizer.num_special_tokens_to_add(pairs is not None) + 1
         if not least <= length <= self.limit:
@@ -66,7 +73,10 @@ class TextTokenizer:
 
 
 def build_text_tower(context: BuildContext) -> tuple[Tower, Callable[[list[str]], Tensor]]:
-    """The text tower of a configuration and its tokenizer. Raises ConfigError, as `build_model`."""
+    """Build the text tower of an image_text model and its tokenizer, which makes rows of one fixed length.
+
+    Raises ConfigError, as `build_model`.
+    """
     config = context.config
     if config.text.kind is TextTower.open_clip:
         part = context.open_clip_model(*context.text_model).text
@@ -78,7 +88,10 @@ def build_text_tower(context: BuildContext) -> tuple[Tower, Callable[[list[str]]
 
 
 def build_text_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[Tower, TextTokenizer]:
-    """The transformers encoder of a configuration, for texts of any length. Raises ConfigError, as `build_model`."""
+    """Build a text tower from a transformers encoder, with a tokenizer for texts of any length.
+
+    load_pretrained=False: build the architecture only. Raises ConfigError, as `build_model`.
+    """
     name, text = config.text.name or config.name, config.text
     if name is None:
         raise ConfigError("model.text.name is missing: a transformers folder or name, or pkg:PACKAGE/FOLDER")
@@ -112,9 +125,10 @@ def build_text_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[Towe
 
 
 def _load(name: str, pretrained: bool) -> tuple[Any, Any]:
-    """(encoder, tokenizer) from a folder, a package or a published name.
+    """Load (encoder, tokenizer) from a folder, a package or a published model. Raises ConfigError when that fails.
 
-    Foreign files choose no code that runs: no class that comes with them, and no attention kernel. Raises ConfigError.
+    pretrained: load weights; else random ones. No file of the model chooses code that runs: neither a class that comes
+    with the model nor an attention kernel.
     """
     from transformers import AutoConfig, AutoModel, AutoTokenizer
     from transformers.utils import logging
@@ -146,7 +160,10 @@ def _load(name: str, pretrained: bool) -> tuple[Any, Any]:
 
 
 def _check_size(key: str, model: nn.Module) -> None:
-    """Raise ConfigError for a model (built on the meta device) whose float32 weights exceed the machine's memory."""
+    """Raise ConfigError if the float32 weights of a model, built on the meta device, exceed the machine's memory.
+
+    key: the configuration key that names the model, for the message.
+    """
     numbers = sum(tensor.numel() for tensor in [*model.parameters(), *model.buffers()])
     needed, memory = 4 * numbers / 2**30, psutil.virtual_memory().total / 2**30
     if needed > memory:
@@ -154,9 +171,10 @@ def _check_size(key: str, model: nn.Module) -> None:
 
 
 def _padding(tokenizer: Any) -> int:
-    """Set and return the padding token (on the right): a special token that the tokenizer does not add to a text.
+    """Set the tokenizer's padding token, and padding on the right, and return the token's id.
 
-    The token of unknown words may stand in a text too, so it is the last choice. Raises ConfigError if none is left.
+    The token is a special token that the tokenizer does not add to every text. The token of unknown words is the last
+    choice, because a text may contain it. Raises ConfigError if no token is left.
     """
     used = set(tokenizer("a").input_ids)
     names = [tokenizer.pad_token, tokenizer.eos_token, *tokenizer.all_special_tokens]
@@ -169,7 +187,11 @@ def _padding(tokenizer: Any) -> int:
 
 
 def _dense(name: str, width: int, pretrained: bool) -> nn.Module:
-    """The Dense module of a SentenceTransformer folder as a linear layer. Raises ConfigError when there is none."""
+    """Return the Dense module of a SentenceTransformer folder as a linear layer.
+
+    width: its input width. pretrained: load its weights; else they are random. Raises ConfigError when the folder has
+    no Dense module that is a plain linear layer.
+    """
     folder = sentence_folder(name) or SentenceFolder(name)
     if folder.dense is None:
         raise ConfigError(
@@ -185,7 +207,11 @@ def _dense(name: str, width: int, pretrained: bool) -> nn.Module:
 
 
 def _limit(config: ModelConfig, encoder: Any, tokenizer: Any) -> int:
-    """The most tokens of a text: model.text.context_length, else what the positions or the tokenizer allow."""
+    """Return the most tokens of a text that the tower takes.
+
+    That is model.text.context_length, else the encoder's or the tokenizer's own limit, else LONGEST. Raises ConfigError
+    for a context_length above the number of position embeddings.
+    """
     positions = positions_of(encoder)
     own = next((n for n in (positions, tokenizer.model_max_length) if n and n < 1 << 20), LONGEST)
     wanted = config.text.context_length or own
@@ -195,7 +221,10 @@ def _limit(config: ModelConfig, encoder: Any, tokenizer: Any) -> int:
 
 
 def positions_of(encoder: Any) -> int | None:
-    """The most tokens that the position embeddings allow, None without any. RoBERTa's begin after the padding index."""
+    """Return the most tokens that the encoder's position embeddings allow, None if the encoder's config has no limit.
+
+    The positions of RoBERTa and its relatives begin after the padding index, so fewer tokens fit.
+    """
     tables = [module for name, module in encoder.named_modules() if name.endswith("position_embeddings")]
     behind = [table.padding_idx + 1 for table in tables if getattr(table, "padding_idx", None) is not None]
     total = getattr(encoder.config, "max_position_embeddings", None)

@@ -1,4 +1,4 @@
-"""A tower (inputs of one kind → embeddings), a pair of towers, and the freezing that builders share."""
+"""A tower (inputs of one kind → embeddings), a pair of towers, and functions that freeze parts of a tower."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from dyad.train.towers.frozen_cache import FrozenCache
 
 
 class Tower(nn.Module):
-    """Inputs (b, …) → prepare → trunk → projection → (b, D), not normalised.
+    """Embeds inputs: (b, …) → prepare → trunk → projection → (b, D), not normalised.
 
-    If no parameter of the trunk trains, its outputs are cached (FrozenCache) and have no graph. Frozen modules stay in
-    eval(). cache_bytes, pad: `capacity` and `pad` of FrozenCache.
+    If no parameter of the trunk trains, the trunk's outputs are cached (FrozenCache) and have no autograd graph. Frozen
+    modules stay in eval() mode. cache_bytes, pad: the arguments `capacity` and `pad` of FrozenCache.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Tower(nn.Module):
         return self.projection(self._frozen_cache(self.features, inputs, depends_on))
 
     def features(self, inputs: Tensor) -> Tensor:
-        """The outputs of the trunk, computed without the cache: what the projection takes."""
+        """Return the outputs of the trunk, which are the inputs of the projection, computed without the cache."""
         return self.trunk(self.prepare(inputs))
 
     def train(self, mode: bool = True) -> Tower:
@@ -52,12 +52,15 @@ class Tower(nn.Module):
         return self
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile the trunk only: the cache is Python."""
+        """Compile the trunk only, with the arguments of torch.compile: the cache is plain Python."""
         self.trunk.compile(*args, **kwargs)
 
 
 class TwoTower(nn.Module):
-    """x_tower and y_tower, each (b, …) inputs → (b, D) embeddings, not normalised. Sharing weights: the same module."""
+    """Holds x_tower and y_tower, which each embed (b, …) inputs as (b, D), not normalised.
+
+    When they share weights, both are the same module.
+    """
 
     def __init__(self, x_tower: nn.Module, y_tower: nn.Module) -> None:
         super().__init__()
@@ -65,12 +68,15 @@ class TwoTower(nn.Module):
 
 
 def precision_of(device: torch.device) -> torch.dtype | None:
-    """The dtype of the surrounding autocast on this device, None without autocast."""
+    """Return the dtype of the surrounding autocast on this device, None outside of autocast."""
     return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
 
 
 def freeze(trunk: nn.Module, parts: Sequence[nn.Module], count: int) -> None:
-    """Freeze `trunk` except for the last `count` of its `parts` and all parameters after them."""
+    """Freeze `trunk` except for the last `count` modules of `parts` and all parameters after them.
+
+    parts: layers of the trunk, in the order of its parameters.
+    """
     trunk.requires_grad_(False)
     if count > 0:
         first = next(parts[-min(count, len(parts))].parameters())

@@ -1,1 +1,1 @@
-"""Where metrics go: the console, metrics.jsonl, W&B, TensorBoard."""
+"""Send the metrics of a run to the console, metrics.jsonl, W&B and TensorBoard."""

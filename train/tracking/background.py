@@ -1,6 +1,7 @@
-"""Trackers run in threads of their own; one that fails or hangs is dropped, since metrics.jsonl has every number.
+"""Run trackers (W&B, TensorBoard) in threads of their own, and drop a tracker that fails or hangs.
 
-A tracker costs a run at most TIMEOUT + CLEAN_UP seconds of waiting.
+Nothing is lost by that, because metrics.jsonl has every record. A tracker costs a run at most TIMEOUT + CLEAN_UP
+seconds of waiting.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ QUEUE_SIZE = 10_000  # records in a tracker's queue
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker is created from.
+    """The description of a run from which a tracker (W&B, TensorBoard) is created.
 
-    config: with the mode of W&B resolved. run_config: the configuration of the run as plain values; a tracker redacts
-    its secrets. first_step: the step to continue from. taken_back: positions of records that an earlier start sent and
-    that this one logs again. wandb_id: of the W&B run, None without W&B.
+    folder: the run folder. config: its W&B mode is already resolved to online, offline or disabled. run_config: the
+    run's configuration as plain values; a tracker redacts its secrets. first_step: the step from which the run
+    continues. taken_back: (step, whether of training) of each record that the run sent before it was stopped and will
+    log again. wandb_id: id of the W&B run, None without W&B.
     """
 
     folder: Path
@@ -41,30 +43,34 @@ class TrackedRun:
 
 
 class Tracker(Sink):
-    """Shows a run to people. Any method may fail or never return, so a BackgroundTracker calls them.
+    """Base class of trackers (W&B, TensorBoard), which show a run to people.
 
-    A subclass is created from a TrackedRun. where: address or command to see the run, "" if it needs none. recovery: a
-    sentence that names the command which sends the missing records after a failure, or "".
+    A method may fail or never return, so BackgroundTracker calls them in a thread. A subclass is created from a
+    TrackedRun. where: address or command to see the run, "" if none is needed. recovery: a sentence with the command
+    that sends missing records after a failure, or "".
     """
 
     where = recovery = ""
 
     @staticmethod
     def is_on(config: TrackingConfig) -> bool:
-        """Whether `config` asks for this tracker. Raises ConfigError if it cannot work. Uses no network."""
+        """Whether `config` asks for this tracker. Raises ConfigError if the tracker cannot work. Uses no network."""
         raise NotImplementedError
 
     @staticmethod
     def clean_up(folder: Path) -> None:
-        """Release what a dropped tracker of this run folder may hold, within CLEAN_UP seconds. By default nothing."""
+        """Release what a dropped tracker may still hold, within CLEAN_UP seconds. By default a no-op.
+
+        folder: the run folder.
+        """
 
 
 class BackgroundTracker(Sink):
-    """Runs a tracker in a thread. The run waits TIMEOUT seconds in all for its start and its close.
+    """Runs a tracker in a thread of its own. In all, the run waits at most TIMEOUT seconds for its start and its close.
 
-    A tracker that fails, does not answer, or falls QUEUE_SIZE records behind is dropped with one line. start: creates
-    it, in that thread. clean_up: called when it is dropped, so that the process can end; returns within CLEAN_UP
-    seconds.
+    A tracker that fails, does not answer, or falls QUEUE_SIZE records behind is dropped, with one line to `log`. name:
+    of the tracker, for messages. start: creates the tracker, called in the thread. clean_up: called when the tracker is
+    dropped, so that the process can end; it must return within CLEAN_UP seconds.
     """
 
     def __init__(
@@ -94,7 +100,7 @@ class BackgroundTracker(Sink):
         self._wait_for(self._ended)
 
     def _work(self, start: Callable[[], Tracker]) -> None:
-        """Create the tracker and run its jobs until None comes. The function of the thread."""
+        """Create the tracker and run the jobs of the queue until a None. This is the function of the thread."""
         try:
             tracker = start()
             self._where, self._recovery = tracker.where, tracker.recovery
@@ -108,7 +114,7 @@ class BackgroundTracker(Sink):
             self._ended.set()
 
     def _submit(self, job: Callable[[Tracker], None] | None) -> None:
-        """Queue a job, or drop the tracker if it has failed or lags behind."""
+        """Queue a job for the tracker's thread, None to end it. Drop the tracker if it has failed or lags behind."""
         if self._dropped:
             return
         try:
@@ -118,7 +124,10 @@ class BackgroundTracker(Sink):
         self._drop_if_failed()
 
     def _wait_for(self, event: threading.Event) -> None:
-        """Wait for an event of the thread, as long as patience is left."""
+        """Wait for an event that the tracker's thread sets. Drop the tracker if it takes too long.
+
+        The waiting times of all calls together may reach TIMEOUT seconds.
+        """
         if self._dropped:
             return
         begun = time.monotonic()

@@ -1,4 +1,4 @@
-"""Logging of a run, rank 0 only: metrics.jsonl (every scalar, the source of truth), log.txt, the console, trackers."""
+"""Log a run, on rank 0 only, to metrics.jsonl (every scalar, the source of truth), log.txt, console and trackers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from dyad.train.tracking.trackers import TRACKERS
 
 
 class Logger:
-    """The logger of the training loop: passes records and lines to sinks. `Logger()` does nothing.
+    """Passes the records and text lines of the training loop to sinks: files, console, trackers.
 
-    Every rank but 0 has an empty one. wandb_id: id of the W&B run, saved in checkpoints; None without W&B.
+    Rank 0 has sinks; every other rank has `Logger()`, which is a no-op. wandb_id: id of the W&B run, saved in
+    checkpoints; None without W&B.
     """
 
     def __init__(self, sinks: Sequence[Sink] = (), global_batch_size: int = 0, wandb_id: str | None = None) -> None:
@@ -30,13 +31,16 @@ class Logger:
         self._sinks, self._global_batch_size = sinks, global_batch_size
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """One record: the scalars after `step` finished optimiser steps."""
+        """Log one record: `scalars` by metric name, after `step` finished optimiser steps."""
         record = {"step": step, "samples_seen": step * self._global_batch_size, **scalars}
         for sink in self._sinks:
             sink.log(record)
 
     def conclude(self, panels: Sequence[Panels], report: Path | None) -> None:
-        """Show the last evaluation. panels: one for each data set; report: report.html, None if not made."""
+        """Show the last evaluation in all sinks.
+
+        panels: one for each data set. report: path of report.html, None if it was not made.
+        """
         for sink in self._sinks:
             sink.conclude(panels, report)
 
@@ -45,7 +49,7 @@ class Logger:
             sink.print(printable(line))
 
     def flush(self) -> None:
-        """Wait until the disk holds every record logged so far. Raises OSError when it does not take them."""
+        """Wait until the disk holds every record logged so far. Raises OSError when the disk does not take them."""
         for sink in self._sinks:
             sink.flush()
 
@@ -61,7 +65,10 @@ class Logger:
 
 
 class JsonLines(Sink):
-    """`metrics.jsonl`: one flat object per line, written at once; null where a number is not finite."""
+    """Writes metrics.jsonl: each record at once, as a flat JSON object on a line of its own.
+
+    Numbers that are not finite become null. log: prints a line when the file cannot be written.
+    """
 
     def __init__(self, path: Path, log: Callable[[str], None]) -> None:
         self._file = LineFile(path, log)
@@ -88,10 +95,11 @@ def build_logger(
     evaluation_owed: bool = False,
     wandb_id: str | None = None,
 ) -> Logger:
-    """The logger of rank 0 for a run that continues from `first_step`. Records past it are removed from metrics.jsonl.
+    """Create the logger of rank 0 for a run that continues from `first_step`; remove later records from metrics.jsonl.
 
-    config: with W&B's mode resolved (`resolve_wandb_mode`). run_config: plain values for the trackers, which redact
-    secrets. wandb_id: from the checkpoint.
+    config: with W&B's mode already resolved (`resolve_wandb_mode`). run_config: plain values for the trackers, which
+    redact secrets. evaluation_owed: the evaluation at `first_step` will be logged again. wandb_id: from the checkpoint,
+    None for a new run.
     """
     path = run_dir / "metrics.jsonl"
     shape = (total_steps, steps_per_epoch, global_batch_size)
@@ -112,9 +120,10 @@ def build_logger(
 
 
 def cut(path: Path, step: int, log: Callable[[str], None], evaluation_owed: bool = False) -> set[RecordPosition]:
-    """Remove the records of `metrics.jsonl` past `step`, which will be logged again. Returns their positions. Atomic.
+    """Remove the records past `step` from metrics.jsonl, because they will be logged again.
 
-    evaluation_owed: the evaluation at `step` will be logged again too. Damaged lines are removed and reported to `log`.
+    Returns (step, whether of training) of each removed record. evaluation_owed: the evaluation at `step` itself will be
+    logged again too. Damaged lines are removed and reported to `log`. The file is replaced atomically.
     """
     if not path.exists():
         return set()

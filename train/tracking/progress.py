@@ -1,6 +1,6 @@
-"""Text output of a run: log.txt, and on the console lines in the format of open_clip, or a progress bar on a terminal.
+"""Write the text output of a run to log.txt and to the console, in open_clip's format.
 
-Torch-free.
+On a terminal the console shows a progress bar of the steps instead. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RecordPosition = tuple[float, bool]  # the step of a record, and whether it is o
 
 
 def is_training(record: Record) -> bool:
-    """Whether a record is of a training step, rather than of an evaluation."""
+    """Whether a record has the metrics of a training step. Other records have those of an evaluation."""
     return "train/loss" in record
 
 
@@ -32,26 +32,32 @@ def position(record: Record) -> RecordPosition:
 
 
 class Sink:
-    """A destination of records and lines while a run trains, and of its last results. Methods do nothing by default."""
+    """Base class of destinations of a run's records, text lines and last results. All methods are no-ops here."""
 
     def log(self, record: Record) -> None:
-        """Take one record of metrics.jsonl."""
+        """Take one record: step, samples_seen and metrics by name, as in a line of metrics.jsonl."""
 
     def print(self, line: str) -> None:
         """Take one line of text."""
 
     def conclude(self, panels: Sequence[Panels], report: Path | None) -> None:
-        """Take the last evaluation. panels: one for each data set. report: report.html, None if it was not made."""
+        """Take the last evaluation.
+
+        panels: one for each data set. report: path of report.html, None if it was not made.
+        """
 
     def flush(self) -> None:
-        """Wait until the disk holds everything."""
+        """Wait until the disk holds everything taken so far."""
 
     def close(self, failed: bool) -> None:
-        """Take no more. failed: whether the run ends with an error."""
+        """Close the sink, which takes nothing more. failed: whether the run ends with an error."""
 
 
 class Lines:
-    """Formats a record as a line. "Loss: 3.21 (3.30)" has the loss and its mean over this epoch's lines so far."""
+    """Converts a record to a line of text.
+
+    "Loss: 3.21 (3.30)" shows the loss, and its mean over this epoch's lines so far.
+    """
 
     def __init__(self, total_steps: int, steps_per_epoch: int, global_batch_size: int) -> None:
         self.total_steps = total_steps
@@ -59,7 +65,7 @@ class Lines:
         self._epoch, self._losses = -1, [0.0]
 
     def epoch(self, step: int) -> int:
-        """The epoch, from 0, that optimiser step number `step` (from 1) belongs to."""
+        """Return the epoch, counted from 0, of the optimiser step number `step`, counted from 1."""
         return (step - 1) // self._steps_per_epoch
 
     def remaining(self, record: Record) -> timedelta:
@@ -93,7 +99,7 @@ class Lines:
 
 
 class TextSink(Sink):
-    """A sink that prints records as lines."""
+    """A sink that prints each record as a line of text."""
 
     def __init__(self, lines: Lines) -> None:
         self._lines = lines
@@ -103,7 +109,10 @@ class TextSink(Sink):
 
 
 class LogFile(TextSink):
-    """`log.txt`: every line, with open_clip's time stamp. log: gets a line when the file cannot be written."""
+    """Writes every line to log.txt, with open_clip's time stamp.
+
+    log: called with a line of text when the file cannot be written.
+    """
 
     def __init__(self, path: Path, lines: Lines, log: Callable[[str], None]) -> None:
         super().__init__(lines)
@@ -118,7 +127,7 @@ class LogFile(TextSink):
 
 
 class PlainConsole(TextSink):
-    """Standard output that is no terminal: a file, or the log of a scheduler."""
+    """Prints to a standard output that is no terminal: a file, or the log of a scheduler."""
 
     def print(self, line: str) -> None:
         with suppress(OSError):  # a full disk or a reader that went away is no reason to stop
@@ -126,7 +135,10 @@ class PlainConsole(TextSink):
 
 
 class BarConsole(TextSink):
-    """A progress bar of the training steps on a terminal; other lines scroll above it."""
+    """Shows a progress bar of the training steps on a terminal; other lines scroll above it.
+
+    first_step: the step at which the run continues.
+    """
 
     def __init__(self, lines: Lines, first_step: int) -> None:
         super().__init__(lines)
@@ -154,5 +166,5 @@ class BarConsole(TextSink):
 
 
 def build_console(lines: Lines, first_step: int) -> Sink:
-    """A bar on a terminal, lines otherwise."""
+    """Return the console sink: a progress bar if standard output is a terminal, plain lines otherwise."""
     return BarConsole(lines, first_step) if on_terminal(sys.stdout) else PlainConsole(lines)

@@ -1,4 +1,4 @@
-"""TensorBoard: event files in `tensorboard/` of the run."""
+"""The TensorBoard tracker, which writes event files to `tensorboard/` in the run folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from dyad.train.tracking.progress import Record
 
 
 class TensorBoard(Tracker):
-    """Scalars, and histograms of the scores. TensorBoard hides what an earlier start wrote past `first_step`."""
+    """Writes all metrics as scalars, and histograms of similarity scores.
+
+    TensorBoard hides the events that the run wrote past `run.first_step` before it was stopped.
+    """
 
     def __init__(self, run: TrackedRun) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -38,7 +41,7 @@ class TensorBoard(Tracker):
                 self._writer.add_scalar(name, value, self._step)
 
     def conclude(self, panels: Sequence[Panels], report: Path | None) -> None:
-        """Write histograms of the scores. Galleries and tables are in report.html and W&B only."""
+        """Write histograms of similarity scores. Galleries and tables are shown only by report.html and W&B."""
         for shown in panels:
             for kind, (edges, counts) in shown.histograms.items():
                 middles = [(low + high) / 2 for low, high in pairwise(edges)]

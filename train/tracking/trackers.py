@@ -1,6 +1,6 @@
-"""The table of trackers. A new one takes a subclass of Tracker in a file of its own, a row here and a config key.
+"""The table of trackers. A new one takes a Tracker subclass in a file of its own, a row here and a configuration key.
 
-Torch-free: the configuration is checked with it before anything heavy is imported.
+Does not import torch, because the configuration is checked with it before anything heavy is imported.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ TRACKERS: dict[str, type[Tracker]] = {"W&B": WandbRun, "TensorBoard": TensorBoar
 
 
 def check_tracking(config: TrackingConfig) -> None:
-    """Raise ConfigError for trackers that cannot work. Uses no network; call it on rank 0, before heavy imports."""
+    """Raise ConfigError for a tracker that `config` asks for and that cannot work.
+
+    Uses no network; call it on rank 0, before heavy imports.
+    """
     for tracker in TRACKERS.values():
         tracker.is_on(config)

@@ -1,7 +1,7 @@
-"""Weights & Biases: one W&B run per run folder, continued under its id, with the panels of report.html.
+"""The Weights & Biases tracker: one W&B run per run folder, continued under its id, with the panels of report.html.
 
-Records carry an axis metric of our own instead of step=, because W&B drops lower steps after a resume. All files are in
-the run folder. W&B's service process may outlive a run by FINISH seconds when its server does not answer.
+Records carry a step metric of our own, AXIS, instead of step=, because W&B drops lower steps after a resume. All files
+are in the run folder. W&B's service process may outlive a run by FINISH seconds when its server does not answer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ GROUPS = ("train", "val", "eval", "gallery", "scores", "confusion", "classes", "
 
 
 class WandbRun(Tracker):
-    """Starts or continues one W&B run, in the mode of `run.config.wandb`."""
+    """Starts or continues one W&B run, online or offline as `run.config.wandb` says."""
 
     def __init__(self, run: TrackedRun) -> None:
         folder = self._folder = run.folder / "wandb"
@@ -73,7 +73,10 @@ class WandbRun(Tracker):
 
     @staticmethod
     def clean_up(folder: Path) -> None:
-        """Stop W&B's service, for which the process would wait at exit."""
+        """Stop W&B's service process, for which our process would otherwise wait at exit, and clean W&B's logs.
+
+        Takes at most CLEAN_UP seconds for the service. folder: the run folder.
+        """
 
         def tear_down() -> None:
             with suppress(Exception):
@@ -96,7 +99,10 @@ class WandbRun(Tracker):
         self._run.log({**values, **self._at})
 
     def conclude(self, panels: Sequence[Panels], report: Path | None) -> None:
-        """Send the panels of report.html and the page, once per last step, even if the run ends there several times."""
+        """Send the panels and report.html to W&B, once for each last step.
+
+        Nothing is sent again when a finished run is started again. Raises TimeoutError when the server does not answer.
+        """
         if _read(self._concluded) == self._at[AXIS]:
             return
         if not (self._run.offline or answers(server(), PROBE)):  # W&B would ask it for 20 s
@@ -115,7 +121,7 @@ class WandbRun(Tracker):
         write_json(self._concluded, self._at[AXIS])
 
     def _drawn(self, shown: Panels) -> dict[str, Any]:
-        """Key → W&B object, for one data set."""
+        """Convert the panels of one data set to W&B objects (tables, histograms, plots) by dashboard key."""
         name, plot, histograms = shown.dataset, self._wandb.plot, shown.histograms
         drawn: dict[str, Any] = {
             f"gallery/{name}_{title}": self._table(table) for title, table in shown.galleries.items()
@@ -150,7 +156,10 @@ class WandbRun(Tracker):
 
 
 def clean_logs(folder: Path) -> None:
-    """Overwrite secrets in W&B's own logs, where its server sent them back. In place, as W&B may still be writing."""
+    """Overwrite secrets in W&B's own log files, which may hold them because the W&B server sent them back.
+
+    folder: W&B's folder in the run folder. Files are changed in place, as W&B may still be writing.
+    """
     for path in folder.glob("*run-*/logs/*.log"):
         with suppress(OSError):
             content = clean = b"" if path.is_symlink() else path.read_bytes()  # a link leads out of the run folder
@@ -162,21 +171,25 @@ def clean_logs(folder: Path) -> None:
 
 
 def _summary(name: str) -> str | None:
-    """W&B's summary of a metric on the dashboard; None: its last value."""
+    """Return W&B's summary setting for a metric, such as "max,last"; None for W&B's default, the last value."""
     if not name.startswith(("val/", "eval/")) or "num_" in name:
         return None
     return "min,last" if name.endswith("_rank") else "max,last"
 
 
 def _sent(path: Path, taken_back: set[RecordPosition]) -> set[RecordPosition]:
-    """Positions that any earlier start sent and that are logged again. In a file, as a run may be killed many times."""
+    """Add `taken_back` to the set of record positions in the file `path`, and return the whole set.
+
+    A position is (step, whether of training). W&B already has these records, and the run will log them again. They are
+    kept in a file, because a run may be stopped many times.
+    """
     before = {(step, training) for step, training in _read(path) or ()}
     write_json(path, sorted(before | taken_back))
     return before | taken_back
 
 
 def _read(path: Path) -> Any:
-    """The content of a JSON file; None if it does not exist or is damaged."""
+    """Return the parsed content of a JSON file, None if it does not exist or is damaged."""
     with suppress(OSError, ValueError):
         return json.loads(path.read_bytes())
     return None

@@ -1,4 +1,4 @@
-"""The mode of W&B on this machine: online, offline or disabled. It is resolved once, before data are read."""
+"""Find the mode of W&B on this machine, once, before data are read: online, offline or disabled."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ CLOUD = {"api.wandb.ai", "api.forge.coreweave.com"}  # one service under two nam
 
 
 def wandb_mode(config: TrackingConfig) -> Wandb:
-    """The mode of tracking.wandb on this machine: auto is WANDB_MODE if set, else online with an API key, else offline.
+    """Return the W&B mode that tracking.wandb means on this machine: online, offline or disabled.
 
-    Reads the environment and ~/.netrc, never the network. Raises ConfigError for online without a key.
+    auto means the environment variable WANDB_MODE if set, else online if there is an API key, else offline. Reads the
+    environment and ~/.netrc, never the network. Raises ConfigError for online without an API key.
     """
     named = os.environ.get("WANDB_MODE", "")
     wanted = Wandb[named] if config.wandb is Wandb.auto and named in Wandb.__members__ else config.wandb
@@ -42,10 +43,10 @@ def wandb_mode(config: TrackingConfig) -> Wandb:
 
 
 def resolve_wandb_mode(config: TrackingConfig, run_dir: Path, log: Callable[[str], None]) -> TrackingConfig:
-    """`config` with tracking.wandb resolved to online, offline or disabled. Logs one line. Call before data are read.
+    """Return a copy of `config` with tracking.wandb resolved to online, offline or disabled, and log one line about it.
 
-    A server that does not answer means offline; a package that does not load means disabled. Raises ConfigError, as
-    `wandb_mode`.
+    Call it before data are read. The mode is offline if the W&B server does not answer, disabled if the wandb package
+    cannot be imported. run_dir: the run folder, for the line. Raises ConfigError, as `wandb_mode`.
     """
     mode, reason, where = wandb_mode(config), "", ""
     if config.wandb is Wandb.auto:
@@ -68,19 +69,25 @@ def resolve_wandb_mode(config: TrackingConfig, run_dir: Path, log: Callable[[str
 
 
 def wandb_package() -> Any:
-    """Import wandb without its error reports, which use the network, offline too, and wait 10 s at exit."""
+    """Import and return the package wandb, with its error reports switched off.
+
+    The error reports would use the network even offline, and wait 10 s at exit.
+    """
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     return import_module("wandb")
 
 
 def server() -> str:
-    """Address of the W&B server, from the environment or the settings that `wandb login --host` wrote."""
+    """Return the address of the W&B server, from WANDB_BASE_URL or the settings that `wandb login --host` wrote."""
     wanted = os.environ.get("WANDB_BASE_URL")
     return wanted or wandb_package().setup(wandb_package().Settings(silent=True)).settings.base_url
 
 
 def _has_key() -> bool:
-    """Whether there is an API key. W&B's own check is private, and another one in each version."""
+    """Whether the environment or ~/.netrc has an API key for the W&B server.
+
+    W&B's own check is private, and differs between its versions.
+    """
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     hosts = netrc_hosts().keys()
@@ -89,7 +96,10 @@ def _has_key() -> bool:
 
 
 def answers(url: str, seconds: float) -> bool:
-    """Whether a server answers within `seconds`, with any status. In a thread, as name lookups have no time limit."""
+    """Whether the server at `url` answers within `seconds`, with any HTTP status.
+
+    The request runs in a thread, because name look-ups have no time limit.
+    """
     answered = threading.Event()
 
     def ask() -> None:
