@@ -94,15 +94,11 @@ class Losses:
         return self.counts_R.clamp(min=1).to(self.p_R.dtype)
 
     def scores(self, rows: slice) -> Iterator[Tensor]:
-        """Yield the scores s_rj of a slice of rows, one tile (r, c) after the other; −inf for pairs that are left
-        out.
-        """
+        """Yield the scores s_rj of a slice of rows, tile (r, c) after tile; −inf for pairs that are left out."""
         return self._tiles(rows, lambda s: s)
 
     def values(self, rows: slice) -> Iterator[Tensor]:
-        """Yield the losses ℓ_rj of a slice of rows, one tile (r, c) after the other; −inf for pairs that are left
-        out.
-        """
+        """Yield the losses ℓ_rj of a slice of rows, tile (r, c) after tile; −inf for pairs that are left out."""
         return self._tiles(rows, lambda s: self.pair_loss(s - self.p_R[rows, None]))
 
     def _tiles(self, rows: slice, of_scores: Elementwise) -> Iterator[Tensor]:
