@@ -115,9 +115,7 @@ def single_positive(options: PairOptions) -> bool:
 
 
 def _with_equal_keys(batch: GatheredBatch) -> Pairs:
-    """Return the listed positives and all pairs with an equal key. Collective. Raises ConfigError if they are too
-    many.
-    """
+    """Return the listed positives and all pairs with an equal key. Raises ConfigError for too many. Collective."""
     counts = torch.stack([equal_pair_counts(*keys).sum() for keys in batch.keys])
     count, most = int(batch.rows.max_(counts.sum()[None])), MOST_PAIRS * len(batch.y_MD)
     if count > most:

@@ -1,6 +1,6 @@
 """Importance weights and noise densities from a file: log q or ζ of each candidate, by sample id.
 
-q is the density from which candidates or noise are drawn; ζ is a learned log-weight times τ (see NUCLR).
+q is the density from which candidates or noise are drawn; ζ/τ is a log-weight of a candidate, as NUCLR learns it.
 """
 
 from __future__ import annotations

@@ -25,9 +25,10 @@ TemperatureGradient = StrEnum("TemperatureGradient", ["paper", "fastclip"])
 
 @dataclass
 class EstimatorOptions(TemperatureOptions):
-    """Estimators that keep, for every sample, a running mean u_i of its mean exponential over negatives.
+    """Options of estimators that keep, for every sample, a running mean u_i of e^(score difference/τ) over its
+    negatives.
 
-    learnable_refused: the message for learnable=true, empty where τ may learn.
+    learnable_refused: the error message for learnable=true, empty where τ may learn.
     """
 
     formula: ClassVar[str] = "estimators:SogCLR"
@@ -74,7 +75,11 @@ class EstimatorOptions(TemperatureOptions):
             yield f"objective={self.name}: {NONE_IN_ONE}"
 
     def gamma_at(self, epoch: int) -> float:
-        """γ_e = γ_min + (γ − γ_min) (1 + cos(π e/E))/2, γ_min from epoch E on (Wei et al. 2024, sec. 4)."""
+        """Return the rate γ of the running mean u in an epoch e: a cosine schedule, or a constant without gamma_min.
+
+        γ_e = γ_min + (γ − γ_min) (1 + cos(π e/E))/2 with E = gamma_epochs, and γ_min from epoch E on (Wei et al. 2024,
+        sec. 4).
+        """
         if self.gamma_min is None or not self.gamma_epochs:
             return 0.8 if self.gamma is None else self.gamma
         first = 1.0 if self.gamma is None else self.gamma

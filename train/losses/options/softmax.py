@@ -29,7 +29,7 @@ Views = StrEnum("Views", ["stacked", "interleaved"])
 
 @dataclass
 class SoftmaxOptions(PairOptions):
-    """Options of the softmax family, in which every loss is made of core_terms (objectives/softmax.py)."""
+    """Options of the softmax family, whose losses are all computed by core_terms in objectives/softmax.py."""
 
     formula: ClassVar[str] = "softmax:SoftmaxObjective"
     takes: ClassVar[frozenset[str]] = RELATED
