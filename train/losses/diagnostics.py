@@ -61,8 +61,7 @@ def duplicates(x_keys_b: Tensor, y_keys_b: Tensor) -> dict[str, float]:
 
 
 def saturation(scalars: Mapping[str, float]) -> dict[str, float]:
-    """Return mi_saturated: 1 if the bound on the mutual information is near its maximum log K, else 0; {} without a
-    bound.
+    """Return mi_saturated: 1 if the bound on the mutual information is near its maximum log K, else 0; {} without one.
 
     scalars: the metrics of a step, with mi_bound and log_k (K candidates) if the objective has them.
     """

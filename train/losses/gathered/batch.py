@@ -35,8 +35,9 @@ class Columns:
 
     @staticmethod
     def of(negatives: Tensor | Columns) -> Columns:
-        """Convert (b, k, D), k hard negatives per row, to Columns, or check given Columns. Raises ValueError for wrong
-        shapes.
+        """Convert (b, k, D), k hard negatives per row, to Columns, or check given Columns.
+
+        Raises ValueError for wrong shapes or types.
         """
         if isinstance(negatives, Columns):
             return negatives._checked()
@@ -103,9 +104,7 @@ class GatheredBatch:
     importance_m: Tensor | None = None
 
     def compared_keys(self, duplicates: Duplicates) -> tuple[tuple[Tensor, Tensor], ...]:
-        """Return the keys to compare: all keys, or none with duplicates=keep. Raises ConfigError if keys are needed but
-        absent.
-        """
+        """Return the keys to compare: all, or none with duplicates=keep. Raises ConfigError if keys are missing."""
         if duplicates is Duplicates.keep:
             return ()
         if not self.keys:
@@ -116,10 +115,9 @@ class GatheredBatch:
         return self.keys
 
     def positive_indices(self) -> tuple[Index, Index]:
-        """Return the rows and the columns of the positive pairs in their order, as slices if each row's positive is its
-        own y.
+        """Return the row and column indices of the positive pairs in their order.
 
-        Slices index without a copy.
+        They are slices, which index without a copy, if the positive of each row is its own column.
         """
         first = self.positives.own
         if first is not None:
@@ -240,10 +238,10 @@ def _check_indices(what: str, indices: Tensor, count: int) -> None:
 
 
 def _check_shapes(rows: Layout, columns: Layout, positives: Tensor | None, *keys: Tensor | None) -> None:
-    """Raise ValueError for a batch without rows, for unequal numbers of x and y without listed positives, and for
-    misfit keys.
+    """Raise ValueError for a batch without rows, for unequal numbers of x and y, and for misfit keys.
 
-    Keys fit if x and y have equally many rows and there is one key for each row.
+    With listed positives x and y may differ in number. Keys fit if x and y have equally many rows and there is one key
+    for each row.
     """
     own_rows = rows.sizes[rows.rank]
     if positives is None and rows.sizes != columns.sizes:

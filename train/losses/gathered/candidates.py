@@ -95,10 +95,9 @@ def relations(batch: GatheredBatch, options: PairOptions) -> Relations:
 
 
 def without_positives(related: Relations, options: PairOptions) -> tuple[Exclusion, Tensor]:
-    """Return the pairs to leave out so that each anchor keeps only its negatives, and which listed positives are
-    candidates.
+    """Return the pairs to leave out so that each anchor keeps only its negatives, and a mask (P,) bool.
 
-    The latter is (P,) bool, for P listed positive pairs.
+    The mask says which of the P listed positives are candidates.
     """
     batch, exclusion = related.batch, related.exclusion or Exclusion()
     positives, dropped = batch.positives, exclusion.dropped
@@ -129,8 +128,7 @@ def _with_equal_keys(batch: GatheredBatch) -> Pairs:
 def _candidate_counts(
     batch: GatheredBatch, masked: SameItem | None, exclusion: Exclusion | None
 ) -> tuple[Tensor, Tensor]:
-    """Count the candidates of own rows (b,) and of all columns (M,), from classes of equal keys and from lists of
-    pairs.
+    """Count the candidates of own rows (b,) and of all columns (M,), from classes of equal keys and lists of pairs.
 
     masked: the relation of equal keys, if pairs of equal keys are left out. exclusion: the pairs that are left out.
     """
@@ -154,8 +152,9 @@ def _candidate_counts(
 
 
 def _with_keys(batch: GatheredBatch, pairs: Pairs, equal: bool | None) -> Pairs | None:
-    """Return the pairs whose keys are equal (equal=True) or differ (False), or all pairs (None); None if there are
-    none.
+    """Return the pairs with equal keys (equal=True), with unequal keys (False), or all pairs (None).
+
+    Returns None if there are no such pairs.
     """
     if equal is None or pairs.own is not None:  # the keys of a row and its own column are equal
         return None if equal is False else pairs

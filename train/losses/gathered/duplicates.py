@@ -66,9 +66,7 @@ def _padded(class_k: Tensor, total: int) -> Tensor:
 
 
 def _all_equal(classes: Sequence[Tensor]) -> Tensor:
-    """Intersect classes: return (M,) class indices below M, equal for two columns if they are equal in each of
-    `classes`.
-    """
+    """Intersect classes: return (M,) class indices, equal for two columns if equal in each of `classes`."""
     joint_M = classes[0]
     for class_M in classes[1:]:
         joint_M = torch.unique(joint_M * len(class_M) + class_M, return_inverse=True)[1]

@@ -60,9 +60,7 @@ class StateRead:
         return highest_B + self.mean((log_values_B - highest_B).exp()).log()
 
     def _reduced(self, values_B: Tensor, how: str) -> Tensor:
-        """Reduce the values of each sample by `how` ("mean" or "max"), and repeat the result for each of its entries:
-        (B,).
-        """
+        """Reduce the values of each sample by `how` ("mean" or "max"): (B,), the same for all of its entries."""
         order_B = values_B.argsort()
         # by sample, then by value: the order of summation does not depend on the order of the batch
         order_B = order_B[self.inverse_B[order_B].argsort(stable=True)]
@@ -204,9 +202,7 @@ class SampleState:
         return slice(min(rank * each, n), min((rank + 1) * each, n))
 
     def _numbers(self, dtype: torch.dtype) -> Tensor:
-        """Return the (n/W, k) table of own samples, made on first use, in the widest type that a call has needed so
-        far.
-        """
+        """Return the (n/W, k) table of own samples, made on first use, in the widest type needed so far."""
         narrow = self._table
         if narrow is not None and torch.promote_types(narrow.dtype, dtype) == narrow.dtype:
             return narrow

@@ -59,8 +59,7 @@ class Objective(nn.Module):
         known_positives: KnownPositives | None = None,
         **more: Tensor | None,
     ) -> ObjectiveResult:
-        """Return the loss of the global batch; the arguments are this rank's part, which may differ in size and be
-        empty.
+        """Return the loss of the global batch; the arguments are this rank's part, of any size, also empty.
 
         x_bD, y_mD: embeddings, normalised here if the similarity is cosine. Scores are float32, or float64 for float64.
         All other arguments except negatives and known_positives are int64, or whole numbers that torch.as_tensor takes.
@@ -137,10 +136,10 @@ class Objective(nn.Module):
             self.memory.undo()
 
     def _comparable(self, e_bD: Tensor) -> Tensor:
-        """Convert embeddings for the scores: normalised in float32 if the similarity is cosine, in the type of the
-        matmul.
+        """Convert embeddings for the scores: normalised in float32 if the similarity is cosine.
 
-        A GPU multiplies half precision into float32; on a CPU half precision gains nothing and becomes float32.
+        The result has the type of the matmul. A GPU multiplies half precision into float32; on a CPU half precision
+        gains nothing and becomes float32.
         """
         e_bD = e_bD.clone() if e_bD.is_inference() else e_bD  # autograd refuses inference tensors
         wide = e_bD.to(torch.promote_types(e_bD.dtype, torch.float32))

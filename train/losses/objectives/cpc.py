@@ -40,10 +40,9 @@ class Sequences:
     @staticmethod
     def of(x_bTD: Tensor, y_bTD: Tensor, lengths_b: Tensor | None) -> Sequences:
         """Make Sequences from this rank's contexts and encodings, and gather y and the lengths of all ranks.
-        Collective.
 
-        lengths_b: the number of steps of each sequence, by default T. Raises ValueError for lengths of a wrong number
-        or outside 0 … T and, on all ranks, if ranks have different T.
+        Collective. lengths_b: the number of steps of each sequence, by default T. Raises ValueError for lengths of a
+        wrong number or outside 0 … T and, on all ranks, if ranks have different T.
         """
         layout, steps = Layout.of(x_bTD, x_bTD.transpose(0, 1))
         if len(set(steps.sizes)) > 1:
@@ -58,8 +57,7 @@ class Sequences:
 
 
 class Cpc(TemperatureObjective):
-    """L = mean of −log (e^{a_ii} / Σ_j e^{a_ij}), a_ij = <y_j,t+s, W_s x_i,t>/τ (van den Oord et al. 2018, eq. 3 and
-    4).
+    """L = mean of −log (e^{a_ii} / Σ_j e^{a_ij}), a_ij = <y_j,t+s, W_s x_i,t>/τ (van den Oord et al. 2018, eq. 3, 4).
 
     x_i,t: the context of sequence i at step t; y_j,t+s: the encoding of sequence j at step t + s; W_s: a learned matrix
     for s steps ahead. The mean is over all (i, t, s), s = 1..H, for which sequence i reaches step t + s. The sum is

@@ -140,9 +140,7 @@ class StateBatch:
         return torch.stack(terms).sum()
 
     def share(self, side: str) -> Tensor:
-        """Return the factor, 0-d, that turns the sum over this rank's anchors of a side into this rank's share of the
-        loss.
-        """
+        """Return the factor, 0-d, from the sum over this rank's anchors of a side to this rank's share of the loss."""
         return self.anchors[side].share * (0.5 if self.options.directions is Directions.mean else 1.0)
 
     def result(self, loss: Tensor, updated: dict[str, UpdatedMeans], new: Numbers, **more: Tensor) -> ObjectiveResult:
@@ -183,8 +181,7 @@ class UpdatedMeans:
 
 
 def zero_with_gradient(log_g_b: Tensor, log_u_b: Tensor) -> Tensor:
-    """Return zeros, (b,), whose gradient is the estimate ∇ĝ_i / u_i of the gradient of log g_i (see the module
-    docstring).
+    """Return zeros, (b,), with gradient ∇ĝ_i / u_i, the estimate of ∇ log g_i (see the module docstring).
 
     Computed as e^(log ĝ_i − log u_i) minus its own detached value. log_g_b: log ĝ_i, with gradient. log_u_b: log u_i.
     """
@@ -277,11 +274,10 @@ class Leaves:
         self.numbers = {side: values_B.detach().requires_grad_() for side, values_B in numbers.items()}
 
     def differentiated(self, loss: Tensor) -> tuple[Tensor, Numbers]:
-        """Return the loss, connected to the caller's embeddings, and its gradient in the per-sample numbers: side →
-        (B,).
+        """Return the loss, connected to the caller's embeddings, and its gradient in the per-sample numbers.
 
-        loss: this rank's share, computed from the leaves. The gradients of the numbers are summed over ranks.
-        Collective.
+        The gradient is side → (B,). loss: this rank's share, computed from the leaves. The gradients of the numbers are
+        summed over ranks. Collective.
         """
         rows, inner = self._outer.rows, (self.batch.x_bD, self.batch.y_MD)
         # the gradient of a mean could underflow in float16, so that of the sum over anchors is taken and divided after
@@ -360,12 +356,11 @@ class ISogCLR(Objective):
 
 
 class Nuclr(TemperatureObjective):
-    """NUCLR: candidate j has weight e^(ζ_j/τ), where ζ_j is learned for every sample (Wang et al. 2024,
-    arXiv:2410.09156).
+    """NUCLR: candidate j has weight e^(ζ_j/τ), with a learned ζ_j for every sample (Wang et al. 2024).
 
-    In each direction L = mean_i τ log Σ_j e^((d_ij + ζ_j)/τ) − mean_j ζ_j, where i and j run over all n samples and the
-    own pair is a candidate. The term of anchor i is τ log((n−1) D_i) − ζ_i with D_i = u_i + e^(ζ_i/τ)/(n−1), where u_i
-    is the running mean of the batch mean Ê_j e^((d_ij + ζ_j)/τ) over negatives (alg. 1).
+    arXiv:2410.09156. In each direction L = mean_i τ log Σ_j e^((d_ij + ζ_j)/τ) − mean_j ζ_j, where i and j run over all
+    n samples and the own pair is a candidate. The term of anchor i is τ log((n−1) D_i) − ζ_i with D_i = u_i +
+    e^(ζ_i/τ)/(n−1), where u_i is the running mean of the batch mean Ê_j e^((d_ij + ζ_j)/τ) over negatives (alg. 1).
 
     n ∂L/∂ζ_j = Σ_i e^((d_ij + ζ_j)/τ) / (m_i D_i) + e^(ζ_j/τ) / ((n−1) D_j) − 1. It is 0 if the weights that all
     anchors give to candidate j sum to 1. After each batch with sample j the running mean of this gradient moves ζ_j,

@@ -277,11 +277,10 @@ def label_pairs(batch: GatheredBatch, duplicates: Duplicates) -> LabelledPairs:
 
 
 def _class_numbers(batch: GatheredBatch, duplicates: Duplicates) -> Keys:
-    """Replace the keys to compare by class indices, which are equal where keys are: rows (b,), all columns (M,) per
-    key.
+    """Replace the keys to compare by class indices: for each kind of key those of rows (b,) and all columns (M,).
 
-    Returns () with duplicates=keep. A column without a key gets −1, which no row has. Raises ConfigError if the batch
-    has no keys.
+    Class indices are equal where keys are. Returns () with duplicates=keep. A column without a key gets −1, which no
+    row has. Raises ConfigError if the batch has no keys.
     """
     numbered = []
     for row_keys, column_keys in batch.compared_keys(duplicates):

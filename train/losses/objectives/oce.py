@@ -125,9 +125,7 @@ class Losses:
         return pair_sum(f, *scores, row_factors_b=factors_R, rows=rows, parameters=parameters)
 
     def mean(self, values_R: Tensor) -> Tensor:
-        """Return the sum of values_R with weights_R, 0-d. Its mean over ranks is the mean over all rows that are not
-        skipped.
-        """
+        """Return the sum of values_R with weights_R, 0-d. Its mean over ranks is the mean over all valid rows."""
         return self.weights_R.to(values_R.dtype) @ values_R
 
 
@@ -171,8 +169,9 @@ class OCE(ABC):
         return Solution(base_R, offset_R, {self.metric: metric_R})
 
     def solve_rows(self, losses: Losses, tau: Tensor, rows: slice) -> tuple[Tensor, ...]:
-        """Solve for the minimising ν = base + τ offset of a slice of rows: return base, offset and the metric of w,
-        (r,) each.
+        """Return base and offset of the minimising ν = base + τ offset of a slice of rows, and the metric of w.
+
+        (r,) each. The attribute `metric` names the metric.
         """
         raise NotImplementedError
 

@@ -100,11 +100,10 @@ class RobustObjective(TemperatureObjective):
         return of_sides
 
     def _learning_nu(self, losses: list[Losses], tau: Tensor, rows: Layout) -> Tensor:
-        """Return ν of each side. If ν has no value yet, set it to the largest ν_r that minimises the OCE of a row;
-        collective then.
+        """Return ν of each side, at first the largest ν_r that minimises the OCE of a row r.
 
-        For a row whose own ν_r is smaller, the OCE grows at most by the distance ν − ν_r. With a ν below ν_r, it would
-        grow by e^(distance/τ) for KL.
+        Collective while ν has no value yet. For a row whose own ν_r is smaller, the OCE grows at most by the distance ν
+        − ν_r. With a ν below ν_r, it would grow by e^(distance/τ) for KL.
         """
         self._nu_began = False
         self._nu_is_known = self._nu_is_known or not self.nu.isnan().any()
@@ -126,9 +125,8 @@ class RobustObjective(TemperatureObjective):
         self, losses: dict[str, Losses], tau: Tensor, sample_ids_b: Tensor | None, rows: Layout
     ) -> list[tuple[Tensor, Metrics]]:
         """Return value and metrics of each side with a ν_i for each sample, and make a gradient step on every ν_i.
-        Collective.
 
-        A sample in its first batch has no ν_i yet and takes the closed form.
+        Collective. A sample in its first batch has no ν_i yet and takes the closed form.
         """
         assert self.memory is not None
         read = self.memory.read(sample_ids_b, rows, tau.dtype)
@@ -143,10 +141,10 @@ class RobustObjective(TemperatureObjective):
         return of_sides
 
     def _stepped(self, losses: Losses, tau: Tensor, old_b: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the value at the old ν, and the new ν after a gradient step, (b,). NaN stands for a ν without a value
-        yet.
+        """Return the value at the old ν, and the new ν after a gradient step, (b,).
 
-        A ν without a value takes the closed form, which has a gradient also where the sum has a kink at ν (CVaR).
+        NaN stands for a ν without a value yet. Such a ν without a value takes the closed form, which has a gradient
+        also where the sum has a kink at ν (CVaR).
         """
         unknown_b, new_b = old_b.isnan(), old_b.clone()
         unknown = int(unknown_b.sum())  # the only number that is read from the device

@@ -262,8 +262,7 @@ def _each(side: DirectionSums, a_P: Tensor) -> Tensor:
 
 
 def _merged(side: DirectionSums, a_P: Tensor) -> Tensor:
-    """Return this rank's share of the mean over anchors of f, with the LSE over an anchor's positives as its positive
-    logit.
+    """Return this rank's share of the mean over anchors of f, with the LSE over its positives as positive logit.
 
     side: one direction. a_P: the logits of the listed positives. f as in core_terms with positives=merge.
     """
@@ -316,11 +315,10 @@ def score_means(batch: GatheredBatch) -> dict[str, Tensor]:
 def mi_bound(
     related: Relations, in_sum_P: Tensor, sums: tuple[Tensor, Tensor], scale: Tensor, options: SoftmaxOptions
 ) -> dict[str, Tensor]:
-    """Return the bound on the mutual information, log K − InfoNCE (van den Oord et al. 2018, eq. 5), and log K, in
-    nats.
+    """Return the bound on the mutual information, log K − InfoNCE (van den Oord et al. 2018, eq. 5), and log K.
 
-    K = B is the number of columns. InfoNCE is that of the loss's directions, averaged. The bound holds only for one
-    positive among all columns, so the result is {} for any other batch. sums, in_sum_P: as in core_terms.
+    In nats. K = B is the number of columns. InfoNCE is that of the loss's directions, averaged. The bound holds only
+    for one positive among all columns, so the result is {} for any other batch. sums, in_sum_P: as in core_terms.
     """
     batch = related.batch
     plain = related.exclusion is None and batch.positives.own is not None and len(batch.y_MD) == batch.rows.total

@@ -109,10 +109,9 @@ class SpectralAlternating(MomentObjective):
             self.moments_2DD, self.seen = self._before
 
     def _averaged(self, batch_2DD: Tensor, moves: bool) -> Tensor:
-        """Return the running means of the moments with this batch included, (2, D, D); without momentum the batch's own
-        moments.
+        """Return the running means of the moments with this batch included, (2, D, D).
 
-        batch_2DD: the moments of the batch. moves: whether to store the new means.
+        batch_2DD: the moments of the batch, which are returned without momentum. moves: whether to store the new means.
         """
         if not self.options.lambda_momentum:
             return batch_2DD

@@ -25,8 +25,7 @@ TemperatureGradient = StrEnum("TemperatureGradient", ["paper", "fastclip"])
 
 @dataclass
 class EstimatorOptions(TemperatureOptions):
-    """Options of estimators that keep, for every sample, a running mean u_i of e^(score difference/τ) over its
-    negatives.
+    """Options of estimators that keep, for every sample, a running mean of e^(score difference/τ) over negatives.
 
     learnable_refused: the error message for learnable=true, empty where τ may learn.
     """

@@ -51,9 +51,7 @@ class Layout:
         return slice(start, start + self.sizes[self.rank])
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Gather rows: (b, …) of every rank → (B, …) on every rank. Backward sums the gradients of all ranks for the
-        owner.
-        """
+        """Gather rows: (b, …) of every rank → (B, …) on every rank. Backward sums the gradients of all ranks."""
         return _Gather.apply(rows, self) if self.world_size > 1 else rows  # pyright: ignore[reportReturnType]
 
     def sum(self, values: Tensor) -> Tensor:
@@ -73,10 +71,9 @@ class Layout:
         return values
 
     def _pad(self, rows: Tensor, sizes: tuple[int, ...]) -> Tensor:
-        """Split `rows` into blocks of `sizes`, each padded with zeros to the largest size of a rank: collectives need
-        equal sizes.
+        """Split `rows` into blocks of `sizes`, each padded with zeros to the largest size of a rank.
 
-        With equal sizes on all ranks, returns the rows unchanged.
+        Collectives need equal sizes. With equal sizes on all ranks, returns the rows unchanged.
         """
         if len(set(self.sizes)) == 1:
             return rows.contiguous()

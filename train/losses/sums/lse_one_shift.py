@@ -136,8 +136,7 @@ def _sums(tiles: Tiles, logits: Logits, bound: Bound) -> tuple[Tensor, Tensor]:
 def _add_tiles(
     gradients: Gradients, tiles: Tiles, logits: Logits, bound: Bound, u_b: Tensor, v_M: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Add the gradients of x and y to `gradients`; return those of the row and column log-weights, None without
-    log-weights.
+    """Add the gradients of x and y to `gradients`; return those of the row and column log-weights, if any.
 
     u_b, v_M: upstream gradient divided by sum, of rows and columns.
     """
@@ -159,9 +158,7 @@ def _add_tiles(
 
 
 def _factors(logits: Logits, bound: Bound) -> tuple[Tensor | None, Tensor | None]:
-    """Return the weights exp(log-weight − largest) of rows and of columns, at most 1; None where there are no
-    log-weights.
-    """
+    """Return the weights exp(log-weight − largest) of rows and of columns, at most 1; None without log-weights."""
     pairs = ((logits.row_weights_b, bound.row_weight), (logits.column_weights_M, bound.column_weight))
     rows, columns = (None if weights is None else (weights - largest).exp() for weights, largest in pairs)
     return rows, columns

@@ -78,10 +78,9 @@ def available(x_bD: Tensor, y_MD: Tensor) -> bool:
 def exp_sums(
     x_bD: Tensor, y_MD: Tensor, scale: float, shift: float, exclusion: KernelExclusion = NOTHING
 ) -> tuple[Tensor, Tensor]:
-    """Return Σ_j E_ij of the rows (b,) and Σ_i E_ij of the columns (M,), float32; E_ij = exp(scale · <x_i, y_j> −
-    shift).
+    """Return Σ_j E_ij of the rows (b,) and Σ_i E_ij of the columns (M,), float32.
 
-    E_ij is 0 where a pair is left out. Memory: 64 numbers per column, and a few MB.
+    E_ij = exp(scale · <x_i, y_j> − shift), 0 where a pair is left out. Memory: 64 numbers per column, and a few MB.
     """
     x_bD, y_MD = x_bD.contiguous(), y_MD.contiguous()
     row_sums_b = torch.zeros(len(x_bD), dtype=torch.float32, device=x_bD.device)
@@ -167,12 +166,11 @@ def gradients(
 def _into_range(
     x_bD: Tensor, y_MD: Tensor, scale: float, shift: float, u_b: Tensor, v_M: Tensor, exclusion: KernelExclusion
 ) -> Tensor:
-    """Return the power of two, 0-d, to multiply u and v with so that fp16 holds G: |G| ≤ 2^14, exact down to 2^-28 of
-    that.
+    """Return the power of two, 0-d, to multiply u and v with so that fp16 holds G = E (u + v).
 
-    Arguments as in `gradients`. |G_ij| is at most |u_i| Σ_j E_ij + |v_j| Σ_i E_ij. The sums are computed anew, for
-    2·b·M·D flops: the caller has not kept those of the forward pass, and without the bound a gradient could silently
-    become 0.
+    Then |G| ≤ 2^14, and G is exact down to 2^-28 of its largest element. Arguments as in `gradients`. |G_ij| is at most
+    |u_i| Σ_j E_ij + |v_j| Σ_i E_ij. The sums are computed anew, for 2·b·M·D flops: the caller has not kept those of the
+    forward pass, and without the bound a gradient could silently become 0.
     """
     sums = exp_sums(x_bD, y_MD, scale, shift, exclusion)
     largest = torch.cat([value.abs() * total for value, total in zip((u_b, v_M), sums, strict=True)])

@@ -30,14 +30,13 @@ def pair_sum(
     columns: Sequence[Tensor] = (),
     parameters: Sequence[Tensor] = (),
 ) -> Tensor:
-    """Return Σ_i w_i Σ_j f(s_ij, *rows_i, *columns_j, *parameters) over own rows i and all columns j: 0-d, this rank's
-    share.
+    """Return Σ_i w_i Σ_j f(s_ij, *rows_i, *columns_j, *parameters) over own rows i and all columns j, 0-d.
 
-    f: differentiable, elementwise on a tile (r, c) of scores s = <x_i, y_j>, with rows as (r, 1), columns as (1, c) and
-    parameters 0-d; it must be finite, with a finite derivative, also where a pair is left out. exclusion: pairs to
-    leave out. row_factors_b: w, by default 1, which gets no gradient. x_bD, y_MD: bf16, fp16, float32 or float64;
-    scores are float32 or better. Differentiable in all other tensors; gradients of inputs that all ranks share (y,
-    columns, parameters) are this rank's share, to be summed over ranks.
+    The result is this rank's share of the sum. f: differentiable, elementwise on a tile (r, c) of scores s = <x_i,
+    y_j>, with rows as (r, 1), columns as (1, c) and parameters 0-d; it must be finite, with a finite derivative, also
+    where a pair is left out. exclusion: pairs to leave out. row_factors_b: w, by default 1, which gets no gradient.
+    x_bD, y_MD: bf16, fp16, float32 or float64; scores are float32 or better. Differentiable in all other tensors;
+    gradients of inputs that all ranks share (y, columns, parameters) are this rank's share, to be summed over ranks.
     """
     with torch.autocast(x_bD.device.type, enabled=False):
         return _PairSum.apply(  # pyright: ignore[reportReturnType]
@@ -46,9 +45,7 @@ def pair_sum(
 
 
 class _PairSum(torch.autograd.Function):
-    """The autograd function of pair_sum. Forward computes the gradient too; backward multiplies it by the upstream
-    gradient.
-    """
+    """The autograd function of pair_sum. Forward computes the gradient too; backward scales it."""
 
     @staticmethod
     def forward(

@@ -16,8 +16,7 @@ TILE = 1024  # rows and columns of a tile: a tile of scores and its operands sta
 
 
 class Pairs:
-    """A list of P pairs (row i of this rank, global column j), (P, 2) int64. `within` sorts it by tile at its first
-    call.
+    """A list of P pairs (row i of this rank, global column j), (P, 2) int64. The first call of `within` sorts it.
 
     own: if the list is (i, own + i) for all rows i, the column of row 0; else None.
     """
@@ -55,9 +54,7 @@ class Pairs:
 
     @cached_property
     def _by_tile(self) -> tuple[Tensor, dict[tuple[int, int], slice]]:
-        """The pairs sorted by tile, and for each tile with pairs, by (tile row, tile column), the slice that holds
-        these.
-        """
+        """The pairs sorted by tile, and the slice of this list for each (tile row, tile column) that has pairs."""
         tile_row, tile_column = (self.pairs_P2 // TILE).unbind(1)
         width = int(tile_column.max()) + 1 if len(tile_column) else 1
         tile, order = (tile_row * width + tile_column).sort(stable=True)
@@ -81,8 +78,9 @@ class Exclusion:
     dropped: Pairs | None = None
 
     def index(self, rows: slice, columns: slice) -> Tensor | tuple[Tensor, Tensor] | None:
-        """Return an index of the left-out pairs of a tile: a mask, or (rows, columns) of a few pairs; None if none is
-        left out.
+        """Return an index of the left-out pairs of a tile: a mask, or (rows, columns) of a few pairs.
+
+        Returns None if no pair of the tile is left out.
         """
         return self.mask(rows, columns) if self.keys or not self.dropped else self.dropped.within(rows, columns)
 
