@@ -1,6 +1,6 @@
-"""Measures of the health of a batch of embeddings that a loss curve does not show.
+"""Metrics of a batch of embeddings that show problems, such as collapse, which a loss curve does not show.
 
-They need all scores of their pairs, so they are computed from the first ROWS pairs of the global batch only.
+They need the scores of all pairs of rows, so they are computed from the first ROWS pairs of the global batch only.
 """
 
 from __future__ import annotations

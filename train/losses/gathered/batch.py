@@ -1,4 +1,8 @@
-"""The global batch (of all ranks) as an objective sees it: own rows, the gathered columns, and their relations."""
+"""The global batch (of all ranks) as an objective sees it: this rank's rows, the gathered columns, their relations.
+
+Rows are x items, columns are y items. By default row i and column i are a pair, and column i is called the row's own
+column. Further columns are y items beside the pairs, such as hard negatives.
+"""
 
 from __future__ import annotations
 
@@ -85,12 +89,13 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 @dataclass(frozen=True)
 class GatheredBatch:
-    """Own rows x (b,) against all columns y (M,): y of rank 0, 1, …, then the further columns of rank 0, 1, ….
+    """This rank's rows x (b,) against all columns y (M,): y of rank 0, 1, …, then the further columns of rank 0, 1, ….
 
-    rows, columns: how x and y are distributed over ranks. Pairs are (local row, global column): positives, those of
-    this rank's rows; excluded (P, 2), which are left out of all sums. keys: for x and for y, if given, (keys of own
-    rows (b,), keys of the columns that have one (≤ M,)); equal keys mean the same item. sample_ids_b: indices of
-    per-sample state. importance_m: log q or ζ (see OneSidedDPM) of this rank's m columns, as the caller gave it.
+    Further columns are y items beside the pairs, see Columns. rows, columns: how x and y are distributed over ranks.
+    Pairs are (local row, global column): positives, those of this rank's rows; excluded (P, 2), which are left out of
+    all sums. keys: for x and for y, if given, (keys of this rank's rows (b,), keys of the columns that have one (≤
+    M,)); equal keys mean the same item. sample_ids_b: indices of per-sample state. importance_m: log q or ζ (see
+    OneSidedDPM) of this rank's m columns, as the caller gave it.
     """
 
     x_bD: Tensor
@@ -133,7 +138,7 @@ class GatheredBatch:
         return (x.to(dtype) * y.to(dtype)).sum(1)
 
     def counts(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
-        """Count how many of the pairs each own row (b,) and each column (M,) has, over all ranks, int64.
+        """Count how many of the pairs each row of this rank (b,) and each column (M,) has, over all ranks, int64.
 
         Collective, unless the pairs are each row with its own column.
         """
@@ -226,7 +231,7 @@ def of_equal_keys(pairs_P2: Tensor, keys: Sequence[tuple[Tensor, Tensor]]) -> Te
 
 
 def _check_indices(what: str, indices: Tensor, count: int) -> None:
-    """Raise ValueError for an index outside 0 … count − 1. It waits for the GPU, as all listing of pairs does.
+    """Raise ValueError for an index outside 0 … count − 1. The check waits for the GPU.
 
     what: the argument's name, for the message.
     """

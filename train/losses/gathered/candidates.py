@@ -21,11 +21,11 @@ MOST_PAIRS = 64  # the largest average number of listed positives per column: a 
 
 @dataclass(frozen=True)
 class Anchors:
-    """The anchors of one direction, one entry each: the b own rows, or all M columns. Further columns are never valid.
+    """The anchors of one direction, one entry each: this rank's b rows, or all M columns.
 
     counts: the number m_i of candidates; positives: the number of positives; valid: whether the anchor has candidates
-    and a positive. share: W / (number of valid anchors of all ranks), by which this rank multiplies the sum over its
-    own anchors, 0-d. own: the slice of this rank's anchors.
+    and a positive, never for further columns (y items beside the pairs). share: W / (number of valid anchors of all
+    ranks), by which a rank multiplies the sum over its anchors, 0-d. own: the slice of this rank's anchors.
     """
 
     counts: Tensor
@@ -128,7 +128,7 @@ def _with_equal_keys(batch: GatheredBatch) -> Pairs:
 def _candidate_counts(
     batch: GatheredBatch, masked: SameItem | None, exclusion: Exclusion | None
 ) -> tuple[Tensor, Tensor]:
-    """Count the candidates of own rows (b,) and of all columns (M,), from classes of equal keys and lists of pairs.
+    """Count the candidates of this rank's rows (b,) and of all columns (M,), without a list of all pairs.
 
     masked: the relation of equal keys, if pairs of equal keys are left out. exclusion: the pairs that are left out.
     """

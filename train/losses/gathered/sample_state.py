@@ -202,7 +202,7 @@ class SampleState:
         return slice(min(rank * each, n), min((rank + 1) * each, n))
 
     def _numbers(self, dtype: torch.dtype) -> Tensor:
-        """Return the (n/W, k) table of own samples, made on first use, in the widest type needed so far."""
+        """Return the (n/W, k) table of this rank's samples, made on first use, in the widest type needed so far."""
         narrow = self._table
         if narrow is not None and torch.promote_types(narrow.dtype, dtype) == narrow.dtype:
             return narrow

@@ -104,10 +104,10 @@ class StateBatch:
         return {side: self.read.old[f"{name}_{side}"] for side in self.anchors}
 
     def log_g(self, rows_b: Tensor, columns_M: Tensor, a_x_b: Tensor, a_y_b: Tensor) -> Numbers:
-        """Return log ĝ_i, the log of the mean e^(d_ij/τ) over the negatives of anchor i, for own anchors: side → (b,).
+        """Return log ĝ_i, the log of the mean e^(d_ij/τ) over the negatives of anchor i, for this rank's anchors.
 
-        rows_b, columns_M: log-sums of the logits over the negatives of each row and column. a_x_b, a_y_b: logits of the
-        own pairs, as anchors x and as anchors y. An anchor without negatives gets −inf.
+        The result is side → (b,), −inf for an anchor without negatives. rows_b, columns_M: log-sums of the logits over
+        the negatives of each row and column. a_x_b, a_y_b: logits of the own pairs, as anchors x and as anchors y.
         """
         sums = {"x": rows_b - a_x_b, "y": columns_M[self.own] - a_y_b}
         counts = {side: anchors.counts[anchors.own] for side, anchors in self.anchors.items()}
@@ -116,7 +116,7 @@ class StateBatch:
     def updated_means(self, log_g: Numbers) -> dict[str, UpdatedMeans]:
         """Return log ĝ and the running means log u after this step for all samples of the global batch, by side.
 
-        log_g: log ĝ of own anchors, side → (b,). A sample in its first batch takes log ĝ itself. Collective.
+        log_g: log ĝ of this rank's anchors, side → (b,). A sample in its first batch takes log ĝ itself. Collective.
         """
         gamma = self.options.gamma_at(self.epoch)
         log_keep, log_take = (math.log(share) if share else -math.inf for share in (1 - gamma, gamma))
@@ -218,7 +218,7 @@ class SogCLR(TemperatureObjective):
         return tau * (log_u_b + zero_b)
 
     def in_g(self, scale: Tensor) -> Tensor:
-        """Return the scale 1/τ of the logits inside ĝ. Subclasses change its gradient."""
+        """Return the scale 1/τ of the logits inside ĝ (the batch's mean exponential), which FastClipV0 overrides."""
         return scale
 
 

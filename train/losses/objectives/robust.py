@@ -143,8 +143,8 @@ class RobustObjective(TemperatureObjective):
     def _stepped(self, losses: Losses, tau: Tensor, old_b: Tensor) -> tuple[Tensor, Tensor]:
         """Return the value at the old ν, and the new ν after a gradient step, (b,).
 
-        NaN stands for a ν without a value yet. Such a ν without a value takes the closed form, which has a gradient
-        also where the sum has a kink at ν (CVaR).
+        old_b: the stored ν of each row, NaN for one without a value yet. A row without a value takes the closed form,
+        which has a gradient also where the sum has a kink at ν (CVaR).
         """
         unknown_b, new_b = old_b.isnan(), old_b.clone()
         unknown = int(unknown_b.sum())  # the only number that is read from the device

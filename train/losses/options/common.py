@@ -156,7 +156,10 @@ class TemperatureOptions(ObjectiveOptions):
 
 @dataclass
 class PairOptions(TemperatureOptions):
-    """Options of objectives that find positives and left-out pairs by lists of pairs and by equal content keys."""
+    """Options of objectives that find positives and left-out pairs by lists of pairs and by equal content keys.
+
+    A content key is an int64 that is equal for equal items. Left-out pairs are neither positives nor negatives.
+    """
 
     candidates: CandidateSet = described(CandidateSet.all, "whether positives stand in their anchor's own sum")
     positives: Positives = described(

@@ -88,7 +88,10 @@ class EstimatorOptions(TemperatureOptions):
 
 @dataclass
 class FastClipV0Options(EstimatorOptions):
-    """FastCLIP-v0: SogCLR not multiplied by τ, so that τ can learn (Wei et al. 2024)."""
+    """FastCLIP-v0: SogCLR not multiplied by τ, so that τ can learn (Wei et al. 2024).
+
+    Options of the class FastClipV0 in objectives/estimators.py. learnable_refused: see EstimatorOptions.
+    """
 
     formula: ClassVar[str] = "estimators:FastClipV0"
     learnable_refused: ClassVar[str] = ""
@@ -102,7 +105,10 @@ class FastClipV0Options(EstimatorOptions):
 
 @dataclass
 class FastClipV3Options(FastClipV0Options):
-    """FastCLIP-v3: multiplied by τ, which learns towards a KL radius ρ (Wei et al. 2024)."""
+    """FastCLIP-v3: multiplied by τ, which learns towards a KL radius ρ (Wei et al. 2024).
+
+    Options of the class FastClipV3 in objectives/estimators.py, whose loss is mean_i τ log u_i + ρτ.
+    """
 
     formula: ClassVar[str] = "estimators:FastClipV3"
 
@@ -111,7 +117,10 @@ class FastClipV3Options(FastClipV0Options):
 
 @dataclass
 class ISogCLROptions(EstimatorOptions):
-    """iSogCLR: a temperature of its own for every sample and direction (Qiu et al. 2023)."""
+    """iSogCLR: a temperature of its own for every sample and direction (Qiu et al. 2023).
+
+    Options of the class ISogCLR in objectives/estimators.py. The temperatures τ are kept as per-sample state.
+    """
 
     formula: ClassVar[str] = "estimators:ISogCLR"
     learnable_refused: ClassVar[str] = (
@@ -138,7 +147,10 @@ class ISogCLROptions(EstimatorOptions):
 
 @dataclass
 class NuclrOptions(EstimatorOptions):
-    """NUCLR: candidates weigh e^(ζ/τ), ζ learned for every sample; popular items weigh less (Wang et al. 2024)."""
+    """NUCLR: candidates weigh e^(ζ/τ), ζ learned for every sample; popular items weigh less (Wang et al. 2024).
+
+    Options of the class Nuclr in objectives/estimators.py. τ is the temperature; ζ is kept as per-sample state.
+    """
 
     formula: ClassVar[str] = "estimators:Nuclr"
 

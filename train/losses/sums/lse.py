@@ -30,7 +30,7 @@ from dyad.train.losses.sums.tiles import Exclusion, Tiles
 
 @dataclass(frozen=True)
 class Scales:
-    """A scale 1/τ for each own row (b,), used in the row sums, and for each column (M,), used in the column sums."""
+    """The scales 1/τ of each row of this rank (b,), for the row sums, and of each column (M,), for the column sums."""
 
     rows_b: Tensor
     columns_M: Tensor
@@ -46,13 +46,13 @@ def log_partition(
     row_weights_b: Tensor | None = None,
     column_weights_M: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the log-sum-exp of weighted logits over each own row, (b,), and over each column of all ranks, (M,).
+    """Return the log-sum-exp of weighted logits over each row of this rank, (b,), and over each column, (M,).
 
     rows_i = log Σ_j exp(a_ij + column_weights_j), columns_j = log Σ_i exp(a_ij + row_weights_i), with logits a_ij =
-    scale · <x_i, y_j>. x_bD, y_MD: bf16, fp16, float32 or float64, both of one type; y_MD holds the gathered columns.
-    scale: 0-d, the same on every rank, or Scales. layout: how the columns are distributed over ranks. exclusion: pairs
-    to leave out. Weights are log-weights. The results are float32 or better; −inf, with gradient zero, where every pair
-    is left out. Differentiable in x, y, scale and weights.
+    scale · <x_i, y_j>; column sums run over the rows i of all ranks. x_bD, y_MD: bf16, fp16, float32 or float64, both
+    of one type; y_MD holds the gathered columns. scale: 0-d, the same on every rank, or Scales. layout: how the columns
+    are distributed over ranks. exclusion: pairs to leave out. Weights are log-weights. The results are float32 or
+    better; −inf, with gradient zero, where every pair is left out. Differentiable in x, y, scale and weights.
 
     The column results are the same on every rank, and any rank may use any of them: their gradients are summed over
     ranks. Gradients of inputs that all ranks share (y, scale, column weights) are this rank's share, to be summed over

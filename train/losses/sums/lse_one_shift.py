@@ -68,7 +68,7 @@ def find_bound(tiles: Tiles, logits: Logits, layout: Layout) -> Bound | None:
 
 
 def one_shift_sums(tiles: Tiles, logits: Logits, bound: Bound, layout: Layout) -> tuple[Tensor, Tensor] | None:
-    """Return the log-sum-exp of own rows (b,) and of all columns (M,) from plain sums. Collective.
+    """Return the log-sum-exp of this rank's rows (b,) and of all columns (M,) from plain sums. Collective.
 
     Returns None, on all ranks, if one of the sums underflows on any rank.
     """
@@ -118,9 +118,9 @@ def _exponentials(tiles: Tiles, logits: Logits, bound: Bound) -> Iterator[tuple[
 
 
 def _sums(tiles: Tiles, logits: Logits, bound: Bound) -> tuple[Tensor, Tensor]:
-    """Return Σ_j E_ij w_j of own rows (b,), and Σ_i E_ij w'_i over own rows of all columns (M,).
+    """Return Σ_j E_ij w_j of this rank's rows, (b,), and Σ_i E_ij w'_i over this rank's rows, for all columns, (M,).
 
-    E, w, w' as in the module docstring.
+    E_ij are exponentials, w and w' weights of columns and rows, as in the module docstring.
     """
     if fused := _fused(tiles, logits):
         kernels, exclusion = fused

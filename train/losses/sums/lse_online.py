@@ -17,7 +17,7 @@ from dyad.train.losses.sums.tiles import Gradients, Tiles, shaped
 
 
 def online_sums(tiles: Tiles, logits: Logits, layout: Layout) -> tuple[Tensor, Tensor]:
-    """Return the log-sum-exp of own rows (b,) and of all columns (M,), for logits of any size. Collective."""
+    """Return the log-sum-exp of this rank's rows (b,) and of all columns (M,), for logits of any size. Collective."""
     rows_b = tiles.x_bD.new_full((len(tiles.x_bD),), -math.inf, dtype=tiles.dtype)
     columns_M = tiles.y_MD.new_full((len(tiles.y_MD),), -math.inf, dtype=tiles.dtype)
     for rows, columns, of_rows, of_columns, _ in _two_logits(tiles, logits):

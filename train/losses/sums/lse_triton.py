@@ -1,7 +1,8 @@
 """The sums and gradients of lse_one_shift.py as Triton kernels: scores stay in registers and never reach memory.
 
-Legend: b rows of this rank, M columns of all ranks, D width; E_ij = exp(scale · <x_i, y_j> − shift), 0 where left out.
-The caller has chosen a shift for which no E and no sum of E overflows.
+Legend: b rows of this rank, M columns of all ranks, D width; E_ij = exp(scale · <x_i, y_j> − shift), 0 for pairs that
+are left out; u_i, v_j the upstream gradient of row i and of column j, each divided by its sum of E; G = ∂L/∂logits. The
+caller has chosen a shift for which no E and no sum of E overflows.
 
 Forward is one matmul whose epilogue is the exponential and the sums of rows and columns (2·b·M·D flops). Backward
 recomputes E and writes G_ij = E_ij (u_i + v_j), one strip at a time, for two matmuls of cuBLAS: dx += G y, dy += Gᵀ x.
@@ -148,7 +149,11 @@ def gradients(
     v_M: Tensor,
     exclusion: KernelExclusion = NOTHING,
 ) -> tuple[Tensor, Tensor]:
-    """Return G y (b, D) and Gᵀ x (M, D) in float32, with G as in gradient_strip. Memory: one strip of G."""
+    """Return G y (b, D) and Gᵀ x (M, D) in float32, the gradients of x and y up to the scale. Memory: one strip of G.
+
+    G_ij = exp(scale · <x_i, y_j> − shift) (u_i + v_j), 0 for pairs that are left out. u_b, v_M: upstream gradient of
+    the log-sum of each row and column, divided by its sum.
+    """
     x_bD, y_MD = x_bD.contiguous(), y_MD.contiguous()
     factor = _into_range(x_bD, y_MD, scale, shift, u_b, v_M, exclusion) if x_bD.dtype == torch.float16 else None
     u_b, v_M = (u_b, v_M) if factor is None else (u_b * factor, v_M * factor)

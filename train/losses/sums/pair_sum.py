@@ -30,7 +30,7 @@ def pair_sum(
     columns: Sequence[Tensor] = (),
     parameters: Sequence[Tensor] = (),
 ) -> Tensor:
-    """Return Σ_i w_i Σ_j f(s_ij, *rows_i, *columns_j, *parameters) over own rows i and all columns j, 0-d.
+    """Return Σ_i w_i Σ_j f(s_ij, *rows_i, *columns_j, *parameters) over this rank's rows i and all columns j, 0-d.
 
     The result is this rank's share of the sum. f: differentiable, elementwise on a tile (r, c) of scores s = <x_i,
     y_j>, with rows as (r, 1), columns as (1, c) and parameters 0-d; it must be finite, with a finite derivative, also

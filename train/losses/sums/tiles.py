@@ -1,6 +1,7 @@
-"""The score matrix of own rows against all columns, one tile at a time, and the pairs that sums leave out.
+"""The score matrix of this rank's rows against all columns, one tile at a time, and the pairs that sums leave out.
 
-Legend: b rows of this rank, M columns of all ranks, D width; s_ij = <x_i, y_j>.
+Legend: b rows of this rank, M columns of all ranks, D width; s_ij = <x_i, y_j>; a tile is a block of at most TILE ×
+TILE scores, (r, c) for r rows and c columns.
 """
 
 from __future__ import annotations
