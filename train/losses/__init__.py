@@ -57,9 +57,10 @@ __all__ = ["OBJECTIVES", "build_objective"]
 
 
 def build_objective(name: str, **options: Any) -> Objective:
-    """The objective `name` of OBJECTIVES; options: the fields of its dataclass in train/losses/options.
+    """Create the objective `name`, a torch module; OBJECTIVES lists the names.
 
-    Raises ConfigError for an unknown name or option, a bad value, or options that exclude each other.
+    options: the fields of the objective's dataclass in train/losses/options. Raises ConfigError for an unknown name or
+    option, a bad value, or options that exclude each other.
     """
     config = configure(name, **options)
     module, _, formula = config.formula.partition(":")

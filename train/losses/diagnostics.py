@@ -1,6 +1,6 @@
-"""Measures of the health of a batch of embeddings that a loss curve does not show.
+"""Metrics of a batch of embeddings that show problems, such as collapse, which a loss curve does not show.
 
-They need all scores of their pairs, so they are computed from the first ROWS pairs of the global batch only.
+They need the scores of all pairs of rows, so they are computed from the first ROWS pairs of the global batch only.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ SATURATED = 0.95  # a bound above this share of log K says little about the mutu
 
 @torch.no_grad()
 def diagnose(x_bD: Tensor, y_bD: Tensor, scale: float | Tensor | None, cosine: bool) -> dict[str, float]:
-    """Scalars of the first ROWS pairs of the global batch, the same on every rank. A collective.
+    """Return metrics of the first ROWS pairs of the global batch, the same on every rank. Collective.
 
-    alignment: mean |x̂ − ŷ|² of pairs; uniformity: log mean exp(−2|x̂_i − x̂_j|²) over i ≠ j, 0 for a collapsed side
-    (Wang & Isola 2020); accuracy: share of rows whose highest score is the own pair; with a scale 1/τ also log_z, the
-    log mean exp of an anchor's logits, and the effective number of negatives: e^H and 1/Σπ² (participation) of the
-    softmax over an anchor's negatives.
+    alignment: mean |x̂ − ŷ|² of pairs, with x̂, ŷ the normalised embeddings; uniformity: log mean exp(−2|x̂_i − x̂_j|²)
+    over i ≠ j, 0 for a collapsed side (Wang & Isola 2020); accuracy: share of rows whose highest score is that of the
+    own pair. With a scale also log_z, the log mean exp of an anchor's logits, and the effective number of negatives:
+    e^H and 1/(Σπ²) (participation), with π the softmax over an anchor's negatives and H its entropy. Names end in the
+    side of the anchors, _x or _y.
+
     scale: 1/τ, 0-d, or None for objectives without temperature; cosine: whether scores are of normalised embeddings.
     """
     x, y = _first_rows(x_bD), _first_rows(y_bD)
@@ -49,7 +51,7 @@ def diagnose(x_bD: Tensor, y_bD: Tensor, scale: float | Tensor | None, cosine: b
 
 @torch.no_grad()
 def duplicates(x_keys_b: Tensor, y_keys_b: Tensor) -> dict[str, float]:
-    """Share of the x, and of the y, of the global batch whose content key occurs more than once. A collective."""
+    """Return the share of x, and of y, in the global batch whose content key occurs more than once. Collective."""
     shares = {}
     for side, keys_b in (("x", x_keys_b), ("y", y_keys_b)):
         (layout,) = Layout.of(keys_b)
@@ -59,14 +61,17 @@ def duplicates(x_keys_b: Tensor, y_keys_b: Tensor) -> dict[str, float]:
 
 
 def saturation(scalars: Mapping[str, float]) -> dict[str, float]:
-    """mi_saturated: 1 if the bound on the mutual information is near log K, its maximum, else 0; {} without one."""
+    """Return mi_saturated: 1 if the bound on the mutual information is near its maximum log K, else 0; {} without one.
+
+    scalars: the metrics of a step, with mi_bound and log_k (K candidates) if the objective has them.
+    """
     if "mi_bound" not in scalars or scalars["log_k"] <= 0:
         return {}
     return {"mi_saturated": float(scalars["mi_bound"] > SATURATED * scalars["log_k"])}
 
 
 def _first_rows(e_bD: Tensor) -> Tensor:
-    """The first ROWS rows of the global batch, on every rank, in float32 or better. A collective."""
+    """Gather the first ROWS rows of the global batch on every rank, in float32 or better. Collective."""
     (layout,) = Layout.of(e_bD)
     own = e_bD[: max(0, ROWS - layout.own.start)]
     (cut,) = Layout.of(own)
@@ -74,7 +79,10 @@ def _first_rows(e_bD: Tensor) -> Tensor:
 
 
 def _uniformity(unit: Tensor) -> Tensor:
-    """log mean exp(−2|u_i − u_j|²) over i ≠ j, with |u − v|² = 2 − 2 <u, v>."""
+    """Return log mean exp(−2|u_i − u_j|²) over i ≠ j for the normalised embeddings u, the rows of `unit`, 0-d.
+
+    Computed with |u − v|² = 2 − 2 <u, v>.
+    """
     n = len(unit)
     if n < 2:
         return unit.new_zeros(())
@@ -83,12 +91,12 @@ def _uniformity(unit: Tensor) -> Tensor:
 
 
 def _accuracy(scores: Tensor) -> Tensor:
-    """The share of rows whose own pair has the highest score. With ties, argmax decides."""
+    """Return the share of rows whose own pair (the diagonal) has the highest score. With ties, argmax decides."""
     return (scores.argmax(1) == torch.arange(len(scores), device=scores.device)).to(scores.dtype).mean()
 
 
 def _of_anchors(a: Tensor) -> dict[str, Tensor]:
-    """log_z and the effective numbers of negatives (see diagnose) of one side, from its logits (n, n)."""
+    """Return log_z and the effective numbers of negatives (see diagnose) of one side, from its logits `a` (n, n)."""
     n = len(a)
     log_z = a.logsumexp(1) - math.log(n)
     log_pi = a.clone().fill_diagonal_(-math.inf).log_softmax(1)

@@ -1,4 +1,8 @@
-"""The global batch as an objective sees it: the rows of this rank, the gathered columns, and their relations."""
+"""The global batch (of all ranks) as an objective sees it: this rank's rows, the gathered columns, their relations.
+
+Rows are x items, columns are y items. By default row i and column i are a pair, and column i is called the row's own
+column. Further columns are y items beside the pairs, such as hard negatives.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +25,11 @@ Index = slice | Tensor
 
 @dataclass(frozen=True)
 class Columns:
-    """Further y items of this rank, k ≥ 0 in all, any number per row. They are candidates of every row.
+    """Further y items of this rank, k ≥ 0 in total, any number per row. They are candidates of every row.
 
-    embeddings_kD; row_k: the local row each belongs to, int64; keys_k: content ids, int64; positive_k: bool, whether
-    the item is a further positive of its row. By default all are hard negatives.
+    embeddings_kD; row_k: the index of the local row that each item belongs to, int64; keys_k: content keys, int64,
+    equal for equal items; positive_k: bool, whether the item is a further positive of its row. By default all are hard
+    negatives.
     """
 
     embeddings_kD: Tensor
@@ -34,7 +39,10 @@ class Columns:
 
     @staticmethod
     def of(negatives: Tensor | Columns) -> Columns:
-        """Columns from Columns, or from (b, k, D), k hard negatives per row. Raises ValueError if they do not fit."""
+        """Convert (b, k, D), k hard negatives per row, to Columns, or check given Columns.
+
+        Raises ValueError for wrong shapes or types.
+        """
         if isinstance(negatives, Columns):
             return negatives._checked()
         if negatives.ndim != 3:
@@ -43,7 +51,7 @@ class Columns:
         return Columns(negatives.flatten(0, 1), torch.arange(rows, device=negatives.device).repeat_interleave(each))
 
     def _checked(self) -> Columns:
-        """These columns with indices as int64. Raises ValueError for a wrong shape or type."""
+        """Return these columns with indices as int64. Raises ValueError for a wrong shape or type."""
         count, device = len(self.embeddings_kD), self.embeddings_kD.device
         row_k = as_int64("negatives.row_k", self.row_k, device)
         keys_k = as_int64("negatives.keys_k", self.keys_k, device)
@@ -62,9 +70,9 @@ def as_int64(name: str, values: Tensor, device: torch.device, *, pairs: bool = F
 @overload
 def as_int64(name: str, values: Tensor | None, device: torch.device, *, pairs: bool = False) -> Tensor | None: ...
 def as_int64(name: str, values: Tensor | None, device: torch.device, *, pairs: bool = False) -> Tensor | None:
-    """`values` (a tensor, list or array of whole numbers) as int64 (n,), or (P, 2) if `pairs`.
+    """Convert `values` (a tensor, list or array of whole numbers, or None) to int64 (n,), or to (P, 2) if `pairs`.
 
-    Raises ValueError, with `name`, for other shapes and types.
+    Raises ValueError for other shapes and types; its message names the argument `name`.
     """
     if values is None:
         return None
@@ -81,12 +89,13 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 @dataclass(frozen=True)
 class GatheredBatch:
-    """Own rows x (b,) against all columns y (M,): y of rank 0, 1, …, then the further columns of rank 0, 1, ….
+    """This rank's rows x (b,) against all columns y (M,): y of rank 0, 1, …, then the further columns of rank 0, 1, ….
 
-    rows, columns: the layouts of x and y over ranks. All pairs are (local row, global column): positives of own rows;
-    excluded (P, 2), which no sum contains. keys: for x and for y, if given, (keys of own rows (b,), keys of the columns
-    that have one (≤ M,)); equal keys mean the same item. sample_ids_b: indices of per-sample state. importance_m: log q
-    or ζ of own columns, as the caller gave it.
+    Further columns are y items beside the pairs, see Columns. rows, columns: how x and y are distributed over ranks.
+    Pairs are (local row, global column): positives, those of this rank's rows; excluded (P, 2), which are left out of
+    all sums. keys: for x and for y, if given, (keys of this rank's rows (b,), keys of the columns that have one (≤
+    M,)); equal keys mean the same item. sample_ids_b: indices of per-sample state. importance_m: log q or ζ (see
+    OneSidedDPM) of this rank's m columns, as the caller gave it.
     """
 
     x_bD: Tensor
@@ -100,7 +109,7 @@ class GatheredBatch:
     importance_m: Tensor | None = None
 
     def compared_keys(self, duplicates: Duplicates) -> tuple[tuple[Tensor, Tensor], ...]:
-        """The keys, or none with duplicates=keep. Raises ConfigError if keys are to be compared and there are none."""
+        """Return the keys to compare: all, or none with duplicates=keep. Raises ConfigError if keys are missing."""
         if duplicates is Duplicates.keep:
             return ()
         if not self.keys:
@@ -111,7 +120,10 @@ class GatheredBatch:
         return self.keys
 
     def positive_indices(self) -> tuple[Index, Index]:
-        """The rows and the columns of the positive pairs in their order, as slices (views) if these are own columns."""
+        """Return the row and column indices of the positive pairs in their order.
+
+        They are slices, which index without a copy, if the positive of each row is its own column.
+        """
         first = self.positives.own
         if first is not None:
             return slice(None), slice(first, first + len(self.x_bD))
@@ -119,16 +131,16 @@ class GatheredBatch:
         return i, j
 
     def pair_scores(self) -> Tensor:
-        """The scores s_ip of the positive pairs, (P,) in the order of `positives`, float32 or better."""
+        """Return the scores of the positive pairs, (P,) in the order of `positives`, float32 or better."""
         i, j = self.positive_indices()
         x, y = self.x_bD[i], self.y_MD[j]
         dtype = torch.promote_types(x.dtype, torch.float32)
         return (x.to(dtype) * y.to(dtype)).sum(1)
 
     def counts(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
-        """How many of the pairs each own row (b,) and each column (M,) has, over all ranks, int64.
+        """Count how many of the pairs each row of this rank (b,) and each column (M,) has, over all ranks, int64.
 
-        A collective, unless the pairs are the own columns.
+        Collective, unless the pairs are each row with its own column.
         """
         columns_M = torch.zeros(len(self.y_MD), dtype=torch.int64, device=self.y_MD.device)
         if pairs.own is not None:
@@ -152,14 +164,16 @@ def gather_batch(
     importance: Tensor | None = None,
     equal_is_positive: bool = False,
 ) -> GatheredBatch:
-    """The global batch of this rank's rows. Gathers the columns of all ranks.
+    """Gather the columns of all ranks and return the global batch for this rank's rows.
 
-    Embeddings are as the score needs them (normalised for a cosine). positives: (P, 2), which replace the own columns.
-    known_positives: keys of items known to be relevant to a row. Such columns are excluded from the sums of the row,
-    unless they are listed positives of it, or equal_is_positive and they share a key with it.
+    Embeddings are already normalised if the similarity is cosine. negatives: further columns. positives: (P, 2) pairs
+    (local row, global column), which replace the default, each row with its own column. excluded: (P, 2) pairs to leave
+    out of all sums. x_keys, y_keys: content keys. sample_ids_b, importance: see GatheredBatch. known_positives: keys of
+    items that are known to be relevant to a row. Columns with these keys are excluded from the sums of the row, unless
+    they are listed positives of the row, or equal_is_positive is set and they share a key with the row.
 
-    A collective: every rank calls it, with `negatives` on all ranks or on none. Raises ValueError for shapes that do
-    not fit and for pairs of a row or column that does not exist.
+    Collective: every rank calls it, with `negatives` on all ranks or on none. Raises ValueError for shapes that do not
+    fit and for pairs of a row or column that does not exist.
     """
     further = negatives.embeddings_kD if negatives else y_mD[:0]
     more = further[:0] if negatives is None or negatives.positive_k is None else further[negatives.positive_k]
@@ -207,7 +221,7 @@ def gather_batch(
 
 
 def of_equal_keys(pairs_P2: Tensor, keys: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """(P,) bool: which (row, column) pairs have equal keys in one of `keys`, which are those of a GatheredBatch."""
+    """Whether each (row, column) pair has an equal key of some kind: (P, 2) → (P,) bool. keys: as in GatheredBatch."""
     i, j = pairs_P2.unbind(1)
     equal_P = torch.zeros_like(i, dtype=torch.bool)
     for row_keys, column_keys in keys:
@@ -217,7 +231,10 @@ def of_equal_keys(pairs_P2: Tensor, keys: Sequence[tuple[Tensor, Tensor]]) -> Te
 
 
 def _check_indices(what: str, indices: Tensor, count: int) -> None:
-    """Raises ValueError for an index outside 0 … count − 1. It waits for the GPU, as all listing of pairs does."""
+    """Raise ValueError for an index outside 0 … count − 1. The check waits for the GPU.
+
+    what: the argument's name, for the message.
+    """
     wrong = indices[(indices < 0) | (indices >= count)]
     if len(wrong):
         raise ValueError(
@@ -226,7 +243,11 @@ def _check_indices(what: str, indices: Tensor, count: int) -> None:
 
 
 def _check_shapes(rows: Layout, columns: Layout, positives: Tensor | None, *keys: Tensor | None) -> None:
-    """Raises ValueError for a batch without rows, for x and y that are no pairs, and for keys that are not of pairs."""
+    """Raise ValueError for a batch without rows, for unequal numbers of x and y, and for misfit keys.
+
+    With listed positives x and y may differ in number. Keys fit if x and y have equally many rows and there is one key
+    for each row.
+    """
     own_rows = rows.sizes[rows.rank]
     if positives is None and rows.sizes != columns.sizes:
         raise ValueError(

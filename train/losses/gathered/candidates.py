@@ -1,4 +1,7 @@
-"""For each anchor i: its candidates C_i (the columns its sum runs over), its positives P_i, and their numbers."""
+"""For each anchor i: its candidates C_i (the columns its sum runs over), its positives P_i, and how many these are.
+
+An anchor is a row (or, in the other direction, a column) whose positives are to be found among its candidates.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,11 @@ MOST_PAIRS = 64  # the largest average number of listed positives per column: a 
 
 @dataclass(frozen=True)
 class Anchors:
-    """The anchors of one direction, (a,) each: a = b own rows, or a = M columns. Further columns are never valid.
+    """The anchors of one direction, one entry each: this rank's b rows, or all M columns.
 
-    counts: m_i = |C_i|; positives: |P_i|; valid: whether the anchor has candidates and a positive. share: W / number of
-    valid anchors of all ranks: this rank multiplies the sum over its own anchors by it. own: which anchors these are.
+    counts: the number m_i of candidates; positives: the number of positives; valid: whether the anchor has candidates
+    and a positive, never for further columns (y items beside the pairs). share: W / (number of valid anchors of all
+    ranks), by which a rank multiplies the sum over its anchors, 0-d. own: the slice of this rank's anchors.
     """
 
     counts: Tensor
@@ -31,13 +35,13 @@ class Anchors:
     own: slice
 
     def weights(self, like: Tensor) -> Tensor:
-        """1/|P_i|, (a,) in the type of `like`; 0 for anchors that are not valid."""
+        """Return 1 / (number of positives) of each anchor in the type of `like`; 0 for anchors that are not valid."""
         return self.valid.to(like.dtype) / self.positives.clamp(min=1)
 
 
 @dataclass(frozen=True)
 class Relations:
-    """Which columns are candidates and positives of which rows of a batch.
+    """The candidates and positives of each row and column of a batch.
 
     exclusion: the pairs that the sums leave out. same: with duplicates=positive, the relation of equal keys, which then
     replaces the list batch.positives; None if batch.positives lists all positives. rows, columns: the anchors of both
@@ -52,10 +56,11 @@ class Relations:
 
 
 def relations(batch: GatheredBatch, options: PairOptions) -> Relations:
-    """The relations of a batch: C_i = all columns, or all that are no positives of i (candidates=negatives).
+    """Find the candidates and positives of a batch. Collective when pairs are listed.
 
-    Excluded pairs, and with duplicates=mask also pairs of equal keys, are no candidates. A collective when pairs are
-    listed. Raises ConfigError for options that the batch does not fit: no keys, too few columns, too many positives.
+    Candidates are all columns, or with candidates=negatives all that are no positives of the anchor. Excluded pairs,
+    and with duplicates=mask also pairs of equal keys, are no candidates. Raises ConfigError for options that the batch
+    does not fit: no keys, too few columns, too many positives.
     """
     by_key = bool(batch.compared_keys(options.duplicates))
     if options.candidates is CandidateSet.negatives and len(batch.y_MD) < 2:
@@ -90,7 +95,10 @@ def relations(batch: GatheredBatch, options: PairOptions) -> Relations:
 
 
 def without_positives(related: Relations, options: PairOptions) -> tuple[Exclusion, Tensor]:
-    """The exclusion that leaves each anchor its negatives alone; and (P,) bool, which listed positives are in C_i."""
+    """Return the pairs to leave out so that each anchor keeps only its negatives, and a mask (P,) bool.
+
+    The mask says which of the P listed positives are candidates.
+    """
     batch, exclusion = related.batch, related.exclusion or Exclusion()
     positives, dropped = batch.positives, exclusion.dropped
     in_sum_P = torch.ones(len(positives.pairs_P2), dtype=torch.bool, device=batch.x_bD.device)
@@ -101,12 +109,12 @@ def without_positives(related: Relations, options: PairOptions) -> tuple[Exclusi
 
 
 def single_positive(options: PairOptions) -> bool:
-    """Whether the sum for a positive has that positive and the negatives only. Then each positive is a candidate."""
+    """Whether the sum for a positive has only this positive and the negatives. Then each positive is a candidate."""
     return options.positives is Positives.exclude and options.candidates is CandidateSet.all
 
 
 def _with_equal_keys(batch: GatheredBatch) -> Pairs:
-    """The listed positives and all pairs with an equal key. A collective. Raises ConfigError if they are too many."""
+    """Return the listed positives and all pairs with an equal key. Raises ConfigError for too many. Collective."""
     counts = torch.stack([equal_pair_counts(*keys).sum() for keys in batch.keys])
     count, most = int(batch.rows.max_(counts.sum()[None])), MOST_PAIRS * len(batch.y_MD)
     if count > most:
@@ -120,7 +128,10 @@ def _with_equal_keys(batch: GatheredBatch) -> Pairs:
 def _candidate_counts(
     batch: GatheredBatch, masked: SameItem | None, exclusion: Exclusion | None
 ) -> tuple[Tensor, Tensor]:
-    """m_i of own rows (b,) and of all columns (M,), from the sizes of classes of equal keys and from lists of pairs."""
+    """Count the candidates of this rank's rows (b,) and of all columns (M,), without a list of all pairs.
+
+    masked: the relation of equal keys, if pairs of equal keys are left out. exclusion: the pairs that are left out.
+    """
     row_counts_b = torch.full((len(batch.x_bD),), len(batch.y_MD), device=batch.x_bD.device)
     column_counts_M = torch.full((len(batch.y_MD),), batch.rows.total, device=batch.x_bD.device)
     if exclusion is None:
@@ -141,7 +152,10 @@ def _candidate_counts(
 
 
 def _with_keys(batch: GatheredBatch, pairs: Pairs, equal: bool | None) -> Pairs | None:
-    """The pairs whose keys are equal (equal=True) or are not (False), or all pairs (None); None if there are none."""
+    """Return the pairs with equal keys (equal=True), with unequal keys (False), or all pairs (None).
+
+    Returns None if there are no such pairs.
+    """
     if equal is None or pairs.own is not None:  # the keys of a row and its own column are equal
         return None if equal is False else pairs
     return Pairs(pairs.pairs_P2[of_equal_keys(pairs.pairs_P2, batch.keys) == equal])
@@ -150,7 +164,10 @@ def _with_keys(batch: GatheredBatch, pairs: Pairs, equal: bool | None) -> Pairs 
 def _anchors(
     batch: GatheredBatch, counts: tuple[Tensor, Tensor], positives: tuple[Tensor, Tensor], options: PairOptions
 ) -> tuple[Anchors, Anchors]:
-    """The anchors of rows and columns. A collective."""
+    """Return the anchors of both directions, rows and columns. Collective.
+
+    counts, positives: how many candidates and positives each row and each column has.
+    """
     always = single_positive(options)
     valid = [((m > 0) | always) & (p > 0) for m, p in zip(counts, positives, strict=True)]
     valid[1] = valid[1] & (torch.arange(len(valid[1]), device=valid[1].device) < batch.columns.total)

@@ -12,9 +12,9 @@ from torch import Tensor
 class SameItem:
     """The relation i ~ j on M columns: one of their keys is equal. Every column is related to itself.
 
-    keys: one or more (≤ M,) int64; columns beyond the keys given are related to no other by that key. The relation is
-    not transitive with two keys (i and j may share x, j and k share y). So a sum over {j : j ~ i} is found by inclusion
-    and exclusion: the columns that share key 1, plus those that share key 2, minus those that share both.
+    keys: one or more (≤ M,) int64; columns beyond the keys given share this key with no other column. total: M. The
+    relation is not transitive with two keys (i and j may share x, j and k share y). So a sum over {j : j ~ i} is found
+    by inclusion and exclusion: the columns that share key 1, plus those that share key 2, minus those that share both.
     """
 
     def __init__(self, keys: Sequence[Tensor], total: int) -> None:
@@ -26,7 +26,10 @@ class SameItem:
         ]
 
     def sums(self, values_M: Tensor, columns: slice) -> Tensor:
-        """Σ_{j ~ i} values_j for the columns i of the slice: (M, …) → (b, …). Differentiable; memory like values_M."""
+        """Sum values over related columns, Σ_{j ~ i} values_j, for the columns i of a slice: (M, …) → (b, …).
+
+        Differentiable; memory like values_M.
+        """
         total = torch.zeros_like(values_M[columns])
         for sign, class_M in self._groups:
             of_class = torch.zeros_like(values_M).index_add(0, class_M, values_M)
@@ -34,21 +37,21 @@ class SameItem:
         return total
 
     def counts(self, first: int) -> Tensor:
-        """How many of the first `first` columns hold the same item as column i, itself included: (M,) int64."""
+        """Count how many of the first `first` columns hold the same item as column i, itself included: (M,) int64."""
         ones_M = torch.zeros_like(self._groups[0][1])
         ones_M[:first] = 1
         return self.sums(ones_M, slice(len(ones_M)))
 
 
 def equal_pair_counts(row_keys_b: Tensor, column_keys_M: Tensor) -> Tensor:
-    """How many columns have the key of each row: (b,) int64."""
+    """Count the columns that have the key of each row: (b,) int64."""
     sorted_keys = column_keys_M.sort().values
     first_b, end_b = (torch.searchsorted(sorted_keys, row_keys_b, right=right) for right in (False, True))
     return end_b - first_b
 
 
 def equal_pairs(row_keys_b: Tensor, column_keys_M: Tensor) -> Tensor:
-    """All pairs (i, j) with row_keys_i = column_keys_j, sorted by i: (P, 2) int64."""
+    """Return all pairs (i, j) with row_keys_i = column_keys_j, sorted by i: (P, 2) int64 for P pairs."""
     sorted_keys, order = column_keys_M.sort(stable=True)
     first_b, count_b = torch.searchsorted(sorted_keys, row_keys_b), equal_pair_counts(row_keys_b, column_keys_M)
     i = torch.arange(len(row_keys_b), device=order.device).repeat_interleave(count_b)
@@ -58,12 +61,12 @@ def equal_pairs(row_keys_b: Tensor, column_keys_M: Tensor) -> Tensor:
 
 
 def _padded(class_k: Tensor, total: int) -> Tensor:
-    """The class numbers of `total` columns: a column beyond `class_k` gets a number of its own."""
+    """Extend the class indices `class_k` of k columns to `total` columns, each further column in a class of its own."""
     return torch.cat([class_k, torch.arange(len(class_k), total, device=class_k.device)])
 
 
 def _all_equal(classes: Sequence[Tensor]) -> Tensor:
-    """(M,) class numbers below M: two columns have the same number if they have it in each of `classes`."""
+    """Intersect classes: return (M,) class indices, equal for two columns if equal in each of `classes`."""
     joint_M = classes[0]
     for class_M in classes[1:]:
         joint_M = torch.unique(joint_M * len(class_M) + class_M, return_inverse=True)[1]

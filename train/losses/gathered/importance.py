@@ -1,4 +1,7 @@
-"""Importance weights and noise densities from a file: log q or ζ of each candidate, by sample id."""
+"""Importance weights and noise densities from a file: log q or ζ of each candidate, by sample id.
+
+q is the density from which candidates or noise are drawn; ζ/τ is a log-weight of a candidate, as NUCLR learns it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from dyad.train.losses.gathered.batch import GatheredBatch
 
 
 class SampleTable:
-    """One number per sample id, from an .npy file. Raises DataError when the file holds something else."""
+    """One float per sample id, from an .npy file. Raises DataError when the file holds something else."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
@@ -26,9 +29,9 @@ class SampleTable:
         self._values = values
 
     def of_columns(self, batch: GatheredBatch, like: Tensor) -> Tensor:
-        """The values of the pairs of all ranks, (M,) in the type of `like`.
+        """Return the table's values for the pairs of all ranks, (M,) in the type of `like`. Collective.
 
-        A collective. Raises ConfigError without sample ids and DataError for ids without a finite value, on all ranks.
+        Raises ConfigError without sample ids and DataError for ids without a finite value, on all ranks.
         """
         if batch.sample_ids_b is None:
             raise ConfigError(f"{self._path} holds values by sample id: give the objective sample_ids")

@@ -1,9 +1,10 @@
 """Per-sample state of objectives: k numbers for every training sample, stored on the rank that owns the sample.
 
-Legend: n samples, k numbers for each, W ranks; in a step b samples on this rank, B on all ranks, U distinct ones.
+Legend: n samples, k numbers for each, W ranks; in a step b samples on this rank, B on all ranks, U of these distinct.
 
-Rank i // ⌈n/W⌉ owns sample i, so a rank stores k·n/W numbers. A step sends the B ids and one all-reduce of k·B numbers,
-whatever n is. The state is neither parameter nor buffer: data parallelism overwrites these with the values of rank 0.
+Rank ⌊i / ⌈n/W⌉⌋ owns sample i, so a rank stores k·n/W numbers. A step sends the B ids and makes one all-reduce of k·B
+numbers, for any n. The state is neither parameter nor buffer: data parallelism would overwrite these with the values of
+rank 0.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ COUNTERS = ("samples_seen", "never_visited")  # in a checkpoint beside the numbe
 class StateRead:
     """The samples of one global batch, in the order of ranks, and their numbers before this step.
 
-    ids_B: sample ids. old: name → (B,), NaN where a sample has no number yet. inverse_B: the index of each id among the
-    U distinct ones; counts_U: how often each of these occurs.
+    ids_B: sample ids. old: name → (B,), NaN where a sample has no number yet. inverse_B: for each of the B ids, its
+    index among the U distinct ids; counts_U: how often each distinct id occurs.
     """
 
     ids_B: Tensor
@@ -40,15 +41,18 @@ class StateRead:
 
     @property
     def repeated(self) -> bool:
-        """Whether an id occurs more than once."""
+        """Whether a sample id occurs more than once in the batch."""
         return len(self.counts_U) < len(self.ids_B)
 
     def mean(self, values_B: Tensor) -> Tensor:
-        """(B,) → (B,): each value becomes the mean over its sample. No bit depends on the order of the batch."""
+        """Replace each value by the mean over the entries with its sample id: (B,) → (B,).
+
+        The result does not depend on the order of the batch, not even in its last bit.
+        """
         return self._reduced(values_B, "mean") if self.repeated else values_B
 
     def log_mean(self, log_values_B: Tensor) -> Tensor:
-        """(B,) → (B,): each value becomes the log of the mean exponential of its sample."""
+        """Replace each value by the log of the mean exponential over the entries with its sample id: (B,) → (B,)."""
         if not self.repeated:
             return log_values_B
         highest_B = self._reduced(log_values_B, "max")
@@ -56,6 +60,7 @@ class StateRead:
         return highest_B + self.mean((log_values_B - highest_B).exp()).log()
 
     def _reduced(self, values_B: Tensor, how: str) -> Tensor:
+        """Reduce the values of each sample by `how` ("mean" or "max"): (B,), the same for all of its entries."""
         order_B = values_B.argsort()
         # by sample, then by value: the order of summation does not depend on the order of the batch
         order_B = order_B[self.inverse_B[order_B].argsort(stable=True)]
@@ -63,11 +68,11 @@ class StateRead:
 
 
 class SampleState:
-    """Named numbers of every sample: ids 0 … n−1, each stored on the rank that owns the sample.
+    """Named numbers for every sample: ids 0 … n−1, each stored on the rank that owns the sample.
 
-    initial: name → the number of a sample before its first batch, NaN for none. Numbers are float32, and float64 after
-    they have been read as such. If this rank's share exceeds memory_budget_mb (MiB), it is mapped from an unnamed
-    scratch file in the temporary folder (TMPDIR), which is deleted when the process ends.
+    num_samples: n. initial: name → the number of a sample before its first batch, NaN for none. Numbers are stored as
+    float32, and as float64 after they have been read as such. If this rank's share exceeds memory_budget_mb (MiB), it
+    lies in a memory-mapped scratch file in the temporary folder (TMPDIR), which is deleted when the process ends.
     """
 
     def __init__(self, num_samples: int, initial: Mapping[str, float], memory_budget_mb: int = 4096) -> None:
@@ -82,13 +87,14 @@ class SampleState:
 
     @property
     def share_never_visited(self) -> float:
-        """The share of all samples that have no number yet."""
+        """The share of all samples that have no number yet, from 0 to 1."""
         return self._never_visited / self.num_samples
 
     def read(self, sample_ids_b: Tensor | None, layout: Layout, dtype: torch.dtype = torch.float32) -> StateRead:
-        """The numbers of the samples of the global batch; sample_ids_b: the sample ids of this rank. A collective.
+        """Return the stored numbers of the samples of the global batch, on every rank. Collective.
 
-        Raises ConfigError without ids and, on all ranks, for ids outside 0 … n−1; ValueError for a wrong number of ids.
+        sample_ids_b: the sample ids of this rank. layout: how the batch is distributed over ranks. Raises ConfigError
+        without ids and, on all ranks, for ids outside 0 … n−1; ValueError for a wrong number of ids.
         """
         if sample_ids_b is None:
             raise ConfigError("this objective keeps state for every sample: give it sample_ids")
@@ -114,7 +120,10 @@ class SampleState:
         return StateRead(ids_B, old, inverse_B.to(ids_B.device), counts_U.to(ids_B.device))
 
     def write(self, read: StateRead, new: Mapping[str, Tensor]) -> None:
-        """Store new numbers: name → (B,), equal for equal ids (see StateRead.mean). Other names keep their numbers."""
+        """Store new numbers for the samples of `read`: name → (B,), equal for equal ids (see StateRead.mean).
+
+        Names that `new` lacks keep their numbers.
+        """
         ids_B = read.ids_B.cpu()
         old_kB, new_kB = (
             torch.stack(columns).detach().cpu()
@@ -134,16 +143,17 @@ class SampleState:
         self._never_visited += int(lacks.sum() - lacked.sum())
 
     def undo(self) -> None:
-        """Restore, bit for bit, what the last `write` changed. A second call does nothing."""
+        """Restore the numbers before the last `write`, bit for bit. A second call does nothing."""
         if self._undo is not None and self._table is not None:
             row, before, self.samples_seen, self._never_visited = self._undo
             self._table[row] = before
             self._undo = None
 
     def gathered(self, device: torch.device) -> dict[str, Tensor]:
-        """For a checkpoint: name → (n,) of all samples, and the counters, on rank 0; {} on other ranks. A collective.
+        """Return the state for a checkpoint on rank 0, {} on other ranks. Collective.
 
-        device: where the process group sends from. Blocks are sent one by one, so only rank 0 holds all samples.
+        The result has name → (n,) of all samples, and the counters. device: the device from which the process group
+        sends. Blocks are sent one by one, so only rank 0 holds all samples.
         """
         rank, world_size = _rank_and_world()
         table = self._numbers(torch.float32)
@@ -162,10 +172,10 @@ class SampleState:
         return whole if rank == 0 else {}
 
     def load(self, whole: Mapping[str, Tensor], more_samples: bool = False) -> None:
-        """Take this rank's slice of what `gathered` returned, at any world size.
+        """Load this rank's slice of the state `whole`, the result of `gathered` at any number of ranks.
 
-        more_samples: `whole` may have fewer samples; the others take their initial numbers. Raises ConfigError, with
-        nothing changed, if `whole` is of another objective or number of samples.
+        more_samples: allow `whole` to have fewer samples; the others take their initial numbers. Raises ConfigError,
+        with nothing changed, if `whole` is of another objective or number of samples.
         """
         if set(whole) != {*self.names, *COUNTERS}:
             there, here = (", ".join(sorted(set(names) - set(COUNTERS))) or "nothing" for names in (whole, self.names))
@@ -187,12 +197,12 @@ class SampleState:
         self._undo = None
 
     def _own(self, rank: int, world_size: int) -> slice:
-        """The sample ids that a rank owns."""
+        """Return the slice of sample ids that a rank owns."""
         each, n = math.ceil(self.num_samples / world_size), self.num_samples
         return slice(min(rank * each, n), min((rank + 1) * each, n))
 
     def _numbers(self, dtype: torch.dtype) -> Tensor:
-        """The (n/W, k) table of own samples, made on first use, in the widest type that a call has needed so far."""
+        """Return the (n/W, k) table of this rank's samples, made on first use, in the widest type needed so far."""
         narrow = self._table
         if narrow is not None and torch.promote_types(narrow.dtype, dtype) == narrow.dtype:
             return narrow
@@ -204,14 +214,14 @@ class SampleState:
 
 
 def _rank_and_world() -> tuple[int, int]:
-    """This rank and the number of ranks."""
+    """Return the index of this rank and the number of ranks."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
 
 
 def _table(rows: int, initial_k: Tensor, budget: int) -> Tensor:
-    """(rows, k) filled with `initial_k`; in memory, or in a scratch file if it is larger than `budget` bytes.
+    """Make a (rows, k) table filled with `initial_k`; in memory, or in a scratch file if it exceeds `budget` bytes.
 
     The file is written, not only extended, so that a full disk raises HardwareError here instead of a crash later.
     """

@@ -1,7 +1,8 @@
 """The base of all objectives: a module that turns the embeddings of a global batch into a loss and metrics.
 
-The mean over ranks of the loss is the loss of the global batch. Averaging gradients over ranks, those of the
-objective's own parameters too, gives its exact gradient. So a sum over anchors enters as W / B times this rank's sum.
+The global batch is the batch of all ranks together. The mean over ranks of the loss is the loss of the global batch.
+Averaging gradients over ranks, also those of the objective's own parameters, gives its exact gradient. So a mean over
+the B anchors of W ranks is computed as W / B times the sum over this rank's anchors.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dyad.train.losses.options.common import Duplicates, ObjectiveOptions, Simil
 
 @dataclass(frozen=True)
 class ObjectiveResult:
-    """What forward returns: loss, 0-d; metrics, detached 0-d tensors.
+    """The result of Objective.forward: the loss, 0-d, and metrics, detached 0-d tensors.
 
     The mean over ranks of each is its value on the global batch.
     """
@@ -34,8 +35,8 @@ class ObjectiveResult:
 class Objective(nn.Module):
     """An objective of in-batch pairs. Subclasses implement `of_batch`, or `of_embeddings` if they need no columns.
 
-    options: its ObjectiveOptions; subclasses narrow the type. takes: options.takes. memory: its per-sample state, if it
-    has any.
+    options: its ObjectiveOptions; subclasses narrow the type. takes: the names of the optional arguments that forward
+    accepts, from options. memory: its per-sample state, if it has any.
     """
 
     memory: SampleState | None = None
@@ -58,19 +59,20 @@ class Objective(nn.Module):
         known_positives: KnownPositives | None = None,
         **more: Tensor | None,
     ) -> ObjectiveResult:
-        """The loss of the global batch; the arguments are this rank's part, which may differ in size and be empty.
+        """Return the loss of the global batch; the arguments are this rank's part, of any size, also empty.
 
         x_bD, y_mD: embeddings, normalised here if the similarity is cosine. Scores are float32, or float64 for float64.
-        All other arguments but negatives and known_positives are int64, or whole numbers that torch.as_tensor takes.
-        sample_ids_b: indices of per-sample state. negatives: (b, k, D) hard negatives, or Columns. positives, excluded:
-        (P, 2) pairs (local row, global column); without positives, column i is the positive of row i. x_keys, y_keys:
-        (b,), equal for the same item; one of them is needed unless duplicates=keep. known_positives: keys of items that
-        are relevant to a row: where they are columns, they are not among its negatives.
+        All other arguments except negatives and known_positives are int64, or whole numbers that torch.as_tensor takes.
+        sample_ids_b: indices of per-sample state. negatives: (b, k, D), k hard negatives per row, or Columns.
+        positives, excluded: (P, 2), P pairs (local row, global column); without positives, column i is the positive of
+        row i; excluded pairs are left out of all sums. x_keys, y_keys: (b,), equal for the same item; one of them is
+        needed unless duplicates=keep. known_positives: keys of items that are relevant to a row: columns with these
+        keys are not among its negatives. more: arguments of single objectives, for example lengths.
 
-        A collective: every rank calls it, and gives the same arguments, empty if need be (k = 0). Per-sample state and
+        Collective: every rank calls it, and gives the same arguments, empty if need be (k = 0). Per-sample state and
         running means change in training mode with gradients enabled, not under no_grad or inference_mode. Raises
-        ValueError for inputs that do not fit, ConfigError for options that do not fit them, and RuntimeError in a
-        backward with create_graph=True where a second derivative would be wrong.
+        ValueError for inputs with wrong shapes, types or names, ConfigError for options that do not fit the inputs, and
+        RuntimeError in a backward with create_graph=True where a second derivative would be wrong.
         """
         given = {
             "negatives": negatives,
@@ -103,7 +105,11 @@ class Objective(nn.Module):
         return ObjectiveResult(result.loss, {name: value.detach() for name, value in result.metrics.items()})
 
     def of_embeddings(self, x_bD: Tensor, y_mD: Tensor | None, **inputs: Any) -> ObjectiveResult:
-        """The result for embeddings as the similarity needs them; `inputs` are the other arguments of forward."""
+        """Return the result for embeddings that are already normalised, if the similarity is cosine.
+
+        inputs: the other arguments of forward, by name, None where not given. Raises ValueError for wrong shapes.
+        Collective.
+        """
         if y_mD is None or x_bD.ndim != 2 or y_mD.ndim != 2 or x_bD.shape[1] != y_mD.shape[1]:
             raise ValueError(f"x must be (b, D) and y (m, D), not {shapes(x_bD, y_mD)}")
         columns: Columns | None = inputs["negatives"]
@@ -118,21 +124,22 @@ class Objective(nn.Module):
         return self.of_batch(gather_batch(x_bD, y_mD, equal_is_positive=duplicates is Duplicates.positive, **inputs))
 
     def of_batch(self, batch: GatheredBatch) -> ObjectiveResult:
-        """The result for a gathered batch."""
+        """Return loss and metrics for a gathered batch. Collective."""
         raise NotImplementedError
 
     def clamp_(self) -> None:
-        """Clamp the learning parameters to their ranges. To be called after every optimiser step."""
+        """Clamp the objective's parameters that learn to their ranges. To be called after every optimiser step."""
 
     def undo(self) -> None:
-        """Restore the state that the last call of forward changed, because its optimiser step is skipped."""
+        """Restore the state that the last call of forward changed. To be called if its optimiser step is skipped."""
         if self.memory is not None:
             self.memory.undo()
 
     def _comparable(self, e_bD: Tensor) -> Tensor:
-        """The embeddings as the scores need them: normalised in float32 for a cosine, in the type of the matmul.
+        """Convert embeddings for the scores: normalised in float32 if the similarity is cosine.
 
-        A GPU multiplies half precision into float32; on a CPU half precision gains nothing and becomes float32.
+        The result has the type of the matmul. A GPU multiplies half precision into float32; on a CPU half precision
+        gains nothing and becomes float32.
         """
         e_bD = e_bD.clone() if e_bD.is_inference() else e_bD  # autograd refuses inference tensors
         wide = e_bD.to(torch.promote_types(e_bD.dtype, torch.float32))
@@ -141,7 +148,7 @@ class Objective(nn.Module):
 
 
 def shapes(*tensors: Tensor | None) -> str:
-    """The shapes for an error message: "(8, 4) and None"."""
+    """Return the shapes of tensors as text for an error message: "(8, 4) and None"."""
     return " and ".join(str(None if e is None else tuple(e.shape)) for e in tensors)
 
 
@@ -153,7 +160,7 @@ class TemperatureObjective(Objective):
         self.logit_scale = nn.Parameter(torch.tensor(-math.log(options.temperature)), options.learnable)
 
     def scale(self, like: Tensor) -> Tensor:
-        """1/τ, 0-d, in float32, or in float64 if `like` is float64."""
+        """Return 1/τ, 0-d, in float32, or in float64 if `like` is float64."""
         return self.logit_scale.to(torch.promote_types(like.dtype, torch.float32)).exp()
 
     def clamp_(self) -> None:

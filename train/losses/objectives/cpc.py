@@ -1,6 +1,7 @@
-"""Contrastive predictive coding: from a context, identify the encodings of its own sequence some steps ahead.
+"""Contrastive predictive coding (CPC): from a context, identify the encodings of its own sequence some steps ahead.
 
-Legend: b sequences on this rank, B on all W ranks, T steps, H horizons, D width; step u = t + s is predicted at step t.
+Legend: b sequences on this rank, B on all W ranks, T steps per sequence, H horizons (how many steps ahead are
+predicted), D width; step u = t + s is predicted from the context at step t.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from dyad.train.losses.sums.tiles import Exclusion, Pairs
 
 @dataclass(frozen=True)
 class Sequences:
-    """Contexts x and encodings y, one tensor for each of T steps: (b, D) of this rank, and y of all ranks, (B, D)."""
+    """Contexts x and encodings y, one tensor for each of T steps: (b, D) of this rank, and y of all ranks, (B, D).
+
+    lengths_b, lengths_B: the number of steps of each sequence of this rank and of all ranks.
+    """
 
     x_TbD: tuple[Tensor, ...]
     y_TbD: tuple[Tensor, ...]
@@ -35,9 +39,10 @@ class Sequences:
 
     @staticmethod
     def of(x_bTD: Tensor, y_bTD: Tensor, lengths_b: Tensor | None) -> Sequences:
-        """The sequences of this rank, with y gathered. A collective.
+        """Make Sequences from this rank's contexts and encodings, and gather y and the lengths of all ranks.
 
-        Raises ValueError for lengths that do not fit and, on all ranks, if ranks have different numbers of steps.
+        Collective. lengths_b: the number of steps of each sequence, by default T. Raises ValueError for lengths of a
+        wrong number or outside 0 … T and, on all ranks, if ranks have different T.
         """
         layout, steps = Layout.of(x_bTD, x_bTD.transpose(0, 1))
         if len(set(steps.sizes)) > 1:
@@ -52,13 +57,14 @@ class Sequences:
 
 
 class Cpc(TemperatureObjective):
-    """L = mean of −log e^{a_ii} / Σ_j e^{a_ij}, a_ij = <y_j,t+s, W_s x_i,t>/τ (van den Oord et al. 2018, eq. 3 and 4).
+    """L = mean of −log (e^{a_ii} / Σ_j e^{a_ij}), a_ij = <y_j,t+s, W_s x_i,t>/τ (van den Oord et al. 2018, eq. 3, 4).
 
-    The mean is over all (i, t, s), s = 1..H, for which sequence i reaches t + s. The sum is over the sequences j of the
-    global batch that reach t + s. Contexts x and encodings y: (b, T, D), padded to one T on all ranks; lengths: (b,)
-    int64, by default T. y is gathered once, for all steps.
+    x_i,t: the context of sequence i at step t; y_j,t+s: the encoding of sequence j at step t + s; W_s: a learned matrix
+    for s steps ahead. The mean is over all (i, t, s), s = 1..H, for which sequence i reaches step t + s. The sum is
+    over the sequences j of the global batch that reach step t + s.
 
-    w_HDD: W_s of every horizon (one if shared), which starts as the identity.
+    x and y: (b, T, D), padded to one T on all ranks; lengths: (b,) int64, by default T. y is gathered once, for all
+    steps. w_HDD: W_s of every horizon (one if shared), which starts as the identity.
     """
 
     options: CpcOptions
@@ -84,7 +90,11 @@ class Cpc(TemperatureObjective):
         return ObjectiveResult(loss, {"positive_score": positive, "mi_bound": log_k - loss, "log_k": log_k})
 
     def _step(self, sequences: Sequences, u: int, candidates: int) -> Tensor:
-        """Σ log(1 + Σ_{j≠i} e^{a_ij − a_ii}) and Σ s_ii over this rank's predictions of step u, (2,). A collective."""
+        """Return the summed loss and the summed score s_ii of this rank's predictions of step u, (2,). Collective.
+
+        The loss of a prediction is log(1 + Σ_{j≠i} e^{a_ij − a_ii}). candidates: how many sequences of all ranks reach
+        step u.
+        """
         layout, lengths_B, y_BD = sequences.layout, sequences.lengths_B, sequences.y_TBD[u]
         contexts = sequences.x_TbD[max(0, u - self.options.horizons) : u]
         scale = self.scale(y_BD)

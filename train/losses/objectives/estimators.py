@@ -1,14 +1,17 @@
 """Estimators of the contrastive loss over the whole data set from small batches, with state for every sample.
 
-Legend: n samples, b pairs (x_i, y_i) on this rank, B on all ranks; τ temperature, d_ij = s_ij − s_ii; C_i the
-negatives of anchor i in the batch, m_i = |C_i|.
+Legend: n samples; b pairs (x_i, y_i) on this rank, B on all ranks; τ temperature, s_ij score of x_i and y_j, d_ij =
+s_ij − s_ii; C_i the negatives of anchor i in the batch, m_i = |C_i|; a side ("x" or "y") names the anchors of one
+direction.
 
-The exact loss needs g_i = mean_j e^(d_ij/τ) over the data set. A batch gives ĝ_i = mean_{j∈C_i} e^(d_ij/τ), and log ĝ_i
-is too small in the mean (Jensen), the more so the smaller the batch. So each sample keeps a running mean
-u_i ← (1−γ) u_i + γ ĝ_i, and the gradient of log g_i is estimated by ∇ĝ_i / u_i (Wang & Yang 2022, arXiv:2202.12396).
-All are computed as logs: there is no overflow and no ε. With γ = 1 and the whole data as batch, everything is exact.
+The exact loss needs g_i, the mean of e^(d_ij/τ) over all j of the data set. A batch gives the estimate ĝ_i =
+mean_{j∈C_i} e^(d_ij/τ). The expectation of log ĝ_i is too small (Jensen's inequality), and more so for smaller batches.
+So each sample keeps a running mean u_i ← (1−γ) u_i + γ ĝ_i with rate γ, and ∇ĝ_i / u_i estimates the gradient of log
+g_i (Wang & Yang 2022, arXiv:2202.12396). All numbers are computed as logs, without overflow and without an ε in a
+denominator. With γ = 1 and the whole data set as batch, everything is exact.
 
-A loss has the value that u gives and the gradient of the estimator: zero_with_gradient is 0, with gradient ∇ĝ_i / u_i.
+The value of a loss is computed from u, and its gradient is that of the estimator: zero_with_gradient gives a term with
+value 0 and gradient ∇ĝ_i / u_i.
 """
 
 from __future__ import annotations
@@ -37,8 +40,9 @@ Numbers = dict[str, Tensor]  # by side or by name
 
 
 def sample_state(options: EstimatorOptions, **initial: float) -> SampleState:
-    """State with log u and `initial` for the anchors of each side, by names like "log_u_x".
+    """Create the per-sample state of an objective: log u and the numbers `initial`, for the anchors of each side.
 
+    initial: name → the value before the first batch of a sample. A stored name ends in its side, for example "log_u_x".
     Raises ConfigError without options.num_samples.
     """
     if options.num_samples is None:
@@ -54,7 +58,9 @@ def sample_state(options: EstimatorOptions, **initial: float) -> SampleState:
 class StateBatch:
     """The global batch of one step, its anchors by side, and the state of its samples before the step.
 
-    exclusion: the pairs that no sum contains, the positives among them. training: whether the step changes the state.
+    exclusion: the pairs that no sum contains, the positives among them. read: the state of the batch's samples. memory:
+    the state of all samples. epoch: index of the epoch, from the samples seen. training: whether the step changes the
+    state.
     """
 
     batch: GatheredBatch
@@ -68,9 +74,10 @@ class StateBatch:
 
     @staticmethod
     def of(objective: Objective, batch: GatheredBatch) -> StateBatch:
-        """Reads the state. A collective.
+        """Read the state of the samples in `batch` and find its anchors and negatives. Collective: every rank calls it.
 
-        A sample is no negative of itself: if one occurs twice in the batch, ids are compared as keys.
+        A sample is no negative of itself: if a sample occurs twice in the batch, its pairs with itself are masked by
+        sample id.
         """
         options, memory = objective.options, objective.memory
         assert memory is not None
@@ -89,24 +96,28 @@ class StateBatch:
 
     @property
     def own(self) -> slice:
-        """The pairs of this rank among those of all ranks."""
+        """The slice of this rank's pairs in the global batch."""
         return self.batch.rows.own
 
     def old(self, name: str) -> Numbers:
-        """The numbers `name` of the samples before this step, (B,) by side."""
+        """Return the stored numbers `name` (such as "log_u") of the batch's samples before this step: side → (B,)."""
         return {side: self.read.old[f"{name}_{side}"] for side in self.anchors}
 
     def log_g(self, rows_b: Tensor, columns_M: Tensor, a_x_b: Tensor, a_y_b: Tensor) -> Numbers:
-        """log ĝ_i of own anchors, (b,) by side, from the log-sums over negatives and the logits of own pairs.
+        """Return log ĝ_i, the log of the mean e^(d_ij/τ) over the negatives of anchor i, for this rank's anchors.
 
-        −inf for an anchor without negatives.
+        The result is side → (b,), −inf for an anchor without negatives. rows_b, columns_M: log-sums of the logits over
+        the negatives of each row and column. a_x_b, a_y_b: logits of the own pairs, as anchors x and as anchors y.
         """
         sums = {"x": rows_b - a_x_b, "y": columns_M[self.own] - a_y_b}
         counts = {side: anchors.counts[anchors.own] for side, anchors in self.anchors.items()}
         return {side: sums[side] - count_b.clamp(min=1).to(a_x_b).log() for side, count_b in counts.items()}
 
     def updated_means(self, log_g: Numbers) -> dict[str, UpdatedMeans]:
-        """The running means of all samples of the batch after this step, by side. A collective."""
+        """Return log ĝ and the running means log u after this step for all samples of the global batch, by side.
+
+        log_g: log ĝ of this rank's anchors, side → (b,). A sample in its first batch takes log ĝ itself. Collective.
+        """
         gamma = self.options.gamma_at(self.epoch)
         log_keep, log_take = (math.log(share) if share else -math.inf for share in (1 - gamma, gamma))
         gathered = self.batch.rows.gather(torch.stack(list(log_g.values()), 1).detach())
@@ -119,22 +130,24 @@ class StateBatch:
         return found
 
     def mean(self, of_anchors: Numbers) -> Tensor:
-        """The sum or mean over sides of the means over anchors, 0-d, from (b,) of own anchors.
+        """Return this rank's share of the loss, 0-d, from the losses of its own anchors: side → (b,).
 
-        The mean over ranks is the value of the global batch.
+        The mean of the shares over ranks is the mean over all valid anchors of each side, summed or averaged over the
+        sides as options.directions says.
         """
         valid = {side: anchors.valid[anchors.own] for side, anchors in self.anchors.items()}
         terms = [self.share(side) * torch.where(valid[side], of_anchors[side], 0.0).sum() for side in valid]
         return torch.stack(terms).sum()
 
     def share(self, side: str) -> Tensor:
-        """The factor that turns this rank's sum over the anchors of a side into its share of the loss, 0-d."""
+        """Return the factor, 0-d, from the sum over this rank's anchors of a side to this rank's share of the loss."""
         return self.anchors[side].share * (0.5 if self.options.directions is Directions.mean else 1.0)
 
     def result(self, loss: Tensor, updated: dict[str, UpdatedMeans], new: Numbers, **more: Tensor) -> ObjectiveResult:
-        """The loss with its metrics, after writing log u and the numbers `new` to the state if the step is training.
+        """Write log u and the numbers `new` to the state if the step is training, and return the loss with its metrics.
 
-        staleness: mean |log u − log ĝ| over the anchors of the batch.
+        updated: the running means by side. new: further numbers to store, by name and side. more: further metrics. The
+        metric staleness is the mean |log u − log ĝ| over the anchors of the batch that have negatives.
         """
         if self.training:
             self.memory.write(self.read, {f"log_u_{side}": m.log_u_B for side, m in updated.items()} | new)
@@ -149,9 +162,9 @@ class StateBatch:
 
 @dataclass(frozen=True)
 class UpdatedMeans:
-    """log ĝ, averaged over equal samples, and the new log u, (B,) each.
+    """The batch's estimate log ĝ, averaged over repeated samples, and the new running mean log u, (B,) each.
 
-    Samples without negatives have log ĝ = −inf and keep their old log u.
+    A sample without negatives has log ĝ = −inf and keeps its old log u.
     """
 
     log_g_B: Tensor
@@ -163,18 +176,24 @@ class UpdatedMeans:
         return self.log_g_B > -math.inf
 
     def log_u(self, own: slice) -> Tensor:
-        """log u of the anchors `own`, (b,); 0 for those without negatives."""
+        """Return log u of the samples in the slice `own`, (b,), with 0 for samples without negatives."""
         return torch.where(self.has_negatives_B, self.log_u_B, 0.0)[own]
 
 
 def zero_with_gradient(log_g_b: Tensor, log_u_b: Tensor) -> Tensor:
-    """Zeros, (b,), with the gradient ∇ĝ_i / u_i of the estimator: e^(log ĝ_i − log u_i), with its value subtracted."""
+    """Return zeros, (b,), with gradient ∇ĝ_i / u_i, the estimate of ∇ log g_i (see the module docstring).
+
+    Computed as e^(log ĝ_i − log u_i) minus its own detached value. log_g_b: log ĝ_i, with gradient. log_u_b: log u_i.
+    """
     weight_b = (log_g_b - log_u_b).exp()
     return weight_b - weight_b.detach()
 
 
 class SogCLR(TemperatureObjective):
-    """SogCLR: L = mean_i τ log u_i in each direction, τ given (Yuan et al. 2022, arXiv:2202.12387, alg. 1)."""
+    """SogCLR: L = mean_i τ log u_i in each direction, with a fixed τ (Yuan et al. 2022, arXiv:2202.12387, alg. 1).
+
+    u_i is the running mean of e^(d_ij/τ) over the negatives of anchor i; symbols as in the module docstring.
+    """
 
     def __init__(self, options: EstimatorOptions) -> None:
         super().__init__(options)
@@ -195,18 +214,20 @@ class SogCLR(TemperatureObjective):
         return state.result(state.mean(terms), updated, {})
 
     def of_anchors(self, log_u_b: Tensor, zero_b: Tensor, tau: Tensor) -> Tensor:
-        """The loss of each anchor, (b,); zero_b: see zero_with_gradient."""
+        """Return the loss of each anchor, (b,). zero_b: zeros with the estimator's gradient, see zero_with_gradient."""
         return tau * (log_u_b + zero_b)
 
     def in_g(self, scale: Tensor) -> Tensor:
-        """The 1/τ of the logits in ĝ."""
+        """Return the scale 1/τ of the logits inside ĝ (the batch's mean exponential), which FastClipV0 overrides."""
         return scale
 
 
 class FastClipV0(SogCLR):
-    """FastCLIP-v0: L = mean_i log u_i in each direction, τ learns (Wei et al. 2024, arXiv:2407.01445, sec. 4).
+    """FastCLIP-v0: L = mean_i log u_i in each direction, with a learning τ (Wei et al. 2024, arXiv:2407.01445, sec. 4).
 
-    ∂L/∂τ = −mean_i Ê_j[e^(d_ij/τ) d_ij] / (τ² u_i). The authors' code has this part, through ĝ, twice.
+    ∂L/∂τ = −mean_i Ê_j[e^(d_ij/τ) d_ij] / (τ² u_i), where Ê_j is the mean over the negatives j of anchor i in the
+    batch. The authors' code counts the part of the gradient that goes through ĝ twice; temperature_gradient=fastclip
+    reproduces this. Symbols as in the module docstring.
     """
 
     def of_anchors(self, log_u_b: Tensor, zero_b: Tensor, tau: Tensor) -> Tensor:
@@ -218,9 +239,11 @@ class FastClipV0(SogCLR):
 
 
 class FastClipV3(FastClipV0):
-    """FastCLIP-v3: L = mean_i τ log u_i + ρτ in each direction, τ learns (Wei et al. 2024, sec. 4).
+    """FastCLIP-v3: L = mean_i τ log u_i + ρτ in each direction, with a learning τ (Wei et al. 2024, sec. 4).
 
-    ∂L/∂τ = mean_i [log u_i + ρ − Ê_j[e^(d_ij/τ) d_ij] / (τ u_i)] in each direction; the last part comes through ĝ.
+    ∂L/∂τ = mean_i [log u_i + ρ − Ê_j[e^(d_ij/τ) d_ij] / (τ u_i)] in each direction, where Ê_j is the mean over the
+    negatives j of anchor i in the batch; the last term is the gradient through ĝ. ρ: options.rho, the radius of the KL
+    ball.
     """
 
     def of_anchors(self, log_u_b: Tensor, zero_b: Tensor, tau: Tensor) -> Tensor:
@@ -228,28 +251,33 @@ class FastClipV3(FastClipV0):
 
 
 def kl_robust(log_u_b: Tensor, zero_b: Tensor, tau: Tensor, rho: float) -> Tensor:
-    """τ log u_i + ρτ, (b,), the dual of robustness over a KL ball of radius ρ. tau: (b,), or 0-d for all anchors."""
+    """Return τ log u_i + ρτ of each anchor, (b,): the dual of a loss that is robust over a KL ball of radius ρ.
+
+    log_u_b: log of the running means u_i. zero_b: zeros with the estimator's gradient (zero_with_gradient). tau: (b,),
+    or 0-d for all anchors.
+    """
     return tau * log_u_b + tau.detach() * zero_b + rho * tau
 
 
 class Leaves:
-    """Copies of embeddings and numbers of samples as leaves of an inner graph, which is differentiated during forward.
+    """Copies of embeddings and per-sample numbers as leaves of an inner graph, which is differentiated during forward.
 
-    iSogCLR and NUCLR update numbers of samples in forward and need their gradients there. The pass over the scores that
+    iSogCLR and NUCLR update per-sample numbers in forward and need their gradients there. The pass over the scores that
     computes these gradients also computes those of the embeddings, which are stored for the caller's backward.
     """
 
     def __init__(self, batch: GatheredBatch, numbers: Numbers) -> None:
-        """numbers: (B,) by side."""
+        """Copy the embeddings of `batch` and the per-sample `numbers` (side → (B,)) as leaves with gradients."""
         self._outer = batch
         x_bD, y_MD = (e.detach().requires_grad_() for e in (batch.x_bD, batch.y_MD))
         self.batch = replace(batch, x_bD=x_bD, y_MD=y_MD)
         self.numbers = {side: values_B.detach().requires_grad_() for side, values_B in numbers.items()}
 
     def differentiated(self, loss: Tensor) -> tuple[Tensor, Numbers]:
-        """The loss with its gradient in the caller's embeddings, and the gradient of the numbers over all ranks.
+        """Return the loss, connected to the caller's embeddings, and its gradient in the per-sample numbers.
 
-        A collective.
+        The gradient is side → (B,). loss: this rank's share, computed from the leaves. The gradients of the numbers are
+        summed over ranks. Collective.
         """
         rows, inner = self._outer.rows, (self.batch.x_bD, self.batch.y_MD)
         # the gradient of a mean could underflow in float16, so that of the sum over anchors is taken and divided after
@@ -270,11 +298,12 @@ def momentum_step(
     clip: float = math.inf,
     bounds: tuple[float, float] = (-math.inf, math.inf),
 ) -> tuple[Numbers, Numbers]:
-    """One step of gradient descent with momentum on the numbers `name` of the samples in the batch.
+    """Take one step of gradient descent with momentum on the stored numbers `name` of the samples in the batch.
 
-    clip: the largest gradient. bounds: the range of the numbers. The first gradient of a sample is its first running
-    mean. Returns the numbers and their running mean gradients after the step, (B,) by name and side, and QUANTILES of
-    the numbers over the anchors of the batch, 0-d each.
+    gradients: of the loss in these numbers, side → (B,). clip: the largest absolute gradient. bounds: the range of the
+    numbers. The first gradient of a sample starts its running mean; a sample without negatives keeps its numbers.
+    Returns (1) the numbers and their running mean gradients after the step, (B,) by name and side; (2) metrics: the
+    QUANTILES of the numbers over the anchors of the batch, 0-d each.
     """
     new, velocities = {}, {}
     for side, m in updated.items():
@@ -291,10 +320,12 @@ def momentum_step(
 
 
 class ISogCLR(Objective):
-    """iSogCLR: L = mean_i τ_i log u_i + ρ τ_i, with a τ_i of each sample in each direction (Qiu et al. 2023, alg. 1).
+    """iSogCLR: L = mean_i τ_i log u_i + ρ τ_i, with a τ_i for each sample and direction (Qiu et al. 2023, alg. 1).
 
-    ∂τ_i = log u_i + ρ − Ê_j[e^(d_ij/τ_i) d_ij] / (τ_i u_i), which is ρ − KL(π_i | uniform) where u_i = ĝ_i. Its running
-    mean moves τ_i after each batch of the sample; the loss is computed with the old τ_i (arXiv:2305.11965).
+    ∂τ_i = log u_i + ρ − Ê_j[e^(d_ij/τ_i) d_ij] / (τ_i u_i), where Ê_j is the mean over the negatives j in the batch and
+    ρ is options.rho. Where u_i = ĝ_i this equals ρ − KL(π_i | uniform), with π_i the softmax over these negatives.
+    After each batch with the sample, the running mean of this gradient moves τ_i; the loss is computed with the old τ_i
+    (arXiv:2305.11965). Symbols as in the module docstring.
     """
 
     def __init__(self, options: ISogCLROptions) -> None:
@@ -325,12 +356,15 @@ class ISogCLR(Objective):
 
 
 class Nuclr(TemperatureObjective):
-    """NUCLR: candidates weigh e^(ζ_j/τ), and ζ_j is learned for every sample (Wang et al. 2024, arXiv:2410.09156).
+    """NUCLR: candidate j has weight e^(ζ_j/τ), with a learned ζ_j for every sample (Wang et al. 2024).
 
-    L = mean_i τ log Σ_j e^((d_ij + ζ_j)/τ) − mean_j ζ_j over the data set, own pair included, in each direction:
-    τ log((n−1) D_i) − ζ_i with D_i = u_i + e^(ζ_i/τ)/(n−1), u_i the running mean of Ê_j e^((d_ij + ζ_j)/τ) (alg. 1).
-    n ∂ζ_j = Σ_i e^((d_ij + ζ_j)/τ) / (m_i D_i) + e^(ζ_j/τ) / ((n−1) D_j) − 1 is 0 where the weights that candidate j
-    gets from all anchors sum to 1. Its running mean moves ζ_j after each batch, from epoch zeta_warmup on.
+    arXiv:2410.09156. In each direction L = mean_i τ log Σ_j e^((d_ij + ζ_j)/τ) − mean_j ζ_j, where i and j run over all
+    n samples and the own pair is a candidate. The term of anchor i is τ log((n−1) D_i) − ζ_i with D_i = u_i +
+    e^(ζ_i/τ)/(n−1), where u_i is the running mean of the batch mean Ê_j e^((d_ij + ζ_j)/τ) over negatives (alg. 1).
+
+    n ∂L/∂ζ_j = Σ_i e^((d_ij + ζ_j)/τ) / (m_i D_i) + e^(ζ_j/τ) / ((n−1) D_j) − 1. It is 0 if the weights that all
+    anchors give to candidate j sum to 1. After each batch with sample j the running mean of this gradient moves ζ_j,
+    from epoch zeta_warmup on. Symbols as in the module docstring.
     """
 
     def __init__(self, options: NuclrOptions) -> None:

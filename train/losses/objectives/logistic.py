@@ -1,7 +1,8 @@
 """The logistic family: binary classification of pairs as data or noise, by their logits a.
 
-Legend: b rows of this rank, B of all W ranks, M ≥ B columns, P listed pairs; s_ij scores, τ temperature;
-sp(a) = log(1 + e^a) = −log σ(−a); k_d, k_n: the numbers of data and noise pairs of the global batch.
+Legend: b rows of this rank, B of all W ranks, M ≥ B columns, P listed pairs; s_ij scores, τ temperature; sp(a) = log(1
++ e^a) = −log σ(−a), σ the sigmoid; data pairs are positives, noise pairs are negatives; k_d, k_n: the numbers of data
+and noise pairs of the global batch; k: noise pairs per data pair; q: the density of the noise.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ Keys = tuple[tuple[Tensor, Tensor], ...]
 
 @dataclass(frozen=True)
 class LabelledPairs:
-    """The labels of the pairs of a batch: data or noise.
+    """The pairs of a batch with their labels, data or noise.
 
     Data are the positives of the batch and, with duplicates=positive, all pairs with an equal key. Noise are all other
-    pairs that are not left out. exclusion: the pairs that the sum over tiles leaves out: the left-out pairs, and the
-    positives of the batch, which are summed one by one. equal: the keys whose equality makes data, (b,) and (M,) each.
+    pairs that are not left out. exclusion: the pairs that the sum over tiles skips: left-out pairs, and the listed
+    positives, which are summed one by one. equal: keys of rows (b,) and columns (M,); pairs with an equal key are data.
     """
 
     batch: GatheredBatch
@@ -45,7 +46,7 @@ class LabelledPairs:
     equal: Keys
 
     def counts(self) -> tuple[Tensor, Tensor]:
-        """k_d and k_n, 0-d int64. A collective."""
+        """Return the numbers of data and noise pairs of the global batch, k_d and k_n, 0-d int64. Collective."""
         batch = self.batch
         assert self.exclusion.dropped is not None
         i, j = self.exclusion.dropped.pairs_P2.unbind(1)
@@ -61,7 +62,10 @@ class LabelledPairs:
 
 @dataclass(frozen=True)
 class LogisticFormula:
-    """The loss L = w_d Σ_data sp(−a) + w_n Σ_noise sp(a) with a_ij = s_ij/τ + shift + offset_j."""
+    """The loss L = w_d Σ_data sp(−a) + w_n Σ_noise sp(a) of logits a_ij = s_ij/τ + shift + offset_j.
+
+    sp(a) = log(1 + e^a). data_weight: w_d. noise_weight: w_n. offsets_M: offset_j of each column, or none.
+    """
 
     shift: Tensor
     data_weight: Tensor | float
@@ -69,12 +73,15 @@ class LogisticFormula:
     offsets_M: Tensor | None = None
 
     def pair_logits(self, batch: GatheredBatch, scale: Tensor) -> Tensor:
-        """The logits of the batch's positives, (P,) in their order."""
+        """Return the logits of the batch's positive pairs, (P,) in the order of the list. scale: 1/τ."""
         a_P = scale * batch.pair_scores() + self.shift
         return a_P if self.offsets_M is None else a_P + self.offsets_M[batch.positive_indices()[1]]
 
     def share(self, labelled: LabelledPairs, scale: Tensor) -> Tensor:
-        """This rank's share of L, 0-d: the mean of the shares over ranks is L. One pass over the tiles."""
+        """Return this rank's share of L, 0-d, in one pass over the tiles. The mean of the shares over ranks is L.
+
+        labelled: the pairs with their labels. scale: 1/τ.
+        """
         batch, equal = labelled.batch, labelled.equal
         offsets = () if self.offsets_M is None else (self.offsets_M,)
         others = pair_sum(
@@ -90,14 +97,15 @@ class LogisticFormula:
 
 
 def _noise(s: Tensor, *added: Tensor) -> Tensor:
-    """The loss sp(a) of pairs that are noise; a is the score plus what is `added`."""
+    """Return the loss sp(a) = log(1 + e^a) of noise pairs, whose logit a is the score s plus all tensors in `added`."""
     return softplus(sum(added, start=s))
 
 
 def _labelled_by_key(keys: int, data_weight: Tensor | float) -> Function:
-    """The loss of a pair: data, with weight `data_weight`, if one of its keys is equal; else noise.
+    """Return the loss function f(s, *inputs) of a tile of pairs: data if one of their keys is equal, else noise.
 
-    keys: the number of keys, which are the first inputs by row and by column.
+    keys: the number of keys per pair. inputs: the row keys, the column keys, then the terms to add to the score s.
+    data_weight: the weight of data relative to noise.
     """
 
     def f(s: Tensor, *inputs: Tensor) -> Tensor:
@@ -110,9 +118,9 @@ def _labelled_by_key(keys: int, data_weight: Tensor | float) -> Function:
 
 
 class LogisticObjective(TemperatureObjective, ABC):
-    """An objective of the logistic family. Subclasses define `formula`.
+    """An objective of the logistic family. Subclasses implement `formula`.
 
-    bias: added to every logit, a parameter that has a gradient only if it learns.
+    bias: a number that is added to every logit, a parameter that has a gradient only if it learns.
     """
 
     def __init__(self, options: LogisticOptions) -> None:
@@ -131,14 +139,15 @@ class LogisticObjective(TemperatureObjective, ABC):
 
     @abstractmethod
     def formula(self, labelled: LabelledPairs) -> LogisticFormula:
-        """Weights and offsets of the loss. A collective."""
+        """Return the weights, shift and offsets of the loss for this batch. Collective."""
 
 
 class LocalNce(LogisticObjective):
     """Local NCE, L = (1/B) Σ_i [Σ_data sp(−a_ij) + Σ_noise sp(a_ij)], and SigLIP (Zhai et al. 2023, arXiv:2303.15343).
 
-    a = s/τ + bias. The optimum with K candidates per anchor is log p(x, y)/(p(x) p(y)) − log(K − 1). Without an
-    `init_bias`, −log(M − 1) of the batch is added to the bias, so that the bias need not learn it.
+    a = s/τ + bias, sp(a) = log(1 + e^a), sums over the columns j. With K candidates per anchor, the optimal a is log
+    p(x, y)/(p(x) p(y)) − log(K − 1). Without an `init_bias`, −log(M − 1) of the batch is added to the bias, so that the
+    bias need not learn it.
     """
 
     options: LocalNceOptions
@@ -153,9 +162,10 @@ class LocalNce(LogisticObjective):
 class Nce(LogisticObjective):
     """NCE with the batch as noise: L = mean_data sp(−a) + k mean_noise sp(a) (Gutmann & Hyvärinen 2012).
 
-    a = log u − log q − log k, with log u = s/τ + bias and bias = −log Z. noise=unigram: q = p(y) is a factor of u too,
-    so s/τ models log p(x, y)/(p(x) p(y)). uniform: q = 1/num_samples. file: log q_j of the columns, by sample id. k: by
-    default k_n/k_d of the batch (1/k_d in a batch without noise).
+    sp(a) = log(1 + e^a), a = log u − log q − log k. The model is log u = s/τ + bias, with bias = −log Z. options.noise
+    gives the noise density q: with unigram q = p(y) is a factor of u too and cancels, so s/τ models log p(x, y)/(p(x)
+    p(y)); with uniform q = 1/num_samples; with file the file holds log q_j of the columns, by sample id. k: noise pairs
+    per data pair, by default k_n/k_d of the batch (1/k_d in a batch without noise).
     """
 
     options: NceOptions
@@ -181,10 +191,10 @@ class Nce(LogisticObjective):
 
 
 class BinaryNce(LogisticObjective):
-    """NCE with equal priors: L = ½ mean_data sp(−a) + ½ mean_noise sp(a), a = s/τ + bias.
+    """NCE with equal priors: L = ½ mean_data sp(−a) + ½ mean_noise sp(a), a = s/τ + bias, sp(a) = log(1 + e^a).
 
-    Twice this is NCE with k = 1. negatives_per_positive = r: the noise of global row i is columns i+1 … i+r (mod B)
-    alone, which costs O(b·r·D).
+    Twice this loss is NCE with k = 1. With negatives_per_positive = r, the noise of global row i is only the columns
+    i+1 … i+r (mod B), at a cost of O(b·r·D).
     """
 
     options: BinaryNceOptions
@@ -234,9 +244,10 @@ def nce_from_log_u(
 ) -> Tensor:
     """NCE of an unnormalised model u/Z: mean_data sp(−a) + k mean_noise sp(a), a = log u − log Z − log q − log k.
 
-    Gutmann & Hyvärinen 2012. log_u_data, log_q_data: at this rank's data, any shape; *_noise: at noise drawn from q.
-    k: noise points per data point in the model, by default their ratio over all ranks. log_z: a number or a parameter.
-    Returns 0-d, of which the mean over ranks is the loss of all points. A collective.
+    sp(a) = log(1 + e^a), q the noise density (Gutmann & Hyvärinen 2012). log_u_data, log_q_data: log u and log q at
+    this rank's data points, any shape; log_u_noise, log_q_noise: at noise points drawn from q. k: noise points per data
+    point in the model, by default their ratio over all ranks. log_z: log Z, a number or a parameter. Returns 0-d; its
+    mean over ranks is the loss of all points. Collective.
 
     Raises ValueError, on all ranks, where log q is not finite: q must be positive wherever there are data.
     """
@@ -254,7 +265,10 @@ def nce_from_log_u(
 
 
 def label_pairs(batch: GatheredBatch, duplicates: Duplicates) -> LabelledPairs:
-    """The labels of the pairs of `batch`. Raises ConfigError if keys are to be compared and there are none."""
+    """Label the pairs of `batch` as data or noise. Raises ConfigError if keys are to be compared and there are none.
+
+    duplicates: whether pairs with equal keys are noise (keep), left out (mask), or data (positive).
+    """
     keys, dropped = _class_numbers(batch, duplicates), batch.positives
     if batch.excluded is not None:
         dropped = Pairs(batch.excluded).joined(dropped)
@@ -263,9 +277,10 @@ def label_pairs(batch: GatheredBatch, duplicates: Duplicates) -> LabelledPairs:
 
 
 def _class_numbers(batch: GatheredBatch, duplicates: Duplicates) -> Keys:
-    """The keys to compare, as numbers of equal keys, of the rows (b,) and of all columns (M,); () if duplicates=keep.
+    """Replace the keys to compare by class indices: for each kind of key those of rows (b,) and all columns (M,).
 
-    A column without a key gets −1, which is the number of no row. Raises ConfigError if the batch has no keys.
+    Class indices are equal where keys are. Returns () with duplicates=keep. A column without a key gets −1, which no
+    row has. Raises ConfigError if the batch has no keys.
     """
     numbered = []
     for row_keys, column_keys in batch.compared_keys(duplicates):
@@ -276,5 +291,8 @@ def _class_numbers(batch: GatheredBatch, duplicates: Duplicates) -> Keys:
 
 
 def _any_equal(keys: Keys, i: Tensor, j: Tensor) -> Tensor:
-    """Whether row i and column j have an equal key, for each element of i and j."""
+    """Whether row i and column j have an equal key, for each element of the index tensors i and j.
+
+    keys: (row keys, column keys) for each kind of key.
+    """
     return reduce(torch.logical_or, (rows[i] == columns[j] for rows, columns in keys))

@@ -1,13 +1,15 @@
 """Optimised certainty equivalents of the losses in each row of a score matrix, at memory linear in the batch.
 
-Legend: R rows of this rank, M columns of all ranks; losses ℓ_rj = ℓ(s_rj − p_r) over the m_r columns C_r of a row, p_r
-the score of its positive; τ temperature, φ divergence, φ* its conjugate, w the weights of the worst case.
+Legend: R rows of this rank, r one of them or, as a shape, the number of rows in a slice; M columns of all ranks; losses
+ℓ_rj = ℓ(s_rj − p_r) over the m_r columns j that row r does not leave out (its candidates C_r), s_rj score, p_r the
+score of the row's positive; τ temperature, φ divergence, φ* its conjugate, w the weights of the worst case, ν a number
+per row that is minimised over.
 
-    OCE_r = min_ν τ/m Σ_j φ*((ℓ_rj − ν)/τ) + ν = max_{w ≥ 0, Σw = 1} Σ_j w_j ℓ_rj − τ/m Σ_j φ(m w_j)
+    OCE_r = min_ν τ/m_r Σ_j φ*((ℓ_rj − ν)/τ) + ν = max_{w ≥ 0, Σw = 1} Σ_j w_j ℓ_rj − τ/m_r Σ_j φ(m_r w_j)
 
 (Ben-Tal & Teboulle 2007, sections 2 and 4). First ν is solved for without gradient, in one pass over the scores for KL
-and 3 for χ² and CVaR (6 in float64). At the minimum over ν the gradient in all else is that of the sum with w held
-fixed (Danskin's theorem), so one more pass, by pair_sum, gives value and gradient.
+and 3 for χ² and CVaR (6 in float64). At the minimum over ν, the gradient in all other inputs is that of the sum with w
+held fixed (Danskin's theorem). So one more pass, by pair_sum, gives value and gradient.
 """
 
 from __future__ import annotations
@@ -34,7 +36,10 @@ Elementwise = Callable[[Tensor], Tensor]
 
 
 def pair_loss_of(options: RobustOptions) -> Elementwise:
-    """The pair loss ℓ(d) of the score difference d = s_ij − s_ip, elementwise and non-decreasing."""
+    """Return the pair loss ℓ(d) of the score difference d = s_ij − s_ip, elementwise and non-decreasing.
+
+    s_ij is the score of a candidate j of anchor i, s_ip that of its positive p. options.pair_loss names the function.
+    """
     losses: dict[PairLoss, Elementwise] = {
         PairLoss.identity: lambda d: d,
         PairLoss.hinge: lambda d: F.relu(options.margin + d),
@@ -46,9 +51,10 @@ def pair_loss_of(options: RobustOptions) -> Elementwise:
 
 @dataclass(frozen=True, kw_only=True)
 class RepeatedRows(Exclusion):
-    """The exclusion of R rows, each of which is a copy of a row of the batch; `base` is the exclusion of the batch.
+    """The left-out pairs of R rows, each of which is a copy of a row of the batch.
 
-    base_rows: the number of rows of the batch. row_R: the row of the batch of which each row is a copy, ascending.
+    base: the exclusion of the batch. base_rows: the number of rows of the batch. row_R: for each row, the index of the
+    batch row that it copies, ascending.
     """
 
     base: Exclusion
@@ -70,7 +76,8 @@ class RepeatedRows(Exclusion):
 class Losses:
     """The losses ℓ(s_rj − p_r), s_rj = <x_r, y_j>, of R rows over the columns that are not left out.
 
-    counts_R: m_r. weights_R: the weight of each row's OCE in the sum over rows, 0 for a row that is skipped.
+    p_R: the score of each row's positive. counts_R: the number m_r of columns that are not left out. weights_R: the
+    weight of each row's OCE in the sum over rows, 0 for a row that is skipped.
     """
 
     pair_loss: Elementwise
@@ -83,15 +90,15 @@ class Losses:
 
     @property
     def m_R(self) -> Tensor:
-        """m_r as float, (R,); 1 for a row without columns."""
+        """The number m_r of columns that each row does not leave out, as float (R,); 1 for a row without columns."""
         return self.counts_R.clamp(min=1).to(self.p_R.dtype)
 
     def scores(self, rows: slice) -> Iterator[Tensor]:
-        """The scores of some rows, tile by tile (r, c); −inf where left out."""
+        """Yield the scores s_rj of a slice of rows, tile (r, c) after tile; −inf for pairs that are left out."""
         return self._tiles(rows, lambda s: s)
 
     def values(self, rows: slice) -> Iterator[Tensor]:
-        """The losses of some rows, tile by tile (r, c); −inf where left out."""
+        """Yield the losses ℓ_rj of a slice of rows, tile (r, c) after tile; −inf for pairs that are left out."""
         return self._tiles(rows, lambda s: self.pair_loss(s - self.p_R[rows, None]))
 
     def _tiles(self, rows: slice, of_scores: Elementwise) -> Iterator[Tensor]:
@@ -100,7 +107,7 @@ class Losses:
             yield of_scores(s) if mask is None else of_scores(s).masked_fill(mask, -math.inf)
 
     def chosen(self, row_R: Tensor) -> Losses:
-        """The losses of the rows `row_R`, which ascend."""
+        """Return the losses of a subset of the rows. row_R: the indices of the rows, ascending."""
         if len(row_R) == len(self.p_R):
             return self
         exclusion = self.exclusion and RepeatedRows(base=self.exclusion, base_rows=len(self.x_RD), row_R=row_R)
@@ -110,20 +117,24 @@ class Losses:
     def pair_sum(
         self, f: Function, factors_R: Tensor, rows: Sequence[Tensor], parameters: Sequence[Tensor] = ()
     ) -> Tensor:
-        """pair_sum of f over these scores, 0-d: see pair_sum.py."""
+        """Return the sum of f over the scores of all pairs, 0-d, by pair_sum of sums/pair_sum.py.
+
+        factors_R: the factor of each row in the sum. rows, parameters: further inputs of f, (R,) and 0-d.
+        """
         scores = self.x_RD, self.y_MD, self.exclusion
         return pair_sum(f, *scores, row_factors_b=factors_R, rows=rows, parameters=parameters)
 
     def mean(self, values_R: Tensor) -> Tensor:
-        """The weighted sum of values_R, 0-d. Its mean over ranks is the mean over all rows that are not skipped."""
+        """Return the sum of values_R with weights_R, 0-d. Its mean over ranks is the mean over all valid rows."""
         return self.weights_R.to(values_R.dtype) @ values_R
 
 
 @dataclass(frozen=True)
 class Solution:
-    """ν_r = base_r + τ offset_r. The sum of two numbers keeps the digits of small differences from the largest losses.
+    """The minimising ν_r = base_r + τ offset_r of each row, and metrics of the worst-case weights w.
 
-    of_weights: metrics of w, (R,) each: weights_kl = KL(w‖uniform), zero_weights = the share of weights that are 0.
+    Two numbers keep the digits that are lost if a small offset is added to a large base. of_weights: (R,) each:
+    weights_kl = KL(w‖uniform), zero_weights = the share of weights that are 0.
     """
 
     base_R: Tensor
@@ -131,42 +142,49 @@ class Solution:
     of_weights: dict[str, Tensor]
 
     def nu_R(self, tau: Tensor) -> Tensor:
-        """ν of each row, (R,)."""
+        """Return ν of each row, (R,)."""
         return self.base_R + tau * self.offset_R
 
 
 class OCE(ABC):
-    """The optimised certainty equivalent of one divergence: its conjugate φ*, and how to solve for ν.
+    """The optimised certainty equivalent for one divergence: its conjugate φ*, and how to solve for the minimising ν.
 
-    Subclasses implement `conjugate`, and `solve_rows` or `solve`.
+    Symbols as in the module docstring. Subclasses implement `conjugate`, and `solve_rows` or `solve`. metric: the name
+    of the metric of w that solve_rows returns.
     """
 
     metric: ClassVar[str]
 
     @abstractmethod
     def conjugate(self, u: Tensor) -> Tensor:
-        """φ*(u), elementwise.
+        """Return the conjugate φ*(u) of the divergence, elementwise.
 
         It is finite, with a finite slope, for every u: ν may be far off, and pair_sum evaluates left-out pairs too.
         """
 
     @torch.no_grad()
     def solve(self, losses: Losses, tau: Tensor) -> Solution:
-        """The minimising ν of each row, without gradient."""
+        """Return the minimising ν of each row, and a metric of the weights w, without gradient."""
         base_R, offset_R, metric_R = _by_rows(losses, partial(self.solve_rows, losses, tau), 3)
         return Solution(base_R, offset_R, {self.metric: metric_R})
 
     def solve_rows(self, losses: Losses, tau: Tensor, rows: slice) -> tuple[Tensor, ...]:
-        """base and offset of the minimising ν of some rows, and the metric of w that `metric` names, (r,) each."""
+        """Return base and offset of the minimising ν = base + τ offset of a slice of rows, and the metric of w.
+
+        (r,) each. The attribute `metric` names the metric.
+        """
         raise NotImplementedError
 
     def closed_form(self, losses: Losses, tau: Tensor) -> tuple[Tensor, Solution]:
-        """The weighted sum of the rows' OCE, 0-d, differentiable in x, y, p and τ; and the ν of its minimum."""
+        """Return the weighted sum of the rows' OCE, 0-d, differentiable in x, y, p and τ, and the ν of the minimum."""
         solution = self.solve(losses, tau.detach())
         return self.at(losses, tau, solution.base_R, solution.offset_R), solution
 
     def at(self, losses: Losses, tau: Tensor, base_R: Tensor, offset_R: Tensor) -> Tensor:
-        """The weighted sum with ν = base + τ offset given, 0-d, differentiable in base and offset too."""
+        """Return the weighted sum over rows of τ/m_r Σ_j φ*((ℓ_rj − ν)/τ) + ν at the given ν = base + τ offset, 0-d.
+
+        Differentiable in base and offset, and in x, y, p and τ.
+        """
 
         def f(s: Tensor, p: Tensor, base: Tensor, offset: Tensor, tau: Tensor) -> Tensor:
             return tau * self.conjugate((losses.pair_loss(s - p) - base) / tau - offset)
@@ -176,7 +194,10 @@ class OCE(ABC):
 
 
 class KL(OCE):
-    """φ(t) = t log t − t + 1, φ*(u) = e^u − 1. The minimising ν is the OCE itself, τ (log Σ_j e^(ℓ_j/τ) − log m)."""
+    """The KL divergence: φ(t) = t log t − t + 1, φ*(u) = e^u − 1; symbols as in the module docstring.
+
+    The minimising ν is the OCE itself, τ (log Σ_j e^(ℓ_j/τ) − log m), with m the number of losses ℓ_j of the row.
+    """
 
     metric = "weights_kl"
 
@@ -200,7 +221,10 @@ class KL(OCE):
 
 
 class ChiSquare(OCE):
-    """φ(t) = ½(t − 1)², φ*(u) = ½(u + 1)₊² − ½. ν − τ = t solves Σ_j (ℓ_j − t)₊ = mτ."""
+    """The χ² divergence: φ(t) = ½(t − 1)², φ*(u) = ½ max(u + 1, 0)² − ½; symbols as in the module docstring.
+
+    The minimising ν is t + τ, where the threshold t solves Σ_j max(ℓ_j − t, 0) = mτ for the m losses ℓ_j of the row.
+    """
 
     metric = "zero_weights"
 
@@ -226,10 +250,12 @@ class ChiSquare(OCE):
 
 
 class CVaR(OCE):
-    """φ(t) = 0 up to 1/α, φ*(u) = u₊/α: the mean of the αm largest losses, the last in part. τ has no effect.
+    """Conditional value at risk: the mean of the αm largest of a row's m losses. τ has no effect.
 
-    ℓ is non-decreasing, so the largest losses have the largest scores. Scores equal to the threshold share the rest of
-    αm equally: any shares are a worst case, but equal ones do not depend on the order of columns.
+    φ(t) = 0 for t up to 1/α, φ*(u) = max(u, 0)/α; symbols as in the module docstring. If αm is no whole number, the
+    last loss counts in part. ℓ is non-decreasing, so the largest losses have the largest scores. Scores equal to the
+    threshold share the rest of αm equally: any shares give a worst case, but equal shares do not depend on the order of
+    columns.
     """
 
     def __init__(self, alpha: float) -> None:
@@ -255,7 +281,11 @@ class CVaR(OCE):
 
     @torch.no_grad()
     def _selected(self, losses: Losses) -> list[Tensor]:
-        """The threshold of the scores, the share of each score at it, the numbers above and at it: (R,) each."""
+        """Select the αm largest scores of each row.
+
+        Returns four (R,): the threshold, the share with which each score equal to it counts, and how many scores are
+        above the threshold and equal to it.
+        """
 
         def of_rows(rows: slice) -> tuple[Tensor, ...]:
             chosen_r = self.alpha * losses.m_R[rows].double()
@@ -271,7 +301,10 @@ class CVaR(OCE):
     def _solution(
         self, losses: Losses, threshold_R: Tensor, share_R: Tensor, above_R: Tensor, at_R: Tensor
     ) -> Solution:
-        """ν at the threshold, and the metrics of w: m w is 1/α above the threshold and share/α at it."""
+        """Return ν at the threshold, and the metrics of w: m w is 1/α above the threshold and share/α at it.
+
+        Arguments: the results of _selected.
+        """
         chosen_R = self.alpha * losses.m_R
         parts = ((above_R / chosen_R, 1 / self.alpha), (at_R * share_R / chosen_R, share_R / self.alpha))
         kl_R = sum((torch.xlogy(part, density) for part, density in parts), start=0.0 * threshold_R)
@@ -281,14 +314,14 @@ class CVaR(OCE):
 
 
 def build_oce(options: RobustOptions) -> OCE:
-    """The OCE of options.divergence."""
+    """Create the OCE of options.divergence: KL, ChiSquare, or CVaR with options.alpha."""
     if options.divergence is Divergence.cvar:
         return CVaR(options.alpha)
     return KL() if options.divergence is Divergence.kl else ChiSquare()
 
 
 def _by_rows(losses: Losses, of_rows: Callable[[slice], tuple[Tensor, ...]], number: int) -> list[Tensor]:
-    """The `number` tensors (r,) that of_rows computes for a slice of rows, put together for all rows: (R,) each."""
+    """Call `of_rows` for one slice of rows after the other, and join its `number` result tensors (r,) to (R,) each."""
     values = losses.p_R.new_zeros(number, len(losses.p_R))
     for rows in slices(len(losses.p_R)):
         values[:, rows] = torch.stack([v.to(values.dtype) for v in of_rows(rows)])
@@ -296,5 +329,5 @@ def _by_rows(losses: Losses, of_rows: Callable[[slice], tuple[Tensor, ...]], num
 
 
 def _finite(values: Tensor) -> Tensor:
-    """The values, with 0 for −inf."""
+    """Return the values with 0 in place of −inf."""
     return values.masked_fill(values == -math.inf, 0.0)

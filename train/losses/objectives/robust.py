@@ -2,10 +2,13 @@
 
     L = mean_i mean_{p∈P_i} OCE_{j∈C_i} ℓ(s_ij − s_ip)
 
-with the OCE of oce.py (Zhu et al. 2022, arXiv:2203.00176, for partial AUC; Qiu et al. 2023, arXiv:2305.11965, for
-contrastive learning). KL with the identity as pair loss is one direction of GCL.
+Legend: i an anchor, P_i its positives, C_i its candidates; s_ij scores, ℓ the pair loss, τ temperature; OCE the
+optimised certainty equivalent of oce.py, which minimises over a number ν per row; φ* the conjugate of its divergence.
+See Zhu et al. 2022, arXiv:2203.00176, for partial AUC, and Qiu et al. 2023, arXiv:2305.11965, for contrastive learning.
+KL with the identity as pair loss is one direction of GCL.
 
-The rank that has an anchor solves it. Sent are y and its gradient for anchors x, and x and its gradient for anchors y.
+The rank that holds an anchor computes its OCE. Sent between ranks are y and its gradient for anchors x, and x and its
+gradient for anchors y.
 """
 
 from __future__ import annotations
@@ -34,10 +37,10 @@ SIDES = {Directions.x: "x", Directions.y: "y", Directions.sum: "xy", Directions.
 
 
 class RobustObjective(TemperatureObjective):
-    """An objective made of optimised certainty equivalents (OCE), with the anchors x, y or both (`sides`).
+    """An objective made of optimised certainty equivalents (OCE), with anchors x, y or both.
 
-    nu: with nu=sgd a parameter, one number for each side, NaN before the first batch. With nu=state, memory holds one
-    for each sample and side.
+    sides: "x", "y" or "xy", the sides with anchors. nu: with options.nu=sgd a parameter with one number ν per side, NaN
+    before the first batch. With options.nu=state, `memory` holds one ν for each sample and side.
     """
 
     _nu_began = False  # whether the last call gave ν its first value
@@ -56,9 +59,10 @@ class RobustObjective(TemperatureObjective):
             self.memory = SampleState(options.num_samples, initial, options.memory_budget_mb)
 
     def values(self, losses: dict[str, Losses], sample_ids_b: Tensor | None, rows: Layout) -> tuple[Tensor, Metrics]:
-        """The OCE + ρτ of each side, (sides,), and metrics as means over sides. rows: the layout of the samples.
+        """Return OCE + ρτ of each side, (number of sides,), and metrics as means over sides.
 
-        A collective, unless nu=closed_form.
+        losses: the losses of the rows by side. sample_ids_b: needed with nu=state. rows: the layout of the samples over
+        ranks. ρ: options.rho. Collective, unless nu=closed_form.
         """
         tau = 1 / self.scale(next(iter(losses.values())).p_R)
         if self.options.nu is Nu.state:
@@ -83,7 +87,11 @@ class RobustObjective(TemperatureObjective):
         return value, {name: losses.mean(values_R) for name, values_R in of_rows.items()}
 
     def _with_sgd(self, losses: dict[str, Losses], tau: Tensor, rows: Layout) -> list[tuple[Tensor, Metrics]]:
-        """Values and metrics with one ν for all rows of a side, whose gradient is 1 − mean_r mean_j φ*'(u_rj)."""
+        """Return value and metrics of each side, with one learning ν for all rows of a side.
+
+        The gradient of ν is 1 − mean_r mean_j φ*'(u_rj), with u_rj = (ℓ_rj − ν)/τ. rows: the layout of the samples over
+        ranks.
+        """
         of_sides = []
         for nu, of_side in zip(self._learning_nu([*losses.values()], tau.detach(), rows), losses.values(), strict=True):
             nu_R = nu.to(tau.dtype).expand_as(of_side.p_R)
@@ -92,9 +100,10 @@ class RobustObjective(TemperatureObjective):
         return of_sides
 
     def _learning_nu(self, losses: list[Losses], tau: Tensor, rows: Layout) -> Tensor:
-        """ν of each side. The first batch sets it to its largest ν_r. A collective then.
+        """Return ν of each side, at first the largest ν_r that minimises the OCE of a row r.
 
-        Above its own ν_r the loss of a row grows at most by the distance; below it, with KL, by e^(distance/τ).
+        Collective while ν has no value yet. For a row whose own ν_r is smaller, the OCE grows at most by the distance ν
+        − ν_r. With a ν below ν_r, it would grow by e^(distance/τ) for KL.
         """
         self._nu_began = False
         self._nu_is_known = self._nu_is_known or not self.nu.isnan().any()
@@ -115,9 +124,9 @@ class RobustObjective(TemperatureObjective):
     def _with_state(
         self, losses: dict[str, Losses], tau: Tensor, sample_ids_b: Tensor | None, rows: Layout
     ) -> list[tuple[Tensor, Metrics]]:
-        """Values and metrics with a ν_i for each sample, which then takes a gradient step. A collective.
+        """Return value and metrics of each side with a ν_i for each sample, and make a gradient step on every ν_i.
 
-        A sample without ν_i, in its first batch, takes the closed form.
+        Collective. A sample in its first batch has no ν_i yet and takes the closed form.
         """
         assert self.memory is not None
         read = self.memory.read(sample_ids_b, rows, tau.dtype)
@@ -132,9 +141,10 @@ class RobustObjective(TemperatureObjective):
         return of_sides
 
     def _stepped(self, losses: Losses, tau: Tensor, old_b: Tensor) -> tuple[Tensor, Tensor]:
-        """The value at the old ν, and the new ν after a gradient step, (b,). NaN stands for a ν without a value yet.
+        """Return the value at the old ν, and the new ν after a gradient step, (b,).
 
-        An unknown ν takes the closed form, which has a gradient also where the sum has a kink at ν (CVaR).
+        old_b: the stored ν of each row, NaN for one without a value yet. A row without a value takes the closed form,
+        which has a gradient also where the sum has a kink at ν (CVaR).
         """
         unknown_b, new_b = old_b.isnan(), old_b.clone()
         unknown = int(unknown_b.sum())  # the only number that is read from the device
@@ -153,16 +163,16 @@ class RobustObjective(TemperatureObjective):
 
 
 def _forget_nu(objective: RobustObjective, _: object) -> None:
-    """The hook after load_state_dict: a loaded ν may be NaN, so the next call tests it."""
+    """Make the next call of `objective` test whether ν is NaN: a hook for load_state_dict, which may load a NaN."""
     objective._nu_began = objective._nu_is_known = False
 
 
 class Coce(RobustObjective):
-    """Compositional OCE over the candidates of `setting`.
+    """Compositional OCE of the score differences between an anchor's candidates and its positives.
 
-    self and supervised: all columns but the positives of the row. With pairs alone (self) these are the B − 1 columns
-    of other pairs; supervised means that positives are labelled, by lists or keys. semi: all columns, with unlabelled
-    positives among them.
+    options.setting names the candidates. self and supervised: all columns except the positives of the row. With pairs
+    alone (self) these are the B − 1 columns of other pairs; supervised means that positives are labelled, by lists or
+    keys. semi: all columns, with unlabelled positives among them.
     """
 
     options: CoceOptions
@@ -187,9 +197,10 @@ class Coce(RobustObjective):
             return ObjectiveResult(loss, {**score_means(batch), **metrics})
 
     def _losses(self, batch: GatheredBatch) -> Losses:
-        """The losses with a row for every positive pair (i, p). A collective if pairs are listed.
+        """Return the losses with one row for every positive pair (i, p). Collective if positive pairs are listed.
 
-        The identity has one row for every i, as it commutes with the mean over p.
+        With the identity as pair loss there is one row for every anchor i, as the identity commutes with the mean over
+        positives p.
         """
         options = self.options
         if options.duplicates is Duplicates.positive:  # the own pair is one of several positives
@@ -214,8 +225,9 @@ class Coce(RobustObjective):
 class PartialAUC(RobustObjective):
     """One-way partial AUC: mean over positives i of the OCE over negatives j of ℓ(h_j⁻ − h_i⁺) (Zhu et al. 2022).
 
-    x (b, 1): scores of positives; y (m, 1): scores of negatives; those of all ranks count. CVaR with α as the largest
-    false-positive rate is the exact top-α form, KL the smooth one.
+    ℓ: the pair loss. x (b, 1): scores h⁺ of positives; y (m, 1): scores h⁻ of negatives, of which this rank has m; the
+    scores of all ranks count. CVaR with α as the largest false-positive rate is the exact top-α form, KL the smooth
+    form.
     """
 
     options: PartialAUCOptions
@@ -234,9 +246,9 @@ class PartialAUC(RobustObjective):
 
 
 def transposed(batch: GatheredBatch) -> GatheredBatch:
-    """The batch with x and y exchanged: own y as rows against x of all ranks. A collective.
+    """Exchange x and y of a batch: return a batch with own y as rows against x of all ranks as columns. Collective.
 
-    Further columns are no anchors, so they are left behind.
+    Further columns (y items beside the pairs) are no anchors and are dropped.
     """
     own = batch.columns.own
     pairs = batch.positives
@@ -253,7 +265,10 @@ def transposed(batch: GatheredBatch) -> GatheredBatch:
 
 
 def _of_columns(batch: GatheredBatch, pairs_P2: Tensor) -> Tensor:
-    """The (row, column) pairs of all ranks that lie in own columns, as (local column, global row). A collective."""
+    """Return the pairs of all ranks whose column belongs to this rank, as (local column, global row). Collective.
+
+    pairs_P2: this rank's pairs (local row, global column).
+    """
     (layout,) = Layout.of(pairs_P2)
     pairs_P2 = layout.gather(pairs_P2 + pairs_P2.new_tensor([batch.rows.own.start, 0]))
     i, j = pairs_P2.unbind(1)

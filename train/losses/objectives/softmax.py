@@ -1,7 +1,9 @@
 """The softmax family (InfoNCE, CLIP, DPR, SimCLR, symmetric and one-sided DPM): formulas over log-sums of sums/lse.py.
 
-Legend: b pairs (x_i, y_i) on this rank, B on all W ranks, M ≥ B columns, D width; τ temperature, logits a_ij = s_ij/τ;
-C_i the candidates of anchor i (what its sum runs over), m_i = |C_i|, P_i its positives, d_ij = s_ij − s_ip.
+Legend: b pairs (x_i, y_i) on this rank, B on all W ranks, M ≥ B columns, D width; τ temperature, s_ij = <x_i, y_j>
+scores, logits a_ij = s_ij/τ; an anchor is a row or column whose positives are to be found; C_i the candidates of anchor
+i (the columns in its sum), m_i = |C_i|, P_i its positives, p one of them, P without index the number of listed positive
+pairs; d_ij = s_ij − s_ip; LSE = log-sum-exp.
 """
 
 from __future__ import annotations
@@ -42,15 +44,16 @@ DIRECTIONS: dict[Directions, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def symmetric_dpm(row: Tensor, column: Tensor, tau: Tensor, options: SoftmaxOptions) -> Tensor:
-    """Symmetric discriminative probabilistic modelling (DPM): L = mean_i f_i^row + mean_j f_j^column, 0-d.
+    """Combine the losses of both directions to symmetric discriminative probabilistic modelling (DPM), 0-d.
 
-    The model is p(y|x) ∝ p(y) exp(s(x, y)/τ) in both directions, with the batch as a sample of p (Wang et al. 2024,
-    arXiv:2410.09156). row, column: means over anchors of f/τ, 0-d. options.directions: their sum, mean, or one of them;
-    tau_scaled=false leaves out the factor τ of f. A radius ρ makes each direction the dual of robustness over a KL
-    ball: + ρτ (Qiu et al. 2023, eq. 4).
+    L = mean_i f_i^row + mean_j f_j^column, with f_i as in core_terms. The model is p(y|x) ∝ p(y) exp(s(x, y)/τ) in both
+    directions, with the batch as a sample of p (Wang et al. 2024, arXiv:2410.09156). row, column: the means over
+    anchors of f/τ, 0-d. options.directions chooses the sum, the mean, or one of them. tau_scaled=false leaves out the
+    factor τ of f. A radius ρ (options.rho) adds ρτ to each direction, which makes it the dual of a loss that is robust
+    over a KL ball (Qiu et al. 2023, eq. 4).
 
-    CLIP is ½ mean_i [−log (e^a_ii / Σ_j e^a_ij) − log (e^a_ii / Σ_j e^a_ji)] = L / 2τ (Radford et al. 2021). GCL has
-    only the negatives in the sum, and takes their mean. info_nce, dpr and epr are the direction of the rows.
+    CLIP is ½ mean_i [−log (e^a_ii / Σ_j e^a_ij) − log (e^a_ii / Σ_j e^a_ji)] = L / (2τ) (Radford et al. 2021). GCL sums
+    over the negatives only, and takes a mean in place of the sum. info_nce, dpr and epr use the rows alone.
     """
     if options.tau_scaled:
         row, column = (tau * f + tau * (options.rho or 0.0) for f in (row, column))
@@ -58,7 +61,7 @@ def symmetric_dpm(row: Tensor, column: Tensor, tau: Tensor, options: SoftmaxOpti
 
 
 class SoftmaxObjective(TemperatureObjective):
-    """An objective of the softmax family: symmetric_dpm over the log-sums of the negatives of each anchor."""
+    """An objective of the softmax family: symmetric_dpm of the log-sums over the negatives of each anchor."""
 
     options: SoftmaxOptions
 
@@ -74,14 +77,15 @@ class SoftmaxObjective(TemperatureObjective):
             return ObjectiveResult(loss, {**score_means(batch), **bound})
 
     def _log_weights(self, batch: GatheredBatch) -> Tensor | None:
-        """The log-weights ω_j of all columns, (M,), added to the logits of the row sums, or None. A collective."""
+        """Return log-weights ω_j of all columns, (M,), to add to the logits of the row sums; None here. Collective."""
 
 
 class OneSidedDPM(SoftmaxObjective):
-    """One-sided DPM: p(y|x) with candidates y_j drawn with probability ∝ q_j, which therefore weigh 1/q_j.
+    """One-sided DPM: a model of p(y|x) whose candidates y_j were drawn with probability ∝ q_j and so have weight 1/q_j.
 
-    f_i = τ LSE_{j∈C_i}(d_ij/τ + ω_j), ω_j = −log q_j or ζ_j/τ (Wang et al. 2024, arXiv:2410.09156, eq. 4). The score
-    of the positive itself has no weight. log q or ζ of own columns is the argument `importance` or comes from a file.
+    f_i = τ LSE_{j∈C_i}(d_ij/τ + ω_j), with log-weights ω_j = −log q_j or ζ_j/τ (Wang et al. 2024, arXiv:2410.09156, eq.
+    4). The score of the positive that is subtracted in d_ij has no weight. The argument `importance` or a file gives
+    log q or ζ of the columns. Other symbols as in the module docstring.
     """
 
     def __init__(self, options: OneSidedDPMOptions) -> None:
@@ -117,8 +121,8 @@ class OneSidedDPM(SoftmaxObjective):
 class SimCLR(TemperatureObjective):
     """SimCLR (NT-Xent): each of 2N views against all others; its positive is the other view (Chen et al. 2020, eq. 1).
 
-    x and y are two views of the same N items; or x holds both, as options.views says, and y is None. Every view is an
-    anchor and a candidate, so the direction of the rows is the whole loss.
+    x and y are two views of the same N items; or y is None and x holds both views, stacked or interleaved as
+    options.views says. Every view is both an anchor and a candidate, so the sums over rows give the whole loss.
     """
 
     options: SimCLROptions
@@ -152,7 +156,10 @@ class SimCLR(TemperatureObjective):
 
 
 def softplus(a: Tensor) -> Tensor:
-    """sp(a) = log(1 + e^a), exact in float64 too: torch's default threshold returns a where e^−a is still 2e-9."""
+    """Return sp(a) = log(1 + e^a), exact in float64 too.
+
+    The default threshold of F.softplus would return `a` itself where the difference e^−a is still 2e-9.
+    """
     return F.softplus(a, threshold=40.0)
 
 
@@ -165,17 +172,21 @@ def core_terms(
     partition: Partition,
     weights_M: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Means over anchors of f_i/τ = LSE_{j∈C_i}(d_ij/τ) − c_i, c_i = 0 (sum) or log m_i (mean), of both directions.
+    """Return the means over anchors of f_i/τ = LSE_{j∈C_i}(d_ij/τ) − c_i for rows and for columns, 0-d each.
 
-    sums: N_i = LSE_{j∈C_i∖P_i} a_ij of rows (b,) and columns (M,), over the negatives alone. in_sum_P: whether each
-    listed positive is in C_i. weights_M: the log-weights ω_j that the row sums contain.
+    c_i is 0 (partition=sum) or log m_i (partition=mean). The results are this rank's shares: their means over ranks are
+    the values on the global batch. Symbols as in the module docstring.
+
+    related: the candidates and positives of the batch. in_sum_P: whether each listed positive is in C_i. sums: N_i =
+    LSE_{j∈C_i∖P_i} a_ij of rows (b,) and columns (M,), over the negatives alone. scale: 1/τ. weights_M: the log-weights
+    ω_j that the row sums contain.
 
     f_i/τ = log(e^(N_i − a_ip) + Σ_{q∈P_i∩C_i} e^(a_iq − a_ip)) − c_i keeps all digits near a loss of 0. The difference
-    of LSE_{C_i} and a_ip would lose them, as both are near 1/τ.
+    LSE_{C_i} − a_ip would lose them, as both terms are near 1/τ.
 
-    Several positives: the mean over p ∈ P_i (each); the same with C_i without the other positives (exclude); or
-    LSE over C_i − LSE over P_i (merge). An anchor without candidates or positive is skipped. Returns two 0-d tensors;
-    their means over ranks are the values on the global batch.
+    With several positives, options.positives says: each (the mean over p ∈ P_i), exclude (the same, with the other
+    positives left out of C_i), or merge (LSE over C_i − LSE over P_i). An anchor without candidates or positive is
+    skipped.
     """
     batch, indices = related.batch, related.batch.positive_indices()
     a_P = scale * batch.pair_scores()
@@ -194,11 +205,11 @@ def core_terms(
 
 @dataclass(frozen=True)
 class DirectionSums:
-    """One direction: its anchors, the log-sums N_i over their negatives, and the listed positive pairs (P,).
+    """One direction (rows or columns): its anchors, their log-sums over negatives, and the listed positive pairs (P,).
 
-    index: the anchor of each pair. omega_P: the log-weight of each pair in the sum of its anchor, −inf if it is not in
-    C_i. single: whether each pair is the only positive in its sum. layout: given if pairs of one anchor lie on several
-    ranks.
+    log_sums: N_i, the log-sum-exp of the logits over the negatives of each anchor. index: the anchor of each pair.
+    omega_P: the log-weight of each pair in the sum of its anchor, −inf if the positive is not in C_i. single: whether
+    the sum for each positive contains no other positive. layout: given if pairs of one anchor lie on several ranks.
     """
 
     anchors: Anchors
@@ -210,13 +221,21 @@ class DirectionSums:
     layout: Layout | None
 
     def f(self, index: Index, a: Tensor, log_positives: Tensor) -> Tensor:
-        """log(e^(N_i − a) + e^log_positives) − c_i of the anchors at `index`; finite for anchors that are not valid."""
+        """Return log(e^(N_i − a) + e^log_positives) − c_i for the anchors at `index`.
+
+        a: the logit of each anchor's positive. log_positives: the log-sum of the positives in the anchor's sum,
+        relative to a. c_i: 0 (partition=sum) or log m_i (mean). The result is finite also for anchors that are not
+        valid.
+        """
         valid, counts = self.anchors.valid[index], self.anchors.counts[index].clamp(min=1)
         c = counts.to(a).log() if self.partition is Partition.mean else 0.0
         return torch.logaddexp(torch.where(valid, self.log_sums[index] - a, 0.0), log_positives) - c
 
     def over_positives(self, values_P: Tensor) -> Tensor:
-        """LSE of values_P over the pairs of each anchor, (a,); −inf without any. A collective if there is a layout."""
+        """Return the log-sum-exp of values_P over the listed positives of each anchor: (P,) → (a,) for a anchors.
+
+        An anchor without positives gets −inf. Collective if there is a layout.
+        """
         anchor_P = torch.arange(len(self.log_sums), device=values_P.device)[self.index]
         highest = torch.full_like(self.log_sums.detach(), -math.inf)
         highest = highest.scatter_reduce(0, anchor_P, values_P.detach(), "amax")
@@ -229,7 +248,10 @@ class DirectionSums:
 
 
 def _each(side: DirectionSums, a_P: Tensor) -> Tensor:
-    """This rank's share of the mean over anchors of the mean of f over their positives."""
+    """Return this rank's share of the mean over anchors of the mean of f over the positives of each (positives=each).
+
+    side: one direction. a_P: the logits of the listed positives. f as in core_terms.
+    """
     log_positives = side.omega_P
     if not side.single:
         all_positives_P = side.over_positives(a_P + side.omega_P)[side.index] - a_P
@@ -240,26 +262,31 @@ def _each(side: DirectionSums, a_P: Tensor) -> Tensor:
 
 
 def _merged(side: DirectionSums, a_P: Tensor) -> Tensor:
-    """This rank's share of the mean over anchors, with the LSE over its positives in place of a positive's logit."""
+    """Return this rank's share of the mean over anchors of f, with the LSE over its positives as positive logit.
+
+    side: one direction. a_P: the logits of the listed positives. f as in core_terms with positives=merge.
+    """
     merged, in_sum = side.over_positives(a_P), side.over_positives(a_P + side.omega_P)
     f = side.f(slice(None), merged, torch.where(in_sum == merged, 0.0, in_sum - merged))
     return side.anchors.share * torch.where(side.anchors.valid, f, 0.0)[side.anchors.own].sum()
 
 
 def _by_key(side: DirectionSums, a_b: Tensor) -> Tensor:
-    """This rank's share of the mean over anchors of f for the own pair as positive.
+    """Return this rank's share of the mean over anchors of f with the own pair as the only positive.
 
-    Pairs with equal keys are positives too, but they are in N_i here; _own_minus_mean adds the mean over them.
+    side: one direction. a_b: the logits of the own pairs. Other pairs with equal keys are positives too, but are
+    contained in the log-sums N_i here; _own_minus_mean adds the correction for the mean over these positives.
     """
     f_b = side.f(side.index, a_b, side.omega_P)
     return side.anchors.share * torch.where(side.anchors.valid[side.index], f_b, 0.0).sum()
 
 
 def _own_minus_mean(related: Relations, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ_i (a_ii − mean_{p∈P_i} a_ip) of both directions, where P_i is every column of the same item as i.
+    """Return Σ_i (a_ii − mean_{p∈P_i} a_ip) for rows and for columns, where P_i is every column of the same item as i.
 
-    Σ_j mean_{i~j} s_ij = Σ_i x_i · Σ_{j~i} y_j / |P_j|: each row computes its part of the means of columns, so x of the
-    other ranks is not needed. An anchor with its own pair alone contributes exactly 0, also to the gradient.
+    Σ_j mean_{i~j} s_ij = Σ_i x_i · Σ_{j~i} y_j / |P_j|, where i ~ j means that i and j are the same item. So each row
+    computes its part of the means of columns, and x of the other ranks is not needed. An anchor whose only positive is
+    its own pair contributes exactly 0, also to the gradient. scale: 1/τ.
     """
     batch, same, own = related.batch, related.same, related.batch.columns.own
     assert same is not None
@@ -272,7 +299,10 @@ def _own_minus_mean(related: Relations, scale: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def score_means(batch: GatheredBatch) -> dict[str, Tensor]:
-    """Mean score of the own pairs and of all others; {} without own pairs. Needs no scores but those of own pairs."""
+    """Return the mean score of the own pairs and of all other pairs; {} with listed positives or further columns.
+
+    Only the scores of own pairs are computed: the sum of all scores is <Σ_i x_i, Σ_j y_j>.
+    """
     if batch.positives.own is None or len(batch.y_MD) != batch.rows.total:
         return {}
     total = batch.rows.total
@@ -285,9 +315,10 @@ def score_means(batch: GatheredBatch) -> dict[str, Tensor]:
 def mi_bound(
     related: Relations, in_sum_P: Tensor, sums: tuple[Tensor, Tensor], scale: Tensor, options: SoftmaxOptions
 ) -> dict[str, Tensor]:
-    """The bound on the mutual information, log K − InfoNCE (van den Oord et al. 2018, eq. 5), and log K, in nats.
+    """Return the bound on the mutual information, log K − InfoNCE (van den Oord et al. 2018, eq. 5), and log K.
 
-    The mean of the directions of the loss. It holds for one positive among all K = B columns only; {} otherwise.
+    In nats. K = B is the number of columns. InfoNCE is that of the loss's directions, averaged. The bound holds only
+    for one positive among all columns, so the result is {} for any other batch. sums, in_sum_P: as in core_terms.
     """
     batch = related.batch
     plain = related.exclusion is None and batch.positives.own is not None and len(batch.y_MD) == batch.rows.total

@@ -1,6 +1,7 @@
 """The spectral family: objectives of the second moments of the embeddings, without temperature.
 
-Legend: b pairs (x_i, y_i) on this rank, B on all W ranks, D width; M_X = XᵀX/B, M_Y = YᵀY/B (D, D).
+Legend: b pairs (x_i, y_i) on this rank, B on all W ranks, D width; X, Y (B, D) the embeddings of all ranks; M_X =
+XᵀX/B, M_Y = YᵀY/B (D, D) their second moments.
 
 Σ_ij <x_i, y_j>² = tr(XᵀX YᵀY), so only the scores of own pairs are computed and nothing is gathered: ranks sum D²
 numbers for each moment, which costs 2·b·D² flops.
@@ -28,7 +29,7 @@ from dyad.train.losses.sums.functions import product
 
 
 class MomentObjective(Objective, ABC):
-    """An objective of pairs and second moments. Subclasses implement `of_pairs`."""
+    """An objective of the own pairs' scores and of second moments. Subclasses implement `of_pairs`."""
 
     def of_embeddings(self, x_bD: Tensor, y_mD: Tensor | None, **inputs: Any) -> ObjectiveResult:
         if y_mD is None or x_bD.ndim != 2 or x_bD.shape != y_mD.shape:
@@ -41,14 +42,15 @@ class MomentObjective(Objective, ABC):
 
     @abstractmethod
     def of_pairs(self, x_bD: Tensor, y_bD: Tensor, layout: Layout) -> ObjectiveResult:
-        """The result for the pairs of this rank, in float32 or float64. A collective."""
+        """Return loss and metrics for the pairs of this rank, in float32 or float64. Collective."""
 
 
 class Spectral(MomentObjective):
     """L = −(2/B) Σ_i <x_i, y_i> + mean <x_i, y_j>², over i ≠ j or over all pairs (HaoChen et al. 2021).
 
     Its minimum is the truncated singular value decomposition of p(x, y)/√(p(x) p(y)). The mean over i ≠ j is unbiased;
-    it is tr(XᵀX YᵀY) without the squares of the own pairs. With B = 1 there is no such pair, and the term is dropped.
+    it is computed as tr(XᵀX YᵀY) without the squares of the own pairs. With B = 1 there are no pairs i ≠ j, and this
+    term is 0.
     """
 
     options: SpectralOptions
@@ -69,12 +71,14 @@ class Spectral(MomentObjective):
 
 
 class SpectralAlternating(MomentObjective):
-    """The spectral loss of one side φ against the other ν, frozen: L = −(2/B) Σ <φ_i, ν_i> + (1/B) Σ φ_iᵀ Λ φ_i.
+    """The spectral loss of one side φ against the other side ν, frozen: L = −(2/B) Σ <φ_i, ν_i> + (1/B) Σ φ_iᵀ Λ φ_i.
 
-    Λ = E[ννᵀ], of the batch or a running mean. With the moment of the batch, value and gradient in φ are those of the
-    spectral loss over all pairs. `directions`: φ = x, φ = y, or both. y may come from a target tower.
+    Λ = E[ννᵀ] is the second moment of ν, of the batch or as a running mean. With the moment of the batch, value and
+    gradient in φ are those of the spectral loss over all pairs. options.directions: φ = x, φ = y, or both. y may come
+    from a target tower.
 
-    moments_2DD: running means of E[xxᵀ] and E[yyᵀ], which start with the first batch. seen: 1 after it, 0 before.
+    moments_2DD: running means of E[xxᵀ] and E[yyᵀ], which start with the first batch. seen: 0 before the first batch, 1
+    after it.
     """
 
     options: SpectralAlternatingOptions
@@ -105,7 +109,10 @@ class SpectralAlternating(MomentObjective):
             self.moments_2DD, self.seen = self._before
 
     def _averaged(self, batch_2DD: Tensor, moves: bool) -> Tensor:
-        """The running means with this batch, (2, D, D); without momentum the batch's own. moves: store them."""
+        """Return the running means of the moments with this batch included, (2, D, D).
+
+        batch_2DD: the moments of the batch, which are returned without momentum. moves: whether to store the new means.
+        """
         if not self.options.lambda_momentum:
             return batch_2DD
         if batch_2DD.shape != self.moments_2DD.shape:
@@ -119,10 +126,11 @@ class SpectralAlternating(MomentObjective):
 
 
 class PcaPenalty(MomentObjective):
-    """L = −(1/B) Σ_i <x_i, y_i> + λ ‖M − I‖²_F: M = M_X (cov=first), or the mean of M_X and M_Y (both).
+    """L = −(1/B) Σ_i <x_i, y_i> + λ ‖M − I‖²_F, with M = M_X (cov=first) or the mean of M_X and M_Y (cov=both).
 
-    Pairs get equal embeddings while the dimensions keep unit variance and stay uncorrelated, as in a principal
-    component or canonical correlation analysis. center: M is the covariance, of each side about its own mean.
+    M_X, M_Y: second moments, see the module docstring. λ: options.penalty. The two items of a pair get equal embeddings
+    while the dimensions keep unit variance and stay uncorrelated, as in a principal component or canonical correlation
+    analysis. center=true: M is the covariance, of each side about its own mean.
     """
 
     options: PcaPenaltyOptions
@@ -141,23 +149,29 @@ class PcaPenalty(MomentObjective):
 
 
 def against_frozen(phi_bD: Tensor, nu_bD: Tensor, lambda_DD: Tensor) -> Tensor:
-    """Σ_i φ_iᵀ Λ φ_i − 2 <φ_i, ν_i>, 0-d. Its gradient in φ_i is 2 (Λ φ_i − ν_i)."""
+    """Return Σ_i φ_iᵀ Λ φ_i − 2 <φ_i, ν_i>, 0-d. Its gradient in φ_i is 2 (Λ φ_i − ν_i).
+
+    phi_bD: φ, the side that learns. nu_bD: ν, the frozen side. lambda_DD: Λ, the second moment of ν.
+    """
     return ((product(phi_bD, lambda_DD) - 2 * nu_bD) * phi_bD).sum()
 
 
 def moment_errors(moments_2DD: Tensor) -> dict[str, Tensor]:
-    """‖M − I‖_F of x and of y, 0-d each."""
+    """Return ‖M − I‖_F, the distance of the second moment from the identity, of x and of y, 0-d each."""
     errors = (moments_2DD - torch.eye(moments_2DD.shape[-1]).to(moments_2DD)).square().sum((1, 2)).sqrt()
     return {"x_moment_error": errors[0], "y_moment_error": errors[1]}
 
 
 def effective_rank(c_DD: Tensor) -> Tensor:
-    """(Σ σ²)² / Σ σ⁴ of the singular values: D if all are equal, 1 if one dominates, 0 for a zero matrix."""
+    """Return the effective rank (Σ σ²)² / (Σ σ⁴) of a matrix with the singular values σ.
+
+    It is D if all σ are equal, 1 if one dominates, and 0 for a zero matrix.
+    """
     c_DD = c_DD / c_DD.abs().max().clamp(min=torch.finfo(c_DD.dtype).tiny)
     fourth = (c_DD.T @ c_DD).square().sum()
     return c_DD.square().sum().square() / fourth.clamp(min=torch.finfo(c_DD.dtype).tiny)
 
 
 def _moments(x_bD: Tensor, y_bD: Tensor) -> Tensor:
-    """XᵀX and YᵀY of these rows: (2, D, D)."""
+    """Return XᵀX and YᵀY of this rank's rows, stacked: (2, D, D)."""
     return torch.stack([product(e_bD.T, e_bD) for e_bD in (x_bD, y_bD)])

@@ -39,7 +39,10 @@ RANGES: dict[str, Callable[[float], bool]] = {
 
 
 def number(default: Any, meaning: str, allowed: str) -> Any:
-    """A field with its meaning, which `--help` prints, and its range, a key of RANGES. None is legal in every range."""
+    """Make a dataclass field with its meaning, which `--help` prints, and its range.
+
+    allowed: the range, a key of RANGES. None is legal in every range.
+    """
     return field(default=default, metadata={"help": meaning, "range": allowed})
 
 
@@ -48,7 +51,7 @@ class ExpectedBatch:
     """The global batches that a run is going to have.
 
     pairs: pairs of all processes together. further: whether a row has y items besides that of its pair. several:
-    whether some of these are positives.
+    whether some further y items are positives.
     """
 
     pairs: int
@@ -63,11 +66,11 @@ class ExpectedBatch:
 
 @dataclass
 class ObjectiveOptions:
-    """Options of every objective. Raises ConfigError for a value out of range and for a broken rule.
+    """Options of every objective. Raises ConfigError for a value out of range or options that exclude each other.
 
-    formula: "module:Class" of the objective below train.losses.objectives, which is imported when it is built.
-    takes: the arguments of Objective.forward that it accepts beside pairs, keys and sample ids. inputs: what x and y
-    are; the tasks of this program have pairs only.
+    formula: "module:Class" of the objective in train.losses.objectives; the module is imported when the objective is
+    built. takes: the arguments that Objective.forward accepts beside pairs, keys and sample ids. inputs: the kind of x
+    and y, pairs by default; the tasks of this program have pairs only.
     """
 
     formula: ClassVar[str]
@@ -83,11 +86,11 @@ class ObjectiveOptions:
         return False
 
     def broken_rules(self) -> Iterator[str]:
-        """The message of each rule between options that these options break."""
+        """Yield an error message for each rule on the combination of options that these options break."""
         return iter(())
 
     def broken_by(self, batch: ExpectedBatch) -> Iterator[str]:
-        """The message of each rule about the batches of a run that `batch` breaks."""
+        """Yield an error message for each rule on the batches of a run that `batch` breaks."""
         if self.inputs != "pairs":
             yield (
                 f"objective={self.name}: takes {self.inputs}, which no task has; use it in your own loop: from "
@@ -106,7 +109,7 @@ class ObjectiveOptions:
                 raise ConfigError(f"objective.{f.name}={value}: must be a finite number")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled by name and values: no module holds the classes that `preset` makes."""
+        """Pickle by name and values, as no module holds the classes that `preset` makes."""
         from dyad.train.losses.options.registry import configure
 
         return partial(configure, **vars(self)), ()
@@ -115,10 +118,10 @@ class ObjectiveOptions:
 def preset(
     name: str, family: type[ObjectiveOptions], summary: str | None = None, **defaults: Any
 ) -> type[ObjectiveOptions]:
-    """The options class of the objective `name`: `family` with other defaults.
+    """Make the options class of the objective `name`: the class `family` with other defaults.
 
-    summary: one line for `--help`, by default the docstring of `family`. defaults: values, or fields with a meaning of
-    their own.
+    summary: one line for `--help`, by default the docstring of `family`. defaults: option → its new default, or a field
+    with a new default and meaning.
     """
     inherited, types = {f.name: f for f in fields(family)}, get_type_hints(family)
     changed = {
@@ -153,7 +156,10 @@ class TemperatureOptions(ObjectiveOptions):
 
 @dataclass
 class PairOptions(TemperatureOptions):
-    """Options of objectives that find positives and left-out pairs by lists of pairs and by equal content keys."""
+    """Options of objectives that find positives and left-out pairs by lists of pairs and by equal content keys.
+
+    A content key is an int64 that is equal for equal items. Left-out pairs are neither positives nor negatives.
+    """
 
     candidates: CandidateSet = described(CandidateSet.all, "whether positives stand in their anchor's own sum")
     positives: Positives = described(

@@ -25,9 +25,9 @@ TemperatureGradient = StrEnum("TemperatureGradient", ["paper", "fastclip"])
 
 @dataclass
 class EstimatorOptions(TemperatureOptions):
-    """Estimators that keep, for every sample, a running mean u_i of its mean exponential over negatives.
+    """Options of estimators that keep, for every sample, a running mean of e^(score difference/τ) over negatives.
 
-    learnable_refused: the message for learnable=true, empty where τ may learn.
+    learnable_refused: the error message for learnable=true, empty where τ may learn.
     """
 
     formula: ClassVar[str] = "estimators:SogCLR"
@@ -74,7 +74,11 @@ class EstimatorOptions(TemperatureOptions):
             yield f"objective={self.name}: {NONE_IN_ONE}"
 
     def gamma_at(self, epoch: int) -> float:
-        """γ_e = γ_min + (γ − γ_min) (1 + cos(π e/E))/2, γ_min from epoch E on (Wei et al. 2024, sec. 4)."""
+        """Return the rate γ of the running mean u in an epoch e: a cosine schedule, or a constant without gamma_min.
+
+        γ_e = γ_min + (γ − γ_min) (1 + cos(π e/E))/2 with E = gamma_epochs, and γ_min from epoch E on (Wei et al. 2024,
+        sec. 4).
+        """
         if self.gamma_min is None or not self.gamma_epochs:
             return 0.8 if self.gamma is None else self.gamma
         first = 1.0 if self.gamma is None else self.gamma
@@ -84,7 +88,10 @@ class EstimatorOptions(TemperatureOptions):
 
 @dataclass
 class FastClipV0Options(EstimatorOptions):
-    """FastCLIP-v0: SogCLR not multiplied by τ, so that τ can learn (Wei et al. 2024)."""
+    """FastCLIP-v0: SogCLR not multiplied by τ, so that τ can learn (Wei et al. 2024).
+
+    Options of the class FastClipV0 in objectives/estimators.py. learnable_refused: see EstimatorOptions.
+    """
 
     formula: ClassVar[str] = "estimators:FastClipV0"
     learnable_refused: ClassVar[str] = ""
@@ -98,7 +105,10 @@ class FastClipV0Options(EstimatorOptions):
 
 @dataclass
 class FastClipV3Options(FastClipV0Options):
-    """FastCLIP-v3: multiplied by τ, which learns towards a KL radius ρ (Wei et al. 2024)."""
+    """FastCLIP-v3: multiplied by τ, which learns towards a KL radius ρ (Wei et al. 2024).
+
+    Options of the class FastClipV3 in objectives/estimators.py, whose loss is mean_i τ log u_i + ρτ.
+    """
 
     formula: ClassVar[str] = "estimators:FastClipV3"
 
@@ -107,7 +117,10 @@ class FastClipV3Options(FastClipV0Options):
 
 @dataclass
 class ISogCLROptions(EstimatorOptions):
-    """iSogCLR: a temperature of its own for every sample and direction (Qiu et al. 2023)."""
+    """iSogCLR: a temperature of its own for every sample and direction (Qiu et al. 2023).
+
+    Options of the class ISogCLR in objectives/estimators.py. The temperatures τ are kept as per-sample state.
+    """
 
     formula: ClassVar[str] = "estimators:ISogCLR"
     learnable_refused: ClassVar[str] = (
@@ -134,7 +147,10 @@ class ISogCLROptions(EstimatorOptions):
 
 @dataclass
 class NuclrOptions(EstimatorOptions):
-    """NUCLR: candidates weigh e^(ζ/τ), ζ learned for every sample; popular items weigh less (Wang et al. 2024)."""
+    """NUCLR: candidates weigh e^(ζ/τ), ζ learned for every sample; popular items weigh less (Wang et al. 2024).
+
+    Options of the class Nuclr in objectives/estimators.py. τ is the temperature; ζ is kept as per-sample state.
+    """
 
     formula: ClassVar[str] = "estimators:Nuclr"
 

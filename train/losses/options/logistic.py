@@ -26,7 +26,11 @@ Noise = StrEnum("Noise", ["unigram", "uniform", "file"])
 
 @dataclass
 class LogisticOptions(TemperatureOptions):
-    """Options of the logistic family, which classifies each pair as data or noise by its logit s/τ + bias."""
+    """Options of the logistic family, which classifies each pair as data or noise by its logit s/τ + bias.
+
+    s is the score of the pair, τ the temperature; data are positives, noise are negatives. init_scale: if given, the
+    temperature starts at 1/init_scale.
+    """
 
     takes: ClassVar[frozenset[str]] = RELATED
 
@@ -43,7 +47,11 @@ class LogisticOptions(TemperatureOptions):
 
 @dataclass
 class NceOptions(LogisticOptions):
-    """Noise-contrastive estimation with the batch as noise: logit log u − log q − log k (Gutmann & Hyvärinen 2012)."""
+    """Noise-contrastive estimation with the batch as noise: logit log u − log q − log k (Gutmann & Hyvärinen 2012).
+
+    Options of the class Nce in objectives/logistic.py. u: the model, log u = s/τ + bias for a score s; q: the density
+    of the noise; k: noise points per data point.
+    """
 
     formula: ClassVar[str] = "logistic:Nce"
 
@@ -75,7 +83,10 @@ class NceOptions(LogisticOptions):
 
 @dataclass
 class BinaryNceOptions(LogisticOptions):
-    """NCE with equal priors: half data, half noise; noise from the batch, all of it or r columns per row."""
+    """NCE with equal priors: half data, half noise; noise from the batch, all of it or r columns per row.
+
+    Options of the class BinaryNce in objectives/logistic.py; r is negatives_per_positive.
+    """
 
     formula: ClassVar[str] = "logistic:BinaryNce"
 
@@ -94,7 +105,11 @@ class BinaryNceOptions(LogisticOptions):
 
 @dataclass
 class LocalNceOptions(LogisticOptions):
-    """Local NCE: a logistic decision for every column of an anchor, summed (Ma & Collins 2018)."""
+    """Local NCE: a logistic decision for every column of an anchor, summed (Ma & Collins 2018).
+
+    Options of the class LocalNce in objectives/logistic.py, which also computes SigLIP. Each decision is whether the
+    column is a positive or noise.
+    """
 
     formula: ClassVar[str] = "logistic:LocalNce"
 
@@ -105,7 +120,10 @@ class LocalNceOptions(LogisticOptions):
 
 @dataclass
 class CpcOptions(TemperatureOptions):
-    """Contrastive predictive coding: contexts predict the encodings some steps ahead (van den Oord et al. 2018)."""
+    """Contrastive predictive coding: contexts predict the encodings some steps ahead (van den Oord et al. 2018).
+
+    Options of the class Cpc in objectives/cpc.py, for sequences of contexts and encodings.
+    """
 
     formula: ClassVar[str] = "cpc:Cpc"
     takes: ClassVar[frozenset[str]] = frozenset({"lengths"})

@@ -1,4 +1,4 @@
-"""The objectives by name, and checking the options that a user gives to one.
+"""The objectives by name, and the check of the options that a user gives to one.
 
 To add an objective, write its options class and a preset in train/losses/options/<family>.py, and its formula in
 train/losses/objectives/<family>.py.
@@ -24,10 +24,10 @@ OBJECTIVES: dict[str, type[ObjectiveOptions]] = {
 
 
 def configure(name: str, **options: Any) -> ObjectiveOptions:
-    """The options of objective `name`; choices may be given as str.
+    """Build and check the options of the objective `name`; choices may be given as str.
 
-    Raises ConfigError for an unknown name or option (with the nearest one), a value of the wrong type or out of range,
-    and options that exclude each other.
+    options: option → value. Raises ConfigError for an unknown name or option (with the nearest one), a value of the
+    wrong type or out of range, and options that exclude each other.
     """
     if name not in OBJECTIVES:
         choices = ", ".join(OBJECTIVES)

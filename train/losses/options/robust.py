@@ -29,7 +29,11 @@ Nu = StrEnum("Nu", ["closed_form", "sgd", "state"])
 
 @dataclass
 class RobustOptions(TemperatureOptions):
-    """Options of the robust family: the optimised certainty equivalent of a pair loss over an anchor's candidates."""
+    """Options of the robust family: the optimised certainty equivalent of a pair loss over an anchor's candidates.
+
+    This is the worst-case mean of the loss over reweighted candidates, with a divergence that limits the weights; see
+    objectives/oce.py, also for the symbols in the fields.
+    """
 
     temperature: float = number(0.07, "τ: weight of the divergence", "above 0")
     learnable: bool = described(False, "whether τ learns: only with a radius rho")
@@ -75,7 +79,10 @@ class RobustOptions(TemperatureOptions):
 
 @dataclass
 class CoceOptions(RobustOptions):
-    """Compositional OCE: robust contrastive learning over a chosen set of candidates (Zhu et al. 2022)."""
+    """Compositional OCE: robust contrastive learning over a chosen set of candidates (Zhu et al. 2022).
+
+    Options of the class Coce in objectives/robust.py. OCE: optimised certainty equivalent.
+    """
 
     formula: ClassVar[str] = "robust:Coce"
     takes: ClassVar[frozenset[str]] = RELATED
@@ -102,7 +109,10 @@ class CoceOptions(RobustOptions):
 
 @dataclass
 class PartialAUCOptions(RobustOptions):
-    """One-way partial AUC: every positive score x (b, 1) against all negative scores y (m, 1)."""
+    """One-way partial AUC: every positive score x (b, 1) against all negative scores y (m, 1).
+
+    Options of the class PartialAUC in objectives/robust.py.
+    """
 
     formula: ClassVar[str] = "robust:PartialAUC"
     inputs: ClassVar[str] = "scores"

@@ -29,7 +29,7 @@ Views = StrEnum("Views", ["stacked", "interleaved"])
 
 @dataclass
 class SoftmaxOptions(PairOptions):
-    """Options of the softmax family, in which every loss is made of core_terms (objectives/softmax.py)."""
+    """Options of the softmax family, whose losses are all computed by core_terms in objectives/softmax.py."""
 
     formula: ClassVar[str] = "softmax:SoftmaxObjective"
     takes: ClassVar[frozenset[str]] = RELATED
@@ -55,7 +55,10 @@ class SoftmaxOptions(PairOptions):
 
 @dataclass
 class OneSidedDPMOptions(SoftmaxOptions):
-    """One-sided DPM: rows only, candidates weighted by importance (Wang et al. 2024)."""
+    """One-sided DPM: rows only, candidates weighted by importance (Wang et al. 2024).
+
+    Options of the class OneSidedDPM in objectives/softmax.py. DPM: discriminative probabilistic modelling.
+    """
 
     formula: ClassVar[str] = "softmax:OneSidedDPM"
     takes: ClassVar[frozenset[str]] = RELATED | {"importance"}
@@ -87,7 +90,10 @@ class OneSidedDPMOptions(SoftmaxOptions):
 
 @dataclass
 class SimCLROptions(TemperatureOptions):
-    """SimCLR: 2N views, each against all others but itself (Chen et al. 2020)."""
+    """SimCLR: 2N views, each against all others but itself (Chen et al. 2020).
+
+    Options of the class SimCLR in objectives/softmax.py; the views are two of each of N items.
+    """
 
     formula: ClassVar[str] = "softmax:SimCLR"
 

@@ -16,14 +16,17 @@ Cov = StrEnum("Cov", ["first", "both"])
 
 @dataclass
 class SpectralFamilyOptions(ObjectiveOptions):
-    """Options of objectives of second moments, which have no temperature."""
+    """Options of the spectral family: losses of the second moments of the embeddings, without temperature."""
 
     similarity: Similarity = described(Similarity.dot, SIMILARITY)
 
 
 @dataclass
 class SpectralOptions(SpectralFamilyOptions):
-    """Spectral contrastive loss: low-rank approximation of p(x, y)/√(p(x) p(y)) (HaoChen et al. 2021)."""
+    """Spectral contrastive loss: low-rank approximation of p(x, y)/√(p(x) p(y)) (HaoChen et al. 2021).
+
+    Options of the class Spectral in objectives/spectral.py.
+    """
 
     formula: ClassVar[str] = "spectral:Spectral"
 
@@ -32,7 +35,10 @@ class SpectralOptions(SpectralFamilyOptions):
 
 @dataclass
 class SpectralAlternatingOptions(SpectralFamilyOptions):
-    """Spectral loss against a frozen target: one side learns at a time."""
+    """Spectral loss against a frozen target: one side learns at a time.
+
+    Options of the class SpectralAlternating in objectives/spectral.py. A side is x or y.
+    """
 
     formula: ClassVar[str] = "spectral:SpectralAlternating"
 
@@ -52,7 +58,11 @@ class SpectralAlternatingOptions(SpectralFamilyOptions):
 
 @dataclass
 class PcaPenaltyOptions(SpectralFamilyOptions):
-    """Alignment of pairs with a penalty on the second moment: λ‖E[aaᵀ] − I‖²."""
+    """Alignment of pairs with a penalty on the second moment: λ‖E[aaᵀ] − I‖².
+
+    Options of the class PcaPenalty in objectives/spectral.py. a: the embeddings of x, or of both sides; λ: the field
+    penalty.
+    """
 
     formula: ClassVar[str] = "spectral:PcaPenalty"
 

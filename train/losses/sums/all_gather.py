@@ -1,4 +1,4 @@
-"""The layout of a global batch over ranks, and collectives with an exact gradient.
+"""The layout of a global batch (the batch of all ranks) over ranks, and collectives with an exact gradient.
 
 In one process without torch.distributed there is one rank, and nothing is sent.
 """
@@ -17,7 +17,7 @@ from dyad.train.losses.sums.functions import first_order_only
 
 @dataclass(frozen=True)
 class Layout:
-    """How the rows of a global batch lie on the ranks: rank r holds sizes[r] rows, and global rows are in rank order.
+    """How the rows of a global batch are distributed: rank r holds sizes[r] rows, and global rows are in rank order.
 
     Sizes may differ and may be 0. rank: this rank.
     """
@@ -27,7 +27,7 @@ class Layout:
 
     @staticmethod
     def of(*groups: Tensor) -> tuple[Layout, ...]:
-        """The layout of each group of rows; `groups` are those of this rank. A collective: every rank calls it."""
+        """Return the layout of each tensor of `groups`, from this rank's part. Collective: every rank calls it."""
         here = [len(rows) for rows in groups]
         if not (dist.is_available() and dist.is_initialized()):
             return tuple(Layout((size,), 0) for size in here)
@@ -46,32 +46,35 @@ class Layout:
 
     @property
     def own(self) -> slice:
-        """The rows of this rank among those of all ranks."""
+        """The slice of this rank's rows in the global batch."""
         start = sum(self.sizes[: self.rank])
         return slice(start, start + self.sizes[self.rank])
 
     def gather(self, rows: Tensor) -> Tensor:
-        """(b, …) of every rank → (B, …) on every rank. Backward sums the gradients of all ranks for the owner."""
+        """Gather rows: (b, …) of every rank → (B, …) on every rank. Backward sums the gradients of all ranks."""
         return _Gather.apply(rows, self) if self.world_size > 1 else rows  # pyright: ignore[reportReturnType]
 
     def sum(self, values: Tensor) -> Tensor:
-        """Sum over ranks, the same on all. Any rank may use it: backward sums the gradients of all ranks."""
+        """Sum values over ranks, with the same result on all. Backward sums the gradients of all ranks."""
         return _Sum.apply(values, self) if self.world_size > 1 else values  # pyright: ignore[reportReturnType]
 
     def sum_(self, values: Tensor) -> Tensor:
-        """Sum over ranks, in place, without gradient."""
+        """Sum values over ranks, in place, without gradient."""
         if self.world_size > 1:
             dist.all_reduce(values)
         return values
 
     def max_(self, values: Tensor) -> Tensor:
-        """Maximum over ranks, in place, without gradient."""
+        """Take the maximum of values over ranks, in place, without gradient."""
         if self.world_size > 1:
             dist.all_reduce(values, dist.ReduceOp.MAX)
         return values
 
     def _pad(self, rows: Tensor, sizes: tuple[int, ...]) -> Tensor:
-        """`rows` split into blocks of `sizes`, each padded with zeros to the largest: collectives need equal sizes."""
+        """Split `rows` into blocks of `sizes`, each padded with zeros to the largest size of a rank.
+
+        Collectives need equal sizes. With equal sizes on all ranks, returns the rows unchanged.
+        """
         if len(set(self.sizes)) == 1:
             return rows.contiguous()
         padded = rows.new_zeros(len(sizes), max(self.sizes), *rows.shape[1:])
@@ -81,7 +84,7 @@ class Layout:
 
 
 class _Gather(torch.autograd.Function):
-    """all-gather of rows; backward is a reduce-scatter of the gradient."""
+    """An all-gather of rows, whose backward is a reduce-scatter of the gradient."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, layout: Layout) -> Tensor:
@@ -105,7 +108,7 @@ class _Gather(torch.autograd.Function):
 
 
 class _Sum(torch.autograd.Function):
-    """all-reduce; backward is an all-reduce of the gradient."""
+    """An all-reduce (sum), whose backward is an all-reduce of the gradient."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, layout: Layout) -> Tensor:

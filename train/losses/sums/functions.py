@@ -11,9 +11,9 @@ from torch import Tensor
 
 
 def first_order_only(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator of `backward` of an autograd function, which then raises RuntimeError under create_graph=True.
+    """Decorate `backward` of an autograd function so that it raises RuntimeError under create_graph=True.
 
-    The decorated backward forms its gradient without a graph, so a second derivative would silently miss a part.
+    The decorated backward computes its gradient without a graph, so a second derivative would silently miss a part.
     torch's once_differentiable does not notice this if the incoming gradient needs no gradient itself.
     """
 
@@ -30,12 +30,12 @@ def first_order_only(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_gradients(value: Tensor, inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
-    """`value`, 0-d, with a new graph: its gradient in each of `inputs` is the given one of `gradients`."""
+    """Return `value`, 0-d, with a new graph: its gradient in each of `inputs` is the given one in `gradients`."""
     return _WithGradients.apply(value.detach(), gradients, *inputs)  # pyright: ignore[reportReturnType]
 
 
 class _WithGradients(torch.autograd.Function):
-    """See with_gradients."""
+    """The autograd function of with_gradients."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, gradients: Sequence[Tensor], *inputs: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ class _WithGradients(torch.autograd.Function):
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """left @ right, two matrices or two batches of matrices, with a gradient in full precision.
+    """Return left @ right, of two matrices or two batches of matrices, with a gradient in full precision.
 
     Under autocast the backward of `@` would round its operands to half precision. It has derivatives of any order.
     """
@@ -58,7 +58,7 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """See product."""
+    """The autograd function of `product`."""
 
     @staticmethod
     def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:

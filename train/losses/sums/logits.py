@@ -1,4 +1,7 @@
-"""From scores to the logits of the row sums and of the column sums, and the gradients that arrive for these sums."""
+"""Convert scores to the logits of row sums and column sums, and hold the gradients that arrive for these sums.
+
+A row sum is a log-sum-exp of the logits over all columns of one row; a column sum runs over all rows of one column.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from dyad.train.losses.sums.tiles import slices
 
 @dataclass(frozen=True)
 class Logits:
-    """How scores s_ij become the logits of the row sums and of the column sums.
+    """The scales and log-weights that convert scores s_ij to the logits of the row sums and of the column sums.
 
     row_scale: one scale, 0-d, for both kinds of sums; or (b,) for the row sums, with column_scale_M, (M,), for the
     column sums. row_weights_b: log-weights added to the logits of the column sums. column_weights_M: log-weights added
@@ -31,21 +34,22 @@ class Logits:
         return self.column_scale_M is None and self.row_weights_b is None and self.column_weights_M is None
 
     def of_rows(self, s: Tensor, rows: slice, columns: slice, out: Tensor) -> Tensor:
-        """The logits of the row sums for the scores `s` of one tile, written into `out`."""
+        """Compute the logits of the row sums for the scores `s` of the tile (rows, columns), into `out`."""
         scale = self.row_scale if self.row_scale.ndim == 0 else self.row_scale[rows, None]
         a = torch.mul(s, scale, out=out)
         return a if self.column_weights_M is None else a.add_(self.column_weights_M[columns])
 
     def of_columns(self, s: Tensor, rows: slice, columns: slice, out: Tensor) -> Tensor:
-        """The logits of the column sums for the scores `s` of one tile, written into `out`."""
+        """Compute the logits of the column sums for the scores `s` of the tile (rows, columns), into `out`."""
         a = torch.mul(s, self.row_scale if self.column_scale_M is None else self.column_scale_M[columns], out=out)
         return a if self.row_weights_b is None else a.add_(self.row_weights_b[rows, None])
 
 
 class UpstreamGradients:
-    """Log-sums of rows (b,) and columns (M,), and the gradients of the loss with respect to them.
+    """Log-sums of rows (b,) and columns (M,), and the gradients of the loss with respect to these log-sums.
 
-    Rows and columns whose sum is empty (−inf) get gradient 0.
+    The log-sum of an empty row or column is stored as +inf in place of −inf, so that its exponentials are 0 in
+    backward.
     """
 
     def __init__(self, rows_b: Tensor, columns_M: Tensor, row_gradient_b: Tensor, column_gradient_M: Tensor) -> None:
@@ -55,5 +59,5 @@ class UpstreamGradients:
 
 
 def sum_of_products(x_bD: Tensor, dx_bD: Tensor) -> Tensor:
-    """Σ_i <x_i, dx_i>, 0-d, without a temporary of their size."""
+    """Return Σ_i <x_i, dx_i> over the rows i, 0-d, without a temporary tensor of their size."""
     return sum(((x_bD[rows] * dx_bD[rows]).sum() for rows in slices(len(x_bD))), start=dx_bD.new_zeros(()))

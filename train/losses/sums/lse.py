@@ -1,14 +1,14 @@
 """log-sum-exp over the rows and columns of the score matrix, at memory linear in the batch.
 
-Legend: b rows of this rank, M columns of all ranks, D width; s_ij = <x_i, y_j>, logits a_ij = scale · s_ij.
+Legend: b rows of this rank, M columns of all ranks, D width; scores s_ij = <x_i, y_j>, logits a_ij = scale · s_ij.
 
-Schedule: a rank computes its own rows against all columns, so that the cluster computes each score once per pass: 2
-matmuls of 2·b·M·D flops for the scores, forward and backward, and 2 for the gradients. Sent are the gathered y and its
-gradient (by Layout.gather), the M column sums, and the gradients of the M columns.
+Schedule: a rank computes its own rows against all columns, so that all ranks together compute each score once per pass:
+2 matmuls of 2·b·M·D flops for the scores, forward and backward, and 2 for the gradients. Sent are the gathered y and
+its gradient (by Layout.gather), the M column sums, and the gradients of the M columns.
 
 There are two ways to sum. lse_one_shift.py: |a_ij| ≤ scale·max|x|·max|y| gives one shift that every rank knows, so that
 one exp per score and plain sums over tiles and ranks suffice. lse_online.py: an online softmax keeps a running maximum
-per row and column, and allows a scale for each row and column. It takes over when the bound is too wide or a plain sum
+per row and column, and allows a scale for each row and column. It is used when the bound is too wide or a plain sum
 underflows.
 """
 
@@ -30,7 +30,7 @@ from dyad.train.losses.sums.tiles import Exclusion, Tiles
 
 @dataclass(frozen=True)
 class Scales:
-    """A scale 1/τ for each own row (b,), used in the row sums, and for each column (M,), used in the column sums."""
+    """The scales 1/τ of each row of this rank (b,), for the row sums, and of each column (M,), for the column sums."""
 
     rows_b: Tensor
     columns_M: Tensor
@@ -46,16 +46,17 @@ def log_partition(
     row_weights_b: Tensor | None = None,
     column_weights_M: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """rows_i = log Σ_j exp(a_ij + column_weights_j) of own rows, columns_j = log Σ_i exp(a_ij + row_weights_i) of all.
+    """Return the log-sum-exp of weighted logits over each row of this rank, (b,), and over each column, (M,).
 
-    x_bD, y_MD: bf16, fp16, float32 or float64, both of one type; y_MD holds the gathered columns. scale: 0-d, the same
-    on every rank, or Scales. Weights are added in the log domain. Returns (b,) and (M,) in float32 or better; −inf,
-    with gradient zero, where every pair is left out. Differentiable in x, y, scale and weights.
+    rows_i = log Σ_j exp(a_ij + column_weights_j), columns_j = log Σ_i exp(a_ij + row_weights_i), with logits a_ij =
+    scale · <x_i, y_j>; column sums run over the rows i of all ranks. x_bD, y_MD: bf16, fp16, float32 or float64, both
+    of one type; y_MD holds the gathered columns. scale: 0-d, the same on every rank, or Scales. layout: how the columns
+    are distributed over ranks. exclusion: pairs to leave out. Weights are log-weights. The results are float32 or
+    better; −inf, with gradient zero, where every pair is left out. Differentiable in x, y, scale and weights.
 
-    The columns are the same on every rank, and any rank may use any of them: the gradients that arrive for them are
-    summed over ranks. Gradients of what is global (y, scale, column weights) are this rank's share, to be summed over
-    ranks, as Layout.gather does for y. A collective, forward and backward: every rank calls it, with any number of
-    rows.
+    The column results are the same on every rank, and any rank may use any of them: their gradients are summed over
+    ranks. Gradients of inputs that all ranks share (y, scale, column weights) are this rank's share, to be summed over
+    ranks, as Layout.gather does for y. Collective, forward and backward: every rank calls it, with any number of rows.
     """
     row_scale, column_scale = (scale.rows_b, scale.columns_M) if isinstance(scale, Scales) else (scale, None)
     with torch.autocast(x_bD.device.type, enabled=False):
@@ -65,7 +66,7 @@ def log_partition(
 
 
 class _LogPartition(torch.autograd.Function):
-    """See log_partition. Backward computes the tiles of scores again."""
+    """The autograd function of log_partition. Backward computes the tiles of scores again."""
 
     @staticmethod
     def forward(ctx: Any, x_bD: Tensor, y_MD: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:

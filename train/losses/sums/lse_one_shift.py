@@ -1,7 +1,9 @@
 """log-sum-exp of rows and columns with one shift for all logits: one exponential per score, plain sums.
 
-|a_ij| ≤ scale·max|x|·max|y| gives one shift c that every rank knows, so that sums over tiles and over ranks are plain
-additions. On a GPU in half precision the Triton kernels of lse_triton.py compute the same.
+Legend: a_ij logits, b rows of this rank, M columns of all ranks. |a_ij| ≤ scale·max|x|·max|y| gives one shift c that
+every rank knows. Let E_ij = exp(a_ij − c), 0 where a pair is left out, w_j and w'_i the weights of columns and rows
+(exp of the log-weights, divided by their largest). Then the row sums Σ_j E_ij w_j and column sums Σ_i E_ij w'_i are
+plain additions over tiles and ranks. On a GPU in half precision the Triton kernels of lse_triton.py compute the same.
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Bound:
-    """The shift c, such that no sum of E_ij = exp(a_ij − c) overflows, and the largest log-weights.
+    """The shift c, such that no sum of E_ij = exp(a_ij − c) overflows, and the largest log-weights of rows and columns.
 
-    The largest log-weights are taken out of the sums, which leaves weights w ≤ 1, and are added to the log-sums.
+    The largest log-weights are taken out of the sums, which leaves weights of at most 1, and are added to the log-sums.
     """
 
     shift: float
@@ -36,10 +38,11 @@ class Bound:
 
 
 def find_bound(tiles: Tiles, logits: Logits, layout: Layout) -> Bound | None:
-    """A shift such that no row or column sum can exceed e^0.72 log(max), the same on every rank.
+    """Find a shift such that no row or column sum can exceed max^0.72, with max the largest number of the type.
 
-    Sums may come no nearer to the largest number: backward divides by them, and gradient / sum must stay a normal
-    number. None for Scales, and where the bound is infinite, or too wide for ordinary sums. A collective.
+    The shift is the same on every rank. Sums may come no nearer to max: backward divides by them, and gradient / sum
+    must stay a normal number. Returns None for Scales, and where the bound on the logits is infinite, or too wide for
+    ordinary sums. Collective.
     """
     if logits.column_scale_M is not None:
         return None
@@ -65,9 +68,9 @@ def find_bound(tiles: Tiles, logits: Logits, layout: Layout) -> Bound | None:
 
 
 def one_shift_sums(tiles: Tiles, logits: Logits, bound: Bound, layout: Layout) -> tuple[Tensor, Tensor] | None:
-    """log Σ exp of own rows (b,) and of all columns (M,) from plain sums. A collective.
+    """Return the log-sum-exp of this rank's rows (b,) and of all columns (M,) from plain sums. Collective.
 
-    None, on all ranks, if one of the sums underflows on any rank.
+    Returns None, on all ranks, if one of the sums underflows on any rank.
     """
     info = torch.finfo(tiles.dtype)
     least = info.tiny / info.eps  # a sum above it has lost no digit to subnormal terms
@@ -84,10 +87,11 @@ def one_shift_sums(tiles: Tiles, logits: Logits, bound: Bound, layout: Layout) -
 def one_shift_gradients(
     tiles: Tiles, logits: Logits, bound: Bound, upstream: UpstreamGradients
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of x, y, and of the fields of `logits` in their order; None for a field that is None.
+    """Return the gradients of x, y, and of the fields of `logits` in their order; None for a field that is None.
 
-    G_ij = ∂L/∂a_ij = E_ij (u_i w_j + v_j w'_i): u, v are upstream gradient / sum of rows and columns; w, w' the weights
-    of columns and rows. As ∂a_ij/∂scale = s_ij, the gradient of the scale is Σ_ij G_ij s_ij = Σ_i <x_i, (G y)_i>.
+    G_ij = ∂L/∂a_ij = E_ij (u_i w_j + v_j w'_i), where u_i is the upstream gradient of row i divided by its sum, v_j the
+    same for column j, and E, w, w' as in the module docstring. As ∂a_ij/∂scale = s_ij, the gradient of the scale is
+    Σ_ij G_ij s_ij = Σ_i <x_i, (G y)_i>.
     """
     u_b = upstream.row_gradient_b * (bound.shift + bound.column_weight - upstream.rows_b).exp()
     v_M = upstream.column_gradient_M * (bound.shift + bound.row_weight - upstream.columns_M).exp()
@@ -103,7 +107,10 @@ def one_shift_gradients(
 
 
 def _exponentials(tiles: Tiles, logits: Logits, bound: Bound) -> Iterator[tuple[slice, slice, Tensor]]:
-    """(rows, columns, E_ij) of each tile, 0 where a pair is left out. The caller may overwrite E."""
+    """Yield (rows, columns, E) of each tile: E_ij = exp(a_ij − shift), 0 where a pair is left out.
+
+    The caller may overwrite E.
+    """
     for rows, columns, a in tiles.scores(logits.row_scale, bound.shift):
         e = a.exp_()
         tiles.leave_out_(rows, columns, 0.0, e)
@@ -111,7 +118,10 @@ def _exponentials(tiles: Tiles, logits: Logits, bound: Bound) -> Iterator[tuple[
 
 
 def _sums(tiles: Tiles, logits: Logits, bound: Bound) -> tuple[Tensor, Tensor]:
-    """Σ_j E_ij w_j of own rows and Σ_i E_ij w'_i over own rows of all columns."""
+    """Return Σ_j E_ij w_j of this rank's rows, (b,), and Σ_i E_ij w'_i over this rank's rows, for all columns, (M,).
+
+    E_ij are exponentials, w and w' weights of columns and rows, as in the module docstring.
+    """
     if fused := _fused(tiles, logits):
         kernels, exclusion = fused
         return kernels.exp_sums(tiles.x_bD, tiles.y_MD, float(logits.row_scale), bound.shift, exclusion)
@@ -126,7 +136,10 @@ def _sums(tiles: Tiles, logits: Logits, bound: Bound) -> tuple[Tensor, Tensor]:
 def _add_tiles(
     gradients: Gradients, tiles: Tiles, logits: Logits, bound: Bound, u_b: Tensor, v_M: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Adds the gradients of x and y to `gradients`; returns those of the row and column log-weights, if any."""
+    """Add the gradients of x and y to `gradients`; return those of the row and column log-weights, if any.
+
+    u_b, v_M: upstream gradient divided by sum, of rows and columns.
+    """
     space = tiles.scratch()
     row_factors_b, column_factors_M = _factors(logits, bound)
     d_rows_b, d_columns_M = (
@@ -145,21 +158,21 @@ def _add_tiles(
 
 
 def _factors(logits: Logits, bound: Bound) -> tuple[Tensor | None, Tensor | None]:
-    """The weights w' of rows and w of columns, at most 1; None where there are no log-weights."""
+    """Return the weights exp(log-weight − largest) of rows and of columns, at most 1; None without log-weights."""
     pairs = ((logits.row_weights_b, bound.row_weight), (logits.column_weights_M, bound.column_weight))
     rows, columns = (None if weights is None else (weights - largest).exp() for weights, largest in pairs)
     return rows, columns
 
 
 def _largest(values: Tensor | None, least: float) -> Tensor:
-    """The maximum of `values` and `least`, 0-d; there may be no values."""
+    """Return the maximum of `values` and the number `least`, 0-d. `values` may be None or empty."""
     if values is None:
         return torch.tensor(least)
     return torch.cat([values.detach(), values.new_tensor([least])]).max()
 
 
 def _fused(tiles: Tiles, logits: Logits) -> tuple[ModuleType, KernelExclusion] | None:
-    """The module of the Triton kernels and the pairs that they leave out; None where the kernels cannot be used.
+    """Return the module of the Triton kernels and the pairs that they leave out; None if the kernels cannot be used.
 
     They need half precision on a GPU, no log-weights, and no list of single pairs.
     """

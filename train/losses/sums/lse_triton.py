@@ -1,7 +1,8 @@
 """The sums and gradients of lse_one_shift.py as Triton kernels: scores stay in registers and never reach memory.
 
-Legend: b rows of this rank, M columns of all ranks, D width; E_ij = exp(scale · <x_i, y_j> − shift), 0 where left out.
-The caller has chosen a shift for which no E and no sum of E overflows.
+Legend: b rows of this rank, M columns of all ranks, D width; E_ij = exp(scale · <x_i, y_j> − shift), 0 for pairs that
+are left out; u_i, v_j the upstream gradient of row i and of column j, each divided by its sum of E; G = ∂L/∂logits. The
+caller has chosen a shift for which no E and no sum of E overflows.
 
 Forward is one matmul whose epilogue is the exponential and the sums of rows and columns (2·b·M·D flops). Backward
 recomputes E and writes G_ij = E_ij (u_i + v_j), one strip at a time, for two matmuls of cuBLAS: dx += G y, dy += Gᵀ x.
@@ -45,8 +46,8 @@ class KernelExclusion:
     """Pairs (row i, column j) that the sums leave out, decided in registers.
 
     keys: none, one or two of (row keys (b,), column keys (≤ M,)), int64. A pair is left out when its keys are equal in
-    either; columns beyond the keys given are not compared. first_own: row i's own column is first_own + i. It stays in
-    whatever its keys, or is left out if own_dropped.
+    either; columns beyond the keys given are not compared. first_own: row i's own column is first_own + i. This pair
+    stays even with equal keys, or is left out if own_dropped.
     """
 
     keys: tuple[tuple[Tensor, Tensor], ...]
@@ -54,7 +55,7 @@ class KernelExclusion:
     own_dropped: bool = False
 
     def within(self, rows: slice, columns: slice) -> KernelExclusion:
-        """The exclusion of a part of the matrix, with rows and columns counted from the start of the part."""
+        """Return the exclusion of a part of the matrix, with rows and columns counted from the start of the part."""
         keys = tuple((of_rows[rows], of_columns[columns]) for of_rows, of_columns in self.keys)
         return KernelExclusion(keys, self.first_own + rows.start - columns.start, self.own_dropped)
 
@@ -63,7 +64,7 @@ NOTHING = KernelExclusion((), 0)
 
 
 def available(x_bD: Tensor, y_MD: Tensor) -> bool:
-    """Whether the kernels can take these: bf16 or fp16 on a CUDA device that Triton supports, D ≤ 4096.
+    """Whether the kernels can take x and y: bf16 or fp16 on a CUDA device that Triton supports, D ≤ 4096.
 
     Not float32: on tensor cores its products would be rounded to tf32, and without them cuBLAS is as fast as a kernel.
     With TRITON_INTERPRET=1 Triton interprets the kernels on any device, very slowly.
@@ -78,9 +79,9 @@ def available(x_bD: Tensor, y_MD: Tensor) -> bool:
 def exp_sums(
     x_bD: Tensor, y_MD: Tensor, scale: float, shift: float, exclusion: KernelExclusion = NOTHING
 ) -> tuple[Tensor, Tensor]:
-    """Σ_j E_ij of the rows (b,) and Σ_i E_ij of the columns (M,), float32.
+    """Return Σ_j E_ij of the rows (b,) and Σ_i E_ij of the columns (M,), float32.
 
-    Memory: 64 numbers per column, and a few MB.
+    E_ij = exp(scale · <x_i, y_j> − shift), 0 where a pair is left out. Memory: 64 numbers per column, and a few MB.
     """
     x_bD, y_MD = x_bD.contiguous(), y_MD.contiguous()
     row_sums_b = torch.zeros(len(x_bD), dtype=torch.float32, device=x_bD.device)
@@ -116,11 +117,12 @@ def gradient_strip(
     exclusion: KernelExclusion = NOTHING,
     out: Tensor | None = None,
 ) -> Tensor:
-    """G_ij = E_ij (u_i + v_j) of at most STRIP rows and columns: (r, c) in the type of x; into `out`, if given.
+    """Return G_ij = E_ij (u_i + v_j) of at most STRIP rows and columns: (r, c) in the type of x; into `out`, if given.
 
-    u, v: float32. exclusion: of this strip (KernelExclusion.within). out: flat, STRIP² numbers, the first of which hold
-    the result; the next call with the same `out` overwrites it. In fp16, small G are lost unless a power of two on u
-    and v brings the largest near 2^14, as `gradients` does.
+    E_ij = exp(scale · <x_i, y_j> − shift), 0 where left out; u, v: float32, the upstream gradient divided by the sum,
+    of rows and columns. exclusion: of this strip (KernelExclusion.within). out: flat, STRIP² numbers, the first of
+    which hold the result; the next call with the same `out` overwrites it. In fp16, small G are lost unless a power of
+    two on u and v brings the largest near 2^14, as `gradients` does.
     """
     x_rD, y_cD = x_rD.contiguous(), y_cD.contiguous()
     rows, columns = len(x_rD), len(y_cD)
@@ -147,7 +149,11 @@ def gradients(
     v_M: Tensor,
     exclusion: KernelExclusion = NOTHING,
 ) -> tuple[Tensor, Tensor]:
-    """G y (b, D) and Gᵀ x (M, D) in float32, of G as in gradient_strip. Memory: one strip of G."""
+    """Return G y (b, D) and Gᵀ x (M, D) in float32, the gradients of x and y up to the scale. Memory: one strip of G.
+
+    G_ij = exp(scale · <x_i, y_j> − shift) (u_i + v_j), 0 for pairs that are left out. u_b, v_M: upstream gradient of
+    the log-sum of each row and column, divided by its sum.
+    """
     x_bD, y_MD = x_bD.contiguous(), y_MD.contiguous()
     factor = _into_range(x_bD, y_MD, scale, shift, u_b, v_M, exclusion) if x_bD.dtype == torch.float16 else None
     u_b, v_M = (u_b, v_M) if factor is None else (u_b * factor, v_M * factor)
@@ -165,10 +171,11 @@ def gradients(
 def _into_range(
     x_bD: Tensor, y_MD: Tensor, scale: float, shift: float, u_b: Tensor, v_M: Tensor, exclusion: KernelExclusion
 ) -> Tensor:
-    """The power of two, 0-d, to multiply u and v with so that fp16 holds G: |G| ≤ 2^14, exact down to 2^-28 of that.
+    """Return the power of two, 0-d, to multiply u and v with so that fp16 holds G = E (u + v).
 
-    |G_ij| is at most |u_i| Σ_j E_ij + |v_j| Σ_i E_ij. The sums are computed anew, for 2·b·M·D flops: the caller
-    has not kept those of the forward pass, and without the bound a gradient could silently become 0.
+    Then |G| ≤ 2^14, and G is exact down to 2^-28 of its largest element. Arguments as in `gradients`. |G_ij| is at most
+    |u_i| Σ_j E_ij + |v_j| Σ_i E_ij. The sums are computed anew, for 2·b·M·D flops: the caller has not kept those of the
+    forward pass, and without the bound a gradient could silently become 0.
     """
     sums = exp_sums(x_bD, y_MD, scale, shift, exclusion)
     largest = torch.cat([value.abs() * total for value, total in zip((u_b, v_M), sums, strict=True)])
@@ -177,12 +184,12 @@ def _into_range(
 
 
 def _stride(columns: int) -> int:
-    """The stride of the rows of G, in numbers: cuBLAS is fast when rows start at multiples of 128 bytes."""
+    """Return the stride of the rows of G, in elements: cuBLAS is fast when rows start at multiples of 128 bytes."""
     return 64 * triton.cdiv(columns, 64)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left @ right, with products and sums in float32."""
+    """Add left @ right to `total` in place, with products and sums in float32."""
     if total.is_cuda:
         torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
     else:
@@ -190,7 +197,10 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _key_arguments(exclusion: KernelExclusion, unused: Tensor) -> list[Any]:
-    """Row keys, column keys and the number of column keys, for two keys. A kernel reads the first KEYS of them only."""
+    """Return row keys, column keys and the number of column keys for both keys that a kernel takes, as a flat list.
+
+    unused: any tensor, in place of absent keys. A kernel reads only as many keys as the exclusion has.
+    """
     arguments: list[Any] = []
     for of_rows, of_columns in exclusion.keys:
         arguments += [of_rows.contiguous(), of_columns.contiguous(), len(of_columns)]
@@ -198,14 +208,17 @@ def _key_arguments(exclusion: KernelExclusion, unused: Tensor) -> list[Any]:
 
 
 def _jit(function: Any) -> Any:
-    """triton.jit that does not compile again when a size changes from step to step; False without Triton."""
+    """Apply triton.jit so that it does not compile again when a size changes between steps; False without Triton."""
     sizes = ["first_own", "row_count", "column_count", "group", "keyed_0", "keyed_1"]
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
     return INSTALLED and triton.jit(function, do_not_specialize=[name for name in sizes if name in names])
 
 
 def _tuned(function: Any) -> Any:
-    """triton.autotune over BLOCKS: the first call for a width D times them. The interpreter uses the first alone."""
+    """Apply triton.autotune over BLOCKS: the first call for a width D times them; None without Triton.
+
+    The interpreter uses the first block shape alone.
+    """
     if not INSTALLED:
         return None
     configs = [
@@ -222,7 +235,10 @@ def _exponentials(
     D: tl.constexpr, KEYS: tl.constexpr, OWN_DROPPED: tl.constexpr, INTERPRETED: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """E of a block of rows and columns, 0 outside of the matrix and where left out."""
+    """Compute E_ij = exp2(exponent_scale · <x_i, y_j> − exponent_shift) of a block of rows and columns.
+
+    E is 0 outside of the matrix and for pairs that are left out.
+    """
     rows = first_row + tl.arange(0, BLOCK_ROWS)
     columns = first_column + tl.arange(0, BLOCK_COLUMNS)
     d = tl.arange(0, BLOCK_D)
@@ -259,7 +275,7 @@ def _exponentials(
 
 @_jit
 def _without_equal(e, row_keys, column_keys, keyed, rows, columns, row_count, first_own, near_own):
-    """e with 0 where keys are equal. Own columns keep their value, which is 0 already if they are dropped."""
+    """Set e to 0 where keys are equal. Own columns keep their value, which is 0 already if they are dropped."""
     of_rows = tl.load(row_keys + tl.minimum(rows, row_count - 1))
     of_columns = tl.load(column_keys + columns, mask=columns < keyed, other=0)
     equal = (of_rows[:, None] == of_columns[None, :]) & (columns < keyed)[None, :]
@@ -277,7 +293,7 @@ def _sums_kernel(
     D: tl.constexpr, KEYS: tl.constexpr, OWN_DROPPED: tl.constexpr, INTERPRETED: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_ROWS: tl.constexpr = BLOCK_ROWS,
 ):  # fmt: skip
-    """A program takes a block of rows and a group of columns, and writes the sums of E over either."""
+    """Write the sums of E over a block of rows and over a group of columns, one program for each (block, group)."""
     row_block, column_group = tl.program_id(0), tl.program_id(1)
     row_sums = tl.zeros((BLOCK_ROWS,), dtype=tl.float32)
     last = tl.minimum((column_group + 1) * group, column_count)
@@ -302,7 +318,7 @@ def _gradient_kernel(
     D: tl.constexpr, KEYS: tl.constexpr, OWN_DROPPED: tl.constexpr, INTERPRETED: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_ROWS: tl.constexpr = BLOCK_ROWS,
 ):  # fmt: skip
-    """A program computes and writes one block of G."""
+    """Compute and write one block of G, G_ij = E_ij (u_i + v_j), per program."""
     first_row, first_column = tl.program_id(0) * BLOCK_ROWS, tl.program_id(1) * BLOCK_COLUMNS
     e = _exponentials(
         x, y, first_row, first_column, row_count, column_count, exponent_scale, exponent_shift,
@@ -322,7 +338,7 @@ def _gradient_kernel(
 
 @_jit
 def _rounded_to_bf16(value):
-    """Rounds to nearest, ties to even: the interpreter's own conversion truncates."""
+    """Round to the nearest bf16, ties to even: the interpreter's own conversion truncates."""
     bits = value.to(tl.uint32, bitcast=True)
     bits += 0x7FFF + ((bits >> 16) & 1)
     return (bits >> 16 << 16).to(tl.float32, bitcast=True)

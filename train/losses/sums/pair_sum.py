@@ -1,7 +1,8 @@
 """Sums of any elementwise function over the score matrix, at memory linear in the batch.
 
-The upstream gradient of a sum is one number. So the gradient is formed in the same pass as the value and multiplied
-later: 6·b·M·D flops in all, where a second pass over the scores would need 8.
+The upstream gradient of a sum is one number. So the gradient is computed in the same pass as the value and multiplied
+later: 6·b·M·D flops in all, where a second pass over the scores would need 8. (b rows of this rank, M columns of all
+ranks, D width.)
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ def pair_sum(
     columns: Sequence[Tensor] = (),
     parameters: Sequence[Tensor] = (),
 ) -> Tensor:
-    """Σ_i w_i Σ_j f(s_ij, *rows_i, *columns_j, *parameters) over own rows i and all columns j: 0-d, this rank's share.
+    """Return Σ_i w_i Σ_j f(s_ij, *rows_i, *columns_j, *parameters) over this rank's rows i and all columns j, 0-d.
 
-    f: differentiable, elementwise on a tile (r, c) of scores s = <x_i, y_j>, with rows as (r, 1), columns as (1, c) and
-    parameters 0-d; it must be finite, with a finite derivative, also where a pair is left out. row_factors_b: w, which
-    gets no gradient. x_bD, y_MD: bf16, fp16, float32 or float64; scores are float32 or better. Differentiable in all
-    other tensors; gradients of what is global (y, columns, parameters) are this rank's share, to be summed over ranks.
+    The result is this rank's share of the sum. f: differentiable, elementwise on a tile (r, c) of scores s = <x_i,
+    y_j>, with rows as (r, 1), columns as (1, c) and parameters 0-d; it must be finite, with a finite derivative, also
+    where a pair is left out. exclusion: pairs to leave out. row_factors_b: w, by default 1, which gets no gradient.
+    x_bD, y_MD: bf16, fp16, float32 or float64; scores are float32 or better. Differentiable in all other tensors;
+    gradients of inputs that all ranks share (y, columns, parameters) are this rank's share, to be summed over ranks.
     """
     with torch.autocast(x_bD.device.type, enabled=False):
         return _PairSum.apply(  # pyright: ignore[reportReturnType]
@@ -43,7 +45,7 @@ def pair_sum(
 
 
 class _PairSum(torch.autograd.Function):
-    """See pair_sum. Forward computes the gradient too; backward multiplies it by the upstream gradient."""
+    """The autograd function of pair_sum. Forward computes the gradient too; backward scales it."""
 
     @staticmethod
     def forward(
@@ -93,9 +95,9 @@ class _PairSum(torch.autograd.Function):
 
 
 def _part_of_tile(index: int, counts: tuple[int, int], rows: slice, columns: slice) -> Any:
-    """The index that takes a tile's part of an input of f, in a shape that broadcasts over the tile (r, c).
+    """Return the index that takes a tile's part of an input of f, in a shape that broadcasts over the tile (r, c).
 
-    index: the number of the input; the first counts[0] inputs are by row, the next counts[1] by column, the rest 0-d.
+    index: the position of the input; the first counts[0] inputs are by row, the next counts[1] by column, the rest 0-d.
     """
     if index < counts[0]:
         return rows, None

@@ -24,10 +24,10 @@ TilesOfValues = Callable[[], Iterable[Tensor]]
 
 @dataclass(frozen=True)
 class RowThreshold:
-    """What row_threshold finds for each of r rows, float64 except for the threshold, which has the type of the values.
+    """The result of row_threshold for each of r rows, float64 except the threshold.
 
-    threshold_r: 0 in a row where the condition holds nowhere. above_r, at_r: how many values are above it and equal to
-    it. sum_above_r: the sum of the values above it, 0 if sums were not asked for.
+    threshold_r: in the type of the values, 0 in a row where the condition holds nowhere. above_r, at_r: how many values
+    are above the threshold and equal to it. sum_above_r: the sum of the values above it, 0 if sums were not asked for.
     """
 
     threshold_r: Tensor
@@ -39,7 +39,7 @@ class RowThreshold:
 def row_threshold(
     tiles: TilesOfValues, condition: Callable[[Tensor, Tensor, Tensor], Tensor], like_r: Tensor, *, summed: bool
 ) -> RowThreshold:
-    """The largest float v of each row at which condition(n = number of values ≥ v, their sum, v) holds.
+    """Find the largest float v of each row at which condition(n, total, v) holds, n values being ≥ v with sum `total`.
 
     tiles(): one pass over all tiles (r, c) of values, −inf for none, equal to the bit in every pass. condition:
     elementwise on (r, digits) float64; true up to some v and false above it, and false where n = 0. like_r: (r,), gives
@@ -48,7 +48,10 @@ def row_threshold(
     digits = torch.arange(DIGITS, device=like_r.device)
 
     def next_digit(first_r1: Tensor, shift: int, default: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        """The largest digit after the prefix `first_r1` at which the condition holds, `default` if at none."""
+        """Find the largest digit after the prefix `first_r1` at which the condition holds, `default` if at none.
+
+        Returns it, (r, 1), with the counts and sums of _at_or_above. shift: the bit at which the digit begins.
+        """
         counts, sums = _at_or_above(tiles(), first_r1, shift, summed)
         values = _floats((first_r1 + digits) << shift, like_r.dtype).double()
         holds = condition(counts[:, 1:-1], sums[:, 1:-1], values) & (values > -math.inf)
@@ -69,9 +72,10 @@ def row_threshold(
 
 
 def _at_or_above(tiles: Iterable[Tensor], first_r1: Tensor, shift: int, summed: bool) -> tuple[Tensor, Tensor]:
-    """How many values have each digit or a larger one after the prefix `first`, and their sums.
+    """Count the values of each row that have each digit or a larger one after the prefix `first_r1`, and sum them.
 
-    Both (r, 1 + DIGITS + 1) float64: the first and last columns hold what is below and above every digit.
+    Both results are (r, 1 + DIGITS + 1) float64; the first and last columns are for values below and above every digit.
+    shift: the bit at which the digit begins. summed: whether to sum; else the sums are 0.
     """
     counts = first_r1.new_zeros(len(first_r1), DIGITS + 2, dtype=torch.int32)
     sums = torch.zeros_like(counts, dtype=torch.float64)
@@ -87,18 +91,18 @@ def _at_or_above(tiles: Iterable[Tensor], first_r1: Tensor, shift: int, summed: 
 
 
 def _keys(values: Tensor) -> Tensor:
-    """Integers in the order of the floats; −0 becomes 0."""
+    """Convert floats to integers of the same order; −0 becomes 0."""
     integer = INTEGERS[values.dtype]
     return _flipped((values + 0.0).view(integer), integer)
 
 
 def _floats(keys: Tensor, dtype: torch.dtype) -> Tensor:
-    """The inverse of _keys."""
+    """Convert integers of _keys back to floats of type `dtype`."""
     integer = INTEGERS[dtype]
     return _flipped(keys.to(integer), integer).view(dtype)
 
 
 def _flipped(bits: Tensor, integer: torch.dtype) -> Tensor:
-    """Flips the magnitude bits of negative numbers: floats store sign and magnitude, integers the two's complement."""
+    """Flip the magnitude bits of negative numbers: floats store sign and magnitude, integers the two's complement."""
     info = torch.iinfo(integer)
     return bits ^ ((bits >> (info.bits - 1)) & info.max)

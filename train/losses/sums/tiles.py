@@ -1,6 +1,7 @@
-"""The score matrix of own rows against all columns, one tile at a time, and the pairs that sums leave out.
+"""The score matrix of this rank's rows against all columns, one tile at a time, and the pairs that sums leave out.
 
-Legend: b rows of this rank, M columns of all ranks, D width; s_ij = <x_i, y_j>.
+Legend: b rows of this rank, M columns of all ranks, D width; s_ij = <x_i, y_j>; a tile is a block of at most TILE ×
+TILE scores, (r, c) for r rows and c columns.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ TILE = 1024  # rows and columns of a tile: a tile of scores and its operands sta
 
 
 class Pairs:
-    """A list of pairs (row i of this rank, global column j), (P, 2) int64. The first call of `within` sorts it by tile.
+    """A list of P pairs (row i of this rank, global column j), (P, 2) int64. The first call of `within` sorts it.
 
-    own: the first column when these are the pairs (i, own + i) of all rows, else None.
+    own: if the list is (i, own + i) for all rows i, the column of row 0; else None.
     """
 
     def __init__(self, pairs_P2: Tensor, own: int | None = None) -> None:
@@ -26,21 +27,21 @@ class Pairs:
 
     @staticmethod
     def own_columns(rows: int, first: int, device: torch.device) -> Pairs:
-        """The pairs (i, first + i) of `rows` rows."""
+        """Make the list of pairs (i, first + i) for `rows` rows i: each row with its own column."""
         i = torch.arange(rows, device=device)
         return Pairs(torch.stack([i, i + first], 1), first)
 
     def joined(self, others: Pairs) -> Pairs:
-        """The union of both lists, without repetition."""
+        """Return the union of both lists, without repetition."""
         return Pairs(torch.cat([self.pairs_P2, others.pairs_P2]).unique(dim=0))
 
     def isin(self, others: Pairs, columns: int) -> Tensor:
-        """(P,) bool: which of these pairs `others` has too. columns: the number of columns of the matrix."""
+        """Whether each of these pairs is in `others` too, (P,) bool. columns: the number of columns of the matrix."""
         number, listed = (pairs.pairs_P2[:, 0] * columns + pairs.pairs_P2[:, 1] for pairs in (self, others))
         return torch.isin(number, listed)
 
     def within(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor] | None:
-        """The pairs in this tile as (row indices, column indices) counted from its corner; None when there is none."""
+        """Return the pairs in a tile as (row indices, column indices) from the tile's corner; None if it has none."""
         if self.own is not None:
             first, end = max(rows.start, columns.start - self.own), min(rows.stop, columns.stop - self.own)
             i = torch.arange(first, end, device=self.pairs_P2.device) if first < end else None
@@ -54,7 +55,7 @@ class Pairs:
 
     @cached_property
     def _by_tile(self) -> tuple[Tensor, dict[tuple[int, int], slice]]:
-        """The pairs sorted by tile, and the slice of them that each (row, column) of tiles holds."""
+        """The pairs sorted by tile, and the slice of this list for each (tile row, tile column) that has pairs."""
         tile_row, tile_column = (self.pairs_P2 // TILE).unbind(1)
         width = int(tile_column.max()) + 1 if len(tile_column) else 1
         tile, order = (tile_row * width + tile_column).sort(stable=True)
@@ -68,9 +69,9 @@ class Pairs:
 class Exclusion:
     """Pairs (row i, column j) that the sums leave out.
 
-    keys: (row keys (b,), column keys (≤ M,)) int64. A pair is left out when its keys are equal in any of these; columns
-    beyond the keys given are not compared. kept: pairs that stay in whatever their keys. dropped: pairs that are left
-    out whatever their keys, also where they are kept.
+    keys: (row keys (b,), column keys (≤ M,)) int64, for each kind of key. A pair is left out when its keys of some kind
+    are equal; columns beyond the keys given are not compared. kept: pairs that stay, even with equal keys. dropped:
+    pairs that are left out in any case, also where they are listed in kept.
     """
 
     keys: tuple[tuple[Tensor, Tensor], ...] = ()
@@ -78,11 +79,14 @@ class Exclusion:
     dropped: Pairs | None = None
 
     def index(self, rows: slice, columns: slice) -> Tensor | tuple[Tensor, Tensor] | None:
-        """An index of the left-out pairs of a tile: a mask, or (rows, columns) of a few pairs; None if none is."""
+        """Return an index of the left-out pairs of a tile: a mask, or (rows, columns) of a few pairs.
+
+        Returns None if no pair of the tile is left out.
+        """
         return self.mask(rows, columns) if self.keys or not self.dropped else self.dropped.within(rows, columns)
 
     def mask(self, rows: slice, columns: slice) -> Tensor | None:
-        """Whether each pair of the tile is left out, (r, c) bool; None if no pair is."""
+        """Return whether each pair of the tile is left out, (r, c) bool; None if no pair is."""
         found = [pair for keys in self.keys if (pair := _equal(keys, rows, columns)) is not None]
         dropped = self.dropped and self.dropped.within(rows, columns)
         if not found and dropped is None:
@@ -102,21 +106,21 @@ class Exclusion:
 
 
 def _equal(keys: tuple[Tensor, Tensor], rows: slice, columns: slice) -> Tensor | None:
-    """Which pairs of the tile have equal keys, (r, ≤ c) bool; None if no pair has."""
+    """Return whether each pair of the tile has equal keys, (r, ≤ c) bool; None if no pair has."""
     row_keys, column_keys = keys[0][rows], keys[1][columns]
     # isin first: equal keys are rare, and it costs far less than comparing all pairs
     return row_keys[:, None] == column_keys if torch.isin(row_keys, column_keys).any() else None
 
 
 class Tiles:
-    """The tiles of a score matrix. Each tile lies in the same memory, which the next one overwrites."""
+    """The tiles of a score matrix. Each tile is computed into the same memory, which the next tile overwrites."""
 
     def __init__(self, x_bD: Tensor, y_MD: Tensor, exclusion: Exclusion | None = None) -> None:
         self.x_bD, self.y_MD, self.exclusion = x_bD, y_MD, exclusion
         self.dtype = torch.promote_types(x_bD.dtype, torch.float32)
 
     def scores(self, scale: Tensor | None = None, shift: float = 0.0) -> Iterator[tuple[slice, slice, Tensor]]:
-        """(rows, columns, scale · s_ij − shift) of each tile, float32 or better; left-out pairs are there too.
+        """Yield (rows, columns, scale · s_ij − shift) of each tile, float32 or better; also for left-out pairs.
 
         The caller may overwrite the scores.
         """
@@ -130,20 +134,20 @@ class Tiles:
                 yield rows, columns, s.sub_(shift) if shift else s
 
     def leave_out_(self, rows: slice, columns: slice, value: float, *scores: Tensor) -> None:
-        """Set the left-out pairs of a tile to `value`, in each tensor of `scores`."""
+        """Set the left-out pairs of a tile to `value`, in place, in each tensor of `scores`."""
         index = self.exclusion and self.exclusion.index(rows, columns)
         for s in scores if index is not None else ():
             s[index] = value
 
     def scratch(self) -> Tensor:
-        """Flat memory for one tile; see `shaped`."""
+        """Allocate flat memory for one tile; `shaped` views it as a matrix."""
         return self.x_bD.new_empty(min(TILE, len(self.x_bD)) * min(TILE, len(self.y_MD)), dtype=self.dtype)
 
 
 class Gradients:
     """The sums ∂L/∂x = G y and ∂L/∂y = Gᵀ x over tiles of G = ∂L/∂s, in float32 or better.
 
-    found: both sums, if a kernel has computed them already.
+    s: the scores, L the loss. found: both sums, if a kernel has computed them already.
     """
 
     def __init__(self, tiles: Tiles, found: tuple[Tensor, Tensor] | None = None) -> None:
@@ -152,23 +156,23 @@ class Gradients:
         self.dx_bD, self.dy_MD = found or zeros
 
     def add(self, rows: slice, columns: slice, g: Tensor) -> None:
-        """Add the part of one tile; g: G of the tile."""
+        """Add the part of one tile to both sums. g: the gradient G = ∂L/∂s of the tile."""
         self.dx_bD[rows].addmm_(g, self._tiles.y_MD[columns].to(g.dtype))
         self.dy_MD[columns].addmm_(g.T, self._tiles.x_bD[rows].to(g.dtype))
 
     def scaled(self, scale: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Both sums times `scale`, if there is one, in the type of the embeddings. The sums are overwritten."""
+        """Return both sums times `scale`, if there is one, in the type of the embeddings. The sums are overwritten."""
         pair = ((self.dx_bD, self._tiles.x_bD), (self.dy_MD, self._tiles.y_MD))
         dx_bD, dy_MD = ((d if scale is None else d.mul_(scale)).to(e.dtype) for d, e in pair)
         return dx_bD, dy_MD
 
 
 def slices(count: int, size: int | None = None) -> Iterator[slice]:
-    """0 … count cut into slices of `size`, by default TILE; the last may be shorter."""
+    """Yield slices of `size` (by default TILE) that cut 0 … count; the last may be shorter."""
     size = size or TILE
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 
 def shaped(space: Tensor, rows: int, columns: int) -> Tensor:
-    """The first numbers of flat memory as a (rows, columns) matrix, without a copy."""
+    """View the first elements of flat memory as a (rows, columns) matrix, without a copy."""
     return space[: rows * columns].view(rows, columns)
