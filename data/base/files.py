@@ -52,8 +52,13 @@ def whole_file(path: Path, temporary: Path | None = None) -> Iterator[BinaryIO]:
         if isinstance(error, OSError) and error.errno and error.filename in (None, str(temporary)):
             error.filename = str(path)  # the user does not know the temporary name
         raise
+    _sync_names(path.parent)
+
+
+def _sync_names(folder: Path) -> None:
+    """fsync the names in a folder. A file system or rights that allow no fsync of folders are no error."""
     try:
-        sync(path.parent)
+        sync(folder)
     except OSError as error:
         if error.errno not in UNSYNCABLE:
             raise
@@ -86,6 +91,7 @@ def whole_folder(path: Path, temporary: Path | None = None, replace: bool = Fals
     finally:
         remove(temporary)
     if replace:
+        _sync_names(path.parent)  # before the old folder goes: a power cut must leave one of the two
         remove(old)
 
 

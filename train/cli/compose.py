@@ -227,7 +227,7 @@ def _check_words(words: Sequence[str]) -> None:
     """Raise ConfigError for a word that is not key=value with a known key, or that Hydra would misread."""
     known = {key for key, _, _ in keys()}
     given: dict[str, str] = {}
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in zip(words, [*words, ""][1:], strict=True):
         if word.startswith("-"):
             raise ConfigError(_not_a_flag(word, following, known))
         if "=" not in word and not word.startswith("~"):

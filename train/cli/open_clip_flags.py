@@ -107,10 +107,12 @@ LOST = by_name(
     }
 )
 
-# Part of a flag → why a command with such flags, which are of other kinds of models, is refused
+# Part of a flag, a model's name or --dataset-type → why a command with it, of another kind of model, is refused
 OTHER_MODELS = {
     "naflex": "pictures are squares of one size (model.image.image_size)",
     "audio": "there is no audio tower",
+    "clap": "there is no audio tower",
+    "synthetic": "there are no made-up pictures; experiment=emoji runs on pictures that are here",
     "coca": "no captions are generated; take a pair of towers, like ViT-B-32",
 }
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from datetime import timedelta
 
-from dyad.data.base.findings import Finding, fail, ok
+from dyad.data.base.findings import Finding, fail, ok, warn
 
 SECONDS = 20.0
 AGREED = "all agree"
@@ -19,10 +19,11 @@ AGREED = "all agree"
 class ProcessGroup:
     """Processes that all-reduce a number. They start at once and import torch; `problem` waits for their result."""
 
-    def __init__(self, backend: str, count: int) -> None:
+    def __init__(self, backend: str, count: int, interface: str | None = None) -> None:
         self.backend, self._count = backend, count
         self._process = subprocess.Popen(
             [sys.executable, "-m", "dyad.train.doctor.group", backend, str(count)],
+            env={**os.environ, **({"GLOO_SOCKET_IFNAME": interface} if interface else {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -57,7 +58,19 @@ def gloo(group: ProcessGroup) -> Iterator[Finding]:
         loopback = next((name for name in interfaces if name.startswith("lo")), "lo")
         others = ", ".join(name for name in interfaces if name != loopback)
         fix = f"export GLOO_SOCKET_IFNAME={loopback} on one machine, {others or 'the network interface'} on several"
-        yield fail("gloo", f"two processes do not meet: {problem}", fix)
+        works = not ProcessGroup("gloo", 2, loopback).problem()
+        yield fail("gloo", f"two processes do not meet: {problem}", fix if works else "")
+    yield from _own_name()
+
+
+def _own_name() -> Iterator[Finding]:
+    """Whether the host name has an address: processes on other machines get that name to connect to."""
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        fix = "on several machines set MASTER_ADDR to an address"
+        yield warn("network", f"its own name {name} has no address", fix)
 
 
 def nccl(group: ProcessGroup) -> Iterator[Finding]:

@@ -1,9 +1,11 @@
-"""Checks of the machine: versions, devices, faiss, shared memory, disk."""
+"""Checks of the machine: versions, devices, threads, faiss, shared memory, open files, disk."""
 
 from __future__ import annotations
 
+import math
 import os
 import platform
+import resource
 import shutil
 import subprocess
 import tomllib
@@ -27,6 +29,7 @@ INSTALL_EXTRA = "pip install -e '.[{}]' -c requirements.lock" if LOCK.exists() e
 INSTALL = f"{INSTALL_EXTRA.format('cpu')}   ([gpu] with a GPU), or in a checkout: source launch/setup.sh demo"
 LEAST_SHARED, GOOD_SHARED = 32 << 20, 1 << 30  # bytes
 LEAST_DISK, GOOD_DISK = 100 << 20, 5 << 30
+LEAST_FILES, GOOD_FILES = 256, 1024
 
 
 def versions() -> Iterator[Finding]:
@@ -133,10 +136,48 @@ def gpu_count() -> int:
 def _driver() -> str:
     """Name and driver of the first GPU, by nvidia-smi; "" without one."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    with suppress(OSError, subprocess.SubprocessError):
+    with suppress(OSError, subprocess.CalledProcessError):
         shown = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
         return f"{shown.splitlines()[0]} (driver)" if shown.strip() else ""
     return ""
+
+
+def threads() -> Iterator[Finding]:
+    """Whether the processes of a run start more threads than there are cores for them."""
+    import torch
+
+    usable = min(available_cores(), _quota())
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    wanted = torch.get_num_threads() * processes
+    name = f"OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']}" if "OMP_NUM_THREADS" in os.environ else "torch"
+    shown = f"{wanted} threads ({name}, {processes} process{'es' * (processes > 1)}) on {usable:g} cores"
+    if wanted > max(usable, 1):
+        fix = f"export OMP_NUM_THREADS={max(int(usable) // processes, 1)}"
+        yield warn("threads", f"{shown}: they wait for each other", fix)
+    else:
+        yield ok("threads", shown)
+
+
+def _quota() -> float:
+    """The number of cores that the container may use; infinity without a limit."""
+    try:
+        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return int(limit) / int(period)
+    except (OSError, ValueError):  # not in a control group, or "max"
+        return math.inf
+
+
+def open_files() -> Iterator[Finding]:
+    """Whether a process may open enough files: each loader process keeps up to 256 shards open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = 1 << 20 if soft == resource.RLIM_INFINITY else soft
+    fix = f"ulimit -n {hard if 0 < hard < 65536 else 65536}"
+    if limit < LEAST_FILES:
+        yield fail("open files", f"at most {limit}: shards and sockets need {LEAST_FILES} and more", fix)
+    elif limit < GOOD_FILES:
+        yield warn("open files", f"at most {limit}: too few for many shards", fix)
+    else:
+        yield ok("open files", f"at most {limit}")
 
 
 def faiss_kind() -> Iterator[Finding]:

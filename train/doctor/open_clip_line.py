@@ -104,7 +104,7 @@ def _launch(launcher: str, script: str, gpus: int | None) -> Launch:
     """The launcher's options; with srun also those in the #SBATCH lines of the script."""
     slurm = "srun" in launcher
     header = re.findall(r"^#SBATCH\s+(\S.*?)\s*$", script, re.MULTILINE) if slurm else []
-    text = " ".join([*header, launcher]).replace("_", "-")
+    text = " ".join([*header, launcher])
     per_node = _option(text, ["nproc-per-node", "ntasks-per-node", "gpus-per-node", "gres"])
     nodes = _option(text, ["nnodes", "nodes", "N"])
     scheduler = "slurm" if slurm else "torchrun" if re.search(r"torchrun|torch\.distributed", launcher) else "none"
@@ -129,5 +129,6 @@ def _spread(gpus: int, nodes: int | None) -> tuple[int, int]:
 
 def _option(text: str, names: Iterable[str]) -> int | None:
     """The number that the first of these options has in the command of a launcher."""
-    found = (re.search(rf"(?:^|\s)--?{name}(?:=|\s+)(?:\w+:)*(\d+)", text) for name in names)
+    patterns = (name.replace("-", "[-_]") for name in names)
+    found = (re.search(rf"(?:^|\s)--?{name}(?:=|\s+)(?:[\w-]+:)*(\d+)", text) for name in patterns)
     return next((int(option[1]) for option in found if option), None)

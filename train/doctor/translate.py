@@ -13,6 +13,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import NoReturn
 
 from dyad.data.base.errors import ConfigError, nearest
@@ -106,6 +107,9 @@ def translate(line: str, gpus: int | None = None) -> Translation:
     """
     launch, given, unset = read_line(line, gpus)
     job = Translation(launch, given)
+    for flag, (part, why) in product(("model", "dataset-type"), flags.OTHER_MODELS.items()):
+        if part in job.text(flag).lower():
+            job.refuse(flag, why)
     for flag in sorted(given.keys() & flags.LOST.keys()):
         job.refuse(flag, flags.LOST[flag])
     if gpus is not None and launch.nodes > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+import os
 import platform
 import re
 import subprocess
@@ -23,7 +24,7 @@ from dyad.train.export.library import ExportSource, Library
 from dyad.train.run_folder.folder import by_section, maths_keys
 from dyad.train.towers.published import package_folder
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("dyad", "torch", "transformers", "open_clip_torch", "sentence-transformers", "onnx", "onnxruntime")
 TEMPLATE = Path(__file__).with_name("templates") / "card.md.j2"
 
@@ -122,8 +123,9 @@ def commit(root: Path = ROOT) -> str:
     # Both paths are given, because git would take a repository around `root`, or that of a hook which starts it.
     repository = [f"--git-dir={root / '.git'}", f"--work-tree={root}"]
     command = ["git", *repository, "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty= with changes"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # set in hooks
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
     return done.stdout.strip() or "unknown"

@@ -89,6 +89,8 @@ def library_of(chosen: ExportFormat) -> Library:
     try:
         return import_module(f"dyad.train.export.{chosen.name}").LIBRARY
     except ImportError as error:
+        if chosen.name not in EXTRAS or (error.name or "").startswith("dyad"):
+            raise
         raise ConfigError(
             f"format={chosen.name}: {error.name} is not installed, without which nothing is written and checked:  "
             f"pip install -e '.[{EXTRAS[chosen.name]}]' -c requirements.lock"

@@ -23,6 +23,7 @@ from time import perf_counter
 
 from dyad.data.base.errors import DataError
 from dyad.data.base.files import remove, writable
+from dyad.data.base.untrusted_paths import file_inside
 from dyad.data.batch import Batch
 from dyad.data.question_passage.dataset import QuestionPassage
 from dyad.data.question_passage.negatives import MinedNegatives
@@ -123,7 +124,10 @@ class NegativeRefresh:
             theirs = self.resumed.resolve().parent.parent / FOLDER / folder.name
             if theirs.is_dir() and theirs != folder.resolve():
                 with writable(folder):
-                    shutil.copytree(theirs, folder, dirs_exist_ok=True)
+                    folder.mkdir(parents=True, exist_ok=True)
+                    for name in (MINED, SUMMARY):  # nothing else: another user may have made that folder
+                        if source := file_inside(theirs, name):
+                            shutil.copyfile(source, folder / name)
         if problem := _problem(folder):
             borders = [s for s in checkpoint.steps(self.run) if s % self._every == 0 and s < step]
             earlier = f"resume={checkpoint.folder_of(self.run, borders[0])} or " if borders else ""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -220,6 +221,21 @@ def install(folder: Path, name: str, version: str, *fields: str) -> Path:
     lines = ["Metadata-Version: 2.1", f"Name: {name.replace('_', '-')}", f"Version: {version}", *fields]
     (info / "METADATA").write_text("\n".join([*lines, ""]))
     return info
+
+
+def test_few_open_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        for limit, level in ((200, Level.fail), (512, Level.warn), (min(2048, hard), Level.ok)):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+            assert is_told(worst(machine.open_files()), level, str(limit), *["ulimit -n"] * (level is not Level.ok))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_more_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "999")
+    assert is_told(worst(machine.threads()), Level.warn, "999 processes", "export OMP_NUM_THREADS=1")
 
 
 def test_a_place_for_runs_that_cannot_be_written() -> None:

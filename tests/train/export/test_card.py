@@ -109,6 +109,10 @@ def test_what_was_trained_and_on_what(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Nothing beside the data" in written(train="nowhere/x.jsonl")
 
 
+def test_the_commit_is_that_of_the_checkout_of_the_code() -> None:
+    assert (card_module.ROOT / "pyproject.toml").is_file()
+
+
 def test_the_commit_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inside = tmp_path / "inside"
     inside.mkdir()
