@@ -88,7 +88,7 @@ class CommandLine:
     show: bool
 
     def runs(self) -> list[list[str]]:
-        """Return for each run its key=value words; one run without -m. Raises ConfigError if a sweep cannot be parsed."""
+        """Return the key=value words of each run; one run without -m. Raises ConfigError for an invalid sweep."""
         if not self.sweep:
             return [self.words]
         return [list(words) for words in itertools.product(*map(_swept, self.words))]
@@ -149,7 +149,7 @@ def words_for(config: TrainConfig) -> list[str]:
     """Return short key=value words that compose to `config`.
 
     They are its recipe (experiment=NAME) or else its task, its objective if it is another one, and each key whose
-    value differs from the configuration that these words compose to.
+    value differs from that of the recipe or task with this objective.
     """
     recipe = config.experiment if config.experiment in groups()["experiment"] else None
     words = [f"experiment={recipe}" if recipe else f"task={config.task.value}"]
@@ -258,7 +258,7 @@ def _refuse_resolvers(config: Any) -> None:
 
 
 def _check_words(words: Sequence[str]) -> None:
-    """Raise ConfigError for a word that is not key=value with a known key, a key with two values, or an invalid value."""
+    """Raise ConfigError for a word that is not key=value with a known key, or a key with two values or a wrong one."""
     known = {key for key, _, _ in keys()}
     given: dict[str, str] = {}
     for word, following in zip(words, [*words[1:], ""], strict=True):
@@ -352,7 +352,7 @@ MUST_BE = {
 def _first_cause(error: BaseException, overrides: Sequence[str]) -> str:
     """Return the reason of an error on one line, for common mistakes in our words.
 
-    It is OmegaConf's message, or that of the innermost error that Hydra wraps. overrides: the words of the command line.
+    It is OmegaConf's message, or that of the innermost error that Hydra wraps. overrides: the command line's words.
     """
     while error.__cause__ is not None and not isinstance(error, OmegaConfBaseException):
         error = error.__cause__

@@ -70,7 +70,7 @@ def refuse_unread(words: Iterable[str], configs: Sequence[TrainConfig]) -> None:
 
 
 def _conditions(key: str) -> list[str]:
-    """Return the conditions (keys of READ_ONLY_WITH) that a run must all meet to read `key`; [] if every run reads it."""
+    """Return the conditions (keys of READ_ONLY_WITH) that a run must all meet to read `key`; [] if there are none."""
     return [condition for condition, keys in READ_ONLY_WITH.items() if key.startswith(tuple(keys.split()))]
 
 

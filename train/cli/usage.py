@@ -1,4 +1,4 @@
-"""The text of `python -m train --help`: purpose, commands to copy, groups, keys. Imports no torch, so it shows at once."""
+"""The text of `python -m train --help`: purpose, commands to copy, groups, keys. Imports no torch, so it is fast."""
 
 from __future__ import annotations
 

@@ -60,9 +60,9 @@ Wanted = Mapping[str, Sequence[str]]  # kind of file → names, of which one is 
 
 
 def run(arguments: Sequence[str], config: TrainConfig) -> Iterator[Finding]:
-    """Check the configuration as `python -m train` does at its start, and report if the run is new, resumes or is finished.
+    """Check the configuration as `python -m train` does first; report if the run is new, resumes or is finished.
 
-    arguments: the key=value words of the command line. Raises ConfigError if `python -m train` would.
+    arguments: the key=value words of the command line. Raises ConfigError as `check_sweep`.
     """
     check_sweep(arguments, [config])
     folder = run_folder(config)
@@ -80,7 +80,8 @@ def run(arguments: Sequence[str], config: TrainConfig) -> Iterator[Finding]:
 def data(config: TrainConfig) -> Iterator[Finding]:
     """Check the first and the last shard of data.train: their index, and their first and last sample.
 
-    Streamed shards: only their first sample. Raises DataError for data that training could not use.
+    Of a streamed shard only the first sample is checked, and a large or remote shard without an index is not read.
+    Raises DataError for data that training could not use.
     """
     if config.data.train is None:
         return
@@ -100,7 +101,7 @@ def _questions_of(file: str) -> str:
 
 
 def _shard(path: str, total: str, config: TrainConfig) -> Iterator[Finding]:
-    """Check one shard and yield findings. total: the number of files in words, for the message.
+    """Check the index and samples of one shard, as `data` says. total: text like "3 files", for the messages.
 
     Raises DataError, which names shard and sample, for data that training could not use.
     """

@@ -56,10 +56,11 @@ class Translation:
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Return the optimiser steps per epoch as open_clip counts them for shards, None for .csv or an unknown sample count.
+        """Return the optimiser steps per epoch as open_clip counts them for shards.
 
-    open_clip rounds up so that every loader worker has the same number of batches.
-    """
+        It rounds up so that every loader worker has the same number of batches. None for --dataset-type csv, or
+        without --train-num-samples.
+        """
         if "train-num-samples" not in self.given or self.text("dataset-type") == "csv":
             return None
         workers = max(int(self.text("workers")), 1)
@@ -67,11 +68,11 @@ class Translation:
         return max(math.ceil(batches / workers) * workers // self.number("accum-freq"), 1)
 
     def text(self, flag: str) -> str:
-        """Return the values of a flag, joined by spaces. Without the flag: open_clip's default if ours differs, else ""."""
+        """Return the values of a flag, joined by spaces; if not given, open_clip's default if ours differs, else ""."""
         return " ".join(self.given[flag]) if flag in self.given else flags.DEFAULTS.get(flag, "")
 
     def number(self, flag: str) -> int:
-        """Return the value of a flag (or its default, as `text`) as an int. Raises ConfigError if it is not a number."""
+        """Return the value of a flag, or its default as in `text`, as int. Raises ConfigError if it is not a number."""
         try:
             return int(float(self.text(flag)))
         except ValueError as error:
@@ -92,7 +93,7 @@ class Translation:
             self.note(flag, f"{prefix}{texts[flag]}")
 
     def refuse(self, flag: str, why: str) -> NoReturn:
-        """Raise ConfigError: this flag changes what is learned and cannot be translated. why: the end of the message."""
+        """Raise ConfigError for a flag that changes the training and has no translation. why: the reason to show."""
         raise ConfigError(f"{self._shown(flag)}: not here, and it changes what is learned: {why}. Or leave it out")
 
     def _shown(self, flag: str) -> str:
@@ -185,7 +186,7 @@ def _length(job: Translation) -> None:
 
 
 def _cadence(job: Translation) -> None:
-    """Set checkpoint.every and eval.every in steps, converted from epochs; add notes instead if these cannot be converted."""
+    """Set checkpoint.every and eval.every, converted from epochs to steps; add notes if this is not possible."""
     steps = job.steps_per_epoch
     if steps is None:
         job.note_given(flags.WITHOUT_STEPS)
@@ -196,7 +197,7 @@ def _cadence(job: Translation) -> None:
 
 
 def _model(job: Translation) -> None:
-    """Translate --force-image-size, which must be square, and --resume: `latest` needs no key, a path gives initial weights."""
+    """Set the image size, and model.pretrained from --resume PATH. Raises ConfigError for sizes that are not square."""
     size = job.given.get("force-image-size", [])
     if len(set(size)) == 1:
         job.set("model.image.image_size", size[0])
@@ -275,7 +276,7 @@ def _augment(job: Translation) -> None:
 
 
 def _tracking(job: Translation) -> None:
-    """Set the W&B and TensorBoard keys from --report-to. Without it, W&B is disabled as in open_clip; our default is W&B."""
+    """Set the W&B and TensorBoard keys from --report-to. Without this flag, W&B is disabled, as in open_clip."""
     services = set(job.text("report-to").split(",")) - {""}
     if not services & {"wandb", "all"}:
         job.set("tracking.wandb", "disabled", implied="report-to" not in job.given)
@@ -288,7 +289,8 @@ def _tracking(job: Translation) -> None:
 def _direct(job: Translation) -> None:
     """Set the keys of flags that need no computation: those in the tables KEYS and SWITCHES of open_clip_flags.py.
 
-    Flags with the value none are left out. Add a note for a locked tower, whose projection still trains here.
+    Flags with the value none are left out; missing flags get open_clip's default where ours differs. Add a note for a
+    locked tower, whose projection still trains here.
     """
     for flag, key in flags.KEYS.items():
         value = job.text(flag)
