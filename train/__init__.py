@@ -1,28 +1,28 @@
-"""The trainer. Importing this package loads nothing heavy.
+"""The trainer. Importing this package does not import torch.
 
-The route of one batch, from a shard to the optimiser step. `python -m train` composes and checks the configuration
-(run/main.py, cli/compose.py, config.py) and calls run/run.py `train_run`, which puts a run together:
-run/components.py `build_parts` makes model, data, objective and step, run/resume.py `restore_parts` restores a
-checkpoint. Paths that start with data/ are below data, all others below train.
+`python -m train` composes and checks the configuration (run/main.py, cli/compose.py, config.py) and calls run/run.py
+`train_run`. There, run/components.py `build_parts` makes model, data, objective and step, and run/resume.py
+`restore_parts` restores a checkpoint. Then each batch takes the route below, from a shard to the optimiser step. Paths
+that start with data/ are below the package data, all others below train.
 
  1. data/loading/order.py          step s of epoch e sees these sample ids: arithmetic, the same for any number of ranks
  2. data/loading/loader.py         `build_loader` gives each rank its ids of each step; workers.py runs loader processes
  3. data/image_text/dataset.py, data/question_passage/dataset.py   ids → samples, read by offset through
                                    data/shards/shards.py, decoded and augmented by data/image_text/transforms.py or
-                                   tokenized → data/batch.py `Batch` of x and y
+                                   tokenized → data/batch.py `Batch` of the two views, x and y
  4. step/loop.py                   `fit` takes a batch and calls the step, then the monitor; logs, evaluates, saves
  5. step/step.py                   `TrainStep.__call__`: learning rate (step/optim.py), gradient, skip or apply
- 6. step/chunks.py                 `in_chunks` cuts the batch into what the towers get at a time
- 7. step/step.py                   `_embed`: towers/tower.py embeds a chunk, under autocast and keyed noise;
-                                   step/graph_cache.py caches some graphs
+ 6. step/chunks.py                 `in_chunks` cuts the batch into chunks, which the towers embed one by one
+ 7. step/step.py                   `_embed`: towers/tower.py embeds a chunk, under autocast, with dropout noise that
+                                   step 9 repeats; step/graph_cache.py keeps the autograd graphs of some chunks
  8. losses/                        the objective: all embeddings → loss (losses/__init__.py has the route from there);
                                    its backward gives the gradient of the embeddings
  9. step/step.py                   `_gradient`, chunk by chunk in reverse order: embeds again where no graph is cached,
                                    and runs backward from the gradient of the embeddings to the weights
 10. distributed/data_parallel.py   averages the gradients over ranks, in the last of these backward passes
-11. step/step.py                   `_averaged` the objective's gradients and all scalars. A loss or gradient that is not
-                                   finite, or a spike (monitor/loss_spikes.py), skips the step; else clipping, AdamW,
-                                   and the temperature is clamped
+11. step/step.py                   `_averaged` averages over ranks the objective's gradients and all scalars. If the
+                                   loss or gradient is not finite or spikes (monitor/loss_spikes.py), the step is
+                                   skipped; else clipping, AdamW, and the temperature is clamped
 12. monitor/monitor.py             stragglers (stragglers.py), bad samples and skipped steps (run_folder/ledger.py),
                                    weights equal on all ranks
 13. tracking/                      metrics.jsonl and trackers; run/evaluation.py scores the weights;

@@ -1,4 +1,4 @@
-"""python -m train: trains, see dyad/train/run/main.py."""
+"""Entry point of `python -m train`, which trains; see dyad/train/run/main.py."""
 
 from dyad.data.base.errors import run
 from dyad.train.run.main import main

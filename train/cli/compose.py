@@ -1,7 +1,7 @@
-"""From the command line to a TrainConfig, or to one clear error. Torch-free, so that a mistake is answered in a second.
+"""Turn the command line into a TrainConfig, or raise one clear error. Imports no torch: an error shows in a second.
 
-This module parses the command line and checks each word; Hydra only composes the configuration. Hydra's own command
-line is not used: it has flags that run code, and its messages recommend `+key`.
+This module parses the command line and checks each argument (called a word, mostly key=value); Hydra only composes the
+configuration. Hydra's own command line is not used: it has flags that run code, and its messages recommend `+key`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CONFIG_DIR = Path(__file__).absolute().parents[2] / "configs"  # dyad/configs
 
 
 def register() -> None:
-    """Register the schema and the objectives in Hydra's ConfigStore."""
+    """Store the schema of TrainConfig, and of the options of each objective, in Hydra's ConfigStore."""
     store = ConfigStore.instance()
     store.store(name="schema", node=open_schema(TrainConfig))
     for name, options in OBJECTIVES.items():
@@ -49,14 +49,21 @@ def register() -> None:
 
 
 def groups() -> dict[str, list[str]]:
-    """The configuration groups and the choices of each."""
+    """Return group → sorted names of its choices, for the groups below configs/, e.g. "model", "data", "objective".
+
+    The group "local" is left out.
+    """
     found = {d.name: sorted(f.stem for f in d.glob("*.yaml")) for d in sorted(CONFIG_DIR.iterdir()) if d.is_dir()}
     found["objective"] = sorted([*OBJECTIVES, *found["objective"]])
     return {name: found[name] for name in sorted(found) if name != "local"}
 
 
 def keys(config: Any = None, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
-    """(dotted key, default, meaning) of every key of the schema, including the options of every objective."""
+    """Yield (dotted key, default, help text) of every field of the dataclass `config`, TrainConfig if None.
+
+    Nested dataclasses are included, and in TrainConfig the options of every objective. prefix: put before every key,
+    e.g. "objective.".
+    """
     for f in fields(config or TrainConfig):
         if f.name == "objective" and not prefix:
             for options in OBJECTIVES.values():
@@ -72,7 +79,8 @@ def keys(config: Any = None, prefix: str = "") -> Iterator[tuple[str, Any, str]]
 class CommandLine:
     """A parsed command line.
 
-    words: key=value. sweep (-m): one run per combination of values. show (--cfg job): print the configuration, no run.
+    words: the arguments key=value. sweep (-m): train once for each combination of the values that they list.
+    show (--cfg job): print the configuration and train nothing.
     """
 
     words: list[str]
@@ -80,16 +88,17 @@ class CommandLine:
     show: bool
 
     def runs(self) -> list[list[str]]:
-        """The words of each run. Raises ConfigError for a word that cannot be swept."""
+        """Return the key=value words of each run; one run without -m. Raises ConfigError for an invalid sweep."""
         if not self.sweep:
             return [self.words]
         return [list(words) for words in itertools.product(*map(_swept, self.words))]
 
 
 def read_line(arguments: Sequence[str]) -> CommandLine:
-    """Parse a command line; flags may stand anywhere. Unknown flags stay among the words and are refused later.
+    """Parse the arguments of a command. The flags -m, --cfg job and --resolve may stand anywhere.
 
-    Raises ConfigError for a --cfg other than `job`.
+    Unknown flags stay in `words` of the result; composing the configuration refuses them. Raises ConfigError for a
+    --cfg other than `job`.
     """
     words: list[str] = []
     sweep = show = False
@@ -108,7 +117,10 @@ def read_line(arguments: Sequence[str]) -> CommandLine:
 
 
 def _swept(word: str) -> list[str]:
-    """One word for each value of a sweep: key=a,b,c → key=a, key=b, key=c."""
+    """Expand a sweep into one word for each value: key=a,b,c → key=a, key=b, key=c. Other words are returned alone.
+
+    Raises ConfigError if the sweep cannot be parsed.
+    """
     if word.startswith("-") or "=" not in word:
         return [word]
     override = _parsed(word)
@@ -121,20 +133,24 @@ def _swept(word: str) -> list[str]:
 
 
 def in_full(arguments: Iterable[str]) -> list[str]:
-    """The arguments with the short name `resume` replaced by its key."""
+    """Return the arguments with the short key `resume` written in full, resume.mode."""
     return [re.sub(r"^resume(?==|$)", "resume.mode", argument) for argument in arguments]
 
 
 def compose_config(overrides: Sequence[str]) -> TrainConfig:
-    """The typed configuration of these overrides.
+    """Compose the configuration from its defaults and `overrides`, the key=value words of the command line.
 
-    Raises ConfigError for an unknown key, group choice or value, with the nearest valid name.
+    Raises ConfigError for an unknown key, group choice or value; the message suggests the nearest valid name.
     """
     return typed(_composed(overrides), overrides)
 
 
 def words_for(config: TrainConfig) -> list[str]:
-    """The fewest key=value words that compose to this configuration: its recipe, and the keys that differ from it."""
+    """Return short key=value words that compose to `config`.
+
+    They are its recipe (experiment=NAME) or else its task, its objective if it is another one, and each key whose
+    value differs from that of the recipe or task with this objective.
+    """
     recipe = config.experiment if config.experiment in groups()["experiment"] else None
     words = [f"experiment={recipe}" if recipe else f"task={config.task.value}"]
     if compose_config(words).objective.name != config.objective.name:
@@ -146,7 +162,7 @@ def words_for(config: TrainConfig) -> list[str]:
 
 
 def written(value: Any) -> str:
-    """A value in Hydra's grammar, quoted where it must be."""
+    """Write a value as Hydra parses it on the command line, in quotes where needed: True → true, None → null."""
     if isinstance(value, list):
         return f"[{','.join(map(written, value))}]"
     text = str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
@@ -154,13 +170,19 @@ def written(value: Any) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Inverse of _unescaped: line breaks and tabs as \\n and \\t. A backslash before other letters stays single."""
+    """Write line breaks and tabs in `text` as \\n and \\t, the inverse of _unescaped.
+
+    A backslash is doubled only where it would else be read as part of such an escape.
+    """
     doubled = re.sub(r"\\(?=[\\nt\n\t])", r"\\\\", text)
     return doubled.replace("\n", r"\n").replace("\t", r"\t")
 
 
 def _unescaped(word: str) -> str:
-    """A word for Hydra's parser. ESCAPES in the value of a key of WITH_ESCAPES become the characters they stand for."""
+    """Return a key=value word for Hydra's parser, with typed escapes replaced by their characters, e.g. a line break.
+
+    The table ESCAPES lists the escapes; only values of the keys in WITH_ESCAPES are changed.
+    """
     key, _, value = word.partition("=")
     if key not in WITH_ESCAPES:
         return word
@@ -173,7 +195,10 @@ def _unescaped(word: str) -> str:
 
 
 def preview(overrides: Sequence[str]) -> str:
-    """The configuration as YAML, as `--cfg job` prints it. Required values may be missing. Raises as compose_config."""
+    """Return the configuration as YAML, which `--cfg job` prints. Required values may be missing.
+
+    overrides: key=value words. Raises ConfigError in the same cases as compose_config.
+    """
     config = _composed(overrides)
     _refuse_resolvers(config)
     with _explained(overrides):
@@ -184,7 +209,10 @@ def preview(overrides: Sequence[str]) -> str:
 
 
 def _composed(overrides: Sequence[str]) -> DictConfig:
-    """The configuration that Hydra composes, before its values are resolved."""
+    """Check the key=value words and let Hydra compose the configuration; ${…} in its values is not yet resolved.
+
+    Raises ConfigError for a word that is refused, and for any error of Hydra.
+    """
     overrides = in_full(overrides)
     _check_words(overrides)
     register()
@@ -194,10 +222,10 @@ def _composed(overrides: Sequence[str]) -> DictConfig:
 
 
 def typed(config: Any, overrides: Sequence[str] = ()) -> TrainConfig:
-    """The dataclasses of a composed configuration. Raises ConfigError for a value that does not fit its type.
+    """Convert a composed OmegaConf configuration to a TrainConfig. Raises ConfigError for a value of the wrong type.
 
-    Keys without a chosen value take the setting in the text tower's folder, or their default. overrides: the words of
-    the command line, so that a message shows a value as it was typed.
+    Before, keys that the user has not set are filled by fill_defaults: from the folder of the text tower, or with their
+    defaults. overrides: the words of the command line, so that a message shows a value as it was typed.
     """
     _refuse_resolvers(config)
     with _explained(overrides):
@@ -209,7 +237,10 @@ def typed(config: Any, overrides: Sequence[str] = ()) -> TrainConfig:
 
 @contextmanager
 def _explained(overrides: Sequence[str]) -> Iterator[None]:
-    """Turn errors of Hydra and OmegaConf into ConfigErrors in our words."""
+    """Turn errors of Hydra and OmegaConf inside the with block into ConfigErrors in our words.
+
+    overrides: the words of the command line, so that a message shows a value as it was typed.
+    """
     try:
         yield
     except (HydraException, OmegaConfBaseException) as error:
@@ -217,14 +248,17 @@ def _explained(overrides: Sequence[str]) -> Iterator[None]:
 
 
 def _refuse_resolvers(config: Any) -> None:
-    """Raise ConfigError for ${oc.env:NAME} and the like: they would copy secrets into files. ${another.key} is read."""
+    """Raise ConfigError if a value contains a resolver like ${oc.env:NAME}, which could copy a secret into files.
+
+    References to another key, ${another.key}, are allowed.
+    """
     for key, value in flat(OmegaConf.to_container(config)).items():
         if "${" in re.sub(r"\$\{[\w.]+\}", "", str(value)):
             raise ConfigError(f"{key}={value}: only keys are read inside ${{…}}. Write the value itself")
 
 
 def _check_words(words: Sequence[str]) -> None:
-    """Raise ConfigError for a word that is not key=value with a known key, or that Hydra would misread."""
+    """Raise ConfigError for a word that is not key=value with a known key, or a key with two values or a wrong one."""
     known = {key for key, _, _ in keys()}
     given: dict[str, str] = {}
     for word, following in zip(words, [*words, ""][1:], strict=True):
@@ -242,7 +276,10 @@ def _check_words(words: Sequence[str]) -> None:
 
 
 def _check_override(word: str, key: str, value: str, known: Iterable[str]) -> None:
-    """Raise ConfigError for a key or a choice of a group that does not exist, a sweep without -m, or a `+`."""
+    """Raise ConfigError for an unknown key or group choice, one of Hydra's keys, a sweep without -m, or a leading `+`.
+
+    word: as typed; key and value: its parts. known: all keys of the configuration.
+    """
     choices = groups()
     if re.match(r"hydra([./]|$)", key):
         raise ConfigError(f"'{word}': Hydra's own keys cannot be set. See: python -m train --help")
@@ -262,10 +299,10 @@ def _check_override(word: str, key: str, value: str, known: Iterable[str]) -> No
 
 
 def _nearest_key(word: str, known: Iterable[str]) -> str:
-    """A hint for an unknown key, "" without any.
+    """Return a hint for the unknown key `word`, to append to a message; "" if nothing helps.
 
-    The hint is advice, a key with the same last part, the key of this name in other trainers, or a key with a similar
-    spelling. People forget the section of a key more often than its name.
+    The first that exists: advice (ADVICE), a known key with the same last part, our key for a name that other trainers
+    use (SYNONYMS), a known key with a similar spelling. People forget the section of a key more often than its name.
     """
     leaf = word.rpartition(".")[2]
     name = leaf.lower().replace("-", "_")
@@ -278,7 +315,7 @@ def _nearest_key(word: str, known: Iterable[str]) -> str:
 
 
 def _parsed(word: str) -> Override:
-    """A word as Hydra's grammar reads it. Raises ConfigError with the word quoted for a word that cannot be read."""
+    """Parse one key=value word with Hydra. Raises ConfigError if it cannot; the message shows how to quote the word."""
     try:
         return OverridesParser.create().parse_override(word)
     except HydraException as error:
@@ -289,7 +326,10 @@ def _parsed(word: str) -> Override:
 
 
 def _not_a_flag(word: str, following: str, known: Iterable[str]) -> str:
-    """The message for a word with dashes. following: the next word, which may be the value of the supposed flag."""
+    """Return the error message for `word`, which begins with a dash, with a hint to the key that may be meant.
+
+    following: the next word of the command, perhaps the value of the supposed flag. known: all keys.
+    """
     name, _, value = word.lstrip("-").partition("=")
     if not value:
         value = "VALUE" if not following or following.startswith("-") or "=" in following else following
@@ -310,7 +350,10 @@ MUST_BE = {
 
 
 def _first_cause(error: BaseException, overrides: Sequence[str]) -> str:
-    """The reason of an error on one line: OmegaConf's message, or the innermost of those that Hydra wraps."""
+    """Return the reason of an error on one line, for common mistakes in our words.
+
+    It is OmegaConf's message, or that of the innermost error that Hydra wraps. overrides: the command line's words.
+    """
     while error.__cause__ is not None and not isinstance(error, OmegaConfBaseException):
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

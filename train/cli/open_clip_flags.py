@@ -1,4 +1,4 @@
-"""The flags of open_clip's trainer (open_clip_train 3.3) and what replaces each of them here. Torch-free."""
+"""Tables of the flags of open_clip's trainer (open_clip_train 3.3), with what replaces each here. Imports no torch."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ resume""".split()
 
 
 def by_name(names: Mapping[str, str]) -> dict[str, str]:
-    """Name → text, of a table that has the names of each text as one string with spaces."""
+    """Invert a table of text → names joined by spaces: {"text": "a b"} → {"a": "text", "b": "text"}."""
     return {name: text for text, joined in names.items() for name in joined.split()}
 
 

@@ -1,4 +1,7 @@
-"""What open_clip, Tevatron, sentence-transformers, transformers and Lightning call our keys. Torch-free."""
+"""Names that other trainers use for our keys, to answer an unknown key with a hint. Imports no torch.
+
+They come from open_clip, Tevatron, sentence-transformers, transformers and Lightning, and from our earlier versions.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Keys that a run would not read. A key that the user sets and that would have no effect is refused. Torch-free.
+"""Refuse keys on the command line that would have no effect in the run. Imports no torch.
 
-The user sets a key when it is typed and its value is not the default; a key that a recipe sets is not refused. Keys
-that are not listed here are read by every run.
+A key is refused if it is typed on the command line, its value is not the default, and the run does not meet a condition
+that READ_ONLY_WITH lists for it. Keys that a recipe sets are never refused. Every run reads the keys that are not
+listed.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ READ_ONLY_WITH = {
 
 
 def refuse_unread(words: Iterable[str], configs: Sequence[TrainConfig]) -> None:
-    """Raise ConfigError for keys that the command line sets and that none of its runs would read.
+    """Raise ConfigError if the command line sets keys that none of its runs would read.
 
-    words: the key=value words of the command line. configs: the configurations of its runs.
+    words: the key=value words of the command line. configs: the configuration of each of its runs; several in a sweep.
     """
     typed = [word.partition("=")[0] for word in words]
     chosen = {key: value for config in configs for key, value in _chosen(config).items() if _is_typed(key, typed)}
@@ -69,17 +70,20 @@ def refuse_unread(words: Iterable[str], configs: Sequence[TrainConfig]) -> None:
 
 
 def _conditions(key: str) -> list[str]:
-    """The conditions that a run must meet to read a key."""
+    """Return the conditions (keys of READ_ONLY_WITH) that a run must all meet to read `key`; [] if there are none."""
     return [condition for condition, keys in READ_ONLY_WITH.items() if key.startswith(tuple(keys.split()))]
 
 
 def is_read(key: str, config: TrainConfig) -> bool:
-    """Whether a run reads a key."""
+    """Whether a run with this configuration reads the dotted key."""
     return all(_holds(condition, config) for condition in _conditions(key))
 
 
 def _holds(condition: str, config: TrainConfig) -> bool:
-    """Whether a run meets a condition: one of SPECIAL, "KEY above 0", or "KEY=VALUE", also with values after "or"."""
+    """Whether a configuration meets a condition of READ_ONLY_WITH.
+
+    A condition is a key of SPECIAL, "KEY above 0", "KEY=VALUE", or "KEY=VALUE or VALUE".
+    """
     if condition in SPECIAL:
         return SPECIAL[condition](config)
     key, _, values = condition.partition("=")
@@ -90,18 +94,18 @@ def _holds(condition: str, config: TrainConfig) -> bool:
 
 
 def _open_clip(config: TrainConfig) -> tuple[bool, bool]:
-    """Whether the image tower is open_clip's, and whether the text tower is."""
+    """Return two bools: whether the image tower is one of open_clip, and whether the text tower is one."""
     image = config.task is Task.image_text and config.model.image.kind is ImageTower.open_clip
     return image, config.model.text.kind is TextTower.open_clip
 
 
 def _by_sample_id(config: TrainConfig) -> bool:
-    """Whether the objective reads the ids of samples."""
+    """Whether the objective reads the ids of samples: its class says so, or objective.noise is uniform."""
     return config.objective.by_sample_id or all_keys(config).get("objective.noise") == "uniform"
 
 
 def _temperature_changes(config: TrainConfig) -> bool:
-    """Whether the objective changes its temperature in training."""
+    """Whether the temperature changes in training: it is learned, or each sample has its own."""
     return getattr(config.objective, "learnable", False) or hasattr(config.objective, "max_temperature")
 
 
@@ -114,11 +118,14 @@ SPECIAL: dict[str, Callable[[TrainConfig], bool]] = {
 
 
 def _chosen(config: TrainConfig) -> dict[str, Any]:
-    """Keys whose value is not the default."""
+    """Return dotted key → value for the keys whose value differs from the default of TrainConfig."""
     defaults = all_keys(TrainConfig(objective=type(config.objective)()))  # type: ignore[operator]
     return {key: value for key, value in all_keys(config).items() if value != defaults.get(key)}
 
 
 def _is_typed(key: str, typed: Sequence[str]) -> bool:
-    """Whether one of the typed names is this key or its section. A name without a dot is the name of a group."""
+    """Whether the user typed this key: it, or a section that contains it, is in `typed`, the names before each "=".
+
+    A name without a dot counts only as the whole key, since model=NAME chooses a preset and sets no single key.
+    """
     return any(key == name or ("." in name and key.startswith(f"{name}.")) for name in typed)

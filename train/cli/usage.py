@@ -1,4 +1,4 @@
-"""`python -m train --help`: what it does, commands to copy, groups, keys. Torch-free, so it answers at once."""
+"""The text of `python -m train --help`: purpose, commands to copy, groups, keys. Imports no torch, so it is fast."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Exit codes: 0 ok, 1 a bug, 2 configuration, 3 damaged data, 4 hardware, 75 preem
 
 
 def help_text() -> str:
-    """The whole help page."""
+    """Return the text that `python -m train --help` prints."""
     described: dict[str, tuple[Any, str]] = {}
     for key, default, meaning in keys():
         described.setdefault(key, (default, meaning))  # an option of several objectives: as the first one has it
@@ -65,7 +65,7 @@ def help_text() -> str:
 
 
 def _shown(default: Any) -> str:
-    """A default as it is typed."""
+    """Write a default as a user would type it: the name of an enum, null for None."""
     if isinstance(default, Enum):
         return default.name
     return "null" if default is None else str(default).replace("'", "")

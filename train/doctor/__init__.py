@@ -1,1 +1,1 @@
-"""`python -m train.doctor`: is this machine ready for that run? And translation of open_clip's command lines."""
+"""`python -m train.doctor`: check that this machine is ready for a run, or translate a command line of open_clip."""

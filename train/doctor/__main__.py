@@ -1,4 +1,4 @@
-"""python -m train.doctor: is this machine ready? See dyad/train/doctor/main.py."""
+"""Entry point of `python -m train.doctor`, which checks this machine; see dyad/train/doctor/main.py."""
 
 from dyad.data.base.errors import run
 from dyad.train.doctor.main import main

@@ -1,4 +1,7 @@
-"""Check that processes of this machine find each other: `-m train.doctor.group BACKEND COUNT` starts some of them."""
+"""Check that processes of this machine can form a torch.distributed process group.
+
+`python -m dyad.train.doctor.group BACKEND COUNT` starts COUNT processes, each of which prints the result on one line.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ AGREED = "all agree"
 
 
 class ProcessGroup:
-    """Processes that all-reduce a number. They start at once and import torch; `problem` waits for their result."""
+    """Processes that test a backend by an all-reduce. They start on construction; `problem` waits for their result.
+
+    backend: gloo or nccl. count: the number of processes.
+    """
 
     def __init__(self, backend: str, count: int, interface: str | None = None) -> None:
         self.backend, self._count = backend, count
@@ -31,7 +37,7 @@ class ProcessGroup:
         )
 
     def problem(self) -> str:
-        """The last line that a process printed, empty if all have the right sum."""
+        """Wait for the processes. Return "" if all got the right sum, else the last error line or "no answer"."""
         try:
             output, _ = self._process.communicate(timeout=5 * SECONDS)
         except subprocess.TimeoutExpired:
@@ -45,7 +51,10 @@ class ProcessGroup:
 
 
 def gloo(group: ProcessGroup) -> Iterator[Finding]:
-    """Whether two processes form a gloo group over the network interface that it chooses, or the user chose."""
+    """Yield one finding: whether the two processes of `group` formed a gloo group.
+
+    They use the network interface GLOO_SOCKET_IFNAME or else the one that gloo chooses; the fix names others.
+    """
     problem = group.problem()
     chosen = os.environ.get("GLOO_SOCKET_IFNAME")
     interfaces = [name for _, name in socket.if_nameindex()]
@@ -74,7 +83,7 @@ def _own_name() -> Iterator[Finding]:
 
 
 def nccl(group: ProcessGroup) -> Iterator[Finding]:
-    """Whether processes on two GPUs, or on the only one, form an NCCL group."""
+    """Yield one finding: whether the processes of `group`, on two GPUs or on the only one, formed an NCCL group."""
     if problem := group.problem():
         fix = "run with NCCL_DEBUG=WARN for the reason; NCCL_P2P_DISABLE=1 or NCCL_SHM_DISABLE=1 show which path fails"
         yield fail("nccl", problem, fix)
@@ -83,7 +92,7 @@ def nccl(group: ProcessGroup) -> Iterator[Finding]:
 
 
 def main(backend: str, count: int) -> None:
-    """Import torch, then fork `count` processes. Each of them prints the result of `agree` on one line."""
+    """Import torch, then fork `count` processes, each of which prints the result of `agree`. backend: gloo or nccl."""
     import torch.distributed  # noqa: F401
 
     with socket.socket() as free:
@@ -99,7 +108,10 @@ def main(backend: str, count: int) -> None:
 
 
 def agree(backend: str, rank: int, count: int, port: int) -> str:
-    """Form a process group and add 1 over all ranks. Returns AGREED if the sum is `count`, else the problem."""
+    """Form a process group of `count` ranks on localhost and all-reduce 1. Returns AGREED if the sum is `count`.
+
+    Otherwise returns the problem in one line, also for an error of torch.distributed.
+    """
     import torch
     import torch.distributed as dist
 

@@ -1,4 +1,7 @@
-"""Checks of the machine: versions, devices, threads, faiss, shared memory, open files, disk."""
+"""Check the machine: versions, devices, threads, faiss, shared memory, open files, disk.
+
+Each check yields findings: lines marked ok, warn or fail, with a fix.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ LEAST_FILES, GOOD_FILES = 256, 1024
 
 
 def versions() -> Iterator[Finding]:
-    """Compare Python and the packages with what Dyad requires, and in a checkout with what requirements.lock tested."""
+    """Check the versions of Python and packages: fail if Dyad needs others, warn if requirements.lock has others."""
     required_python, required = _requirements()
     python = platform.python_version()
     if python in SpecifierSet(required_python):
@@ -57,7 +60,7 @@ def versions() -> Iterator[Finding]:
 
 
 def _requirements() -> tuple[str, list[str]]:
-    """The versions of Python and of packages that Dyad needs: from pyproject.toml, or the metadata of the wheel."""
+    """Return the Python version range and the packages that Dyad needs, from pyproject.toml or the installed wheel."""
     if PROJECT.exists():
         project = tomllib.loads(PROJECT.read_text())["project"]
         return project["requires-python"], project["dependencies"]
@@ -65,10 +68,10 @@ def _requirements() -> tuple[str, list[str]]:
 
 
 def _mismatches(lines: Iterable[str]) -> list[tuple[Requirement, str | None]]:
-    """The requirements that are not met, each with the installed version, None without one.
+    """Return the requirements that are not met, each with the installed version, or None if it is not installed.
 
-    Requirements of other systems and of extras do not count. Of several copies of a package the first one counts, as
-    for the import system.
+    lines: requirements as in requirements.txt. Those for other systems or for extras are skipped. If several copies of
+    a package are installed, the first on the path counts, as for the import system.
     """
     found: list[tuple[Requirement, str | None]] = []
     for needed in map(Requirement, lines):
@@ -84,7 +87,10 @@ def _mismatches(lines: Iterable[str]) -> list[tuple[Requirement, str | None]]:
 
 
 def devices(precision: str) -> Iterator[Finding]:
-    """The GPUs that torch can use, or the reason why it cannot use one, and whether `precision` suits the device."""
+    """Check that torch can use the GPUs, and that `precision` suits the device. If it can use none, report why.
+
+    precision: fp32, bf16 or fp16; "" if there is no configuration.
+    """
     import torch
 
     with warnings.catch_warnings(record=True) as caught:
@@ -109,7 +115,7 @@ def devices(precision: str) -> Iterator[Finding]:
 
 
 def _gpus(precision: str) -> Iterator[Finding]:
-    """One finding for each GPU: whether torch has code for it, and whether it computes in `precision`."""
+    """Yield one finding for each GPU: whether torch is built for it, and whether bf16, if chosen, runs in hardware."""
     import torch
 
     built = torch.cuda.get_arch_list()
@@ -125,7 +131,7 @@ def _gpus(precision: str) -> Iterator[Finding]:
 
 
 def gpu_count() -> int:
-    """The number of GPUs that torch can use."""
+    """Return the number of GPUs that torch can use."""
     import torch
 
     with warnings.catch_warnings():
@@ -134,7 +140,7 @@ def gpu_count() -> int:
 
 
 def _driver() -> str:
-    """Name and driver of the first GPU, by nvidia-smi; "" without one."""
+    """Return name and driver version of the first GPU as nvidia-smi prints them, "" without a GPU or nvidia-smi."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     with suppress(OSError, subprocess.CalledProcessError):
         shown = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
@@ -181,7 +187,7 @@ def open_files() -> Iterator[Finding]:
 
 
 def faiss_kind() -> Iterator[Finding]:
-    """Whether exactly one faiss is installed, and whether it is the one for a GPU where there is a GPU."""
+    """Check that exactly one faiss package is installed, and that it supports the GPU if there is a GPU."""
     names = sorted({each.name for each in metadata.distributions() if str(each.name).startswith("faiss")})
     kind = "gpu" if gpu_count() else "cpu"
     install = INSTALL_EXTRA.format(kind)
@@ -200,7 +206,11 @@ def faiss_kind() -> Iterator[Finding]:
 
 
 def shared_memory(workers: int, batch_bytes: int, folder: Path = Path("/dev/shm")) -> Iterator[Finding]:
-    """Whether shared memory holds the batches of `workers` loader processes. batch_bytes: size of one, 0 if unknown."""
+    """Check that the free shared memory holds the batches that the loader processes prepare.
+
+    workers: the number of loader processes. batch_bytes: bytes of one batch, 0 if unknown. folder: where shared memory
+    is mounted; nothing is checked if it does not exist.
+    """
     if not folder.is_dir():
         return
     free = shutil.disk_usage(folder).free
@@ -217,7 +227,10 @@ def shared_memory(workers: int, batch_bytes: int, folder: Path = Path("/dev/shm"
 
 
 def disk(topic: str, folder: Path, fix: str) -> Iterator[Finding]:
-    """Free space and write permission of `folder`, or of its nearest parent that exists. fix: how to take another."""
+    """Check free space and write permission of `folder`, or of its nearest parent that exists.
+
+    topic: the name of the check in its finding. fix: advice on how to choose another folder.
+    """
     path = folder.expanduser().absolute()
     path = next(parent for parent in (path, *path.parents) if parent.exists())
     free = shutil.disk_usage(path).free
@@ -233,7 +246,7 @@ def disk(topic: str, folder: Path, fix: str) -> Iterator[Finding]:
 
 
 def size(count: float) -> str:
-    """A number of bytes with its unit, e.g. 512 MiB."""
+    """Write a number of bytes with a fitting unit, e.g. "512 MiB"."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}"

@@ -1,6 +1,7 @@
-"""python -m train.doctor [key=value …]: is this machine ready, and ready for this run? One line each, with the fix.
+"""python -m train.doctor [key=value …]: check that this machine is ready for training, or for the run of these keys.
 
-python -m train.doctor translate "<open_clip command line>": the same training as a command of ours.
+Each check prints findings: lines marked ok, warn or fail, with a fix. The other form of the command, python -m
+train.doctor translate "<open_clip command line>", prints our command for the same training.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ USUAL_SIDE = 224  # pixels of a picture, where the configuration does not say it
 
 
 def main() -> None:
-    """The command: --help, translate, or a report of all findings."""
+    """Run `python -m train.doctor`: print the help, translate a command, or check and exit with the report's code."""
     arguments = sys.argv[1:]
     if {"-h", "--help"} & set(arguments):
         print(HELP)
@@ -47,7 +48,10 @@ def main() -> None:
 
 
 def report(all_findings: Iterable[Finding], as_json: bool) -> int:
-    """Print every finding as it comes. Returns the exit code: 0, or the smallest code of the failures."""
+    """Print every finding as soon as it is known, without duplicates, then a summary.
+
+    as_json: print one JSON list instead. Returns the exit code: 0, or the smallest code of the failures.
+    """
     findings: dict[str, Finding] = {}  # by text: more than one check may find a file missing
     for finding in all_findings:
         if finding.text not in findings and not as_json:
@@ -64,7 +68,11 @@ def report(all_findings: Iterable[Finding], as_json: bool) -> int:
 
 
 def look(arguments: Sequence[str]) -> Iterator[Finding]:
-    """All findings. arguments: those of python -m train; without any, only the machine is checked."""
+    """Run all checks and yield their findings.
+
+    arguments: the key=value words for `python -m train`; without any, only the machine is checked. Words that do not
+    compose to a configuration are one failure.
+    """
     config = None
     if arguments:
         from dyad.train.cli.compose import compose_config
@@ -101,7 +109,10 @@ def look(arguments: Sequence[str]) -> Iterator[Finding]:
 
 
 def found(topic: str, check: Callable[..., Iterable[Finding]], *arguments: Any) -> Iterator[Finding]:
-    """The findings of `check(*arguments)`. Any exception becomes a failure; that of a user's error keeps its text."""
+    """Yield the findings of `check(*arguments)`; if it raises, yield a failure on `topic` with the reason instead.
+
+    A UserError keeps its message and exit code.
+    """
     try:
         yield from check(*arguments)
     except UserError as error:
@@ -111,7 +122,7 @@ def found(topic: str, check: Callable[..., Iterable[Finding]], *arguments: Any) 
 
 
 def _loaders(config: TrainConfig | None) -> tuple[int, int]:
-    """(loader processes, bytes of a batch of one rank); 0 where it is unknown."""
+    """Return (number of loader processes, bytes of the pictures in one rank's batch); 0 for each that is unknown."""
     if config is None or config.task is Task.question_passage:
         return 0 if config is None else config.data.workers, 0
     side = config.model.image.image_size or USUAL_SIDE

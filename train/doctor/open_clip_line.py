@@ -1,4 +1,4 @@
-"""Parser of a command line of open_clip's trainer: its launcher and the values of its flags."""
+"""Parse a command line of open_clip's trainer into its launcher (torchrun, SLURM, none) and its flags' values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 
 @dataclass(frozen=True)
 class Launch:
-    """The processes of a command. scheduler: torchrun, slurm or none; address: of the first machine, "" if unknown."""
+    """The processes that a command starts.
+
+    scheduler: "torchrun", "slurm" or "none". nodes: number of machines. per_node: processes on each machine, one per
+    GPU. address: host name of the first machine, "" if unknown.
+    """
 
     scheduler: str
     nodes: int
@@ -30,7 +34,7 @@ class Launch:
 
     @property
     def command(self) -> str:
-        """Our launcher for as many processes, without the arguments of the training."""
+        """The start of our command that launches as many processes; the training arguments follow it."""
         if self.scheduler == "slurm":
             return f"sbatch --nodes={self.nodes} --gpus-per-node={self.per_node} launch/slurm.sbatch"
         if self.scheduler == "none" and self.per_node == 1:
@@ -40,10 +44,11 @@ class Launch:
 
 
 def read_line(line: str, gpus: int | None) -> tuple[Launch, dict[str, list[str]], list[str]]:
-    """Parse a command line, or a script that contains one. gpus: number of GPUs over all machines, if it is given.
+    """Parse an open_clip command line, or a script that contains one.
 
-    Returns the launch, flag → its values, and the names of shell variables that have no value here. Raises ConfigError
-    for a line that cannot be parsed, and for an unknown flag.
+    gpus: the number of GPUs on all machines, None to read it from the line. Returns the launch, flag → its values, and
+    the names of shell variables in the arguments that are not set here. Raises ConfigError for a line that cannot be
+    parsed, and for an unknown flag.
     """
     launcher, text = _split(line)
     arguments = os.path.expandvars(text)
@@ -53,7 +58,10 @@ def read_line(line: str, gpus: int | None) -> tuple[Launch, dict[str, list[str]]
 
 
 def _split(line: str) -> tuple[str, str]:
-    """(launcher and environment before the program, arguments after it)."""
+    """Split a command or script at the open_clip program: return the text before it (the launcher) and its arguments.
+
+    Arguments alone have the launcher "". Raises ConfigError if there is no open_clip program.
+    """
     text = re.sub(r"\\\s*\n", " ", line)
     found = PROGRAM.search(text)
     if found is None:
@@ -67,16 +75,19 @@ def _split(line: str) -> tuple[str, str]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are ConfigErrors."""
+    """An ArgumentParser that raises ConfigError where argparse would exit."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise ConfigError; argparse itself would print a usage and exit."""
+        """Raise ConfigError with argparse's message, instead of printing the usage and exiting."""
         no_value = re.fullmatch(r"argument (--[\w-]+).*: expected .*", message)
         raise ConfigError(f"translate: {f'{no_value[1]} needs a value' if no_value else message}")
 
 
 def _parse(text: str) -> dict[str, list[str]]:
-    """Flag → its values, up to the end of the shell command. As in open_clip, a unique prefix stands for a flag."""
+    """Parse the arguments of open_clip, up to the end of the shell command, into flag → its values.
+
+    As in open_clip, a unique prefix of a flag stands for it. Raises ConfigError for unknown flags and stray words.
+    """
     parser = _Parser(add_help=False, argument_default=argparse.SUPPRESS)
     for name in sorted(flags.ALL):
         kind: dict[str, Any] = {"nargs": "+" if name in flags.MANY_VALUES else 1}
@@ -101,7 +112,11 @@ def _parse(text: str) -> dict[str, list[str]]:
 
 
 def _launch(launcher: str, script: str, gpus: int | None) -> Launch:
-    """The launcher's options; with srun also those in the #SBATCH lines of the script."""
+    """Read the number of machines and processes from the options of the launcher, for srun also from #SBATCH lines.
+
+    launcher: the text before the program. script: the whole line or script. gpus: the number of GPUs on all machines,
+    None to read it from the options. Raises ConfigError if the number of GPUs is missing or does not fit the machines.
+    """
     slurm = "srun" in launcher
     header = re.findall(r"^#SBATCH\s+(\S.*?)\s*$", script, re.MULTILINE) if slurm else []
     text = " ".join([*header, launcher])
@@ -117,7 +132,11 @@ def _launch(launcher: str, script: str, gpus: int | None) -> Launch:
 
 
 def _spread(gpus: int, nodes: int | None) -> tuple[int, int]:
-    """(machines, GPUs of each). Without `nodes`, machines of GPUS_PER_MACHINE, or one with fewer."""
+    """Return (number of machines, GPUs of each) for `gpus` GPUs on `nodes` machines.
+
+    With nodes=None, each machine has GPUS_PER_MACHINE, or a single machine has fewer. Raises ConfigError if the GPUs
+    do not divide evenly.
+    """
     machines = nodes or max(gpus // GPUS_PER_MACHINE, 1)
     if gpus < 1 or gpus % machines or (nodes is None and gpus > GPUS_PER_MACHINE and gpus % GPUS_PER_MACHINE):
         raise ConfigError(
@@ -128,7 +147,7 @@ def _spread(gpus: int, nodes: int | None) -> tuple[int, int]:
 
 
 def _option(text: str, names: Iterable[str]) -> int | None:
-    """The number that the first of these options has in the command of a launcher."""
+    """Return the value of the first option in `names` that `text`, a launcher's command, gives a number; else None."""
     patterns = (name.replace("-", "[-_]") for name in names)
     found = (re.search(rf"(?:^|\s)--?{name}(?:=|\s+)(?:[\w-]+:)*(\d+)", text) for name in patterns)
     return next((int(option[1]) for option in found if option), None)

@@ -1,4 +1,7 @@
-"""Checks of a configuration on this machine: its data, model, trackers and run folder. Nothing is written."""
+"""Check a configuration on this machine: its data, model, trackers and run folder. Nothing is written.
+
+The public functions yield findings: lines marked ok, warn or fail, with a fix.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,10 @@ Wanted = Mapping[str, Sequence[str]]  # kind of file → names, of which one is 
 
 
 def run(arguments: Sequence[str], config: TrainConfig) -> Iterator[Finding]:
-    """The checks of `python -m train` before it loads anything, and whether the run is new, goes on or is finished."""
+    """Check the configuration as `python -m train` does first; report if the run is new, resumes or is finished.
+
+    arguments: the key=value words of the command line. Raises ConfigError as `check_sweep`.
+    """
     check_sweep(arguments, [config])
     folder = run_folder(config)
     checkpoints = sorted((folder / "checkpoints").glob("step_*"))
@@ -72,7 +78,11 @@ def run(arguments: Sequence[str], config: TrainConfig) -> Iterator[Finding]:
 
 
 def data(config: TrainConfig) -> Iterator[Finding]:
-    """Check the first and last sample of the first and last shard, and whether their indexes are current."""
+    """Check the first and the last shard of data.train: their index, and their first and last sample.
+
+    Of a streamed shard only the first sample is checked, and a large or remote shard without an index is not read.
+    Raises DataError for data that training could not use.
+    """
     if config.data.train is None:
         return
     if config.task is Task.question_passage:
@@ -85,13 +95,16 @@ def data(config: TrainConfig) -> Iterator[Finding]:
 
 
 def _questions_of(file: str) -> str:
-    """The file of questions. A BEIR folder is named by its judgements, FOLDER/qrels/SPLIT.tsv."""
+    """Return the file with the questions: `file` itself, but FOLDER/queries.jsonl for BEIR's FOLDER/qrels/SPLIT.tsv."""
     path = Path(file)
     return str(path.parent.parent / QUERIES) if path.parent.name == "qrels" else file
 
 
 def _shard(path: str, total: str, config: TrainConfig) -> Iterator[Finding]:
-    """Check one shard. Raises DataError, naming shard and sample, for data that training could not use."""
+    """Check the index and samples of one shard, as `data` says. total: text like "3 files", for the messages.
+
+    Raises DataError, which names shard and sample, for data that training could not use.
+    """
     if config.data.mode is Mode.stream:
         _check_pair(first_of(path), config.data)
         yield ok("data", f"{path}: first sample read ({total} in all, streamed)")
@@ -118,20 +131,23 @@ def _shard(path: str, total: str, config: TrainConfig) -> Iterator[Finding]:
 
 
 def _refuse(path: str, problems: Sequence[Problem]) -> None:
-    """Raise DataError for the first problem of a shard, if it has any."""
+    """Raise DataError with the first of the problems that a scan found in the shard `path`, if there is any."""
     if problems:
         raise DataError(f"{path}: {problems[0]}. All of it: python -m data check {shlex.quote(path)}")
 
 
 def _check_pair(sample: ShardSample, config: DataConfig) -> None:
-    """Raise SampleError for a picture that cannot be decoded, and for captions that are missing."""
+    """Raise SampleError if the picture of the sample cannot be decoded, or a caption field is missing or invalid."""
     sample.decoded(config.image_key, config.max_image_pixels)
     for name in config.captions:
         sample.captions(name)
 
 
 def _check_question(fields: dict[str, Any], where: str, config: DataConfig) -> None:
-    """Raise DataError, naming the row, for a row that is no question with passages, or no line of a BEIR folder."""
+    """Raise DataError if a row is no question with passages or, in a BEIR folder, no valid line of queries.jsonl.
+
+    fields: the row. where: its file and line, which begin the message.
+    """
     try:
         if QUERIES in where:
             query_of(fields)
@@ -142,7 +158,10 @@ def _check_question(fields: dict[str, Any], where: str, config: DataConfig) -> N
 
 
 def _scan(path: str, config: TrainConfig) -> int:
-    """Number of samples in a shard without an index; none is written. Raises DataError for the first problem."""
+    """Read a whole shard that has no index, check its first and last sample, and return its number of samples.
+
+    No index is written. Raises DataError for the first problem.
+    """
     with io.BufferedReader(open_stream(path), 1 << 20) as stream:  # type: ignore[arg-type]
         scan = SCANS.get(os.path.splitext(path)[1], SCANS[".tar"])(stream)
     _refuse(path, scan.problems.first)
@@ -162,7 +181,10 @@ def _scan(path: str, config: TrainConfig) -> int:
 
 
 def model(config: TrainConfig) -> Iterator[Finding]:
-    """Whether each file of the towers is on this machine; then the towers themselves, built without their weights."""
+    """Check that each file of the towers is on this machine; if so, build the towers without loading weights.
+
+    The findings then also give the number of weights and the statistics that batch norms use.
+    """
     complete = True
     for key, name, wanted in _sources(config):
         if absent := [what for what, files in wanted.items() if not any(file_of(name, file, False) for file in files)]:
@@ -188,9 +210,10 @@ def model(config: TrainConfig) -> Iterator[Finding]:
 
 
 def _sources(config: TrainConfig) -> Iterator[tuple[str, str, Wanted]]:
-    """(key, name, files) of each folder, package or published model that the towers come from.
+    """Yield (key, name, files) for each folder, package or published model that the towers are loaded from.
 
-    Raises ConfigError for an unknown open_clip model, and for weights that are neither a file nor published.
+    key: the configuration key that names it. files: kind of file → file names, of which one is enough. Raises
+    ConfigError for an unknown open_clip model, and for weights that are neither a file nor published.
     """
     image, text, both = config.model.image, config.model.text, config.model
     if text.kind is TextTower.transformers and (name := text.name or both.name):
@@ -223,9 +246,11 @@ def _sources(config: TrainConfig) -> Iterator[tuple[str, str, Wanted]]:
 
 
 def _absent(key: str, name: str, absent: Sequence[str], wanted: Wanted) -> Finding:
-    """A failure for a local folder that lacks files, or for a published model that may not be fetched; else a warning.
+    """Return the finding for a model whose files are not all on this machine.
 
-    Raises ConfigError for a folder or package that does not exist, and for what cannot be a published name.
+    It is a failure for a local folder, and for a published model with HF_HUB_OFFLINE=1; else a warning. absent: the
+    kinds of files that are missing. Other parameters as in `_sources`. Raises ConfigError if the folder or package does
+    not exist, or the name cannot be one on the Hugging Face hub.
     """
     folder = location_of(name)
     if os.path.isdir(folder):
@@ -249,7 +274,7 @@ def _absent(key: str, name: str, absent: Sequence[str], wanted: Wanted) -> Findi
 
 
 def tracking(config: TrainConfig) -> Iterator[Finding]:
-    """The mode of W&B that a run would choose. Its server is not asked."""
+    """Report the W&B mode (online, offline, disabled) that a run would choose, without a request to its server."""
     reasons = {
         Wandb.online: "an API key is here",
         Wandb.offline: "no API key, or asked for; `wandb sync` sends it later",

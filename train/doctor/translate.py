@@ -1,8 +1,8 @@
-"""python -m train.doctor translate "<open_clip command line>": the same training as a command of this project.
+"""Translate an open_clip training command to ours: python -m train.doctor translate "<open_clip command line>".
 
-Every flag becomes a key, or a note that says what is different. A flag that changes what is learned and has no key is
-refused. Defaults of open_clip are written out where ours differ. open_clip_flags.py lists the flags, open_clip_line.py
-parses the command; this module computes the keys.
+Every flag becomes a configuration key, or a note that says how we differ. A flag that changes what is learned and has
+no key is refused. Defaults of open_clip are written out where ours differ. open_clip_flags.py lists the flags,
+open_clip_line.py parses the command; this module computes the keys.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ NUMBER = re.compile(r"[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?")
 
 @dataclass
 class Translation:
-    """An open_clip command and the command that replaces it.
+    """An open_clip command and the command of ours that replaces it, built step by step by the functions in RULES.
 
-    given: flag → its values. before: commands to run first. keys: key → value of `python -m train`. notes: one line
-    each. implied: key → whether its value is a default of open_clip, which the command does not name.
+    launch: the processes that the command starts. given: flag without dashes → its values in the command. before: shell
+    commands to run first. keys: key → value for `python -m train`. notes: lines for the user. implied: key → whether
+    its value is a default of open_clip, and not from a flag in the command.
     """
 
     launch: Launch
@@ -41,22 +42,26 @@ class Translation:
 
     @property
     def arguments(self) -> list[str]:
-        """The key=value arguments of `python -m train`."""
+        """Return the translated key=value arguments for `python -m train`."""
         return [f"{key}={written(value)}" for key, value in self.keys.items()]
 
     def __str__(self) -> str:
-        """The commands, one on a line, and the notes as comments of the shell."""
+        """Return the text to print: our commands, one on a line, then the notes as shell comments."""
         command = f"{self.launch.command} {shlex.join(self.arguments)}"
         return "\n".join([*self.before, command, *(f"# {note}" for note in self.notes)])
 
     @property
     def world_size(self) -> int:
-        """Number of processes over all machines; each has one GPU."""
+        """The number of processes on all machines together; each has one GPU."""
         return self.launch.nodes * self.launch.per_node
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Steps per epoch as open_clip counts them for shards: every loader worker has the same number of batches."""
+        """Return the optimiser steps per epoch as open_clip counts them for shards.
+
+        It rounds up so that every loader worker has the same number of batches. None for --dataset-type csv, or
+        without --train-num-samples.
+        """
         if "train-num-samples" not in self.given or self.text("dataset-type") == "csv":
             return None
         workers = max(int(self.text("workers")), 1)
@@ -64,46 +69,46 @@ class Translation:
         return max(math.ceil(batches / workers) * workers // self.number("accum-freq"), 1)
 
     def text(self, flag: str) -> str:
-        """The values of a flag, or open_clip's default where we have another one, else ""."""
+        """Return the values of a flag, joined by spaces; if not given, open_clip's default if ours differs, else ""."""
         return " ".join(self.given[flag]) if flag in self.given else flags.DEFAULTS.get(flag, "")
 
     def number(self, flag: str) -> int:
-        """The value of a flag as a whole number. Raises ConfigError for any other text."""
+        """Return the value of a flag, or its default as in `text`, as int. Raises ConfigError if it is not a number."""
         try:
             return int(float(self.text(flag)))
         except ValueError as error:
             raise ConfigError(f"--{flag} {self.text(flag)}: must be a whole number") from error
 
     def set(self, key: str, value: object, implied: bool = False) -> None:
-        """Set a key. implied: the value is a default of open_clip, which the command does not name."""
+        """Set a configuration key. implied: the value is a default of open_clip, and not from a flag in the command."""
         self.keys[key] = str(value)
         self.implied[key] = implied
 
     def note(self, flag: str, text: str) -> None:
-        """Add a note about a flag."""
+        """Add a note for the user: the flag with its values, then `text`."""
         self.notes.append(f"{self._shown(flag)}: {text}")
 
     def note_given(self, texts: Mapping[str, str], prefix: str = "") -> None:
-        """Add the notes of a table of flags that are in the command."""
+        """Add a note for each flag in the command that `texts` (flag → text) lists. prefix: put before each text."""
         for flag in sorted(self.given.keys() & texts.keys()):
             self.note(flag, f"{prefix}{texts[flag]}")
 
     def refuse(self, flag: str, why: str) -> NoReturn:
-        """Raise ConfigError for a flag that cannot be translated."""
+        """Raise ConfigError for a flag that changes the training and has no translation. why: the reason to show."""
         raise ConfigError(f"{self._shown(flag)}: not here, and it changes what is learned: {why}. Or leave it out")
 
     def _shown(self, flag: str) -> str:
-        """A flag and its values, cut to 60 characters."""
+        """Return "--flag values", or "--flag" if the command lacks it, cut to 60 characters."""
         shown = f"--{flag} {self.text(flag)}".strip() if flag in self.given else f"--{flag}"
         return shown if len(shown) <= 60 else f"{shown[:57]}…"
 
 
 def translate(line: str, gpus: int | None = None) -> Translation:
-    """The command that replaces `python -m open_clip_train.main …`, alone, under torchrun or in a SLURM script.
+    """Translate `python -m open_clip_train.main …`, alone, under torchrun or in a SLURM script, to our command.
 
-    gpus: number of GPUs over all machines, where the line does not say it. Raises ConfigError for a flag that open_clip
-    does not know, with the nearest one; for a flag that changes the training and has no key; and for a command that
-    does not train a pair of towers.
+    gpus: the number of GPUs on all machines, if the line does not give it. Raises ConfigError for a flag that open_clip
+    does not know, for a flag that changes the training and has no key, and for a command that does not train an image
+    and a text tower.
     """
     launch, given, unset = read_line(line, gpus)
     job = Translation(launch, given)
@@ -130,7 +135,7 @@ def translate(line: str, gpus: int | None = None) -> Translation:
 
 
 def _data(job: Translation) -> None:
-    """The training and the validation data. Raises ConfigError for a command that does not train."""
+    """Set data.train and data.val. Raises ConfigError without --train-data, and for a --text-key other than txt."""
     if "train-data" not in job.given:
         raise ConfigError(
             "there is no --train-data: the line only evaluates. Runs of python -m train are evaluated by: "
@@ -144,7 +149,11 @@ def _data(job: Translation) -> None:
 
 
 def _shards(job: Translation, flag: str) -> str:
-    """The shards of a data flag. A table (.csv, .tsv) is packed into shards first; a pipe becomes the URL it reads."""
+    """Return our value for a data flag ("train-data" or "val-data"): the path of its shards.
+
+    For a table (.csv, .tsv), add a command that packs it into shards, and return their folder. For a shell pipe
+    (pipe:…) that reads a URL, return this URL.
+    """
     path = job.text(flag)
     if re.search(r"\.[ct]sv$", path) or job.text("dataset-type") == "csv":
         out = "shards/" + re.sub(r"\.\w+$", "", os.path.basename(path))
@@ -159,7 +168,10 @@ def _shards(job: Translation, flag: str) -> str:
 
 
 def _length(job: Translation) -> None:
-    """Global batch size, and the length of the run: in steps where the size of an epoch is given, else in epochs."""
+    """Set global_batch_size, chunk_size with --accum-freq above 1, and the length of the run.
+
+    The length is `steps` if the steps per epoch are known, else `epochs`.
+    """
     per_gpu, every, epochs = job.number("batch-size"), job.number("accum-freq"), job.number("epochs")
     job.set("global_batch_size", per_gpu * every * job.world_size, implied="batch-size" not in job.given)
     gpus = f" × {job.world_size} GPUs" if job.world_size > 1 else ""
@@ -178,7 +190,7 @@ def _length(job: Translation) -> None:
 
 
 def _cadence(job: Translation) -> None:
-    """Intervals of checkpoints and evaluations: open_clip counts epochs, our keys count steps."""
+    """Set checkpoint.every and eval.every, converted from epochs to steps; add notes if this is not possible."""
     steps = job.steps_per_epoch
     if steps is None:
         job.note_given(flags.WITHOUT_STEPS)
@@ -189,7 +201,7 @@ def _cadence(job: Translation) -> None:
 
 
 def _model(job: Translation) -> None:
-    """Size of the pictures, and what --resume stands for."""
+    """Set the image size, and model.pretrained from --resume PATH. Raises ConfigError for sizes that are not square."""
     size = job.given.get("force-image-size", [])
     if len(set(size)) == 1:
         job.set("model.image.image_size", size[0])
@@ -203,7 +215,10 @@ def _model(job: Translation) -> None:
 
 
 def _batch_norm(job: Translation) -> None:
-    """Statistics of batch norms: open_clip computes them for each GPU and pass, or with --use-bn-sync for all GPUs."""
+    """Set model.batch_norm=per_chunk where open_clip computes batch norm statistics per GPU or per accumulation pass.
+
+    This is for models with batch norms that train. With --use-bn-sync, add a note.
+    """
     chunks = job.number("accum-freq") > 1
     normed = flags.BATCH_NORM_MODELS.match(job.text("model")) and "lock-image" not in job.given
     if normed and (chunks or (job.world_size > 1 and "use-bn-sync" not in job.given)):
@@ -214,7 +229,10 @@ def _batch_norm(job: Translation) -> None:
 
 
 def _optimiser(job: Translation) -> None:
-    """Defaults of Adam, the schedule and its cooldown. Raises ConfigError for another optimiser than AdamW."""
+    """Set beta2, eps, the learning rate schedule and its cooldown.
+
+    Raises ConfigError for an optimiser other than AdamW, and for a cooldown whose number of steps is unknown.
+    """
     if "vit" not in job.text("model").lower():
         for key, value in {"beta2": "0.999", "eps": "1e-8"}.items():
             if key not in job.given:
@@ -238,7 +256,7 @@ def _optimiser(job: Translation) -> None:
 
 
 def _precision(job: Translation) -> None:
-    """Raises ConfigError for a precision that open_clip does not have."""
+    """Set `precision` from --precision or open_clip's default. Raises ConfigError for a value that open_clip lacks."""
     name = job.text("precision")
     if name not in flags.PRECISIONS:
         raise ConfigError(f"--precision {name}: no such choice.{nearest(name, flags.PRECISIONS)}")
@@ -248,7 +266,7 @@ def _precision(job: Translation) -> None:
 
 
 def _augment(job: Translation) -> None:
-    """Crops, brightness and grey of --aug-cfg; other augmentations are refused."""
+    """Set crop scale, brightness and grey from --aug-cfg. Raises ConfigError for its other augmentations."""
     pieces = dict(piece.split("=", 1) for piece in job.given.get("aug-cfg", []) if "=" in piece)
     scale = NUMBER.findall(pieces.get("scale", "0.9, 1.0"))
     job.set("data.augment.crop_scale", f"[{','.join(scale)}]", implied="scale" not in pieces)
@@ -262,7 +280,7 @@ def _augment(job: Translation) -> None:
 
 
 def _tracking(job: Translation) -> None:
-    """W&B and TensorBoard. open_clip uses none of them unless --report-to names it; here W&B is the default."""
+    """Set the W&B and TensorBoard keys from --report-to. Without this flag, W&B is disabled, as in open_clip."""
     services = set(job.text("report-to").split(",")) - {""}
     if not services & {"wandb", "all"}:
         job.set("tracking.wandb", "disabled", implied="report-to" not in job.given)
@@ -273,7 +291,11 @@ def _tracking(job: Translation) -> None:
 
 
 def _direct(job: Translation) -> None:
-    """The flags of KEYS and SWITCHES, which need no computation."""
+    """Set the keys of flags that need no computation: those in the tables KEYS and SWITCHES of open_clip_flags.py.
+
+    Flags with the value none are left out; missing flags get open_clip's default where ours differs. Add a note for a
+    locked tower, whose projection still trains here.
+    """
     for flag, key in flags.KEYS.items():
         value = job.text(flag)
         if value.lower() not in ("", "none"):
@@ -291,7 +313,11 @@ RULES = (_data, _direct, _model, _batch_norm, _length, _cadence, _optimiser, _pr
 
 
 def run(arguments: Sequence[str]) -> Translation:
-    """The command `python -m train.doctor translate`. arguments: the line, quoted or not, and gpus=N."""
+    """Run `python -m train.doctor translate`: translate the command line in `arguments`.
+
+    arguments: the open_clip line as one quoted word or as separate words, and optionally gpus=N. Raises ConfigError as
+    `translate`, and if there is no line.
+    """
     numbers = [word for word in arguments if re.fullmatch(r"gpus=\d+", word)]
     line = [word for word in arguments if word not in numbers]
     if not line:

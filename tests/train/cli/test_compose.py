@@ -14,7 +14,7 @@ from dyad.data.base.errors import ConfigError
 from dyad.train.cli import compose
 from dyad.train.cli.compose import CONFIG_DIR, compose_config, groups, keys, preview, read_line
 from dyad.train.cli.usage import COMMON, help_text
-from dyad.train.config import TrainConfig
+from dyad.train.config import TrainConfig, validate
 from dyad.train.run.main import check_arguments
 
 ROOT = Path(__file__).parents[3]
@@ -34,6 +34,11 @@ def test_every_choice_composes(choice: str) -> None:
     config = compose_config([choice, "data.train=x", *NEEDED.get(choice, [])])
     assert isinstance(config, TrainConfig)
     assert not OmegaConf.missing_keys(OmegaConf.structured(config))
+
+
+def test_an_empty_command_line_lacks_what_has_no_default() -> None:
+    with pytest.raises(ConfigError, match=r"data\.train is missing"):
+        validate(compose_config([]), world_size=1)
 
 
 def test_every_yaml_is_reachable_and_has_a_comment() -> None:

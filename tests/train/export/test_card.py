@@ -13,6 +13,7 @@ from huggingface_hub import ModelCard
 from dyad.data.config import DataConfig
 from dyad.eval.results.panels import scored
 from dyad.train.config import Task, TrainConfig
+from dyad.train.export.card import ROOT as CHECKOUT
 from dyad.train.export.card import card, code, commit, escaped
 from dyad.train.export.library import ExportSource, Library
 from dyad.train.losses import OBJECTIVES
@@ -110,7 +111,7 @@ def test_what_was_trained_and_on_what(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_commit_is_that_of_the_checkout_of_the_code() -> None:
-    assert (card_module.ROOT / "pyproject.toml").is_file()
+    assert (CHECKOUT / "pyproject.toml").is_file()
 
 
 def test_the_commit_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
