@@ -9,7 +9,7 @@ from omegaconf import MISSING
 
 from dyad.data.base.command_line import run_option
 from dyad.data.base.errors import ConfigError
-from dyad.data.config import DataConfig, MiningConfig, described
+from dyad.data.config import DataConfig, MiningConfig, check_least, described
 
 DEEPEST = 1000  # passages found for a question; TREC's runs end there too
 
@@ -53,6 +53,7 @@ class EvalConfig:
     )
 
     def __post_init__(self) -> None:
+        check_least(self, "eval.", block=1, examples=0)  # config.yaml of a run may have any value
         check(self, "eval.")
 
 

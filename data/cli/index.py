@@ -3,13 +3,13 @@ files)."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
 from dyad.data.base.errors import ConfigError, DataError
-from dyad.data.base.files import write_json
 from dyad.data.base.progress import print_line, tracked
 from dyad.data.base.secrets import without_secrets
 from dyad.data.cli.options import IndexOptions
@@ -82,7 +82,7 @@ def _write_manifest(path: Path, sources: Sequence[ShardSource], indexes: Sequenc
         described.append({"weight": source.weight, "shards": shards})
     manifest = {"format": FORMAT, "fingerprint": fingerprint(indexes), "samples": first_id, "sources": described}
     try:
-        write_json(path, without_secrets(manifest))
+        path.write_text(json.dumps(without_secrets(manifest), indent=1) + "\n")  # may be a link or /dev/stdout
     except OSError as error:
         raise ConfigError(f"out={path} cannot be written: {error.strerror}.") from error
     print(f"manifest written to {path}")

@@ -262,21 +262,24 @@ def _rows(
             row = questions.row_of(formats.record_of(fields, config), corpus, where, "corpus=")
         except KeyError as error:
             raise BadRow("id that is not in the corpus", f"'{error.args[0]}'") from None
-        _count_unread(unread, fields)
+        _count_unread(unread, fields, row)
         return row
 
     return _read(rows, convert)
 
 
-def _count_unread(unread: UnreadFields, fields: Mapping[str, Any]) -> None:
+def _count_unread(unread: UnreadFields, fields: Mapping[str, Any], row: QuestionRow) -> None:
     """Count in `unread` the fields of a row, and of the passages inside it, that the format of the row does not use."""
     read = format_of(fields)
     assert read is not None
     unread.add(fields, (read.question, *read.lists, *formats.QUESTION_FIELDS))
     unread.add_metadata(fields)
-    for entry in (entry for name in read.lists for entry in fields.get(name) or ()):
+    entries = [entry for name in read.lists for entry in fields.get(name) or ()]
+    for entry in entries:
         if isinstance(entry, Mapping):
             unread.add(entry, read.passage_fields, " of passages")
+    if middle := len(entries) - sum(len(getattr(row, name)) for name in questions.LISTS):
+        unread["candidates in the middle"] += middle
 
 
 def _judged(qrels: str, queries: Corpus, corpus: Corpus, unread: UnreadFields) -> Located[QuestionRow]:

@@ -10,10 +10,10 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.client import HTTPResponse
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar, cast
-from urllib.error import HTTPError
+from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
@@ -232,12 +232,17 @@ def _request(url: str) -> HTTPResponse:
         error.close()  # the error holds the connection
         reason = f"the server says {error.code} {error.reason}"
         raise FileNotFoundError(reason) if error.code in GONE else OSError(reason) from error
+    except URLError as error:
+        raise ConnectionError(str(error.reason)) from error
 
 
 def _next_bytes(source: BinaryIO | HTTPResponse, size: int) -> bytes:
     """Read at most `size` bytes from the source; b"" at the end. Raises ConnectionError for an HTTP response that ends
     before its announced length."""
-    piece = source.read(size)
+    try:
+        piece = source.read(size)
+    except HTTPException as error:
+        raise ConnectionError(f"the answer broke off: {type(error).__name__}") from error
     if not piece and isinstance(source, HTTPResponse) and source.length:  # http.client reports no error here
         raise ConnectionError(f"the answer broke off {source.length} bytes before its end")
     return piece

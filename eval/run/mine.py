@@ -41,7 +41,7 @@ EXAMPLES = {
 NOTES = """\
 out gets mined.jsonl, a line {"query_id", "negatives", "scores"} for each question; mined.json, which says how many
 passages were left out and why; and embeddings/, so that the same command goes on wherever it was stopped, or mines
-next_config by other rules without encoding; delete it when you are done. null: as the run has it.
+again by other rules without encoding; delete it when you are done. null: as the run has it.
 """
 SHOWN = 3  # negatives of an example
 LONGEST = 110  # characters of a text that is shown

@@ -109,7 +109,7 @@ class Index:
             if self._shard[0] != start:
                 self._shard = (-1, None)  # frees its memory before the next one is made
                 self._shard = (start, self._searcher.filled(self.corpus, start, stop))
-            queries_qD = np.ascontiguousarray(queries_nD[rows], dtype=np.float32)
+            queries_qD = _finite("queries", queries_nD[rows])
             found = self._searcher.search(self._shard[1], queries_qD, min(k, stop - start))
             found = Hits(found.scores, np.where(found.positions < 0, m, found.positions + start))
             best.scores[rows], best.positions[rows] = _merged([best.of(rows), found], k)
@@ -247,6 +247,17 @@ def _learnt(faiss: ModuleType, spec: Spec, corpus: np.ndarray) -> tuple[np.ndarr
 # ---- rows of a corpus ----------------------------------------------------------------------------------------------
 
 
+def _finite(name: str, rows: np.ndarray) -> np.ndarray:
+    """Return the rows as contiguous float32. Raises ValueError, which begins with `name`, for NaN and infinity.
+
+    Vectors may come from a file, where a damaged one would never be found, without a word.
+    """
+    rows = np.ascontiguousarray(rows, dtype=np.float32)
+    if not np.isfinite(rows).all():
+        raise ValueError(f"{name}: holds values that are not finite")
+    return rows
+
+
 def _slabs(corpus: np.ndarray, start: int, stop: int) -> Iterator[tuple[int, np.ndarray]]:
     """Yield (index of its first row, part of the rows as float32) for consecutive parts of the rows start … stop − 1.
 
@@ -254,7 +265,7 @@ def _slabs(corpus: np.ndarray, start: int, stop: int) -> Iterator[tuple[int, np.
     """
     step = max(1, SLAB // (4 * corpus.shape[1]))
     for row in range(start, stop, step):
-        yield row, np.ascontiguousarray(corpus[row : min(row + step, stop)], dtype=np.float32)
+        yield row, _finite("corpus", corpus[row : min(row + step, stop)])
         drop_pages(corpus)
 
 
@@ -263,6 +274,8 @@ def _shard(corpus: np.ndarray, start: int, stop: int) -> np.ndarray:
     matrix.
     """
     if not isinstance(corpus, np.memmap) and corpus.dtype == np.float32 and corpus.flags.c_contiguous:
+        for _ in _slabs(corpus, start, stop):  # checks them
+            pass
         return corpus[start:stop]
     shard = np.empty((stop - start, corpus.shape[1]), np.float32)
     for row, rows in _slabs(corpus, start, stop):

@@ -217,7 +217,9 @@ def test_fields_without_use_are_counted(tmp_path: Path, capsys: pytest.CaptureFi
     rows = [{"question": "x", "candidates": candidates, "metadata": {"topic": "t", "url": "u"}}, {**DPR, "lang": "en"}]
     options = PackOptions(out=str(tmp_path / "out"), to=Target.flag, pos_pool=2, neg_pool=3)
     convert(str(write_lines(tmp_path / "x.jsonl", rows)), options)
-    assert "not read: rank of passages (7), lang (1), metadata.url (1)" in (capsys.readouterr().out.splitlines())
+    assert "not read: rank of passages (7), candidates in the middle (2), lang (1), metadata.url (1)" in (
+        capsys.readouterr().out.splitlines()
+    )
     rows = [json.loads(line) for line in (tmp_path / "out" / "train.jsonl").read_text().splitlines()]
     assert rows[0] == {"query": "x", "pos": ["6", "5"], "neg": ["2", "1", "0"]}
     folder = write_beir(tmp_path / "in", split="train")

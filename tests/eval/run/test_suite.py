@@ -238,3 +238,9 @@ def test_values_are_taken_as_they_stand() -> None:
     command = parse_options(EvalCommand, words, "python -m eval")
     assert command.suite == ["retrieval:d/{0,1}.tar", "wds:a b"]
     assert (command.val, command.truth, command.out) == ("d/{00..99}.tar", Truth.keys, None)
+
+
+@pytest.mark.parametrize(("name", "value"), [("block", 0), ("examples", -1)])
+def test_limits_hold_for_the_configuration_of_a_run_folder_too(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"eval\.{name}={value}: must be"):
+        EvalConfig(**{name: value})

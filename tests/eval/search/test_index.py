@@ -230,3 +230,12 @@ def test_a_missing_faiss_names_the_extras(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(ConfigError, match=r"\[cpu\].*\[gpu\]"):
         search(unit_rows(2, 4, 0), unit_rows(3, 4, 1), 1)
+
+
+@pytest.mark.parametrize(("side", "factor"), [("queries", np.inf), ("corpus", np.nan)])
+def test_vectors_that_are_not_finite_are_refused(side: str, factor: float) -> None:
+    """They may come from a damaged file, and would never be found."""
+    vectors = {"queries": unit_rows(2, 4, 0), "corpus": unit_rows(3, 4, 1)}
+    vectors[side] = vectors[side] * np.float32(factor)
+    with pytest.raises(ValueError, match=f"{side}: holds values that are not finite"):
+        search(vectors["queries"], vectors["corpus"], 1)
