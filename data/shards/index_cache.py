@@ -175,8 +175,8 @@ def cached_array(
     the array.
 
     kind: the array's name in the cache. made_of: texts that describe the state of the files, such as fingerprints;
-    make() is called again when they change. The array is stored beside the first of `paths`, in place of the array of
-    an earlier state of the files.
+    make() is called again when they change. The array is stored in a cache folder of the first of `paths`, in place of
+    the array of an earlier state of the files.
     """
     here = "/" if scheme_of(paths[0]) else os.path.dirname(os.path.realpath(paths[0]))
     relative = (other if scheme_of(other) else os.path.relpath(os.path.realpath(other), here) for other in others)

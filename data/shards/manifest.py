@@ -81,8 +81,8 @@ def changes(before: Summary, now: Manifest) -> Changes:
 
 
 def _block(files: Sequence[FileEntry]) -> dict[str, Any]:
-    """Summarise consecutive files: name of the first, counts of files, samples and bytes, and a hash over all
-    entries."""
+    """Summarise consecutive files of training data: name of the first file, counts of files, samples and bytes, and a
+    hash over all entries of `files`."""
     content = json.dumps([astuple(entry) for entry in files])
     return {
         "name": files[0].name if files else "",

@@ -212,7 +212,8 @@ def _byte_sum(block: bytes) -> int:
 
 
 def _number(number: bytes) -> int:
-    """Parse a number field of a header: octal digits, or GNU's base 256. Return -1 when it is neither."""
+    """Parse a number field of a tar header, written in octal digits or in GNU's base 256. Return -1 for any other
+    content."""
     if number[0] == 0x80:
         return int.from_bytes(number[1:], "big")
     try:

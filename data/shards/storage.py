@@ -237,8 +237,8 @@ def _request(url: str) -> HTTPResponse:
 
 
 def _next_bytes(source: BinaryIO | HTTPResponse, size: int) -> bytes:
-    """Read at most `size` bytes from an open file or HTTP response; b"" at the end. Raises ConnectionError for an HTTP
-    response that ends before its announced length."""
+    """Read at most `size` bytes from the source; b"" at the end. Raises ConnectionError for an HTTP response that ends
+    before its announced length."""
     piece = source.read(size)
     if not piece and isinstance(source, HTTPResponse) and source.length:  # http.client reports no error here
         raise ConnectionError(f"the answer broke off {source.length} bytes before its end")
