@@ -17,10 +17,11 @@ from torch import Tensor
 
 @dataclass
 class Extra:
-    """Further y-side items of the batch, concatenated over its rows: k ≥ 0 items in all, any number per row.
+    """Further items of the y side (such as the texts of picture-text pairs) in a batch, concatenated over the batch's
+    rows: k ≥ 0 items in all, any number per row.
 
     y (k, …): tower inputs. row (k,) int64: the row of the local batch that each item belongs to. keys (k,) int64:
-    content keys. positive (k,) bool: True for a further positive of the row, False for a hard negative.
+    content keys (64-bit hashes). positive (k,) bool: True for a further positive of the row, False for a hard negative.
     """
 
     y: Tensor
@@ -31,10 +32,11 @@ class Extra:
 
 @dataclass
 class KnownPositives:
-    """P pairs of a row and a y-side item that is known to be relevant to the row. The item may lie outside the batch.
+    """P pairs of a row and an item of the y side (such as a passage) that is known to be relevant to the row. The item
+    may lie outside the batch.
 
     The loss never uses such an item as a negative of the row. row (P,) int64: row of the local batch; keys (P,) int64:
-    content key of the item.
+    content key (64-bit hash) of the item.
     """
 
     row: Tensor
@@ -56,12 +58,12 @@ class BadSample:
 
 @dataclass
 class Batch:
-    """One rank's part of a global batch: b samples.
+    """One rank's part of a global batch: b samples, each with an item on side x and one on side y.
 
-    x, y (b, …): tower inputs, either uint8 pictures (b, 3, H, W) or int64 tokens (b, L). sample_ids (b,) int64: ids 0,
-    1, … of samples; they index state that is kept per sample and nothing else. x_keys, y_keys (b,) int64: content keys;
-    equal keys are the same item on any rank. extra: further y-side items. known_positives: relevant items that must not
-    serve as negatives. bad: samples that were replaced.
+    x, y (b, …): tower inputs, either uint8 pictures (b, 3, H, W) or int64 tokens (b, L), L tokens per text. sample_ids
+    (b,) int64: ids 0, 1, … of samples; they index state that is kept per sample and nothing else. x_keys, y_keys (b,)
+    int64: content keys (64-bit hashes); equal keys are the same item on any rank. extra: further items of side y.
+    known_positives: relevant items that must not serve as negatives. bad: samples that were replaced.
     """
 
     x: Tensor
@@ -84,8 +86,8 @@ class Batch:
 
 
 def _mapped(record: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return a copy of the dataclass `record` with `change` applied to every tensor, also in the dataclasses inside
-    it."""
+    """Return a copy of the dataclass `record`, such as a Batch, with `change` applied to every tensor, also in
+    dataclasses that are fields of `record`."""
     parts = {field.name: getattr(record, field.name) for field in fields(record)}
     changed = {name: change(part) for name, part in parts.items() if isinstance(part, Tensor)}
     changed |= {name: _mapped(part, change) for name, part in parts.items() if is_dataclass(part)}

@@ -24,7 +24,8 @@ ResizeMode = StrEnum("ResizeMode", ["shortest", "longest", "squash"])
 
 
 def described(default: Any, meaning: str, **limits: float) -> Any:
-    """Return a dataclass field with a default and a meaning, the line that `--help` prints for it.
+    """Return a dataclass field for a configuration key. default: the key's default; meaning: the line that `--help`
+    prints for the key.
 
     limits: `least`, the smallest legal number, or `above`, a bound that a legal number exceeds; train.config.validate
     checks them.
@@ -45,7 +46,8 @@ def check_least(config: object, section: str, **least: int) -> None:
 
 @dataclass
 class AugmentConfig:
-    """Random changes of training pictures, a function of (seed, epoch, sample id). The defaults change nothing."""
+    """Configuration of the random changes of training pictures: the keys data.augment.*. The changes are a function of
+    (seed, epoch, sample id). The defaults change nothing."""
 
     crop_scale: list[float] = described([1.0, 1.0], "random resized crop: smallest and largest share of the area")
     rotate: float = described(0.0, "largest rotation in degrees, either way")
@@ -71,7 +73,7 @@ class AugmentConfig:
 
 @dataclass
 class QuestionConfig:
-    """The question side of the task question_passage, the keys data.question.*."""
+    """Configuration of the question side of the task question_passage: the keys data.question.*."""
 
     split: str = described("train", "of a BEIR folder: qrels/<split>.tsv says which questions, and what is right")
     prefix: str = described("", f"before every question, e.g. 'query: '; {TYPED}")
@@ -83,15 +85,15 @@ class QuestionConfig:
 
 
 def check_split(split: str, key: str) -> None:
-    """Raise ConfigError if the name of a split could lead out of the folder that holds the split. key: the
-    configuration key, for the message."""
+    """Raise ConfigError if `split`, the name of a data split such as train or test, could be a path out of the data
+    folder. key: the configuration key, for the message."""
     if not re.fullmatch(r"\w[\w.-]*", split):
         raise ConfigError(f"{key}={split}: the name of a split, as train, dev or test: letters, digits, '_', '.', '-'")
 
 
 @dataclass
 class PassageConfig:
-    """The passage side of the task question_passage, the keys data.passage.*."""
+    """Configuration of the passage side of the task question_passage: the keys data.passage.*."""
 
     corpus: str | None = described(
         None, "passages by id, for files that name ids: .jsonl or .tsv; null: the passages are in the rows"
@@ -111,8 +113,8 @@ class PassageConfig:
 
 @dataclass
 class MiningConfig:
-    """Mining of hard negatives: which of the passages that a search finds become negatives of a question. The command
-    `python -m eval.mine` has the same keys."""
+    """Configuration of the mining of hard negatives: which of the passages that a search finds become negatives of a
+    question. The command `python -m eval.mine` has the same keys."""
 
     first_rank: int = described(10, "ranks taken: from here, counted from 1 and over all passages found …")
     last_rank: int = described(60, "… to here")
@@ -138,7 +140,7 @@ class MiningConfig:
 
 @dataclass
 class NegativesConfig:
-    """Hard negatives of the task question_passage, the keys data.negatives.*."""
+    """Configuration of the hard negatives of the task question_passage: the keys data.negatives.*."""
 
     per_row: int = described(0, "hard negatives drawn for a row each time, at most; a row with fewer gives all it has")
     lists: list[NegativeList] = described(
@@ -161,7 +163,8 @@ class NegativesConfig:
 
 @dataclass
 class DataConfig:
-    """Where training pairs come from, and how a training sample is made of a pair."""
+    """Configuration of the training data, the keys data.*: where training pairs come from, and how a training sample is
+    made of a pair."""
 
     train: Any = described(None, "training shards: path, glob, 'd/{00..99}.tar', 'a@2::b@0.5' with weights, or a list")
     val: Any = described(None, "shards for retrieval while training, written like data.train")
@@ -200,7 +203,8 @@ class DataConfig:
 
     @property
     def tolerated(self) -> int:
-        """The number of consecutive bad samples that may be replaced; 0 when data.bad_samples=stop."""
+        """The number of bad samples in a row that stops the run, when bad samples are replaced; 0 when
+        data.bad_samples=stop, so that none is replaced."""
         return self.bad_in_a_row if self.bad_samples is BadSamples.substitute else 0
 
     def __post_init__(self) -> None:

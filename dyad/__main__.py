@@ -17,7 +17,8 @@ COMMANDS = {
 
 
 def main() -> None:
-    """Run the command that the first argument names; its help is `dyad COMMAND --help`."""
+    """Run the command that the first command-line argument names, such as train or eval; without arguments, list the
+    commands. Raises ConfigError for an unknown command."""
     command, *arguments = sys.argv[1:] or ["--help"]
     if command in ("-h", "--help"):
         print("dyad COMMAND …\n\n" + "\n".join(f"  {name:8} {purpose}" for name, (_, purpose) in COMMANDS.items()))
@@ -30,7 +31,7 @@ def main() -> None:
 
 
 def script() -> None:
-    """Entry point of the console script: run `main` and exit with the exit code of the command."""
+    """Run the console script `dyad`: call `main`, print errors as messages and exit with the command's exit code."""
     run(main)
 
 

@@ -69,8 +69,8 @@ def parse_options(schema: type[T], arguments: Iterable[str], command: str) -> T:
 
 
 def _value(text: str, kind: Any) -> Any:
-    """Convert the text of a value to a form that OmegaConf accepts for a field of the type `kind`: None, a list, an
-    int, or else the text. Raises ValidationError for a bool other than true and false."""
+    """Convert the text of a command-line value to a form that OmegaConf accepts for a field of the type `kind`: None, a
+    list, an int, or else the text. Raises ValidationError for a bool other than true and false."""
     if get_origin(kind) in (Union, UnionType):  # X | None
         return None if text in ("null", "none", "") else _value(text, get_args(kind)[0])
     if get_origin(kind) is list:
@@ -95,23 +95,24 @@ def _mismatch(message: str) -> str:
 
 
 def overridden(config: T, command: Any) -> T:
-    """Return a copy of the dataclass `config`, in which each field takes the value of the field of `command` with the
-    same name, unless this value is None."""
+    """Return a copy of `config` (a dataclass) that takes over the options of a command. Each field gets the value of
+    the field of `command` with the same name, unless there is none or this value is None."""
     names = {option.name for option in fields(cast(Any, config))}
     given = {name: value for name, value in vars(command).items() if name in names and value is not None}
     return replace(cast(Any, config), **given)
 
 
 def config_option(config: type, name: str) -> Any:
-    """Return a dataclass field for a command, with the default and the help line of the key `name` of `config`, which
-    is a section of the configuration (a dataclass)."""
+    """Return a dataclass field for an option of a command. Its default and help line are those of the key `name` of
+    `config`, which is a section of the configuration (a dataclass)."""
     option = cast(Any, config).__dataclass_fields__[name]
     return field(default=option.default, metadata=option.metadata)
 
 
 def run_option(config: type, name: str) -> Any:
-    """Return a dataclass field like `config_option`, for a command that reads a run folder. The default is None, which
-    keeps the value from the run's own configuration."""
+    """Return a dataclass field for an option of a command that reads a run folder. Its help line is that of the key
+    `name` of `config`, a section of the configuration (a dataclass). Its default is None, which keeps the value from
+    the run's own configuration."""
     known = config_option(config, name).metadata
     return field(default=None, metadata={**known, "help": f"{known['help']}; null: the run's"})
 
@@ -143,7 +144,7 @@ def key_table(schema: Any) -> list[str]:
 
 
 def _default(option: Field[Any]) -> str:
-    """Convert a field's default to the text by which it is written on the command line."""
+    """Convert the default of a dataclass field to the text by which it is written on the command line."""
     default = option.default
     if default is MISSING:  # a field with a factory
         return "[]"

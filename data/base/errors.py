@@ -30,8 +30,8 @@ class ExitCode(IntEnum):
 class UserError(Exception):
     """An error that the user can fix. Only its message is printed: the file, key or value, the choices, the fix.
 
-    An empty message is not printed. exit_code: of the command. printed_elsewhere: whether another process prints the
-    message. everywhere: whether all processes of the run stop with this error.
+    An empty message is not printed. exit_code: exit code of the command that raises the error. printed_elsewhere:
+    whether another process prints the message. everywhere: whether all processes of the run stop with this error.
     """
 
     exit_code = ExitCode.CONFIG
@@ -40,17 +40,17 @@ class UserError(Exception):
 
 
 class ConfigError(UserError):
-    """An invalid key, value or combination, or a path that matches nothing."""
+    """An error in what the user wrote: an invalid key, value or combination, or a path that matches nothing."""
 
 
 class DataError(UserError):
-    """Damaged or inconsistent data; the message names the shard and the offset or line."""
+    """An error for damaged or inconsistent data. The message names the shard and the offset or line."""
 
     exit_code = ExitCode.DATA
 
 
 class SampleError(DataError):
-    """One sample that cannot be used; the other samples of its shard can."""
+    """An error for one sample that cannot be used, while the other samples of its shard can be used."""
 
 
 class BadRow(Exception):
@@ -63,14 +63,14 @@ class BadRow(Exception):
 
 
 class HardwareError(UserError):
-    """A fault of a device, a process group or another part of a machine. The message names the rank."""
+    """An error for a fault of a device, a process group or another part of a machine. The message names the rank."""
 
     exit_code = ExitCode.HARDWARE
 
 
 class Preempted(UserError):
-    """The run was stopped by a stop signal, such as SIGTERM from a scheduler. All ranks raise this error, with an empty
-    message. The same command resumes the run."""
+    """Raised when a stop signal, such as SIGTERM from a scheduler, has stopped the run. All ranks raise this error,
+    with an empty message. The same command resumes the run."""
 
     exit_code = ExitCode.REQUEUE
     everywhere = True
@@ -131,8 +131,9 @@ def exit_with(code: int, everywhere: bool = False) -> NoReturn:
     """End this process with an exit code. torchrun turns each code into 1, so the code is also written to a file.
 
     The environment variable DYAD_EXIT_CODE, which launch/torchrun.sh sets, names the file. The file keeps the least
-    code of all processes: the loss of a peer (4) is a consequence of an error on another rank. everywhere: whether all
-    processes of the run end with this error; the process itself then exits with 0 if there is such a file.
+    code of all processes, because an error on one rank makes the other ranks lose a peer, and they then end with the
+    high code 4. everywhere: whether all processes of the run end with this error; the process itself then exits with 0
+    if there is such a file.
     """
     if name := os.environ.get("DYAD_EXIT_CODE"):
         file = Path(name)

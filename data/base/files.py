@@ -37,7 +37,7 @@ def whole_file(path: Path, temporary: Path | None = None) -> Iterator[BinaryIO]:
 
     The file is deleted when the block raises. A reader, also after a crash, finds the old file or the new one, never a
     part of a file. temporary: path of the file until the move, in the same folder; needed where several processes may
-    write `path` at the same time. An OSError names `path`.
+    write `path` at the same time. An OSError about the temporary file names `path` instead.
     """
     temporary = temporary or path.with_name(f".{path.name}.partial")
     try:
@@ -56,7 +56,8 @@ def whole_file(path: Path, temporary: Path | None = None) -> Iterator[BinaryIO]:
 
 
 def _sync_names(folder: Path) -> None:
-    """fsync the names in a folder. A file system or rights that allow no fsync of folders are no error."""
+    """Make the disk hold the list of names in a folder, by fsync. It is no error when the file system or the rights do
+    not allow fsync of a folder."""
     try:
         sync(folder)
     except OSError as error:
@@ -103,8 +104,8 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 @contextmanager
 def writable(folder: Path) -> Iterator[None]:
-    """Context manager that turns an OSError into a HardwareError. The message names the file, or `folder` if the
-    OSError names none."""
+    """Context manager that turns an OSError of the block into a HardwareError ("FILE cannot be written"). The message
+    names the file of the OSError, or `folder` if the OSError names none."""
     try:
         yield
     except OSError as error:
@@ -161,7 +162,8 @@ class LineFile:
             self._flush()
 
     def write(self, line: str) -> None:
-        """Append a line; a newline is added. If it cannot be written, it waits in memory."""
+        """Append a line of text, with a newline, to the file. A line that cannot be written waits in memory for the
+        next write."""
         with self._lock:
             self._waiting += line.encode() + b"\n"
             was_failing, self._failing = self._failing, False
@@ -176,13 +178,14 @@ class LineFile:
                 self._log(f"{self._path} has all its lines again")
 
     def sync(self) -> None:
-        """Write all waiting lines and wait until the disk holds them. Raises OSError when they cannot be written."""
+        """Write all lines that wait in memory to the file and wait until the disk holds them. Raises OSError when they
+        cannot be written."""
         with self._lock:
             file = self._flush()
         os.fsync(file.fileno())
 
     def close(self) -> None:
-        """Write all waiting lines, or log how many are lost, and close the file."""
+        """Write all lines that wait in memory to the file, or log how many lines are lost, and close the file."""
         with self._lock:
             try:
                 self._flush()
@@ -193,7 +196,8 @@ class LineFile:
                 self._file.close()
 
     def _flush(self) -> FileIO:
-        """Write all waiting bytes and return the file. On an OSError the file keeps its old length."""
+        """Append all bytes that wait in memory to the file and return the open file. On an OSError the file keeps its
+        old length and the bytes stay in memory."""
         self._file = file = self._file or self._path.open("ab", buffering=0)
         end, written = os.fstat(file.fileno()).st_size, 0
         try:

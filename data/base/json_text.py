@@ -21,8 +21,9 @@ TEXT = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # possessive, so 
 
 
 def read_json(path: Path, largest: int = LARGEST, most: int = MOST) -> Any:
-    """Parse a JSON file of at most `largest` bytes and return its value. most: as in `parse_json`. Raises OSError when
-    the file cannot be read, and ValueError when it is too large or `parse_json` raises it."""
+    """Parse a JSON file of at most `largest` bytes and return its value. Raises OSError when the file cannot be read.
+    Raises ValueError when it is too large, is not JSON, has more than `most` commas and opening brackets outside
+    strings, or is nested more than DEEPEST times."""
     with path.open("rb") as file:
         if (size := os.fstat(file.fileno()).st_size) > largest:
             raise ValueError(f"more than {largest:,} bytes")

@@ -25,11 +25,12 @@ T = TypeVar("T")
 def progress(
     what: str, total: int, done: int = 0, log: Callable[[str], None] | None = None, stream: TextIO | None = None
 ) -> Iterator[Callable[[int], None]]:
-    """Context manager that yields a function; call it with the number of items done so far to update the display.
+    """Context manager that shows the progress of a long pass. It yields a function; call it with the number of items
+    done so far to update the display.
 
-    what: the label. total: number of items. done: items that an earlier, interrupted process has finished. log: prints
-    a line, for a caller with a console of its own; there is no bar then. stream: takes the bar or the lines if `log` is
-    None; None: standard output.
+    what: the label. total: number of items. done: number of items that an earlier, interrupted process has finished.
+    log: a function that prints one line, for a caller with a console of its own; with `log` there is no bar. stream:
+    takes the bar or the lines if `log` is None; None: standard output.
     """
     began = last_line = time.monotonic()
     output = stream or sys.stdout

@@ -1,4 +1,4 @@
-"""Find TCP connections that libraries of this process opened and do not close. Forked processes inherit them."""
+"""Find the TCP connections that libraries opened in this process and do not close. Forked processes inherit them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Connection:
     ports: frozenset[int] = field(compare=False)
 
     def shut_down(self) -> None:
-        """Shut the connection down in both directions, also for other processes that share it. A listening socket stays
-        open."""
+        """Shut a TCP connection down in both directions, also for other processes that share its socket. A listening
+        socket stays open."""
         with suppress(OSError):  # closed, or not connected
             if os.fstat(self.descriptor).st_ino == self.inode:
                 with closing(_copy(self.descriptor)) as copy:
@@ -29,8 +29,8 @@ class Connection:
                     copy.shutdown(socket.SHUT_RDWR)
 
     def close_here(self) -> None:
-        """Close the socket in this process only. The descriptor then refers to /dev/null, so that later use of it
-        fails."""
+        """Close a socket in this process only. Its file descriptor then refers to /dev/null, so that later use of the
+        socket fails."""
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, self.descriptor)
         os.close(null)

@@ -20,7 +20,8 @@ Positions = Sequence[tuple[int, int]]  # (epoch, sample id) each
 
 
 class BatchSource(Protocol):
-    """Interface of a data set that makes whole batches. Its input is a list of positions, (epoch, sample id) each.
+    """Interface of a data set that makes whole batches. `__getitems__` takes a list of positions, (epoch, sample id)
+    each, and returns the batch of these samples.
 
     where(sample_id): returns the name of a sample for error messages; it must not read any storage.
     """
@@ -44,7 +45,7 @@ def build_loader(
 
     dataset: makes the batches. order: decides which samples a step uses. workers: number of loader processes. timeout:
     seconds to wait for a batch; 0: no limit. With CUDA the batches lie in pinned memory. Raises HardwareError when a
-    worker dies or exceeds the timeout, and the UserError of a batch that cannot be made.
+    worker dies or exceeds the timeout, and the UserError that `dataset` raised for a batch that it cannot make.
     """
     return prefetched(
         partial(_batch, dataset, order, rank, world_size),

@@ -61,8 +61,8 @@ class Order:
         self._window = min(self._used, max(WINDOW, 4 * global_batch_size) if shuffle == "window" else self._used)
 
     def ids(self, step: int) -> Ids:
-        """Return the sample ids of a step's global batch: (G,) int64, sorted, G = global_batch_size. An id occurs twice
-        only if its source has a weight above 1."""
+        """Return the sample ids of the global batch of optimiser step `step`: (G,) int64, sorted, G =
+        global_batch_size. An id occurs twice only if its source has a weight above 1."""
         epoch, batch = divmod(step, self.steps_per_epoch)
         position = np.arange(self.global_batch_size, dtype=np.int64) + batch * self.global_batch_size
         shuffled = self._shuffled(position, epoch)
@@ -70,14 +70,14 @@ class Order:
         return np.sort(self._base_ids((shuffled + epoch * left_over) % self.samples_per_epoch, epoch))
 
     def local(self, step: int, rank: int, world_size: int) -> tuple[int, Ids]:
-        """Return the epoch of a step, and one rank's consecutive part of the sample ids `ids(step)`. The parts of two
-        ranks differ by at most one id in length."""
+        """Return the epoch of optimiser step `step`, and one rank's consecutive part of the sample ids of the step's
+        global batch. The parts of two ranks differ by at most one id in length."""
         first, last = (r * self.global_batch_size // world_size for r in (rank, rank + 1))
         return step // self.steps_per_epoch, self.ids(step)[first:last]
 
     def _shuffled(self, position: Ids, epoch: int) -> Ids:
-        """Map positions of an epoch to their places after the shuffle. The shuffle permutes the positions that the
-        epoch uses: first inside windows, then chunks as wholes."""
+        """Map positions of an epoch to their places after the shuffle. The shuffle is a permutation of all positions
+        that the epoch uses, first inside windows (ranges of consecutive positions), then of whole chunks."""
         windows = self._used // self._window
         window = np.minimum(position // self._window, windows - 1)  # the last one takes the rest
         result = np.empty_like(position)
@@ -89,9 +89,9 @@ class Order:
         return permuted_chunks(result, self._used, self._chunk, self._keys(epoch, "chunks"))
 
     def _base_ids(self, appearance: Ids, epoch: int) -> Ids:
-        """Return the sample id at each given position of an epoch before the shuffle. In this unshuffled epoch the
-        sources follow one another, and the samples of a source occur as often as its weight says. appearance: the
-        positions."""
+        """Return the sample id at each of the given positions of an unshuffled epoch. In an unshuffled epoch the
+        sources follow one another, and the samples of a source occur as often as its weight says. appearance: (n,)
+        int64, the positions."""
         result = np.empty_like(appearance)
         first_id = 0
         for source, (size, weight) in enumerate(zip(self.sizes, self.weights, strict=True)):
@@ -128,8 +128,8 @@ def permuted_chunks(position: Ids, size: int, chunk: int, keys: Sequence[int]) -
 def permuted(value: Ids, size: int, keys: Sequence[int]) -> Ids:
     """Map values in [0, size) by a permutation of that interval. keys: random integers that determine the permutation.
 
-    It is a Feistel network on the next power of two, applied again to results outside the interval ("cycle walking",
-    Black and Rogaway 2002).
+    The permutation is a Feistel network on the next power of two, applied again to results outside the interval ("cycle
+    walking", Black and Rogaway 2002).
     """
     bits = max(size - 1, 1).bit_length()
     low = np.uint64(bits - bits // 2)

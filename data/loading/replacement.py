@@ -1,9 +1,11 @@
-"""Replace training samples that cannot be used. The choice is a function of (seed, epoch, sample id, attempt).
+"""Replace training samples that cannot be used by others. The choice is a function of (seed, epoch, sample id,
+attempt).
 
 Therefore all ranks, any number of workers and a resumed run choose the same replacement without communication. The
-replacement comes from the same source and has its own id, content keys and random augmentation, as if the order had
-chosen it. `Batch.bad` lists the replaced samples. Only a SampleError leads to a replacement. A missing or changed shard
-and failing storage stop the run: they can be repaired, and a run that went on without them would not be reproducible.
+replacement comes from the same source and has its own id, content keys and random augmentation, as if the order of
+samples had chosen it. `Batch.bad` lists the replaced samples. Only a SampleError leads to a replacement. A missing or
+changed shard and failing storage stop the run: they can be repaired, and a run that went on without them would not be
+reproducible.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ class Replacements:
     limit: int
 
     def id(self, epoch: int, sample_id: int, attempt: int) -> int:
-        """Return the id of the sample that replaces a bad one. sample_id: the bad sample. attempt: 1; then 2, 3, … if
-        the replacement is bad too."""
+        """Return the id of the sample that replaces a bad training sample. sample_id: the bad sample. attempt: 1; then
+        2, 3, … if the replacement is bad too."""
         starts = [0, *accumulate(self.sizes)]
         source = bisect_right(starts, sample_id) - 1
         digest = hashlib.blake2b(f"{self.seed}/{epoch}/{sample_id}/{attempt}".encode(), digest_size=8).digest()
@@ -47,10 +49,12 @@ class Replacements:
         read: Callable[[int, int], T],
         origin: Callable[[int], tuple[str, str]],
     ) -> tuple[list[T], tuple[BadSample, ...]]:
-        """Call read(epoch, id) for each position (epoch, id). Return the results, and a record of each replaced sample.
+        """Load the samples of a batch: call read(epoch, sample_id) for each of `positions`. Return the results, and a
+        record of each replaced sample.
 
-        When `read` raises SampleError, it is called for a replacement instead. origin(id): returns the shard and the
-        key of a sample. Raises the SampleError when `limit` is 0, and DataError after `limit` consecutive bad samples.
+        When `read` raises SampleError, it is called for a replacement instead. origin(sample_id): returns the shard and
+        the key of a sample. Raises the SampleError when `limit` is 0, and DataError after `limit` consecutive bad
+        samples.
         """
         loaded: list[T] = []
         bad: list[BadSample] = []

@@ -109,8 +109,8 @@ class WorkerGroup:
 
     @contextmanager
     def running(self, loader: DataLoader[T]) -> Iterator[Iterator[T]]:
-        """Context manager that starts the loader's workers and yields the loader's iterator. Inside the block the death
-        of a worker raises HardwareError."""
+        """Context manager that starts the worker processes of a torch DataLoader and yields the DataLoader's iterator.
+        The death of a worker inside the block raises HardwareError."""
         others = active_children()
         # Signals are blocked in the workers too, which inherit this: none may die before it is set up.
         unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
@@ -135,9 +135,9 @@ class WorkerGroup:
 
     @contextmanager
     def waiting_for(self, number: int, seconds: float) -> Iterator[None]:
-        """Context manager for a block that takes value `number` from the loader. HardwareError is raised when the block
-        takes longer than `seconds` (0: no limit) or a worker dies. The workers make values in turn, so `number` tells
-        which worker makes this value."""
+        """Context manager for a block that takes the value with index `number` from the loader. HardwareError is raised
+        when the block takes longer than `seconds` (0: no limit) or a worker dies. The workers make values in turn, so
+        `number` tells which worker makes this value."""
         self._raise_earlier_error()
         try:
             with _alarm(seconds if self.size else 0, lambda: self._time_out(number % self.size, seconds)):
@@ -153,23 +153,24 @@ class WorkerGroup:
             raise
 
     def _raise_earlier_error(self) -> None:
-        """Raise the HardwareError of a signal handler again, if there was one, because other code may have caught
-        it."""
+        """Raise again the HardwareError that a signal handler raised for a dead or late loader worker, if there was
+        one. It is raised again because other code may have caught it."""
         if self.error:
             raise self.error from None
 
     def check_alive(self) -> None:
-        """Raise HardwareError when a worker has died."""
+        """Raise HardwareError, naming the worker, when one of the loader's worker processes has died."""
         for worker, process in enumerate(self.processes):
             if code := process.exitcode:
                 how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
                 _fail(f"{self._describe(worker)} {how}. {LIKELY_CAUSE.get(code, 'Its own words are above.')}")
 
     def _time_out(self, expected: int, seconds: float) -> NoReturn:
-        """Raise HardwareError for a value that did not come within `seconds`. expected: index of the value's worker.
+        """Raise HardwareError for a value that no worker delivered within `seconds`. expected: index of the worker that
+        should have made the value.
 
-        If a signal has stopped any worker, the message names this stopped worker instead, because it may hold up the
-        others.
+        If a signal such as SIGSTOP has stopped a worker, the message names the stopped worker instead, because it may
+        hold up the others.
         """
         self.check_alive()
         stopped = [worker for worker, process in enumerate(self.processes) if _is_stopped(process)]
@@ -242,7 +243,9 @@ def begin_item(item: int) -> None:
 
 
 def _start_worker(current_items: Any, worker: int) -> None:
-    """Set up a new worker process. current_items: as in WorkerGroup; worker: index of this worker."""
+    """Set up a new loader worker process: close inherited sockets, block stop signals, exit with the parent.
+    current_items: shared array with the item that each worker is loading, for `begin_item`; worker: index of this
+    worker."""
     global _record_item
     _running.clear()
     for inherited in list(open_connections()):  # otherwise they stay open when the parent closes them or dies
@@ -253,7 +256,8 @@ def _start_worker(current_items: Any, worker: int) -> None:
 
 
 def _exit_with_parent() -> None:
-    """Wait in a thread of the worker, and exit the process when its parent sends a signal or is gone.
+    """Wait, in a thread of a loader worker, until the parent process sends a stop signal or is gone; then exit the
+    worker.
 
     torch's own check for the parent runs only every five seconds. A thread is needed because only sigtimedwait, which
     waits, tells which process sent a signal.

@@ -1,4 +1,4 @@
-"""Content keys (64-bit hashes of the bytes of items) and hashes of ids."""
+"""Compute content keys (64-bit hashes of the bytes of an item, such as a picture or a text) and hashes of ids."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ Int64s = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
 def content_key(data: bytes) -> int:
-    """Hash the bytes of an item by BLAKE2b to its content key, a signed 64-bit integer. Items with equal bytes have
-    equal keys."""
+    """Hash the bytes of an item (such as a picture or a text) by BLAKE2b and return its content key, a signed 64-bit
+    integer. Items with equal bytes have equal keys."""
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
 
 
@@ -22,8 +22,8 @@ def key_name(key: int) -> str:
 
 
 def hash_ids(ids: Iterable[str]) -> Int64s:
-    """Hash each id by 128-bit BLAKE2b. Return (2, n) int64: column i holds the two halves of the hash of id i. Tables
-    of hashes are sorted by row 0; row 1 distinguishes ids with equal values in row 0."""
+    """Hash each id (a text) by 128-bit BLAKE2b. Return (2, n) int64 for n ids: column i holds the two 64-bit halves of
+    the hash of id i."""
     digests = bytearray()  # not join(), which would hold an object for each of millions of ids
     for name in ids:
         digests += hashlib.blake2b(name.encode(), digest_size=16).digest()

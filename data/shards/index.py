@@ -49,9 +49,10 @@ MEMBER = np.dtype([("offset", "<i8"), ("size", "<u4"), ("suffix", "<u2")])
 class OffsetTable:
     """A table of where each sample of a shard lies in the file.
 
-    index: the shard's index; rows: (samples + 1,) of dtype ROW; members: (members,) of dtype MEMBER; keys: the UTF-8
-    bytes of all keys, one after the other. The values may be wrong, because another user may have made the index. Each
-    row is checked when it is read, not when the table is opened, so that opening a shard takes no time.
+    index: the shard's index; rows: (samples + 1,) of dtype ROW, one per sample and a last one with the ends; members:
+    (members,) of dtype MEMBER, where each member (a file of a sample) lies; keys: the UTF-8 bytes of all keys, one
+    after the other. The values may be wrong, because another user may have made the index. Each row is checked when it
+    is read, not when the table is opened, so that opening a shard takes no time.
     """
 
     index: ShardIndex
@@ -60,9 +61,11 @@ class OffsetTable:
     keys: np.ndarray
 
     def member_ranges(self, row: int) -> list[tuple[int, int, int]]:
-        """Return (byte offset, size, index of the suffix in `index.suffixes`) of each member of the sample in `row`.
+        """Return where the members (files) of one sample of a shard lie, in file order. Each is (byte offset, size in
+        bytes, position of its suffix in `self.index.suffixes`).
 
-        The members are in file order. Raises DataError for a range outside the shard or an unknown suffix.
+        row: number of the sample in the shard, from 0. Raises DataError when the sample has no members, or one of them
+        has an unknown suffix, lies outside the shard or is larger than LARGEST bytes.
         """
         found = self.members[int(self.rows[row]["member"]) : int(self.rows[row + 1]["member"])].tolist()
         ends, suffixes = self.index.size, len(self.index.suffixes)
@@ -71,19 +74,20 @@ class OffsetTable:
         return found
 
     def key(self, row: int) -> str:
-        """Return the key of the sample in `row`: in a tar its name without suffix, in a file of rows its line or row
-        number."""
+        """Return the key of one sample of a shard: in a tar its name without suffix, in a file of rows its line or row
+        number. row: number of the sample in the shard, from 0."""
         found = self.keys[int(self.rows[row]["key"]) : int(self.rows[row + 1]["key"])]
         return found.tobytes().decode("utf-8", "replace")
 
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """The index of one shard.
+    """The index of one shard: a description of the file, its errors, and the path of the table of sample offsets.
 
     path, name, size, sha256: of the shard. mtime: its time stamp in ns, or the entity tag of a remote file. samples,
-    members: their counts. suffixes: all suffixes of members. ignored: number of skipped members by suffix. problems:
-    the first errors found; problem_count: the number of all errors. table_file: path of the table of offsets.
+    members: their counts. suffixes: all suffixes of members (the files of a sample). ignored: number of skipped members
+    by suffix. problems: the first errors found; problem_count: the number of all errors. table_file: path of the table
+    of offsets.
     """
 
     path: str
@@ -100,7 +104,8 @@ class ShardIndex:
     table_file: str
 
     def table(self) -> OffsetTable:
-        """Open the table of offsets, memory-mapped. Raises DataError when its file is damaged or missing."""
+        """Open the memory-mapped table of the byte offsets of all samples of a shard. Raises DataError when the table's
+        file is damaged or missing."""
         try:
             raw = np.asarray(np.load(self.table_file, mmap_mode="r", allow_pickle=False))
             end = (self.samples + 1) * ROW.itemsize
@@ -110,33 +115,36 @@ class ShardIndex:
             raise self.damaged(error) from error
 
     def damaged(self, how: object) -> DataError:
-        """Return, without raising it, the DataError for a damaged index. how: the kind of damage."""
+        """Return, without raising it, a DataError that says that the stored index of a shard is damaged. how: the kind
+        of damage."""
         return DataError(f"{self.table_file}: the index of {self.path} is damaged ({how}); delete it.")
 
 
 def index_shard(path: str) -> ShardIndex:
-    """Return the index of one shard: the stored one if size and time stamp are unchanged, otherwise that of a new scan.
+    """Return the index of the shard at `path`: the stored index if size and time stamp of the shard are unchanged;
+    otherwise the shard is scanned and the new index stored.
 
-    Raises ConfigError when the shard does not exist. Errors inside the shard are not raised; they are in `problems`.
+    Raises ConfigError when the shard does not exist. Errors inside the shard are not raised; the field `problems` of
+    the index lists them.
     """
     found = stat(path)
     return _load(path, found) or _scan(path, found)
 
 
 def stored_index(path: str) -> ShardIndex | None:
-    """Return the stored index of one shard; None if there is none, or if the shard has changed since. Raises
-    ConfigError when the shard does not exist, DataError when storage fails."""
+    """Return the stored index of the shard at `path`; None if none is stored, or if the shard has changed since it was
+    indexed. Raises ConfigError when the shard does not exist, DataError when storage fails."""
     return _load(path, stat(path))
 
 
 def has_index(path: str) -> bool:
-    """Whether an index of the shard is stored, even if the shard has changed since."""
+    """Whether an index of the shard at `path` is stored, even if the shard has changed since it was indexed."""
     return any((folder / f"{shard_name(path)}.json").is_file() for folder in cache_folders(path))
 
 
 def index_shards(paths: Sequence[str], workers: int | None = None) -> Iterator[ShardIndex]:
-    """Yield the index of each shard, in the order of `paths`. Shards without an index are scanned by `workers`
-    processes; None: one per core."""
+    """Yield the index of each shard, in the order of `paths`. Shards without a stored index, or changed since they were
+    indexed, are scanned by at most `workers` processes; None: one per core."""
     with ThreadPoolExecutor(STATS_AT_ONCE) as threads:
         stats = dict(zip(paths, threads.map(stat, paths), strict=True))
     stored = {path: index for path in paths if (index := _load(path, stats[path]))}

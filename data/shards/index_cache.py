@@ -55,8 +55,8 @@ def cache_folders(path: str) -> list[Path]:
 
 
 def read_cached(path: str, name: str) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield (path of the array, facts) of the cache entry `name`, from each folder for `path` that has it with a valid
-    seal. Facts and seals as in the module docstring."""
+    """Look for the cache entry `name` in each of cache_folders(path). Yield (path of its array file, its JSON
+    description) for each folder in which the entry has a valid seal, the proof of who wrote it."""
     for folder in cache_folders(path):
         facts, seals = _read(folder / f"{name}.json")
         with suppress(OSError, KeyError, TypeError):  # there is no array
@@ -69,10 +69,11 @@ def read_cached(path: str, name: str) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 def write_cached(path: str, name: str, facts: dict[str, Any], content: np.ndarray) -> Path:
-    """Write an array and its facts (a plain JSON description) as the cache entry `name`, and return the array's path.
+    """Write an array and its facts (a plain JSON description) as the cache entry `name`, and return the path of the
+    array's file.
 
-    The entry goes into the first of cache_folders(path) that can be written. The array of an earlier state is deleted.
-    Raises DataError when no folder can be written.
+    The entry goes into the first of cache_folders(path) that can be written. Array files of earlier versions of the
+    entry are deleted there. Raises DataError when no folder can be written.
     """
     written = io.BytesIO()
     np.save(written, content, allow_pickle=False)
@@ -114,14 +115,14 @@ def _read(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def _folders_seal(folder: Path, facts: dict[str, Any]) -> str:
-    """Return the folder's seal of an entry with these facts (see the module docstring). It is not valid in a copy of
-    the folder."""
+    """Return the seal which proves that a cache entry was written in this very folder: a hash of the folder's inode
+    number and of `facts`, the entry's JSON description. It is not valid in a copy of the folder."""
     return hashlib.sha256(json.dumps([folder.stat().st_ino, facts]).encode()).hexdigest()
 
 
 def _users_seal(facts: dict[str, Any]) -> str | None:
-    """Return this user's seal of an entry with these facts (see the module docstring), valid in any folder; None when
-    the user has no key."""
+    """Return the seal which proves that this user wrote a cache entry: an HMAC of `facts`, the entry's JSON
+    description, with the user's secret key. It is valid in any folder. Return None when the user has no key."""
     try:
         key = (_cache() / KEY).read_bytes()
     except OSError:
@@ -130,8 +131,8 @@ def _users_seal(facts: dict[str, Any]) -> str | None:
 
 
 def _make_key() -> None:
-    """Create the file with the user's secret key for seals, if there is none and the cache can be written. Of several
-    processes that try at the same time, one succeeds."""
+    """Create the file with the secret key by which this user seals cache entries, if there is none and the user's cache
+    folder can be written. Of several processes that try at the same time, one succeeds."""
     file = _cache() / KEY
     with suppress(OSError):
         if not file.exists():
@@ -153,7 +154,8 @@ class MemmapArray:
     """An int64 array in a file, memory-mapped. Pickling stores only its path."""
 
     def __init__(self, path: Path) -> None:
-        """Memory-map the file. Raises DataError when it is damaged or missing."""
+        """Memory-map the int64 array in the file at `path`. Raises DataError when the file is damaged, missing or of
+        another type."""
         self.path = path
         try:
             self.array: Int64s = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
@@ -169,11 +171,12 @@ class MemmapArray:
 def cached_array(
     paths: Sequence[str], kind: str, others: Sequence[str], made_of: Sequence[str], make: Callable[[], Int64s]
 ) -> MemmapArray:
-    """Return the array that make() derives from the files `paths` and `others`, from the cache if it is there.
+    """Return the array that make() derives from the files `paths` and `others`, without calling make() if the cache has
+    the array.
 
     kind: the array's name in the cache. made_of: texts that describe the state of the files, such as fingerprints;
-    make() is called once per state. The array is stored beside the first of `paths`; the array of an earlier state is
-    deleted.
+    make() is called again when they change. The array is stored in a cache folder of the first of `paths`, in place of
+    the array of an earlier state of the files.
     """
     here = "/" if scheme_of(paths[0]) else os.path.dirname(os.path.realpath(paths[0]))
     relative = (other if scheme_of(other) else os.path.relpath(os.path.realpath(other), here) for other in others)

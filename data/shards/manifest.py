@@ -1,7 +1,7 @@
 """Record which files the training data consist of. A checkpoint stores the record, and a resumed run compares it.
 
 Sample ids count through the files in order. Files added at the end therefore leave all ids unchanged; any other change
-gives some ids other samples. The record has one summary for each block of consecutive files, and at most BLOCKS blocks
+may give an id another sample. The record has one summary for each block of consecutive files, and at most BLOCKS blocks
 per configuration key, so that it takes a few KB for any number of files.
 """
 
@@ -52,8 +52,8 @@ def file_entries(indexes: Iterable[ShardIndex]) -> list[FileEntry]:
 
 
 def summary(manifest: Manifest) -> Summary:
-    """Summarise the files of each configuration key in at most BLOCKS blocks, in the JSON form that a checkpoint
-    stores."""
+    """Summarise a manifest (configuration key -> training files): the files of each key in at most BLOCKS blocks, in
+    the JSON form that a checkpoint stores."""
     size = {key: max(1, -(-len(files) // BLOCKS)) for key, files in manifest.items()}
     return {
         key: [_block(files[start : start + size[key]]) for start in range(0, len(files), size[key])]
@@ -62,8 +62,8 @@ def summary(manifest: Manifest) -> Summary:
 
 
 def changes(before: Summary, now: Manifest) -> Changes:
-    """Compare the files of a manifest with an earlier, stored summary and return the differences. before: the stored
-    summary; now: the manifest."""
+    """Compare the training files of a run with the files that a checkpoint recorded, and return the differences.
+    before: the checkpoint's record, made by `summary`; now: the present files of each configuration key."""
     different: dict[str, str] = {}
     added: dict[str, int] = {}
     for key in sorted({*before, *now}):
@@ -81,8 +81,8 @@ def changes(before: Summary, now: Manifest) -> Changes:
 
 
 def _block(files: Sequence[FileEntry]) -> dict[str, Any]:
-    """Summarise consecutive files: name of the first, counts of files, samples and bytes, and a hash over all
-    entries."""
+    """Summarise consecutive files of training data: name of the first file, counts of files, samples and bytes, and a
+    hash over all entries of `files`."""
     content = json.dumps([astuple(entry) for entry in files])
     return {
         "name": files[0].name if files else "",

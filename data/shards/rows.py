@@ -29,7 +29,7 @@ def open_rows(files: Sequence[str]) -> Rows:
 
 
 class Rows:
-    """Random access to the rows of several files, numbered 0 … len - 1 across all files. Can be pickled."""
+    """Random access to the rows of several files by row number, 0 … len - 1 across all files. Can be pickled."""
 
     def __init__(self, shards: Shards) -> None:
         self.shards = shards
@@ -40,28 +40,30 @@ class Rows:
         return len(self.shards)
 
     def where(self, i: int) -> str:
-        """Return the name of row i for error messages: its file, with the line, the row of an array, or the sample of a
-        shard."""
+        """Return words for error messages that say where row i lies: the path of its file and the line number, the
+        position in a JSON array, or the sample key in a tar shard. i counts the rows of all opened files."""
         path, key = self.shards.origin(i)
         unit = UNITS.get(os.path.splitext(self.shards.locate(i)[0].name)[1])
         return f"{path}: {unit} {key}" if unit else f"{path}: sample '{key}'"
 
     def fields(self, i: int) -> dict[str, Any]:
-        """Return row i as a dict. Raises DataError, naming the row, when its bytes have changed or are not a JSON
+        """Read row i and return it as a dict, field name -> value. i counts the rows of all opened files. Raises
+        DataError, naming the row, when the row's bytes have changed since they were indexed or are not a JSON
         object."""
         return self.read(i, dict)
 
     def read(self, i: int, convert: Callable[[dict[str, Any]], T]) -> T:
-        """Return convert(fields), where `fields` is row i as a dict. Raises DataError as the method `fields` does, and
-        when `convert` raises BadRow."""
+        """Return convert(fields), where `fields` is row i as a dict. i counts the rows of all opened files. Raises
+        DataError when the row cannot be read, or when `convert` raises BadRow."""
         try:
             return convert(self.parse(i))
         except BadRow as bad:
             raise DataError(f"{self.where(i)}: {bad}") from bad
 
     def parse(self, i: int) -> dict[str, Any]:
-        """Return row i as a dict, but raise BadRow instead of DataError if it is not a JSON object. This happens only
-        with samples of tar shards, because the index of another file leaves out invalid rows."""
+        """Read row i and return it as a dict, field name -> value. i counts the rows of all opened files. Raises BadRow
+        instead of DataError for a row that is not a JSON object. This happens only with samples of tar shards, because
+        the indexes of other files leave out invalid rows."""
         members = self.shards.read(i)
         try:
             if "json" in members:

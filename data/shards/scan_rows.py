@@ -1,7 +1,8 @@
 """Scan a file of rows strictly: JSON-lines, a JSON array of objects, or a table of tab-separated values.
 
-Each row becomes a sample with one member, the bytes of the row. A file may have tens of millions of rows, so a scan
-stores its results in arrays of integers, without an object for each row, and holds only a part of the file at a time.
+Each row becomes a sample with one member (one piece of data, like a file in a tar): the bytes of the row. A file may
+have tens of millions of rows, so a scan stores its results in arrays of integers, without an object for each row, and
+holds only a part of the file at a time.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ csv.field_size_limit(MAX_ROW)  # csv's own limit of 128 KiB is less than a row m
 
 @dataclass
 class RowScan:
-    """The result of scanning a file of rows: arrays with one entry per row. Each row is a sample with one member.
+    """The result of scanning a file of rows: arrays with one entry per valid row. Each row is a sample with one member
+    (piece of data), the bytes of the row.
 
     suffix: the member's suffix, json or tsv. key: the line number of the row, or its position in a JSON array, from 1.
     offset, size: byte offset and number of the row's bytes; crc32: their CRC32. problems: the errors; rows with errors
@@ -49,8 +51,8 @@ class RowScan:
 
 
 def scan_lines(stream: BinaryIO) -> RowScan:
-    """Scan JSON-lines: each line becomes a sample with one member 'json', whose key is the line number, from 1. Invalid
-    lines are added to `problems`."""
+    """Scan JSON-lines. Each line becomes a sample with one member 'json', the bytes of the line; the sample's key is
+    the line number, from 1. Invalid lines are added to the `problems` of the result."""
     scan = RowScan("json")
     offset = number = 0
     while line := stream.readline(MAX_ROW + 2):
@@ -102,8 +104,9 @@ class _ArrayText:
         self.text, self.at, self.offset, self.line = "", 0, 0, 1
 
     def more(self) -> bool:
-        """Read and decode more of the stream, so that the text behind the position at least doubles. Return False at
-        the end of the stream. The doubling limits how often a long row is parsed again."""
+        """Read and decode the next part of a JSON stream, so that the decoded text after the read position at least
+        doubles. Return False at the end of the stream. The doubling limits how often a long row is parsed again. Raises
+        _BrokenArray for bytes that are not UTF-8."""
         piece = self.stream.read(max(PIECE, len(self.text) - self.at))
         self.text, self.at = self.text[self.at :], 0
         try:
@@ -114,14 +117,15 @@ class _ArrayText:
         return bool(piece)
 
     def next(self) -> str:
-        """Skip white space and return the next character without moving past it; '' at the end of the stream."""
+        """Skip white space in a JSON stream and return the character after it without moving past that character; '' at
+        the end of the stream."""
         while True:
             self.take(BLANK.match(self.text, self.at).end() - self.at)  # type: ignore[union-attr]
             if self.at < len(self.text) or not self.more():
                 return self.text[self.at : self.at + 1]
 
     def take(self, count: int) -> bytes:
-        """Move past `count` characters and return their UTF-8 bytes."""
+        """Move the read position past `count` characters of the decoded JSON text and return their UTF-8 bytes."""
         part = self.text[self.at : self.at + count]
         content = part.encode()
         self.at += count
@@ -130,8 +134,8 @@ class _ArrayText:
         return content
 
     def value(self) -> tuple[Any, int]:
-        """Parse the JSON value at the position, without moving past it. Return the value and its length in characters.
-        Raises _BrokenArray when it is not valid JSON, too long or nested too deep."""
+        """Parse the JSON value at the read position of a JSON stream, without moving past it. Return the value and its
+        length in characters. Raises _BrokenArray when it is not valid JSON, too long or nested too deep."""
         while True:
             try:
                 value, end, invalid = *DECODER.raw_decode(self.text, self.at), None
@@ -154,7 +158,8 @@ class _ArrayText:
 
 
 def scan_array(stream: BinaryIO) -> RowScan:
-    """Scan a JSON array of objects: each becomes a sample with one member 'json', whose key is its position, from 1.
+    """Scan a JSON array of objects. Each object becomes a sample with one member 'json', the bytes of the object; the
+    sample's key is the object's position, from 1. Errors are added to the `problems` of the result.
 
     stream: a buffered stream. A file that starts with '{' is scanned as JSON-lines, whatever its name.
     """
@@ -173,7 +178,8 @@ def scan_array(stream: BinaryIO) -> RowScan:
 
 
 def _add_elements(text: _ArrayText, scan: RowScan) -> None:
-    """Add each object of the array to `scan`. Raises _BrokenArray where the array cannot be read further."""
+    """Read each object of the JSON array in `text` and add it to the result `scan`. Raises _BrokenArray where the array
+    cannot be read further."""
     if text.next() != "[":
         raise _BrokenArray("is no array of rows [{…}, …] and no JSON-lines")
     text.take(1)
@@ -206,8 +212,8 @@ def cells(row: bytes) -> list[str]:
 
 
 def header(row: bytes) -> list[str]:
-    """Return the column names in the first line of a table. Raises ValueError when the column id, text or title is
-    missing."""
+    """Split the first line of a table, given as bytes, into its column names. Raises ValueError when the column id,
+    text or title is missing."""
     names = cells(row.rstrip(b"\r\n").removeprefix(codecs.BOM_UTF8))
     missing = [name for name in TABLE_FIELDS if name not in names]
     if missing:
@@ -218,8 +224,8 @@ def header(row: bytes) -> list[str]:
 def scan_table(stream: BinaryIO) -> RowScan:
     """Scan a table of tab-separated passages with column names in its first line, such as psgs_w100.tsv.
 
-    Each row becomes a sample with one member 'tsv', whose key is the number of the row's first line; a quoted cell may
-    span several lines. Invalid rows are added to `problems`.
+    Each row becomes a sample with one member 'tsv', the bytes of the row. The sample's key is the number of the row's
+    first line; a quoted cell may span several lines. Invalid rows are added to the `problems` of the result.
     """
     scan = RowScan("tsv")
     first = stream.readline(MAX_ROW)

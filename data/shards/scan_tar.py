@@ -68,8 +68,8 @@ class ScannedSample:
     crc32: int = 0
 
     def kinds(self) -> set[str]:
-        """Return the suffixes of the members, with 'picture' in place of each picture format (jpg, png, …), and
-        additionally 'caption' when a member may hold a caption (txt, json, cls)."""
+        """Return the suffixes of a sample's members (its files in the tar), with 'picture' in place of each picture
+        format (jpg, png, …), and additionally 'caption' when a member may hold a caption (txt, json, cls)."""
         suffixes = {suffix for suffix, _, _ in self.members}
         kinds = {"picture" if suffix in PICTURES else suffix for suffix in suffixes}
         return kinds | ({"caption"} if suffixes & set(TEXTS) else set())
@@ -86,8 +86,7 @@ class Scan:
 
 
 class _BrokenTar(Exception):
-    """Raised when the rest of the tar cannot be read. Its arguments are the byte offset and the message of a
-    `Problem`."""
+    """Raised when the rest of a tar cannot be read. Its arguments are the byte offset of the error and a message."""
 
 
 @dataclass
@@ -101,7 +100,7 @@ class _Header:
     size: int
 
     def exceeds(self, limit: int) -> str:
-        """Return the error message for a member that is larger than `limit` bytes."""
+        """Return the error message for a tar member (a file in the tar) that is larger than `limit` bytes."""
         return f"member '{self.name}' has {self.size} bytes, more than the limit of {limit}"
 
 
@@ -213,7 +212,8 @@ def _byte_sum(block: bytes) -> int:
 
 
 def _number(number: bytes) -> int:
-    """Parse a number field of a header: octal digits, or GNU's base 256. Return -1 when it is neither."""
+    """Parse a number field of a tar header, written in octal digits or in GNU's base 256. Return -1 for any other
+    content."""
     if number[0] == 0x80:
         return int.from_bytes(number[1:], "big")
     try:
@@ -296,9 +296,10 @@ def _read_payload(stream: BinaryIO, header: _Header, skip: bool = False) -> byte
 
 
 def _add_member(scan: Scan, header: _Header, stream: BinaryIO) -> bytes | None:
-    """Read the member that follows `header` in the stream, and add it to the last sample or to a new one with its key.
+    """Read the tar member that follows `header` in the stream, and add it to the last sample of `scan`. If its key
+    differs from that sample's key, it begins a new sample.
 
-    Return the member's bytes. Return None for a skipped member: no regular file, no known suffix, or too large.
+    Return the member's bytes. Return None for a skipped member: no regular file, no known suffix, no key, or too large.
     """
     key, suffix = split_name(header.name)
     extension = suffix.rpartition(".")[2]

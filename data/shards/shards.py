@@ -43,8 +43,8 @@ def open_shards(sources: Sequence[ShardSource], workers: int | None = None) -> S
 
 
 class Shards:
-    """Random access to samples 0 … len - 1, ordered by source, shard and position in the shard. Can be pickled; each
-    process opens its own files."""
+    """Random access to the samples of several sources by sample id, 0 … len - 1. The ids are ordered by source, shard
+    and position in the shard. Can be pickled; each process opens its own files."""
 
     def __init__(self, sources: Sequence[ShardSource], indexes: Sequence[ShardIndex]) -> None:
         assert sum(len(source.shards) for source in sources) == len(indexes)
@@ -63,7 +63,7 @@ class Shards:
         return Shards, (self.sources, self.indexes)  # without the open files
 
     def locate(self, sample_id: int) -> tuple[ShardIndex, int]:
-        """Return the index of the shard that holds a sample, and the sample's row in that index."""
+        """Return the ShardIndex of the shard that holds a sample, and the sample's position in that shard, from 0."""
         shard, row = self._position(sample_id)
         return self.indexes[shard], row
 
@@ -79,8 +79,8 @@ class Shards:
     def read(self, sample_id: int) -> dict[str, bytes]:
         """Read a sample and return its members: suffix (lower case, without the first dot) -> bytes.
 
-        Raises SampleError, naming shard, key and offset, when the bytes differ from the indexed ones in two reads;
-        DataError when the shard has changed or cannot be read.
+        Raises SampleError, naming shard, key and offset, when the CRC32 of the bytes differs from the stored one in two
+        reads; DataError when the shard has changed or cannot be read.
         """
         shard, row = self._position(sample_id)
         table, read_range = self._opened(shard)
@@ -98,8 +98,8 @@ class Shards:
         raise SampleError(f"{self._where(shard, row)}: its CRC32 is not as indexed: the shard is damaged.")
 
     def _position(self, sample_id: int) -> tuple[int, int]:
-        """Return the position in `indexes` of the shard that holds a sample, and the sample's row in that shard. Raises
-        IndexError for an id outside 0 … len - 1."""
+        """Return the position in `self.indexes` of the shard that holds a sample, and the sample's position in that
+        shard. Raises IndexError for an id outside 0 … len - 1."""
         if not 0 <= sample_id < len(self):
             raise IndexError(f"sample id {sample_id} is not in [0, {len(self)})")
         shard = bisect_right(self._starts, sample_id) - 1
@@ -115,15 +115,15 @@ class Shards:
         return self._open(shard)
 
     def _forget_files(self) -> None:
-        """Start an empty cache of open shards for this process. Files that a parent process opened are closed by their
-        destructor."""
+        """Start an empty cache of open shards for this process. Files that the parent process of a fork opened are
+        closed by their destructors."""
         self._process = os.getpid()
         self._open = lru_cache(maxsize=OPEN_SHARDS)(lambda shard: _open_shard(self.indexes[shard]))
 
 
 def _index_argument(path: str) -> str:
-    """Return the argument to give to `python -m data index` for a shard: its folder if the command finds files of this
-    suffix in folders, otherwise the file itself."""
+    """Return the argument to give to `python -m data index` for a shard: for a .tar or .jsonl file its folder, because
+    the command finds these files in folders; for any other file the file itself."""
     return os.path.dirname(path) or "." if path.endswith(SUFFIXES) else path
 
 

@@ -67,7 +67,8 @@ def filesystem(url: str) -> tuple[AbstractFileSystem, str]:
 
 
 def list_remote(url: str) -> list[str]:
-    """Return the sorted URLs that a remote glob matches or a remote folder holds. Raises OSError when storage fails."""
+    """Return the sorted URLs of the files that match a remote glob, or of the entries of a remote folder. The list is
+    empty for any other URL. Raises OSError when storage fails."""
     fs, path = filesystem(url)
     with as_os_errors():
         names: Any = fs.glob(path) if glob.has_magic(url) else fs.ls(path, detail=False) if fs.isdir(path) else []
@@ -86,8 +87,8 @@ def as_os_errors() -> Iterator[None]:
 
 
 def stat(path: str) -> Stat:
-    """Return size and time stamp of a shard. Raises ConfigError when it does not exist, DataError when storage
-    fails."""
+    """Return the size and time stamp of a shard, local or remote. Raises ConfigError when it does not exist, DataError
+    when storage fails."""
     try:
         return read_stat(path)
     except FileNotFoundError:
@@ -208,7 +209,8 @@ class _SequentialReader(io.RawIOBase):
             raise
 
     def _open(self) -> BinaryIO | HTTPResponse:
-        """Open the shard and move to the current byte offset."""
+        """Open the stream's shard, at first or again after a broken connection, and skip the bytes that were read
+        before. Return the open file or HTTP response."""
         if scheme_of(self._path) not in ("http", "https"):
             self._source = open_stream(self._path)
             self._source.seek(self._offset)

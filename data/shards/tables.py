@@ -66,8 +66,8 @@ class PairTable:
     rows: Callable[[], TableRows]
 
     def pair(self, fields: Fields | BadRow) -> TablePair:
-        """Convert the fields of a row to a TablePair. Raises BadRow when the picture's path or a caption is missing,
-        empty or not text; a BadRow given as `fields` is raised as it is."""
+        """Convert one row of a table (column -> value) to a TablePair, a picture's path and its captions. Raises BadRow
+        when the path or a caption is missing, empty or not text. If `fields` is itself a BadRow, it is raised."""
         if isinstance(fields, BadRow):
             raise fields
         image, caption = fields.get(self.image_key), fields.get(self.caption_key)
@@ -142,7 +142,8 @@ def _csv_rows(path: Path, separator: str, columns: Sequence[str]) -> TableRows:
 
 
 def _csv_cells(path: Path, separator: str) -> Iterator[tuple[int, list[str] | BadRow]]:
-    """Yield the line number and the cells of each CSV row that is not blank; a BadRow in place of invalid cells.
+    """Yield the line number and the cells of each CSV row that is not blank. An invalid row gives a BadRow (an error
+    object) in place of the cells.
 
     Raises DataError for a row with an open quote, because it is then unknown where the next row begins.
     """
@@ -174,8 +175,9 @@ def _csv_cells(path: Path, separator: str) -> Iterator[tuple[int, list[str] | Ba
 
 
 def _folder_rows(folder: Path) -> TableRows:
-    """Yield a row for each picture in the folder, with the captions from the .txt file of the same stem; then a BadRow
-    for each .txt file without a picture."""
+    """Yield a row (name, fields) for each picture in the folder, with the captions from the .txt file of the same stem.
+    A BadRow (an error object) replaces the fields of a row that cannot be used. Then yield a BadRow for each .txt file
+    without a picture."""
     files = sorted(file for file in folder.rglob("*") if not file.name.startswith(".") and file.is_file())
     pictures = [file for file in files if file.suffix.lower().removeprefix(".") in PICTURES]
     for picture in pictures:
@@ -193,8 +195,8 @@ def _folder_rows(folder: Path) -> TableRows:
 
 
 def _refuse_link(file: Path, folder: Path) -> None:
-    """Raise BadRow if `file` is a link that leads out of the folder. Shards are shared with others, so no other file of
-    this disk may get into one."""
+    """Raise BadRow if `file` is a symbolic link that leads out of the folder. Packed shards are shared with others, so
+    no file from outside the folder may get into a shard."""
     if not file.resolve().is_relative_to(folder.resolve()):
         raise BadRow("link out of the folder", f"{file}; copy what it leads to (cp -L)")
 
