@@ -74,7 +74,7 @@ class BadLines:
         return self
 
     def print(self) -> None:
-        """Print the stored messages, then the number of messages that were not stored."""
+        """Print the stored messages about bad data, then how many more messages there were."""
         more = [f"… and {self.count - SHOWN:,} more"] if self.count > SHOWN else []
         for line in [*self.lines, *more]:
             print_line(line)
@@ -116,8 +116,8 @@ class PictureFindings:
 def check_shards(values: Sequence[str], options: CheckOptions) -> None:
     """Check all shards of pictures that `values` (paths or URLs) name, and print statistics.
 
-    If the index lists problems of a shard, its samples are not read, and its problems are printed. Raises DataError at
-    the end when anything is damaged, or when there is no sample.
+    The samples of a shard are not read if its index lists problems (damaged places); these are printed instead. Raises
+    DataError at the end when anything is damaged, or when there is no sample.
     """
     refuse_unknown(values)
     indexes = index_sources(parse_sources(values, "SOURCE"), options.workers)
@@ -151,10 +151,11 @@ def check_shards(values: Sequence[str], options: CheckOptions) -> None:
 
 @contextmanager
 def parallel_map(workers: int | None, tasks: int) -> Iterator[Callable[..., Iterable[Any]]]:
-    """Yield a function like `map` (context manager). It runs in several processes, or in this one when there are few
-    tasks.
+    """Yield a function like `map` (context manager). The function runs in several processes, or in the calling process
+    when there are few tasks.
 
-    workers: the largest number of processes; None: one per CPU core. tasks: number of calls that will be made.
+    workers: the largest number of processes; None: one per CPU core. tasks: number of calls that the function will
+    make.
     """
     processes = min(workers if workers is not None else available_cores(), tasks // TASKS_PER_PROCESS)
     if processes < 2:
@@ -193,10 +194,11 @@ def examine(task: tuple[ShardIndex, range, CheckOptions]) -> PictureFindings:
 
 
 def _captions(sample: ShardSample, names: Sequence[str]) -> Sequence[str]:
-    """Return the captions of a sample under the first of `names` that it has: "txt" for its text member, or a json
-    field.
+    """Return the captions of a sample. They are read from the first entry of `names` that the sample has: "txt" is its
+    text member, another name is a field of its json member.
 
-    If this name is "cls", the class number is checked and no caption is returned. Raises SampleError as training does.
+    If this entry is "cls", the class number is checked and no caption is returned. Raises SampleError when the sample
+    has no entry of `names`, or when the captions cannot be used for training.
     """
     there = {*sample.members, *sample.fields} - {"json"}
     name = next((name for name in names if name in there), None)
@@ -254,7 +256,8 @@ def _contradictions(row: QuestionRow) -> Iterator[str]:
 
 
 def check_questions(values: Sequence[str], options: CheckOptions) -> None:
-    """Read every row with a question, and the corpus if there is one, and print statistics. values: paths or URLs.
+    """Read every question row of the files that `values` (paths or URLs) name, and the corpus of passages if there is
+    one, and print statistics.
 
     Raises DataError at the end when training would refuse a row, when a row lists a passage both as positive and as
     negative, when the corpus has an empty passage, or when there is no row.
@@ -299,7 +302,8 @@ def check_questions(values: Sequence[str], options: CheckOptions) -> None:
 
 
 def check_passages(values: Sequence[str], options: CheckOptions) -> None:
-    """Read every passage of files without questions, and print statistics. values: paths or URLs.
+    """Read every passage of the files that `values` (paths or URLs) name, and print statistics. The files hold passages
+    only, no questions.
 
     Raises DataError at the end when a passage is empty, cannot be read, has no id or repeats the id of another one, or
     when there is no row.
@@ -345,8 +349,11 @@ def _quantiles(values: array[int]) -> str:
 
 
 def _finish(unread: UnreadFields, bad: BadLines, rows: int) -> None:
-    """Print the fields that were not read, and the messages about bad rows. Raises DataError when there is such a
-    message, or no row. rows: number of rows that were read."""
+    """Print the last part of the report on questions or passages: the fields that the readers did not use, and the
+    messages about bad rows.
+
+    Raises DataError when there is a bad row, or no row at all. rows: number of rows that were read.
+    """
     print(f"not read        {str(unread) or 'nothing'}")
     if bad.count:
         bad.print()

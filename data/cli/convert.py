@@ -1,4 +1,5 @@
-"""`python -m data pack` for questions and passages: converts files of any format to another, and reports lost parts."""
+"""`python -m data pack` for questions and passages: converts files of any format to another, and reports the parts that
+the new format cannot hold."""
 
 from __future__ import annotations
 
@@ -24,11 +25,12 @@ MNRL_BATCH = 64  # global_batch_size of experiment=mnrl
 
 @dataclass
 class ConversionReport:
-    """Counts of what happened to the parts of an input in a conversion. The keys of each counter name the parts.
+    """Counts of what happened to the parts of an input (questions, passages, titles, …) in a conversion to another
+    format. The keys of each counter are names of parts.
 
     target: the new format. tally: counts of the rows that were read and skipped. written: parts written to the new
     files. joined: parts not written, because an equal one was written before. dropped: parts that the new format cannot
-    hold. unread: fields of the input that no format uses.
+    hold. unread: fields of the input that the readers do not use.
     """
 
     target: Target
@@ -39,8 +41,8 @@ class ConversionReport:
     dropped: Counter[str] = field(default_factory=Counter)
 
     def print(self, out: Path) -> None:
-        """Print the counts of parts that were written, skipped, joined, dropped and not read. out: the folder that was
-        written."""
+        """Print the report of a conversion: how many parts were written, skipped, joined, dropped and not read. out:
+        the folder that was written."""
         name = self.target.name
         print(f"{_counts(self.written)} in {out} ({name}), indexed")
         if self.tally.skipped:
@@ -118,8 +120,8 @@ def _write(questions: InputQuestions, folder: Path, options: PackOptions, report
 
 
 def _train_command(out: Path, options: PackOptions, files: int, questions: int) -> str:
-    """Return a shell command that trains on the new files in `out`. files: number of shards. questions: number of
-    rows."""
+    """Return a shell command that trains on the new files in the folder `out`. files: number of shards. questions:
+    number of question rows."""
     train = {
         Target.shards: shard_names(out, files),
         Target.dpr: out / f"{options.split}.json",
@@ -137,10 +139,11 @@ def _train_command(out: Path, options: PackOptions, files: int, questions: int) 
 
 
 def convert_passages(source: str, options: PackOptions) -> None:
-    """Convert the passages of an input without questions to the corpus file of the format `options.to`, in a new
+    """Convert an input that holds passages only, no questions, to the corpus file of the format `options.to`, in a new
     folder.
 
-    Raises ConfigError for a format without a corpus file, and all errors of `convert`.
+    source: paths or URLs. Raises ConfigError for a format without a corpus file, and for other options that cannot
+    work. With on_error=stop a bad row raises DataError, and the folder is not made.
     """
     out, target, unread = checked_out(options), options.to, UnreadFields()
     if target not in CORPORA:

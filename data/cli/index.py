@@ -51,7 +51,8 @@ def run(arguments: Sequence[str], options: IndexOptions) -> None:
 
 
 def index_sources(sources: Sequence[ShardSource], workers: int | None) -> list[ShardIndex]:
-    """Index all shards of the sources, and return one index per shard, in order. Shows its progress.
+    """Index all shards of the sources: find the samples and the problems of each shard. Returns one index per shard, in
+    order. Shows its progress.
 
     workers: number of processes; None: one per CPU core.
     """
@@ -60,7 +61,8 @@ def index_sources(sources: Sequence[ShardSource], workers: int | None) -> list[S
 
 
 def report_problems(indexes: Sequence[ShardIndex]) -> None:
-    """Print the problems that the indexes list. Raises DataError with the number of problems if there are any."""
+    """Print the problems of shards that their indexes list. Raises DataError with the number of problems if there are
+    any."""
     broken = [index for index in indexes if index.problems]
     for index in broken:
         for problem in index.problems:

@@ -51,10 +51,10 @@ class UnreadFields(Counter[str]):
     """Counts, by field name, of the fields in rows that the readers do not use."""
 
     def add(self, fields: Iterable[str], read: Container[str], suffix: str = "") -> None:
-        """Count each name in `fields` that is not in `read`, the names that are used. suffix: appended to each counted
-        name.
+        """Count the field names in `fields` (of one row) that the readers do not use: those not in `read`. suffix:
+        appended to each counted name.
 
-        After COUNTED different names, new names are counted together as OTHERS.
+        After COUNTED different names, new names are counted together under the name OTHERS.
         """
         for name in fields:
             if name not in read:
@@ -62,7 +62,7 @@ class UnreadFields(Counter[str]):
                 self[what if what in self or len(self) < COUNTED else OTHERS] += 1
 
     def add_metadata(self, fields: Mapping[str, Any]) -> None:
-        """Count the entries of a row's field `metadata` that the readers do not use. Only the entry topic is used, if
+        """Count the entries of a row's field `metadata` that the readers do not use. The only entry used is `topic`, if
         it is a text."""
         metadata = fields.get("metadata")
         if isinstance(metadata, Mapping):
@@ -72,7 +72,7 @@ class UnreadFields(Counter[str]):
             self.add(["metadata"], ())
 
     def __str__(self) -> str:
-        """Return the most frequent names, each with its count, as text for a message."""
+        """Return the most frequent names of unused fields, each with its count, as text for a message."""
         found = sorted((-count, what) for what, count in self.items() if count)
         listed = [f"{formats.short_name(what)} ({-count:,})" for count, what in found[: formats.NAMED]]
         if len(found) > formats.NAMED:
@@ -94,8 +94,8 @@ class InputQuestions:
     unread: UnreadFields
 
     def passages(self) -> Iterator[Passage]:
-        """Yield all passages of the corpus, in order, and count their unused fields. Yields nothing without a
-        corpus."""
+        """Yield all passages of the input's corpus, in order, and count in `unread` the fields of these rows that are
+        not used. Yields nothing if the input has no corpus."""
         if self.corpus is not None:
             for fields in map(self.corpus.rows.fields, range(len(self.corpus))):
                 self.unread.add(fields, PASSAGE_FIELDS, " of passages")
@@ -133,11 +133,10 @@ def _first_file(sources: Sequence[str]) -> str | None:
 
 
 def refuse_unknown(sources: Sequence[str]) -> None:
-    """Raise ConfigError for a .jsonl file whose rows are of no known format, if it is the first file of the first
-    source.
+    """Raise ConfigError if the first file of the first source is a .jsonl file whose rows have no known format. The
+    message lists the fields of the first row.
 
-    Call it only for sources that `kind_of` did not recognise: the format is not tested again. The message lists the
-    fields of the first row.
+    Call it only for sources that `kind_of` did not recognise: the format is not tested again.
     """
     with suppress(OSError):
         file = _first_file(sources)
@@ -199,7 +198,8 @@ def _first_lines(file: str) -> Iterator[bytes]:
 
 
 def open_input(source: str | Sequence[str], options: PackOptions | CheckOptions, key: str) -> InputQuestions:
-    """Open the questions that `source` names, in the syntax of data.train.
+    """Open the questions that `source` names, and the corpus of passages if there is one. source: paths or URLs, in the
+    syntax of the setting data.train.
 
     key: the name of the argument `source`, for messages. Raises ConfigError for weights, for a BEIR folder among other
     sources, and for missing files.
@@ -221,7 +221,8 @@ def open_input(source: str | Sequence[str], options: PackOptions | CheckOptions,
 
 
 def _open(files: Sequence[str]) -> Rows:
-    """Open the rows of files. Rows that the index could not read are left out; `_read` yields them as BadRow."""
+    """Open the rows of files. Rows that could not be indexed are not among them; `_read` yields each of these as a
+    BadRow (error)."""
     return Rows(Shards([ShardSource(tuple(files))], list(index_shards(files))))
 
 
@@ -230,10 +231,10 @@ def _open_source(source: str | Sequence[str], key: str) -> Rows:
 
 
 def _read(rows: Rows, convert: Callable[[dict[str, Any], str], T]) -> Located[T]:
-    """Yield the location of each row with the result of `convert(fields, location)`, or with the BadRow that was
-    raised.
+    """Yield, for each row, its location and the result of `convert(fields, location)`. If the row cannot be read or
+    converted, the error (a BadRow) is yielded instead of the result.
 
-    The rows that the index could not read come first, as BadRow with the path of the file as location.
+    Rows that could not be indexed come first, with the path of the file as location.
     """
     for index in rows.shards.indexes:
         for i in range(index.problem_count):
@@ -251,7 +252,8 @@ def _read(rows: Rows, convert: Callable[[dict[str, Any], str], T]) -> Located[T]
 def _rows(
     rows: Rows, options: PackOptions | CheckOptions, corpus: Corpus | None, unread: UnreadFields
 ) -> Located[QuestionRow]:
-    """Yield the location of each row in files of questions, with its QuestionRow or the BadRow that was raised.
+    """Yield, for each row in files of questions, its location and its QuestionRow, or the error (a BadRow) instead of
+    it.
 
     corpus: holds the passages that rows name by id. unread: takes the counts of unused fields.
     """
@@ -284,11 +286,10 @@ def _count_unread(unread: UnreadFields, fields: Mapping[str, Any], row: Question
 
 def _judged(qrels: str, queries: Corpus, corpus: Corpus, unread: UnreadFields) -> Located[QuestionRow]:
     """Yield the location and the QuestionRow of each question in a BEIR folder that has a relevant passage (grade above
-    0).
+    0). The questions come in the order of queries.jsonl.
 
-    The questions come in the order of queries.jsonl, after a BadRow for each relevant judgement with an unknown id.
-    qrels: path of the judgements. queries, corpus: queries.jsonl and corpus.jsonl. unread: takes the counts of unused
-    fields and grades.
+    Before them, a BadRow (error) is yielded for each relevant judgement with an unknown id. qrels: path of the
+    judgements. queries, corpus: queries.jsonl and corpus.jsonl. unread: takes the counts of unused fields and grades.
     """
 
     def relevant() -> Iterator[questions.Judgement]:
@@ -322,8 +323,8 @@ def _judged(qrels: str, queries: Corpus, corpus: Corpus, unread: UnreadFields) -
 
 
 def open_passages(source: str | Sequence[str], key: str, unread: UnreadFields) -> Located[Passage]:
-    """Return an iterator over the passages that `source` names: the location of each row with a Passage, or with a
-    BadRow.
+    """Return an iterator over the passages that `source` names. It yields, for each row, the location and the Passage,
+    or the error (a BadRow) instead of it.
 
     key: the name of the argument `source`, for messages. unread: takes the counts of unused fields. A passage may lack
     an id.

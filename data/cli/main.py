@@ -28,9 +28,9 @@ Quote braces and globs. Exit codes: 0 ok, 2 a command that cannot work, 3 damage
 class Verb:
     """A verb of `python -m data`, such as index. Its module has a function run(plain arguments, options).
 
-    argument: the word for a plain argument (without key=) in messages, SOURCE or INPUT. options: the dataclass of its
-    key=value options. several: whether it takes more than one plain argument, because a shell expands braces and globs
-    to many.
+    argument: what messages call a plain argument (one without key=): SOURCE or INPUT. options: the dataclass of its
+    key=value options. module: name of its Python module. several: whether the verb takes more than one plain argument,
+    because a shell expands braces and globs to many.
     """
 
     name: str
@@ -101,8 +101,8 @@ FORMER = {
 
 
 def main() -> None:
-    """Run the verb that the first command-line argument names, or print help. Raises ConfigError for an unknown
-    verb."""
+    """Run the verb of `python -m data` that the first command-line argument names, or print help. Raises ConfigError
+    for an unknown verb."""
     name, *rest = sys.argv[1:] or ["help"]
     named = {verb.name: verb for verb in VERBS}
     if name in HELP:

@@ -27,8 +27,8 @@ SHOWN = 5  # bad rows that are printed in full
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """Yield a new empty folder to fill (context manager). It is renamed to `out` when the block ends, deleted when it
-    raises.
+    """Yield a new empty folder to fill (context manager). When the with block ends, the folder is renamed to `out`;
+    when the block raises, the folder is deleted.
 
     Raises ConfigError when the folder cannot be written.
     """
@@ -58,7 +58,7 @@ def shard_writer(folder: Path, options: PackOptions) -> Iterator[Callable[[dict[
     """Yield a function that adds one sample to new shards in `folder`: 000000.tar, 000001.tar, … (context manager).
 
     The function takes a sample as {"__key__": name, suffix: bytes}. A new shard begins after options.maxcount samples
-    or options.maxsize bytes. Equal samples give equal bytes.
+    or options.maxsize bytes. The same samples always give the same bytes of the shards.
     """
     from webdataset.writer import ShardWriter
 
@@ -87,7 +87,8 @@ def checked_size(suffix: str, content: bytes) -> bytes:
 
 
 def index_new(folder: Path) -> list[ShardIndex]:
-    """Index the files of a newly written folder, as training will, and return the index of each."""
+    """Index all data files of a newly written folder with the function that training uses, and return the index
+    (samples and problems) of each file."""
     indexes = list(index_shards(sorted(str(file) for file in folder.iterdir() if file.suffix in SUFFIXES)))
     assert not any(index.problems for index in indexes), indexes
     return indexes
@@ -109,8 +110,8 @@ def command(program: str, paths: Mapping[str, Path], *others: str) -> str:
 
 @dataclass
 class Tally:
-    """Counts of all rows that were read, and of the skipped ones by reason. on_error: whether a bad row stops or is
-    skipped."""
+    """Counts of the rows of an input: how many were read, and how many were skipped, by reason. on_error: stop (a bad
+    row raises DataError) or skip (a bad row is left out and counted)."""
 
     on_error: OnError
     rows: int = 0
@@ -118,9 +119,10 @@ class Tally:
 
     @contextmanager
     def row(self, where: str) -> Iterator[None]:
-        """Count one row, which is processed in the block (context manager). where: location of the row, for messages.
+        """Count one row of an input, which is processed in the with block (context manager). where: location of the
+        row, for messages.
 
-        If the block raises a BadRow, the row is counted as skipped; the first SHOWN errors are printed. With
+        If the block raises a BadRow, the row is counted as skipped; the first SHOWN such errors are printed. With
         on_error=stop a DataError is raised instead.
         """
         self.rows += 1
@@ -135,7 +137,7 @@ class Tally:
                 print_line(f"skipped {message}", sys.stderr)
 
     def check_any(self, source: str) -> None:
-        """Raise DataError, naming the source, when all rows were skipped or there was no row."""
+        """Raise DataError, naming the input `source`, when all its rows were skipped or it has no row."""
         if self.rows == self.skipped.total():
             raise DataError(f"{source}: no sample to write. {self if self.rows else 'It has no rows.'}")
 

@@ -55,8 +55,8 @@ def pack_pairs(source: str, options: PackOptions) -> None:
 
 
 def _members(pair: TablePair, table: PairTable, options: PackOptions) -> dict[str, bytes]:
-    """Return the members of a sample as {suffix: bytes}: the picture; txt for one caption; json for several captions
-    and for the other fields of the row.
+    """Return the members of the sample that is made of one table row, as {suffix: bytes}: the picture; txt for a single
+    caption; json for a list of captions and for the other fields of the row.
 
     Raises BadRow when the picture is missing or undecodable, or when a member is too long.
     """

@@ -44,12 +44,13 @@ IN_TABLE = '\t\r\n"'  # characters that an id in a table cannot have: some reade
 
 
 def passage_id(passage: Passage) -> str:
-    """Return the id of a passage. Without one, return an id made of its content, so that equal passages share it."""
+    """Return the id of a passage. If the passage has none, return an id made of its title and text, so that equal
+    passages share it."""
     return key_name(passage.key) if passage.id is None else passage.id
 
 
 def question_id(question: Question) -> str:
-    """Return the id of a question. Without one, return an id made of its text."""
+    """Return the id of a question. If the question has none, return an id made of its text."""
     return question.id or key_name(question.key)
 
 
@@ -61,7 +62,7 @@ def dpr_fields(row: QuestionRow, dropped: Dropped) -> Fields:
     """Return a question and its passages as the fields of a DPR row. If the question has an id or a group, the fields
     query_id or metadata are added; DPR's own reader ignores both.
 
-    dropped: stays unchanged, because the format can hold everything.
+    dropped: counts of what a format cannot hold; not changed here, because this format holds everything.
     """
     lists = {"positive": row.positives, "negative": row.negatives, "hard_negative": row.hard_negatives}
     return {
@@ -87,9 +88,9 @@ def tevatron_fields(
 ) -> Fields:
     """Return a question and its passages as the fields of a row in one of the two Tevatron formats.
 
-    text: name of the field for the question's text. lists: end of the names of the two fields for passages, positive_…
-    and negative_…. entry: converts a passage to an entry of these lists. Counts in `dropped` all that the format cannot
-    hold.
+    text: name of the field for the question's text. lists: second part of the names of the two fields for passages,
+    after positive_ and negative_. entry: converts a passage to an entry of these fields. dropped: takes counts of the
+    parts that the format cannot hold.
     """
     dropped["question groups"] += row.question.group is not None
     return {
@@ -124,7 +125,7 @@ def _document(id_key: str, passage: Passage) -> Fields:
 
 
 def _one_list(row: QuestionRow, dropped: Dropped) -> list[Passage]:
-    """Return all negatives of a question row, the hard ones first, for formats with only one list of negatives.
+    """Return all negatives of a question row, the hard negatives first, for formats with only one list of negatives.
 
     Counts in `dropped` the negatives that were not hard, because the new file does not tell them apart.
     """
@@ -138,14 +139,16 @@ def _one_list(row: QuestionRow, dropped: Dropped) -> list[Passage]:
 
 @contextmanager
 def _lines(folder: Path, options: PackOptions) -> Iterator[AddJson]:
-    """Open the new file SPLIT.jsonl; yield a function that writes the JSON of a row as one line (context manager)."""
+    """Open a new .jsonl file, named by options.split; yield a function that writes the JSON of a row as one line
+    (context manager)."""
     with (folder / f"{options.split}.jsonl").open("wb") as file:
         yield lambda content: file.write(content + b"\n")
 
 
 @contextmanager
 def _array(folder: Path, options: PackOptions) -> Iterator[AddJson]:
-    """Open the new file SPLIT.json; yield a function that adds the JSON of a row to its array (context manager)."""
+    """Open a new .json file, named by options.split; yield a function that adds the JSON of a row to the array in the
+    file (context manager)."""
     with (folder / f"{options.split}.json").open("wb") as file:
         separators = chain([b"[\n"], repeat(b",\n"))
         yield lambda content: file.write(next(separators) + content)
@@ -154,8 +157,8 @@ def _array(folder: Path, options: PackOptions) -> Iterator[AddJson]:
 
 @contextmanager
 def _shards(folder: Path, options: PackOptions) -> Iterator[AddJson]:
-    """Open new shards; yield a function that adds the JSON of a row as a sample (context manager). The samples are
-    numbered."""
+    """Open new shards in `folder`; yield a function that adds the JSON of a row as a sample (context manager). The
+    samples are numbered."""
     numbers = count()
     with shard_writer(folder, options) as write_sample:
         yield lambda content: write_sample({"__key__": f"{next(numbers):09d}", "json": content})
@@ -163,11 +166,11 @@ def _shards(folder: Path, options: PackOptions) -> Iterator[AddJson]:
 
 @contextmanager
 def _beir(folder: Path, options: PackOptions, written: WrittenIds) -> Iterator[WriteRow]:
-    """Open the files of questions and judgements of a BEIR folder; yield a function that writes one row (context
+    """Open the files of questions and judgements of a new BEIR folder; yield a function that writes one row (context
     manager).
 
     Rows with the same question become one: a question, or a pair of question and passage, is written only once.
-    written: the ids that were written before.
+    written: the ids of questions and pairs written before.
     """
     qrels = folder / "qrels" / f"{options.split}.tsv"
     qrels.parent.mkdir()
@@ -264,11 +267,11 @@ CORPORA = {  # format → name of its file of passages, and what makes a line of
 
 @dataclass
 class CorpusWriter:
-    """Writes the passages of a corpus to a file, each id only once.
+    """Writes passages to a new corpus file, each id only once.
 
-    line: converts a passage to a line of the file. written: the ids that were written before. source: a corpus whose
-    passages are all copied to the file first, or None. dropped: takes counts of the parts that the file cannot hold.
-    count: number of passages written so far.
+    line: converts a passage to a line of the file. written: the ids that were written before. source: an existing
+    corpus whose passages are all copied to the file first, or None. dropped: takes counts of the parts that the file
+    cannot hold. count: number of passages written so far.
     """
 
     file: BinaryIO
@@ -279,7 +282,7 @@ class CorpusWriter:
     count: int = 0
 
     def copy(self, passages: Iterable[Passage]) -> None:
-        """Write the given passages, those of the corpus `source`, to the file. Raises DataError for a passage that the
+        """Copy all passages of the input's own corpus to the new corpus file. Raises DataError for a passage that the
         file cannot hold: it cannot be left out, because a row may name it."""
         for passage in passages:
             try:
@@ -289,7 +292,7 @@ class CorpusWriter:
             self.count += 1
 
     def add(self, passages: Iterable[Passage]) -> int:
-        """Write the passages whose ids are new, and return their number.
+        """Write to the new corpus file the passages whose ids it does not have yet, and return how many were written.
 
         Raises BadRow, and writes no passage, when an id is already used for another passage, or when the file cannot
         hold a passage.
@@ -311,7 +314,8 @@ class CorpusWriter:
         return len(new)
 
     def _key(self, name: str) -> int | None:
-        """Return the content key of the passage that was written under the id `name`; None when there is none."""
+        """Return the content key (a hash of title and text) of the passage that the new corpus file has under the id
+        `name`; None when there is none."""
         if self.source is not None and (position := int(self.source.positions([name])[0])) >= 0:
             return int(self.source.keys[position])
         return self.written.key("passage", name)
@@ -333,8 +337,8 @@ def corpus_writer(
 
 
 class WrittenIds:
-    """The ids that were written, each with the content key (a hash) of its question or passage. They are in a file on
-    disk, because there may be many millions."""
+    """Stores the ids of questions, passages and pairs that were written to new files, each with the content key (a
+    hash) of its question or passage. They are in a file on disk, because there may be many millions."""
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
@@ -343,12 +347,14 @@ class WrittenIds:
         database.execute("CREATE TABLE written (kind, id, key INTEGER, PRIMARY KEY (kind, id)) WITHOUT ROWID")
 
     def key(self, kind: str, name: str) -> int | None:
-        """Return the content key stored for the id `name`; None for a new id. kind: question, passage or pair."""
+        """Return the content key (a hash) that was stored with the id `name`; None if the id is not stored yet. kind:
+        "question", "passage" or "pair" (question and passage)."""
         found = self._database.execute("SELECT key FROM written WHERE kind = ? AND id = ?", (kind, name)).fetchone()
         return None if found is None else int(found[0])
 
     def add(self, kind: str, name: str, key: int) -> bool:
-        """Store an id with its content key, and return whether the id is new. kind: question, passage or pair.
+        """Store an id that was written, with its content key (a hash), and return whether the id is new. kind:
+        "question", "passage" or "pair" (question and passage).
 
         Raises BadRow when the id is already stored with another key.
         """

@@ -70,7 +70,8 @@ class PairMaker:
         self._thresholds = np.array(list(accumulate(weights))) / sum(weights)
 
     def pair(self, sample: ShardSample, sample_id: int, *, epoch: int, position: int) -> TrainingPair:
-        """Return a training pair of the sample. Its random parts depend only on the seed, `epoch` and `position`.
+        """Return a training pair (picture and one caption) of the sample. Random parts (caption, augmentation) depend
+        only on the run's seed, `epoch` and `position`. sample_id: stored in the pair.
 
         Raises SampleError, naming shard and key, for a sample that cannot be used.
         """
@@ -85,8 +86,8 @@ class PairMaker:
         return TrainingPair(x, text, sample_id, content_key(sample.picture(config.image_key)), y_key, draws)
 
     def batch(self, pairs: Sequence[TrainingPair], bad: tuple[BadSample, ...] = ()) -> Batch:
-        """Return the batch of the given pairs: adds noise to the pictures and tokenises the captions. bad: the samples
-        that were replaced, to be listed in the batch."""
+        """Return the batch of the given training pairs: adds noise to the pictures and tokenises the captions. bad: the
+        unusable samples that were met, to be listed in the batch."""
         draws = np.stack([p.draws for p in pairs])[:, CROP_DRAWS:]
         return Batch(
             x=add_noise(torch.stack([p.x for p in pairs]), self.config.augment, draws),
@@ -110,18 +111,22 @@ class ImageText:
     id) and the shards."""
 
     def __init__(self, shards: Shards, spec: ImageSpec, tokenize: Tokenize, config: DataConfig, seed: int) -> None:
-        """Store the parts and check the first samples. Raises SampleError when all of them are unusable, so that a
-        wrong key or field in the configuration is reported before any loader process starts."""
+        """Set up the training data set of pictures and captions, and check its first samples. spec: preprocessing of
+        the picture tower.
+
+        Raises SampleError when all checked samples are unusable, so that a wrong key or field in the configuration is
+        reported before any loader process starts.
+        """
         self.shards, self._maker = shards, PairMaker(spec, tokenize, config, seed)
         self._replacements = Replacements(shards.sizes, seed, config.tolerated)
         checked = range(min(len(shards), max(config.tolerated, 1)))
         check_any(checked, lambda i: self._maker.check(ShardSample.read(shards, i)))
 
     def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
-        """Return the batch of the samples at the given positions, each an epoch and a sample id.
+        """Return the training batch of the samples at the given positions, each a pair (epoch, sample id).
 
-        Bad samples are replaced by others, unless data.bad_samples=stop. Raises DataError, naming the shard, when a
-        shard cannot be read, and after too many consecutive bad samples.
+        Bad (unusable) samples are replaced by others, unless data.bad_samples=stop. Raises DataError, naming the shard,
+        when a shard cannot be read, and after too many consecutive bad samples.
         """
 
         def pair(epoch: int, sample_id: int) -> TrainingPair:
@@ -136,8 +141,8 @@ class ImageText:
 
 
 def text_key(sample: ShardSample, text: str, config: DataConfig) -> int:
-    """Return the content key (a hash) of a caption: of the json field data.text_key, which several captions may share,
-    or of the caption itself if data.text_key is not set."""
+    """Return the content key (a hash) of the caption `text`. If data.text_key is set, return instead the hash of the
+    sample's json field with this name: captions with the same value then share a key."""
     meaning = text if config.text_key is None else str(sample.field(config.text_key))
     return content_key(meaning.encode())
 
@@ -175,7 +180,7 @@ class Pictures:
         return torch.stack([evaluation_transform(picture, self.spec).contiguous() for picture in decoded])
 
     def decoded(self, i: int) -> Tensor:
-        """Return picture i in its own height H and width W, uint8 (3, H, W)."""
+        """Decode the picture of sample i, and return it in its own height H and width W, uint8 (3, H, W)."""
         return ShardSample.read(self.shards, i).decoded(self.config.image_key, self.config.max_image_pixels)
 
     def key(self, i: int) -> str:

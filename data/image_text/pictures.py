@@ -64,7 +64,7 @@ def opened_picture(data: bytes, max_pixels: int, key: str) -> Iterator[Image]:
     """Yield a JPEG, PNG or WebP picture that PIL has opened and not decoded (context manager).
 
     key: the configuration key of `max_pixels`, for messages. Raises DataError for other data, for more than
-    `max_pixels` pixels, and when the block fails to decode the picture.
+    `max_pixels` pixels, and when the code in the with block fails to decode the picture.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -92,8 +92,8 @@ def check_size(width: int, height: int, max_pixels: int, key: str) -> None:
 
 
 def refuse_many_scans(data: bytes) -> None:
-    """Raise DataError for a JPEG with so many scans (passes over the picture) that its decoding takes minutes. Other
-    data pass."""
+    """Raise DataError for a JPEG with so many scans (passes over the picture) or segments that its decoding takes
+    minutes. Other data are accepted."""
     # count() also finds the marker's bytes in metadata: only when it finds many are the segments parsed
     if data[:3] != JPEG_MAGIC or _is_one_scan(data) or data.count(b"\xff" + START_OF_SCAN) <= MAX_SCANS:
         return
@@ -107,8 +107,8 @@ def refuse_many_scans(data: bytes) -> None:
 
 
 def _is_one_scan(data: bytes) -> bool:
-    """Whether a decoder of the JPEG reads only its first scan: the frame is sequential, and this scan has all
-    components."""
+    """Whether a decoder reads only the first scan (pass over the picture) of a JPEG: True when the JPEG is not
+    progressive and this scan has all colour components."""
     components = None
     for marker, offset in islice(_segments(data), MAX_SEGMENTS):
         if marker in SEQUENTIAL_FRAMES:
@@ -119,7 +119,7 @@ def _is_one_scan(data: bytes) -> bool:
 
 
 def _segments(data: bytes) -> Iterator[tuple[bytes, int]]:
-    """Yield the marker byte and the offset of the length field of each segment in a JPEG."""
+    """Yield, for each segment of a JPEG, its marker byte and the offset of its length field in `data`."""
     offset = 2
     while (found := SEGMENT.search(data, offset)) and found[1] != END_OF_IMAGE:
         yield found[1], found.end()

@@ -47,12 +47,12 @@ class ShardSample:
 
     @property
     def where(self) -> str:
-        """The location of the sample: shard and key. Every SampleError begins with this text."""
+        """The location of a sample: its shard and key. Every SampleError begins with this text."""
         return f"{self.shard}: sample '{self.key}'"
 
     def picture(self, image_key: str) -> bytes:
-        """Return the bytes of the encoded picture: the first member whose suffix is in `image_key`, for example
-        "jpg;png". Raises SampleError when there is none."""
+        """Return the encoded picture of a sample: the bytes of the first member whose suffix is in `image_key`, for
+        example "jpg;png". Raises SampleError when there is none."""
         name = next((name for name in image_key.split(";") if name in self.members), None)
         if name is None:
             raise SampleError(
@@ -61,9 +61,10 @@ class ShardSample:
         return self.members[name]
 
     def decoded(self, image_key: str, max_pixels: int) -> Tensor:
-        """Return the picture that `image_key` names, decoded in its own height H and width W: uint8 (3, H, W).
+        """Decode the picture of a sample, the first member whose suffix is in `image_key`. Returns it in its own height
+        H and width W: uint8 (3, H, W).
 
-        Raises SampleError when it is missing or cannot be decoded, or has more than `max_pixels` pixels.
+        Raises SampleError when the picture is missing, cannot be decoded, or has more than `max_pixels` pixels.
         """
         data = self.picture(image_key)
         try:
@@ -72,11 +73,11 @@ class ShardSample:
             raise SampleError(f"{self.where}: {error}.") from error
 
     def captions(self, name: str) -> list[str]:
-        """Return the captions under `name`: the lines of the txt member for "txt", else the text or texts in the json
-        field `name`.
+        """Return the captions of a sample, at least one. name: "txt" for the lines of its txt member, else the json
+        field that holds one text or a list of texts.
 
-        There is at least one. Long captions are cut to MAX_LETTERS characters. Raises SampleError when the captions are
-        missing, when one is blank or no valid Unicode, or when the json field has another type.
+        Long captions are cut to MAX_LETTERS characters. Raises SampleError when the captions are missing, when one is
+        blank or no valid Unicode, or when the json field has another type.
         """
         if name == "txt":
             value = [line for line in map(str.strip, self._text("txt").split("\n")) if line]
@@ -93,15 +94,16 @@ class ShardSample:
         return captions
 
     def field(self, name: str) -> Any:
-        """Return the json field called `name`. Raises SampleError when there is none."""
+        """Return the value of the field `name` in a sample's json member. Raises SampleError when there is no such
+        field."""
         if name not in self.fields:
             there = f"the json member has {', '.join(self.fields)}" if self.fields else f"members are {self._members}"
             raise SampleError(f"{self.where} has no field '{name}'; {there}.{nearest(name, self.fields)}")
         return self.fields[name]
 
     def label(self, name: str) -> str:
-        """Return the class label of the picture as text. name: "cls" for the number in the cls member, else a json
-        field.
+        """Return the class label of a sample as text. name: "cls" for the number in the cls member, else the name of a
+        json field.
 
         Raises SampleError when the field or member is missing, or when the cls member holds no number.
         """
@@ -118,8 +120,8 @@ class ShardSample:
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """The fields of the json member; empty without such a member. Raises SampleError when the member cannot be
-        read."""
+        """The fields of a sample's json member; empty if the sample has no such member. Raises SampleError when the
+        member cannot be read."""
         if "json" not in self.members:
             return {}
         try:
@@ -131,7 +133,8 @@ class ShardSample:
         return fields
 
     def _text(self, member: str) -> str:
-        """Return a member decoded as UTF-8. member: its suffix. Raises SampleError when it is missing or not UTF-8."""
+        """Return a member (file) of a sample, decoded as UTF-8. member: its suffix. Raises SampleError when it is
+        missing or not UTF-8."""
         if member not in self.members:
             raise SampleError(f"{self.where} has no {member} member; its members are {self._members}.")
         try:

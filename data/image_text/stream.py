@@ -58,8 +58,8 @@ class StreamBatch(Batch):
 
 @dataclass(frozen=True)
 class OneEpoch:
-    """Takes the place of an `Order`, which divides a run into epochs. The number of samples in a stream is not known
-    beforehand, so the whole run is one epoch of `steps_per_epoch` steps."""
+    """Describes a streaming run as a single epoch of `steps_per_epoch` steps, because the number of samples in a stream
+    is not known beforehand. It is used in place of an `Order`, which divides a run into epochs."""
 
     steps_per_epoch: int
     sizes: Sequence[int] = ()
@@ -80,7 +80,8 @@ class StreamProgress:
     ended: dict[int, int] = field(default_factory=dict)
 
     def add(self, batch: StreamBatch) -> None:
-        """Count a batch that the trainer took. A draw is used up when all samples of its shard were taken."""
+        """Add a batch that the trainer took to the progress of a stream. A draw (one shard to be read) is used up when
+        all samples of its shard were taken."""
         self.taken.update(batch.taken)
         self.ended |= batch.ended
         for draw in {*batch.taken, *batch.ended}:
@@ -106,7 +107,8 @@ class Stream:
     def __init__(
         self, sources: Sequence[ShardSource], maker: PairMaker, config: DataConfig, *, seed: int, global_batch_size: int
     ) -> None:
-        """Set up the order of the shards and check the first samples. maker: makes training pairs and batches.
+        """Set up a stream: the order in which its shards are read. Checks the first samples. maker: makes training
+        pairs and batches.
 
         Raises SampleError when none of the first samples can be used as configured; ConfigError for a weight so small
         that its source would never be read.
@@ -130,8 +132,8 @@ class Stream:
         check_any(islice(Reader(self, 0, 1).samples(), CHECKED), self._check)
 
     def begin(self, rank: int, world_size: int, workers: int, state: Mapping[str, Any] | None) -> str:
-        """Set the readers of this training process. If `state`, saved in a checkpoint, is given, continue from there.
-        Returns lines for the log.
+        """Set how many readers share the stream and which of them belong to this training process. If `state`, saved in
+        a checkpoint, is given, continue from there. Returns lines for the log.
 
         rank, world_size: index of this process and number of training processes. workers: loader processes of each. The
         numbers of processes may differ from those of the run that wrote the state.
@@ -154,8 +156,8 @@ class Stream:
         return text
 
     def batches(self, first_step: int, last_step: int, *, workers: int, timeout: float) -> Iterator[Batch]:
-        """Yield this training process's part of the batches of steps first_step … last_step - 1. Adds each to
-        `progress` when it is taken.
+        """Yield this training process's part of the batches of steps first_step … last_step - 1. Counts each batch in
+        `progress` when the trainer takes it.
 
         workers: number of loader processes. timeout: seconds to wait for a batch; 0: for ever.
         """
@@ -167,10 +169,11 @@ class Stream:
             yield batch
 
     def state(self, gather: Callable[[StreamProgress], Sequence[StreamProgress]]) -> dict[str, Any]:
-        """Return the progress of all training processes as JSON of bounded size, for a checkpoint.
+        """Return the progress of a stream in all training processes (which shards were read, and how far) as JSON of
+        bounded size, for a checkpoint.
 
-        gather: takes the progress of this process and returns that of every process. If it communicates, all processes
-        must call `state` together.
+        gather: takes the progress of this process and returns that of every process. If `gather` communicates, all
+        processes must call `state` together.
         """
         parts = gather(self.progress)
         first, finished = self.progress.first, set[int]().union(*(part.finished for part in parts))
@@ -209,7 +212,8 @@ class Stream:
 
 
 class Reader:
-    """One of several readers that share the draws of a stream. Each loader process has one. Its samples never end.
+    """Reads some of the shards of a stream, and returns their samples in batches; the samples never end. Several
+    readers share the draws (shards to be read) of a stream; each loader process has one reader.
 
     readers: number of all readers. number: index of this reader, from 0.
     """
@@ -252,7 +256,8 @@ class Reader:
             yield from block
 
     def samples(self) -> Iterator[StreamSample]:
-        """Yield the samples of this reader's draws in order, except the draws that are used up already.
+        """Yield, in order, the samples of all draws (shards to be read) of this reader, except the draws that are used
+        up already.
 
         Raises DataError when too many consecutive shards have no sample, and for a damaged shard with
         data.bad_samples=stop.
@@ -296,8 +301,8 @@ def first_of(shard: str) -> ShardSample:
 
 
 def _read_samples(shard: str, scan: Scan) -> Iterator[ShardSample]:
-    """Yield the samples of a shard. Damage of the shard and failures of its storage are added to scan.problems, not
-    raised."""
+    """Yield the samples of a shard. If the shard is damaged or its storage fails, nothing is raised: the problem is
+    added to scan.problems."""
     last = None
     try:
         with open_sequential(shard) as content:

@@ -26,8 +26,8 @@ HASH, CHECK, ORDER, KEY, LENGTH = range(5)  # rows of the table; ORDER sorts pas
 
 
 def open_corpus(value: str | Sequence[str], key: str) -> Corpus:
-    """Open the passages of .jsonl, .json or .tsv files, of shards, or of a BEIR folder. value: in the syntax of
-    data.train.
+    """Open the passages of .jsonl, .json or .tsv files, of shards, or of a BEIR folder. value: their paths or URLs, in
+    the syntax of the setting data.train.
 
     A row has an id (_id, docid, id, psg_id, passage_id or pid), a text and perhaps a title. Raises ConfigError, naming
     the configuration key `key`, when `value` matches nothing or has a weight; DataError, naming the line, for a row
@@ -37,7 +37,11 @@ def open_corpus(value: str | Sequence[str], key: str) -> Corpus:
 
 
 def corpus_files(value: str | Sequence[str], key: str) -> list[str]:
-    """Return the paths of the files that `value` names. Reads none. Raises ConfigError as `open_corpus` does."""
+    """Return the paths of the corpus files that `value` names: paths or URLs, or a BEIR folder. Reads none of the
+    files.
+
+    Raises ConfigError, naming the configuration key `key`, when `value` matches nothing or has a weight.
+    """
     if isinstance(value, str) and os.path.isfile(beir := os.path.join(local_path(value), "corpus.jsonl")):
         return [beir]
     sources = parse_sources(value, key, SUFFIXES)
@@ -62,26 +66,28 @@ class Corpus:
 
     @property
     def keys(self) -> Int64s:
-        """The content ids of all passages, int64 (n,), memory-mapped."""
+        """The content ids (hashes of title and text) of all n passages of a corpus, int64 (n,), memory-mapped."""
         return self._mapped.array[KEY]
 
     @property
     def lengths(self) -> Int64s:
-        """The bytes of title and text of each passage, int64 (n,), memory-mapped. They serve to sort passages by length
-        without reading them."""
+        """The number of bytes of title and text of each of the n passages of a corpus, int64 (n,), memory-mapped. It
+        serves to sort passages by length without reading them."""
         return self._mapped.array[LENGTH]
 
     def ids(self, start: int, stop: int) -> list[str]:
-        """Return the ids of the passages at positions start … stop - 1. `stop` may be more than n."""
+        """Return the ids of the passages at positions start … stop - 1 of a corpus. `stop` may be more than the number
+        of passages."""
         return [str(self[i].id) for i in range(start, min(stop, len(self)))]
 
     @property
     def id_hashes(self) -> Int64s:
-        """The hashes of the ids of all passages, as `hash_ids` makes them: int64 (2, n), memory-mapped."""
+        """The 128-bit hashes of the ids of all n passages of a corpus, each in two integers, as `hash_ids` makes them:
+        int64 (2, n), memory-mapped."""
         return self._mapped.array[: CHECK + 1]
 
     def positions(self, ids: Sequence[str]) -> Int64s:
-        """Return the positions of the passages with the k given ids, int64 (k,); −1 for an unknown id.
+        """Return the positions in the corpus of the passages with the k given ids, int64 (k,); −1 for an unknown id.
 
         Reads no passage: ids are compared by their 128-bit hashes.
         """
@@ -97,7 +103,7 @@ class CorpusPassages(Sequence[Passage]):
 
     @property
     def keys(self) -> list[int]:
-        """The content ids of the passages, in the same order."""
+        """The content ids (hashes of title and text) of these passages, in the same order."""
         return self.corpus.keys[self.positions].tolist()
 
     def __len__(self) -> int:
@@ -119,8 +125,12 @@ def _passage_with_id(fields: dict[str, Any]) -> Passage:
 
 
 def _table(rows: Rows) -> Int64s:
-    """Compute the table of a corpus, int64 (5, n), with the rows HASH, CHECK, ORDER, KEY and LENGTH. Reads every
-    passage once, in order. Raises DataError for a repeated id."""
+    """Compute the table of a corpus of n passages, int64 (5, n). Reads every passage once, in order. Raises DataError
+    for a repeated id.
+
+    Its rows are HASH and CHECK, the two halves of the hash of each id; ORDER, the positions sorted by these hashes;
+    KEY, the content ids (hashes of title and text); LENGTH, the bytes of title and text.
+    """
     table = np.empty((5, len(rows)), np.int64)
 
     def read_id(i: int) -> str:
@@ -142,8 +152,8 @@ def _table(rows: Rows) -> Int64s:
 
 
 def unique_order(hashes: Int64s, repeated: Callable[[int, int], str]) -> Int64s:
-    """Return the positions that sort n ids by their hashes, int64 (n,): by the row HASH of `hashes`, then by the row
-    CHECK.
+    """Return the positions that sort n ids by their hashes, int64 (n,). hashes, int64 (2, n): the two halves of each
+    hash; the first row is compared first.
 
     Raises DataError when an id occurs twice. repeated(i, j): returns the error message for the positions i < j of this
     id.

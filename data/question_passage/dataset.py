@@ -77,7 +77,8 @@ class QuestionPassage:
         seed: int,
         mined: MinedNegatives | None,
     ) -> None:
-        """Store the parts and check the configuration. mined: hard negatives mined before, or None.
+        """Set up the training data set of questions and passages, and check the configuration. mined: hard negatives
+        mined before, or None.
 
         Raises ConfigError when data.negatives.lists asks for mined negatives that neither exist nor will be mined, and
         when data.negatives.refresh_every is set without a corpus.
@@ -91,10 +92,10 @@ class QuestionPassage:
         self._replacements = Replacements(questions.sizes, seed, config.tolerated)
 
     def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
-        """Return the batch of the rows at the given positions, each an epoch and a row index.
+        """Return the training batch of the rows at the given positions, each a pair (epoch, row index).
 
-        Bad rows are replaced by others, unless data.bad_samples=stop. Raises DataError, naming the file, when a file
-        cannot be read, and after too many consecutive bad rows.
+        Bad (unusable) rows are replaced by others, unless data.bad_samples=stop. Raises DataError, naming the file,
+        when a file cannot be read, and after too many consecutive bad rows.
         """
         drawn, bad = self._replacements.load(positions, self.drawn, self.questions.origin)
         config = self.config
@@ -120,8 +121,8 @@ class QuestionPassage:
         return f"row {sample_id} of data.train"
 
     def drawn(self, epoch: int, i: int) -> DrawnRow:
-        """Draw the passages of row i for an epoch. The draw uses 1 + data.negatives.per_row random numbers that depend
-        only on the seed, the epoch and i.
+        """Draw the positive passages and hard negatives for row i of the training data in an epoch. The draw uses 1 +
+        data.negatives.per_row random numbers that depend only on the seed, the epoch and i.
 
         Raises SampleError when the row, or a passage that it names, has changed since it was indexed.
         """
@@ -138,8 +139,11 @@ class QuestionPassage:
 
 
 def _extra(y: Tensor, entries: list[tuple[int, Passage, bool]]) -> Extra:
-    """Build the further passages of a batch, k in all; k may be 0. y (k, L): their tokens. entries: for each its row in
-    the batch, the passage, and whether it is positive."""
+    """Build the part of a batch for its k further passages, those besides one positive per row; k may be 0.
+
+    y (k, L): tokens of these passages, L of the longest. entries: for each passage, the index of its row in the batch,
+    the passage, and whether it is positive.
+    """
     return Extra(
         y=y,
         row=torch.tensor([row for row, _, _ in entries], dtype=torch.int64),
@@ -168,19 +172,20 @@ class TextInputs:
         return len(self.lengths)
 
     def block(self, start: int, stop: int) -> Tensor:
-        """Return int64 (k, L), the tokens of the k texts at positions start … stop - 1. `stop` may be more than n."""
+        """Return the tokens of the k texts at positions start … stop - 1, int64 (k, L), L tokens of the longest. `stop`
+        may be more than the number of texts."""
         return self.take(range(start, min(stop, len(self))))
 
     def take(self, positions: Sequence[int] | Int64s) -> Tensor:
-        """Return int64 (k, L), the tokens of the texts at k positions."""
+        """Return the tokens of the texts at the k given positions, int64 (k, L), L tokens of the longest."""
         return tokens((self.item(int(i)) for i in positions), self.tokenize, self.config)
 
 
 def passage_texts(corpus: Corpus, tokenize: TokenizeTexts, config: PassageConfig) -> TextInputs:
-    """Return all passages of a corpus as inputs of the passage tower."""
+    """Return all passages of a corpus as inputs of the passage tower (encoder)."""
     return TextInputs(corpus.__getitem__, corpus.lengths, tokenize, config)
 
 
 def question_texts(questions: QuestionRows, tokenize: TokenizeTexts, config: QuestionConfig) -> TextInputs:
-    """Return all questions of the rows as inputs of the question tower."""
+    """Return all questions of the given rows as inputs of the question tower (encoder)."""
     return TextInputs(questions.question, questions.lengths, tokenize, config)

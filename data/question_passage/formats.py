@@ -36,8 +36,8 @@ NAMED = 20  # fields that a message lists
 
 @dataclass(frozen=True)
 class Record:
-    """A question and its lists of passages. They hold ids in a format that names passages by id, otherwise Passage
-    objects."""
+    """A question and its lists of passages, as parsed from one row. In a format that names passages by id, the lists
+    hold ids; otherwise they hold Passage objects."""
 
     question: Question
     positives: Sequence[Passage] | Sequence[str]
@@ -65,7 +65,7 @@ class QuestionFormat:
 
     @property
     def lists(self) -> tuple[str, ...]:
-        """The names of the fields that hold passages."""
+        """The names of the fields that hold lists of passages in a row of this question format."""
         return tuple(name for name in (self.positives, self.negatives, self.hard_negatives) if name)
 
 
@@ -106,7 +106,7 @@ def unknown_format(fields: Fields) -> BadRow:
 
 def query_of(fields: Fields) -> Question:
     """Convert a line of BEIR's queries.jsonl, which has the same fields as a passage, to a question. Raises BadRow when
-    it is damaged or has no text."""
+    the line is damaged or has no text."""
     query = passage_of(fields)
     return Question(str(query.id), _not_blank(query.text, "text"), group=group_of(fields))
 
@@ -148,8 +148,8 @@ def group_of(fields: Fields) -> str | None:
 
 
 def named(fields: Iterable[str]) -> str:
-    """Join the first NAMED field names as text for a message; names with control characters are escaped. "none" without
-    names."""
+    """Join the first NAMED field names as text for a message; names with control characters are escaped. Returns "none"
+    if there is no name."""
     names = [short_name(name) for name in islice(fields, NAMED + 1)]
     return ", ".join([*names[:NAMED], *(["…"] if len(names) > NAMED else [])]) or "none"
 
@@ -232,10 +232,10 @@ def _pools(fields: Fields, name: str, config: PassageConfig) -> tuple[list[Passa
 
 
 def _score(entry: Any, where: str) -> float:
-    """Return the score of a candidate. where: its location, for the message.
+    """Return the score of a candidate passage, `entry`. where: its location, for the message.
 
-    Raises BadRow when it is no finite number, or when the field has_answer shows that the candidates are results of a
-    retriever, whose scores do not tell which passage is right.
+    Raises BadRow when the score is no finite number. Also raises BadRow when the entry has a field has_answer: the
+    candidates are then results of a retriever, whose scores do not tell which passage is right.
     """
     score = entry.get("score")
     if "has_answer" in entry:

@@ -32,10 +32,11 @@ FORMAT = "1"
 def draw_negatives(
     row: QuestionRow, i: int, mined: MinedNegatives | None, config: NegativesConfig, draws: Sequence[float] | np.ndarray
 ) -> list[Passage]:
-    """Draw hard negatives of row i, at most one for each random number in `draws`, all in [0, 1).
+    """Draw hard negatives for a training row, at most one for each random number in `draws`, all in [0, 1).
 
     They come from the first list in data.negatives.lists that has a candidate for the row. Positive passages of the row
-    are never drawn, and no passage is drawn twice. mined: the mined negatives, or None.
+    are never drawn, and no passage is drawn twice. i: index of the row in the data set. mined: the mined negatives, or
+    None.
     """
     lists = {
         NegativeList.hard_negatives: row.hard_negatives,
@@ -50,7 +51,8 @@ def draw_negatives(
 
 
 def distinct(keys: Sequence[int], excluded: set[int]) -> list[int]:
-    """Return the positions in `keys` of all keys not in `excluded`, ascending; of equal keys only the first one."""
+    """Return the positions of distinct keys in `keys`, ascending: of equal keys only the first one counts, and keys in
+    `excluded` are left out."""
     first = {key: i for i, key in reversed(list(enumerate(keys))) if key not in excluded}
     return sorted(first.values())
 
@@ -97,16 +99,18 @@ class MinedNegatives:
         )
 
     def passages(self, i: int) -> CorpusPassages:
-        """Return the mined passages of row i, best ranked first; none when the file has no line for its question."""
+        """Return the mined hard negatives of question row i, best ranked first. The result is empty when the file of
+        mined negatives has no line for the question."""
         starts, positions = np.split(self._mapped.array, [self._count + 1])
         return CorpusPassages(self.corpus, positions[starts[i] : starts[i + 1]])
 
 
 def _by_row(rows: Rows, questions: QuestionRows, corpus: Corpus) -> Int64s:
-    """Build the array of MinedNegatives for n question rows. rows: the lines of the file of mined negatives.
+    """Build the array that stores the mined hard negatives of n question rows. rows: the lines of the file of mined
+    negatives.
 
-    It holds n + 1 indices, where the passages of each question row begin and end, then the positions of all these
-    passages in the corpus.
+    The array holds n + 1 indices, where the passages of each question row begin and end, then the positions of all
+    these passages in the corpus.
     """
     ids, lists = [], []
     for i in range(len(rows)):

@@ -21,16 +21,16 @@ class Passage:
 
     @property
     def key(self) -> int:
-        """The content id, a hash of title and text. Passages with equal title and text share it, even if their ids
-        differ."""
+        """The content id of a passage, a hash of its title and text. Passages with equal title and text share it, even
+        if their ids differ."""
         return content_key(f"{self.title}\n{self.text}".encode())
 
     def rendered(self, config: PassageConfig) -> Rendered:
-        """Return the text that a tower (encoder) reads: the prefix, the title and a blank if title=join, then the text;
-        and None.
+        """Return a passage as the texts that a tower (encoder) reads. With title=pair, these are two: the prefix with
+        the title, and the passage's text.
 
-        With title=pair, return two texts: the prefix with the title, and the passage's text. An empty title gives two
-        texts, too, because either all rows of a batch are pairs or none is.
+        Otherwise there is one text, then None: the prefix, the title and a blank if title=join, the passage's text.
+        With title=pair, an empty title gives two texts, too, because either all rows of a batch are pairs or none is.
         """
         if config.title is Title.pair:
             return config.prefix + self.title, self.text
@@ -53,12 +53,12 @@ class Question:
 
     @property
     def key(self) -> int:
-        """The content id, a hash of the question's text."""
+        """The content id of a question, a hash of its text."""
         return content_key(self.text.encode())
 
     def rendered(self, config: QuestionConfig) -> Rendered:
-        """Return the text that a tower (encoder) reads, the prefix and the question; and None, since a question is
-        never a pair."""
+        """Return the text of a question that a tower (encoder) reads: the prefix and the question. The second entry is
+        None, since a question is never a pair of texts."""
         return config.prefix + self.text, None
 
 
@@ -67,5 +67,5 @@ class InlinePassages(tuple[Passage, ...]):
 
     @property
     def keys(self) -> list[int]:
-        """The content ids of the passages, in the same order."""
+        """The content ids (hashes of title and text) of these passages, in the same order."""
         return [passage.key for passage in self]

@@ -77,7 +77,8 @@ def named_files(value: str | Sequence[str], config: DataConfig, key: str = "data
 
 
 def open_questions(value: str | Sequence[str], config: DataConfig, key: str = "data.train") -> QuestionRows:
-    """Open the rows that `value` names, in the syntax of data.train: files and shards of any format, and BEIR folders.
+    """Open the question rows that `value` names: files and shards of any format, and BEIR folders, in the syntax of the
+    setting data.train.
 
     Raises ConfigError, naming the configuration key `key`, for a value that cannot work; DataError, naming the line,
     for a row that cannot be used. The first call for a file reads all of it and stores an index.
@@ -105,10 +106,11 @@ def is_beir(path: str) -> bool:
 
 
 class QuestionRows:
-    """The rows of several sources, numbered consecutively from 0 through all of them.
+    """The question rows of several sources, numbered consecutively from 0 through all of them.
 
     weights: how often training uses each source. shared: the corpus that all sources use, or None. The attribute
-    `corpus` holds the mined negatives: it is the shared corpus, or the only corpus among the sources, otherwise None.
+    `corpus`, in which mined negatives are looked up, is the shared corpus, or the only corpus among the sources,
+    otherwise None.
     """
 
     def __init__(
@@ -134,18 +136,19 @@ class QuestionRows:
         return source.row(row)
 
     def origin(self, i: int) -> tuple[str, str]:
-        """Return the path of the file that holds row i, and the row's key in this file."""
+        """Return the path of the file that holds question row i, and the row's key in this file."""
         source, row = self._locate(i)
         return source.origin(row)
 
     @property
     def lengths(self) -> Int64s:
-        """The bytes of the text of each question, int64 (number of rows,)."""
+        """The number of bytes of the text of each question, int64 (number of rows,)."""
         return np.concatenate([source.columns[LENGTH] for source in self.sources])
 
     @property
     def id_hashes(self) -> Int64s:
-        """The hashes of the ids of all questions, as `hash_ids` makes them: int64 (2, number of rows)."""
+        """The 128-bit hashes of the ids of all questions, each in two integers, as `hash_ids` makes them: int64 (2,
+        number of rows)."""
         return np.concatenate([source.columns[: CHECK + 1] for source in self.sources], axis=1)
 
     def _locate(self, i: int) -> tuple[QuestionSource, int]:
@@ -213,7 +216,8 @@ class RowQuestions:
         return replace(record, question=replace(record.question, id=question_id))
 
     def _columns(self) -> Int64s:
-        """Compute the array `columns`. Reads every row once, so that a bad row is reported before training starts."""
+        """Compute, for n question rows, two integers with the hash of each id, and the bytes of each question: int64
+        (3, n). Reads every row once, so that a bad row is reported before training starts."""
         columns = np.empty((3, len(self)), np.int64)
 
         def read_id(i: int) -> str:
@@ -226,7 +230,7 @@ class RowQuestions:
 
 
 def row_of(record: Record, corpus: Corpus | None, where: str, key: str) -> QuestionRow:
-    """Convert a parsed record to a row. Passages that the record names by id are looked up in `corpus`.
+    """Convert a parsed record to a question row. Passages that the record names by id are looked up in `corpus`.
 
     where: location of the record, for messages. Raises ConfigError, naming the setting `key`, when there are ids but no
     corpus; KeyError with the first id that the corpus lacks.
@@ -257,10 +261,10 @@ def _names(corpus: Corpus) -> str:
 class BeirQuestions:
     """The questions of a BEIR folder that have a grade above 0 in qrels/<split>.tsv, in the order of queries.jsonl.
 
-    Can be pickled. corpus: used in place of the folder's own corpus.jsonl, unless None. columns: as in `RowQuestions`.
-    The memory-mapped array _mapped holds, one after the other: the number n of questions; their n positions in
-    queries.jsonl; n + 1 indices, where the relevant passages of each question begin and end; the positions of the
-    relevant passages in the corpus.
+    Can be pickled. corpus: used in place of the folder's own corpus.jsonl, unless None. columns: hashes of the ids and
+    bytes of the questions, as in `RowQuestions`. The memory-mapped array _mapped holds, one after the other: the number
+    n of questions; their n positions in queries.jsonl; n + 1 indices, where the relevant passages of each question
+    begin and end; the positions of the relevant passages in the corpus.
     """
 
     def __init__(self, folder: str, split: str, corpus: Corpus | None, key: str) -> None:
@@ -296,8 +300,8 @@ class BeirQuestions:
         return QuestionRow(self.question(i), relevant, InlinePassages(()), InlinePassages(()))
 
     def _judged(self, qrels: str) -> Int64s:
-        """Compute the array for _mapped. Reads every judged question once, so that a bad one is reported before
-        training starts."""
+        """Compute one array from the judgements in the file `qrels`; the docstring of BeirQuestions lists its parts
+        (_mapped). Reads every judged question once, so that a bad one is reported before training starts."""
         relevant = (judgement for judgement in judgements(qrels) if judgement[2] > 0)
         found: JudgedPairs = (array("q"), array("q"))
         for (line, ids, _), unknown in find_judged(relevant, (self.queries, self.corpus), found):
