@@ -54,7 +54,7 @@ class _Strings:
         self._everywhere = [] in self._tokens
 
     def within(self, text: str) -> bool:
-        """Whether the text contains one of the answers."""
+        """Whether the text contains one of the answers of the question: adjacent equal tokens, regardless of case."""
         if self._everywhere:
             return True
         text = _decomposed(text)
@@ -67,8 +67,8 @@ class _Strings:
         return any(joined in tokens for joined in likely)
 
     def spans(self, text: str) -> list[Span]:
-        """Return [start, end) of all answers in `text`, in order. The indices count its characters before
-        normalisation; overlapping spans are joined.
+        """Return [start, end) of all answers of the question in `text`, in order. The indices count the characters of
+        `text`; overlapping spans are joined.
         """
         decomposed = _decomposed(text)
         tokens = [match.span() for match in _TOKEN.finditer(decomposed)]
@@ -137,8 +137,8 @@ def _folded(lower: str) -> str:
 
 
 def _origin(text: str, decomposed: str) -> Sequence[int]:
-    """For each character of `decomposed`, the NFD form of `text`: return the index of the character of `text` it came
-    from.
+    """Return, for each character of `decomposed`, the index of the character of `text` from which it came. decomposed:
+    the NFD form of `text`.
 
     NFD also reorders the marks of a letter, but no token ends between two marks.
     """

@@ -97,7 +97,8 @@ def beir_result(qrels: Qrels, run: Run, cutoffs: Sequence[int]) -> dict[str, dic
 
 
 def write_run(path: Path, run: Run, tag: str) -> None:
-    """Write a run (query → document → score) as a TREC file, best first, in the order and with the scores of `ranked`.
+    """Write a run (query → document → score) as a TREC file, best first. Scores are float32; each of several equal ones
+    is lowered by the smallest step, so that every tool keeps the order.
 
     tag: the name of the system in the last column. Raises DataError for an id that is empty or holds a space.
     """

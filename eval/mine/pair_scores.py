@@ -36,8 +36,7 @@ class PairScores:
         self._keys, self._scores = keys[order], scores[order]
 
     def of(self, question: str, passages: Sequence[str]) -> np.ndarray:
-        """Return the (k,) float32 scores of k passages for a question, all given by id; NaN for pairs without a score.
-        """
+        """Return the (k,) float32 scores of k passages for a question, all given by id; NaN for pairs without a score."""
         wanted = np.array([_key(question, passage) for passage in passages], dtype=np.int64)
         if not len(self._keys):
             return np.full(len(wanted), np.nan, dtype=np.float32)
