@@ -1,15 +1,15 @@
 """Embeddings of a corpus, in memory or in a folder; a folder is written piece by piece, so that a restart continues.
 
 The items are divided into windows: runs of WINDOW consecutive items, after each of which the result is saved. Inside a
-window they are sorted by length, the longest first, and cut into the encoder's blocks; so there is little padding, and
-all ranks share the work. Which items a block has depends on nothing else, so the number of ranks and restarts do not
+window the items are sorted by length, the longest first, and cut into the encoder's blocks. So there is little padding,
+and all processes share the work. The blocks depend on nothing else, so the number of processes and restarts do not
 change the result.
 
     embeddings.npy   (N, D) float32 or float16, in the order of the items
     ids.txt          N lines: the id of each item
     state.json       settings that the embeddings depend on, and number of windows on disk; written after each window
 
-Rank 0 writes. With several machines the folder must be on a shared file system.
+Process 0 writes. With several machines the folder must be on a shared file system.
 
 Shape letters: N items, D embedding width, S items in a window.
 """

@@ -1,12 +1,12 @@
-"""Encoding of items with a tower; the result does not depend on the number of ranks.
+"""Encoding of items with a tower; the result does not depend on the number of processes.
 
-Shape letters: N items, E items in a block, W ranks, D embedding width.
+Shape letters: N items, E items in a block, W processes, D embedding width.
 
-Items are cut into blocks of E: block k has the items kE … (k+1)E - 1, and the last block is padded by repeating an
-item. In each round every rank encodes one block: rank r gets the blocks r, r + W, r + 2W, …. All ranks make the same
-number of tower calls (a surplus call repeats the last block), and after each round all ranks have the embeddings of
-that round. So a tower gets the same blocks for every W, every item counts once, and the device holds W blocks at a
-time.
+Items are cut into blocks of E: block k has the items kE … (k+1)E − 1, and the last block is padded by repeating an
+item. In each round every process encodes one block: process r gets the blocks r, r + W, r + 2W, …. All processes make
+the same number of tower calls (a surplus call repeats the last block), and after each round all processes have the
+embeddings of this round. So a tower gets the same blocks for every W, every item counts once, and the device holds W
+blocks at a time.
 """
 
 from __future__ import annotations

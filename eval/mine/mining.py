@@ -208,7 +208,9 @@ def _mined(
 
 @dataclass(frozen=True)
 class QuestionHits:
-    """A question with its embedding and its k hits, best first: their indices in the corpus and their search scores."""
+    """A question with its embedding and the k passages that the search found for it, best first: their indices in the
+    corpus and their search scores.
+    """
 
     question: LabelledQuestion
     query_D: np.ndarray

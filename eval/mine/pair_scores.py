@@ -36,7 +36,9 @@ class PairScores:
         self._keys, self._scores = keys[order], scores[order]
 
     def of(self, question: str, passages: Sequence[str]) -> np.ndarray:
-        """Return the (k,) float32 scores of k passages for a question, all given by id; NaN for pairs without a score."""
+        """Return the (k,) float32 scores of k passages for one question, all given by their ids. The score is NaN for a
+        pair that has none.
+        """
         wanted = np.array([_key(question, passage) for passage in passages], dtype=np.int64)
         if not len(self._keys):
             return np.full(len(wanted), np.nan, dtype=np.float32)

@@ -124,8 +124,8 @@ def training_charts(options: Mapping[str, Any], history: History) -> Charts:
 def health_charts(history: History) -> Charts:
     """Make the charts of the embeddings and of the statistics of the objective, by title.
 
-    A training metric that has no chart of its own here or in `training_charts` gets one. A chart without data is left
-    out.
+    A training metric whose name begins with none of the words in CHARTED gets a chart of its own, unless it is
+    constant. A chart without data is left out.
     """
     chart = partial(_chart, history)
     charts = {
@@ -168,10 +168,10 @@ def health_charts(history: History) -> Charts:
 
 
 def evaluation_charts(history: History, results: Sequence[Result]) -> Charts:
-    """Make a chart for each data set that was evaluated at least twice during training, by the name of the data set.
+    """Make a chart for each data set that was evaluated at least twice during training: name of the data set → chart.
 
-    It shows the headline metric, a second metric, and the value that a random order has in the headline metric.
-    results: give this value.
+    It shows the headline metric, a second metric, and the value that a random order has in the headline metric, which
+    is read from `results`.
     """
     result_of = {evaluator(result): result for result in results}
     charts = {}
@@ -197,10 +197,10 @@ def evaluations(history: History) -> dict[str, list[str]]:
 
 
 def _chart(history: History, note: str, metrics: Mapping[str, str], **more: Any) -> Chart:
-    """Make a chart of training metrics. more: further fields of Chart.
+    """Make a chart of training metrics with the explanation `note`. more: further fields of Chart.
 
-    metrics: label of each line → names of metrics without "train/", separated by blanks: the line, or the line and the
-    lower and the upper end of a band.
+    metrics: label of each line → metric names without "train/", separated by blanks: one name for the line, or three
+    names for the line and the lower and the upper end of a band around it.
     """
     names_of = {label: [f"train/{name}" for name in names.split()] for label, names in metrics.items()}
     return Chart(note, [_series(history, label, *names) for label, names in names_of.items()], **more)
@@ -214,7 +214,7 @@ def _series(history: History, label: str, *names: str) -> Series:
 
 
 def _drawable(charts: Charts) -> Charts:
-    """Return the charts without lines of fewer than two points, and without charts that have no line left."""
+    """Return the charts, by title, without lines of fewer than two points; a chart that has no line left is dropped."""
     shown = {
         title: replace(chart, series=[line for line in chart.series if len(line.steps) > 1])
         for title, chart in charts.items()

@@ -32,8 +32,10 @@ def cases(listed: Sequence[Case], run: Path, dataset: str) -> Iterator[tuple[str
 
 
 def shortened(view: View) -> View:
-    """Return a copy of a case's template values that has only the answers of this run; of answers that are texts, the
-    first two.
+    """Return a shorter copy of a case's template values: with the answers of this run only, without those of baselines
+    and without the right answers.
+
+    If the answers are texts, only the first two are kept.
     """
     ours = list(view["systems"].items())[:1]
     few = {name: answers if view["pictured"] else answers[:2] for name, answers in ours}
@@ -41,10 +43,10 @@ def shortened(view: View) -> View:
 
 
 def _case_view(case: Case, run: Path, dataset: str) -> View:
-    """Convert one example case to values for the template.
+    """Convert one example case (a query, the answers of each system, right answers) to values for the HTML template.
 
-    In the result, value: the metrics of the query in words; missed: whether no answer of this run is right; pictured:
-    whether answers are pictures.
+    run: the run folder. In the result, value: the metrics of the query in words; missed: whether no answer of this run
+    is right; pictured: whether answers are pictures.
     """
 
     def views(items: Sequence[Item]) -> list[View]:
@@ -65,7 +67,7 @@ def _case_view(case: Case, run: Path, dataset: str) -> View:
 
 
 def _item_view(item: Item, path: Path | None) -> View:
-    """Convert a query or an answer to values for the template. path: its thumbnail, None without one.
+    """Convert a query or an answer of an example case to values for the HTML template. path: its thumbnail, or None.
 
     In the result, picture: the thumbnail as a data: URL; parts: (text, whether it is marked) of its text, or its id if
     it has no text.

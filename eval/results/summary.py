@@ -22,15 +22,17 @@ SYSTEMS = {"model": "this run", "bm25": "BM25", "untrained": "before training", 
 def score(result: Result, metric: str) -> Score:
     """Return the score of the model in one metric, with its 95 % interval and the value that a random order has.
 
-    It also reads the scores of one baseline from `systems(result)`; a baseline has no value for a random order.
+    A part that is not known is None. `result` may also be the scores of one baseline (a value of `systems(result)`),
+    which have no value for a random order.
     """
     value, interval, chance = (part(result, name).get(metric) for name in ("metrics", "intervals", "chance"))
     return Score(finite(value), *_ends(interval), finite(chance))
 
 
 def scores(result: Result) -> dict[str, Score]:
-    """Return metric → score for the metrics that are not counts: they have a 95 % interval or a value for a random
-    order.
+    """Return metric → score for the metrics of a result that have a 95 % interval or a value for a random order.
+
+    So counts, such as the number of pictures, are left out.
     """
     found = {metric: score(result, metric) for metric in part(result, "metrics")}
     return {metric: s for metric, s in found.items() if s.value is not None and (s.low, s.chance) != (None, None)}
@@ -50,7 +52,9 @@ def lead(baseline: Result, metric: str) -> Score:
 
 
 def confusions(result: Result) -> list[tuple[str, str, int]]:
-    """Return (true class, predicted class, count): for all pairs if there are few classes, else for the most frequent
+    """Return how often classes were predicted, as (true class, predicted class, count).
+
+    If the result has a confusion matrix (few classes), all pairs of classes are returned, else the most frequent
     mistakes.
     """
     if matrix := part(result, "confusion"):
@@ -95,7 +99,7 @@ def picture(run: Path, dataset: str, name: str | None) -> Path | None:
 
 
 def evaluator(result: Result) -> str:
-    """Return the name of the evaluator of a result, which is the prefix of its metrics in metrics.jsonl."""
+    """Return the name of the evaluator that made a result: the prefix of its metrics in metrics.jsonl."""
     return "val" if result["dataset"] == "val" else f"eval/{result['dataset']}"
 
 

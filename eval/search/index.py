@@ -228,7 +228,7 @@ class _Approximate:
 
 
 def _learnt(faiss: ModuleType, spec: Spec, corpus: np.ndarray) -> tuple[np.ndarray | None, str]:
-    """Train an empty index on evenly spread rows of the corpus; return (the index, serialised, "").
+    """Train an empty FAISS index on evenly spread rows of the corpus; return (the index, serialised, "").
 
     If the corpus has too few rows for the training, return (None, FAISS's message).
     """

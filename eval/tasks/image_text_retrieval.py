@@ -49,8 +49,9 @@ def match_pairs(
     """Return the right pairs of N pictures and M captions as (matches image → text, matches text → image).
 
     owner (M,): the index of the picture that each caption belongs to. image_keys (N,), text_keys (M,): content keys;
-    equal keys mean equal content. truth: `pairs`: a caption is right only for the picture that it belongs to; `keys`:
-    pictures and captions with equal content are right for each other's partners too.
+    equal keys mean equal content. truth: with `pairs`, a caption is right only for its own picture. With `keys`, it is
+    also right for a picture that has the content of its own picture, and for a picture with a caption of the same
+    content.
     """
     pictures, captions = np.arange(len(image_keys)), np.arange(len(owner))
     if truth is Truth.pairs:
@@ -207,8 +208,8 @@ class Direction:
 class Retrieval(Evaluator):
     """Evaluator of one data set of pictures and captions, for both directions of search (image → text, text → image).
 
-    truth: which pairs are right, `pairs` (only a picture and its own captions) or `keys` (equal content too). recall_k:
-    each K of R@K. index: a FAISS index; "Flat" is exact.
+    truth: which pairs are right; with `pairs` only a picture and its own captions, with `keys` also pairs of equal
+    content. recall_k: each K of R@K. index: a FAISS index; "Flat" is exact.
     """
 
     data: RetrievalSet
@@ -264,7 +265,9 @@ class Retrieval(Evaluator):
         }
 
     def _picture(self, thumbnails: Thumbnails, i: int) -> Item:
-        """Return the entry of picture i for an example case, with its first caption and the file name of its thumbnail."""
+        """Return the entry of picture i in an example case: its id, its first caption and the file name of its
+        thumbnail.
+        """
         first = int(np.searchsorted(self.data.owner, i))
         return item(self.data.images.key(i), self.data.texts.texts[first], picture=thumbnails.name(i))
 
