@@ -243,7 +243,7 @@ KINDS = {
 
 
 def forms_help() -> str:
-    """Return help text that shows how the entries of eval.suite are written (KIND:TARGET), with a line for each task."""
+    """Return help text on how the entries of eval.suite are written (KIND:TARGET), with a line for each task."""
     lines = (
         f"of {task.name}: {'  '.join(f'{name}:{kind.form}' for name, kind in KINDS.items() if kind.task is task)}\n"
         for task in Task
