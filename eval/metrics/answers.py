@@ -29,7 +29,9 @@ _SECONDS = 10.0  # for one pattern in one text; a pattern with catastrophic back
 
 
 def prepared(answers: Iterable[str], mode: AnswerMatch = AnswerMatch.string) -> Answers:
-    """Prepare the answers of one question for comparison with many texts. mode: strings or regular expressions."""
+    """Prepare the answers of one question, so that many texts can be searched for them. mode: whether the answers are
+    strings or regular expressions.
+    """
     return _Strings(answers) if mode is AnswerMatch.string else _Patterns(answers)
 
 
@@ -103,9 +105,7 @@ Answers = _Strings | _Patterns
 
 
 def _compiled(pattern: str) -> regex.Pattern[str] | None:
-    """Compile a regular expression; None if it does not compile for any reason, since the patterns come from data of
-    others.
-    """
+    """Compile a regular expression; return None if this fails for any reason. The patterns come from data of others."""
     try:
         return regex.compile(pattern, flags=regex.IGNORECASE | regex.UNICODE | regex.MULTILINE)
     except Exception:

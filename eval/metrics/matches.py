@@ -33,7 +33,9 @@ class Labels:
 
     @staticmethod
     def of(*carried: tuple[np.ndarray, np.ndarray], size: int) -> Labels:
-        """Make Labels for `size` items from pairs of arrays (item indices, their labels), each in any order."""
+        """Make Labels (which item has which labels) for `size` items. carried: pairs of arrays (item indices, the label
+        of each), each in any order.
+        """
         index, label = (np.concatenate(parts) for parts in zip(*carried, strict=True))
         order = np.argsort(index, kind="stable")
         return Labels(index[order], label[order], size)

@@ -83,8 +83,8 @@ def measures(qrels: Qrels, run: Run, names: Iterable[str]) -> dict[str, dict[str
 
 
 def beir_result(qrels: Qrels, run: Run, cutoffs: Sequence[int]) -> dict[str, dict[str, float]]:
-    """Return BEIR's JSON of a result, means over queries with 5 decimals: {"ndcg": {"NDCG@1": …}, "map", "recall",
-    "precision", "mrr"}.
+    """Return the result of a run as BEIR's JSON: {"ndcg": {"NDCG@1": …}, "map", "recall", "precision", "mrr"}, means
+    over queries with 5 decimals.
 
     qrels: query → document → grade. run: query → document → score. cutoffs: each K of the measures.
     """

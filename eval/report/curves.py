@@ -185,8 +185,10 @@ def evaluation_charts(history: History, results: Sequence[Result]) -> Charts:
 
 
 def evaluations(history: History) -> dict[str, list[str]]:
-    """Return the name of each evaluator in the history, such as val or eval/NAME → the metrics that it logged in
-    training.
+    """Return the metrics that each evaluator logged in training: name of the evaluator (val or eval/NAME) → metric
+    names.
+
+    history: metric → step → value.
     """
     found: dict[str, list[str]] = {}
     for name in history:
@@ -207,7 +209,9 @@ def _chart(history: History, note: str, metrics: Mapping[str, str], **more: Any)
 
 
 def _series(history: History, label: str, *names: str) -> Series:
-    """Make the line of one metric. names: the metric and, for a band, the metrics at its lower and upper end."""
+    """Make one line of a chart. names: the metric that the line shows and, for a band around it, the metrics at the
+    lower and the upper end of the band.
+    """
     line, *band = (history.get(name, {}) for name in names)
     steps = [step for step in line if all(step in end for end in band)]
     return Series(label, steps, [line[step] for step in steps], [[end[step] for step in steps] for end in band])

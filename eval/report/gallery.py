@@ -22,7 +22,7 @@ View = dict[str, Any]  # values for the template case.html.j2
 
 
 def cases(listed: Sequence[Case], run: Path, dataset: str) -> Iterator[tuple[str, View]]:
-    """Yield (kind, values for the template) of each example case in `listed`, random cases first, then best, then
+    """Yield (kind, values for the HTML template) of each example case in `listed`: random cases first, then best, then
     worst.
 
     run: the run folder, in which the thumbnails of the data set lie.
@@ -102,6 +102,6 @@ def _cut(text: str, spans: Sequence[Sequence[int]]) -> list[tuple[str, bool]]:
 
 
 def _metric_text(value: Mapping[str, Any]) -> str:
-    """Convert the metrics of a case to words: {"rank": 3} → "right answer at rank 3", others as NAME 0.123."""
+    """Convert the metrics of an example case to words: {"rank": 3} → "right answer at rank 3", others as NAME 0.123."""
     known = ((name, number) for name, given in value.items() if (number := finite(given)) is not None)
     return ", ".join(f"right answer at rank {n:,.0f}" if name == "rank" else f"{name} {n:.3f}" for name, n in known)

@@ -214,7 +214,8 @@ def _status(run: RunFolder) -> tuple[str, str]:
 def _trained_seconds(run: RunFolder) -> float:
     """Return the seconds spent in training steps, over all starts of the run.
 
-    It is the sum of each logged mean step time times the number of steps since the log entry before it.
+    Each logged time is the mean of the steps since the log entry before; it is multiplied by the number of these steps,
+    and the products are added.
     """
     times = run.history.get("train/batch_time", {})
     return sum((step - before) * times[step] for before, step in pairwise([0.0, *times]))

@@ -172,10 +172,10 @@ def _table(*columns: str, title: str | None = None) -> Any:
 
 
 def _add_rows(table: Any, name: str, metrics: Sequence[str], result: Result, *more: str) -> None:
-    """Add a row of metric values to a table, then a row with their 95 % intervals (if known) and a row for a random
-    order.
+    """Add rows to a printed table: metric values of a result, their 95 % intervals (if known), and the values of a
+    random order.
 
-    name: the first cell of the row of values. more: further cells at its end.
+    name: the first cell of the row of values. more: further cells at the end of this row.
     """
     found = [score(result, metric) for metric in metrics]
     table.add_row(name, *(_cell(s.value) for s in found), *more)
@@ -195,7 +195,9 @@ def _interval(found: Score, form: str = ".3f") -> str:
 
 
 def _with_interval(found: Score, form: str = ".3f", unknown: str = "-") -> str:
-    """Format a score as a value and, on a second line, its 95 % interval. form, unknown: as for `_cell`."""
+    """Format a score as a value and, on a second line, its 95 % interval. form: a format specification. unknown: the
+    text for a value that is None.
+    """
     return f"{_cell(found.value, form, unknown)}\n{_interval(found, form)}".strip()
 
 

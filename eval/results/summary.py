@@ -39,13 +39,15 @@ def scores(result: Result) -> dict[str, Score]:
 
 
 def systems(result: Result) -> dict[str, Result]:
-    """Return system name → its scores: "model" (the result itself) and each baseline."""
+    """Return system name → its scores: "model" → `result` itself, name of each baseline → its part of `result`."""
     return {"model": result, **part(result, "baselines")}
 
 
 def lead(baseline: Result, metric: str) -> Score:
-    """Return the score of the model minus the score of a baseline in one metric, with the 95 % interval of this
+    """Return the score of the model minus the score of one baseline in one metric, with the 95 % interval of this
     difference.
+
+    baseline: the part of a result that describes the baseline.
     """
     difference = part(part(baseline, "difference"), metric)
     return Score(finite(difference.get("value")), *_ends(difference.get("interval")))
@@ -64,7 +66,7 @@ def confusions(result: Result) -> list[tuple[str, str, int]]:
 
 
 def classes(result: Result) -> list[tuple[str, float, int]]:
-    """Return (class, accuracy, number of pictures) of the classes that have pictures, lowest accuracy first."""
+    """Return (class, accuracy, number of pictures) for each class that has pictures, lowest accuracy first."""
     found = [
         (name, accuracy, scores.get("num_samples") or 0)
         for name, scores in part(result, "per_class").items()
@@ -74,8 +76,8 @@ def classes(result: Result) -> list[tuple[str, float, int]]:
 
 
 def marked(text: str, spans: Sequence[Sequence[int]]) -> Iterator[tuple[str, bool]]:
-    """Yield the parts of a text in order, each with whether it lies in a span. spans: [start, end); overlapping ones
-    are joined.
+    """Cut a text at the ends of spans; yield (part, whether it lies in a span) in order. spans: [start, end);
+    overlapping ones are joined.
     """
     position = 0
     for start, end in sorted(map(tuple, spans)):
@@ -90,9 +92,9 @@ def marked(text: str, spans: Sequence[Sequence[int]]) -> Iterator[tuple[str, boo
 
 
 def picture(run: Path, dataset: str, name: str | None) -> Path | None:
-    """Return the path of a thumbnail in the run folder, given its file name.
+    """Return the path of a thumbnail in the run folder. name: its file name.
 
-    None if it does not exist, is no .webp file in the folder of this data set, or is too large.
+    Returns None if the file does not exist, is no .webp file in the folder of this data set, or is too large.
     """
     path = file_inside(run, f"eval/{dataset}.pictures/{name}") if name == Path(name or "").name else None
     return path if path and path.suffix == ".webp" and path.stat().st_size <= LARGEST_PICTURE else None

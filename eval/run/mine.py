@@ -141,7 +141,7 @@ def open_inputs(config: TrainConfig) -> tuple[QuestionRows, Corpus]:
 def report(summary: dict[str, Any]) -> Iterator[str]:
     """Yield lines of text that say how many of the passages found became negatives, and why the others did not.
 
-    summary: as returned by dyad.eval.mine.mining.mine.
+    summary: the summary that `mine` in eval/mine/mining.py returned.
     """
     yield (
         f"{summary['negatives']:,} negatives for {summary['questions']:,} questions, of {summary['found']:,} passages "

@@ -252,9 +252,10 @@ def _learnt(faiss: ModuleType, spec: Spec, corpus: np.ndarray) -> tuple[np.ndarr
 
 
 def _slabs(corpus: np.ndarray, start: int, stop: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield (index of its first row, part of the rows as float32) for consecutive parts of the rows start … stop − 1.
+    """Yield the corpus rows start … stop − 1 as float32 in consecutive parts of about SLAB bytes: (index of the part's
+    first row, the part).
 
-    After each part, the pages of a memory-mapped file are dropped from memory.
+    If the corpus is a memory-mapped file, its pages are dropped from memory after each part.
     """
     step = max(1, SLAB // (4 * corpus.shape[1]))
     for row in range(start, stop, step):

@@ -24,9 +24,9 @@ EXAMPLES = '"Flat", "IVF256,Flat;nprobe=16", "IVF256,PQ32;nprobe=16", "HNSW32;ef
 
 
 def check_spec(spec: str, width: int = 64) -> None:
-    """Raise ConfigError for an index that FAISS cannot build for vectors of this width.
+    """Raise ConfigError if FAISS cannot build the index `spec`, such as "IVF256,Flat", for vectors of this width.
 
-    Faults that need real vectors to appear, such as too few of them, are not found.
+    Faults that only appear with real vectors, such as too few vectors, are not found.
     """
     Spec.parsed(spec).built(load_faiss(), width)
 

@@ -66,9 +66,10 @@ class Judge:
         return [question.group for question in self._answered] if accuracy else self._judged
 
     def hits(self, question: str, run: Run) -> list[bool]:
-        """For each of the first 100 passages of a question in a run, best first: whether it contains an answer.
+        """Return, for each of the first 100 passages found for a question, best first, whether the passage contains an
+        answer.
 
-        question: its id. run: question id → passage id → score.
+        question: the id of the question. run: question id → passage id → score.
         """
         return [self.hit(question, passage) for passage, _ in ranked(run.get(question, {}), max(TOP_K))]
 
@@ -82,7 +83,9 @@ class Judge:
         return self._hits[question, passage]
 
     def spans(self, question: str, text: str) -> list[Span]:
-        """Return [start, end) of each answer to a question, given by id, in `text`; [] for one without answers."""
+        """Return [start, end) of each answer in `text`; [] if the question has no answers. question: the id of the
+        question.
+        """
         return self._answers[question].spans(text) if question in self._answers else []
 
     def per_question(self, run: Run, values: Values) -> tuple[str, dict[str, float]]:
