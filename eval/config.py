@@ -116,10 +116,9 @@ class ReportCommand:
 
 
 def check(options: EvalConfig | EvalCommand, section: str) -> None:
-    """Raise ConfigError for option values that cannot work: recall_k, depth, index.
+    """Raise ConfigError if the option recall_k, depth or index has a value that cannot work.
 
-    None means that the run's own value is used, which was checked before. section: what stands before an option's name
-    in the message, such as "eval.".
+    An option that is None is not checked. section: the words before an option's name in the message, such as "eval.".
     """
     recall_k, depth = options.recall_k, options.depth
     if recall_k is not None and (not recall_k or min(recall_k) < 1):

@@ -1,15 +1,15 @@
 """Embeddings of a corpus, in memory or in a folder; a folder is written piece by piece, so that a restart continues.
 
 The items are divided into windows: runs of WINDOW consecutive items, after each of which the result is saved. Inside a
-window they are sorted by length, the longest first, and cut into the encoder's blocks; so there is little padding, and
-all ranks share the work. Which items a block has depends on nothing else, so the number of ranks and restarts do not
+window the items are sorted by length, the longest first, and cut into the encoder's blocks. So there is little padding,
+and all processes share the work. The blocks depend on nothing else, so the number of processes and restarts do not
 change the result.
 
     embeddings.npy   (N, D) float32 or float16, in the order of the items
     ids.txt          N lines: the id of each item
     state.json       settings that the embeddings depend on, and number of windows on disk; written after each window
 
-Rank 0 writes. With several machines the folder must be on a shared file system.
+Process 0 writes. With several machines the folder must be on a shared file system.
 
 Shape letters: N items, D embedding width, S items in a window.
 """
@@ -49,9 +49,10 @@ Ids = Callable[[int, int], Sequence[str]]  # (start, stop) → the ids of these 
 
 
 class SizedItems(Protocol):
-    """Tower inputs with random access and known lengths. Must be picklable, since loader processes read them.
+    """Items that a tower can encode (its inputs), with random access and known lengths. Must be picklable, since loader
+    processes read them.
 
-    lengths: (N,) the length of each item, in any unit, by which items are sorted to save padding.
+    lengths: (N,) the length of each of N items, in any unit; items are sorted by length to save padding.
     """
 
     @property
@@ -76,14 +77,14 @@ def encode_corpus(
     window: int = WINDOW,
     log: Callable[[str], None] | None = None,
 ) -> np.ndarray:
-    """Encode all items and return their embeddings, (N, D) float32 or float16, the same on every rank.
+    """Encode all N items with a tower; return their embeddings, (N, D) float32 or float16, the same in every process.
 
-    Collective: every rank calls it. side: the tower, "x" or "y". folder: the matrix is written there and returned as a
-    read-only memory map; None: it is in RAM. ids: function (start, stop) → item ids; needed with a folder. identity:
-    digest of weights and items (see identity_of). A folder whose settings are the same is reused, and completed if a
-    part is missing; one with other settings is overwritten, and a line says so. window: items that are saved at a time,
-    rounded up to whole blocks. log: prints lines; None: a progress bar on a terminal, lines on standard output
-    elsewhere.
+    All processes must call it together. side: the tower, "x" or "y". folder: the matrix is written there and returned
+    as a read-only memory map; None: it is in RAM. ids: function (start, stop) → ids of these items; needed with a
+    folder. identity: digest of weights and items (see identity_of). A folder with the same settings is reused, and
+    completed if a part is missing; a folder with other settings is overwritten, and `log` prints a line. window: number
+    of items after which the result is saved, rounded up to whole blocks of the encoder. log: function that prints a
+    line; None: a progress bar on a terminal, lines on standard output elsewhere.
 
     Raises ConfigError for a folder that is in use, contains files of other origin, or is on a disk without enough
     space; DataError for a damaged folder, an id with a line break, and values that are not finite; HardwareError if the
@@ -119,10 +120,10 @@ def encode_corpus(
 
 
 def identity_of(tower: nn.Module, *facts: str) -> str:
-    """Compute a SHA-256 digest of everything that embeddings depend on: the tower's weights by name, and `facts`.
+    """Compute a SHA-256 digest of everything that the embeddings of a tower depend on: its weights by name, the
+    extra_repr of its modules (for example the kind of pooling), and `facts`.
 
-    facts: digests or descriptions of the data and of how texts are prepared. The extra_repr of the modules is included,
-    for example the kind of pooling.
+    facts: digests or descriptions of the data and of how texts are prepared.
     """
     digest = hashlib.sha256(json.dumps(facts).encode())
     for module in tower.modules():
@@ -138,9 +139,8 @@ def identity_of(tower: nn.Module, *facts: str) -> str:
 
 @dataclass
 class _Sorted:
-    """The items from index `first` on, in encoding order: window by window, and in each window the longest item first.
-
-    size: items in a window.
+    """The items from index `first` on, in the order in which they are encoded: the windows (runs of `size` consecutive
+    items) one after the other, and in each window the longest item first.
     """
 
     items: SizedItems
@@ -152,13 +152,17 @@ class _Sorted:
         return len(self.items) - self.first
 
     def block(self, start: int, stop: int) -> Tensor:
-        """Return the inputs of the items at places start … stop - 1 of the encoding order, which lie in one window."""
+        """Return the tower inputs of the items at places start … stop − 1 of the encoding order. These items must lie
+        in one window (a run of consecutive items that is sorted by length).
+        """
         window = (start + self.first) // self.size * self.size
         begin = start + self.first - window
         return self.items.take((window + self.order(window)[begin : begin + stop - start]).tolist())
 
     def order(self, window: int) -> np.ndarray:
-        """Return the encoding order of the window that begins at item `window`: item indices relative to its start."""
+        """Return the encoding order of a window (a run of consecutive items): item indices relative to its start, the
+        longest item first. window: the index of its first item.
+        """
         if self._order[0] != window:
             lengths = np.asarray(self.items.lengths[window : window + self.size]).astype(np.int64)
             self._order = window, np.argsort(-lengths, kind="stable")
@@ -168,10 +172,11 @@ class _Sorted:
 def _windows(
     encode: Encoder, side: Literal["x", "y"], items: SizedItems, size: int, first: int
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Encode window by window from item `first` on; yield (index of the window's first item, its embeddings).
+    """Encode the items from index `first` on, a window (`size` consecutive items) at a time; yield (index of the
+    window's first item, its embeddings).
 
-    The embeddings are float32 (S, D), in the order of the items; every rank gets every window. size: items in a window.
-    Raises DataError for values that are not finite.
+    The embeddings are float32 (S, D) for the S items of the window, in the order of the items; every process gets every
+    window. side: the tower, "x" or "y". Raises DataError for values that are not finite.
     """
     view, at, window = _Sorted(items, size, first), first, np.empty((0, 0), np.float32)
     for vectors in encode.rounds(side, view):
@@ -192,7 +197,7 @@ def _windows(
 
 
 class _Memory:
-    """A store of embeddings in RAM: a matrix with a row for each item, which every rank fills for itself."""
+    """A store of embeddings in RAM: a matrix with a row for each item. Every process fills its own."""
 
     def __init__(self, items: int) -> None:
         self._items, self._matrix = items, np.empty((0, 0))
@@ -208,9 +213,9 @@ class _Memory:
 
 @dataclass(frozen=True)
 class _Folder:
-    """A store of embeddings in a folder; files as in the module docstring. Rank 0 writes, all ranks read.
+    """A store of embeddings in a folder, with the files of the module docstring. Process 0 writes, all processes read.
 
-    settings: what the embeddings depend on; it is compared with state.json.
+    settings: what the embeddings depend on; they are compared with those in the folder's state.json.
     """
 
     folder: Path
@@ -218,10 +223,11 @@ class _Folder:
     world: World
 
     def open(self, ids: Ids, stack: ExitStack, log: Callable[[str], None]) -> int:
-        """Open or begin the folder, lock it until `stack` closes, and return how many windows are finished.
+        """Open or begin the folder of embeddings, lock it until `stack` closes, and return how many windows (parts that
+        are saved one by one) are finished.
 
-        Rank 0 alone calls it. A folder with other settings is begun anew, and `log` prints a line. Raises as
-        encode_corpus.
+        Only process 0 calls it. A folder with other settings is begun anew, and `log` prints a line. ids: function
+        (start, stop) → item ids. Raises the errors of encode_corpus.
         """
         with writable(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -250,9 +256,10 @@ class _Folder:
         return vectors
 
     def _state(self) -> dict[str, Any]:
-        """Read state.json; for a new folder return the content it will have before the first window.
+        """Read state.json of the folder of embeddings: {"settings", "windows": number of windows on disk}. For a new
+        folder return the current settings and 0 windows.
 
-        Raises ConfigError if the folder has files of other origin, DataError if state.json is damaged.
+        Raises ConfigError if the folder has embeddings or ids but no state.json, DataError if state.json is damaged.
         """
         path = self.folder / STATE
         if not path.exists():
@@ -271,7 +278,8 @@ class _Folder:
         return state
 
     def _begin(self, ids: Ids) -> None:
-        """Begin the folder anew: write state.json, delete old vectors, write ids.txt.
+        """Begin the folder of embeddings anew: write state.json, delete old vectors, write ids.txt. ids: function
+        (start, stop) → item ids.
 
         state.json is first, since it marks the folder as Dyad's.
         """
@@ -303,7 +311,7 @@ class _Folder:
 
 
 def _as_dtype(vectors: np.ndarray, dtype: str) -> np.ndarray:
-    """Convert the vectors to `dtype`. Raises DataError if a value is too large for float16."""
+    """Convert embeddings to the dtype with the name `dtype`. Raises DataError if a value is too large for float16."""
     with np.errstate(over="ignore"):
         converted = vectors.astype(dtype, copy=False)
     if dtype == "float16" and not np.isfinite(converted).all():

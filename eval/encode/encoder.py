@@ -1,12 +1,12 @@
-"""Encoding of items with a tower; the result does not depend on the number of ranks.
+"""Encoding of items with a tower; the result does not depend on the number of processes.
 
-Shape letters: N items, E items in a block, W ranks, D embedding width.
+Shape letters: N items, E items in a block, W processes, D embedding width.
 
-Items are cut into blocks of E: block k has the items kE … (k+1)E - 1, and the last block is padded by repeating an
-item. In each round every rank encodes one block: rank r gets the blocks r, r + W, r + 2W, …. All ranks make the same
-number of tower calls (a surplus call repeats the last block), and after each round all ranks have the embeddings of
-that round. So a tower gets the same blocks for every W, every item counts once, and the device holds W blocks at a
-time.
+Items are cut into blocks of E: block k has the items kE … (k+1)E − 1, and the last block is padded by repeating an
+item. In each round every process encodes one block: process r gets the blocks r, r + W, r + 2W, …. All processes make
+the same number of tower calls (a surplus call repeats the last block), and after each round all processes have the
+embeddings of this round. So a tower gets the same blocks for every W, every item counts once, and the device holds W
+blocks at a time.
 """
 
 from __future__ import annotations
@@ -42,12 +42,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Encoder:
-    """Encodes items: `encoder("x", items)` returns their embeddings, float32 (N, D), on every rank.
+    """Encodes items with the towers of a model: `encoder("x", items)` returns the embeddings of N items, float32 (N,
+    D), in every process.
 
-    They are L2-normalised if `cosine` is True. Letters as in the module docstring. towers: by side, "x" and "y". block:
-    items per tower call. workers: loader processes of this rank, 0 for none. precision: autocast of the towers, fp32,
-    bf16 or fp16. should_stop: called before each tower call, with the same result on all ranks; if it is True, encoding
-    raises Stopped. timeout: seconds to wait for a block of a loader process; 0: no limit.
+    They are L2-normalised if `cosine` is True. towers: by side, "x" and "y". block: items per tower call. workers:
+    loader processes for each process, 0 for none. precision: autocast of the towers, fp32, bf16 or fp16. should_stop:
+    called before each tower call, with the same result in all processes; if it returns True, encoding raises Stopped.
+    timeout: seconds to wait for a block of a loader process; 0: no limit.
     """
 
     towers: dict[str, nn.Module]
@@ -63,9 +64,10 @@ class Encoder:
     def of(
         cls, config: TrainConfig, model: TwoTowerModel, world: World, should_stop: Callable[[], bool] = lambda: False
     ) -> Encoder:
-        """Make the encoder of a model with the options of the run's configuration.
+        """Make the Encoder of a model with the options of the run's configuration. Moves the towers to the device of
+        this process.
 
-        Moves the towers to this rank's device.
+        should_stop: called before each tower call; if it returns True, encoding raises Stopped.
         """
         towers = model.towers.to(world.device)
         return cls(
@@ -80,7 +82,8 @@ class Encoder:
         )
 
     def __call__(self, side: Literal["x", "y"], items: Items) -> np.ndarray:
-        """Encode all items with the tower of this side. Collective: every rank calls it.
+        """Encode all N items with the tower of this side; return their embeddings, float32 (N, D). All processes must
+        call it together.
 
         Raises DataError if the tower returns a value that is not finite.
         """
@@ -90,10 +93,11 @@ class Encoder:
 
     @torch.no_grad()  # not inference_mode: features that a frozen trunk caches here are used in training too
     def rounds(self, side: Literal["x", "y"], items: Items) -> Iterator[np.ndarray]:
-        """Yield the embeddings of all items in order, round by round: float32 (W·E, D), fewer rows in the last round.
+        """Encode items with the tower of this side and yield their embeddings in order, round by round.
 
-        Every rank gets all embeddings. Collective: every rank must iterate to the end. Raises Stopped if should_stop()
-        is True. Letters as in the module docstring.
+        In each round every one of W processes encodes one block of E items, and all processes get float32 (W·E, D)
+        embeddings, fewer rows in the last round. Every process must iterate to the end. Raises Stopped if should_stop()
+        is True.
         """
         tower, world, left = self.towers[side], self.world, len(items)
         assert items, "nothing to encode"
@@ -129,9 +133,10 @@ class Encoder:
 class Report:
     """The result of one evaluator.
 
-    task: a key of KINDS in eval/results/kinds.py, which says how to print it. metrics: by name. chance: chance level of
-    metrics, by name (their value for a random order). details: further entries of the result's JSON file, on rank 0
-    only. files: on rank 0 only; suffix of a file or folder beside the JSON → function that writes it at the given path.
+    task: a key of KINDS in eval/results/kinds.py, which says how to print the result. metrics: name → value. chance:
+    name → the value that the metric has for a random order. details: further entries of the result's JSON file. files:
+    ending of the name of a further file or folder beside this JSON file → function that writes it at a given path.
+    details and files may be filled in process 0 only.
     """
 
     task: str
@@ -143,10 +148,10 @@ class Report:
 
 @dataclass(frozen=True)
 class Evaluator(ABC):
-    """Evaluates an encoder on one data set. All ranks call it together and get the same metrics.
+    """Evaluates an encoder on one data set. All processes call it together and get the same metrics.
 
-    name: "val" or "eval/<data set>", the prefix of its metrics. source: the entry of eval.suite, or data.val, as the
-    user wrote it.
+    name: "val" or "eval/<data set>", the prefix of its metrics. source: the value of data.val or the entry of
+    eval.suite, as the user wrote it.
     """
 
     name: str
@@ -154,15 +159,16 @@ class Evaluator(ABC):
 
     @abstractmethod
     def report(self, encode: Encoder, examples: int | None = None) -> Report:
-        """Evaluate the encoder and return its metrics. Collective: every rank calls it.
+        """Evaluate the encoder on the data set of this evaluator and return its metrics. All processes must call it
+        together.
 
-        examples: None for the metrics alone. With a number, the report also has confidence intervals, score histograms
-        and confusions, and that many example cases of each kind.
+        examples: None for the metrics alone. With a number, the report also has 95 % intervals and score histograms,
+        for classification the confused classes, and that many example cases of each kind (best, worst, random).
         """
 
 
 def _block(items: Items, size: int, start: int) -> Tensor:
-    """Load the items start … start + size - 1 as tower inputs; past the end, the last item is repeated."""
+    """Load the items start … start + size − 1 as tower inputs. Indices past the end repeat the last item."""
     begin_item(start)
     rows = items.block(start, min(start + size, len(items)))
     missing = size - len(rows)
@@ -171,9 +177,9 @@ def _block(items: Items, size: int, start: int) -> Tensor:
 
 @contextmanager
 def _evaluating(tower: nn.Module) -> Iterator[None]:
-    """Put the tower into eval mode during the block, then restore the mode of each of its modules.
+    """Context manager: put the tower into eval mode, and at the end restore the mode of each of its modules.
 
-    Modules are restored one by one because a frozen trunk may have been in eval mode before.
+    Modules are restored one by one because some may have been in eval mode before, for example those of a frozen trunk.
     """
     modes = {module: module.training for module in tower.modules()}
     tower.eval()
@@ -185,9 +191,10 @@ def _evaluating(tower: nn.Module) -> Iterator[None]:
 
 
 def _gathered(embedding_ED: Tensor, world: World) -> np.ndarray:
-    """All-gather the embeddings of one block per rank, (E, D) each, into (W·E, D) on every rank, in rank order.
+    """Collect the embeddings of one block from each of W processes, (E, D) each, into one array (W·E, D) in every
+    process, in the order of the processes.
 
-    Rank order is the order of the blocks. Letters as in the module docstring.
+    This is also the order of the blocks. E: items in a block, D: embedding width.
     """
     if world.size > 1:
         whole = embedding_ED.new_empty(world.size * embedding_ED.shape[0], embedding_ED.shape[1])
@@ -197,9 +204,9 @@ def _gathered(embedding_ED: Tensor, world: World) -> np.ndarray:
 
 
 def check_finite(embeddings: np.ndarray, side: str, first_id: int = 0) -> None:
-    """Raise DataError if an embedding has a value that is not finite.
+    """Raise DataError if one of the embeddings has a value that is not finite.
 
-    first_id: index of the item of the first row, for the message; side: the tower, "x" or "y".
+    side: the tower, "x" or "y"; first_id: the index of the item in the first row. Both are for the message.
     """
     bad = ~np.isfinite(embeddings).all(axis=1)
     if bad.any():

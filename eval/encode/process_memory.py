@@ -9,9 +9,9 @@ import numpy as np
 
 
 def drop_pages(array: np.ndarray) -> None:
-    """Release the RAM of a memory-mapped, read-only array; it is read from its file again on the next access.
+    """Release the RAM of a memory-mapped, read-only array; its values are read from the file again on the next access.
 
-    A no-op for other arrays.
+    Does nothing for other arrays.
     """
     base = array
     while isinstance(base, np.ndarray) and base.base is not None:
@@ -21,9 +21,10 @@ def drop_pages(array: np.ndarray) -> None:
 
 
 def trim_heap() -> None:
-    """Return the free parts of the C heap to the operating system (malloc_trim). It takes milliseconds.
+    """Give the free parts of the C heap back to the operating system (malloc_trim of glibc). It takes milliseconds.
 
-    Without it, some thousand texts of different lengths leave hundreds of megabytes unused. A no-op without glibc.
+    Without this call, some thousand texts of different lengths leave hundreds of megabytes unused. Without glibc it
+    does nothing.
     """
     if release := getattr(ctypes.CDLL(None), "malloc_trim", None):
         release(0)

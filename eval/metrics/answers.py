@@ -29,7 +29,9 @@ _SECONDS = 10.0  # for one pattern in one text; a pattern with catastrophic back
 
 
 def prepared(answers: Iterable[str], mode: AnswerMatch = AnswerMatch.string) -> Answers:
-    """Prepare the answers of one question for comparison with many texts. mode: strings or regular expressions."""
+    """Prepare the answers of one question, so that many texts can be searched for them. mode: whether the answers are
+    strings or regular expressions.
+    """
     return _Strings(answers) if mode is AnswerMatch.string else _Patterns(answers)
 
 
@@ -54,7 +56,7 @@ class _Strings:
         self._everywhere = [] in self._tokens
 
     def within(self, text: str) -> bool:
-        """Whether the text contains one of the answers."""
+        """Whether the text contains one of the answers of the question: adjacent equal tokens, regardless of case."""
         if self._everywhere:
             return True
         text = _decomposed(text)
@@ -67,8 +69,8 @@ class _Strings:
         return any(joined in tokens for joined in likely)
 
     def spans(self, text: str) -> list[Span]:
-        """Return [start, end) of all answers in `text`, in order. The indices count its characters before
-        normalisation; overlapping spans are joined.
+        """Return [start, end) of all answers of the question in `text`, in order. The indices count the characters of
+        `text`; overlapping spans are joined.
         """
         decomposed = _decomposed(text)
         tokens = [match.span() for match in _TOKEN.finditer(decomposed)]
@@ -103,9 +105,7 @@ Answers = _Strings | _Patterns
 
 
 def _compiled(pattern: str) -> regex.Pattern[str] | None:
-    """Compile a regular expression; None if it does not compile for any reason, since the patterns come from data of
-    others.
-    """
+    """Compile a regular expression; return None if this fails for any reason. The patterns come from data of others."""
     try:
         return regex.compile(pattern, flags=regex.IGNORECASE | regex.UNICODE | regex.MULTILINE)
     except Exception:
@@ -137,8 +137,8 @@ def _folded(lower: str) -> str:
 
 
 def _origin(text: str, decomposed: str) -> Sequence[int]:
-    """For each character of `decomposed`, the NFD form of `text`: return the index of the character of `text` it came
-    from.
+    """Return, for each character of `decomposed`, the index of the character of `text` from which it came. decomposed:
+    the NFD form of `text`.
 
     NFD also reorders the marks of a letter, but no token ends between two marks.
     """

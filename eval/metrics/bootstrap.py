@@ -59,11 +59,10 @@ def class_mean_interval(hit: np.ndarray, label: np.ndarray, seed: int = 0) -> li
 
 
 def group_means(values: np.ndarray | Sequence[float], groups: Sequence[Hashable]) -> np.ndarray:
-    """Return the mean of the values of each group, in order of first appearance; the mean of these gives all groups
-    equal weight.
+    """Return the mean of the values of each group, in order of first appearance.
 
-    groups: the group of each value; a value with None is a group of its own. The interval of that mean is
-    `interval(means, range(len(means)))`.
+    groups: the group of each value; a value with None is a group of its own. The mean of the result gives all groups
+    equal weight; the 95 % interval of this mean is `interval(means, range(len(means)))`.
     """
     number = _numbered(groups)
     return np.bincount(number, values) / np.bincount(number)

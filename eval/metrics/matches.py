@@ -33,7 +33,9 @@ class Labels:
 
     @staticmethod
     def of(*carried: tuple[np.ndarray, np.ndarray], size: int) -> Labels:
-        """Make Labels for `size` items from pairs of arrays (item indices, their labels), each in any order."""
+        """Make Labels (which item has which labels) for `size` items. carried: pairs of arrays (item indices, the label
+        of each), each in any order.
+        """
         index, label = (np.concatenate(parts) for parts in zip(*carried, strict=True))
         order = np.argsort(index, kind="stable")
         return Labels(index[order], label[order], size)
@@ -54,7 +56,7 @@ class Matches:
     def pairs(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the right pairs of the queries start … stop − 1 as two arrays: (query index − start, item index).
 
-        Each pair occurs once, in ascending order.
+        Each pair occurs once; pairs are sorted by query, then by item.
         """
         begin, end = np.searchsorted(self.queries.index, [start, stop])
         rows, labels = self.queries.index[begin:end] - start, self.queries.label[begin:end]
@@ -67,7 +69,7 @@ class Matches:
 
 
 class Ranking(NamedTuple):
-    """The ranks of n queries. All fields are arrays (n,).
+    """The ranks of n queries in a search for their right items. All fields are arrays (n,).
 
     rank: the rank of the best right item, from 1. right: the number of right items. Both are int64. best, best_wrong:
     the scores of the best right and of the best wrong item, float32, −inf if there is no such item.

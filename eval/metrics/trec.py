@@ -83,8 +83,8 @@ def measures(qrels: Qrels, run: Run, names: Iterable[str]) -> dict[str, dict[str
 
 
 def beir_result(qrels: Qrels, run: Run, cutoffs: Sequence[int]) -> dict[str, dict[str, float]]:
-    """Return BEIR's JSON of a result, means over queries with 5 decimals: {"ndcg": {"NDCG@1": …}, "map", "recall",
-    "precision", "mrr"}.
+    """Return the result of a run as BEIR's JSON: {"ndcg": {"NDCG@1": …}, "map", "recall", "precision", "mrr"}, means
+    over queries with 5 decimals.
 
     qrels: query → document → grade. run: query → document → score. cutoffs: each K of the measures.
     """
@@ -97,7 +97,8 @@ def beir_result(qrels: Qrels, run: Run, cutoffs: Sequence[int]) -> dict[str, dic
 
 
 def write_run(path: Path, run: Run, tag: str) -> None:
-    """Write a run (query → document → score) as a TREC file, best first, in the order and with the scores of `ranked`.
+    """Write a run (query → document → score) as a TREC file, best first. Scores are float32; each of several equal ones
+    is lowered by the smallest step, so that every tool keeps the order.
 
     tag: the name of the system in the last column. Raises DataError for an id that is empty or holds a space.
     """

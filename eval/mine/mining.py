@@ -54,11 +54,11 @@ BY_NUMBERS = ("", "rank", "right", "unscored", "unknown", "margin", "max_score")
 
 @dataclass(frozen=True)
 class MiningInput:
-    """The questions and the passages to mine from, with their embeddings.
+    """The n questions and the m passages to mine hard negatives from, with their embeddings of width D.
 
     queries_nD: embeddings of the questions; passages_mD: embeddings of the corpus; both may be memory-mapped. scores:
-    question–passage scores of another model, which then decide about margins and max_score; None: the search scores do.
-    Shape letters as in the module docstring.
+    question–passage scores of another model, which then decide about margins and max_score. With None, the search
+    scores decide.
     """
 
     questions: QuestionRows
@@ -71,15 +71,16 @@ class MiningInput:
 def mine(
     source: MiningInput, config: MiningConfig, out: Path, world: World, identity: dict[str, Any]
 ) -> dict[str, Any]:
-    """Mine negatives for all questions; write out/mined.jsonl and its summary out/mined.json, and return the summary.
+    """Mine hard negatives for all questions; write out/mined.jsonl and its summary out/mined.json, and return the
+    summary.
 
-    Collective: every rank calls it and gets the summary. A line for each question: {"query_id", "negatives": passage
-    ids, best first, "scores": of the search}. Rows with the same question id are one question, with the right passages
-    of all of them. The ranks search together and divide the questions among them; rank 0 writes the lines in order.
-    identity: origin of model and data, copied into the summary. Memory: one block of questions, and about 60 bytes for
-    each question.
+    All processes must call it together; they share the search and the questions, and process 0 writes the lines in
+    order. mined.jsonl has a line for each question: {"query_id", "negatives": passage ids, best first, "scores": of the
+    search}. Rows with the same question id are one question, which has the right passages of all these rows. identity:
+    origin of model and data, copied into the summary. Memory: one block of questions, and about 60 bytes for each
+    question.
 
-    Raises ConfigError for a bad index, DataError for damaged data, HardwareError when the files cannot be written.
+    Raises ConfigError for a bad index, DataError for damaged data, HardwareError if the files cannot be written.
     """
     groups = Groups(source.questions.id_hashes[0])
     index = raise_on_all(world, lambda: Index(source.passages_mD, config.index, world=world))
@@ -120,10 +121,12 @@ def embedded(
     folder: Path,
     log: Callable[[str], None] | None = None,
 ) -> MiningInput:
-    """Encode questions and corpus with the current weights into `folder`, and return them with their embeddings.
+    """Encode questions and passages with the current weights of `encode`, write the embeddings into `folder`, and
+    return the questions and passages with their embeddings.
 
-    Collective: every rank calls it. Embeddings that an earlier call has written there are reused, finished or not, if
-    the weights and the data are the same. tokenize: the model's tokenizer; log: as in encode_corpus.
+    All processes must call it together. Embeddings that an earlier call has written there, complete or not, are reused
+    if the weights and the data are the same. tokenize: the model's tokenizer. log: function that prints a line; None: a
+    progress bar on a terminal.
     """
     asked, passages = (
         question_texts(questions, tokenize, config.question),
@@ -141,9 +144,9 @@ def embedded(
 
 
 class Groups:
-    """Groups of the rows that have the same question id, in the order of their first rows.
+    """Groups of the rows of a question file that have the same question id, in the order of their first rows.
 
-    keys_n: for each row the hash of its question id; rows with equal hashes are one group. n: number of rows.
+    keys_n: for each of n rows the hash of its question id; rows with equal hashes are one group.
     """
 
     def __init__(self, keys_n: np.ndarray) -> None:
@@ -156,7 +159,9 @@ class Groups:
         return len(self._order)
 
     def rows(self, position: int) -> list[int]:
-        """Return the row indices of group number `position`, in increasing order."""
+        """Return the row indices, in increasing order, of one group: the rows with the same question id. position: the
+        index of the group, in the order of first rows.
+        """
         group = int(self._order[position])
         return self._rows[self._ends[group - 1] if group else 0 : self._ends[group]].tolist()
 
@@ -181,11 +186,11 @@ class LabelledQuestion:
 def _mined(
     source: MiningInput, config: MiningConfig, groups: Sequence[list[int]], queries_bD: np.ndarray, hits: Hits
 ) -> tuple[bytes, Counter[str]]:
-    """Mine b questions; return their lines of mined.jsonl and a summary as counts.
+    """Choose the hard negatives of b questions; return (their lines of mined.jsonl, counts for the summary).
 
-    Counted are questions, questions without negatives, hits, negatives, and for each reason the hits left out for it.
-
-    groups: the row indices of each question; queries_bD: their embeddings; hits: of the search.
+    The counts are of questions, questions without negatives, hits, negatives, and the hits left out for each reason.
+    groups: the row indices of each question. queries_bD: the embeddings of the questions. hits: the passages that the
+    search found for them.
     """
     counts: Counter[str] = Counter()
     lines = []
@@ -203,7 +208,9 @@ def _mined(
 
 @dataclass(frozen=True)
 class QuestionHits:
-    """A question with its embedding and its k hits, best first: their indices in the corpus and their search scores."""
+    """A question with its embedding and the k passages that the search found for it, best first: their indices in the
+    corpus and their search scores.
+    """
 
     question: LabelledQuestion
     query_D: np.ndarray
@@ -214,9 +221,10 @@ class QuestionHits:
 def _chosen(
     source: MiningInput, config: MiningConfig, candidates: QuestionHits, counts: Counter[str]
 ) -> list[tuple[str | None, float]]:
-    """Choose the negatives of a question among its hits: (passage id, search score) of at most config.keep, best first.
+    """Choose the negatives of a question among its hits; return (passage id, search score) of at most config.keep
+    passages, best first.
 
-    The hits that are left out are counted in `counts` by their reason.
+    For each hit that is left out, the count of the reason in `counts` is increased.
     """
     positions_k = candidates.positions_k
     keys_k = source.corpus.keys[positions_k]
@@ -242,9 +250,10 @@ def _chosen(
 
 
 def _reasons(source: MiningInput, config: MiningConfig, candidates: QuestionHits, keys_k: np.ndarray) -> np.ndarray:
-    """Find for each of the k hits the first reason to leave it out, as an index in BY_NUMBERS; 0: none. Shape (k,).
+    """Find for each of the k hits of a question the first reason to leave it out; return (k,) indices in BY_NUMBERS,
+    the tuple of reasons; 0: no reason.
 
-    The reasons "repeated" and "answer", which need the text of the passage, are not checked here. keys_k: content keys
+    The reasons "repeated" and "answer", which need the text of the passage, are not checked. keys_k: content keys
     (hashes of the text) of the hits.
     """
     question = candidates.question
@@ -265,9 +274,10 @@ def _reasons(source: MiningInput, config: MiningConfig, candidates: QuestionHits
 
 
 def _limit(config: MiningConfig, best: float) -> float:
-    """Return the highest score that the margins allow a negative. best: the best score of a right passage.
+    """Return the highest score that a passage may have to be a negative under the margins of `config`. best: the best
+    score of a right passage.
 
-    Infinite without a margin; NaN if there is a margin and `best` is NaN (no right passage has a score).
+    Infinite if no margin is set; NaN if a margin is set and `best` is NaN (no right passage has a score).
     """
     limits = [] if config.margin is None else [best - config.margin]
     limits += [] if config.relative_margin is None else [best - config.relative_margin * abs(best)]
@@ -275,10 +285,11 @@ def _limit(config: MiningConfig, best: float) -> float:
 
 
 def _scores(source: MiningInput, candidates: QuestionHits) -> tuple[np.ndarray, np.ndarray]:
-    """Return the scores that decide about margins and max_score: (k,) of the hits, and of the right passages.
+    """Return two arrays of scores, which decide about margins and max_score: (k,) of the hits, and of the right
+    passages in the corpus.
 
-    Right passages that are not in the corpus are left out. Scores are from source.scores if given, else from the
-    search. NaN: the file has no score for this pair.
+    The scores are those of another model's file (source.scores) if it is given, else those of the search. NaN: the file
+    has no score for this pair.
     """
     question, right_positions = candidates.question, candidates.question.positions
     if source.scores is None:
@@ -293,7 +304,7 @@ def _scores(source: MiningInput, candidates: QuestionHits) -> tuple[np.ndarray, 
 
 
 def _labelled(source: MiningInput, groups: Sequence[list[int]]) -> list[LabelledQuestion]:
-    """Return the questions of a block with all their right passages, found in the corpus by id or by text.
+    """Build the questions of a block with the corpus indices of all their right passages, found by id or by text.
 
     groups: the row indices of each question.
     """
@@ -308,10 +319,10 @@ def _labelled(source: MiningInput, groups: Sequence[list[int]]) -> list[Labelled
 
 
 def _question_of(source: MiningInput, numbers: Sequence[int]) -> LabelledQuestion:
-    """Build a question from its rows, with the corpus indices of the right passages that are given by id.
+    """Build one question from its rows, with the corpus indices of the right passages that the rows give by id.
 
-    numbers: the row indices of the question. Of the passages only keys and corpus indices are kept: the rows with all
-    their passages are a thousand times as large.
+    numbers: the row indices. Of the passages only content keys and corpus indices are kept, because the rows with all
+    their passages take a thousand times as much memory.
     """
     keys: set[int] = set()
     ids: list[str] = []
@@ -330,10 +341,11 @@ def _question_of(source: MiningInput, numbers: Sequence[int]) -> LabelledQuestio
 
 @contextmanager
 def _written(path: Path, world: World) -> Iterator[Callable[[bytes], None]]:
-    """Give the block a function that appends lines to the file at `path`.
+    """Context manager: give the block a function that appends lines to a new file, which replaces `path` at the end of
+    the block.
 
-    The write is atomic: the file appears whole at the end of the block. If the block raises, an older file stays as it
-    was, except that its summary is deleted. Collective; only rank 0 may call the function.
+    The file appears whole. If the block raises, an older file at `path` stays as it was, but its summary (mined.json)
+    is deleted at the beginning in any case. All processes must enter it together; only process 0 may call the function.
     """
     with ExitStack() as stack:
 

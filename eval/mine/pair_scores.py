@@ -22,21 +22,23 @@ LONGEST_LINE = 1 << 16  # bytes: two ids and a number
 
 
 class PairScores:
-    """Scores of question–passage pairs, looked up by both ids.
+    """Scores of question–passage pairs, looked up by question id and passage id.
 
-    Of several lines for a pair in the file, the last one counts.
+    If a pair occurs several times, its last score counts.
     """
 
     def __init__(self, keys: np.ndarray, scores: np.ndarray) -> None:
-        """Sort the scores for look-up.
+        """Sort the scores of n question–passage pairs for look-up.
 
-        keys (n,): the hash of each pair; scores (n,): its score; both in the order of the file.
+        keys (n,): the hash of the two ids of each pair; scores (n,): its score; both in the order of the file.
         """
         order = np.argsort(keys, kind="stable")
         self._keys, self._scores = keys[order], scores[order]
 
     def of(self, question: str, passages: Sequence[str]) -> np.ndarray:
-        """Return (k,) float32 scores of k passage ids for a question id; NaN for pairs that the file does not have."""
+        """Return the (k,) float32 scores of k passages for one question, all given by their ids. The score is NaN for a
+        pair that has none.
+        """
         wanted = np.array([_key(question, passage) for passage in passages], dtype=np.int64)
         if not len(self._keys):
             return np.full(len(wanted), np.nan, dtype=np.float32)
@@ -45,9 +47,10 @@ class PairScores:
 
 
 def read_pair_scores(path: str) -> PairScores:
-    """Read a file of question–passage scores, in a format of the module docstring.
+    """Read a file of question–passage scores. Its lines are JSON {"query_id", "docid", "score"}, or question id,
+    passage id and score with tabs between.
 
-    Raises ConfigError if the file cannot be read, DataError naming the first line that has another format.
+    Raises ConfigError if the file cannot be read, DataError with the number of the first line that has another format.
     """
     keys, scores = array("q"), array("f")
     try:
@@ -66,7 +69,7 @@ def read_pair_scores(path: str) -> PairScores:
 
 
 def _fields(line: bytes, where: str) -> tuple[str, str, float]:
-    """Parse a line of the file into (question id, passage id, score).
+    """Parse one line of a score file (JSON, or three fields with tabs between) into (question id, passage id, score).
 
     Raises DataError if that fails; its message begins with `where`, the path and line number.
     """

@@ -124,8 +124,8 @@ def training_charts(options: Mapping[str, Any], history: History) -> Charts:
 def health_charts(history: History) -> Charts:
     """Make the charts of the embeddings and of the statistics of the objective, by title.
 
-    A training metric that has no chart of its own here or in `training_charts` gets one. A chart without data is left
-    out.
+    A training metric whose name begins with none of the words in CHARTED gets a chart of its own, unless it is
+    constant. A chart without data is left out.
     """
     chart = partial(_chart, history)
     charts = {
@@ -168,10 +168,10 @@ def health_charts(history: History) -> Charts:
 
 
 def evaluation_charts(history: History, results: Sequence[Result]) -> Charts:
-    """Make a chart for each data set that was evaluated at least twice during training, by the name of the data set.
+    """Make a chart for each data set that was evaluated at least twice during training: name of the data set → chart.
 
-    It shows the headline metric, a second metric, and the value that a random order has in the headline metric.
-    results: give this value.
+    It shows the headline metric, a second metric, and the value that a random order has in the headline metric, which
+    is read from `results`.
     """
     result_of = {evaluator(result): result for result in results}
     charts = {}
@@ -185,8 +185,10 @@ def evaluation_charts(history: History, results: Sequence[Result]) -> Charts:
 
 
 def evaluations(history: History) -> dict[str, list[str]]:
-    """Return the name of each evaluator in the history, such as val or eval/NAME → the metrics that it logged in
-    training.
+    """Return the metrics that each evaluator logged in training: name of the evaluator (val or eval/NAME) → metric
+    names.
+
+    history: metric → step → value.
     """
     found: dict[str, list[str]] = {}
     for name in history:
@@ -197,24 +199,26 @@ def evaluations(history: History) -> dict[str, list[str]]:
 
 
 def _chart(history: History, note: str, metrics: Mapping[str, str], **more: Any) -> Chart:
-    """Make a chart of training metrics. more: further fields of Chart.
+    """Make a chart of training metrics with the explanation `note`. more: further fields of Chart.
 
-    metrics: label of each line → names of metrics without "train/", separated by blanks: the line, or the line and the
-    lower and the upper end of a band.
+    metrics: label of each line → metric names without "train/", separated by blanks: one name for the line, or three
+    names for the line and the lower and the upper end of a band around it.
     """
     names_of = {label: [f"train/{name}" for name in names.split()] for label, names in metrics.items()}
     return Chart(note, [_series(history, label, *names) for label, names in names_of.items()], **more)
 
 
 def _series(history: History, label: str, *names: str) -> Series:
-    """Make the line of one metric. names: the metric and, for a band, the metrics at its lower and upper end."""
+    """Make one line of a chart. names: the metric that the line shows and, for a band around it, the metrics at the
+    lower and the upper end of the band.
+    """
     line, *band = (history.get(name, {}) for name in names)
     steps = [step for step in line if all(step in end for end in band)]
     return Series(label, steps, [line[step] for step in steps], [[end[step] for step in steps] for end in band])
 
 
 def _drawable(charts: Charts) -> Charts:
-    """Return the charts without lines of fewer than two points, and without charts that have no line left."""
+    """Return the charts, by title, without lines of fewer than two points; a chart that has no line left is dropped."""
     shown = {
         title: replace(chart, series=[line for line in chart.series if len(line.steps) > 1])
         for title, chart in charts.items()

@@ -53,16 +53,18 @@ class _Training:
         return median(values[-RECENT:]) if (values := self.values(name)) else None
 
     def sides(self, name: str) -> dict[str, float]:
-        """Return side → the present value of `name`_x and `name`_y, training metrics that each side has; missing ones
-        are left out.
+        """Return side ("x", "y") → the present value of the training metrics `name`_x and `name`_y; missing ones are
+        left out.
 
         The present value is the median of the last RECENT values.
         """
         return {side: value for side in "xy" if (value := self.now(f"{name}_{side}")) is not None}
 
     def direct(self) -> Numbers:
-        """Return numbers that are the present value of one metric, the smaller one of its two sides, or a ratio of two
-        metrics.
+        """Return numbers for the health checks that follow directly from training metrics: present values (medians of
+        the last values), the smaller one of both sides, or ratios of two metrics.
+
+        A number is None if the run has not recorded its metrics.
         """
         found: Numbers = {name: self.now(name) for name in ("mi_bound", "log_k", "share_never_visited", "staleness")}
         if found["mi_bound"] is not None and found["log_k"] and found["log_k"] > 0:
@@ -74,10 +76,11 @@ class _Training:
         return found
 
     def loss(self) -> Numbers:
-        """Return whether the loss is flat, and words about it; {} if there are few values.
+        """Return whether the training loss is flat ("loss_is_flat"), and words about the loss; {} if there are fewer
+        than ENOUGH values.
 
-        0: the loss falls, or more pairs of a batch are told apart than before. 1: neither, but the run began with
-        trained weights (init_from), so this may be fine. 2: neither.
+        0: the loss falls, or the accuracy in the batch rises. 1: neither, but the run began with trained weights
+        (init_from), so this may be fine. 2: neither.
         """
         loss, accuracy = self.values("loss"), self.values("accuracy_x")
         if len(loss) < ENOUGH:
@@ -91,8 +94,10 @@ class _Training:
         }
 
     def steps(self) -> Numbers:
-        """Return the number and share of skipped steps, the number of replaced samples, and the throughput at the end
-        of the run divided by that of its first half.
+        """Return numbers about the training steps: the count and share of skipped steps, the count of replaced samples,
+        and the throughput at the end of the run divided by that of its first half.
+
+        Numbers whose metrics the run has not recorded are left out.
         """
         found: Numbers = {}
         if skipped := self.history.get("train/skipped"):
@@ -110,9 +115,10 @@ class _Training:
         return found
 
     def gradient(self) -> Numbers:
-        """Return whether the gradient norm has spikes, and words about it.
+        """Return whether the gradient norm has spikes (more than SPIKE times its median), and words about it.
 
-        {} if there are few values, or if the spikes are clipped (optim.clip_norm) and so do no harm.
+        {} if there are fewer than ENOUGH values, or if there are spikes that are clipped (optim.clip_norm) and so do no
+        harm.
         """
         norms = self.values("grad_norm")
         if len(norms) < ENOUGH:
@@ -124,7 +130,9 @@ class _Training:
         return {"gradient_spikes": int(spikes), "usual_norm": _short(usual), "largest_norm": _short(largest)}
 
     def temperature(self) -> Numbers:
-        """Return whether a learnt temperature has reached its lower or its upper limit; {} if it is not learnt."""
+        """Return whether the learnt temperature of the objective has reached its lower or its upper limit; {} if the
+        temperature is not learnt.
+        """
         scale, clamp = self.now("logit_scale"), finite(self.options.get("objective.min_temperature"))
         if not scale or not clamp or not self.options.get("objective.learnable"):
             return {}
@@ -132,8 +140,10 @@ class _Training:
         return {**at_clamp, "temperature": _short(1 / scale), "clamp": _short(clamp)}
 
     def embeddings(self) -> Numbers:
-        """Return how spread out the embeddings are, once the warm-up is over, and the share of duplicates in the
-        batches.
+        """Return how spread out the embeddings are (uniformity), once the warm-up is over, and the share of duplicates
+        in the batches.
+
+        Numbers whose metrics the run has not recorded are left out.
         """
         found: Numbers = {}
         uniformity, duplicates = self.sides("uniformity"), self.sides("duplicates")
@@ -181,10 +191,10 @@ def result_numbers(result: Result) -> Numbers:
 
 
 def _confusion(result: Result) -> Numbers:
-    """Return whether one class is predicted for over half of the pictures and twice as often as it occurs, with its
-    shares.
+    """Return whether one class is predicted for over half of the pictures and more than twice as often as it occurs;
+    also its name, the share of its predictions and the share of its pictures.
 
-    The numbers come from the confusion matrix of a result; {} if it has none.
+    The numbers come from the confusion matrix of a result; {} if the result has none.
     """
     matrix = part(result, "confusion")
     answers = [sum(column) for column in zip(*matrix.get("counts", ()), strict=True)]

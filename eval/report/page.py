@@ -82,11 +82,12 @@ def render(run: RunFolder) -> str:
 
 
 def _data_sets(run: RunFolder, results: Sequence[Result]) -> Iterator[dict[str, Any]]:
-    """Yield the values of each data set for the template.
+    """Yield for each data set the values that the HTML template shows.
 
-    Only the first FIRST data sets have a headline metric, a histogram, a confusion matrix and galleries of example
-    cases; all galleries together take at most GALLERIES bytes. In the result, against: the baselines in words;
-    galleries: title → kind (best, worst, random) → cases as HTML; left_out: words for the parts that have no room.
+    Only the first FIRST data sets have a headline metric, a histogram, a confusion matrix and galleries (lists of
+    example cases). All galleries together take at most GALLERIES bytes. In a dict, against: the headline metric of each
+    baseline in words; galleries: title → kind (best, worst, random) → cases as HTML; left_out: words for the parts that
+    have no room.
     """
     room = GALLERIES
     for position, result in enumerate(results):
@@ -124,8 +125,9 @@ def _data_sets(run: RunFolder, results: Sequence[Result]) -> Iterator[dict[str, 
 
 
 def _random_cases(run: RunFolder, results: Sequence[Result]) -> list[Markup]:
-    """Return random cases of the first gallery as HTML, with the answers of this run only, to stand beside the
-    headlines.
+    """Return up to four random example cases as HTML, with the answers of this run only, for the top of the report.
+
+    They come from the first gallery that has random cases. Galleries with pictures as answers come first.
     """
     for dataset, _, listed in _pictures_first(results):
         if drawn := [case for kind, case in cases(listed, run.path, dataset) if kind == "random"]:
@@ -138,13 +140,15 @@ def _case(case: View, glance: bool = False) -> Markup:
 
 
 def _pictures_first(results: Sequence[Result]) -> list[tuple[str, str, Any]]:
-    """Return (data set, title, cases) of all galleries of example cases; those with pictures as answers come first."""
+    """Return (data set, title, cases) of all galleries (lists of example cases); those with pictures as answers come
+    first.
+    """
     found = [(result["dataset"], *gallery) for result in results for gallery in part(result, "gallery").items()]
     return sorted(found, key=lambda gallery: not gallery[1].endswith("pictures"))
 
 
 def _notices(run: RunFolder) -> list[Notice]:
-    """Return the licence texts that lie beside the data of the run; [] if a name of data cannot be understood."""
+    """Return the licence texts that lie beside the data of the run; [] if the source of a data set cannot be parsed."""
     keys = ("data.train", "data.val", "data.passage.corpus", "eval.suite")
     sources = [value for key in keys for value in _list(run.options.get(key)) if isinstance(value, str)]
     try:
@@ -210,17 +214,18 @@ def _status(run: RunFolder) -> tuple[str, str]:
 def _trained_seconds(run: RunFolder) -> float:
     """Return the seconds spent in training steps, over all starts of the run.
 
-    It is the sum of each logged mean step time times the number of steps since the log entry before it.
+    Each logged time is the mean of the steps since the log entry before; it is multiplied by the number of these steps,
+    and the products are added.
     """
     times = run.history.get("train/batch_time", {})
     return sum((step - before) * times[step] for before, step in pairwise([0.0, *times]))
 
 
 def _changed(options: Mapping[str, Any]) -> dict[str, str]:
-    """Return section of the configuration → "key=value, …" for options with other values than the default, and for
-    ALWAYS.
+    """Return the options of the run that differ from their defaults: section of the configuration → "key=value, …".
 
-    options: the configuration of the run, dotted key → value. ALWAYS: keys that are shown even with their default.
+    options: the configuration of the run, dotted key → value. The keys in ALWAYS are in the result even with their
+    default, the keys in SHOWN never.
     """
     name = _joined(options.get("objective.name"))
     usual = all_keys(TrainConfig)
@@ -265,7 +270,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _sizes(result: Result) -> str:
-    """Describe a data set in words: its sizes, what counts as right, and the step of the weights."""
+    """Describe the data set of a result in words: its sizes, which answers count as right, the step of the weights."""
     counts = {name.removeprefix("num_"): v for name, v in result["metrics"].items() if name.startswith("num_")}
     words = {"images": "pictures", "samples": "pictures"}
     sizes = [f"{value:,.0f} {words.get(k, k)}" for k, v in counts.items() if (value := finite(v)) is not None]

@@ -140,10 +140,10 @@ def _figure(width: float = WIDTH, height: float = HEIGHT) -> Iterator[tuple[Figu
 
 
 def _line(axes: Axes, series: Series, number: int) -> None:
-    """Draw one line with its band. number: which colour and dash pattern.
+    """Draw one line of a chart with the band around it. number: index of its colour and dash pattern.
 
-    More than POINTS values are averaged in groups; such a line without a band of its own gets the range of each group
-    as band.
+    More than POINTS values are averaged in groups; if such a line has no band, the range of each group is drawn as its
+    band.
     """
     steps, values = _averaged(series.steps, min), _averaged(series.values)
     colour = LINES[number]
@@ -177,7 +177,8 @@ def _count(value: float) -> str:
 
 
 def _svg(figure: Figure, description: str) -> Markup:
-    """Convert a figure to an <svg> element. A checksum before its ids keeps them apart from the ids of other figures.
+    """Convert a figure to an <svg> element. Its ids begin with a checksum, so that they differ from the ids of other
+    figures on the page.
 
     description: a text for screen readers.
     """

@@ -45,7 +45,7 @@ class RunFolder:
 
     @property
     def step(self) -> int:
-        """Return the last step that run_state.json or metrics.jsonl has."""
+        """Return the last training step that run_state.json or metrics.jsonl of this run has; 0 if neither has one."""
         return max(self.state.get("step") or 0, int(last_value(self.history, "step") or 0))
 
 
@@ -67,9 +67,10 @@ def read_run(path: Path) -> RunFolder:
 
 
 def _records(path: Path, log: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects in the lines of metrics.jsonl. log: called with one line that counts the damaged lines.
+    """Yield the JSON objects in the lines of metrics.jsonl in the run folder `path`.
 
-    An incomplete last line, which remains if the run is killed, does not count as damaged.
+    log: called with one line of text that counts the damaged lines, if there are any. An incomplete last line, which
+    remains if the run is killed, does not count as damaged.
     """
     damaged = 0
     for line in _lines(path, METRICS, log):
@@ -85,10 +86,10 @@ def _records(path: Path, log: Callable[[str], None]) -> Iterator[dict[str, Any]]
 
 
 def _lines(path: Path, name: str, log: Callable[[str], None]) -> Iterator[bytes]:
-    """Yield the lines of the file `name` in the folder, nothing if it does not exist. A line of LONGEST bytes or more
-    comes as an empty line.
+    """Yield the lines of the file `name` in the run folder `path`; yield nothing if the file does not exist.
 
-    Only the first LARGEST bytes are read; log: called with a line of text if the file is larger.
+    A line of LONGEST bytes or more comes as an empty line. Only about the first LARGEST bytes are read; if the file is
+    larger, `log` is called with a line of text.
     """
     if file := file_inside(path, name):
         with file.open("rb") as lines:

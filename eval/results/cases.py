@@ -58,7 +58,9 @@ def item(name: str, text: str | None = None, **more: Any) -> Item:
 
 
 def answer(found: Item, score: float, right: bool) -> Item:
-    """Return a copy of the item `found` as an answer of a system, with its score and whether it is right."""
+    """Return a copy of the item `found` (a picture, text or class) as an answer of a system, with its score and whether
+    it is right.
+    """
     return {**found, "score": round(score, 4), "right": right}
 
 
@@ -68,10 +70,10 @@ def choose(
     """Choose the `count` best, the `count` worst and `count` random queries of n, none of them twice; return (kind,
     query index).
 
-    quality (n,): higher is better. sure (n,): the certainty of the model; among queries of equal quality a higher one
-    comes first, then the earlier query, so the worst queries are the confident mistakes. groups (n,): the topic of each
-    query; each kind takes one query per group as long as there are other groups. If there are few queries, one half is
-    best and the other half worst.
+    quality (n,): higher is better. sure (n,): the certainty of the model; among queries of equal quality the more
+    certain one comes first, then the earlier one, so the worst queries are the confident mistakes. groups (n,): for
+    example the topic of each query; as long as there are other groups, each kind takes one query per group. If there
+    are few queries, one half is best and the other half worst.
     """
     n = len(quality)
     plan = (
@@ -112,10 +114,10 @@ def excerpt(text: str, spans: Sequence[tuple[int, int]] = ()) -> tuple[str, list
 
 
 def _of_different_groups(order: Sequence[int], groups: Sequence[Hashable], count: int) -> list[int]:
-    """Return the first `count` queries of `order` that are in different groups; if there are too few groups, further
-    queries.
+    """Return at most `count` queries of `order`: the first query of each group; if there are too few groups, also
+    further queries.
 
-    groups: the group of each query. The result keeps the order of `order`.
+    order: query indices. groups: the group of each query. The result keeps the order of `order`.
     """
     first: dict[Hashable, int] = {}
     for query in order:

@@ -124,7 +124,7 @@ def _numbers(result: Result, metrics: Iterable[str], title: str = "") -> list[Nu
 
 
 def _retrieval_groups(result: Result) -> Groups:
-    """Return one table for each direction of the search (text → picture, picture → text)."""
+    """Return one table of image–text retrieval for each direction of the search (text → picture, picture → text)."""
     shown = [metric for metric in result["metrics"] if not metric.endswith("mean_rank")]
     return {
         words.strip(): _numbers(result, (metric for metric in shown if metric.startswith(start)), words)
@@ -133,14 +133,18 @@ def _retrieval_groups(result: Result) -> Groups:
 
 
 def _zero_shot_groups(result: Result) -> Groups:
-    """Return one table: the accuracies of the model, and the accuracy of always answering the largest class."""
+    """Return one table of zero-shot classification for the HTML report: the accuracies of the model, and the accuracy
+    of always answering the largest class.
+    """
     largest = score(result, "majority_class_share").chance
     always = [] if largest is None else [Number("always the largest class", Score(largest), other=True)]
     return {"picture → class": _numbers(result, (m for m in ACCURACIES if m in result["metrics"])) + always}
 
 
 def _passage_groups(result: Result) -> Groups:
-    """Return one table for each metric, with a row for the model, for each baseline and for a random order."""
+    """Return one table for each of the first PASSAGE_COLUMNS metrics of passage retrieval, with a row for the model,
+    for each baseline and for a random order.
+    """
     found: Groups = {}
     for metric in [m for m in PASSAGE_METRICS if m in result["metrics"]][:PASSAGE_COLUMNS]:
         for name, system in systems(result).items():
@@ -168,10 +172,10 @@ def _table(*columns: str, title: str | None = None) -> Any:
 
 
 def _add_rows(table: Any, name: str, metrics: Sequence[str], result: Result, *more: str) -> None:
-    """Add a row of metric values to a table, then a row with their 95 % intervals (if known) and a row for a random
-    order.
+    """Add rows to a printed table: metric values of a result, their 95 % intervals (if known), and the values of a
+    random order.
 
-    name: the first cell of the row of values. more: further cells at its end.
+    name: the first cell of the row of values. more: further cells at the end of this row.
     """
     found = [score(result, metric) for metric in metrics]
     table.add_row(name, *(_cell(s.value) for s in found), *more)
@@ -191,7 +195,9 @@ def _interval(found: Score, form: str = ".3f") -> str:
 
 
 def _with_interval(found: Score, form: str = ".3f", unknown: str = "-") -> str:
-    """Format a score as a value and, on a second line, its 95 % interval. form, unknown: as for `_cell`."""
+    """Format a score as a value and, on a second line, its 95 % interval. form: a format specification. unknown: the
+    text for a value that is None.
+    """
     return f"{_cell(found.value, form, unknown)}\n{_interval(found, form)}".strip()
 
 
@@ -204,7 +210,7 @@ def _title(result: Result, *counted: str) -> str:
 
 
 def _approximate(result: Result) -> str:
-    """Return the name of the search index in brackets, or "" if the search was exact."""
+    """Return words in brackets that name the approximate search index of a result, or "" if the search was exact."""
     search = part(result, "search")
     indexes = {str(how["index"]) for how in (search, *search.values()) if isinstance(how, dict) and "index" in how}
     indexes -= {EXACT}
@@ -212,7 +218,9 @@ def _approximate(result: Result) -> str:
 
 
 def _retrieval_tables(results: Sequence[Result]) -> Iterator[Any]:
-    """Yield one table for each result: a row for each direction, columns for the first four R@K and the median rank."""
+    """Yield one printed table for each image–text retrieval result: rows for each direction of the search, columns for
+    the first four R@K and the median rank.
+    """
     for result in results:
         ks = [k.removeprefix("image_to_text_R@") for k in result["metrics"] if k.startswith("image_to_text_R@")][:4]
         table = _table("retrieval", *(f"R@{k}" for k in ks), "median rank", title=_title(result, "images", "texts"))
@@ -223,7 +231,9 @@ def _retrieval_tables(results: Sequence[Result]) -> Iterator[Any]:
 
 
 def _zero_shot_tables(results: Sequence[Result]) -> Iterator[Any]:
-    """Yield one table with a row for each result."""
+    """Yield one table of zero-shot classification, with rows for each result: its accuracies, their 95 % intervals (if
+    known) and the accuracies of a random order.
+    """
     table = _table("zero-shot", "acc1", "acc5", "mean/class", "samples", "largest class")
     for result in results:
         count, largest = score(result, "num_samples").value, score(result, "majority_class_share").chance
@@ -233,7 +243,8 @@ def _zero_shot_tables(results: Sequence[Result]) -> Iterator[Any]:
 
 
 def _passage_tables(results: Sequence[Result]) -> Iterator[Any]:
-    """Yield one table for each result: a row for each system, columns for the metrics and for the lead of the model.
+    """Yield one printed table for each passage retrieval result: a row for each system, columns for the metrics and for
+    the lead of the model.
 
     The lead is the score of the model minus that of the baseline in the first metric.
     """

@@ -15,7 +15,9 @@ from dyad.train.panels import Cell, Grid, Panels, Picture, Scored
 
 
 def panels(result: Result, run: Path) -> Panels:
-    """Convert one result to Panels for experiment trackers. run: the run folder, in which the thumbnails lie."""
+    """Convert one evaluation result to Panels (numbers, galleries, histograms, tables) for experiment trackers. run:
+    the run folder, in which the thumbnails lie.
+    """
     pairs, of_class, histogram = confusions(result), classes(result), part(result, "scores")
     return Panels(
         dataset=result["dataset"],
@@ -32,12 +34,16 @@ def panels(result: Result, run: Path) -> Panels:
 
 
 def scored(result: Result) -> Scored:
-    """Return the scores of one result in the form for a model card."""
+    """Return the scores of one evaluation result, with data set and task, in the form for a model card."""
     return Scored(result["dataset"], KINDS[result["task"]].hub_task, scores(result))
 
 
 def _final_numbers(result: Result) -> dict[str, dict[str, float]]:
-    """Return metric → {"value", "low", "high", "chance"}, as far as these are known; BASELINE/metric for baselines."""
+    """Return metric → {"value", "low", "high", "chance"}, without those that are not known. low, high: the ends of the
+    95 % interval; chance: the value for a random order.
+
+    Metrics of a baseline have the name BASELINE/metric.
+    """
     found = {}
     for name, system in systems(result).items():
         start = "" if system is result else f"{name}/"
@@ -84,7 +90,9 @@ def _cell(item: Mapping[str, Any], run: Path, dataset: str) -> Cell:
 
 
 def _words(item: Mapping[str, Any]) -> str:
-    """Convert a query or an answer to one line: ✓ 0.812 Title: text with «answer» marked. Missing parts are skipped."""
+    """Convert a query or an answer of an example case to one line: ✓ 0.812 Title: text with «answer» marked. Missing
+    parts are skipped.
+    """
     parts = marked(item.get("text") or "", item.get("spans") or [])
     text = "".join(f"«{part}»" if found else part for part, found in parts)
     named = ": ".join(filter(None, (item.get("title"), text))) or item.get("id") or ""

@@ -143,7 +143,11 @@ def read_object(folder: Path, name: str, shape: TypeAdapter[Any], log: Callable[
 
 
 def _problems(shape: TypeAdapter[Any], found: Any) -> dict[str, str]:
-    """Return part of `found` → the first reason why it does not fit `shape`; the part "" is the whole object."""
+    """Check the JSON object `found` against `shape`; return name of a wrong part → the first reason why it does not
+    fit.
+
+    The name "" stands for the whole object. The result is {} if everything fits.
+    """
     problems: dict[str, str] = {}
     try:
         shape.validate_python(found, strict=True)

@@ -22,35 +22,41 @@ SYSTEMS = {"model": "this run", "bm25": "BM25", "untrained": "before training", 
 def score(result: Result, metric: str) -> Score:
     """Return the score of the model in one metric, with its 95 % interval and the value that a random order has.
 
-    It also reads the scores of one baseline from `systems(result)`; a baseline has no value for a random order.
+    A part that is not known is None. `result` may also be the scores of one baseline (a value of `systems(result)`),
+    which have no value for a random order.
     """
     value, interval, chance = (part(result, name).get(metric) for name in ("metrics", "intervals", "chance"))
     return Score(finite(value), *_ends(interval), finite(chance))
 
 
 def scores(result: Result) -> dict[str, Score]:
-    """Return metric → score for the metrics that are not counts: they have a 95 % interval or a value for a random
-    order.
+    """Return metric → score for the metrics of a result that have a 95 % interval or a value for a random order.
+
+    So counts, such as the number of pictures, are left out.
     """
     found = {metric: score(result, metric) for metric in part(result, "metrics")}
     return {metric: s for metric, s in found.items() if s.value is not None and (s.low, s.chance) != (None, None)}
 
 
 def systems(result: Result) -> dict[str, Result]:
-    """Return system name → its scores: "model" (the result itself) and each baseline."""
+    """Return system name → its scores: "model" → `result` itself, name of each baseline → its part of `result`."""
     return {"model": result, **part(result, "baselines")}
 
 
 def lead(baseline: Result, metric: str) -> Score:
-    """Return the score of the model minus the score of a baseline in one metric, with the 95 % interval of this
+    """Return the score of the model minus the score of one baseline in one metric, with the 95 % interval of this
     difference.
+
+    baseline: the part of a result that describes the baseline.
     """
     difference = part(part(baseline, "difference"), metric)
     return Score(finite(difference.get("value")), *_ends(difference.get("interval")))
 
 
 def confusions(result: Result) -> list[tuple[str, str, int]]:
-    """Return (true class, predicted class, count): for all pairs if there are few classes, else for the most frequent
+    """Return how often classes were predicted, as (true class, predicted class, count).
+
+    If the result has a confusion matrix (few classes), all pairs of classes are returned, else the most frequent
     mistakes.
     """
     if matrix := part(result, "confusion"):
@@ -60,7 +66,7 @@ def confusions(result: Result) -> list[tuple[str, str, int]]:
 
 
 def classes(result: Result) -> list[tuple[str, float, int]]:
-    """Return (class, accuracy, number of pictures) of the classes that have pictures, lowest accuracy first."""
+    """Return (class, accuracy, number of pictures) for each class that has pictures, lowest accuracy first."""
     found = [
         (name, accuracy, scores.get("num_samples") or 0)
         for name, scores in part(result, "per_class").items()
@@ -70,8 +76,8 @@ def classes(result: Result) -> list[tuple[str, float, int]]:
 
 
 def marked(text: str, spans: Sequence[Sequence[int]]) -> Iterator[tuple[str, bool]]:
-    """Yield the parts of a text in order, each with whether it lies in a span. spans: [start, end); overlapping ones
-    are joined.
+    """Cut a text at the ends of spans; yield (part, whether it lies in a span) in order. spans: [start, end);
+    overlapping ones are joined.
     """
     position = 0
     for start, end in sorted(map(tuple, spans)):
@@ -86,16 +92,16 @@ def marked(text: str, spans: Sequence[Sequence[int]]) -> Iterator[tuple[str, boo
 
 
 def picture(run: Path, dataset: str, name: str | None) -> Path | None:
-    """Return the path of a thumbnail in the run folder, given its file name.
+    """Return the path of a thumbnail in the run folder. name: its file name.
 
-    None if it does not exist, is no .webp file in the folder of this data set, or is too large.
+    Returns None if the file does not exist, is no .webp file in the folder of this data set, or is too large.
     """
     path = file_inside(run, f"eval/{dataset}.pictures/{name}") if name == Path(name or "").name else None
     return path if path and path.suffix == ".webp" and path.stat().st_size <= LARGEST_PICTURE else None
 
 
 def evaluator(result: Result) -> str:
-    """Return the name of the evaluator of a result, which is the prefix of its metrics in metrics.jsonl."""
+    """Return the name of the evaluator that made a result: the prefix of its metrics in metrics.jsonl."""
     return "val" if result["dataset"] == "val" else f"eval/{result['dataset']}"
 
 

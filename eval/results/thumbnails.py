@@ -23,7 +23,8 @@ class Thumbnails:
         self._asked: set[int] = set()
 
     def name(self, i: int) -> str:
-        """Return the file name of the thumbnail of picture i, and note that `write` must write it.
+        """Return the file name of the thumbnail of picture i, and remember i, so that the method `write` writes this
+        thumbnail.
 
         The name is made from i, because a sample key could hold characters that do not suit a file name.
         """
@@ -31,10 +32,10 @@ class Thumbnails:
         return f"{i}.webp"
 
     def write(self, folder: Path) -> None:
-        """Write the thumbnails of all pictures that were named into a new folder, and replace `folder` by it in one
-        move.
+        """Write the thumbnails of all pictures for which the method `name` was called into a new folder, and replace
+        `folder` by it in one move.
 
-        If no picture was named, `folder` is removed. Raises DataError for a picture that cannot be read.
+        If `name` was never called, `folder` is removed. Raises DataError for a picture that cannot be read.
         """
         if not self._asked:
             return remove(folder)
@@ -47,7 +48,7 @@ class Thumbnails:
 
 
 def thumbnail(picture: Tensor) -> bytes:
-    """Convert a picture, uint8 (3, height, width), to a WebP file with at most SIDE pixels a side."""
+    """Convert a picture, uint8 (3, height, width), to the bytes of a WebP file with at most SIDE pixels a side."""
     image = Image.fromarray(picture.permute(1, 2, 0).numpy())
     image.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
     buffer = BytesIO()

@@ -35,9 +35,9 @@ def facts(config: TrainConfig, checkpoint: Path, step: int) -> dict[str, Any]:
 
 
 def result(report: Report, evaluator: Evaluator, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JSON of one data set from an evaluator's report, with the fields of CLIP_benchmark.
+    """Return the JSON of one data set from the report of its evaluator, with the fields of CLIP_benchmark.
 
-    Recalls stand there twice, under our names and under CLIP_benchmark's names. facts: the fields that describe the
+    Recalls are in it twice, under our names and under CLIP_benchmark's names. facts: the fields that describe the
     model.
     """
     theirs = {t + k.removeprefix(o): v for o, t in _RECALLS for k, v in report.metrics.items() if k.startswith(o)}
@@ -94,8 +94,8 @@ def _print_error(line: str) -> None:
 
 
 def print_tables(results: Sequence[Result]) -> None:
-    """Print the tables of results, one kind of result after the other; at most 80 columns wide if stdout is no
-    terminal.
+    """Print tables of the evaluation results, one kind of result after the other; at most 80 columns wide if stdout is
+    no terminal.
     """
     from rich.console import Console
 

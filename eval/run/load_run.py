@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A training run's model, loaded from one of its checkpoints.
+    """The model of a training run, loaded from one of its checkpoints.
 
-    run, checkpoint: their folders. step: finished optimiser steps of the checkpoint. logit_scale: the learnt log(1/τ),
-    τ the temperature of the objective; None if the objective has no temperature.
+    run, checkpoint: the run folder and the checkpoint folder. step: finished optimiser steps of the checkpoint.
+    logit_scale: the learnt log(1/τ), where τ is the temperature of the objective; None if the checkpoint has none.
     """
 
     run: Path
@@ -38,9 +38,9 @@ class LoadedRun:
 
 
 def find_run(path: str) -> tuple[Path, Path]:
-    """Return (run folder, checkpoint folder) for a path that a user gives: a run folder or a checkpoint folder.
+    """Return (run folder, checkpoint folder) for `path`, which is one of the two.
 
-    For a run folder it is the run's newest whole checkpoint; damaged ones are skipped with a line on stderr. Raises
+    For a run folder, the checkpoint is the newest whole one; damaged ones are skipped with a line on stderr. Raises
     ConfigError if there is no checkpoint, DataError if all are damaged.
     """
     folder = Path(path).expanduser()

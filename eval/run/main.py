@@ -61,9 +61,10 @@ def main() -> None:
 
 
 def with_command(config: TrainConfig, command: EvalCommand) -> TrainConfig:
-    """Return the run's configuration with the values of the command line in place of its own.
+    """Return the run's configuration, in which the options given on the command line of python -m eval replace those of
+    the run.
 
-    With suite= or val= on the command line, the run's own data.val and eval.suite are dropped. Raises ConfigError for
+    With suite= or val= on the command line, the run's data.val and eval.suite are dropped. Raises ConfigError for
     options of another task, and if there is nothing to evaluate.
     """
     for task in (task for task in OF_TASK if task != config.task.name):
@@ -81,7 +82,7 @@ def with_command(config: TrainConfig, command: EvalCommand) -> TrainConfig:
 def evaluate(command: EvalCommand, config: TrainConfig, run: Path, checkpoint: Path) -> None:
     """Load a run's checkpoint and evaluate it on all data sets of the configuration.
 
-    Every rank calls it. Rank 0 writes the result files and prints the tables.
+    All processes must call it together. Process 0 writes the result files and prints the tables.
     """
     from dyad.eval.encode.encoder import Encoder
     from dyad.eval.results.write import facts, print_tables, result, write

@@ -76,7 +76,9 @@ def main() -> None:
 
 
 def with_command(config: TrainConfig, command: MineCommand) -> TrainConfig:
-    """Return the run's configuration with the values of the command line in place of its own."""
+    """Return the run's configuration, in which the options given on the command line of python -m eval.mine replace
+    those of the run.
+    """
     data = overridden(config.data, command)
     negatives = replace(data.negatives, mining=overridden(data.negatives.mining, command))
     passage, train = overridden(data.passage, command), command.queries or data.train
@@ -86,7 +88,7 @@ def with_command(config: TrainConfig, command: MineCommand) -> TrainConfig:
 def negatives(command: MineCommand, config: TrainConfig, run: Path, checkpoint: Path) -> None:
     """Mine hard negatives with a run's checkpoint: encode questions and passages, search, choose.
 
-    Every rank calls it. Rank 0 writes the files and prints a report.
+    All processes must call it together. Process 0 writes the files and prints a report.
     """
     from dyad.eval.encode.encoder import Encoder
     from dyad.eval.mine.mining import MINED, embedded, mine
@@ -139,7 +141,7 @@ def open_inputs(config: TrainConfig) -> tuple[QuestionRows, Corpus]:
 def report(summary: dict[str, Any]) -> Iterator[str]:
     """Yield lines of text that say how many of the passages found became negatives, and why the others did not.
 
-    summary: as returned by dyad.eval.mine.mining.mine.
+    summary: the summary that `mine` in eval/mine/mining.py returned.
     """
     yield (
         f"{summary['negatives']:,} negatives for {summary['questions']:,} questions, of {summary['found']:,} passages "

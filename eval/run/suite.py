@@ -43,10 +43,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Everything that evaluators are built from, besides their entry: the run's configuration and its model.
+    """Everything that evaluators are built from, except the suite entry: the run's configuration, its model, and more.
 
-    baselines: scored beside the model on question_passage. untrained: makes the encoder before training, for the
-    baseline of that name. sides: corpora that are open already, by fingerprint, so that entries share them.
+    baselines: systems that are scored beside the model, for question_passage. untrained: function that makes the
+    encoder with its weights before training, for the baseline "untrained". sides: search corpora that are open already,
+    by fingerprint, so that several entries share one.
     """
 
     config: TrainConfig
@@ -58,10 +59,10 @@ class Inputs:
 
 @dataclass(frozen=True)
 class SuiteKind:
-    """A kind of suite entries, for example beir.
+    """A kind of data set that can be evaluated, for example beir.
 
-    task: the task it belongs to. form: how its targets look, for help texts. check: raises ConfigError for a missing
-    target. build: makes the evaluator of an entry.
+    task: the task of the models that it can evaluate. form: how a target (the part of an entry after KIND:) is written,
+    for help texts. check: raises ConfigError for a missing target. build: makes the evaluator of an entry.
     """
 
     task: Task
@@ -72,10 +73,10 @@ class SuiteKind:
 
 @dataclass(frozen=True)
 class SuiteEntry:
-    """One data set to evaluate on: data.val or an entry of eval.suite.
+    """One data set to evaluate on: data.val or an entry KIND:TARGET of eval.suite.
 
-    name: of the evaluator. key: how messages about the target call the entry. spec: the entry as the user wrote it.
-    target: the path in it, or the value of data.val.
+    name: the name of its evaluator. key: words for the entry in messages about its target. spec: the entry as the user
+    wrote it. target: the part after KIND:, or the value of data.val.
     """
 
     kind: SuiteKind
@@ -91,21 +92,19 @@ def build_evaluators(
     baselines: Sequence[Baseline] = (),
     untrained: Callable[[], Encoder] | None = None,
 ) -> list[Evaluator]:
-    """Build one evaluator "val" for data.val, and one "eval/<name>" for each entry of eval.suite, named after its path.
+    """Build the evaluator "val" for data.val, and an evaluator "eval/<name>" for each entry of eval.suite, named after
+    its path.
 
-    baselines: further systems that question_passage evaluators score beside the model. untrained: makes the encoder
-    before training, for the baseline of that name. Raises ConfigError for an entry that cannot be read, DataError for
-    damaged data.
+    baselines: further systems that question_passage evaluators score beside the model. untrained: function that makes
+    the encoder with its weights before training, for the baseline "untrained". Raises ConfigError for an entry that
+    cannot be read, DataError for damaged data.
     """
     inputs = Inputs(config, model, baselines, untrained)
     return [entry.kind.build(entry, inputs) for entry in _entries(config)]
 
 
 def check_suite(config: TrainConfig) -> None:
-    """Raise ConfigError for wrong entries of eval.suite, missing targets, or a wrong eval.index.
-
-    Imports nothing heavy.
-    """
+    """Raise ConfigError for wrong entries of eval.suite, missing data, or a wrong eval.index. Does not import torch."""
     entries = list(_entries(config))
     for entry in entries:
         entry.kind.check(entry)
@@ -115,9 +114,9 @@ def check_suite(config: TrainConfig) -> None:
 
 
 def _entries(config: TrainConfig) -> Iterator[SuiteEntry]:
-    """Yield data.val, if given, then the entries of eval.suite, parsed.
+    """Yield the data sets to evaluate on: data.val, if given, then the parsed entries of eval.suite.
 
-    Raises ConfigError for an entry of an unknown kind.
+    Raises ConfigError for an entry of an unknown kind, or of a kind that belongs to another task.
     """
     task, val = config.task, config.data.val
     if val is not None:
@@ -137,7 +136,9 @@ def _entries(config: TrainConfig) -> Iterator[SuiteEntry]:
 
 
 def _name(target: str, taken: Sequence[str]) -> str:
-    """Name an entry after the last part of its path, without suffix. If `taken` has that name, add a number."""
+    """Return a name for a suite entry: the last part of its path, without suffix. If `taken` has that name, add a
+    number.
+    """
     last = re.sub(r"\.(tar|jsonl?|[ct]sv)(@.*)?$", "", Path(target).name)
     stem = re.sub(r"[^\w.-]+", "_", last).strip("_") or "set"
     same = sum(re.fullmatch(re.escape(stem) + r"(-\d+)?", t) is not None for t in taken)
@@ -152,9 +153,10 @@ def _images(
     sources: Callable[[SuiteEntry], list[ShardSource]],
     build: Callable[[SuiteEntry, Shards, Inputs], Evaluator],
 ) -> SuiteKind:
-    """Make a kind of entries of task image_text, whose target names shards of pictures.
+    """Make a kind of suite entries (SuiteKind) for task image_text, whose target names shards of pictures.
 
-    form: as in SuiteKind. sources: returns the shards of an entry. build: makes the evaluator from the opened shards.
+    form: how a target is written, for help texts. sources: function that returns the shards of an entry. build:
+    function that makes the evaluator from the opened shards.
     """
 
     def open_and_build(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
@@ -241,7 +243,7 @@ KINDS = {
 
 
 def forms_help() -> str:
-    """Format the forms of all suite entries for the help text, a line for each task."""
+    """Return help text on how the entries of eval.suite are written (KIND:TARGET), with a line for each task."""
     lines = (
         f"of {task.name}: {'  '.join(f'{name}:{kind.form}' for name, kind in KINDS.items() if kind.task is task)}\n"
         for task in Task

@@ -42,8 +42,8 @@ class BM25:
     index: Any  # bm25s.BM25
 
     def search(self, queries: Sequence[str], k: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Find the k best passages for each query; return (scores float32 descending, passage indices int64) for each
-        query.
+        """Find for each query the k passages with the highest BM25 scores; return (scores float32 descending, passage
+        indices int64) for each query.
 
         Only passages that share a word with the query are found. If scores are equal, the lower index comes first.
         """
@@ -61,10 +61,10 @@ class BM25:
 
 
 def build_bm25(texts: Iterable[str], k1: float = K1, b: float = B) -> BM25:
-    """Build the BM25 index of passage texts in memory. k1, b: as in the module docstring.
+    """Build the BM25 index of passage texts in memory. k1, b: the two constants of BM25's formula.
 
-    Memory: about 30 bytes per word while it is built, then 8 bytes per distinct word of each text. Raises ConfigError
-    if no text has a word.
+    Memory: about 30 bytes per word while the index is built, then 8 bytes per distinct word of each text. Raises
+    ConfigError if no text has a word.
     """
     stems = _stemmer()
     vocabulary: dict[str, int] = {}
@@ -79,9 +79,9 @@ def build_bm25(texts: Iterable[str], k1: float = K1, b: float = B) -> BM25:
 def open_bm25(texts: Iterable[str], folder: Path, identity: str, k1: float = K1, b: float = B) -> BM25:
     """Open the BM25 index in `folder` memory-mapped; if it is missing, first build it from the texts and write it.
 
-    identity: a name of the corpus and of how its texts are made, for example a fingerprint; another identity is another
-    index. `texts` is not read if the index exists. Several processes may open it at the same time. The files are JSON
-    and arrays without pickle. Raises DataError for a damaged index.
+    identity: names the corpus and how its texts are made, for example a fingerprint; each identity has its own index.
+    k1, b: the two constants of BM25's formula. `texts` is not read if the index exists. Several processes may open an
+    index at the same time. The files are JSON and arrays without pickle. Raises DataError for a damaged index.
     """
     name = hashlib.sha256(json.dumps([FORMAT, identity, k1, b, bm25s.__version__, Stemmer.version()]).encode())
     path = folder / f"bm25-{name.hexdigest()[:16]}"

@@ -12,9 +12,10 @@ from dyad.eval.metrics.trec import Run, ranked
 def reciprocal_rank_fusion(runs: Sequence[Run], k: int = 60, depth: int | None = None) -> Run:
     """Merge several runs (query → document → score) into one by their ranks.
 
-    The new score of a document is the sum, over the runs that contain it, of 1 / (k + its rank there); ranks count from
-    1 as in `ranked`. depth: only the first `depth` documents of each run count, and the best `depth` are returned; None
-    for all. The result has the queries of all runs. The sums are exact, so the order of the runs does not matter.
+    The new score of a document is the sum, over the runs that contain it, of 1 / (k + its rank in this run). Ranks
+    count from 1; documents with equal scores are ordered by descending id. depth: only the first `depth` documents of
+    each run count, and the best `depth` are returned; None for all. The result has the queries of all runs. The sums
+    are exact, so the order of the runs does not matter.
     """
     fused: Run = {}
     for query in dict.fromkeys(query for run in runs for query in run):

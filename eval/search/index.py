@@ -56,11 +56,11 @@ class Hits(NamedTuple):
     positions: np.ndarray
 
     def of(self, queries: slice) -> Hits:
-        """Return the results of a slice of the queries."""
+        """Return Hits (found corpus rows and their scores) for only the queries in the slice `queries`."""
         return Hits(self.scores[queries], self.positions[queries])
 
     def found(self, query: int) -> list[tuple[int, float]]:
-        """Return (corpus row, score) of the rows found for the query with index `query`, best first."""
+        """Return (corpus row, score) for each row that a search found for the query with index `query`, best first."""
         pairs = zip(self.positions[query].tolist(), self.scores[query].tolist(), strict=True)
         return [(position, score) for position, score in pairs if score != -np.inf]
 
@@ -96,7 +96,8 @@ class Index:
         self._shard: tuple[int, Any] = (-1, None)  # (first row, what the searcher made of these rows)
 
     def search(self, queries_nD: np.ndarray, k: int) -> Hits:
-        """Find the k corpus rows with the highest scores for each query; k is cut to the number of corpus rows.
+        """Find the k corpus rows with the highest scores (inner products) for each of n queries, exactly or with the
+        approximate index. k is cut to the number of corpus rows.
 
         All processes must call it together with the same queries.
         """
@@ -120,19 +121,20 @@ class Index:
         return best
 
     def recall_against_exact(self, hits: Hits, queries_nD: np.ndarray, sample: int = 200) -> float:
-        """Return the share of the exact k best rows that are in `hits`, for `sample` evenly spread queries.
+        """Return the share of the exact k best corpus rows that are in `hits`, for `sample` evenly spread queries.
 
-        It searches these queries exactly; k is the width of `hits`. All processes must call it together.
+        hits: the results of an earlier search with queries_nD; k is its number of results per query. The sampled
+        queries are searched exactly. All processes must call it together.
         """
         rows = np.unique(np.linspace(0, len(queries_nD) - 1, min(sample, len(queries_nD))).astype(np.int64))
         exact = Index(self.corpus, world=self.world).search(queries_nD[rows], hits.positions.shape[1]).positions
         return float(np.mean([np.isin(e, h).mean() for e, h in zip(exact, hits.positions[rows], strict=True)]))
 
     def _work(self, n: int) -> list[tuple[int, int]]:
-        """Return the parts of the search that this process does, as (first corpus row of a part of the corpus, first
-        query of a block of queries), ordered by part.
+        """Return the share of a search that this process does: pairs (first row of a part of the corpus, first query of
+        a block of queries), ordered by part.
 
-        n: the number of queries.
+        n: the number of queries. The processes divide all pairs evenly.
         """
         pairs = [(row, query) for row in range(0, len(self.corpus), self._rows) for query in range(0, n, BLOCK)]
         begin, end = (len(pairs) * rank // self.world.size for rank in (self.world.rank, self.world.rank + 1))
@@ -153,13 +155,13 @@ class _Exact:
         return 4 * width
 
     def filled(self, corpus: np.ndarray, start: int, stop: int) -> np.ndarray | Tensor:
-        """Return the corpus rows start … stop − 1 in the form that `search` takes."""
+        """Return the corpus rows start … stop − 1 as float32: a tensor on the GPU if there is one, else an array."""
         shard = _shard(corpus, start, stop)
         return torch.from_numpy(shard).cuda() if self.on_gpu else shard
 
     def search(self, shard: Any, queries_qD: np.ndarray, k: int) -> Hits:
-        """Find the k best rows of `shard` (a part of the corpus) for each query. Positions count from the first row of
-        this part.
+        """Find for each query the k rows of `shard` (a part of the corpus) with the highest inner products. Positions
+        count from the first row of this part.
         """
         if self.on_gpu:
             return _first_best(torch.from_numpy(queries_qD).cuda(), shard, k)
@@ -176,9 +178,9 @@ class _Exact:
 
 
 class _Approximate:
-    """Approximate search: a trained FAISS index, filled with one shard (part of the corpus) after the other.
+    """Approximate search with a trained FAISS index, which is filled with one part of the corpus (shard) at a time.
 
-    Its methods do the same as those of _Exact. learnt: the trained, empty index, serialised.
+    It has the same methods as _Exact, the exact search. learnt: the trained, empty index, serialised.
     """
 
     memory = MEMORY
@@ -189,8 +191,9 @@ class _Approximate:
         self.resources = faiss.StandardGpuResources() if has_gpu(faiss) else None
 
     def bytes_per_row(self, width: int) -> int:
-        """Measure the bytes that one row takes in the index, by adding random rows, since it depends on the kind of
-        index.
+        """Return the bytes that a vector of this width takes in the FAISS index.
+
+        The number depends on the kind of index, so it is measured by adding random vectors.
         """
         sample = np.random.default_rng(0).standard_normal((256, width), dtype=np.float32)
         with self.spec.errors():
@@ -213,9 +216,10 @@ class _Approximate:
         return index
 
     def search(self, index: Any, queries_qD: np.ndarray, k: int) -> Hits:
-        """Find the k best rows of the part of the corpus in `index` for each query. Positions count from its first row.
+        """Find the k best rows for each query in a FAISS index that holds a part of the corpus. Positions count from
+        the first row of this part.
 
-        If the index finds fewer than k rows for a query, the missing ones have the position −1 and the score −inf.
+        If the index finds fewer than k rows for a query, the missing rows have the position −1 and the score −inf.
         """
         with self.spec.errors():
             scores, positions = index.search(queries_qD, k)
@@ -224,7 +228,7 @@ class _Approximate:
 
 
 def _learnt(faiss: ModuleType, spec: Spec, corpus: np.ndarray) -> tuple[np.ndarray | None, str]:
-    """Train an empty index on evenly spread rows of the corpus; return (the index, serialised, "").
+    """Train an empty FAISS index on evenly spread rows of the corpus; return (the index, serialised, "").
 
     If the corpus has too few rows for the training, return (None, FAISS's message).
     """
@@ -259,9 +263,10 @@ def _finite(name: str, rows: np.ndarray) -> np.ndarray:
 
 
 def _slabs(corpus: np.ndarray, start: int, stop: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield (index of its first row, part of the rows as float32) for consecutive parts of the rows start … stop − 1.
+    """Yield the corpus rows start … stop − 1 as float32 in consecutive parts of about SLAB bytes: (index of the part's
+    first row, the part).
 
-    After each part, the pages of a memory-mapped file are dropped from memory.
+    If the corpus is a memory-mapped file, its pages are dropped from memory after each part.
     """
     step = max(1, SLAB // (4 * corpus.shape[1]))
     for row in range(start, stop, step):
@@ -288,7 +293,8 @@ def _shard(corpus: np.ndarray, start: int, stop: int) -> np.ndarray:
 
 @torch.inference_mode()
 def _first_best(queries_qD: Tensor, shard_sD: Tensor, k: int) -> Hits:
-    """Return the k best rows of a part of the corpus for each query. If scores are equal, the lower row comes first.
+    """Find for each query the k rows of a part of the corpus with the highest inner products. If scores are equal, the
+    lower row comes first.
 
     The scores are computed for a few queries at a time.
     """
@@ -312,7 +318,9 @@ def _first_best_strip(score_ts: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _in_order(scores: np.ndarray, positions: np.ndarray) -> Hits:
-    """Reorder FAISS's results so that, if scores are equal, the lower row comes first."""
+    """Reorder the search results of FAISS, (queries, k) each, so that of rows with equal scores the lower one comes
+    first. Changes `positions` in place.
+    """
     rows = (scores[:, 1:] == scores[:, :-1]).any(axis=1).nonzero()[0]
     order = np.lexsort((positions[rows], -scores[rows]), axis=-1)
     positions[rows] = np.take_along_axis(positions[rows], order, axis=1)
@@ -320,7 +328,9 @@ def _in_order(scores: np.ndarray, positions: np.ndarray) -> Hits:
 
 
 def _merged(parts: Sequence[Hits], k: int) -> Hits:
-    """Merge results from consecutive parts of the corpus, given in this order, to the k best for each query."""
+    """Merge the search results from several parts of the corpus to the k best for each query. parts: in the order of
+    the corpus; of equal scores the one of the earlier part comes first.
+    """
     scores, positions = (np.concatenate(column, axis=1) for column in zip(*parts, strict=True))
     order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     return Hits(np.take_along_axis(scores, order, axis=1), np.take_along_axis(positions, order, axis=1))

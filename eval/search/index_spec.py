@@ -24,9 +24,9 @@ EXAMPLES = '"Flat", "IVF256,Flat;nprobe=16", "IVF256,PQ32;nprobe=16", "HNSW32;ef
 
 
 def check_spec(spec: str, width: int = 64) -> None:
-    """Raise ConfigError for an index that FAISS cannot build for vectors of this width.
+    """Raise ConfigError if FAISS cannot build the index `spec`, such as "IVF256,Flat", for vectors of this width.
 
-    Faults that need real vectors to appear, such as too few of them, are not found.
+    Faults that only appear with real vectors, such as too few vectors, are not found.
     """
     Spec.parsed(spec).built(load_faiss(), width)
 
@@ -51,8 +51,8 @@ class Spec:
             raise ConfigError(f"index '{text}': options are name=number. Examples: {EXAMPLES}") from None
 
     def built(self, faiss: ModuleType, width: int) -> Any:
-        """Build the untrained FAISS index for vectors of the given width, with its options. Raises ConfigError if FAISS
-        refuses it.
+        """Build the untrained FAISS index that this specification describes, for vectors of the given width, with its
+        search options. Raises ConfigError if FAISS refuses it.
         """
         with self.errors(f" (for vectors of width {width})"):
             index = faiss.index_factory(width, self.factory, faiss.METRIC_INNER_PRODUCT)
@@ -82,7 +82,7 @@ class Spec:
 
 
 def _allow_few_rows(faiss: ModuleType, index: Any) -> None:
-    """Switch off FAISS's warning about few training rows: the result has the recall of the index instead."""
+    """Switch off FAISS's warning that an index is trained on few rows. index: the FAISS index."""
     lists = faiss.try_extract_index_ivf(index)
     parts = [index] if lists is None else [index, faiss.downcast_index(lists)]
     for learner in [*parts, *(part.pq for part in parts if hasattr(part, "pq"))]:

@@ -49,7 +49,9 @@ def match_pairs(
     """Return the right pairs of N pictures and M captions as (matches image → text, matches text → image).
 
     owner (M,): the index of the picture that each caption belongs to. image_keys (N,), text_keys (M,): content keys;
-    equal keys mean equal content. truth: which pairs are right, as in the module docstring.
+    equal keys mean equal content. truth: with `pairs`, a caption is right only for its own picture. With `keys`, it is
+    also right for a picture that has the content of its own picture, and for a picture with a caption of the same
+    content.
     """
     pictures, captions = np.arange(len(image_keys)), np.arange(len(owner))
     if truth is Truth.pairs:
@@ -65,11 +67,13 @@ def match_pairs(
 
 @torch.inference_mode()
 def count_ranks(queries_nD: np.ndarray, items_mD: np.ndarray, matches: Matches, world: World) -> Ranking:
-    """Compute the rank of each of n queries among m items, as defined in the module docstring, from exact scores.
+    """Compute exactly the rank of each of n queries among m items: 1 + the number of wrong items ahead of its best
+    right item.
 
-    All processes must call it with the same arguments; each scores its share of the queries, and all return the same
-    result. Every query needs a right item in `matches`. Memory: two float32 arrays of STRIP values each, or of m values
-    if m is larger.
+    An item is ahead if its score is higher, or equal and its index is lower. matches: which items are right for which
+    queries; every query needs a right item. All processes must call it with the same arguments; each scores its share
+    of the queries, and all return the same result. Memory: two float32 arrays of STRIP values each, or of m values if m
+    is larger.
     """
     n, m = matches.shape
     assert queries_nD.shape[0] == n and items_mD.shape[0] == m, (queries_nD.shape, items_mD.shape, matches.shape)
@@ -155,7 +159,8 @@ class Direction:
         return self.matches.pairs(query, query + 1)[1]
 
     def ranking(self, index: str, k: int, world: World) -> tuple[Ranking, dict[str, Any]]:
-        """Search the items for all queries; return (Ranking of the queries, description of the search for the result).
+        """Search the items for all queries; return (ranks and scores of the queries, description of the search for the
+        result).
 
         index: a FAISS index such as "Flat". An exact search computes all ranks. An approximate index gives the ranks
         among the first `k` items that it finds for a query. All processes must call it together.
@@ -169,16 +174,17 @@ class Direction:
         """Return histograms of the scores of right pairs, wrong pairs and best wrong items, for a sample of the
         queries.
 
-        found: the Ranking that `ranking` returned.
+        found: the ranks and scores that the method `ranking` returned.
         """
         picks = spread(len(self.queries_nD))
         right = [self.right(query) for query in picks.tolist()]
         return score_histogram(self.queries_nD[picks], self.items_mD, right, found.best_wrong[picks])
 
     def cases(self, found: Ranking, examples: int) -> list[Case]:
-        """Return example cases: the `examples` best, the `examples` worst and `examples` random queries.
+        """Return example cases for the report: the `examples` best, the `examples` worst and `examples` random queries.
 
-        Each case has the items with the highest scores and the right items. found: the Ranking that `ranking` returned.
+        Each case has the items with the highest scores and the right items. found: the ranks and scores that the method
+        `ranking` returned.
         """
         first = np.unique(self.keys, return_index=True)[1]
         first.sort()
@@ -202,8 +208,8 @@ class Direction:
 class Retrieval(Evaluator):
     """Evaluator of one data set of pictures and captions, for both directions of search (image → text, text → image).
 
-    truth: which pairs are right, as in the module docstring. recall_k: each K of R@K. index: a FAISS index; "Flat" is
-    exact.
+    truth: which pairs are right; with `pairs` only a picture and its own captions, with `keys` also pairs of equal
+    content. recall_k: each K of R@K. index: a FAISS index; "Flat" is exact.
     """
 
     data: RetrievalSet
@@ -259,7 +265,9 @@ class Retrieval(Evaluator):
         }
 
     def _picture(self, thumbnails: Thumbnails, i: int) -> Item:
-        """Return the gallery entry of picture i, with its first caption and the name of its thumbnail."""
+        """Return the entry of picture i in an example case: its id, its first caption and the file name of its
+        thumbnail.
+        """
         first = int(np.searchsorted(self.data.owner, i))
         return item(self.data.images.key(i), self.data.texts.texts[first], picture=thumbnails.name(i))
 

@@ -60,17 +60,16 @@ class Judge:
 
     def groups(self, metric: str) -> Sequence[Hashable]:
         """Return the group (for example the topic) of each question that has a value of this metric, in the order of
-        the values.
-
-        The group of a question without one is None.
+        the values; None for a question without a group.
         """
         accuracy = metric.startswith("accuracy@")
         return [question.group for question in self._answered] if accuracy else self._judged
 
     def hits(self, question: str, run: Run) -> list[bool]:
-        """For each of the first 100 passages of a question in a run, best first: whether it contains an answer.
+        """Return, for each of the first 100 passages found for a question, best first, whether the passage contains an
+        answer.
 
-        question: its id. run: question id → passage id → score.
+        question: the id of the question. run: question id → passage id → score.
         """
         return [self.hit(question, passage) for passage, _ in ranked(run.get(question, {}), max(TOP_K))]
 
@@ -84,14 +83,17 @@ class Judge:
         return self._hits[question, passage]
 
     def spans(self, question: str, text: str) -> list[Span]:
-        """Return [start, end) of each answer to a question, given by id, in `text`; [] for one without answers."""
+        """Return [start, end) of each answer in `text`; [] if the question has no answers. question: the id of the
+        question.
+        """
         return self._answers[question].spans(text) if question in self._answers else []
 
     def per_question(self, run: Run, values: Values) -> tuple[str, dict[str, float]]:
-        """Return the metric that orders the questions from best to worst, as (its name, question id → value).
+        """Return the metric by which questions are ordered from best to worst, as (its name, question id → value).
 
-        It is nDCG@10 if the set has judgements. Otherwise it is RR@100: 1 / (rank of the first passage with an answer),
-        or 0 if none of the first 100 has an answer. values: what `values(run)` returned.
+        It is nDCG@10 if the question set has judgements. Otherwise it is RR@100: 1 / (rank of the first passage with an
+        answer), or 0 if none of the first 100 has an answer. run: question id → passage id → score. values: the metrics
+        of `run`, computed by the method `values`.
         """
         if self._data.qrels:
             return "nDCG@10", dict(zip(self._data.qrels, values["nDCG@10"].tolist(), strict=True))

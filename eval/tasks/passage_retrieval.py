@@ -72,10 +72,10 @@ class PassageSide:
         self._ids: dict[int, str] = {}
 
     def index(self, system: str, encode: Encoder) -> Index:
-        """Return the index of all passages, encoded with the current weights of `encode`.
+        """Return the search index of all passages, encoded with the current weights of `encode`.
 
-        The index is kept until these weights change. system: name of the encoder, "model" or "untrained", for which an
-        index is kept. All processes must call it together.
+        system: name of the encoder, "model" or "untrained". For each name one index is kept, until the weights change.
+        All processes must call it together.
         """
         config = self._config  # these options decide which tokens a tower gets
         facts = (self.corpus.fingerprint, config.title.name, config.prefix, str(config.length))
@@ -91,15 +91,15 @@ class PassageSide:
 
     @cached_property
     def bm25(self) -> BM25:
-        """Return the BM25 index of the titles and texts of all passages. It is kept in the folder for embeddings, if
-        there is one.
+        """Return the BM25 index of the titles and texts of all passages. It is written to the folder of the option
+        eval.embeddings, if this is set.
         """
         passages = (self.corpus[i] for i in range(len(self.corpus)))
         texts = (f"{passage.title} {passage.text}" for passage in passages)
         return open_bm25(texts, self._folder, self.corpus.fingerprint) if self._folder else build_bm25(texts)
 
     def id(self, position: int) -> str:
-        """Return the id of the passage at index `position` of the corpus. Ids are cached, as many questions find the
+        """Return the id of the passage at index `position` of the corpus. Ids are cached, since many questions find the
         same passages.
         """
         if position not in self._ids:
@@ -107,7 +107,7 @@ class PassageSide:
         return self._ids[position]
 
     def passage(self, name: str) -> Passage:
-        """Return the passage whose id is `name`."""
+        """Return the passage of the corpus whose id is `name`."""
         return self.corpus[int(self.corpus.positions([name])[0])]
 
 
@@ -116,8 +116,8 @@ class PassageRetrieval(Evaluator):
     """Evaluator of passage retrieval on one question set.
 
     side: the passages, prepared for search. question: how the text of a question is made. baselines: the systems that
-    the model is compared with. untrained: makes the encoder with its weights before training, for the baseline of this
-    name.
+    the model is compared with. untrained: function that makes the encoder with its weights before training, for the
+    baseline "untrained".
     """
 
     data: QuestionSet
@@ -144,7 +144,8 @@ class PassageRetrieval(Evaluator):
     # ---- runs --------------------------------------------------------------------------------------------------------
 
     def _search(self, system: str, encode: Encoder) -> Searched:
-        """Encode all questions with `encode` and find the passages with the highest scores for each of them.
+        """Encode all questions of the question set with `encode`, and find the passages with the highest scores for
+        each of them.
 
         system: name of the encoder, "model" or "untrained". All processes must call it together.
         """
@@ -159,11 +160,11 @@ class PassageRetrieval(Evaluator):
         return Searched(hits, queries, index, how)
 
     def _runs(self, hits: Mapping[str, Hits]) -> dict[str, Run]:
-        """Return system name → run (question id → passage id → score) of the encoders, of BM25 and of the fusion with
-        BM25.
+        """Return system name → run (question id → passage id → score) of all systems: the encoders, BM25, and the
+        fusion of the model with BM25.
 
-        BM25 and the fusion are left out if they are not among the baselines. hits: encoder name → the passages that it
-        found.
+        BM25 and the fusion are in the result only if they are among the baselines and BM25 does not fail. hits: encoder
+        name → the passages that this encoder found.
         """
         every = range(len(self.data.questions))
         runs = {name: self._run(of.found(query) for query in every) for name, of in hits.items()}
@@ -177,10 +178,11 @@ class PassageRetrieval(Evaluator):
         return runs
 
     def _run(self, found: Iterable[Sequence[tuple[int, float]]]) -> Run:
-        """Return the run (question id → passage id → score) of one system, without passages that are the question
-        itself.
+        """Return the run (question id → passage id → score) of one system, with at most eval.depth passages for each
+        question.
 
-        found: for each question, (index of a passage in the corpus, score) of the passages that the system found.
+        found: for each question, (index of a passage in the corpus, score) of the passages that the system found. In
+        question sets whose questions are also passages, a question is removed from its own results.
         """
         run = {}
         for question, pairs in zip(self.data.questions, found, strict=True):
@@ -192,10 +194,11 @@ class PassageRetrieval(Evaluator):
 
     @cached_property
     def _own(self) -> set[str]:
-        """Return the ids that name both a question and a passage, for question sets that remove a question from its own
-        results.
+        """Return the ids of the questions that are removed from their own results: those that are also the id of a
+        passage.
 
-        An id is left out if the judgements of the question grade its own passage.
+        An id is not among them if the judgements grade this passage for the question. Empty if the question set does
+        not ask for removal (drop_own).
         """
         if not self.data.drop_own:
             return set()
@@ -285,11 +288,11 @@ class PassageRetrieval(Evaluator):
     # ---- files -------------------------------------------------------------------------------------------------------
 
     def _files(self, run: Run) -> dict[str, Callable[[Path], None]]:
-        """Return the writers of the files beside the result: end of the file name → function that writes the file to a
-        path.
+        """Return the functions that write the further files of an evaluation, beside its JSON: end of the file name →
+        function that writes the file to a path.
 
-        The files are the TREC run; with judgements, the judgements and BEIR's result; with answers, DPR's retriever
-        output.
+        The files are a TREC file of `run` (question id → passage id → score); with judgements, the judgements and
+        BEIR's result; with answers, DPR's retriever output.
         """
         files: dict[str, Callable[[Path], None]] = {".trec": lambda path: write_run(path, run, "dyad")}
         if self.data.qrels:
@@ -301,7 +304,11 @@ class PassageRetrieval(Evaluator):
         return files
 
     def _dpr_row(self, question: Question, run: Run) -> dict[str, Any]:
-        """Return a question and its passages in the form of DPR's retriever output, in which scores are strings."""
+        """Return a question and the passages found for it in the form of DPR's retriever output, in which scores are
+        strings.
+
+        run: question id → passage id → score.
+        """
         contexts = []
         for name, score in ranked(run[question.id]):
             passage, has_answer = self.side.passage(name), self._judge.hit(question.id, name)
@@ -312,7 +319,8 @@ class PassageRetrieval(Evaluator):
 
 @contextmanager
 def _skip_on_error(baseline: Baseline) -> Iterator[None]:
-    """Context manager: if the block raises a UserError, leave out this baseline with a line on stderr and go on.
+    """Context manager: if the block raises a UserError, print one line on stderr, that `baseline` is left out, and go
+    on.
 
     Raises the error again if another process failed (PeerFailure) or if the job must be started again (exit code
     REQUEUE).

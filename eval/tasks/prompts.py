@@ -33,7 +33,9 @@ class ZeroShotTask:
 
 
 def read_task(path: Path) -> ZeroShotTask:
-    """Read the task file at `path`. Raises ConfigError, with the file and the key, if a key is missing or wrong."""
+    """Read the task file of zero-shot classification (JSON) at `path`. Raises ConfigError, with the file and the key,
+    if a key is missing or wrong.
+    """
     try:
         content = read_json(path)
     except OSError as error:

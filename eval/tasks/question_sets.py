@@ -62,7 +62,8 @@ class QuestionSet:
     drop_own: bool = False
 
     def checked(self, where: str) -> QuestionSet:
-        """Return this set; raise ConfigError if it has no question, or neither judgements nor answers.
+        """Return this question set unchanged; raise ConfigError if it has no question, or neither judgements nor
+        answers.
 
         where: the name of the set in the message.
         """
@@ -139,10 +140,10 @@ def _folder_and_split(target: str) -> tuple[Path, str]:
 
 
 def check_dpr(target: Any) -> tuple[Any, str | None]:
-    """Return (questions, passages) of a DPR target: the passage file of a folder; for a file, the target itself and
-    None.
+    """Return the files that a DPR target names: (question file, passage file) for a folder, (the target itself, None)
+    for anything else.
 
-    Raises ConfigError for a missing file or an unsuitable folder.
+    Raises ConfigError for a missing file, or for a folder that has not exactly one file of each kind.
     """
     if not isinstance(target, str) or not Path(target).expanduser().is_dir():
         parse_sources(target, "dpr", (*QUESTION_FILES, ".tar"))
@@ -278,7 +279,7 @@ class RowPassages:
         return self._names[start:stop]
 
     def positions(self, ids: Sequence[str]) -> Int64s:
-        """Return the corpus index of each of k passage ids, as (k,) int64; −1 for unknown ids."""
+        """Return the index of each of k passage ids in this corpus, as (k,) int64; −1 for unknown ids."""
         return np.array([self._positions.get(name, -1) for name in ids], np.int64)
 
 

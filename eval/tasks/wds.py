@@ -45,7 +45,7 @@ class WdsFolder:
 
 
 def read_wds(path: Path) -> WdsFolder:
-    """Read the shard paths, class names and templates of the folder `path`.
+    """Read the shard paths, class names and prompt templates of the CLIP_benchmark data set in the folder `path`.
 
     Raises ConfigError, with the file, for a missing or wrong file.
     """
@@ -58,7 +58,9 @@ def read_wds(path: Path) -> WdsFolder:
 
 
 def _shards(path: Path) -> list[str]:
-    """Return the paths of the tar files of the test split, in numerical order. Raises ConfigError if there are none."""
+    """Return the paths of the tar files of a CLIP_benchmark folder, in numerical order: those in test/, or else those
+    in the folder itself. Raises ConfigError if there are none.
+    """
     count = _lines(path / "test" / "nshards.txt", needed=False)
     if count and re.fullmatch("[0-9]{1,6}", count[0]):
         return [str(path / "test" / f"{n}.tar") for n in range(int(count[0]))]

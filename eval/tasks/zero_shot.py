@@ -36,8 +36,8 @@ CONFUSED = 50  # pairs of classes in the result if there are more classes
 
 @dataclass(frozen=True)
 class ZeroShot(Evaluator):
-    """Evaluator of one set of labelled pictures. classes: class name → its prompts. index: a FAISS index; "Flat" is
-    exact.
+    """Evaluator of zero-shot classification on one set of labelled pictures. classes: class name → its prompts. index:
+    a FAISS index; "Flat" is exact.
     """
 
     data: LabelledSet
@@ -94,7 +94,9 @@ class ZeroShot(Evaluator):
         }
 
     def _weights(self, encode: Encoder) -> np.ndarray:
-        """Return the embeddings (C, D) of the C classes: the mean of the prompts of each class, scaled to length 1."""
+        """Return the embeddings (C, D) of the C classes: the mean embedding of the prompts of each class, scaled to
+        length 1. D: embedding width.
+        """
         texts = [text for prompts in self.classes.values() for text in prompts]
         embeddings = _unit(encode("y", Captions(texts, self.tokenize)))
         stops = np.cumsum([len(prompts) for prompts in self.classes.values()])
@@ -122,7 +124,7 @@ def accuracies(rank: np.ndarray, target: np.ndarray, count: int) -> dict[str, fl
 def _targets(labels: Sequence[str], classes: Sequence[str], name: str) -> np.ndarray:
     """Return (n,) int64: the class index of each of n labels. Raises DataError for a label that is no class.
 
-    name: the evaluator, for the message.
+    classes: the class names. name: the name of the evaluator, for the message.
     """
     index = {c: i for i, c in enumerate(classes)}
     strangers = [label for label in labels if label not in index]
