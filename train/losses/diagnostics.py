@@ -20,13 +20,13 @@ SATURATED = 0.95  # a bound above this share of log K says little about the mutu
 
 @torch.no_grad()
 def diagnose(x_bD: Tensor, y_bD: Tensor, scale: float | Tensor | None, cosine: bool) -> dict[str, float]:
-    """Return metrics of the first ROWS pairs of the global batch, the same on every rank. Collective.
+    """Return metrics of the first ROWS pairs of the global batch, the same on every rank. Every rank must call it.
 
     alignment: mean |x̂ − ŷ|² of pairs, with x̂, ŷ the normalised embeddings; uniformity: log mean exp(−2|x̂_i − x̂_j|²)
     over i ≠ j, 0 for a collapsed side (Wang & Isola 2020); accuracy: share of rows whose highest score is that of the
     own pair. With a scale also log_z, the log mean exp of an anchor's logits, and the effective number of negatives:
-    e^H and 1/(Σπ²) (participation), with π the softmax over an anchor's negatives and H its entropy. Names end in the
-    side of the anchors, _x or _y.
+    e^H and 1/(Σπ²) (participation), with π the softmax over an anchor's negatives and H its entropy. An anchor is an x
+    scored against all y, or a y against all x; names end in the side of the anchors, _x or _y.
 
     scale: 1/τ, 0-d, or None for objectives without temperature; cosine: whether scores are of normalised embeddings.
     """
@@ -51,7 +51,10 @@ def diagnose(x_bD: Tensor, y_bD: Tensor, scale: float | Tensor | None, cosine: b
 
 @torch.no_grad()
 def duplicates(x_keys_b: Tensor, y_keys_b: Tensor) -> dict[str, float]:
-    """Return the share of x, and of y, in the global batch whose content key occurs more than once. Collective."""
+    """Return the share of x items, and of y items, in the global batch whose content key occurs more than once.
+
+    x_keys_b, y_keys_b: the content keys of this rank, equal for equal items. Every rank must call it.
+    """
     shares = {}
     for side, keys_b in (("x", x_keys_b), ("y", y_keys_b)):
         (layout,) = Layout.of(keys_b)
@@ -61,9 +64,10 @@ def duplicates(x_keys_b: Tensor, y_keys_b: Tensor) -> dict[str, float]:
 
 
 def saturation(scalars: Mapping[str, float]) -> dict[str, float]:
-    """Return mi_saturated: 1 if the bound on the mutual information is near its maximum log K, else 0; {} without one.
+    """Return {"mi_saturated": 1.0 or 0.0}: whether the bound on the mutual information is near its maximum log K.
 
-    scalars: the metrics of a step, with mi_bound and log_k (K candidates) if the objective has them.
+    Returns {} if the metrics have no such bound or log K is not above 0. scalars: the metrics of a step, with mi_bound
+    and log_k (K candidates) if the objective has such a bound.
     """
     if "mi_bound" not in scalars or scalars["log_k"] <= 0:
         return {}
@@ -71,7 +75,10 @@ def saturation(scalars: Mapping[str, float]) -> dict[str, float]:
 
 
 def _first_rows(e_bD: Tensor) -> Tensor:
-    """Gather the first ROWS rows of the global batch on every rank, in float32 or better. Collective."""
+    """Gather the embeddings of the first ROWS rows of the global batch on every rank, in float32 or better.
+
+    Every rank must call it.
+    """
     (layout,) = Layout.of(e_bD)
     own = e_bD[: max(0, ROWS - layout.own.start)]
     (cut,) = Layout.of(own)
@@ -79,9 +86,9 @@ def _first_rows(e_bD: Tensor) -> Tensor:
 
 
 def _uniformity(unit: Tensor) -> Tensor:
-    """Return log mean exp(−2|u_i − u_j|²) over i ≠ j for the normalised embeddings u, the rows of `unit`, 0-d.
+    """Return log mean exp(−2|u_i − u_j|²) over i ≠ j, 0-d, for the normalised embeddings u_i, the rows of `unit`.
 
-    Computed with |u − v|² = 2 − 2 <u, v>.
+    Computed with |u_i − u_j|² = 2 − 2 <u_i, u_j>. 0 for fewer than two rows.
     """
     n = len(unit)
     if n < 2:
@@ -91,12 +98,19 @@ def _uniformity(unit: Tensor) -> Tensor:
 
 
 def _accuracy(scores: Tensor) -> Tensor:
-    """Return the share of rows whose own pair (the diagonal) has the highest score. With ties, argmax decides."""
+    """Return the share of rows of the square matrix `scores` whose largest element is on the diagonal (the own pair).
+
+    With ties, argmax decides.
+    """
     return (scores.argmax(1) == torch.arange(len(scores), device=scores.device)).to(scores.dtype).mean()
 
 
 def _of_anchors(a: Tensor) -> dict[str, Tensor]:
-    """Return log_z and the effective numbers of negatives (see diagnose) of one side, from its logits `a` (n, n)."""
+    """Return statistics of the logits `a` (n, n) of n anchors, the rows, each with its positive on the diagonal.
+
+    They are the mean over anchors of log_z, of the effective number of negatives and of participation (see diagnose),
+    the standard deviation of log_z, and the least and largest effective number of negatives.
+    """
     n = len(a)
     log_z = a.logsumexp(1) - math.log(n)
     log_pi = a.clone().fill_diagonal_(-math.inf).log_softmax(1)

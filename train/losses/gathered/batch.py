@@ -51,7 +51,10 @@ class Columns:
         return Columns(negatives.flatten(0, 1), torch.arange(rows, device=negatives.device).repeat_interleave(each))
 
     def _checked(self) -> Columns:
-        """Return these columns with indices as int64. Raises ValueError for a wrong shape or type."""
+        """Check the shapes and types of these Columns, and return them with row indices and keys as int64.
+
+        Raises ValueError for a wrong shape or type.
+        """
         count, device = len(self.embeddings_kD), self.embeddings_kD.device
         row_k = as_int64("negatives.row_k", self.row_k, device)
         keys_k = as_int64("negatives.keys_k", self.keys_k, device)
@@ -109,7 +112,10 @@ class GatheredBatch:
     importance_m: Tensor | None = None
 
     def compared_keys(self, duplicates: Duplicates) -> tuple[tuple[Tensor, Tensor], ...]:
-        """Return the keys to compare: all, or none with duplicates=keep. Raises ConfigError if keys are missing."""
+        """Return the content keys by which equal items are found: the batch's `keys`, or () with duplicates=keep.
+
+        Raises ConfigError if duplicates is another and the batch has no keys.
+        """
         if duplicates is Duplicates.keep:
             return ()
         if not self.keys:
@@ -120,9 +126,9 @@ class GatheredBatch:
         return self.keys
 
     def positive_indices(self) -> tuple[Index, Index]:
-        """Return the row and column indices of the positive pairs in their order.
+        """Return the row indices and the column indices of the batch's positive pairs, in the order of `positives`.
 
-        They are slices, which index without a copy, if the positive of each row is its own column.
+        Both are slices, which index without a copy, if the positive of each row is its own column.
         """
         first = self.positives.own
         if first is not None:
@@ -131,16 +137,20 @@ class GatheredBatch:
         return i, j
 
     def pair_scores(self) -> Tensor:
-        """Return the scores of the positive pairs, (P,) in the order of `positives`, float32 or better."""
+        """Return the scores <x_i, y_j> of the batch's P positive pairs, (P,) in the order of `positives`.
+
+        They are float32 or better.
+        """
         i, j = self.positive_indices()
         x, y = self.x_bD[i], self.y_MD[j]
         dtype = torch.promote_types(x.dtype, torch.float32)
         return (x.to(dtype) * y.to(dtype)).sum(1)
 
     def counts(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
-        """Count how many of the pairs each row of this rank (b,) and each column (M,) has, over all ranks, int64.
+        """Count the pairs of each row of this rank, (b,), and of each column over the rows of all ranks, (M,), int64.
 
-        Collective, unless the pairs are each row with its own column.
+        pairs: this rank's list of (local row, global column). Every rank must call it, unless the list is each row with
+        its own column.
         """
         columns_M = torch.zeros(len(self.y_MD), dtype=torch.int64, device=self.y_MD.device)
         if pairs.own is not None:
@@ -172,8 +182,8 @@ def gather_batch(
     items that are known to be relevant to a row. Columns with these keys are excluded from the sums of the row, unless
     they are listed positives of the row, or equal_is_positive is set and they share a key with the row.
 
-    Collective: every rank calls it, with `negatives` on all ranks or on none. Raises ValueError for shapes that do not
-    fit and for pairs of a row or column that does not exist.
+    Every rank must call it, with `negatives` on all ranks or on none. Raises ValueError for shapes that do not fit each
+    other and for pairs of a row or column that does not exist.
     """
     further = negatives.embeddings_kD if negatives else y_mD[:0]
     more = further[:0] if negatives is None or negatives.positive_k is None else further[negatives.positive_k]
@@ -221,7 +231,10 @@ def gather_batch(
 
 
 def of_equal_keys(pairs_P2: Tensor, keys: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Whether each (row, column) pair has an equal key of some kind: (P, 2) → (P,) bool. keys: as in GatheredBatch."""
+    """Whether the row and the column of each pair have an equal key of any kind: (P, 2) pairs → (P,) bool.
+
+    keys: for each kind of key, (keys of the rows, keys of the first columns); later columns have no key.
+    """
     i, j = pairs_P2.unbind(1)
     equal_P = torch.zeros_like(i, dtype=torch.bool)
     for row_keys, column_keys in keys:
@@ -231,9 +244,9 @@ def of_equal_keys(pairs_P2: Tensor, keys: Sequence[tuple[Tensor, Tensor]]) -> Te
 
 
 def _check_indices(what: str, indices: Tensor, count: int) -> None:
-    """Raise ValueError for an index outside 0 … count − 1. The check waits for the GPU.
+    """Raise ValueError if an element of `indices` is outside 0 … count − 1. The check waits for the GPU.
 
-    what: the argument's name, for the message.
+    what: the start of the message, such as "positives: no row".
     """
     wrong = indices[(indices < 0) | (indices >= count)]
     if len(wrong):

@@ -21,10 +21,10 @@ MOST_PAIRS = 64  # the largest average number of listed positives per column: a 
 
 @dataclass(frozen=True)
 class Anchors:
-    """The anchors of one direction, one entry each: this rank's b rows, or all M columns.
+    """The anchors of one direction: this rank's b rows, or all M columns. Tensors have one entry for each anchor.
 
     counts: the number m_i of candidates; positives: the number of positives; valid: whether the anchor has candidates
-    and a positive, never for further columns (y items beside the pairs). share: W / (number of valid anchors of all
+    and a positive, never for further columns (y items beside the pairs). share: W / (number of valid anchors of all W
     ranks), by which a rank multiplies the sum over its anchors, 0-d. own: the slice of this rank's anchors.
     """
 
@@ -35,7 +35,10 @@ class Anchors:
     own: slice
 
     def weights(self, like: Tensor) -> Tensor:
-        """Return 1 / (number of positives) of each anchor in the type of `like`; 0 for anchors that are not valid."""
+        """Return 1 / (number of positives) of each anchor (row or column) in the type of `like`.
+
+        It is 0 for an anchor without candidates or without positives, and for columns that are not of a pair.
+        """
         return self.valid.to(like.dtype) / self.positives.clamp(min=1)
 
 
@@ -56,11 +59,11 @@ class Relations:
 
 
 def relations(batch: GatheredBatch, options: PairOptions) -> Relations:
-    """Find the candidates and positives of a batch. Collective when pairs are listed.
+    """Find the candidates and positives of each row and each column of a batch. Every rank must call it.
 
-    Candidates are all columns, or with candidates=negatives all that are no positives of the anchor. Excluded pairs,
-    and with duplicates=mask also pairs of equal keys, are no candidates. Raises ConfigError for options that the batch
-    does not fit: no keys, too few columns, too many positives.
+    Candidates of a row are all columns, or with candidates=negatives all columns that are no positives of the row; so
+    also the rows for a column. Excluded pairs, and with duplicates=mask also pairs of equal keys, are no candidates.
+    Raises ConfigError for options that the batch does not fit: no keys, too few columns, too many positives.
     """
     by_key = bool(batch.compared_keys(options.duplicates))
     if options.candidates is CandidateSet.negatives and len(batch.y_MD) < 2:
@@ -95,9 +98,10 @@ def relations(batch: GatheredBatch, options: PairOptions) -> Relations:
 
 
 def without_positives(related: Relations, options: PairOptions) -> tuple[Exclusion, Tensor]:
-    """Return the pairs to leave out so that each anchor keeps only its negatives, and a mask (P,) bool.
+    """Return the pairs to leave out of sums over negatives, and a mask (P,) bool of the P listed positive pairs.
 
-    The mask says which of the P listed positives are candidates.
+    Without these pairs each anchor (row or column) keeps only its negatives. The mask is True for a positive pair that
+    is itself a candidate.
     """
     batch, exclusion = related.batch, related.exclusion or Exclusion()
     positives, dropped = batch.positives, exclusion.dropped
@@ -109,12 +113,18 @@ def without_positives(related: Relations, options: PairOptions) -> tuple[Exclusi
 
 
 def single_positive(options: PairOptions) -> bool:
-    """Whether the sum for a positive has only this positive and the negatives. Then each positive is a candidate."""
+    """Whether the softmax sum for a positive runs over this positive and the anchor's negatives only.
+
+    The anchor's other positives are then left out of the sum, and each positive is a candidate in its own sum.
+    """
     return options.positives is Positives.exclude and options.candidates is CandidateSet.all
 
 
 def _with_equal_keys(batch: GatheredBatch) -> Pairs:
-    """Return the listed positives and all pairs with an equal key. Raises ConfigError for too many. Collective."""
+    """Return the union of the batch's listed positives and all pairs whose row and column have an equal key.
+
+    Raises ConfigError for more pairs than fit in memory linear in the batch. Every rank must call it.
+    """
     counts = torch.stack([equal_pair_counts(*keys).sum() for keys in batch.keys])
     count, most = int(batch.rows.max_(counts.sum()[None])), MOST_PAIRS * len(batch.y_MD)
     if count > most:
@@ -128,7 +138,7 @@ def _with_equal_keys(batch: GatheredBatch) -> Pairs:
 def _candidate_counts(
     batch: GatheredBatch, masked: SameItem | None, exclusion: Exclusion | None
 ) -> tuple[Tensor, Tensor]:
-    """Count the candidates of this rank's rows (b,) and of all columns (M,), without a list of all pairs.
+    """Count the candidates (columns) of each of this rank's rows, (b,), and the candidates (rows) of all columns, (M,).
 
     masked: the relation of equal keys, if pairs of equal keys are left out. exclusion: the pairs that are left out.
     """
@@ -152,9 +162,9 @@ def _candidate_counts(
 
 
 def _with_keys(batch: GatheredBatch, pairs: Pairs, equal: bool | None) -> Pairs | None:
-    """Return the pairs with equal keys (equal=True), with unequal keys (False), or all pairs (None).
+    """Return the elements of `pairs` with equal keys (equal=True), with unequal keys (False), or all (None).
 
-    Returns None if there are no such pairs.
+    Returns None for equal=False if `pairs` is each row with its own column, as their keys are always equal.
     """
     if equal is None or pairs.own is not None:  # the keys of a row and its own column are equal
         return None if equal is False else pairs
@@ -164,9 +174,9 @@ def _with_keys(batch: GatheredBatch, pairs: Pairs, equal: bool | None) -> Pairs 
 def _anchors(
     batch: GatheredBatch, counts: tuple[Tensor, Tensor], positives: tuple[Tensor, Tensor], options: PairOptions
 ) -> tuple[Anchors, Anchors]:
-    """Return the anchors of both directions, rows and columns. Collective.
+    """Return the Anchors of both directions: of this rank's rows and of all columns. Every rank must call it.
 
-    counts, positives: how many candidates and positives each row and each column has.
+    counts, positives: how many candidates and positives each row (b,) and each column (M,) has.
     """
     always = single_positive(options)
     valid = [((m > 0) | always) & (p > 0) for m, p in zip(counts, positives, strict=True)]

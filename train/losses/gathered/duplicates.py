@@ -26,9 +26,9 @@ class SameItem:
         ]
 
     def sums(self, values_M: Tensor, columns: slice) -> Tensor:
-        """Sum values over related columns, Σ_{j ~ i} values_j, for the columns i of a slice: (M, …) → (b, …).
+        """Sum values_M, for each column i of the slice `columns`, over all columns j with a key equal to one of i's.
 
-        Differentiable; memory like values_M.
+        Column i itself is included: (M, …) → (b, …) for a slice of b columns. Differentiable; memory like values_M.
         """
         total = torch.zeros_like(values_M[columns])
         for sign, class_M in self._groups:
@@ -37,14 +37,17 @@ class SameItem:
         return total
 
     def counts(self, first: int) -> Tensor:
-        """Count how many of the first `first` columns hold the same item as column i, itself included: (M,) int64."""
+        """Count, for each of all M columns, how many of the first `first` columns share a key with it: (M,) int64.
+
+        A column counts itself too if it is among the first.
+        """
         ones_M = torch.zeros_like(self._groups[0][1])
         ones_M[:first] = 1
         return self.sums(ones_M, slice(len(ones_M)))
 
 
 def equal_pair_counts(row_keys_b: Tensor, column_keys_M: Tensor) -> Tensor:
-    """Count the columns that have the key of each row: (b,) int64."""
+    """Count for each of b rows the columns whose key equals the row's key: (b,) int64."""
     sorted_keys = column_keys_M.sort().values
     first_b, end_b = (torch.searchsorted(sorted_keys, row_keys_b, right=right) for right in (False, True))
     return end_b - first_b
@@ -61,12 +64,18 @@ def equal_pairs(row_keys_b: Tensor, column_keys_M: Tensor) -> Tensor:
 
 
 def _padded(class_k: Tensor, total: int) -> Tensor:
-    """Extend the class indices `class_k` of k columns to `total` columns, each further column in a class of its own."""
+    """Extend `class_k`, the class index of each of k columns, to `total` columns, (total,).
+
+    Columns with equal keys have one class. Each further column gets a class of its own.
+    """
     return torch.cat([class_k, torch.arange(len(class_k), total, device=class_k.device)])
 
 
 def _all_equal(classes: Sequence[Tensor]) -> Tensor:
-    """Intersect classes: return (M,) class indices, equal for two columns if equal in each of `classes`."""
+    """Intersect partitions of M columns: return (M,) class indices, equal for two columns if equal in all of `classes`.
+
+    classes: tensors (M,), each with a class index for every column.
+    """
     joint_M = classes[0]
     for class_M in classes[1:]:
         joint_M = torch.unique(joint_M * len(class_M) + class_M, return_inverse=True)[1]

@@ -16,7 +16,10 @@ from dyad.train.losses.gathered.batch import GatheredBatch
 
 
 class SampleTable:
-    """One float per sample id, from an .npy file. Raises DataError when the file holds something else."""
+    """One float for each sample id, read from the .npy file `path`.
+
+    Raises DataError if the file cannot be read or does not hold a one-dimensional array of floats.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
@@ -29,9 +32,10 @@ class SampleTable:
         self._values = values
 
     def of_columns(self, batch: GatheredBatch, like: Tensor) -> Tensor:
-        """Return the table's values for the pairs of all ranks, (M,) in the type of `like`. Collective.
+        """Return the value that the .npy file holds for the sample id of each pair of all ranks, (M,), typed as `like`.
 
-        Raises ConfigError without sample ids and DataError for ids without a finite value, on all ranks.
+        Every rank must call it. Raises ConfigError if the batch has no sample ids, and on all ranks DataError for an id
+        without a finite value.
         """
         if batch.sample_ids_b is None:
             raise ConfigError(f"{self._path} holds values by sample id: give the objective sample_ids")

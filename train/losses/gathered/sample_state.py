@@ -45,14 +45,15 @@ class StateRead:
         return len(self.counts_U) < len(self.ids_B)
 
     def mean(self, values_B: Tensor) -> Tensor:
-        """Replace each value by the mean over the entries with its sample id: (B,) → (B,).
+        """Replace each value by the mean of all values of the same sample in the global batch: (B,) → (B,).
 
-        The result does not depend on the order of the batch, not even in its last bit.
+        A sample may occur more than once in a batch. The result does not depend on the order of the batch, not even in
+        its last bit.
         """
         return self._reduced(values_B, "mean") if self.repeated else values_B
 
     def log_mean(self, log_values_B: Tensor) -> Tensor:
-        """Replace each value by the log of the mean exponential over the entries with its sample id: (B,) → (B,)."""
+        """Replace each value by log(mean(exp(values))) of all values of the same sample in the batch: (B,) → (B,)."""
         if not self.repeated:
             return log_values_B
         highest_B = self._reduced(log_values_B, "max")
@@ -60,7 +61,7 @@ class StateRead:
         return highest_B + self.mean((log_values_B - highest_B).exp()).log()
 
     def _reduced(self, values_B: Tensor, how: str) -> Tensor:
-        """Reduce the values of each sample by `how` ("mean" or "max"): (B,), the same for all of its entries."""
+        """Replace each value by the reduction of all values of the same sample: (B,) → (B,). how: "mean" or "max"."""
         order_B = values_B.argsort()
         # by sample, then by value: the order of summation does not depend on the order of the batch
         order_B = order_B[self.inverse_B[order_B].argsort(stable=True)]
@@ -71,8 +72,9 @@ class SampleState:
     """Named numbers for every sample: ids 0 … n−1, each stored on the rank that owns the sample.
 
     num_samples: n. initial: name → the number of a sample before its first batch, NaN for none. Numbers are stored as
-    float32, and as float64 after they have been read as such. If this rank's share exceeds memory_budget_mb (MiB), it
-    lies in a memory-mapped scratch file in the temporary folder (TMPDIR), which is deleted when the process ends.
+    float32, and as float64 once they have been read or loaded as float64. If this rank's share exceeds memory_budget_mb
+    (MiB), it lies in a memory-mapped scratch file in the temporary folder (TMPDIR), which is deleted when the process
+    ends.
     """
 
     def __init__(self, num_samples: int, initial: Mapping[str, float], memory_budget_mb: int = 4096) -> None:
@@ -87,11 +89,11 @@ class SampleState:
 
     @property
     def share_never_visited(self) -> float:
-        """The share of all samples that have no number yet, from 0 to 1."""
+        """The share of all samples for which no number is stored yet, from 0 to 1."""
         return self._never_visited / self.num_samples
 
     def read(self, sample_ids_b: Tensor | None, layout: Layout, dtype: torch.dtype = torch.float32) -> StateRead:
-        """Return the stored numbers of the samples of the global batch, on every rank. Collective.
+        """Return the numbers stored for each sample of the global batch, on every rank. Every rank must call it.
 
         sample_ids_b: the sample ids of this rank. layout: how the batch is distributed over ranks. Raises ConfigError
         without ids and, on all ranks, for ids outside 0 … n−1; ValueError for a wrong number of ids.
@@ -120,9 +122,10 @@ class SampleState:
         return StateRead(ids_B, old, inverse_B.to(ids_B.device), counts_U.to(ids_B.device))
 
     def write(self, read: StateRead, new: Mapping[str, Tensor]) -> None:
-        """Store new numbers for the samples of `read`: name → (B,), equal for equal ids (see StateRead.mean).
+        """Store new numbers for the samples of the global batch `read`, the result of the method `read`.
 
-        Names that `new` lacks keep their numbers.
+        new: name → (B,), equal for entries with equal sample ids (see StateRead.mean). Names that `new` lacks keep
+        their numbers.
         """
         ids_B = read.ids_B.cpu()
         old_kB, new_kB = (
@@ -143,17 +146,20 @@ class SampleState:
         self._never_visited += int(lacks.sum() - lacked.sum())
 
     def undo(self) -> None:
-        """Restore the numbers before the last `write`, bit for bit. A second call does nothing."""
+        """Restore, bit for bit, the per-sample numbers as they were before the last `write`.
+
+        Does nothing if nothing was written since the last `read`, `load` or `undo`.
+        """
         if self._undo is not None and self._table is not None:
             row, before, self.samples_seen, self._never_visited = self._undo
             self._table[row] = before
             self._undo = None
 
     def gathered(self, device: torch.device) -> dict[str, Tensor]:
-        """Return the state for a checkpoint on rank 0, {} on other ranks. Collective.
+        """Return the numbers of all n samples for a checkpoint on rank 0, {} on other ranks. Every rank must call it.
 
-        The result has name → (n,) of all samples, and the counters. device: the device from which the process group
-        sends. Blocks are sent one by one, so only rank 0 holds all samples.
+        The result has name → (n,), and the counters samples_seen and never_visited. device: the device from which the
+        process group sends. Blocks are sent one by one, so only rank 0 holds all samples.
         """
         rank, world_size = _rank_and_world()
         table = self._numbers(torch.float32)
@@ -172,7 +178,7 @@ class SampleState:
         return whole if rank == 0 else {}
 
     def load(self, whole: Mapping[str, Tensor], more_samples: bool = False) -> None:
-        """Load this rank's slice of the state `whole`, the result of `gathered` at any number of ranks.
+        """Load the numbers of this rank's samples from `whole`, the result of `gathered` at any number of ranks.
 
         more_samples: allow `whole` to have fewer samples; the others take their initial numbers. Raises ConfigError,
         with nothing changed, if `whole` is of another objective or number of samples.
@@ -197,12 +203,15 @@ class SampleState:
         self._undo = None
 
     def _own(self, rank: int, world_size: int) -> slice:
-        """Return the slice of sample ids that a rank owns."""
+        """Return the slice of the sample ids 0 … n−1 whose numbers the rank `rank` stores."""
         each, n = math.ceil(self.num_samples / world_size), self.num_samples
         return slice(min(rank * each, n), min((rank + 1) * each, n))
 
     def _numbers(self, dtype: torch.dtype) -> Tensor:
-        """Return the (n/W, k) table of this rank's samples, made on first use, in the widest type needed so far."""
+        """Return the table of k numbers for each of this rank's samples, (n/W, k) for n samples and W ranks.
+
+        It is made on first use, and has the widest of its present type and `dtype`.
+        """
         narrow = self._table
         if narrow is not None and torch.promote_types(narrow.dtype, dtype) == narrow.dtype:
             return narrow
@@ -221,9 +230,10 @@ def _rank_and_world() -> tuple[int, int]:
 
 
 def _table(rows: int, initial_k: Tensor, budget: int) -> Tensor:
-    """Make a (rows, k) table filled with `initial_k`; in memory, or in a scratch file if it exceeds `budget` bytes.
+    """Make a (rows, k) table whose rows all equal `initial_k`; in a scratch file if it exceeds `budget` bytes.
 
-    The file is written, not only extended, so that a full disk raises HardwareError here instead of a crash later.
+    Else it is in memory. The file is written, not only extended, so that a full disk raises HardwareError here instead
+    of a crash later.
     """
     size = rows * initial_k.nbytes
     if size <= budget:

@@ -39,9 +39,9 @@ RANGES: dict[str, Callable[[float], bool]] = {
 
 
 def number(default: Any, meaning: str, allowed: str) -> Any:
-    """Make a dataclass field with its meaning, which `--help` prints, and its range.
+    """Make a dataclass field for an option that is a number, with the text that `--help` prints and its allowed range.
 
-    allowed: the range, a key of RANGES. None is legal in every range.
+    meaning: the text. allowed: the range, a key of RANGES. The value None is legal in every range.
     """
     return field(default=default, metadata={"help": meaning, "range": allowed})
 
@@ -50,8 +50,8 @@ def number(default: Any, meaning: str, allowed: str) -> Any:
 class ExpectedBatch:
     """The global batches that a run is going to have.
 
-    pairs: pairs of all processes together. further: whether a row has y items besides that of its pair. several:
-    whether some further y items are positives.
+    pairs: the number of pairs of all processes together. further: whether rows have y items beside that of their pair,
+    such as hard negatives. several: whether any of these further y items are positives.
     """
 
     pairs: int
@@ -86,11 +86,14 @@ class ObjectiveOptions:
         return False
 
     def broken_rules(self) -> Iterator[str]:
-        """Yield an error message for each rule on the combination of options that these options break."""
+        """Yield an error message for each forbidden combination in the values of this objective's options."""
         return iter(())
 
     def broken_by(self, batch: ExpectedBatch) -> Iterator[str]:
-        """Yield an error message for each rule on the batches of a run that `batch` breaks."""
+        """Yield an error message for each reason why the objective cannot be computed from the batches of a run.
+
+        batch: the properties of these batches.
+        """
         if self.inputs != "pairs":
             yield (
                 f"objective={self.name}: takes {self.inputs}, which no task has; use it in your own loop: from "
@@ -109,7 +112,10 @@ class ObjectiveOptions:
                 raise ConfigError(f"objective.{f.name}={value}: must be a finite number")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by name and values, as no module holds the classes that `preset` makes."""
+        """Pickle these options as a call of `configure` with the objective's name and option values.
+
+        The classes that `preset` makes are in no module, so pickle could not find them.
+        """
         from dyad.train.losses.options.registry import configure
 
         return partial(configure, **vars(self)), ()
@@ -156,9 +162,9 @@ class TemperatureOptions(ObjectiveOptions):
 
 @dataclass
 class PairOptions(TemperatureOptions):
-    """Options of objectives that find positives and left-out pairs by lists of pairs and by equal content keys.
+    """Options of objectives whose positive and left-out pairs come from lists of pairs and from equal content keys.
 
-    A content key is an int64 that is equal for equal items. Left-out pairs are neither positives nor negatives.
+    A content key is an int64 that is equal for equal items. A left-out pair is neither a positive nor a negative.
     """
 
     candidates: CandidateSet = described(CandidateSet.all, "whether positives stand in their anchor's own sum")

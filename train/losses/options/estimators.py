@@ -25,9 +25,10 @@ TemperatureGradient = StrEnum("TemperatureGradient", ["paper", "fastclip"])
 
 @dataclass
 class EstimatorOptions(TemperatureOptions):
-    """Options of estimators that keep, for every sample, a running mean of e^(score difference/τ) over negatives.
+    """Options of SogCLR and its relatives, which estimate the contrastive loss over the whole data set.
 
-    learnable_refused: the error message for learnable=true, empty where τ may learn.
+    They keep, for every sample, a running mean of e^((score difference)/τ) over negatives. learnable_refused: the error
+    message for learnable=true, empty if τ may learn.
     """
 
     formula: ClassVar[str] = "estimators:SogCLR"
@@ -74,10 +75,10 @@ class EstimatorOptions(TemperatureOptions):
             yield f"objective={self.name}: {NONE_IN_ONE}"
 
     def gamma_at(self, epoch: int) -> float:
-        """Return the rate γ of the running mean u in an epoch e: a cosine schedule, or a constant without gamma_min.
+        """Return γ in an epoch e: the share of the new batch in the running mean that is kept for each sample.
 
-        γ_e = γ_min + (γ − γ_min) (1 + cos(π e/E))/2 with E = gamma_epochs, and γ_min from epoch E on (Wei et al. 2024,
-        sec. 4).
+        γ is constant without gamma_min, else a cosine schedule: γ_e = γ_min + (γ − γ_min) (1 + cos(π e/E))/2 with E =
+        gamma_epochs, and γ_min from epoch E on (Wei et al. 2024, sec. 4).
         """
         if self.gamma_min is None or not self.gamma_epochs:
             return 0.8 if self.gamma is None else self.gamma

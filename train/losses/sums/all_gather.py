@@ -19,7 +19,7 @@ from dyad.train.losses.sums.functions import first_order_only
 class Layout:
     """How the rows of a global batch are distributed: rank r holds sizes[r] rows, and global rows are in rank order.
 
-    Sizes may differ and may be 0. rank: this rank.
+    Sizes may differ and may be 0. rank: the index of this process.
     """
 
     sizes: tuple[int, ...]
@@ -27,7 +27,10 @@ class Layout:
 
     @staticmethod
     def of(*groups: Tensor) -> tuple[Layout, ...]:
-        """Return the layout of each tensor of `groups`, from this rank's part. Collective: every rank calls it."""
+        """Return a Layout (how many rows each rank holds) for each tensor of `groups`, which has this rank's rows.
+
+        Every rank must call it.
+        """
         here = [len(rows) for rows in groups]
         if not (dist.is_available() and dist.is_initialized()):
             return tuple(Layout((size,), 0) for size in here)
@@ -51,29 +54,33 @@ class Layout:
         return slice(start, start + self.sizes[self.rank])
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Gather rows: (b, …) of every rank → (B, …) on every rank. Backward sums the gradients of all ranks."""
+        """Join the `rows` (b, …) of all ranks, in rank order, to (B, …) on every rank.
+
+        Backward sums the gradient over ranks, and each rank gets the part of its own rows.
+        """
         return _Gather.apply(rows, self) if self.world_size > 1 else rows  # pyright: ignore[reportReturnType]
 
     def sum(self, values: Tensor) -> Tensor:
-        """Sum values over ranks, with the same result on all. Backward sums the gradients of all ranks."""
+        """Sum `values` elementwise over ranks; every rank gets the result. Backward sums the gradient over ranks."""
         return _Sum.apply(values, self) if self.world_size > 1 else values  # pyright: ignore[reportReturnType]
 
     def sum_(self, values: Tensor) -> Tensor:
-        """Sum values over ranks, in place, without gradient."""
+        """Sum `values` elementwise over ranks, in place and without gradient; every rank gets the result."""
         if self.world_size > 1:
             dist.all_reduce(values)
         return values
 
     def max_(self, values: Tensor) -> Tensor:
-        """Take the maximum of values over ranks, in place, without gradient."""
+        """Take the elementwise maximum of `values` over ranks, in place and without gradient; every rank gets it."""
         if self.world_size > 1:
             dist.all_reduce(values, dist.ReduceOp.MAX)
         return values
 
     def _pad(self, rows: Tensor, sizes: tuple[int, ...]) -> Tensor:
-        """Split `rows` into blocks of `sizes`, each padded with zeros to the largest size of a rank.
+        """Split `rows` into blocks of sizes[0], sizes[1], … rows, and pad each with zeros to the most rows of any rank.
 
-        Collectives need equal sizes. With equal sizes on all ranks, returns the rows unchanged.
+        torch.distributed needs blocks of equal size. Returns the padded blocks joined, or `rows` itself if all ranks
+        hold equally many rows.
         """
         if len(set(self.sizes)) == 1:
             return rows.contiguous()
@@ -84,7 +91,7 @@ class Layout:
 
 
 class _Gather(torch.autograd.Function):
-    """An all-gather of rows, whose backward is a reduce-scatter of the gradient."""
+    """The autograd function of Layout.gather: an all-gather of rows; backward is a reduce-scatter of the gradient."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, layout: Layout) -> Tensor:
@@ -108,7 +115,7 @@ class _Gather(torch.autograd.Function):
 
 
 class _Sum(torch.autograd.Function):
-    """An all-reduce (sum), whose backward is an all-reduce of the gradient."""
+    """The autograd function of Layout.sum: a sum over ranks (all-reduce); backward sums the gradient over ranks."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, layout: Layout) -> Tensor:

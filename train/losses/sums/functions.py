@@ -30,12 +30,15 @@ def first_order_only(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_gradients(value: Tensor, inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
-    """Return `value`, 0-d, with a new graph: its gradient in each of `inputs` is the given one in `gradients`."""
+    """Return `value` (0-d) as a function of `inputs` whose gradients are known: gradients[k] is that of inputs[k].
+
+    Backward returns them times the upstream gradient. The graph that `value` had is not used.
+    """
     return _WithGradients.apply(value.detach(), gradients, *inputs)  # pyright: ignore[reportReturnType]
 
 
 class _WithGradients(torch.autograd.Function):
-    """The autograd function of with_gradients."""
+    """The autograd function of with_gradients: backward returns the given gradients times the upstream gradient."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, gradients: Sequence[Tensor], *inputs: Tensor) -> Tensor:
@@ -52,13 +55,14 @@ class _WithGradients(torch.autograd.Function):
 def product(left: Tensor, right: Tensor) -> Tensor:
     """Return left @ right, of two matrices or two batches of matrices, with a gradient in full precision.
 
-    Under autocast the backward of `@` would round its operands to half precision. It has derivatives of any order.
+    Under autocast the backward of `@` would round its operands to half precision. The product has derivatives of any
+    order.
     """
     return _Product.apply(left, right)  # pyright: ignore[reportReturnType]
 
 
 class _Product(torch.autograd.Function):
-    """The autograd function of `product`."""
+    """The autograd function of `product`, a matrix product whose backward runs without autocast."""
 
     @staticmethod
     def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:

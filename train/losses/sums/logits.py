@@ -34,21 +34,27 @@ class Logits:
         return self.column_scale_M is None and self.row_weights_b is None and self.column_weights_M is None
 
     def of_rows(self, s: Tensor, rows: slice, columns: slice, out: Tensor) -> Tensor:
-        """Compute the logits of the row sums for the scores `s` of the tile (rows, columns), into `out`."""
+        """Convert the scores `s` of a tile to the logits of the row sums (a log-sum-exp over columns), into `out`.
+
+        They are scale · s plus the log-weights of the columns. rows, columns: the slices of the tile.
+        """
         scale = self.row_scale if self.row_scale.ndim == 0 else self.row_scale[rows, None]
         a = torch.mul(s, scale, out=out)
         return a if self.column_weights_M is None else a.add_(self.column_weights_M[columns])
 
     def of_columns(self, s: Tensor, rows: slice, columns: slice, out: Tensor) -> Tensor:
-        """Compute the logits of the column sums for the scores `s` of the tile (rows, columns), into `out`."""
+        """Convert the scores `s` of a tile to the logits of the column sums (a log-sum-exp over rows), into `out`.
+
+        They are scale · s plus the log-weights of the rows. rows, columns: the slices of the tile.
+        """
         a = torch.mul(s, self.row_scale if self.column_scale_M is None else self.column_scale_M[columns], out=out)
         return a if self.row_weights_b is None else a.add_(self.row_weights_b[rows, None])
 
 
 class UpstreamGradients:
-    """Log-sums of rows (b,) and columns (M,), and the gradients of the loss with respect to these log-sums.
+    """The log-sum-exp of each row (b,) and column (M,) of logits, and the gradients of the loss in these log-sums.
 
-    The log-sum of an empty row or column is stored as +inf in place of −inf, so that its exponentials are 0 in
+    The log-sum of a row or column without terms is stored as +inf in place of −inf, so that its exponentials are 0 in
     backward.
     """
 
@@ -59,5 +65,5 @@ class UpstreamGradients:
 
 
 def sum_of_products(x_bD: Tensor, dx_bD: Tensor) -> Tensor:
-    """Return Σ_i <x_i, dx_i> over the rows i, 0-d, without a temporary tensor of their size."""
+    """Return Σ_i <x_i, dx_i> over the rows i of both tensors, 0-d, without a temporary tensor of shape (b, D)."""
     return sum(((x_bD[rows] * dx_bD[rows]).sum() for rows in slices(len(x_bD))), start=dx_bD.new_zeros(()))

@@ -30,7 +30,11 @@ from dyad.train.losses.sums.tiles import Exclusion, Tiles
 
 @dataclass(frozen=True)
 class Scales:
-    """The scales 1/τ of each row of this rank (b,), for the row sums, and of each column (M,), for the column sums."""
+    """A separate scale 1/τ for each row of this rank, (b,), and for each column, (M,).
+
+    The scores of row i are multiplied by rows_b[i] in the log-sum of row i, those of column j by columns_M[j] in the
+    log-sum of column j.
+    """
 
     rows_b: Tensor
     columns_M: Tensor
@@ -50,13 +54,14 @@ def log_partition(
 
     rows_i = log Σ_j exp(a_ij + column_weights_j), columns_j = log Σ_i exp(a_ij + row_weights_i), with logits a_ij =
     scale · <x_i, y_j>; column sums run over the rows i of all ranks. x_bD, y_MD: bf16, fp16, float32 or float64, both
-    of one type; y_MD holds the gathered columns. scale: 0-d, the same on every rank, or Scales. layout: how the columns
-    are distributed over ranks. exclusion: pairs to leave out. Weights are log-weights. The results are float32 or
-    better; −inf, with gradient zero, where every pair is left out. Differentiable in x, y, scale and weights.
+    of one type; y_MD holds the gathered columns. scale: 0-d, the same on every rank, or Scales (a scale for each row
+    and column). layout: how the columns are distributed over ranks. exclusion: pairs to leave out. Weights are
+    log-weights. The results are float32 or better; −inf, with gradient zero, for a row or column of which every pair is
+    left out. Differentiable in x, y, scale and weights.
 
-    The column results are the same on every rank, and any rank may use any of them: their gradients are summed over
-    ranks. Gradients of inputs that all ranks share (y, scale, column weights) are this rank's share, to be summed over
-    ranks, as Layout.gather does for y. Collective, forward and backward: every rank calls it, with any number of rows.
+    The column results are the same on every rank, and a rank may use any column: backward sums the gradients of columns
+    over ranks. Gradients of inputs that all ranks share (y, scale, column weights) are this rank's share, to be summed
+    over ranks, as Layout.gather does for y. Every rank must call it, forward and backward, with any number of rows.
     """
     row_scale, column_scale = (scale.rows_b, scale.columns_M) if isinstance(scale, Scales) else (scale, None)
     with torch.autocast(x_bD.device.type, enabled=False):
@@ -66,7 +71,10 @@ def log_partition(
 
 
 class _LogPartition(torch.autograd.Function):
-    """The autograd function of log_partition. Backward computes the tiles of scores again."""
+    """The autograd function of log_partition: the log-sum-exp of the rows and columns of a score matrix.
+
+    Backward computes the tiles (blocks) of scores again instead of storing them.
+    """
 
     @staticmethod
     def forward(ctx: Any, x_bD: Tensor, y_MD: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:

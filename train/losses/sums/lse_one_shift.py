@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Bound:
-    """The shift c, such that no sum of E_ij = exp(a_ij − c) overflows, and the largest log-weights of rows and columns.
+    """One shift c for all logits a_ij, and the largest log-weights of the rows and of the columns.
 
-    The largest log-weights are taken out of the sums, which leaves weights of at most 1, and are added to the log-sums.
+    No sum of exp(a_ij − c) over a row or column overflows. Sums use the weights exp(log-weight − largest), at most 1;
+    the largest log-weight (0 without log-weights) is added to the log of the sum.
     """
 
     shift: float
@@ -38,11 +39,11 @@ class Bound:
 
 
 def find_bound(tiles: Tiles, logits: Logits, layout: Layout) -> Bound | None:
-    """Find a shift such that no row or column sum can exceed max^0.72, with max the largest number of the type.
+    """Find a shift such that no row or column sum of exp(logit − shift) can exceed max^0.72.
 
-    The shift is the same on every rank. Sums may come no nearer to max: backward divides by them, and gradient / sum
-    must stay a normal number. Returns None for Scales, and where the bound on the logits is infinite, or too wide for
-    ordinary sums. Collective.
+    max is the largest number of the floating-point type; backward divides by the sums, and (gradient / sum) must stay a
+    normal number. The shift is the same on every rank. Returns None if `logits` has a scale for each row and column, or
+    if the bound |logit| ≤ scale · max|x| · max|y| is infinite or too large. Every rank must call it.
     """
     if logits.column_scale_M is not None:
         return None
@@ -68,9 +69,10 @@ def find_bound(tiles: Tiles, logits: Logits, layout: Layout) -> Bound | None:
 
 
 def one_shift_sums(tiles: Tiles, logits: Logits, bound: Bound, layout: Layout) -> tuple[Tensor, Tensor] | None:
-    """Return the log-sum-exp of this rank's rows (b,) and of all columns (M,) from plain sums. Collective.
+    """Return the log-sum-exp of this rank's rows (b,) and of all columns (M,), from sums of exp(logit − shift).
 
-    Returns None, on all ranks, if one of the sums underflows on any rank.
+    Column sums run over the rows of all ranks. Returns None, on all ranks, if one of the sums underflows on any rank.
+    Every rank must call it.
     """
     info = torch.finfo(tiles.dtype)
     least = info.tiny / info.eps  # a sum above it has lost no digit to subnormal terms
@@ -87,10 +89,11 @@ def one_shift_sums(tiles: Tiles, logits: Logits, bound: Bound, layout: Layout) -
 def one_shift_gradients(
     tiles: Tiles, logits: Logits, bound: Bound, upstream: UpstreamGradients
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of x, y, and of the fields of `logits` in their order; None for a field that is None.
+    """Return the gradients of x, of y, and of the fields of `logits` (scales and log-weights) in their order.
 
-    G_ij = ∂L/∂a_ij = E_ij (u_i w_j + v_j w'_i), where u_i is the upstream gradient of row i divided by its sum, v_j the
-    same for column j, and E, w, w' as in the module docstring. As ∂a_ij/∂scale = s_ij, the gradient of the scale is
+    The gradient of a field that is None is None. G_ij = ∂L/∂a_ij = E_ij (u_i w_j + v_j w'_i), with a_ij the logits,
+    E_ij = exp(a_ij − shift), u_i the upstream gradient of row i divided by the row's sum, v_j the same for column j,
+    w_j and w'_i the weights of columns and rows. As ∂a_ij/∂scale is the score s_ij, the gradient of the scale is
     Σ_ij G_ij s_ij = Σ_i <x_i, (G y)_i>.
     """
     u_b = upstream.row_gradient_b * (bound.shift + bound.column_weight - upstream.rows_b).exp()
@@ -107,9 +110,9 @@ def one_shift_gradients(
 
 
 def _exponentials(tiles: Tiles, logits: Logits, bound: Bound) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Yield (rows, columns, E) of each tile: E_ij = exp(a_ij − shift), 0 where a pair is left out.
+    """Yield (row slice, column slice, E) of each tile (block) of the score matrix.
 
-    The caller may overwrite E.
+    E_ij = exp(scale · <x_i, y_j> − shift), 0 for pairs that the sums leave out. The caller may overwrite E.
     """
     for rows, columns, a in tiles.scores(logits.row_scale, bound.shift):
         e = a.exp_()
@@ -118,9 +121,10 @@ def _exponentials(tiles: Tiles, logits: Logits, bound: Bound) -> Iterator[tuple[
 
 
 def _sums(tiles: Tiles, logits: Logits, bound: Bound) -> tuple[Tensor, Tensor]:
-    """Return Σ_j E_ij w_j of this rank's rows, (b,), and Σ_i E_ij w'_i over this rank's rows, for all columns, (M,).
+    """Return Σ_j E_ij w_j of each row of this rank, (b,), and Σ_i E_ij w'_i over this rank's rows of each column, (M,).
 
-    E_ij are exponentials, w and w' weights of columns and rows, as in the module docstring.
+    E_ij = exp(scale · <x_i, y_j> − shift), 0 for pairs that the sums leave out; w_j and w'_i are the weights of columns
+    and rows from _factors, 1 without log-weights.
     """
     if fused := _fused(tiles, logits):
         kernels, exclusion = fused
@@ -136,9 +140,10 @@ def _sums(tiles: Tiles, logits: Logits, bound: Bound) -> tuple[Tensor, Tensor]:
 def _add_tiles(
     gradients: Gradients, tiles: Tiles, logits: Logits, bound: Bound, u_b: Tensor, v_M: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Add the gradients of x and y to `gradients`; return those of the row and column log-weights, if any.
+    """Add the gradients of x and y to `gradients`; return the gradients of the row and of the column log-weights.
 
-    u_b, v_M: upstream gradient divided by sum, of rows and columns.
+    The latter are (b,) and (M,), each None if `logits` has no such weights. u_b, v_M: the upstream gradient of each row
+    and each column, divided by its sum of exponentials.
     """
     space = tiles.scratch()
     row_factors_b, column_factors_M = _factors(logits, bound)
@@ -158,14 +163,17 @@ def _add_tiles(
 
 
 def _factors(logits: Logits, bound: Bound) -> tuple[Tensor | None, Tensor | None]:
-    """Return the weights exp(log-weight − largest) of rows and of columns, at most 1; None without log-weights."""
+    """Return the weights exp(log-weight − largest log-weight) of rows (b,) and of columns (M,), at most 1.
+
+    Each of the two is None if `logits` has no such log-weights.
+    """
     pairs = ((logits.row_weights_b, bound.row_weight), (logits.column_weights_M, bound.column_weight))
     rows, columns = (None if weights is None else (weights - largest).exp() for weights, largest in pairs)
     return rows, columns
 
 
 def _largest(values: Tensor | None, least: float) -> Tensor:
-    """Return the maximum of `values` and the number `least`, 0-d. `values` may be None or empty."""
+    """Return the largest element of `values`, or `least` if that is larger or `values` is None or empty; 0-d."""
     if values is None:
         return torch.tensor(least)
     return torch.cat([values.detach(), values.new_tensor([least])]).max()
@@ -174,7 +182,8 @@ def _largest(values: Tensor | None, least: float) -> Tensor:
 def _fused(tiles: Tiles, logits: Logits) -> tuple[ModuleType, KernelExclusion] | None:
     """Return the module of the Triton kernels and the pairs that they leave out; None if the kernels cannot be used.
 
-    They need half precision on a GPU, no log-weights, and no list of single pairs.
+    The kernels need half precision, a GPU, and one scale without log-weights. Pairs must be left out by keys or as each
+    row's own column, not by a list of single pairs.
     """
     if not logits.shared or tiles.x_bD.dtype not in (torch.bfloat16, torch.float16):
         return None

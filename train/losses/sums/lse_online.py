@@ -17,7 +17,10 @@ from dyad.train.losses.sums.tiles import Gradients, Tiles, shaped
 
 
 def online_sums(tiles: Tiles, logits: Logits, layout: Layout) -> tuple[Tensor, Tensor]:
-    """Return the log-sum-exp of this rank's rows (b,) and of all columns (M,), for logits of any size. Collective."""
+    """Return the log-sum-exp of this rank's rows (b,) and of all columns (M,), for logits of any size.
+
+    Column sums run over the rows of all ranks. Every rank must call it.
+    """
     rows_b = tiles.x_bD.new_full((len(tiles.x_bD),), -math.inf, dtype=tiles.dtype)
     columns_M = tiles.y_MD.new_full((len(tiles.y_MD),), -math.inf, dtype=tiles.dtype)
     for rows, columns, of_rows, of_columns, _ in _two_logits(tiles, logits):
@@ -29,10 +32,11 @@ def online_sums(tiles: Tiles, logits: Logits, layout: Layout) -> tuple[Tensor, T
 
 
 def online_gradients(tiles: Tiles, logits: Logits, upstream: UpstreamGradients) -> tuple[Tensor | None, ...]:
-    """Return the gradients of x, y, and of the fields of `logits` in their order; None for a field that is None.
+    """Return the gradients of x, of y, and of the fields of `logits` (scales and log-weights) in their order.
 
-    With g_i, h_j the upstream gradients of the log-sums LSE_i of row i and LSE_j of column j, P_ij = g_i e^(row logit −
-    LSE_i) and Q_ij = h_j e^(column logit − LSE_j): ∂L/∂s_ij = scale_i P_ij + scale_j Q_ij.
+    The gradient of a field that is None is None. With g_i, h_j the upstream gradients of the log-sums LSE_i of row i
+    and LSE_j of column j, P_ij = g_i e^(row logit − LSE_i) and Q_ij = h_j e^(column logit − LSE_j), the gradient in the
+    score s_ij = <x_i, y_j> is scale_i P_ij + scale_j Q_ij.
     """
     gradients = Gradients(tiles)
     row_scale = logits.row_scale
@@ -63,10 +67,10 @@ def online_gradients(tiles: Tiles, logits: Logits, upstream: UpstreamGradients) 
 
 
 def _two_logits(tiles: Tiles, logits: Logits) -> Iterator[tuple[slice, slice, Tensor, Tensor, Tensor]]:
-    """Yield (rows, columns, logits of the row sums, logits of the column sums, scores) of each tile.
+    """Yield (row slice, column slice, logits of the row sums, logits of the column sums, scores) of each tile.
 
-    Logits are −inf where a pair is left out. Both logits are one tensor where they are equal. The caller may overwrite
-    all tensors.
+    A tile is a block of the score matrix. Logits are −inf for pairs that the sums leave out. If row sums and column
+    sums have the same logits (logits.shared), both logits are one tensor. The caller may overwrite all tensors.
     """
     spaces = [tiles.scratch() for _ in range(1 if logits.shared else 2)]
     for rows, columns, s in tiles.scores():

@@ -43,11 +43,11 @@ INTERPRETED = INSTALLED and triton.knobs.runtime.interpret
 
 @dataclass(frozen=True)
 class KernelExclusion:
-    """Pairs (row i, column j) that the sums leave out, decided in registers.
+    """Pairs (row i, column j) that the sums leave out; the GPU kernels find them by comparing keys.
 
-    keys: none, one or two of (row keys (b,), column keys (≤ M,)), int64. A pair is left out when its keys are equal in
-    either; columns beyond the keys given are not compared. first_own: row i's own column is first_own + i. This pair
-    stays even with equal keys, or is left out if own_dropped.
+    keys: none, one or two kinds of key, each as (keys of the b rows, keys of the first columns, at most M), int64. A
+    pair is left out when its row and column have an equal key of either kind; later columns have no key and equal none.
+    first_own: row i's own column is first_own + i. This pair stays even with equal keys, or is left out if own_dropped.
     """
 
     keys: tuple[tuple[Tensor, Tensor], ...]
@@ -55,7 +55,7 @@ class KernelExclusion:
     own_dropped: bool = False
 
     def within(self, rows: slice, columns: slice) -> KernelExclusion:
-        """Return the exclusion of a part of the matrix, with rows and columns counted from the start of the part."""
+        """Return the pairs to leave out in a part (rows, columns) of the score matrix, counted from its first pair."""
         keys = tuple((of_rows[rows], of_columns[columns]) for of_rows, of_columns in self.keys)
         return KernelExclusion(keys, self.first_own + rows.start - columns.start, self.own_dropped)
 
@@ -117,12 +117,13 @@ def gradient_strip(
     exclusion: KernelExclusion = NOTHING,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Return G_ij = E_ij (u_i + v_j) of at most STRIP rows and columns: (r, c) in the type of x; into `out`, if given.
+    """Return G_ij = E_ij (u_i + v_j), the gradient of the loss in the logits, for r rows and c columns: (r, c).
 
-    E_ij = exp(scale · <x_i, y_j> − shift), 0 where left out; u, v: float32, the upstream gradient divided by the sum,
-    of rows and columns. exclusion: of this strip (KernelExclusion.within). out: flat, STRIP² numbers, the first of
-    which hold the result; the next call with the same `out` overwrites it. In fp16, small G are lost unless a power of
-    two on u and v brings the largest near 2^14, as `gradients` does.
+    r and c are at most STRIP; G has the type of x. E_ij = exp(scale · <x_i, y_j> − shift), 0 for pairs left out. u_r,
+    v_c: float32, the upstream gradient of each row and column, divided by its sum of E. exclusion: pairs to leave out,
+    counted from the first row and column given (KernelExclusion.within). out: flat memory of STRIP² numbers, the first
+    of which hold the result; the next call with the same `out` overwrites it. In fp16, small G are lost unless u and v
+    are multiplied by a power of two that brings the largest G near 2^14, as `gradients` does.
     """
     x_rD, y_cD = x_rD.contiguous(), y_cD.contiguous()
     rows, columns = len(x_rD), len(y_cD)
@@ -149,10 +150,11 @@ def gradients(
     v_M: Tensor,
     exclusion: KernelExclusion = NOTHING,
 ) -> tuple[Tensor, Tensor]:
-    """Return G y (b, D) and Gᵀ x (M, D) in float32, the gradients of x and y up to the scale. Memory: one strip of G.
+    """Return G y (b, D) and Gᵀ x (M, D) in float32: the gradients of x and y, not yet multiplied by the scale.
 
     G_ij = exp(scale · <x_i, y_j> − shift) (u_i + v_j), 0 for pairs that are left out. u_b, v_M: upstream gradient of
-    the log-sum of each row and column, divided by its sum.
+    the log-sum of each row and column, divided by its sum of exponentials. Memory: one strip (STRIP rows and columns)
+    of G.
     """
     x_bD, y_MD = x_bD.contiguous(), y_MD.contiguous()
     factor = _into_range(x_bD, y_MD, scale, shift, u_b, v_M, exclusion) if x_bD.dtype == torch.float16 else None
@@ -171,11 +173,12 @@ def gradients(
 def _into_range(
     x_bD: Tensor, y_MD: Tensor, scale: float, shift: float, u_b: Tensor, v_M: Tensor, exclusion: KernelExclusion
 ) -> Tensor:
-    """Return the power of two, 0-d, to multiply u and v with so that fp16 holds G = E (u + v).
+    """Return the power of two, 0-d, by which u and v must be multiplied so that fp16 can hold G_ij = E_ij (u_i + v_j).
 
-    Then |G| ≤ 2^14, and G is exact down to 2^-28 of its largest element. Arguments as in `gradients`. |G_ij| is at most
-    |u_i| Σ_j E_ij + |v_j| Σ_i E_ij. The sums are computed anew, for 2·b·M·D flops: the caller has not kept those of the
-    forward pass, and without the bound a gradient could silently become 0.
+    E_ij = exp(scale · <x_i, y_j> − shift); arguments as in `gradients`. Multiplied so, |G| ≤ 2^14, and G is exact down
+    to 2^-28 of its largest element. |G_ij| is at most |u_i| Σ_j E_ij + |v_j| Σ_i E_ij. The sums are computed anew, for
+    2·b·M·D flops: the caller has not kept those of the forward pass, and without the bound a gradient could silently
+    become 0.
     """
     sums = exp_sums(x_bD, y_MD, scale, shift, exclusion)
     largest = torch.cat([value.abs() * total for value, total in zip((u_b, v_M), sums, strict=True)])
@@ -184,7 +187,10 @@ def _into_range(
 
 
 def _stride(columns: int) -> int:
-    """Return the stride of the rows of G, in elements: cuBLAS is fast when rows start at multiples of 128 bytes."""
+    """Return `columns` rounded up to a multiple of 64: the distance of two rows of a matrix in memory, in elements.
+
+    cuBLAS is fast when rows start at multiples of 128 bytes (64 numbers in half precision).
+    """
     return 64 * triton.cdiv(columns, 64)
 
 
@@ -197,9 +203,10 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _key_arguments(exclusion: KernelExclusion, unused: Tensor) -> list[Any]:
-    """Return row keys, column keys and the number of column keys for both keys that a kernel takes, as a flat list.
+    """Return the key arguments of a kernel call: row keys, column keys and the number of column keys, twice.
 
-    unused: any tensor, in place of absent keys. A kernel reads only as many keys as the exclusion has.
+    A kernel takes two kinds of key and reads only as many as `exclusion` has. unused: any tensor, passed in place of
+    absent keys.
     """
     arguments: list[Any] = []
     for of_rows, of_columns in exclusion.keys:
@@ -208,16 +215,16 @@ def _key_arguments(exclusion: KernelExclusion, unused: Tensor) -> list[Any]:
 
 
 def _jit(function: Any) -> Any:
-    """Apply triton.jit so that it does not compile again when a size changes between steps; False without Triton."""
+    """Compile `function` by triton.jit, and not again when a size changes between steps; False without Triton."""
     sizes = ["first_own", "row_count", "column_count", "group", "keyed_0", "keyed_1"]
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
     return INSTALLED and triton.jit(function, do_not_specialize=[name for name in sizes if name in names])
 
 
 def _tuned(function: Any) -> Any:
-    """Apply triton.autotune over BLOCKS: the first call for a width D times them; None without Triton.
+    """Apply triton.autotune to the kernel `function`: choose the fastest block shape of BLOCKS; None without Triton.
 
-    The interpreter uses the first block shape alone.
+    The first call for an embedding width D times the shapes. Triton's interpreter uses the first shape alone.
     """
     if not INSTALLED:
         return None
@@ -235,9 +242,10 @@ def _exponentials(
     D: tl.constexpr, KEYS: tl.constexpr, OWN_DROPPED: tl.constexpr, INTERPRETED: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Compute E_ij = exp2(exponent_scale · <x_i, y_j> − exponent_shift) of a block of rows and columns.
+    """Compute E_ij = exp2(exponent_scale · <x_i, y_j> − exponent_shift) of the block at (first_row, first_column).
 
-    E is 0 outside of the matrix and for pairs that are left out.
+    E is 0 outside of the row_count × column_count matrix and for pairs that are left out: those of equal keys, and own
+    columns (row i, column first_own + i) if OWN_DROPPED. keyed_0, keyed_1: how many of the first columns have the key.
     """
     rows = first_row + tl.arange(0, BLOCK_ROWS)
     columns = first_column + tl.arange(0, BLOCK_COLUMNS)
@@ -275,7 +283,11 @@ def _exponentials(
 
 @_jit
 def _without_equal(e, row_keys, column_keys, keyed, rows, columns, row_count, first_own, near_own):
-    """Set e to 0 where keys are equal. Own columns keep their value, which is 0 already if they are dropped."""
+    """Set e_ij to 0 for pairs (i, j) of a block whose row key and column key are equal, except for own columns.
+
+    The own column of row i is first_own + i; it keeps its value. keyed: how many of the first columns have a key.
+    near_own: whether the block may hold own columns.
+    """
     of_rows = tl.load(row_keys + tl.minimum(rows, row_count - 1))
     of_columns = tl.load(column_keys + columns, mask=columns < keyed, other=0)
     equal = (of_rows[:, None] == of_columns[None, :]) & (columns < keyed)[None, :]
@@ -293,7 +305,11 @@ def _sums_kernel(
     D: tl.constexpr, KEYS: tl.constexpr, OWN_DROPPED: tl.constexpr, INTERPRETED: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_ROWS: tl.constexpr = BLOCK_ROWS,
 ):  # fmt: skip
-    """Write the sums of E over a block of rows and over a group of columns, one program for each (block, group)."""
+    """Sum E_ij (see _exponentials) over the columns of a group, into of_rows, and the rows of a block, into of_columns.
+
+    Each program handles one (block of rows, group of columns): of_rows[group, i] is its sum of row i, and
+    of_columns[block, j] its sum of column j.
+    """
     row_block, column_group = tl.program_id(0), tl.program_id(1)
     row_sums = tl.zeros((BLOCK_ROWS,), dtype=tl.float32)
     last = tl.minimum((column_group + 1) * group, column_count)
@@ -318,7 +334,10 @@ def _gradient_kernel(
     D: tl.constexpr, KEYS: tl.constexpr, OWN_DROPPED: tl.constexpr, INTERPRETED: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_ROWS: tl.constexpr = BLOCK_ROWS,
 ):  # fmt: skip
-    """Compute and write one block of G, G_ij = E_ij (u_i + v_j), per program."""
+    """Compute G_ij = E_ij (u_i + v_j) and write it to `g`, whose rows are `stride` elements apart; a block per program.
+
+    E_ij is that of _exponentials.
+    """
     first_row, first_column = tl.program_id(0) * BLOCK_ROWS, tl.program_id(1) * BLOCK_COLUMNS
     e = _exponentials(
         x, y, first_row, first_column, row_count, column_count, exponent_scale, exponent_shift,
@@ -338,7 +357,7 @@ def _gradient_kernel(
 
 @_jit
 def _rounded_to_bf16(value):
-    """Round to the nearest bf16, ties to even: the interpreter's own conversion truncates."""
+    """Round the float32 `value` to the nearest bf16, ties to even; Triton's interpreter would truncate."""
     bits = value.to(tl.uint32, bitcast=True)
     bits += 0x7FFF + ((bits >> 16) & 1)
     return (bits >> 16 << 16).to(tl.float32, bitcast=True)

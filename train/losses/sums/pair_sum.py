@@ -34,9 +34,10 @@ def pair_sum(
 
     The result is this rank's share of the sum. f: differentiable, elementwise on a tile (r, c) of scores s = <x_i,
     y_j>, with rows as (r, 1), columns as (1, c) and parameters 0-d; it must be finite, with a finite derivative, also
-    where a pair is left out. exclusion: pairs to leave out. row_factors_b: w, by default 1, which gets no gradient.
-    x_bD, y_MD: bf16, fp16, float32 or float64; scores are float32 or better. Differentiable in all other tensors;
-    gradients of inputs that all ranks share (y, columns, parameters) are this rank's share, to be summed over ranks.
+    for pairs that are left out. rows, columns, parameters: further inputs of f, tensors (b,), (M,) and 0-d. exclusion:
+    pairs to leave out. row_factors_b: w, by default 1. x_bD, y_MD: bf16, fp16, float32 or float64; scores are float32
+    or better. Differentiable in all tensors except w; gradients of inputs that all ranks share (y, columns, parameters)
+    are this rank's share, to be summed over ranks.
     """
     with torch.autocast(x_bD.device.type, enabled=False):
         return _PairSum.apply(  # pyright: ignore[reportReturnType]
@@ -45,7 +46,10 @@ def pair_sum(
 
 
 class _PairSum(torch.autograd.Function):
-    """The autograd function of pair_sum. Forward computes the gradient too; backward scales it."""
+    """The autograd function of pair_sum, a sum of f(score) over all pairs of a row and a column.
+
+    Forward computes the gradient too; backward multiplies it by the upstream gradient.
+    """
 
     @staticmethod
     def forward(
@@ -95,9 +99,10 @@ class _PairSum(torch.autograd.Function):
 
 
 def _part_of_tile(index: int, counts: tuple[int, int], rows: slice, columns: slice) -> Any:
-    """Return the index that takes a tile's part of an input of f, in a shape that broadcasts over the tile (r, c).
+    """Return the tensor index that takes the part of one input of f (see pair_sum) that belongs to a tile (r, c).
 
-    index: the position of the input; the first counts[0] inputs are by row, the next counts[1] by column, the rest 0-d.
+    The part has the shape (r, 1), (1, c) or 0-d. index: the position of the input; the first counts[0] inputs hold a
+    number per row, the next counts[1] a number per column, the rest are 0-d. rows, columns: the slices of the tile.
     """
     if index < counts[0]:
         return rows, None

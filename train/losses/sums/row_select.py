@@ -39,18 +39,20 @@ class RowThreshold:
 def row_threshold(
     tiles: TilesOfValues, condition: Callable[[Tensor, Tensor, Tensor], Tensor], like_r: Tensor, *, summed: bool
 ) -> RowThreshold:
-    """Find the largest float v of each row at which condition(n, total, v) holds, n values being ≥ v with sum `total`.
+    """Find the largest float v of each of r rows at which condition(n, total, v) holds.
 
-    tiles(): one pass over all tiles (r, c) of values, −inf for none, equal to the bit in every pass. condition:
-    elementwise on (r, digits) float64; true up to some v and false above it, and false where n = 0. like_r: (r,), gives
-    type and device. summed: whether the condition needs the sums. Memory: r · 2¹¹ counts, and as many sums.
+    n is how many values of the row are ≥ v, `total` their sum. tiles(): yields tiles (r, c) that together hold all
+    values of the rows (−inf for no value), equal to the bit in every call. condition: elementwise on float64 tensors;
+    it must be true up to a v and false above it, and false where n = 0. like_r: a tensor (r,) with the type and device
+    of the values. summed: whether the condition needs the sums; else `total` is 0. Memory: r · 2¹¹ counts and sums.
     """
     digits = torch.arange(DIGITS, device=like_r.device)
 
     def next_digit(first_r1: Tensor, shift: int, default: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        """Find the largest digit after the prefix `first_r1` at which the condition holds, `default` if at none.
+        """Find the largest next digit of each row's threshold at which the condition holds; `default` if at no digit.
 
-        Returns it, (r, 1), with the counts and sums of _at_or_above. shift: the bit at which the digit begins.
+        first_r1: the digits found so far, shifted to make room for the next. shift: the lowest bit of the digit.
+        Returns the digit (r, 1), and the counts and sums of _at_or_above.
         """
         counts, sums = _at_or_above(tiles(), first_r1, shift, summed)
         values = _floats((first_r1 + digits) << shift, like_r.dtype).double()
@@ -72,10 +74,11 @@ def row_threshold(
 
 
 def _at_or_above(tiles: Iterable[Tensor], first_r1: Tensor, shift: int, summed: bool) -> tuple[Tensor, Tensor]:
-    """Count the values of each row that have each digit or a larger one after the prefix `first_r1`, and sum them.
+    """Count, and sum, the values of each row that are at or above each possible next digit of the row's threshold.
 
-    Both results are (r, 1 + DIGITS + 1) float64; the first and last columns are for values below and above every digit.
-    shift: the bit at which the digit begins. summed: whether to sum; else the sums are 0.
+    first_r1: the threshold's digits found so far, shifted to make room for the next. shift: the lowest bit of the next
+    digit. Both results are (r, 1 + DIGITS + 1) float64; the first column is for all values, the last for values above
+    every digit. summed: whether to sum; else the sums are 0.
     """
     counts = first_r1.new_zeros(len(first_r1), DIGITS + 2, dtype=torch.int32)
     sums = torch.zeros_like(counts, dtype=torch.float64)
@@ -91,7 +94,7 @@ def _at_or_above(tiles: Iterable[Tensor], first_r1: Tensor, shift: int, summed: 
 
 
 def _keys(values: Tensor) -> Tensor:
-    """Convert floats to integers of the same order; −0 becomes 0."""
+    """Convert floats to integers that sort in the same order; −0 counts as 0."""
     integer = INTEGERS[values.dtype]
     return _flipped((values + 0.0).view(integer), integer)
 
@@ -103,6 +106,9 @@ def _floats(keys: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _flipped(bits: Tensor, integer: torch.dtype) -> Tensor:
-    """Flip the magnitude bits of negative numbers: floats store sign and magnitude, integers the two's complement."""
+    """Flip all bits except the sign of negative numbers in `bits`, integers of the type `integer`.
+
+    Floats store sign and magnitude, integers the two's complement; after the flip both sort in the same order.
+    """
     info = torch.iinfo(integer)
     return bits ^ ((bits >> (info.bits - 1)) & info.max)

@@ -17,9 +17,9 @@ TILE = 1024  # rows and columns of a tile: a tile of scores and its operands sta
 
 
 class Pairs:
-    """A list of P pairs (row i of this rank, global column j), (P, 2) int64. The first call of `within` sorts it.
+    """A list of P pairs (row i of this rank, global column j), (P, 2) int64.
 
-    own: if the list is (i, own + i) for all rows i, the column of row 0; else None.
+    own: the column paired with row 0 if the list is (i, own + i) for all rows i of this rank; None for any other list.
     """
 
     def __init__(self, pairs_P2: Tensor, own: int | None = None) -> None:
@@ -27,21 +27,28 @@ class Pairs:
 
     @staticmethod
     def own_columns(rows: int, first: int, device: torch.device) -> Pairs:
-        """Make the list of pairs (i, first + i) for `rows` rows i: each row with its own column."""
+        """Make the Pairs (i, first + i) for i = 0 … rows − 1: each row i with its own column first + i."""
         i = torch.arange(rows, device=device)
         return Pairs(torch.stack([i, i + first], 1), first)
 
     def joined(self, others: Pairs) -> Pairs:
-        """Return the union of both lists, without repetition."""
+        """Return the union of this list of (row, column) pairs and the list `others`, without repetition."""
         return Pairs(torch.cat([self.pairs_P2, others.pairs_P2]).unique(dim=0))
 
     def isin(self, others: Pairs, columns: int) -> Tensor:
-        """Whether each of these pairs is in `others` too, (P,) bool. columns: the number of columns of the matrix."""
+        """Return (P,) bool: whether each of the P (row, column) pairs of this list is in the list `others` too.
+
+        columns: the number of columns of the score matrix.
+        """
         number, listed = (pairs.pairs_P2[:, 0] * columns + pairs.pairs_P2[:, 1] for pairs in (self, others))
         return torch.isin(number, listed)
 
     def within(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor] | None:
-        """Return the pairs in a tile as (row indices, column indices) from the tile's corner; None if it has none."""
+        """Return this list's pairs within a tile of the score matrix: (row indices, column indices).
+
+        rows, columns: the slices of the tile. Indices count from the tile's first row and column. None if no pair of
+        the list is within the tile.
+        """
         if self.own is not None:
             first, end = max(rows.start, columns.start - self.own), min(rows.stop, columns.stop - self.own)
             i = torch.arange(first, end, device=self.pairs_P2.device) if first < end else None
@@ -55,7 +62,10 @@ class Pairs:
 
     @cached_property
     def _by_tile(self) -> tuple[Tensor, dict[tuple[int, int], slice]]:
-        """The pairs sorted by tile, and the slice of this list for each (tile row, tile column) that has pairs."""
+        """The list of P pairs sorted by tile, (P, 2), and a dict of the slice of this sorted list for each tile.
+
+        Keys of the dict are (tile row, tile column); a tile without pairs has no entry.
+        """
         tile_row, tile_column = (self.pairs_P2 // TILE).unbind(1)
         width = int(tile_column.max()) + 1 if len(tile_column) else 1
         tile, order = (tile_row * width + tile_column).sort(stable=True)
@@ -69,9 +79,9 @@ class Pairs:
 class Exclusion:
     """Pairs (row i, column j) that the sums leave out.
 
-    keys: (row keys (b,), column keys (≤ M,)) int64, for each kind of key. A pair is left out when its keys of some kind
-    are equal; columns beyond the keys given are not compared. kept: pairs that stay, even with equal keys. dropped:
-    pairs that are left out in any case, also where they are listed in kept.
+    keys: for each kind of key (content keys of x, of y), the keys of the b rows and of the first columns, at most M,
+    int64. A pair is left out when its row and column have an equal key of any kind; later columns have no key and
+    equal none. kept: pairs that stay, even with equal keys. dropped: pairs that are left out always, even if in kept.
     """
 
     keys: tuple[tuple[Tensor, Tensor], ...] = ()
@@ -79,14 +89,19 @@ class Exclusion:
     dropped: Pairs | None = None
 
     def index(self, rows: slice, columns: slice) -> Tensor | tuple[Tensor, Tensor] | None:
-        """Return an index of the left-out pairs of a tile: a mask, or (rows, columns) of a few pairs.
+        """Return an index into the scores of a tile that selects the pairs which the sums leave out.
 
-        Returns None if no pair of the tile is left out.
+        It is a bool mask (r, c) of the tile's r rows and c columns, or (row indices, column indices) if no keys are
+        compared. None if no pair of the tile is left out. rows, columns: the slices of the tile.
         """
         return self.mask(rows, columns) if self.keys or not self.dropped else self.dropped.within(rows, columns)
 
     def mask(self, rows: slice, columns: slice) -> Tensor | None:
-        """Return whether each pair of the tile is left out, (r, c) bool; None if no pair is."""
+        """Return a bool mask (r, c) of a tile of r rows and c columns, True for pairs which the sums leave out.
+
+        Returns None if no pair of the tile has equal keys and none is listed as dropped. rows, columns: the slices of
+        the tile.
+        """
         found = [pair for keys in self.keys if (pair := _equal(keys, rows, columns)) is not None]
         dropped = self.dropped and self.dropped.within(rows, columns)
         if not found and dropped is None:
@@ -106,23 +121,31 @@ class Exclusion:
 
 
 def _equal(keys: tuple[Tensor, Tensor], rows: slice, columns: slice) -> Tensor | None:
-    """Return whether each pair of the tile has equal keys, (r, ≤ c) bool; None if no pair has."""
+    """Compare the keys of a tile's r rows with those of its columns: (r, k) bool, or None if it is False everywhere.
+
+    keys: (row keys, column keys) of the score matrix. Its last columns may have no key, so k may be less than the
+    number of the tile's columns. rows, columns: the slices of the tile.
+    """
     row_keys, column_keys = keys[0][rows], keys[1][columns]
     # isin first: equal keys are rare, and it costs far less than comparing all pairs
     return row_keys[:, None] == column_keys if torch.isin(row_keys, column_keys).any() else None
 
 
 class Tiles:
-    """The tiles of a score matrix. Each tile is computed into the same memory, which the next tile overwrites."""
+    """The score matrix <x_i, y_j> of x (b, D) and y (M, D), computed one tile (a block of scores) at a time.
+
+    exclusion: the pairs that sums over the scores leave out.
+    """
 
     def __init__(self, x_bD: Tensor, y_MD: Tensor, exclusion: Exclusion | None = None) -> None:
         self.x_bD, self.y_MD, self.exclusion = x_bD, y_MD, exclusion
         self.dtype = torch.promote_types(x_bD.dtype, torch.float32)
 
     def scores(self, scale: Tensor | None = None, shift: float = 0.0) -> Iterator[tuple[slice, slice, Tensor]]:
-        """Yield (rows, columns, scale · s_ij − shift) of each tile, float32 or better; also for left-out pairs.
+        """Compute the score matrix s_ij = <x_i, y_j> by tiles: yield (row slice, column slice, scale · s_ij − shift).
 
-        The caller may overwrite the scores.
+        The scores are float32 or better, and include pairs that the sums leave out. The caller may overwrite them; the
+        next tile is computed into the same memory.
         """
         space = self.scratch()
         for rows in slices(len(self.x_bD)):
@@ -134,20 +157,23 @@ class Tiles:
                 yield rows, columns, s.sub_(shift) if shift else s
 
     def leave_out_(self, rows: slice, columns: slice, value: float, *scores: Tensor) -> None:
-        """Set the left-out pairs of a tile to `value`, in place, in each tensor of `scores`."""
+        """Write `value` over the pairs of a tile that the sums leave out, in place, in each tensor of `scores`.
+
+        rows, columns: the slices of the tile. scores: tensors (r, c) of the tile's r rows and c columns.
+        """
         index = self.exclusion and self.exclusion.index(rows, columns)
         for s in scores if index is not None else ():
             s[index] = value
 
     def scratch(self) -> Tensor:
-        """Allocate flat memory for one tile; `shaped` views it as a matrix."""
+        """Allocate flat memory for the scores of one tile; the function `shaped` views it as a matrix."""
         return self.x_bD.new_empty(min(TILE, len(self.x_bD)) * min(TILE, len(self.y_MD)), dtype=self.dtype)
 
 
 class Gradients:
-    """The sums ∂L/∂x = G y and ∂L/∂y = Gᵀ x over tiles of G = ∂L/∂s, in float32 or better.
+    """The gradients of a loss L in x and y, G y and Gᵀ x, added up over tiles of G = ∂L/∂s, in float32 or better.
 
-    s: the scores, L the loss. found: both sums, if a kernel has computed them already.
+    s: the scores <x_i, y_j>. found: both gradients, if a GPU kernel has computed them already.
     """
 
     def __init__(self, tiles: Tiles, found: tuple[Tensor, Tensor] | None = None) -> None:
@@ -156,23 +182,29 @@ class Gradients:
         self.dx_bD, self.dy_MD = found or zeros
 
     def add(self, rows: slice, columns: slice, g: Tensor) -> None:
-        """Add the part of one tile to both sums. g: the gradient G = ∂L/∂s of the tile."""
+        """Add the part of one tile of scores to the gradients of x and of y.
+
+        rows, columns: the slices of the tile. g: the gradient of the loss in the tile's scores, (r, c).
+        """
         self.dx_bD[rows].addmm_(g, self._tiles.y_MD[columns].to(g.dtype))
         self.dy_MD[columns].addmm_(g.T, self._tiles.x_bD[rows].to(g.dtype))
 
     def scaled(self, scale: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return both sums times `scale`, if there is one, in the type of the embeddings. The sums are overwritten."""
+        """Return the gradients of x (b, D) and y (M, D), times `scale` unless it is None, in the types of x and y.
+
+        The stored gradients are multiplied in place.
+        """
         pair = ((self.dx_bD, self._tiles.x_bD), (self.dy_MD, self._tiles.y_MD))
         dx_bD, dy_MD = ((d if scale is None else d.mul_(scale)).to(e.dtype) for d, e in pair)
         return dx_bD, dy_MD
 
 
 def slices(count: int, size: int | None = None) -> Iterator[slice]:
-    """Yield slices of `size` (by default TILE) that cut 0 … count; the last may be shorter."""
+    """Cut the indices 0 … count − 1 into slices of `size` indices, by default TILE; the last may be shorter."""
     size = size or TILE
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 
 def shaped(space: Tensor, rows: int, columns: int) -> Tensor:
-    """View the first elements of flat memory as a (rows, columns) matrix, without a copy."""
+    """View the first rows · columns elements of the flat tensor `space` as a (rows, columns) matrix, without a copy."""
     return space[: rows * columns].view(rows, columns)
