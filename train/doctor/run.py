@@ -60,7 +60,7 @@ Wanted = Mapping[str, Sequence[str]]  # kind of file → names, of which one is 
 
 
 def run(arguments: Sequence[str], config: TrainConfig) -> Iterator[Finding]:
-    """Check the configuration as `python -m train` does first; report if the run is new, resumes or is finished.
+    """Check the configuration as `python -m train` does at its start; report if the run is new, resumes or is finished.
 
     arguments: the key=value words of the command line. Raises ConfigError as `check_sweep`.
     """
@@ -131,7 +131,7 @@ def _shard(path: str, total: str, config: TrainConfig) -> Iterator[Finding]:
 
 
 def _refuse(path: str, problems: Sequence[Problem]) -> None:
-    """Raise DataError with the first of the problems that a scan found in the shard `path`, if there is any."""
+    """Raise DataError with the first of `problems`, which a scan found in the shard `path`, unless there are none."""
     if problems:
         raise DataError(f"{path}: {problems[0]}. All of it: python -m data check {shlex.quote(path)}")
 
@@ -274,7 +274,7 @@ def _absent(key: str, name: str, absent: Sequence[str], wanted: Wanted) -> Findi
 
 
 def tracking(config: TrainConfig) -> Iterator[Finding]:
-    """Report the W&B mode (online, offline, disabled) that a run would choose, without a request to its server."""
+    """Report the W&B mode (online, offline, disabled) that a run would choose. Asks no W&B server."""
     reasons = {
         Wandb.online: "an API key is here",
         Wandb.offline: "no API key, or asked for; `wandb sync` sends it later",

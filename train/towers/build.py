@@ -24,7 +24,7 @@ TOKENS_REFUSED = "model.text: this tower cannot take its tokenizer's tokens"
 
 @dataclass(frozen=True)
 class TwoTowerModel:
-    """Two towers, and the tokenizer of their texts.
+    """A model of two towers, which embed the two sides of a pair, and the tokenizer of their texts.
 
     tokenize: converts n texts to token ids, int64 (n, L), where L counts tokens.
     """
@@ -112,8 +112,8 @@ def _pair(x_tower: Tower, y_tower: Tower, config: ModelConfig) -> TwoTower:
 def _probe(tower: Tower, inputs: Tensor, problem: str) -> int:
     """Run a tower once on `inputs` and return the width D of its embeddings.
 
-    Freezes parameters that the embeddings do not depend on, because DDP would wait for their gradients. Raises
-    ConfigError, which begins with `problem`, when the tower fails.
+    Freezes parameters that the embeddings do not depend on, because DDP (torch's DistributedDataParallel) would wait
+    for their gradients. When the tower fails, raises ConfigError with a message that begins with `problem`.
     """
     tower.eval()
     with explained(problem):

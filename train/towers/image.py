@@ -28,7 +28,7 @@ ImageParts = tuple[nn.Module, nn.Module, ImageSpec]  # trunk, projection, what t
 
 
 class NormalizePixels(nn.Module):
-    """Converts uint8 pixels to ((pixel / 255) − mean) / std per channel, in the dtype of the tower."""
+    """Converts uint8 pixels to ((pixel / 255) − mean) / std per channel, in the dtype that the tower computes in."""
 
     mean: Tensor
     std: Tensor
@@ -119,8 +119,9 @@ def _load_timm(name: str, pretrained: str | None) -> Any:
 def _cnn(context: BuildContext) -> ImageParts:
     """Build the tower for small images: one stride-2 convolution per width, flattened feature map, projection.
 
-    The map is not pooled, because the position in a drawing matters. GroupNorm uses no statistics of the batch, so
-    neither the chunk size nor the number of ranks changes an embedding. Raises ConfigError for widths that do not work.
+    The feature map is not pooled, because the position in a drawing matters. GroupNorm uses no statistics of the batch,
+    so neither the chunk size nor the number of ranks changes an embedding. Raises ConfigError for widths that do not
+    work.
     """
     config = context.config
     size, widths = config.image.image_size or 64, config.image.widths

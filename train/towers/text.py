@@ -125,10 +125,10 @@ def build_text_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[Towe
 
 
 def _load(name: str, pretrained: bool) -> tuple[Any, Any]:
-    """Load (encoder, tokenizer) from a folder, a package or a published model. Raises ConfigError when that fails.
+    """Load (encoder, tokenizer) of transformers from `name`: a folder, pkg:PACKAGE/FOLDER or a published model.
 
-    pretrained: load weights; else random ones. No file of the model chooses code that runs: neither a class that comes
-    with the model nor an attention kernel.
+    pretrained: load its weights; else they are random. No file of the model can choose code to run, neither a class
+    that comes with the model nor an attention kernel. Raises ConfigError when loading fails.
     """
     from transformers import AutoConfig, AutoModel, AutoTokenizer
     from transformers.utils import logging
@@ -189,8 +189,8 @@ def _padding(tokenizer: Any) -> int:
 def _dense(name: str, width: int, pretrained: bool) -> nn.Module:
     """Return the Dense module of a SentenceTransformer folder as a linear layer.
 
-    width: its input width. pretrained: load its weights; else they are random. Raises ConfigError when the folder has
-    no Dense module that is a plain linear layer.
+    width: the layer's input width. pretrained: load its weights; else they are random. Raises ConfigError when the
+    folder has no Dense module that is a plain linear layer.
     """
     folder = sentence_folder(name) or SentenceFolder(name)
     if folder.dense is None:
@@ -209,8 +209,8 @@ def _dense(name: str, width: int, pretrained: bool) -> nn.Module:
 def _limit(config: ModelConfig, encoder: Any, tokenizer: Any) -> int:
     """Return the most tokens of a text that the tower takes.
 
-    That is model.text.context_length, else the encoder's or the tokenizer's own limit, else LONGEST. Raises ConfigError
-    for a context_length above the number of position embeddings.
+    The limit is model.text.context_length, else the encoder's or the tokenizer's own limit, else LONGEST. Raises
+    ConfigError for a context_length above the number of position embeddings.
     """
     positions = positions_of(encoder)
     own = next((n for n in (positions, tokenizer.model_max_length) if n and n < 1 << 20), LONGEST)

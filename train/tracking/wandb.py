@@ -99,9 +99,10 @@ class WandbRun(Tracker):
         self._run.log({**values, **self._at})
 
     def conclude(self, panels: Sequence[Panels], report: Path | None) -> None:
-        """Send the panels and report.html to W&B, once for each last step.
+        """Send the panels of the last evaluation and report.html to W&B.
 
-        Nothing is sent again when a finished run is started again. Raises TimeoutError when the server does not answer.
+        When a finished run is started again, they are not sent a second time. Raises TimeoutError when the server does
+        not answer.
         """
         if _read(self._concluded) == self._at[AXIS]:
             return
@@ -156,7 +157,7 @@ class WandbRun(Tracker):
 
 
 def clean_logs(folder: Path) -> None:
-    """Overwrite secrets in W&B's own log files, which may hold them because the W&B server sent them back.
+    """Overwrite secrets in W&B's own log files, which may contain text from the W&B server.
 
     folder: W&B's folder in the run folder. Files are changed in place, as W&B may still be writing.
     """

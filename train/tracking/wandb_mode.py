@@ -71,7 +71,7 @@ def resolve_wandb_mode(config: TrackingConfig, run_dir: Path, log: Callable[[str
 def wandb_package() -> Any:
     """Import and return the package wandb, with its error reports switched off.
 
-    The error reports would use the network even offline, and wait 10 s at exit.
+    These reports would use the network even offline, and wait 10 s at exit.
     """
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     return import_module("wandb")
