@@ -200,7 +200,7 @@ def _unescaped(word: str) -> str:
 def preview(overrides: Sequence[str]) -> str:
     """Return the configuration as YAML, which `--cfg job` prints. Required values may be missing.
 
-    overrides: key=value words. Raises ConfigError in the same cases as compose_config.
+    overrides: key=value words. Raises ConfigError for an unknown key, group choice or value.
     """
     config = _composed(overrides)
     _refuse_resolvers(config)
@@ -227,7 +227,7 @@ def _composed(overrides: Sequence[str]) -> DictConfig:
 def typed(config: Any, overrides: Sequence[str] = ()) -> TrainConfig:
     """Convert a composed OmegaConf configuration to a TrainConfig. Raises ConfigError for a value of the wrong type.
 
-    Before, keys that the user has not set are filled by fill_defaults: from the folder of the text tower, or with their
+    First fills, by fill_defaults, the keys that the user has not set: from the folder of the text tower, or with their
     defaults. overrides: the words of the command line, so that a message shows a value as it was typed.
     """
     _refuse_resolvers(config)
@@ -240,7 +240,7 @@ def typed(config: Any, overrides: Sequence[str] = ()) -> TrainConfig:
 
 @contextmanager
 def _explained(overrides: Sequence[str]) -> Iterator[None]:
-    """Turn errors of Hydra and OmegaConf inside the with block into ConfigErrors in our words.
+    """Turn errors of Hydra and OmegaConf inside the with block into ConfigErrors with clearer messages.
 
     overrides: the words of the command line, so that a message shows a value as it was typed.
     """
@@ -304,9 +304,9 @@ def _check_override(word: str, key: str, value: str, known: Iterable[str]) -> No
 def _nearest_key(word: str, known: Iterable[str]) -> str:
     """Return a hint for the unknown key `word`, to append to a message; "" if nothing helps.
 
-    The hint is the first that exists of: advice (ADVICE), a known key with the same last part, our key for a name that
-    other trainers use (SYNONYMS), a known key with a similar spelling. People forget the section of a key more often
-    than its name.
+    The hint is the first of these that exists: advice (ADVICE), a known key with the same last part, our key for a name
+    that other trainers use (SYNONYMS), a known key with a similar spelling. People forget the section of a key more
+    often than its name.
     """
     leaf = word.rpartition(".")[2]
     name = leaf.lower().replace("-", "_")

@@ -102,7 +102,7 @@ def code(value: object) -> str:
 
 
 def _fence(text: str, least: int) -> str:
-    """Return backticks to put around `text` as Markdown code: at least `least`, and more than any run in `text`."""
+    """Return backticks to put around `text` as Markdown code: `least` or more, and more than `text` has in a row."""
     return "`" * max(least, *(len(run) + 1 for run in re.findall("`+", text)), least)
 
 

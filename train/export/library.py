@@ -33,10 +33,11 @@ PROBES = ["a red circle", "Grüße aus Köln", "wheel of dharma, religion, Buddh
 
 @dataclass(frozen=True)
 class ExportSource:
-    """A trained model to export, with the facts for its model card.
+    """A trained model to export, with the data that its model card needs.
 
-    name: of the run. logit_scale: log (1/τ) at the end of training, where τ is the temperature; None: the library's own
-    value. step: finished optimiser steps, None if unknown. results: scores of the evaluations at that step.
+    name: the name of the run. logit_scale: log (1/τ) at the end of training, where τ is the temperature; None: the
+    library's own value. step: finished optimiser steps, None if unknown. results: scores of the evaluations at that
+    step.
     """
 
     name: str

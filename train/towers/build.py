@@ -64,7 +64,11 @@ def build_model(config: ModelConfig, task: Task, load_pretrained: bool = True) -
 
 
 def build_image_text(config: ModelConfig, load_pretrained: bool = True) -> ImageTextModel:
-    """Build the image tower and the text tower of task=image_text. Parameters and errors as in `build_model`."""
+    """Build the image tower and the text tower of task=image_text.
+
+    load_pretrained=False: build architectures only, with random weights. Raises ConfigError for a model, weights or
+    inputs that do not exist or do not fit.
+    """
     from dyad.train.towers.image import build_image_tower
     from dyad.train.towers.open_clip import BuildContext
 
@@ -87,7 +91,8 @@ def build_image_text(config: ModelConfig, load_pretrained: bool = True) -> Image
 def build_text_pair(config: ModelConfig, load_pretrained: bool = True) -> TextPairModel:
     """Build the towers of task=question_passage: one transformers encoder for both sides, or two with equal weights.
 
-    model.shared decides which. Parameters and errors as in `build_model`.
+    model.shared decides which. load_pretrained=False: build architectures only, with random weights. Raises ConfigError
+    for a model, weights or inputs that do not exist or do not fit.
     """
     if config.text.kind is not TextTower.transformers:
         raise ConfigError(

@@ -61,10 +61,10 @@ class FrozenCache:
         return outputs
 
     def _computed(self, compute: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-        """Return compute(inputs) for at most one block of rows, filled up to a whole block by copies of its first row.
+        """Return compute(inputs) for `inputs` of at most one block (the number of rows that is computed at a time).
 
-        For text inputs one row of a single token is added, because attention takes another code path when nothing is
-        masked.
+        A smaller input is filled up to a whole block by copies of its first row. For text inputs one row of a single
+        token is added, because attention takes another code path when nothing is masked.
         """
         count = len(inputs)
         block = torch.cat([inputs, inputs[:1].expand(BLOCK[inputs.device.type] - count, *inputs.shape[1:])])

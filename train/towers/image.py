@@ -45,7 +45,8 @@ class NormalizePixels(nn.Module):
 def build_image_tower(context: BuildContext) -> tuple[Tower, ImageSpec]:
     """Build the image tower of a configuration; return it with the size and normalisation of the images that it takes.
 
-    Raises ConfigError, as `build_model`.
+    context: the configuration, and the open_clip models that both towers share. Raises ConfigError for an unknown
+    model, or weights that do not exist or do not fit.
     """
     config = context.config
     trunk, projection, spec = BUILDERS[config.image.kind](context)

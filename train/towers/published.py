@@ -146,7 +146,7 @@ def is_unknown(name: str, file: str) -> bool:
 
 @cache
 def _published(model: str, revision: str | None, file: str, fetch: bool) -> Path | None:
-    """Return the path of a published model's file in the hub's cache, or None, as `file_of`.
+    """Return the path of a published model's file in the hub's cache; None if it is not there and not fetched.
 
     The answer is cached for the process. fetch: download a file that the hub's cache knows nothing about. The hub is
     asked with a timeout of 5 s before the download, because a download without a network would retry much longer.

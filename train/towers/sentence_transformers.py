@@ -122,7 +122,8 @@ def sentence_folder(name: str, fetch: bool = False) -> SentenceFolder | None:
 def folder_of_config(config: TrainConfig | DictConfig, fetch: bool = False) -> SentenceFolder | None:
     """Read the settings of the folder that the text tower comes from; None if it is no SentenceTransformer.
 
-    fetch: ask the hub for files that its cache does not have. Raises ConfigError, as `sentence_folder`.
+    fetch: ask the hub for files that its cache does not have. Raises ConfigError for modules that we do not support,
+    and for damaged files.
     """
     text = config.model.text
     name = text.name or config.model.name

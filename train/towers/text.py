@@ -75,7 +75,8 @@ class TextTokenizer:
 def build_text_tower(context: BuildContext) -> tuple[Tower, Callable[[list[str]], Tensor]]:
     """Build the text tower of an image_text model and its tokenizer, which makes rows of one fixed length.
 
-    Raises ConfigError, as `build_model`.
+    context: the configuration, and the open_clip models that both towers share. Raises ConfigError for an unknown
+    model, or weights that do not exist or do not fit.
     """
     config = context.config
     if config.text.kind is TextTower.open_clip:
@@ -90,7 +91,8 @@ def build_text_tower(context: BuildContext) -> tuple[Tower, Callable[[list[str]]
 def build_text_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[Tower, TextTokenizer]:
     """Build a text tower from a transformers encoder, with a tokenizer for texts of any length.
 
-    load_pretrained=False: build the architecture only. Raises ConfigError, as `build_model`.
+    load_pretrained=False: build the architecture only, with random weights. Raises ConfigError for an unknown model,
+    or weights that do not exist or do not fit.
     """
     name, text = config.text.name or config.name, config.text
     if name is None:
@@ -174,7 +176,7 @@ def _padding(tokenizer: Any) -> int:
     """Set the tokenizer's padding token, and padding on the right, and return the token's id.
 
     The token is a special token that the tokenizer does not add to every text. The token of unknown words is the last
-    choice, because a text may contain it. Raises ConfigError if no token is left.
+    choice, because a text may contain it. Raises ConfigError if the tokenizer has no such token.
     """
     used = set(tokenizer("a").input_ids)
     names = [tokenizer.pad_token, tokenizer.eos_token, *tokenizer.all_special_tokens]

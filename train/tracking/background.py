@@ -30,8 +30,8 @@ class TrackedRun:
 
     folder: the run folder. config: its W&B mode is already resolved to online, offline or disabled. run_config: the
     run's configuration as plain values; a tracker redacts its secrets. first_step: the step from which the run
-    continues. taken_back: (step, whether of training) of each record that the run sent before it was stopped and will
-    log again. wandb_id: id of the W&B run, None without W&B.
+    continues. taken_back: (step, whether it is a record of training) for each record that the run sent before it was
+    stopped and will log again. wandb_id: id of the W&B run, None without W&B.
     """
 
     folder: Path
@@ -62,7 +62,7 @@ class Tracker(Sink):
 
     @staticmethod
     def clean_up(folder: Path) -> None:
-        """Release processes and files that a dropped tracker may still hold, within CLEAN_UP seconds.
+        """Release what a dropped tracker may still hold, such as a process, within CLEAN_UP seconds.
 
         Does nothing unless a subclass overrides it. folder: the run folder.
         """

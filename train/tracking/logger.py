@@ -37,7 +37,7 @@ class Logger:
             sink.log(record)
 
     def conclude(self, panels: Sequence[Panels], report: Path | None) -> None:
-        """Pass the last evaluation of the run to all sinks (files, console, trackers), which show it.
+        """Pass the last evaluation of the run to all sinks (files, console, trackers).
 
         panels: one for each data set. report: path of report.html, None if it was not made.
         """
@@ -122,8 +122,9 @@ def build_logger(
 def cut(path: Path, step: int, log: Callable[[str], None], evaluation_owed: bool = False) -> set[RecordPosition]:
     """Remove the records past `step` from metrics.jsonl, because they will be logged again.
 
-    Returns (step, whether of training) of each removed record. evaluation_owed: the evaluation at `step` itself will be
-    logged again too. Damaged lines are removed and reported to `log`. After an error the old file stays.
+    Returns (step, whether it is a record of training) for each removed record. evaluation_owed: the evaluation at
+    `step` itself will be logged again too. Damaged lines are removed and reported to `log`. After an error the old file
+    stays.
     """
     if not path.exists():
         return set()

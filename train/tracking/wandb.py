@@ -30,7 +30,7 @@ GROUPS = ("train", "val", "eval", "gallery", "scores", "confusion", "classes", "
 
 
 class WandbRun(Tracker):
-    """Starts or continues one W&B run, online or offline as `run.config.wandb` says."""
+    """The W&B tracker: starts or continues one W&B run, online or offline as `run.config.wandb` says."""
 
     def __init__(self, run: TrackedRun) -> None:
         folder = self._folder = run.folder / "wandb"
@@ -181,8 +181,8 @@ def _summary(name: str) -> str | None:
 def _sent(path: Path, taken_back: set[RecordPosition]) -> set[RecordPosition]:
     """Add `taken_back` to the set of record positions in the file `path`, and return the whole set.
 
-    A position is (step, whether of training). W&B already has these records, and the run will log them again. They are
-    kept in a file, because a run may be stopped many times.
+    A position is (step, whether it is a record of training). W&B already has these records, and the run will log them
+    again. They are kept in a file, because a run may be stopped many times.
     """
     before = {(step, training) for step, training in _read(path) or ()}
     write_json(path, sorted(before | taken_back))
