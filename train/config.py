@@ -165,7 +165,7 @@ class TrainConfig:
 def validate(config: TrainConfig, world_size: int) -> None:
     """Raise ConfigError for values and combinations that cannot work; the message names the keys and the fix.
 
-    world_size: the number of processes.
+    world_size: the number of training processes on all machines together.
     """
     steps, size, optim, negatives = config.steps, config.global_batch_size, config.optim, config.data.negatives
     per_row, has_questions = negatives.per_row, config.task is Task.question_passage

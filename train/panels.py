@@ -26,7 +26,10 @@ class Score(NamedTuple):
 
 @dataclass(frozen=True)
 class Scored:
-    """The scores of one data set, for a model card, by metric name. hub_task: the hub's name of the task."""
+    """The scores of one data set, for a model card, by metric name.
+
+    hub_task: the name of the task on the Hugging Face hub.
+    """
 
     dataset: str
     hub_task: str
@@ -35,7 +38,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class Picture:
-    """A thumbnail file and the caption below it."""
+    """A picture to show in a tracker: a thumbnail file and the caption below it."""
 
     path: Path
     caption: str
@@ -46,7 +49,7 @@ Cell = str | float | Picture | None
 
 @dataclass(frozen=True)
 class Grid:
-    """A table: column names, and rows of cells."""
+    """A table to show in a tracker: column names, and rows of cells."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]

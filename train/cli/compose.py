@@ -77,9 +77,9 @@ def keys(config: Any = None, prefix: str = "") -> Iterator[tuple[str, Any, str]]
 
 @dataclass(frozen=True)
 class CommandLine:
-    """A parsed command line.
+    """A parsed command line of `python -m train`.
 
-    words: the arguments key=value. sweep (-m): train once for each combination of the values that they list.
+    words: the arguments key=value. sweep (-m): train once for each combination of the values that `words` list.
     show (--cfg job): print the configuration and train nothing.
     """
 
@@ -88,14 +88,17 @@ class CommandLine:
     show: bool
 
     def runs(self) -> list[list[str]]:
-        """Return the key=value words of each run; one run without -m. Raises ConfigError for an invalid sweep."""
+        """Return one list of key=value words for each run of the command line: several for a sweep (-m), else one.
+
+        Raises ConfigError for an invalid sweep.
+        """
         if not self.sweep:
             return [self.words]
         return [list(words) for words in itertools.product(*map(_swept, self.words))]
 
 
 def read_line(arguments: Sequence[str]) -> CommandLine:
-    """Parse the arguments of a command. The flags -m, --cfg job and --resolve may stand anywhere.
+    """Parse the arguments of a `python -m train` command. The flags -m, --cfg job and --resolve may stand anywhere.
 
     Unknown flags stay in `words` of the result; composing the configuration refuses them. Raises ConfigError for a
     --cfg other than `job`.
@@ -148,8 +151,8 @@ def compose_config(overrides: Sequence[str]) -> TrainConfig:
 def words_for(config: TrainConfig) -> list[str]:
     """Return short key=value words that compose to `config`.
 
-    They are its recipe (experiment=NAME) or else its task, its objective if it is another one, and each key whose
-    value differs from that of the recipe or task with this objective.
+    The words name the recipe (experiment=NAME) or else the task, then the objective if the recipe or task has another,
+    then each key whose value differs from that of the recipe or task with this objective.
     """
     recipe = config.experiment if config.experiment in groups()["experiment"] else None
     words = [f"experiment={recipe}" if recipe else f"task={config.task.value}"]
@@ -179,7 +182,7 @@ def _escaped(text: str) -> str:
 
 
 def _unescaped(word: str) -> str:
-    """Return a key=value word for Hydra's parser, with typed escapes replaced by their characters, e.g. a line break.
+    """Replace typed escapes in a key=value word by their characters, e.g. \\n by a line break, for Hydra's parser.
 
     The table ESCAPES lists the escapes; only values of the keys in WITH_ESCAPES are changed.
     """
@@ -197,7 +200,7 @@ def _unescaped(word: str) -> str:
 def preview(overrides: Sequence[str]) -> str:
     """Return the configuration as YAML, which `--cfg job` prints. Required values may be missing.
 
-    overrides: key=value words. Raises ConfigError in the same cases as compose_config.
+    overrides: key=value words. Raises ConfigError for an unknown key, group choice or value.
     """
     config = _composed(overrides)
     _refuse_resolvers(config)
@@ -224,7 +227,7 @@ def _composed(overrides: Sequence[str]) -> DictConfig:
 def typed(config: Any, overrides: Sequence[str] = ()) -> TrainConfig:
     """Convert a composed OmegaConf configuration to a TrainConfig. Raises ConfigError for a value of the wrong type.
 
-    Before, keys that the user has not set are filled by fill_defaults: from the folder of the text tower, or with their
+    First fills, by fill_defaults, the keys that the user has not set: from the folder of the text tower, or with their
     defaults. overrides: the words of the command line, so that a message shows a value as it was typed.
     """
     _refuse_resolvers(config)
@@ -237,7 +240,7 @@ def typed(config: Any, overrides: Sequence[str] = ()) -> TrainConfig:
 
 @contextmanager
 def _explained(overrides: Sequence[str]) -> Iterator[None]:
-    """Turn errors of Hydra and OmegaConf inside the with block into ConfigErrors in our words.
+    """Turn errors of Hydra and OmegaConf inside the with block into ConfigErrors with clearer messages.
 
     overrides: the words of the command line, so that a message shows a value as it was typed.
     """
@@ -301,8 +304,9 @@ def _check_override(word: str, key: str, value: str, known: Iterable[str]) -> No
 def _nearest_key(word: str, known: Iterable[str]) -> str:
     """Return a hint for the unknown key `word`, to append to a message; "" if nothing helps.
 
-    The first that exists: advice (ADVICE), a known key with the same last part, our key for a name that other trainers
-    use (SYNONYMS), a known key with a similar spelling. People forget the section of a key more often than its name.
+    The hint is the first of these that exists: advice (ADVICE), a known key with the same last part, our key for a name
+    that other trainers use (SYNONYMS), a known key with a similar spelling. People forget the section of a key more
+    often than its name.
     """
     leaf = word.rpartition(".")[2]
     name = leaf.lower().replace("-", "_")
@@ -315,7 +319,7 @@ def _nearest_key(word: str, known: Iterable[str]) -> str:
 
 
 def _parsed(word: str) -> Override:
-    """Parse one key=value word with Hydra. Raises ConfigError if it cannot; the message shows how to quote the word."""
+    """Parse one key=value word with Hydra. If Hydra cannot, raises ConfigError that shows how to quote the word."""
     try:
         return OverridesParser.create().parse_override(word)
     except HydraException as error:
@@ -350,9 +354,10 @@ MUST_BE = {
 
 
 def _first_cause(error: BaseException, overrides: Sequence[str]) -> str:
-    """Return the reason of an error on one line, for common mistakes in our words.
+    """Return the reason of an error of Hydra or OmegaConf as one line; common mistakes are told in our own words.
 
-    It is OmegaConf's message, or that of the innermost error that Hydra wraps. overrides: the command line's words.
+    Otherwise the line is OmegaConf's message, or the message of the innermost error that Hydra wraps. overrides: the
+    key=value words of the command line.
     """
     while error.__cause__ is not None and not isinstance(error, OmegaConfBaseException):
         error = error.__cause__

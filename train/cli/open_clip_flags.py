@@ -1,4 +1,4 @@
-"""Tables of the flags of open_clip's trainer (open_clip_train 3.3), with what replaces each here. Imports no torch."""
+"""Tables of the flags of open_clip's trainer (open_clip_train 3.3) and the keys that replace them. Imports no torch."""
 
 from __future__ import annotations
 

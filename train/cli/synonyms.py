@@ -1,6 +1,7 @@
 """Names that other trainers use for our keys, to answer an unknown key with a hint. Imports no torch.
 
-They come from open_clip, Tevatron, sentence-transformers, transformers and Lightning, and from our earlier versions.
+The names come from open_clip, Tevatron, sentence-transformers, transformers and Lightning, and from our earlier
+versions.
 """
 
 from __future__ import annotations

@@ -70,19 +70,22 @@ def refuse_unread(words: Iterable[str], configs: Sequence[TrainConfig]) -> None:
 
 
 def _conditions(key: str) -> list[str]:
-    """Return the conditions (keys of READ_ONLY_WITH) that a run must all meet to read `key`; [] if there are none."""
+    """Return the conditions (keys of the table READ_ONLY_WITH) under which a run reads `key`; [] if it always does.
+
+    A run reads the key only if it meets all of them.
+    """
     return [condition for condition, keys in READ_ONLY_WITH.items() if key.startswith(tuple(keys.split()))]
 
 
 def is_read(key: str, config: TrainConfig) -> bool:
-    """Whether a run with this configuration reads the dotted key."""
+    """Whether a run with this configuration uses the value of the dotted key, e.g. "optim.lr"."""
     return all(_holds(condition, config) for condition in _conditions(key))
 
 
 def _holds(condition: str, config: TrainConfig) -> bool:
-    """Whether a configuration meets a condition of READ_ONLY_WITH.
+    """Whether a configuration meets a condition of the table READ_ONLY_WITH.
 
-    A condition is a key of SPECIAL, "KEY above 0", "KEY=VALUE", or "KEY=VALUE or VALUE".
+    A condition is a name in the table SPECIAL, "KEY above 0", "KEY=VALUE", or "KEY=VALUE or VALUE".
     """
     if condition in SPECIAL:
         return SPECIAL[condition](config)
@@ -100,7 +103,7 @@ def _open_clip(config: TrainConfig) -> tuple[bool, bool]:
 
 
 def _by_sample_id(config: TrainConfig) -> bool:
-    """Whether the objective reads the ids of samples: its class says so, or objective.noise is uniform."""
+    """Whether the objective (the loss) uses the ids of samples: its class says so, or objective.noise is uniform."""
     return config.objective.by_sample_id or all_keys(config).get("objective.noise") == "uniform"
 
 
@@ -124,8 +127,9 @@ def _chosen(config: TrainConfig) -> dict[str, Any]:
 
 
 def _is_typed(key: str, typed: Sequence[str]) -> bool:
-    """Whether the user typed this key: it, or a section that contains it, is in `typed`, the names before each "=".
+    """Whether the user typed this key on the command line, or a section that contains the key.
 
-    A name without a dot counts only as the whole key, since model=NAME chooses a preset and sets no single key.
+    typed: the names before each "=" of the command line. A name without a dot counts only as the whole key, since
+    model=NAME chooses a preset and sets no single key.
     """
     return any(key == name or ("." in name and key.startswith(f"{name}.")) for name in typed)

@@ -65,7 +65,7 @@ def help_text() -> str:
 
 
 def _shown(default: Any) -> str:
-    """Write a default as a user would type it: the name of an enum, null for None."""
+    """Write the default of a key as a user would type it: an enum member by its name, None as null."""
     if isinstance(default, Enum):
         return default.name
     return "null" if default is None else str(default).replace("'", "")

@@ -37,7 +37,10 @@ class ProcessGroup:
         )
 
     def problem(self) -> str:
-        """Wait for the processes. Return "" if all got the right sum, else the last error line or "no answer"."""
+        """Wait for the processes that test the backend; return "" if all of them got the right sum by their all-reduce.
+
+        Otherwise returns the last line of an error, or "no answer".
+        """
         try:
             output, _ = self._process.communicate(timeout=5 * SECONDS)
         except subprocess.TimeoutExpired:
@@ -51,9 +54,10 @@ class ProcessGroup:
 
 
 def gloo(group: ProcessGroup) -> Iterator[Finding]:
-    """Yield one finding: whether the two processes of `group` formed a gloo group.
+    """Yield one finding: whether the two processes of `group` formed a gloo process group.
 
-    They use the network interface GLOO_SOCKET_IFNAME or else the one that gloo chooses; the fix names others.
+    The processes use the network interface that the environment variable GLOO_SOCKET_IFNAME names, or else the one that
+    gloo chooses; the fix in the finding names other interfaces.
     """
     problem = group.problem()
     chosen = os.environ.get("GLOO_SOCKET_IFNAME")
@@ -73,7 +77,10 @@ def gloo(group: ProcessGroup) -> Iterator[Finding]:
 
 
 def _own_name() -> Iterator[Finding]:
-    """Whether the host name has an address: processes on other machines get that name to connect to."""
+    """Yield one finding: whether this machine's host name has an address.
+
+    Processes on other machines get the host name to connect to.
+    """
     name = socket.gethostname()
     try:
         socket.getaddrinfo(name, None)

@@ -87,7 +87,7 @@ def _mismatches(lines: Iterable[str]) -> list[tuple[Requirement, str | None]]:
 
 
 def devices(precision: str) -> Iterator[Finding]:
-    """Check that torch can use the GPUs, and that `precision` suits the device. If it can use none, report why.
+    """Check that torch can use the GPUs, and that `precision` suits the device. If torch can use no GPU, report why.
 
     precision: fp32, bf16 or fp16; "" if there is no configuration.
     """
@@ -140,7 +140,7 @@ def gpu_count() -> int:
 
 
 def _driver() -> str:
-    """Return name and driver version of the first GPU as nvidia-smi prints them, "" without a GPU or nvidia-smi."""
+    """Return the name and driver version of the first GPU as nvidia-smi prints them; "" without a GPU or nvidia-smi."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     with suppress(OSError, subprocess.CalledProcessError):
         shown = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
@@ -149,7 +149,7 @@ def _driver() -> str:
 
 
 def threads() -> Iterator[Finding]:
-    """Whether the processes of a run start more threads than there are cores for them."""
+    """Yield one finding: whether the training processes start more torch threads than there are CPU cores."""
     import torch
 
     usable = min(available_cores(), _quota())
@@ -165,7 +165,7 @@ def threads() -> Iterator[Finding]:
 
 
 def _quota() -> float:
-    """The number of cores that the container may use; infinity without a limit."""
+    """Return the number of CPU cores that the container may use; infinity without a limit."""
     try:
         limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return int(limit) / int(period)
@@ -174,7 +174,10 @@ def _quota() -> float:
 
 
 def open_files() -> Iterator[Finding]:
-    """Whether a process may open enough files: each loader process keeps up to 256 shards open."""
+    """Yield one finding: whether a process may open enough files.
+
+    Each loader process keeps up to 256 shards (data files) open.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = 1 << 20 if soft == resource.RLIM_INFINITY else soft
     fix = f"ulimit -n {hard if 0 < hard < 65536 else 65536}"

@@ -35,7 +35,7 @@ USUAL_SIDE = 224  # pixels of a picture, where the configuration does not say it
 
 
 def main() -> None:
-    """Run `python -m train.doctor`: print the help, translate a command, or check and exit with the report's code."""
+    """Run `python -m train.doctor`: print help, translate an open_clip command line, or check this machine and exit."""
     arguments = sys.argv[1:]
     if {"-h", "--help"} & set(arguments):
         print(HELP)
@@ -48,9 +48,9 @@ def main() -> None:
 
 
 def report(all_findings: Iterable[Finding], as_json: bool) -> int:
-    """Print every finding as soon as it is known, without duplicates, then a summary.
+    """Print every finding (the result of one check) as soon as it is known, without duplicates, then a summary.
 
-    as_json: print one JSON list instead. Returns the exit code: 0, or the smallest code of the failures.
+    as_json: print one JSON list instead. Returns the exit code: 0, or the smallest exit code of the failures.
     """
     findings: dict[str, Finding] = {}  # by text: more than one check may find a file missing
     for finding in all_findings:
@@ -68,10 +68,10 @@ def report(all_findings: Iterable[Finding], as_json: bool) -> int:
 
 
 def look(arguments: Sequence[str]) -> Iterator[Finding]:
-    """Run all checks and yield their findings.
+    """Run all checks of the machine and of the run, and yield their findings.
 
-    arguments: the key=value words for `python -m train`; without any, only the machine is checked. Words that do not
-    compose to a configuration are one failure.
+    arguments: the key=value words for `python -m train`; without any, only the machine is checked. If the words do not
+    compose to a configuration, one failure says so.
     """
     config = None
     if arguments:

@@ -21,7 +21,7 @@ VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 
 @dataclass(frozen=True)
 class Launch:
-    """The processes that a command starts.
+    """How the open_clip command line starts its processes: by which launcher, and how many.
 
     scheduler: "torchrun", "slurm" or "none". nodes: number of machines. per_node: processes on each machine, one per
     GPU. address: host name of the first machine, "" if unknown.
@@ -34,7 +34,7 @@ class Launch:
 
     @property
     def command(self) -> str:
-        """The start of our command that launches as many processes; the training arguments follow it."""
+        """Return the start of our command that launches the same number of processes, up to the training arguments."""
         if self.scheduler == "slurm":
             return f"sbatch --nodes={self.nodes} --gpus-per-node={self.per_node} launch/slurm.sbatch"
         if self.scheduler == "none" and self.per_node == 1:
@@ -132,7 +132,7 @@ def _launch(launcher: str, script: str, gpus: int | None) -> Launch:
 
 
 def _spread(gpus: int, nodes: int | None) -> tuple[int, int]:
-    """Return (number of machines, GPUs of each) for `gpus` GPUs on `nodes` machines.
+    """Return (number of machines, GPUs of each machine) for `gpus` GPUs on `nodes` machines.
 
     With nodes=None, each machine has GPUS_PER_MACHINE, or a single machine has fewer. Raises ConfigError if the GPUs
     do not divide evenly.
@@ -147,7 +147,10 @@ def _spread(gpus: int, nodes: int | None) -> tuple[int, int]:
 
 
 def _option(text: str, names: Iterable[str]) -> int | None:
-    """Return the value of the first option in `names` that `text`, a launcher's command, gives a number; else None."""
+    """Return the number that `text`, a launcher's command, gives to the first of the options `names` that it has.
+
+    Returns None if it gives a number to none of them.
+    """
     patterns = (name.replace("-", "[-_]") for name in names)
     found = (re.search(rf"(?:^|\s)--?{name}(?:=|\s+)(?:[\w-]+:)*(\d+)", text) for name in patterns)
     return next((int(option[1]) for option in found if option), None)

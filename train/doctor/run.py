@@ -60,9 +60,10 @@ Wanted = Mapping[str, Sequence[str]]  # kind of file → names, of which one is 
 
 
 def run(arguments: Sequence[str], config: TrainConfig) -> Iterator[Finding]:
-    """Check the configuration as `python -m train` does first; report if the run is new, resumes or is finished.
+    """Check the configuration as `python -m train` does at its start; report if the run is new, resumes or is finished.
 
-    arguments: the key=value words of the command line. Raises ConfigError as `check_sweep`.
+    arguments: the key=value words of the command line. Raises ConfigError for a configuration that
+    training refuses, and for a typed key that the run would not read.
     """
     check_sweep(arguments, [config])
     folder = run_folder(config)
@@ -101,9 +102,10 @@ def _questions_of(file: str) -> str:
 
 
 def _shard(path: str, total: str, config: TrainConfig) -> Iterator[Finding]:
-    """Check the index and samples of one shard, as `data` says. total: text like "3 files", for the messages.
+    """Check the index of one shard (data file), and its first and last sample; of a streamed shard the first only.
 
-    Raises DataError, which names shard and sample, for data that training could not use.
+    A large or remote shard without an index is not read. total: text like "3 files", for the messages. Raises
+    DataError, which names shard and sample, for data that training could not use.
     """
     if config.data.mode is Mode.stream:
         _check_pair(first_of(path), config.data)
@@ -131,7 +133,7 @@ def _shard(path: str, total: str, config: TrainConfig) -> Iterator[Finding]:
 
 
 def _refuse(path: str, problems: Sequence[Problem]) -> None:
-    """Raise DataError with the first of the problems that a scan found in the shard `path`, if there is any."""
+    """Raise DataError with the first of `problems`, which a scan found in the shard `path`, unless there are none."""
     if problems:
         raise DataError(f"{path}: {problems[0]}. All of it: python -m data check {shlex.quote(path)}")
 
@@ -248,9 +250,10 @@ def _sources(config: TrainConfig) -> Iterator[tuple[str, str, Wanted]]:
 def _absent(key: str, name: str, absent: Sequence[str], wanted: Wanted) -> Finding:
     """Return the finding for a model whose files are not all on this machine.
 
-    It is a failure for a local folder, and for a published model with HF_HUB_OFFLINE=1; else a warning. absent: the
-    kinds of files that are missing. Other parameters as in `_sources`. Raises ConfigError if the folder or package does
-    not exist, or the name cannot be one on the Hugging Face hub.
+    The finding is a failure for a local folder, and for a published model with HF_HUB_OFFLINE=1; else a warning. key:
+    the configuration key that names the model. name: the model's folder, package or published name. absent: the kinds
+    of files that are missing. wanted: kind of file → file names, of which one is enough. Raises ConfigError if the
+    folder or package does not exist, or the name cannot be one on the Hugging Face hub.
     """
     folder = location_of(name)
     if os.path.isdir(folder):
@@ -274,7 +277,7 @@ def _absent(key: str, name: str, absent: Sequence[str], wanted: Wanted) -> Findi
 
 
 def tracking(config: TrainConfig) -> Iterator[Finding]:
-    """Report the W&B mode (online, offline, disabled) that a run would choose, without a request to its server."""
+    """Report the W&B mode (online, offline, disabled) that a run would choose. Asks no W&B server."""
     reasons = {
         Wandb.online: "an API key is here",
         Wandb.offline: "no API key, or asked for; `wandb sync` sends it later",

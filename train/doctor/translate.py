@@ -42,25 +42,25 @@ class Translation:
 
     @property
     def arguments(self) -> list[str]:
-        """Return the translated key=value arguments for `python -m train`."""
+        """Return the keys translated from the open_clip command line, as key=value arguments for `python -m train`."""
         return [f"{key}={written(value)}" for key, value in self.keys.items()]
 
     def __str__(self) -> str:
-        """Return the text to print: our commands, one on a line, then the notes as shell comments."""
+        """Return the translation to print: our shell commands, one on a line, then the notes as shell comments."""
         command = f"{self.launch.command} {shlex.join(self.arguments)}"
         return "\n".join([*self.before, command, *(f"# {note}" for note in self.notes)])
 
     @property
     def world_size(self) -> int:
-        """The number of processes on all machines together; each has one GPU."""
+        """Return the number of processes that the open_clip command line starts on all machines; each has one GPU."""
         return self.launch.nodes * self.launch.per_node
 
     @property
     def steps_per_epoch(self) -> int | None:
         """Return the optimiser steps per epoch as open_clip counts them for shards.
 
-        It rounds up so that every loader worker has the same number of batches. None for --dataset-type csv, or
-        without --train-num-samples.
+        open_clip rounds batches up so that every loader worker has the same number of them. Returns None if the
+        open_clip command line has --dataset-type csv or lacks --train-num-samples.
         """
         if "train-num-samples" not in self.given or self.text("dataset-type") == "csv":
             return None
@@ -69,36 +69,54 @@ class Translation:
         return max(math.ceil(batches / workers) * workers // self.number("accum-freq"), 1)
 
     def text(self, flag: str) -> str:
-        """Return the values of a flag, joined by spaces; if not given, open_clip's default if ours differs, else ""."""
+        """Return the values of an open_clip flag on the command line being translated, joined by spaces.
+
+        If the command line lacks the flag, returns open_clip's default where ours differs, else "".
+        """
         return " ".join(self.given[flag]) if flag in self.given else flags.DEFAULTS.get(flag, "")
 
     def number(self, flag: str) -> int:
-        """Return the value of a flag, or its default as in `text`, as int. Raises ConfigError if it is not a number."""
+        """Return the value of an open_clip flag, or open_clip's default, as int.
+
+        Raises ConfigError if the value is not a number.
+        """
         try:
             return int(float(self.text(flag)))
         except ValueError as error:
             raise ConfigError(f"--{flag} {self.text(flag)}: must be a whole number") from error
 
     def set(self, key: str, value: object, implied: bool = False) -> None:
-        """Set a configuration key. implied: the value is a default of open_clip, and not from a flag in the command."""
+        """Set our configuration key `key` to `value` in the translation of an open_clip command line.
+
+        implied: the value is a default of open_clip, and not from a flag on the command line.
+        """
         self.keys[key] = str(value)
         self.implied[key] = implied
 
     def note(self, flag: str, text: str) -> None:
-        """Add a note for the user: the flag with its values, then `text`."""
+        """Add a note to print with the translation: the open_clip flag with its values, then `text`."""
         self.notes.append(f"{self._shown(flag)}: {text}")
 
     def note_given(self, texts: Mapping[str, str], prefix: str = "") -> None:
-        """Add a note for each flag in the command that `texts` (flag → text) lists. prefix: put before each text."""
+        """Add a note for each open_clip flag of `texts` (flag → text) that the command line being translated has.
+
+        prefix: put before each text.
+        """
         for flag in sorted(self.given.keys() & texts.keys()):
             self.note(flag, f"{prefix}{texts[flag]}")
 
     def refuse(self, flag: str, why: str) -> NoReturn:
-        """Raise ConfigError for a flag that changes the training and has no translation. why: the reason to show."""
+        """Raise ConfigError for an open_clip flag that changes the training and that we cannot translate.
+
+        why: the reason to show.
+        """
         raise ConfigError(f"{self._shown(flag)}: not here, and it changes what is learned: {why}. Or leave it out")
 
     def _shown(self, flag: str) -> str:
-        """Return "--flag values", or "--flag" if the command lacks it, cut to 60 characters."""
+        """Return "--FLAG VALUES" for a message, with the values on the open_clip command line; cut to 60 characters.
+
+        Without values there, returns "--FLAG".
+        """
         shown = f"--{flag} {self.text(flag)}".strip() if flag in self.given else f"--{flag}"
         return shown if len(shown) <= 60 else f"{shown[:57]}…"
 
@@ -135,7 +153,10 @@ def translate(line: str, gpus: int | None = None) -> Translation:
 
 
 def _data(job: Translation) -> None:
-    """Set data.train and data.val. Raises ConfigError without --train-data, and for a --text-key other than txt."""
+    """Set data.train and data.val of the translation `job`, from the open_clip flags for data.
+
+    Raises ConfigError without --train-data, and for a --text-key other than txt.
+    """
     if "train-data" not in job.given:
         raise ConfigError(
             "there is no --train-data: the line only evaluates. Runs of python -m train are evaluated by: "
@@ -149,10 +170,10 @@ def _data(job: Translation) -> None:
 
 
 def _shards(job: Translation, flag: str) -> str:
-    """Return our value for a data flag ("train-data" or "val-data"): the path of its shards.
+    """Return the path of the shards for open_clip's data flag `flag`, "train-data" or "val-data".
 
-    For a table (.csv, .tsv), add a command that packs it into shards, and return their folder. For a shell pipe
-    (pipe:…) that reads a URL, return this URL.
+    If the flag's value is a table (.csv, .tsv), add a command that packs it into shards, and return their folder. If it
+    is a shell pipe (pipe:…) that reads a URL, return this URL.
     """
     path = job.text(flag)
     if re.search(r"\.[ct]sv$", path) or job.text("dataset-type") == "csv":
@@ -168,9 +189,9 @@ def _shards(job: Translation, flag: str) -> str:
 
 
 def _length(job: Translation) -> None:
-    """Set global_batch_size, chunk_size with --accum-freq above 1, and the length of the run.
+    """Set the keys global_batch_size, chunk_size (with --accum-freq above 1), and the length of the run in `job`.
 
-    The length is `steps` if the steps per epoch are known, else `epochs`.
+    The length is the key `steps` if the steps per epoch are known, else the key `epochs`.
     """
     per_gpu, every, epochs = job.number("batch-size"), job.number("accum-freq"), job.number("epochs")
     job.set("global_batch_size", per_gpu * every * job.world_size, implied="batch-size" not in job.given)
@@ -190,7 +211,10 @@ def _length(job: Translation) -> None:
 
 
 def _cadence(job: Translation) -> None:
-    """Set checkpoint.every and eval.every, converted from epochs to steps; add notes if this is not possible."""
+    """Set checkpoint.every and eval.every in `job`, converted from open_clip's epochs to steps.
+
+    Add notes if this is not possible.
+    """
     steps = job.steps_per_epoch
     if steps is None:
         job.note_given(flags.WITHOUT_STEPS)
@@ -201,7 +225,10 @@ def _cadence(job: Translation) -> None:
 
 
 def _model(job: Translation) -> None:
-    """Set the image size, and model.pretrained from --resume PATH. Raises ConfigError for sizes that are not square."""
+    """Set the image size, and model.pretrained from open_clip's --resume PATH, in the translation `job`.
+
+    Raises ConfigError for image sizes that are not square.
+    """
     size = job.given.get("force-image-size", [])
     if len(set(size)) == 1:
         job.set("model.image.image_size", size[0])
@@ -215,9 +242,10 @@ def _model(job: Translation) -> None:
 
 
 def _batch_norm(job: Translation) -> None:
-    """Set model.batch_norm=per_chunk where open_clip computes batch norm statistics per GPU or per accumulation pass.
+    """Set model.batch_norm=per_chunk in `job` where open_clip's batch norms use the rows of one GPU or one pass only.
 
-    This is for models with batch norms that train. With --use-bn-sync, add a note.
+    A pass is one of --accum-freq. The key is set only for models with batch norms that train. With --use-bn-sync, add a
+    note.
     """
     chunks = job.number("accum-freq") > 1
     normed = flags.BATCH_NORM_MODELS.match(job.text("model")) and "lock-image" not in job.given
@@ -229,7 +257,7 @@ def _batch_norm(job: Translation) -> None:
 
 
 def _optimiser(job: Translation) -> None:
-    """Set beta2, eps, the learning rate schedule and its cooldown.
+    """Set AdamW's beta2 and eps, the learning rate schedule and its cooldown in `job`, from open_clip's flags.
 
     Raises ConfigError for an optimiser other than AdamW, and for a cooldown whose number of steps is unknown.
     """
@@ -256,7 +284,10 @@ def _optimiser(job: Translation) -> None:
 
 
 def _precision(job: Translation) -> None:
-    """Set `precision` from --precision or open_clip's default. Raises ConfigError for a value that open_clip lacks."""
+    """Set the key `precision` from open_clip's --precision or its default.
+
+    Raises ConfigError for a value that open_clip does not have.
+    """
     name = job.text("precision")
     if name not in flags.PRECISIONS:
         raise ConfigError(f"--precision {name}: no such choice.{nearest(name, flags.PRECISIONS)}")
@@ -266,7 +297,10 @@ def _precision(job: Translation) -> None:
 
 
 def _augment(job: Translation) -> None:
-    """Set crop scale, brightness and grey from --aug-cfg. Raises ConfigError for its other augmentations."""
+    """Set the keys of crop scale, brightness and grey in the translation `job`, from open_clip's --aug-cfg.
+
+    Raises ConfigError for other augmentations of --aug-cfg.
+    """
     pieces = dict(piece.split("=", 1) for piece in job.given.get("aug-cfg", []) if "=" in piece)
     scale = NUMBER.findall(pieces.get("scale", "0.9, 1.0"))
     job.set("data.augment.crop_scale", f"[{','.join(scale)}]", implied="scale" not in pieces)
@@ -280,7 +314,10 @@ def _augment(job: Translation) -> None:
 
 
 def _tracking(job: Translation) -> None:
-    """Set the W&B and TensorBoard keys from --report-to. Without this flag, W&B is disabled, as in open_clip."""
+    """Set our W&B and TensorBoard keys in `job` from open_clip's --report-to.
+
+    Without this flag, W&B is disabled, as in open_clip.
+    """
     services = set(job.text("report-to").split(",")) - {""}
     if not services & {"wandb", "all"}:
         job.set("tracking.wandb", "disabled", implied="report-to" not in job.given)
@@ -291,10 +328,10 @@ def _tracking(job: Translation) -> None:
 
 
 def _direct(job: Translation) -> None:
-    """Set the keys of flags that need no computation: those in the tables KEYS and SWITCHES of open_clip_flags.py.
+    """Set the keys of those open_clip flags that need no computation, by the tables KEYS and SWITCHES.
 
-    Flags with the value none are left out; missing flags get open_clip's default where ours differs. Add a note for a
-    locked tower, whose projection still trains here.
+    The tables are in open_clip_flags.py. Flags with the value "none" are left out; missing flags get open_clip's
+    default where ours differs. Add a note for a locked (frozen) tower, because Dyad still trains its projection.
     """
     for flag, key in flags.KEYS.items():
         value = job.text(flag)
@@ -315,8 +352,8 @@ RULES = (_data, _direct, _model, _batch_norm, _length, _cadence, _optimiser, _pr
 def run(arguments: Sequence[str]) -> Translation:
     """Run `python -m train.doctor translate`: translate the command line in `arguments`.
 
-    arguments: the open_clip line as one quoted word or as separate words, and optionally gpus=N. Raises ConfigError as
-    `translate`, and if there is no line.
+    arguments: the open_clip line as one quoted word or as separate words, and optionally gpus=N. Raises ConfigError
+    if there is no line, or a line that cannot be translated.
     """
     numbers = [word for word in arguments if re.fullmatch(r"gpus=\d+", word)]
     line = [word for word in arguments if word not in numbers]

@@ -32,7 +32,8 @@ TEMPLATE = Path(__file__).with_name("templates") / "card.md.j2"
 def card(library: Library, source: ExportSource, difference: float) -> str:
     """Return the model card of an export, as Markdown.
 
-    difference: the largest difference between our embeddings and the library's, as a share of an embedding's length.
+    source: the trained model and what the card says of it. difference: the largest difference between our embeddings
+    and the library's, as a share of an embedding's length.
     """
     config = source.config
     scores = [(result, metric, score) for result in source.results for metric, score in result.scores.items()]
@@ -71,7 +72,7 @@ def card(library: Library, source: ExportSource, difference: float) -> str:
 
 
 def _origins(config: TrainConfig) -> Iterator[str]:
-    """Yield the paths of the training data and of the initial weights, where texts of their licences may lie."""
+    """Yield the paths of the training data and of the initial weights, where files with their licences may lie."""
     yield from (path for path, _ in split_sources(config.data.train, "data.train"))
     if config.data.passage.corpus:
         yield config.data.passage.corpus
@@ -94,14 +95,14 @@ def _quoted(notice: Notice) -> dict[str, str]:
 
 
 def code(value: object) -> str:
-    """Return `value` as inline code of Markdown on one line, fit for a table cell, whatever characters it has."""
+    """Return `value` as inline code of Markdown on one line; any characters in it are safe in a table cell."""
     text = _one_line(str(value)).replace("|", r"\|")
     fence, pad = _fence(text, 1), " " if text.startswith("`") or text.endswith("`") else ""
     return f"{fence}{pad}{text}{pad}{fence}"
 
 
 def _fence(text: str, least: int) -> str:
-    """Return a fence of `least` or more backticks that is longer than any run of backticks in `text`."""
+    """Return backticks to put around `text` as Markdown code: `least` or more, and more than `text` has in a row."""
     return "`" * max(least, *(len(run) + 1 for run in re.findall("`+", text)), least)
 
 
@@ -111,7 +112,7 @@ def escaped(text: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Return `text` on one line, so that it can neither end the metadata block nor begin a heading."""
+    """Return `text` on one line, so that it can neither end the card's metadata block nor begin a Markdown heading."""
     return " ".join(text.split())
 
 

@@ -43,9 +43,10 @@ def write(folder: Path, source: ExportSource) -> None:
 
 
 def calls(source: ExportSource) -> Iterator[Call]:
-    """Yield the inputs that check the export, by AutoModel and by DPR's own class: questions, then passages.
+    """Yield the texts for the check of the export, with our embeddings of them: questions, then passages.
 
-    Each list ends with a text that is too long.
+    The check embeds them by AutoModel and, where it fits, by DPR's own class. The last question and the
+    last passage are too long for their encoders.
     """
     for folder, side in zip(FOLDERS, encoder_sides(source, "dpr"), strict=True):
         own_class = FOLDERS[folder] if _is_dpr(side) else None
@@ -54,13 +55,13 @@ def calls(source: ExportSource) -> Iterator[Call]:
 
 
 def snippet(folder: Path, source: ExportSource) -> str:
-    """Return Markdown that shows how to load the folders by AutoModel, and by DPR's classes where they fit."""
+    """Return Markdown that shows how to load both encoders by AutoModel, and by DPR's own classes where they fit."""
     question, _ = encoder_sides(source, "dpr")
     return render("dpr.md.j2", folder, source, pooling=question.pooled.pooling.value, is_dpr=_is_dpr(question))
 
 
 def _is_dpr(side: TextSide) -> bool:
-    """Whether the encoder has the architecture of DPR's own classes: BERT with cls pooling."""
+    """Whether the encoder of this side is a BERT with cls pooling, the architecture of DPR's own classes."""
     return isinstance(side.pooled.encoder, BertModel) and side.pooled.pooling is Pooling.cls
 
 

@@ -41,27 +41,27 @@ class TextSide:
 
     @property
     def pooled(self) -> Pooled:
-        """The trunk of the tower: the transformers encoder with its pooling."""
+        """Return the trunk of this side's text tower: the transformers encoder with its pooling."""
         return cast(Pooled, self.tower.trunk)
 
     @property
     def too_long(self) -> str:
-        """A text of more than `length` tokens, made of PROBES, the sample texts, which have eleven words together."""
+        """Return a text that has more tokens than this side's tower takes, by repeating the sample texts PROBES."""
         return " ".join(PROBES * (self.length // 11 + 1))
 
     @torch.no_grad()
     def call(self, texts: list[str], *, unit: bool = False, adds_prefix: bool = False, **hints: Any) -> Call:
-        """Embed `texts` by our tower; return a Call, with which the export is checked for equal embeddings.
+        """Embed `texts` by our tower; return a Call, which holds texts and embeddings to compare with the library's.
 
         texts: without prefix. unit: scale embeddings to length 1. adds_prefix: the library itself puts the prefix
-        before texts. hints: further arguments for the library's function in reload.py.
+        before texts. hints: further arguments for the library's function in train/export/reload.py.
         """
         prefixed, pairs = [self.prefix + text for text in texts], texts if self.paired else None
         ours = self.tower.eval()(self.tokenize(prefixed, self.length, pairs))
         return Call(F.normalize(ours, dim=-1) if unit else ours, texts if adds_prefix else prefixed, pairs, hints=hints)
 
     def save(self, folder: Path, length: int) -> None:
-        """Write config.json, model.safetensors with the adapters merged in, and the tokenizer's files into `folder`.
+        """Write a text encoder into `folder`: config.json, model.safetensors (adapters merged in) and tokenizer files.
 
         length: the most tokens of a text, stored with the tokenizer.
         """

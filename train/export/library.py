@@ -33,10 +33,11 @@ PROBES = ["a red circle", "Grüße aus Köln", "wheel of dharma, religion, Buddh
 
 @dataclass(frozen=True)
 class ExportSource:
-    """A trained model to export, with the facts for its model card.
+    """A trained model to export, with the data that its model card needs.
 
-    name: of the run. logit_scale: log (1/τ) at the end of training, where τ is the temperature; None: the library's own
-    value. step: finished optimiser steps, None if unknown. results: scores of the evaluations at that step.
+    name: the name of the run. logit_scale: log (1/τ) at the end of training, where τ is the temperature; None: the
+    library's own value. step: finished optimiser steps, None if unknown. results: scores of the evaluations at that
+    step.
     """
 
     name: str
@@ -49,10 +50,11 @@ class ExportSource:
 
 @dataclass(frozen=True)
 class Call:
-    """Inputs that a library embeds, for comparison with our embeddings of them.
+    """Inputs for one call of an exported encoder by a library, with our embeddings of the same inputs to compare.
 
     The inputs are n texts, n pairs of `texts` and `pairs`, or n pictures, uint8 (n, 3, S, S) with S the side in pixels.
-    ours: our embeddings (n, D), which must come out. hints: further arguments of the library's function in reload.py.
+    ours: our embeddings (n, D), which the library must reproduce. hints: further arguments of the library's function in
+    train/export/reload.py.
     """
 
     ours: Tensor
@@ -67,9 +69,9 @@ class Library:
     """One export format: how to write it, check it and describe it.
 
     name: the library that loads it, a key of reload.LIBRARIES. front: metadata for the hub (library_name, pipeline_tag,
-    tags). kind: the card's name for this sort of model. write: fills a folder; raises ConfigError for a model that the
-    format cannot hold. calls: the inputs that check the written folder. snippet: returns Markdown on how to load the
-    folder.
+    tags). kind: what the model card calls this sort of model. write: fills a folder; raises ConfigError for a model
+    that the format cannot hold. calls: the inputs that check the written folder. snippet: returns Markdown on how to
+    load the folder.
     """
 
     name: str
@@ -83,7 +85,8 @@ class Library:
 def render(template: str, folder: Path, source: ExportSource, **values: Any) -> str:
     """Render a template of templates/ and return the text: how to load the export in `folder`.
 
-    values: further variables of the template. Its filters `literal` and `repr` make Python string literals of texts.
+    values: further variables of the template. The filters `literal` and `repr` of a template make Python string
+    literals of texts.
     """
     return TEMPLATES.get_template(template).render(folder=str(folder), config=source.config, **values)
 
@@ -96,9 +99,9 @@ def probe_pictures(size: int) -> Tensor:
 def difference(library: Library, folder: Path, source: ExportSource) -> float:
     """Check an export: return the largest difference between our embeddings and those of the library.
 
-    It is given as a share of an embedding's length. folder: the export, which the library loads. Raises ConfigError
-    when the library cannot load it, AssertionError when the difference exceeds TOLERANCE: then the library has another
-    model.
+    The difference is given as a share of an embedding's length. folder: the export, which the library loads. Raises
+    ConfigError when the library cannot load the folder, AssertionError when the difference exceeds TOLERANCE: then the
+    library computes another model.
     """
     calls = list(library.calls(source))
     with TemporaryDirectory() as temporary:
@@ -123,8 +126,9 @@ def difference(library: Library, folder: Path, source: ExportSource) -> float:
 def in_a_clean_process(library: str, folder: Path, job: Path) -> None:
     """Run reload.py in a process without network, without model caches and without any module of this project.
 
-    library: its name. folder: the export that it loads. job: working folder with the input files that reload.py names.
-    Raises ConfigError when the library cannot load `folder`, HardwareError when the process is killed.
+    library: the name of the library. folder: the export that the library loads. job: working folder with the input
+    files that the docstring of reload.py names. Raises ConfigError when the library cannot load `folder`, HardwareError
+    when the process is killed.
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
     caches = dict.fromkeys(("HF_HOME", "TORCH_HOME", "XDG_CACHE_HOME"), str(job))

@@ -98,10 +98,11 @@ def library_of(chosen: ExportFormat) -> Library:
 
 
 def export(library: Library, source: ExportSource, out: Path) -> float:
-    """Write and check the folder `out`; return the largest difference of embeddings, see `library.difference`.
+    """Write the export of a model into the folder `out` and check it by the library that will load it.
 
-    Raises ConfigError when the format cannot hold the model, the library cannot load the folder, or `out` exists with
-    files that this export does not write; AssertionError when the embeddings differ. After an error `out` is as it was
+    Returns the largest difference between our embeddings and the library's (see `library.difference`). Raises
+    ConfigError when the format cannot hold the model, the library cannot load the folder, or `out` exists with files
+    that this export does not write; AssertionError when the embeddings differ. After an error `out` is as it was
     before.
     """
     from dyad.train.export.card import card
@@ -122,9 +123,10 @@ def export(library: Library, source: ExportSource, out: Path) -> float:
 
 
 def _default_format(model: TwoTowerModel) -> ExportFormat:
-    """Return the format for a model when the command names none.
+    """Return the export format for a model when the user has not chosen one (format=…).
 
-    sentence_transformers for questions and passages, open_clip if both towers are one open_clip model, else onnx.
+    The format is sentence_transformers for questions and passages, open_clip if both towers come from one open_clip
+    model, else onnx.
     """
     from dyad.train.towers.build import ImageTextModel
 

@@ -40,7 +40,7 @@ PIXELS, TOKENS = "pixels", "input_ids"
 
 @dataclass(frozen=True)
 class TowerGraph:
-    """One tower and its graph file.
+    """One tower of the exported model, and the ONNX file of its graph.
 
     example: two input rows. dynamic: input axis → torch.export.Dim of variable length. texts: how a text tower prepares
     texts, None for pictures.
@@ -115,7 +115,10 @@ def write(folder: Path, source: ExportSource) -> None:
 
 
 def calls(source: ExportSource) -> Iterator[Call]:
-    """Yield inputs that check the graphs: batches of several sizes, and texts of several lengths, empty or too long."""
+    """Yield inputs for the check of the ONNX graphs, with our embeddings of them.
+
+    They are batches of several sizes, and texts of several lengths, also empty or too long.
+    """
     unit = _is_unit(source)
     for graph in _graphs(source):
         if side := graph.texts:
@@ -129,7 +132,10 @@ def calls(source: ExportSource) -> Iterator[Call]:
 
 
 def _graphs(source: ExportSource) -> list[TowerGraph]:
-    """Return a TowerGraph for each tower. For a shared encoder both name the same file."""
+    """Return a TowerGraph (a tower and its ONNX file) for each of the model's two towers.
+
+    If questions and passages share one encoder, both graphs name the same file.
+    """
     model, batch = source.model, torch.export.Dim("batch")
     if isinstance(model, TextPairModel):
         sides = dict(zip(("question", "passage"), text_sides(model, source.config), strict=True))
@@ -153,17 +159,17 @@ def _graphs(source: ExportSource) -> list[TowerGraph]:
 
 
 def _short(side: TextSide) -> Tensor:
-    """Return token ids (2, 8): two sample texts cut to 8 tokens, as the example input of a graph of variable length."""
+    """Return two sample texts as token ids (2, 8), each cut to 8 tokens: the example input for tracing a graph."""
     return side.tokenize(PROBES[:2], side.length)[:, :8]
 
 
 def _is_unit(source: ExportSource) -> bool:
-    """Whether embeddings are scaled to length 1, as cosine similarity needs."""
+    """Whether the exported graphs scale embeddings to length 1, because the model compares them by cosine."""
     return source.config.objective.similarity is Similarity.cosine
 
 
 def _settings(source: ExportSource, graphs: list[TowerGraph]) -> dict[str, Any]:
-    """Return the content of config.json: all that is needed to get from texts and pictures to scores."""
+    """Return the content of an ONNX export's config.json, which says how to get from texts or pictures to scores."""
     scale = source.logit_scale
     inputs: dict[str, Any] = {}
     for graph in graphs:
@@ -184,7 +190,7 @@ def _settings(source: ExportSource, graphs: list[TowerGraph]) -> dict[str, Any]:
 
 
 def snippet(folder: Path, source: ExportSource) -> str:
-    """Return Markdown that shows how to embed texts and pictures with the graphs."""
+    """Return Markdown that shows how to embed texts and pictures with the exported ONNX graphs."""
     image = source.model.image if isinstance(source.model, ImageTextModel) else None
     return render("onnx.md.j2", folder, source, graphs=_graphs(source), image=image, opset=OPSET)
 

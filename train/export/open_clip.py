@@ -46,7 +46,7 @@ def write(folder: Path, source: ExportSource) -> None:
 
 
 def calls(source: ExportSource) -> list[Call]:
-    """Return the inputs that check the export: noise pictures for one tower, texts for the other."""
+    """Return the inputs for the check of the export, with our embeddings: noise pictures, then sample texts."""
     model, _ = _checked(source)
     towers, pictures = model.towers.eval(), probe_pictures(model.image.size)
     with torch.no_grad():

@@ -1,9 +1,10 @@
 """python -P reload.py LIBRARY FOLDER JOB: load an export with a library and embed inputs, in a process of its own.
 
 It imports no module of this project and has no network; the caller sets the model caches. Input, in the folder JOB:
-calls.json, a list of {"texts", "pairs", hints of the format}, one dictionary per call; and given.safetensors, with the
-pictures of call number i as "i", uint8 (n, 3, S, S) with S the side in pixels. Output: theirs.safetensors with the
-embeddings (n, D) of call i as "i", or as "i/CLASS" where a second class loads the same folder.
+calls.json, a list of {"texts", "pairs", hints of the format}, one dictionary for each call of the encoder; and
+given.safetensors, with the pictures of call number i as "i", uint8 (n, 3, S, S) with S the side in pixels. Output:
+theirs.safetensors with the embeddings (n, D) of call i as "i", or as "i/CLASS" where a second class loads the same
+folder.
 """
 
 from __future__ import annotations
@@ -50,7 +51,10 @@ def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def _open_clip(folder: str, calls: list[dict[str, Any]]) -> Answers:
-    """Yield embeddings from open_clip: texts by the text tower, pictures by the image tower and its preprocessing."""
+    """Load the export in `folder` by open_clip and yield the embeddings of each of `calls` (texts or pictures).
+
+    Pictures pass open_clip's preprocessing.
+    """
     import open_clip
     import torch
     from PIL import Image
@@ -69,7 +73,10 @@ def _open_clip(folder: str, calls: list[dict[str, Any]]) -> Answers:
 
 
 def _sentence_transformers(folder: str, calls: list[dict[str, Any]]) -> Answers:
-    """Yield embeddings from sentence-transformers: texts with the prompt that a call names, query or document."""
+    """Load the export in `folder` by sentence-transformers and yield the embeddings of the texts of each of `calls`.
+
+    Each entry of `calls` names the prompt for its texts, query or document.
+    """
     from sentence_transformers import SentenceTransformer
 
     model: Any = SentenceTransformer(folder, device="cpu", local_files_only=True)
@@ -80,9 +87,10 @@ def _sentence_transformers(folder: str, calls: list[dict[str, Any]]) -> Answers:
 
 
 def _transformers(folder: str, calls: list[dict[str, Any]]) -> Answers:
-    """Yield embeddings from transformers' AutoModel: each text alone, without padding, with the pooling done here.
+    """Load the export in `folder` by transformers' AutoModel and yield the embeddings of the texts of each of `calls`.
 
-    Where a call names one of DPR's own classes, also yield embeddings of all texts in one batch by that class.
+    Each text is embedded alone, without padding, and pooled by this function. Where an entry of `calls` names one of
+    DPR's own classes, also yield the embeddings of all its texts in one batch by that class.
     """
     import torch
     import transformers
@@ -107,7 +115,10 @@ def _transformers(folder: str, calls: list[dict[str, Any]]) -> Answers:
 
 
 def _onnxruntime(folder: str, calls: list[dict[str, Any]]) -> Answers:
-    """Yield embeddings from onnxruntime: texts by tokenizer.json and the graph named by a call, pictures as pixels."""
+    """Load the export in `folder` by onnxruntime and yield the embeddings of each of `calls` (texts or pictures).
+
+    Each entry of `calls` names its graph. Texts are converted by tokenizer.json, pictures are passed as pixels.
+    """
     import onnxruntime
     from tokenizers import Tokenizer
 

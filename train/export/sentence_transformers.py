@@ -23,7 +23,10 @@ POOLINGS: dict[Pooling, PoolingMode] = {Pooling.cls: "cls", Pooling.mean: "mean"
 
 
 def write(folder: Path, source: ExportSource) -> None:
-    """Write the folder with sentence-transformers' own code. Raises ConfigError for a model with two encoders."""
+    """Write the trained encoder into `folder` by sentence-transformers' own code.
+
+    Raises ConfigError for a model with two encoders.
+    """
     question, passage = encoder_sides(source, "sentence_transformers")
     if question.tower is not passage.tower:
         raise ConfigError(
@@ -57,7 +60,10 @@ def write(folder: Path, source: ExportSource) -> None:
 
 
 def calls(source: ExportSource) -> Iterator[Call]:
-    """Yield the inputs that check the export: for each side, sample texts and a text that is too long."""
+    """Yield the texts for the check of the export, with our embeddings of them.
+
+    For questions and then for passages, they are the sample texts and a text that is too long.
+    """
     unit = source.config.objective.similarity is Similarity.cosine
     for side, prompt in zip(encoder_sides(source, "sentence_transformers"), ("query", "document"), strict=True):
         for texts in (PROBES, [side.too_long]):

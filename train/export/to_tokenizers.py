@@ -32,7 +32,7 @@ WORDS = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"""  #
 def to_tokenizers(model: TwoTowerModel) -> Tokenizer:
     """Convert the tokenizer of a model to a Tokenizer of the tokenizers library, without truncation.
 
-    It pads to the longest row, or to the context length for a tower that takes rows of one length only. Raises
+    The result pads to the longest row, or to the context length for a tower that takes rows of one length only. Raises
     ConfigError for a tokenizer that the tokenizers library cannot express.
     """
     own: Any = model.tokenize

@@ -46,9 +46,9 @@ class BadSampleCounter:
         self._unshared += [(first + bad.row, step, bad) for bad in batch.bad]
 
     def check(self) -> int:
-        """Share the bad samples since the last call between ranks, write them to the ledger; return the run's total.
+        """Collect the bad samples of all ranks since the last call, write them to the ledger; return the run's total.
 
-        Raises DataError, on all ranks, when data.bad_in_a_row or data.bad_share is exceeded. A collective: every rank
+        Raises DataError, on all ranks, when there are more than data.bad_in_a_row or data.bad_share allows. Every rank
         must call it.
         """
         if any_rank(bool(self._unshared), self._world):
@@ -58,7 +58,7 @@ class BadSampleCounter:
         return self.total
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counts as JSON values for a checkpoint."""
+        """Return the counts of bad samples so far, as JSON values for a checkpoint."""
         return {"total": self.total, "row": self._in_a_row, "last": self._last, "recent": self._recent}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -66,9 +66,10 @@ class BadSampleCounter:
         self._recent = list(state["recent"])
 
     def _take(self, events: list[tuple[int, int, BadSample]]) -> None:
-        """Write bad samples to the ledger, then count each one; DataError if a limit is exceeded.
+        """Write bad samples to the ledger (the run's event file), then count each one.
 
-        events: (position in the training order, step, sample), sorted by position.
+        Raises DataError if there are more than the configuration allows. events: (position in the training order, step,
+        sample), sorted by position.
         """
         for _, step, bad in events:  # all of them before a limit may stop the run
             facts = {"id": bad.id, "shard": bad.shard, "key": bad.key, "reason": bad.reason, "by": bad.replaced_by}

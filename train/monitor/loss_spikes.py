@@ -10,9 +10,9 @@ WINDOW = 10  # finite losses of applied steps
 class LossSpikes:
     """Decides whether a loss is a spike: loss > mean + (factor − 1) · size, over the last WINDOW losses.
 
-    Only losses of applied steps count. size is |mean|, so that a spike is a loss > factor · mean; where losses are near
-    zero or change sign, size is their range (max − min) if that is larger. Nothing is a spike before there are WINDOW
-    losses, or if factor is None.
+    Only losses of steps that were applied (not skipped) count. size is |mean|, so that a spike is a loss > factor ·
+    mean; where losses are near zero or change sign, size is their range (max − min) if that is larger. Nothing is a
+    spike before there are WINDOW losses, or if factor is None.
     """
 
     def __init__(self, factor: float | None) -> None:

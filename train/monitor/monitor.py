@@ -19,7 +19,7 @@ from dyad.train.run_folder.ledger import Ledger
 
 @dataclass
 class Monitor:
-    """Observes the steps of a run. Every rank has a Monitor and must call the same methods.
+    """Observes the training steps of a run. Every rank has a Monitor and must call the same methods.
 
     modules: name → module whose weights are compared between ranks. digest_every: steps between two comparisons, 0 for
     none. ledger: the run's event file.
@@ -45,10 +45,10 @@ class Monitor:
             self._compare_weights(step)
 
     def record_skipped(self, batch: Batch, step: int, reason: str, scalars: Mapping[str, float]) -> None:
-        """Write a skipped step to the ledger, with the lowest and highest sample id of its global batch.
+        """Write a skipped step to the run's event file, with the lowest and highest sample id of its global batch.
 
-        reason: the kind of ledger entry, nonfinite or spike. scalars: has the loss and grad_norm of the step. A
-        collective: every rank must call it.
+        reason: the kind of entry, nonfinite or spike. scalars: has the loss and grad_norm of the step. Every rank must
+        call it.
         """
         own = (int(batch.sample_ids.min()), int(batch.sample_ids.max())) if len(batch) else None
         first, last = zip(*filter(None, gather_objects(own, self.world)), strict=True)
@@ -59,8 +59,8 @@ class Monitor:
     def check(self) -> Mapping[str, float]:
         """Warn of stragglers (slow ranks), and return the count of bad samples as a metric.
 
-        Call it when a step is logged. Raises DataError, on all ranks, when there are too many bad samples. A
-        collective: every rank must call it.
+        Call it when a step is logged. Raises DataError, on all ranks, when there are too many bad samples. Every
+        rank must call it.
         """
         self.stragglers.check()
         return {"substituted": float(self.bad_samples.check())}
@@ -68,8 +68,8 @@ class Monitor:
     def verify(self, step: int) -> None:
         """Compare the ranks' weights and count the bad samples; call it before training and before each checkpoint.
 
-        So no checkpoint holds weights that differ between ranks. step: finished optimiser steps. Raises HardwareError
-        when weights differ, DataError when there are too many bad samples. A collective: every rank must call it.
+        This keeps weights that differ between ranks out of checkpoints. step: finished optimiser steps. Raises
+        HardwareError when weights differ, DataError when there are too many bad samples. Every rank must call it.
         """
         self._compare_weights(step)
         self.bad_samples.check()

@@ -37,7 +37,7 @@ class LocalTimer:
             self._seconds += perf_counter() - self._start
 
     def read(self) -> float:
-        """Return the measured seconds since the last call of read, and start again from zero.
+        """Return the seconds that the timer has summed since the last call of read, and start again from zero.
 
         On a GPU, call it only after the step has read its scalars, because by then the GPU has passed the events.
         """
@@ -59,7 +59,7 @@ class Stragglers:
         self._reset()
 
     def observe(self, waited: float) -> None:
-        """Add one step's waiting time; call it after every step. waited: seconds that the step waited for its batch."""
+        """Add `waited`, the seconds that one step waited for its batch; call it after every step."""
         if self._started:
             self._steps, self._waited = self._steps + 1, self._waited + waited
         else:  # the first step does not count: it waits until loader and towers are ready
@@ -69,8 +69,8 @@ class Stragglers:
     def check(self) -> None:
         """Compare the times of all ranks and warn of slow ones; call it after a step.
 
-        Nothing is compared before the slowest rank has needed SPAN seconds by itself. A collective that sends two
-        numbers per rank: every rank must call it.
+        Nothing is compared before the slowest rank has needed SPAN seconds of its own time. Every rank must call it,
+        because each sends two values to the others.
         """
         if self._world.size == 1 or not self._steps:
             return

@@ -28,7 +28,7 @@ from dyad.train.towers.pooled import Pooled
 class GlobalStatistics(_BatchNorm):
     """A batch norm with the statistics of all ranks' rows (model.batch_norm=global).
 
-    counts: False while this rank has no rows and runs a placeholder, which is left out of the statistics.
+    counts: False while this rank has no rows; the statistics then leave out the dummy row that it runs instead.
     """
 
     counts = True
@@ -52,8 +52,9 @@ class FrozenStatistics(_BatchNorm):
 class RunningStatistics:
     """Saves (`read`) and restores (`write`) the running means and variances of all batch norms in training.
 
-    Every forward pass updates them, but the second forward of a chunk (which recomputes it) and a skipped step must
-    not. own: the buffers computed from this rank's rows only, which therefore differ between ranks.
+    Every forward pass in training updates these statistics, but a skipped step and the second forward pass of a chunk
+    (which recomputes its embeddings) must not change them. own: the buffers computed from this rank's rows only, which
+    therefore differ between ranks.
     """
 
     def __init__(self, towers: nn.Module) -> None:
@@ -71,9 +72,9 @@ class RunningStatistics:
             buffer.copy_(value)
 
     def begin(self, rows: int) -> None:
-        """Begin a step in which this rank has `rows` rows.
+        """Tell the batch norms with global statistics, at the start of a step, whether this rank has rows.
 
-        Without any rows the towers run a placeholder, which global statistics leave out.
+        rows: the number of its rows. A rank without rows runs a dummy row, which the statistics leave out.
         """
         for norm in self._global:
             norm.counts = rows > 0
@@ -140,9 +141,9 @@ CHOICES: dict[BatchNorm, tuple[type[_BatchNorm] | None, str]] = {
 
 
 def _own_forward(norm: _BatchNorm) -> str:
-    """Return the class name of a norm with a forward of its own that GlobalStatistics replaces; "" for other norms.
+    """Return the name of the class of `norm` before its conversion, if GlobalStatistics has replaced its forward().
 
-    A forward is the norm's own if it is neither torch's nor timm's.
+    Returns "" if `norm` is no GlobalStatistics, or if the forward() of that class is torch's or timm's.
     """
     if not isinstance(norm, GlobalStatistics) or hasattr(norm, "act"):
         return ""
@@ -152,15 +153,15 @@ def _own_forward(norm: _BatchNorm) -> str:
 
 @cache
 def _kind(kind: type[_BatchNorm], norm: type[_BatchNorm]) -> type[_BatchNorm]:
-    """Return a new subclass of both classes: `kind` decides which statistics are used, `norm` everything else."""
+    """Return a new subclass of two batch norm classes: `kind` decides which statistics are used, `norm` all else."""
     return type(f"{kind.__name__}_{norm.__name__}", (kind, norm), {})
 
 
 @torch.compiler.disable()
 def _over_ranks(norm: GlobalStatistics, x: Tensor) -> Tensor:
-    """Normalise x by the statistics of all ranks, and update the running statistics of `norm`, as torch does.
+    """Normalise x by the mean and variance over all ranks, and update the running statistics of `norm`, as torch does.
 
-    A collective: every rank must call it.
+    Every rank must call it, because the ranks exchange their statistics.
     """
     count, mean_C, var_C = _statistics(x.detach(), norm.counts)
     if norm.running_mean is not None and norm.running_var is not None and norm.num_batches_tracked is not None:
@@ -176,9 +177,9 @@ def _over_ranks(norm: GlobalStatistics, x: Tensor) -> Tensor:
 def _statistics(x: Tensor, counts: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Return the number of values per channel over all ranks, and the channels' means (C,) and variances (C,).
 
-    x: (b, C, …). counts: whether the rows of this rank count. The results are bit-equal on every rank, in float32 or
-    better. Each rank's deviations are from its own mean and merged as in Chan et al. 1979, which avoids cancellation. A
-    collective: every rank must call it.
+    x: (b, C, …). counts: whether the rows of this rank enter the statistics. The results are bit-equal on every rank,
+    in float32 or better. Each rank sums squared deviations from its own mean; the sums are merged as in Chan et al.
+    1979, which avoids cancellation. Every rank must call it.
     """
     dims, channels = [dim for dim in range(x.ndim) if dim != 1], x.shape[1]
     var_C, mean_C = torch.var_mean(x.to(torch.promote_types(x.dtype, torch.float32)), dims, correction=0)
@@ -196,7 +197,7 @@ class _Normalised(torch.autograd.Function):
     """Computes weight (x - mean) / sqrt(var + eps) + bias per channel; mean and var are over the rows of all ranks.
 
     share: (1 / count), the weight of one value of x in mean and var, where count is the number of values per channel
-    over all ranks; 0 if the rows of this rank do not count.
+    over all ranks; 0 if the rows of this rank are left out of the statistics.
     """
 
     @staticmethod
@@ -214,7 +215,7 @@ class _Normalised(torch.autograd.Function):
 
         dx = (weight / std) (dy - mean(dy) - x̂ mean(dy x̂)), with dy the gradient of the output, x̂ = (x - mean) / std,
         and means over the rows of all ranks. The first term is torch's backward with fixed statistics, the other two
-        are computed as a batch norm of x. A collective: every rank must call it.
+        are computed as a batch norm of x. Every rank must call it.
         """
         x, weight, mean, var, share = ctx.saved_tensors
         fixed = (x, weight, mean, var, None, None, False, ctx.eps, [True, True, True])

@@ -24,7 +24,7 @@ TOKENS_REFUSED = "model.text: this tower cannot take its tokenizer's tokens"
 
 @dataclass(frozen=True)
 class TwoTowerModel:
-    """Two towers, and the tokenizer of their texts.
+    """A model of two towers, which embed the two sides of a pair, and the tokenizer of their texts.
 
     tokenize: converts n texts to token ids, int64 (n, L), where L counts tokens.
     """
@@ -64,7 +64,11 @@ def build_model(config: ModelConfig, task: Task, load_pretrained: bool = True) -
 
 
 def build_image_text(config: ModelConfig, load_pretrained: bool = True) -> ImageTextModel:
-    """Build the image tower and the text tower of task=image_text. Parameters and errors as in `build_model`."""
+    """Build the image tower and the text tower of task=image_text.
+
+    load_pretrained=False: build architectures only, with random weights. Raises ConfigError for a model, weights or
+    inputs that do not exist or do not fit.
+    """
     from dyad.train.towers.image import build_image_tower
     from dyad.train.towers.open_clip import BuildContext
 
@@ -87,7 +91,8 @@ def build_image_text(config: ModelConfig, load_pretrained: bool = True) -> Image
 def build_text_pair(config: ModelConfig, load_pretrained: bool = True) -> TextPairModel:
     """Build the towers of task=question_passage: one transformers encoder for both sides, or two with equal weights.
 
-    model.shared decides which. Parameters and errors as in `build_model`.
+    model.shared decides which. load_pretrained=False: build architectures only, with random weights. Raises ConfigError
+    for a model, weights or inputs that do not exist or do not fit.
     """
     if config.text.kind is not TextTower.transformers:
         raise ConfigError(
@@ -112,8 +117,8 @@ def _pair(x_tower: Tower, y_tower: Tower, config: ModelConfig) -> TwoTower:
 def _probe(tower: Tower, inputs: Tensor, problem: str) -> int:
     """Run a tower once on `inputs` and return the width D of its embeddings.
 
-    Freezes parameters that the embeddings do not depend on, because DDP would wait for their gradients. Raises
-    ConfigError, which begins with `problem`, when the tower fails.
+    Freezes parameters that the embeddings do not depend on, because DDP (torch's DistributedDataParallel) would wait
+    for their gradients. When the tower fails, raises ConfigError with a message that begins with `problem`.
     """
     tower.eval()
     with explained(problem):

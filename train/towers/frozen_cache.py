@@ -18,7 +18,7 @@ LENGTH_STEP = 8  # tokens; lengths are rounded up to a multiple of it
 
 
 class FrozenCache:
-    """Caches the output of each input row under a hash of the row's bytes.
+    """Caches the output of a frozen tower for each input row, under a hash of the row's bytes.
 
     capacity: bytes of outputs to hold; once they are used up, further outputs are computed every time. pad: the id of
     the padding token (on the right) of text inputs, None for images; text rows are cut to `padded_length` and computed
@@ -32,10 +32,10 @@ class FrozenCache:
 
     @torch.no_grad()
     def __call__(self, compute: Callable[[Tensor], Tensor], inputs: Tensor, depends_on: Hashable) -> Tensor:
-        """Return compute(inputs), (b, …), without gradient, from the cache where possible.
+        """Return compute(inputs), (b, …), without gradient, taking rows from the cache where possible.
 
-        The bits of a row's output do not depend on the other rows. depends_on: everything else that outputs depend on;
-        the cache is emptied when it changes.
+        The bits of a row's output do not depend on the other rows. depends_on: all that the outputs depend on besides
+        `inputs` (precision, weights); when it changes, the cache is emptied.
         """
         if depends_on != self._depends_on:
             self._cached, self._free, self._depends_on = {}, self.capacity, depends_on
@@ -61,10 +61,10 @@ class FrozenCache:
         return outputs
 
     def _computed(self, compute: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-        """Return compute(inputs) for at most one block of rows, filled up to a whole block by copies of its first row.
+        """Return compute(inputs) for `inputs` of at most one block (the number of rows that is computed at a time).
 
-        For text inputs one row of a single token is added, because attention takes another code path when nothing is
-        masked.
+        A smaller input is filled up to a whole block by copies of its first row. For text inputs one row of a single
+        token is added, because attention takes another code path when nothing is masked.
         """
         count = len(inputs)
         block = torch.cat([inputs, inputs[:1].expand(BLOCK[inputs.device.type] - count, *inputs.shape[1:])])
@@ -93,7 +93,7 @@ def padded_length(longest: int, limit: int) -> int:
 
 
 def _blocks(rows: list[int], lengths: list[int], size: int) -> list[list[int]]:
-    """Split row indices into blocks of at most `size` rows of equal length. lengths[i]: tokens of row i."""
+    """Split the row indices `rows` into blocks of at most `size` rows of equal length. lengths[i]: tokens of row i."""
     blocks = []
     for length in sorted({lengths[row] for row in rows}):
         members = [row for row in rows if lengths[row] == length]

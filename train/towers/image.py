@@ -28,7 +28,7 @@ ImageParts = tuple[nn.Module, nn.Module, ImageSpec]  # trunk, projection, what t
 
 
 class NormalizePixels(nn.Module):
-    """Converts uint8 pixels to ((pixel / 255) − mean) / std per channel, in the dtype of the tower."""
+    """Converts uint8 pixels to ((pixel / 255) − mean) / std per channel, in the dtype that the tower computes in."""
 
     mean: Tensor
     std: Tensor
@@ -45,7 +45,8 @@ class NormalizePixels(nn.Module):
 def build_image_tower(context: BuildContext) -> tuple[Tower, ImageSpec]:
     """Build the image tower of a configuration; return it with the size and normalisation of the images that it takes.
 
-    Raises ConfigError, as `build_model`.
+    context: the configuration, and the open_clip models that both towers share. Raises ConfigError for an unknown
+    model, or weights that do not exist or do not fit.
     """
     config = context.config
     trunk, projection, spec = BUILDERS[config.image.kind](context)
@@ -119,8 +120,9 @@ def _load_timm(name: str, pretrained: str | None) -> Any:
 def _cnn(context: BuildContext) -> ImageParts:
     """Build the tower for small images: one stride-2 convolution per width, flattened feature map, projection.
 
-    The map is not pooled, because the position in a drawing matters. GroupNorm uses no statistics of the batch, so
-    neither the chunk size nor the number of ranks changes an embedding. Raises ConfigError for widths that do not work.
+    The feature map is not pooled, because the position in a drawing matters. GroupNorm uses no statistics of the batch,
+    so neither the chunk size nor the number of ranks changes an embedding. Raises ConfigError for widths that do not
+    work.
     """
     config = context.config
     size, widths = config.image.image_size or 64, config.image.widths

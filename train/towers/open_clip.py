@@ -87,9 +87,9 @@ class BuildContext:
             return open_clip.get_tokenizer(model_name(name), context_length=self.config.text.context_length)
 
     def open_clip_config(self) -> dict[str, Any] | None:
-        """Return the model_cfg from which open_clip builds this model, with our image size and context length.
+        """Return the open_clip configuration (model_cfg) of the towers, with our image size and context length.
 
-        None unless both towers come from the same open_clip model.
+        Returns None unless both towers come from the same open_clip model.
         """
         image, text = self.config.image, self.config.text
         kinds = (image.kind, text.kind)
@@ -200,7 +200,7 @@ def check_weights(name: str, pretrained: str | None) -> dict[str, Any]:
 def open_clip_state_dict(model: ImageTextModel) -> dict[str, Tensor]:
     """Return the weights of both towers under the parameter names of open_clip's model class.
 
-    The model must have an open_clip_config. Most configurations make a class with the text weights at its top level,
+    The model must have an open_clip_config. In most configurations this class has the text weights at its top level,
     without "text." before their names.
     """
     assert model.open_clip_config is not None

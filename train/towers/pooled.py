@@ -50,7 +50,10 @@ class Pooled(nn.Module):
         self.encoder, self.pooling, self.pad = encoder, pooling, pad
 
     def extra_repr(self) -> str:
-        """Enters the identity of kept embeddings (eval.encode.embeddings.identity_of)."""
+        """Return the pooling and the padding id as text for repr().
+
+        The identity of kept embeddings contains it (eval.encode.embeddings.identity_of).
+        """
         return f"pooling={self.pooling.name}, pad={self.pad}"
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -64,7 +67,10 @@ class Pooled(nn.Module):
         return torch.cat(pooled)[order.argsort()]  # back in the order of the input
 
     def encode_group(self, tokens: Tensor) -> Tensor:
-        """Embed token ids (b, L) as (b, H) by one call of the encoder, without grouping the rows by length."""
+        """Embed b texts of L token ids as (b, H), with H the encoder's width, by one call of the encoder.
+
+        The rows are not grouped by length.
+        """
         mask_bL = tokens != self.pad
         mask_bL[:, 0] = True  # a fully masked row of attention is NaN
         states_bLH = self.encoder(input_ids=tokens, attention_mask=mask_bL.long()).last_hidden_state
@@ -72,7 +78,10 @@ class Pooled(nn.Module):
         return pooled_states(states_bLH, mask_bL, self.pooling)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile the encoder only, with the arguments of torch.compile: the grouping of rows is plain Python."""
+        """Compile the transformers encoder only, with the arguments of torch.compile.
+
+        The grouping of rows by length is plain Python and stays as it is.
+        """
         self.encoder.compile(*args, **kwargs)
 
 

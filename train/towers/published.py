@@ -29,8 +29,8 @@ PLAIN_ATTENTION = (None, "eager", "sdpa")
 def explained(problem: str, advice: str = "") -> Iterator[None]:
     """Turn any error raised inside the `with` block into a ConfigError.
 
-    Its message is `problem`, the first line of the error, and `advice`. A ConfigError passes unchanged. For code that
-    reads untrusted files, where libraries raise errors of many types.
+    The message of the ConfigError is `problem`, the first line of the error, and `advice`. A ConfigError raised inside
+    passes unchanged. Use it around code that reads untrusted files, where libraries raise errors of many types.
     """
     try:
         yield
@@ -89,7 +89,7 @@ def package_folder(name: str) -> str:
 
 
 def location_of(name: str) -> str:
-    """Convert pkg:PACKAGE/FOLDER or ~/FOLDER to a path. Return any other folder or published name as it is."""
+    """Convert a model name pkg:PACKAGE/FOLDER or ~/FOLDER to a path. Return any other folder or hub name as it is."""
     return package_folder(name) if name.startswith("pkg:") else os.path.expanduser(name)
 
 
@@ -133,9 +133,9 @@ def file_of(name: str, file: str, fetch: bool) -> Path | None:
 
 
 def is_unknown(name: str, file: str) -> bool:
-    """Whether the hub's cache does not know if the published model `name` has this file.
+    """Whether the local cache of the Hugging Face hub cannot tell if the published model `name` has this file.
 
-    False for folders and packages.
+    False if `name` is a folder or in a package.
     """
     from huggingface_hub import try_to_load_from_cache
 
@@ -146,7 +146,7 @@ def is_unknown(name: str, file: str) -> bool:
 
 @cache
 def _published(model: str, revision: str | None, file: str, fetch: bool) -> Path | None:
-    """Return the path of a published model's file in the hub's cache, or None, as `file_of`.
+    """Return the path of a published model's file in the hub's cache; None if it is not there and not fetched.
 
     The answer is cached for the process. fetch: download a file that the hub's cache knows nothing about. The hub is
     asked with a timeout of 5 s before the download, because a download without a network would retry much longer.
@@ -166,7 +166,7 @@ def _published(model: str, revision: str | None, file: str, fetch: bool) -> Path
 
 
 def _inside(folder: Path, file: str) -> Path | None:
-    """Return the path of `file` in `folder`, None if there is none.
+    """Return the path of `file` in `folder`, None if the file does not exist.
 
     Raises ConfigError for a path or a link that leads out of the folder. Links of the hub's cache lead to its folder
     blobs/ and are followed.

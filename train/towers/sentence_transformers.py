@@ -122,7 +122,8 @@ def sentence_folder(name: str, fetch: bool = False) -> SentenceFolder | None:
 def folder_of_config(config: TrainConfig | DictConfig, fetch: bool = False) -> SentenceFolder | None:
     """Read the settings of the folder that the text tower comes from; None if it is no SentenceTransformer.
 
-    fetch: ask the hub for files that its cache does not have. Raises ConfigError, as `sentence_folder`.
+    fetch: ask the hub for files that its cache does not have. Raises ConfigError for modules that we do not support,
+    and for damaged files.
     """
     text = config.model.text
     name = text.name or config.model.name
@@ -130,9 +131,9 @@ def folder_of_config(config: TrainConfig | DictConfig, fetch: bool = False) -> S
 
 
 def fill_defaults(config: DictConfig) -> None:
-    """Set, in place, each key of OPEN that the user left unset.
+    """Set, in place, each key of the list OPEN that the user left unset.
 
-    OPEN lists the keys that may take their default from a SentenceTransformer folder. The value comes from the folder
+    OPEN holds the keys that may take their default from a SentenceTransformer folder. The value comes from the folder
     of the text tower, else from the schema. Raises ConfigError for a setting of the folder that our key cannot express,
     and for a folder that cannot be used.
     """
@@ -174,8 +175,8 @@ def open_schema(config: Any, prefix: str = "") -> DictConfig:
 def describe_choices(config: TrainConfig) -> Iterator[str]:
     """Yield lines for the log on the settings of the text tower's SentenceTransformer folder.
 
-    They name the settings that the run uses and those that it changes, or say why a folder or a published model is
-    taken as a plain encoder.
+    The lines name the settings that the run uses and those that it changes, or say why a folder or a published model
+    is taken as a plain encoder.
     """
     name = config.model.text.name
     try:
@@ -234,8 +235,8 @@ def _module_folders(path: Path, instead: str) -> dict[str, str]:
 def _lengths(name: str, encoder: dict[str, Any], model_max_length: Any, fetch: bool) -> dict[str, int]:
     """Return the most tokens of a text for each configuration key of a length.
 
-    The value is the encoder's setting, else the tokenizer's limit, else the number of position embeddings, which no
-    value exceeds. encoder: content of sentence_bert_config.json. model_max_length: limit in the tokenizer's settings,
+    The limit is the encoder's setting, else the tokenizer's limit, else the number of position embeddings, which no
+    limit exceeds. encoder: content of sentence_bert_config.json. model_max_length: limit in the tokenizer's settings,
     untrusted. fetch: ask the hub for config.json. Raises ConfigError for a value that is no length.
     """
     settings = check_settings(name, file_of(name, "config.json", fetch))

@@ -75,7 +75,8 @@ class TextTokenizer:
 def build_text_tower(context: BuildContext) -> tuple[Tower, Callable[[list[str]], Tensor]]:
     """Build the text tower of an image_text model and its tokenizer, which makes rows of one fixed length.
 
-    Raises ConfigError, as `build_model`.
+    context: the configuration, and the open_clip models that both towers share. Raises ConfigError for an unknown
+    model, or weights that do not exist or do not fit.
     """
     config = context.config
     if config.text.kind is TextTower.open_clip:
@@ -90,7 +91,8 @@ def build_text_tower(context: BuildContext) -> tuple[Tower, Callable[[list[str]]
 def build_text_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[Tower, TextTokenizer]:
     """Build a text tower from a transformers encoder, with a tokenizer for texts of any length.
 
-    load_pretrained=False: build the architecture only. Raises ConfigError, as `build_model`.
+    load_pretrained=False: build the architecture only, with random weights. Raises ConfigError for an unknown model,
+    or weights that do not exist or do not fit.
     """
     name, text = config.text.name or config.name, config.text
     if name is None:
@@ -125,10 +127,10 @@ def build_text_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[Towe
 
 
 def _load(name: str, pretrained: bool) -> tuple[Any, Any]:
-    """Load (encoder, tokenizer) from a folder, a package or a published model. Raises ConfigError when that fails.
+    """Load (encoder, tokenizer) of transformers from `name`: a folder, pkg:PACKAGE/FOLDER or a published model.
 
-    pretrained: load weights; else random ones. No file of the model chooses code that runs: neither a class that comes
-    with the model nor an attention kernel.
+    pretrained: load its weights; else they are random. No file of the model can choose code to run, neither a class
+    that comes with the model nor an attention kernel. Raises ConfigError when loading fails.
     """
     from transformers import AutoConfig, AutoModel, AutoTokenizer
     from transformers.utils import logging
@@ -174,7 +176,7 @@ def _padding(tokenizer: Any) -> int:
     """Set the tokenizer's padding token, and padding on the right, and return the token's id.
 
     The token is a special token that the tokenizer does not add to every text. The token of unknown words is the last
-    choice, because a text may contain it. Raises ConfigError if no token is left.
+    choice, because a text may contain it. Raises ConfigError if the tokenizer has no such token.
     """
     used = set(tokenizer("a").input_ids)
     names = [tokenizer.pad_token, tokenizer.eos_token, *tokenizer.all_special_tokens]
@@ -189,8 +191,8 @@ def _padding(tokenizer: Any) -> int:
 def _dense(name: str, width: int, pretrained: bool) -> nn.Module:
     """Return the Dense module of a SentenceTransformer folder as a linear layer.
 
-    width: its input width. pretrained: load its weights; else they are random. Raises ConfigError when the folder has
-    no Dense module that is a plain linear layer.
+    width: the layer's input width. pretrained: load its weights; else they are random. Raises ConfigError when the
+    folder has no Dense module that is a plain linear layer.
     """
     folder = sentence_folder(name) or SentenceFolder(name)
     if folder.dense is None:
@@ -209,8 +211,8 @@ def _dense(name: str, width: int, pretrained: bool) -> nn.Module:
 def _limit(config: ModelConfig, encoder: Any, tokenizer: Any) -> int:
     """Return the most tokens of a text that the tower takes.
 
-    That is model.text.context_length, else the encoder's or the tokenizer's own limit, else LONGEST. Raises ConfigError
-    for a context_length above the number of position embeddings.
+    The limit is model.text.context_length, else the encoder's or the tokenizer's own limit, else LONGEST. Raises
+    ConfigError for a context_length above the number of position embeddings.
     """
     positions = positions_of(encoder)
     own = next((n for n in (positions, tokenizer.model_max_length) if n and n < 1 << 20), LONGEST)

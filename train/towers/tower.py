@@ -41,7 +41,7 @@ class Tower(nn.Module):
         return self.projection(self._frozen_cache(self.features, inputs, depends_on))
 
     def features(self, inputs: Tensor) -> Tensor:
-        """Return the outputs of the trunk, which are the inputs of the projection, computed without the cache."""
+        """Return the outputs of the tower's trunk for `inputs` (b, …), before the projection, without the cache."""
         return self.trunk(self.prepare(inputs))
 
     def train(self, mode: bool = True) -> Tower:
@@ -52,14 +52,14 @@ class Tower(nn.Module):
         return self
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile the trunk only, with the arguments of torch.compile: the cache is plain Python."""
+        """Compile only the trunk of the tower, with the arguments of torch.compile; the cache is plain Python."""
         self.trunk.compile(*args, **kwargs)
 
 
 class TwoTower(nn.Module):
     """Holds x_tower and y_tower, which each embed (b, …) inputs as (b, D), not normalised.
 
-    When they share weights, both are the same module.
+    When the two towers share weights, both are the same module.
     """
 
     def __init__(self, x_tower: nn.Module, y_tower: nn.Module) -> None:
@@ -68,7 +68,7 @@ class TwoTower(nn.Module):
 
 
 def precision_of(device: torch.device) -> torch.dtype | None:
-    """Return the dtype of the surrounding autocast on this device, None outside of autocast."""
+    """Return the dtype of the torch.autocast context that this call runs in, for `device`; None outside of autocast."""
     return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
 
 

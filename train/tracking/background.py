@@ -30,8 +30,8 @@ class TrackedRun:
 
     folder: the run folder. config: its W&B mode is already resolved to online, offline or disabled. run_config: the
     run's configuration as plain values; a tracker redacts its secrets. first_step: the step from which the run
-    continues. taken_back: (step, whether of training) of each record that the run sent before it was stopped and will
-    log again. wandb_id: id of the W&B run, None without W&B.
+    continues. taken_back: (step, whether it is a record of training) for each record that the run sent before it was
+    stopped and will log again. wandb_id: id of the W&B run, None without W&B.
     """
 
     folder: Path
@@ -54,14 +54,17 @@ class Tracker(Sink):
 
     @staticmethod
     def is_on(config: TrackingConfig) -> bool:
-        """Whether `config` asks for this tracker. Raises ConfigError if the tracker cannot work. Uses no network."""
+        """Whether `config` asks for this tracker (W&B or TensorBoard). Uses no network.
+
+        Raises ConfigError if the tracker cannot work.
+        """
         raise NotImplementedError
 
     @staticmethod
     def clean_up(folder: Path) -> None:
-        """Release what a dropped tracker may still hold, within CLEAN_UP seconds. By default a no-op.
+        """Release what a dropped tracker may still hold, such as a process, within CLEAN_UP seconds.
 
-        folder: the run folder.
+        Does nothing unless a subclass overrides it. folder: the run folder.
         """
 
 
@@ -100,7 +103,7 @@ class BackgroundTracker(Sink):
         self._wait_for(self._ended)
 
     def _work(self, start: Callable[[], Tracker]) -> None:
-        """Create the tracker and run the jobs of the queue until a None. This is the function of the thread."""
+        """Create the tracker by `start`, then run the queued jobs until one is None. The tracker's thread runs this."""
         try:
             tracker = start()
             self._where, self._recovery = tracker.where, tracker.recovery
@@ -114,7 +117,7 @@ class BackgroundTracker(Sink):
             self._ended.set()
 
     def _submit(self, job: Callable[[Tracker], None] | None) -> None:
-        """Queue a job for the tracker's thread, None to end it. Drop the tracker if it has failed or lags behind."""
+        """Queue a job for the tracker's thread; None ends it. Drop the tracker if it has failed or lags behind."""
         if self._dropped:
             return
         try:

@@ -22,7 +22,7 @@ from dyad.train.tracking.trackers import TRACKERS
 class Logger:
     """Passes the records and text lines of the training loop to sinks: files, console, trackers.
 
-    Rank 0 has sinks; every other rank has `Logger()`, which is a no-op. wandb_id: id of the W&B run, saved in
+    Rank 0 has sinks; every other rank has `Logger()`, which does nothing. wandb_id: id of the W&B run, saved in
     checkpoints; None without W&B.
     """
 
@@ -37,7 +37,7 @@ class Logger:
             sink.log(record)
 
     def conclude(self, panels: Sequence[Panels], report: Path | None) -> None:
-        """Show the last evaluation in all sinks.
+        """Pass the last evaluation of the run to all sinks (files, console, trackers).
 
         panels: one for each data set. report: path of report.html, None if it was not made.
         """
@@ -122,8 +122,9 @@ def build_logger(
 def cut(path: Path, step: int, log: Callable[[str], None], evaluation_owed: bool = False) -> set[RecordPosition]:
     """Remove the records past `step` from metrics.jsonl, because they will be logged again.
 
-    Returns (step, whether of training) of each removed record. evaluation_owed: the evaluation at `step` itself will be
-    logged again too. Damaged lines are removed and reported to `log`. The file is replaced atomically.
+    Returns (step, whether it is a record of training) for each removed record. evaluation_owed: the evaluation at
+    `step` itself will be logged again too. Damaged lines are removed and reported to `log`. After an error the old file
+    stays.
     """
     if not path.exists():
         return set()

@@ -32,29 +32,32 @@ def position(record: Record) -> RecordPosition:
 
 
 class Sink:
-    """Base class of destinations of a run's records, text lines and last results. All methods are no-ops here."""
+    """Base class of destinations of a run's records, text lines and last results. Its methods do nothing."""
 
     def log(self, record: Record) -> None:
-        """Take one record: step, samples_seen and metrics by name, as in a line of metrics.jsonl."""
+        """Output one record; subclasses of Sink write it to a file, the console or a tracker.
+
+        record: step, samples_seen and metrics by name, as in a line of metrics.jsonl.
+        """
 
     def print(self, line: str) -> None:
-        """Take one line of text."""
+        """Output one line of text; subclasses of Sink write it to log.txt or the console."""
 
     def conclude(self, panels: Sequence[Panels], report: Path | None) -> None:
-        """Take the last evaluation.
+        """Show the last evaluation of the run; subclasses of Sink for trackers send its panels.
 
         panels: one for each data set. report: path of report.html, None if it was not made.
         """
 
     def flush(self) -> None:
-        """Wait until the disk holds everything taken so far."""
+        """Wait until the disk holds every record given to this sink so far. Does nothing unless overridden."""
 
     def close(self, failed: bool) -> None:
-        """Close the sink, which takes nothing more. failed: whether the run ends with an error."""
+        """Close this destination of records; nothing more is sent to it. failed: whether the run ends with an error."""
 
 
 class Lines:
-    """Converts a record to a line of text.
+    """Converts a record of metrics to a line of text.
 
     "Loss: 3.21 (3.30)" shows the loss, and its mean over this epoch's lines so far.
     """

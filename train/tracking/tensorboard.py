@@ -41,7 +41,10 @@ class TensorBoard(Tracker):
                 self._writer.add_scalar(name, value, self._step)
 
     def conclude(self, panels: Sequence[Panels], report: Path | None) -> None:
-        """Write histograms of similarity scores. Galleries and tables are shown only by report.html and W&B."""
+        """Write the histograms of similarity scores in `panels` to TensorBoard.
+
+        Galleries and tables are shown only by report.html and W&B.
+        """
         for shown in panels:
             for kind, (edges, counts) in shown.histograms.items():
                 middles = [(low + high) / 2 for low, high in pairwise(edges)]

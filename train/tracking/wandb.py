@@ -30,7 +30,7 @@ GROUPS = ("train", "val", "eval", "gallery", "scores", "confusion", "classes", "
 
 
 class WandbRun(Tracker):
-    """Starts or continues one W&B run, online or offline as `run.config.wandb` says."""
+    """The W&B tracker: starts or continues one W&B run, online or offline as `run.config.wandb` says."""
 
     def __init__(self, run: TrackedRun) -> None:
         folder = self._folder = run.folder / "wandb"
@@ -99,9 +99,10 @@ class WandbRun(Tracker):
         self._run.log({**values, **self._at})
 
     def conclude(self, panels: Sequence[Panels], report: Path | None) -> None:
-        """Send the panels and report.html to W&B, once for each last step.
+        """Send the panels of the last evaluation and report.html to W&B.
 
-        Nothing is sent again when a finished run is started again. Raises TimeoutError when the server does not answer.
+        When a finished run is started again, they are not sent a second time. Raises TimeoutError when the server does
+        not answer.
         """
         if _read(self._concluded) == self._at[AXIS]:
             return
@@ -156,7 +157,7 @@ class WandbRun(Tracker):
 
 
 def clean_logs(folder: Path) -> None:
-    """Overwrite secrets in W&B's own log files, which may hold them because the W&B server sent them back.
+    """Overwrite secrets in W&B's own log files, which may contain text from the W&B server.
 
     folder: W&B's folder in the run folder. Files are changed in place, as W&B may still be writing.
     """
@@ -180,8 +181,8 @@ def _summary(name: str) -> str | None:
 def _sent(path: Path, taken_back: set[RecordPosition]) -> set[RecordPosition]:
     """Add `taken_back` to the set of record positions in the file `path`, and return the whole set.
 
-    A position is (step, whether of training). W&B already has these records, and the run will log them again. They are
-    kept in a file, because a run may be stopped many times.
+    A position is (step, whether it is a record of training). W&B already has these records, and the run will log them
+    again. They are kept in a file, because a run may be stopped many times.
     """
     before = {(step, training) for step, training in _read(path) or ()}
     write_json(path, sorted(before | taken_back))

@@ -46,7 +46,8 @@ def resolve_wandb_mode(config: TrackingConfig, run_dir: Path, log: Callable[[str
     """Return a copy of `config` with tracking.wandb resolved to online, offline or disabled, and log one line about it.
 
     Call it before data are read. The mode is offline if the W&B server does not answer, disabled if the wandb package
-    cannot be imported. run_dir: the run folder, for the line. Raises ConfigError, as `wandb_mode`.
+    cannot be imported. run_dir: the run folder, for the line. Raises ConfigError if the mode is online and there is no
+    API key.
     """
     mode, reason, where = wandb_mode(config), "", ""
     if config.wandb is Wandb.auto:
@@ -71,7 +72,7 @@ def resolve_wandb_mode(config: TrackingConfig, run_dir: Path, log: Callable[[str
 def wandb_package() -> Any:
     """Import and return the package wandb, with its error reports switched off.
 
-    The error reports would use the network even offline, and wait 10 s at exit.
+    These reports would use the network even offline, and wait 10 s at exit.
     """
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     return import_module("wandb")
