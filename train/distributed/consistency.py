@@ -19,10 +19,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def check_same_config(world: World, facts: Mapping[str, object]) -> None:
-    """Raise ConfigError on all ranks unless `facts` (name → value) are equal on all of them.
+    """Raise ConfigError on all ranks unless all ranks pass equal `facts` (name → value).
 
-    Rank 0 prints the error. Collective: every rank calls it. The values are compared as text, for example configuration
-    keys, versions, and the digest of the code.
+    The values are compared as text; they are, for example, configuration keys, versions, and the digest of the code.
+    Rank 0 prints the error. Every rank must call it.
     """
     facts_W = gather_objects({name: str(value) for name, value in facts.items()}, world)
     names = {name: None for facts_of_rank in facts_W for name in facts_of_rank}  # in order, without repeats
@@ -41,10 +41,10 @@ def check_same_config(world: World, facts: Mapping[str, object]) -> None:
 
 
 def check_same_weights(world: World, named: Mapping[str, Tensor], step: int) -> None:
-    """Raise HardwareError on all ranks unless the tensors `named` (name → tensor) have the same bits on all of them.
+    """Raise HardwareError on all ranks unless the tensors `named` (name → tensor) have the same bits on all ranks.
 
-    Collective: every rank calls it; rank 0 prints the error. step: number of finished steps, for the message. A rank
-    sends one int64 while all agree, and one per tensor when they do not.
+    Every rank must call it; rank 0 prints the error. step: number of finished steps, for the message. A rank sends one
+    int64 checksum if all ranks agree, and one per tensor if they do not.
     """
     sums_n = torch.stack([bit_sum(tensor) for tensor in named.values()])
     # Odd weights 1, 3, 5, … are invertible modulo 2⁶⁴, so that a difference in one tensor always changes the digest.

@@ -29,10 +29,10 @@ class Stopped(Exception):
 def _handle(
     numbers: tuple[signal.Signals, ...], handler: Callable[[int, FrameType | None], None]
 ) -> dict[signal.Signals, Any]:
-    """Install `handler` for the signals `numbers`; return the handlers that they had before.
+    """Install `handler` for the signals `numbers`; return the handlers that these signals had before.
 
-    launch/torchrun.sh starts trainers with these signals blocked, so that none is lost before a handler is installed.
-    They are unblocked here, and pending ones arrive now. SIGHUP is skipped if it is ignored.
+    SIGHUP is skipped if the process ignores it. launch/torchrun.sh starts trainers with these signals blocked, so that
+    none is lost before a handler is installed. This function unblocks them, and signals that wait are handled at once.
     """
     wanted = [n for n in numbers if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
     before = {number: signal.signal(number, handler) for number in wanted}
@@ -94,9 +94,10 @@ class StartupStop:
         self._over.set()
 
     def begin(self) -> None:
-        """Start listening for stop signals; a no-op if already listening. Called again for each run of a sweep.
+        """Start listening for stop signals (SIGTERM, SIGUSR1, SIGHUP); does nothing if already listening.
 
-        If a stop was requested earlier, the GRACE_SECONDS until the process exits begin at once.
+        Called again for each run of a sweep. If a stop was requested earlier, the GRACE_SECONDS until the process exits
+        begin at once.
         """
         if not self._over.is_set():
             return
@@ -110,18 +111,18 @@ class StartupStop:
         Thread(target=self._watch, args=(woken, self._over), daemon=True).start()
 
     def ask(self, *_: object) -> None:
-        """Request a stop; also used as the signal handler."""
+        """Request that the process stops before training begins; also used as the handler of stop signals."""
         self._asked = True
         _leave_dead_terminal()
 
     def stop_requested(self) -> bool:
-        """Whether a stop was requested and the training loop has not taken over yet."""
+        """Whether a stop was requested and the training loop does not yet handle stop signals itself."""
         return self._asked and not self._over.is_set()
 
     def end(self) -> bool:
-        """Stop listening, as the training loop takes over; return whether a stop was requested.
+        """Stop listening for stop signals, as the training loop now handles them; return whether a stop was requested.
 
-        False if not listening.
+        Returns False if this object was not listening.
         """
         if self._over.is_set():
             return False

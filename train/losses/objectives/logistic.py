@@ -254,12 +254,12 @@ def nce_from_log_u(
     k: float | None = None,
     log_z: Tensor | float = 0.0,
 ) -> Tensor:
-    """NCE of an unnormalised model u/Z: mean_data sp(−a) + k mean_noise sp(a), a = log u − log Z − log q − log k.
+    """Return the NCE loss of an unnormalised model u/Z: mean_data sp(−a) + k mean_noise sp(a), 0-d.
 
-    sp(a) = log(1 + e^a), q the noise density (Gutmann & Hyvärinen 2012). log_u_data, log_q_data: log u and log q at
-    this rank's data points, any shape; log_u_noise, log_q_noise: at noise points drawn from q. k: noise points per data
-    point in the model, by default their ratio over all ranks. log_z: log Z, a number or a parameter. Returns 0-d; its
-    mean over ranks is the loss of all points. Collective.
+    a = log u − log Z − log q − log k; sp(a) = log(1 + e^a); q: the noise density (Gutmann & Hyvärinen 2012).
+    log_u_data, log_q_data: log u and log q at this rank's data points, any shape; log_u_noise, log_q_noise: at noise
+    points drawn from q. k: noise points per data point in the model, by default their ratio over all ranks. log_z: log
+    Z, a number or a parameter. The mean over ranks of the result is the loss of all points. Every rank must call it.
 
     Raises ValueError, on all ranks, where log q is not finite: q must be positive wherever there are data.
     """

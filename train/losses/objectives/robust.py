@@ -177,7 +177,7 @@ class Coce(RobustObjective):
     """Compositional OCE (optimised certainty equivalent) of the score differences between candidates and positives.
 
     options.setting names the candidates of an anchor. self and supervised: all columns except the positives of the row.
-    With one positive per row (self) these are the B − 1 columns of other pairs; supervised means that positives are
+    With one positive per row (self) these are the columns of the B − 1 other pairs; supervised means that positives are
     labelled, by lists or keys. semi: all columns, so that unlabelled positives may be among the candidates.
     """
 

@@ -182,15 +182,15 @@ def core_terms(
     the values on the global batch. Symbols as in the module docstring.
 
     related: the candidates and positives of the batch. in_sum_P: whether each listed positive is in C_i. sums: N_i =
-    LSE_{j∈C_i∖P_i} a_ij of rows (b,) and columns (M,), over the negatives alone. scale: 1/τ. weights_M: the log-weights
-    ω_j that the row sums contain.
+    LSE_{j∈C_i∖P_i} a_ij (over the negatives alone) for rows (b,) and columns (M,). scale: 1/τ. options: see the last
+    paragraph. weights_M: the log-weights ω_j that were added to the logits of the row sums.
 
-    f_i/τ = log(e^(N_i − a_ip) + Σ_{q∈P_i∩C_i} e^(a_iq − a_ip)) − c_i keeps all digits near a loss of 0. The difference
-    LSE_{C_i} − a_ip would lose them, as both terms are near 1/τ.
+    f_i/τ is computed as log(e^(N_i − a_ip) + Σ_{q∈P_i∩C_i} e^(a_iq − a_ip)) − c_i, which keeps all digits near a loss
+    of 0. The difference LSE_{C_i} − a_ip would lose them, as both terms are near 1/τ.
 
-    With several positives, options.positives says: each (the mean over p ∈ P_i), exclude (the same, with the other
-    positives left out of C_i), or merge (LSE over C_i − LSE over P_i). An anchor without candidates or positive is
-    skipped.
+    options.positives says what happens with several positives: each (the mean over p ∈ P_i), exclude (the same, with
+    the other positives left out of C_i), or merge (LSE over C_i − LSE over P_i). An anchor without candidates or
+    positive is skipped.
     """
     batch, indices = related.batch, related.batch.positive_indices()
     a_P = scale * batch.pair_scores()

@@ -52,11 +52,11 @@ class MomentObjective(Objective, ABC):
 
 
 class Spectral(MomentObjective):
-    """L = −(2/B) Σ_i <x_i, y_i> + mean <x_i, y_j>², over i ≠ j or over all pairs (HaoChen et al. 2021).
+    """The spectral loss L = −(2/B) Σ_i <x_i, y_i> + mean <x_i, y_j>² (HaoChen et al. 2021).
 
-    Its minimum is the truncated singular value decomposition of p(x, y)/√(p(x) p(y)). The mean over i ≠ j is unbiased;
-    it is computed as tr(XᵀX YᵀY) without the squares of the own pairs. With B = 1 there are no pairs i ≠ j, and this
-    term is 0.
+    The mean is over i ≠ j or over all pairs (i, j), as the options say. The minimum of L is the truncated singular
+    value decomposition of p(x, y)/√(p(x) p(y)). The mean over i ≠ j is unbiased; it is computed as tr(XᵀX YᵀY) without
+    the squares of the pairs (x_i, y_i). With B = 1 there are no pairs i ≠ j, and this mean is 0.
     """
 
     options: SpectralOptions
@@ -77,11 +77,11 @@ class Spectral(MomentObjective):
 
 
 class SpectralAlternating(MomentObjective):
-    """The spectral loss of one side φ against the other side ν, frozen: L = −(2/B) Σ <φ_i, ν_i> + (1/B) Σ φ_iᵀ Λ φ_i.
+    """The spectral loss of one side φ against the other side ν, whose gradient is 0.
 
-    Λ = E[ννᵀ] is the second moment of ν, of the batch or as a running mean. With the moment of the batch, value and
-    gradient in φ are those of the spectral loss over all pairs. options.directions: φ = x, φ = y, or both. y may come
-    from a target tower.
+    L = −(2/B) Σ <φ_i, ν_i> + (1/B) Σ φ_iᵀ Λ φ_i. Λ is the second moment E[ννᵀ], of the batch or as a running mean. With
+    the moment of the batch, value and gradient in φ are those of the spectral loss over all pairs. options.directions:
+    φ = x, φ = y, or both. y may come from a target tower.
 
     moments_2DD: running means of E[xxᵀ] and E[yyᵀ], which start with the first batch. seen: 0 before the first batch, 1
     after it.
