@@ -81,9 +81,9 @@ def bit_sum(tensor: Tensor) -> Tensor:
 
 
 def minority_ranks(values: Sequence[Hashable]) -> list[int]:
-    """Return the ranks whose value differs from that of the majority (more than half); without a majority, all ranks.
+    """Return the ranks whose value differs from that of the majority (more than half of the ranks).
 
-    values: one per rank, in rank order.
+    Without a majority, all ranks are returned. values: one per rank, in rank order.
     """
     value, count = Counter(values).most_common(1)[0]
     return [rank for rank, other in enumerate(values) if other != value or 2 * count <= len(values)]
@@ -101,7 +101,7 @@ def code_digest() -> str:
 def _on_all_ranks(world: World, error: UserError) -> UserError:
     """Mark `error` as raised by every rank and return it.
 
-    Ranks other than 0 remove its message, so only rank 0 prints it.
+    On ranks other than 0 its message is removed, so that only rank 0 prints it.
     """
     if world.rank > 0:
         error.args = ()

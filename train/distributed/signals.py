@@ -55,8 +55,8 @@ def _leave_dead_terminal() -> None:
 class StopRequest:
     """Catches stop signals during a block: `with StopRequest() as stop:` sets `stop.requested` when one arrives.
 
-    A second signal changes nothing. The old handlers come back at the end. Ranks may get the signal at different times,
-    or only one of them gets it: combine `requested` over all ranks before acting on it.
+    A second signal changes nothing. At the end of the block the old handlers come back. Ranks may get the signal at
+    different times, or only one rank gets it: combine `requested` over all ranks before acting on it.
     """
 
     def __init__(self) -> None:
@@ -83,9 +83,9 @@ class StopRequest:
 class StartupStop:
     """Handles stop signals (SIGTERM, SIGUSR1, SIGHUP) before the training loop, while there is nothing to save yet.
 
-    All ranks stop together at their next `raise_on_all`. If none follows within GRACE_SECONDS, for example because the
-    rank reads a large index or waits for another rank, the process exits by itself. The main thread may be inside C
-    code then and run no Python handler, so a second thread is woken through a socket (signal.set_wakeup_fd). A stop
+    All ranks stop together at their next `raise_on_all`. If a rank does not reach one within GRACE_SECONDS, for example
+    because it reads a large index or waits for another rank, its process exits by itself. The main thread may be inside
+    C code then and run no Python handler, so a second thread is woken through a socket (signal.set_wakeup_fd). A stop
     request is never taken back.
     """
 
@@ -133,10 +133,10 @@ class StartupStop:
 
     @staticmethod
     def _watch(woken: socket.socket, over: Event) -> None:
-        """Wait for a stop signal, then exit the process if `over` (the end of startup) is not set within GRACE_SECONDS.
+        """Wait for a stop signal, then exit the process unless `over` (the end of startup) is set within GRACE_SECONDS.
 
-        woken: the socket to which Python writes the number of every signal; an empty read means that `end` has closed
-        it.
+        Runs in a thread. woken: the socket to which Python writes the number of every signal; an empty read means that
+        `end` has closed the socket.
         """
         with woken:
             while (number := woken.recv(1)) and number[0] not in STARTUP_SIGNALS:

@@ -96,7 +96,7 @@ def batch_norms(config: TrainConfig, towers: nn.Module, world_size: int) -> str:
 
 
 def build_data(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
-    """Open the training data of the run's task.
+    """Open the training data that the configuration names, for the task (image-text or question-passage) of `model`.
 
     Raises ConfigError or DataError for options or data that cannot be used.
     """

@@ -92,10 +92,11 @@ def lock_and_find(config: TrainConfig, folder: Path, stack: ExitStack) -> Resume
 
 
 def restore_parts(source: ResumeSource, parts: Parts, config: TrainConfig) -> RestoredState:
-    """Load the checkpoint of `source` into the components of the run, and return the state it continues from.
+    """Load the checkpoint of `source` into the components of the run, and return the state that the run continues from.
 
-    From source.weights only the towers are loaded; temperature and bias keep their configured initial values. Raises
-    ConfigError, with nothing changed, for a checkpoint of another model, seed or data; DataError for a damaged one.
+    If `source` gives only weights, only the towers are loaded; temperature and bias keep their configured initial
+    values. Raises ConfigError, with nothing changed, for a checkpoint of another model, seed or data; DataError for a
+    damaged one.
     """
     if source.weights:
         try:

@@ -148,7 +148,7 @@ class TrainingRun:
         )
 
     def open_logger(self, tracking: TrackingConfig) -> Logger:
-        """Write config.yaml into the run folder, and open its logs and trackers. Rank 0 alone calls it."""
+        """Write config.yaml into the run folder, and open the run's logs and trackers. Rank 0 alone calls it."""
         with writable(self.folder):
             open_run(self.config)
             if self.restored.batch_changed:
@@ -228,7 +228,10 @@ class TrainingRun:
         return refresh.batches(plan.first_step, plan.total_steps, load)
 
     def diagnose(self) -> dict[str, float]:
-        """Compute diagnostic scalars of the last step's embeddings, batch and loss. Collective: every rank calls it."""
+        """Compute diagnostic scalars of the last training step: of its embeddings, batch and loss.
+
+        Every rank must call it.
+        """
         step, cosine = self.parts.step, self.config.objective.similarity is Similarity.cosine
         of_embeddings = diagnose(*step.embeddings, step.scalars.get("logit_scale"), cosine)
         return {**of_embeddings, **duplicates(*step.keys), **saturation(step.scalars)}

@@ -73,9 +73,9 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
 def separated(y_nD: Tensor, chunks: Sequence[Chunk], extra: Extra | None) -> tuple[Tensor, Columns | None]:
     """Split the y embeddings of all chunks into those of the pairs, (b, D), and those of the extra y-side items.
 
-    y_nD: in the order of the chunks; n = b pairs + k extra items. The extra items come back as Columns, with the keys
-    and rows of `extra`; None if `extra` is None. `extra` must be None on all ranks or on none; k may be 0 on some of
-    them.
+    y_nD: in the order of the chunks; n = b pairs + k extra items (such as mined negatives). extra: the batch's extra
+    items. They come back as Columns (y embeddings with the keys and rows of `extra`); None if `extra` is None. `extra`
+    must be None on all ranks or on none; k may be 0 on some ranks.
     """
     if extra is None:
         return y_nD, None

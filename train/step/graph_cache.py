@@ -85,10 +85,10 @@ class MemoryBudget:
         return free - state - SPARE * total
 
     def measured(self, embed: Callable[[], TensorPair], inputs: Sequence[Tensor]) -> tuple[TensorPair, int]:
-        """Call embed(); return its result and the bytes of the autograd graph that it builds.
+        """Call embed(); return its result and how many bytes the autograd graph takes that the call builds.
 
-        The inputs and the weights do not count. On a GPU the bytes are the growth of allocated memory; on a CPU, the
-        sizes of the tensors saved for backward.
+        The bytes of `inputs` and of the weights do not count. On a GPU the bytes are the growth of allocated memory; on
+        a CPU, the sizes of the tensors saved for backward.
         """
         if self._on_gpu:
             before = torch.cuda.memory_allocated(self._device)

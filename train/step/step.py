@@ -188,8 +188,9 @@ class TrainStep:
     def _apply_or_skip(self, loss: float, grad_norm: float, norm: Tensor, statistics: list[Tensor]) -> None:
         """Take the optimiser step, or skip it and undo what the forward pass changed.
 
-        Sets skip_reason, the same on all ranks. loss and grad_norm: equal on all ranks. norm: grad_norm as a tensor.
-        statistics: running statistics of batch norms before the step, restored if it is skipped.
+        Sets the attribute skip_reason ("" if the step is taken), the same on all ranks. loss and grad_norm: equal on
+        all ranks. norm: grad_norm as a tensor. statistics: running statistics of batch norms before the step, restored
+        if the step is skipped.
         """
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             self.skip_reason = "nonfinite"

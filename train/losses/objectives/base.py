@@ -61,17 +61,18 @@ class Objective(nn.Module):
         known_positives: KnownPositives | None = None,
         **more: Tensor | None,
     ) -> ObjectiveResult:
-        """Return the loss of the global batch; the arguments are this rank's part, of any size, also empty.
+        """Return the loss of the global batch and its metrics. The arguments are this rank's part, maybe empty.
 
-        x_bD, y_mD: embeddings, normalised here if the similarity is cosine. Scores are float32, or float64 for float64.
-        All other arguments except negatives and known_positives are int64, or whole numbers that torch.as_tensor takes.
-        sample_ids_b: indices of per-sample state. negatives: (b, k, D), k hard negatives per row, or Columns.
-        positives, excluded: (P, 2), P pairs (local row, global column); without positives, column i is the positive of
-        row i; excluded pairs are left out of all sums. x_keys, y_keys: (b,), equal for the same item; one of them is
-        needed unless duplicates=keep. known_positives: keys of items that are relevant to a row: columns with these
-        keys are not among its negatives. more: arguments of single objectives, for example lengths.
+        x_bD, y_mD: embeddings, normalised here if the similarity is cosine. Scores are float32, or float64 for float64
+        embeddings. All other arguments except negatives and known_positives are int64, or whole numbers that
+        torch.as_tensor takes. sample_ids_b: indices of per-sample state. negatives: (b, k, D), k hard negatives per
+        row, or Columns (a list of further y items). positives, excluded: (P, 2), P pairs (local row, global column);
+        without positives, column i is the positive of row i; excluded pairs are in no sum. x_keys, y_keys: (b,), equal
+        for the same item; x_keys or y_keys is needed unless duplicates=keep. known_positives: keys of items that are
+        relevant to a row: columns with these keys are not among the row's negatives. more: arguments of single
+        objectives, for example lengths.
 
-        Collective: every rank calls it, and gives the same arguments, empty if need be (k = 0). Per-sample state and
+        Every rank must call it with the same arguments, empty where a rank has none (k = 0). Per-sample state and
         running means change in training mode with gradients enabled, not under no_grad or inference_mode. Raises
         ValueError for inputs with wrong shapes, types or names, ConfigError for options that do not fit the inputs, and
         RuntimeError in a backward with create_graph=True where a second derivative would be wrong.
@@ -159,7 +160,7 @@ class Objective(nn.Module):
 
 
 def shapes(*tensors: Tensor | None) -> str:
-    """Return the shapes of tensors as text for an error message: "(8, 4) and None"."""
+    """Return the shapes of tensors as text for an error message, such as "(8, 4) and None"."""
     return " and ".join(str(None if e is None else tuple(e.shape)) for e in tensors)
 
 

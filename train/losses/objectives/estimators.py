@@ -96,7 +96,7 @@ class StateBatch:
 
     @property
     def own(self) -> slice:
-        """The slice of this rank's pairs in the global batch."""
+        """The slice of the global batch that holds this rank's pairs."""
         return self.batch.rows.own
 
     def old(self, name: str) -> Numbers:
@@ -266,14 +266,14 @@ def kl_robust(log_u_b: Tensor, zero_b: Tensor, tau: Tensor, rho: float) -> Tenso
 
 
 class Leaves:
-    """Copies of embeddings and per-sample numbers as leaves of an inner graph, which is differentiated during forward.
+    """Copies of embeddings and per-sample numbers, from which forward computes a loss and differentiates it at once.
 
     iSogCLR and NUCLR update per-sample numbers in forward and need their gradients there. The pass over the scores that
     computes these gradients also computes those of the embeddings, which are stored for the caller's backward.
     """
 
     def __init__(self, batch: GatheredBatch, numbers: Numbers) -> None:
-        """Copy the embeddings of `batch` and the per-sample `numbers` (side → (B,)) as leaves with gradients."""
+        """Copy the embeddings of `batch` and the per-sample `numbers` (side → (B,)), with gradients of their own."""
         self._outer = batch
         x_bD, y_MD = (e.detach().requires_grad_() for e in (batch.x_bD, batch.y_MD))
         self.batch = replace(batch, x_bD=x_bD, y_MD=y_MD)

@@ -303,7 +303,7 @@ def _class_numbers(batch: GatheredBatch, duplicates: Duplicates) -> Keys:
 
 
 def _any_equal(keys: Keys, i: Tensor, j: Tensor) -> Tensor:
-    """Whether row i and column j have an equal key, for each element of the index tensors i and j.
+    """Whether row i and column j have an equal key of any kind, for each element of the index tensors i and j.
 
     keys: (row keys, column keys) for each kind of key.
     """

@@ -211,9 +211,10 @@ class OCE(ABC):
 
 
 class KL(OCE):
-    """The KL divergence: φ(t) = t log t − t + 1, φ*(u) = e^u − 1; symbols as in the module docstring.
+    """The OCE for the KL divergence: φ(t) = t log t − t + 1, φ*(u) = e^u − 1; symbols as in the module docstring.
 
-    The minimising ν is the OCE itself, τ (log Σ_j e^(ℓ_j/τ) − log m), with m the number of losses ℓ_j of the row.
+    The minimising ν of a row is the OCE itself, τ (log Σ_j e^(ℓ_j/τ) − log m), with m the number of losses ℓ_j of the
+    row.
     """
 
     metric = "weights_kl"
@@ -238,9 +239,10 @@ class KL(OCE):
 
 
 class ChiSquare(OCE):
-    """The χ² divergence: φ(t) = ½(t − 1)², φ*(u) = ½ max(u + 1, 0)² − ½; symbols as in the module docstring.
+    """The OCE for the χ² divergence: φ(t) = ½(t − 1)², φ*(u) = ½ max(u + 1, 0)² − ½.
 
-    The minimising ν is t + τ, where the threshold t solves Σ_j max(ℓ_j − t, 0) = mτ for the m losses ℓ_j of the row.
+    The minimising ν of a row is t + τ, where the threshold t solves Σ_j max(ℓ_j − t, 0) = mτ for the m losses ℓ_j of
+    the row. Symbols as in the module docstring.
     """
 
     metric = "zero_weights"
@@ -267,11 +269,12 @@ class ChiSquare(OCE):
 
 
 class CVaR(OCE):
-    """Conditional value at risk: the mean of the αm largest of a row's m losses. The temperature has no effect.
+    """The OCE for conditional value at risk (CVaR): the mean of the αm largest of a row's m losses.
 
-    φ(t) = 0 for t up to 1/α, φ*(u) = max(u, 0)/α; symbols as in the module docstring. If αm is no whole number, the
-    last loss counts in part. The pair loss is non-decreasing, so the largest losses have the largest scores. Scores
-    equal to the threshold share the rest of αm equally, so that the result does not depend on the order of columns.
+    φ(t) = 0 for t up to 1/α, φ*(u) = max(u, 0)/α; symbols as in the module docstring. The temperature has no effect. If
+    αm is no whole number, the last loss counts in part. The pair loss is non-decreasing, so the largest losses have the
+    largest scores. Scores equal to the threshold share the rest of αm equally, so that the result does not depend on
+    the order of columns.
     """
 
     def __init__(self, alpha: float) -> None:
@@ -331,14 +334,20 @@ class CVaR(OCE):
 
 
 def build_oce(options: RobustOptions) -> OCE:
-    """Create the OCE of options.divergence: KL, ChiSquare, or CVaR with options.alpha."""
+    """Create the OCE (optimised certainty equivalent) for options.divergence.
+
+    This is KL, ChiSquare, or CVaR with options.alpha.
+    """
     if options.divergence is Divergence.cvar:
         return CVaR(options.alpha)
     return KL() if options.divergence is Divergence.kl else ChiSquare()
 
 
 def _by_rows(losses: Losses, of_rows: Callable[[slice], tuple[Tensor, ...]], number: int) -> list[Tensor]:
-    """Call `of_rows` for one slice of rows after the other, and join its `number` result tensors (r,) to (R,) each."""
+    """Call `of_rows` for one slice of rows after the other, and join the results of all slices.
+
+    of_rows: slice of r rows → `number` tensors, (r,) each. Returns `number` tensors, (R,) each.
+    """
     values = losses.p_R.new_zeros(number, len(losses.p_R))
     for rows in slices(len(losses.p_R)):
         values[:, rows] = torch.stack([v.to(values.dtype) for v in of_rows(rows)])
