@@ -72,7 +72,7 @@ class Objective(nn.Module):
         relevant to a row: columns with these keys are not among the row's negatives. more: arguments of single
         objectives, for example lengths.
 
-        Every rank must call it and give the same ones of these arguments, empty if it has none (k = 0). Per-sample state and
+        Every rank must call it and give arguments of the same names, empty if it has none (k = 0). Per-sample state and
         running means change in training mode with gradients enabled, not under no_grad or inference_mode. Raises
         ValueError for inputs with wrong shapes, types or names, ConfigError for options that do not fit the inputs, and
         RuntimeError in a backward with create_graph=True where a second derivative would be wrong.
