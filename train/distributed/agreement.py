@@ -15,11 +15,11 @@ T = TypeVar("T")
 
 
 def raise_on_all(world: World, work: Callable[[], T]) -> T:
-    """Return work() of this rank; if it raised a UserError on any rank, raise on all ranks.
+    """Call work() and return its result on this rank; if it raised a UserError on any rank, raise on all ranks.
 
-    Collective: every rank calls it. Collectives inside `work` must be the same on every rank. All ranks raise with the
-    exit code of the lowest rank that failed; only that rank's error has a message. A stop signal (SIGTERM, SIGUSR1,
-    SIGHUP) that a rank received before training began counts as an error of that rank (Preempted).
+    Every rank must call it, and communication between ranks inside `work` must be the same on every rank. All ranks
+    raise with the exit code of the lowest rank that failed; only the error of that rank has a message. A stop signal
+    (SIGTERM, SIGUSR1, SIGHUP) that a rank received before training began counts as an error of that rank (Preempted).
     """
     result, error = None, None
     try:
@@ -60,8 +60,8 @@ def rank_0_only(world: World, work: Callable[[], T]) -> T | None:
 def rank_0_first(world: World, work: Callable[[], T]) -> T:
     """Run `work` on rank 0, then on all other ranks, and return each rank's own result.
 
-    The others find the files that rank 0 has written. Collective: every rank calls it. Errors are raised on all ranks,
-    as in raise_on_all.
+    So the other ranks find the files that rank 0 has written. Every rank must call it. An error of any rank is raised
+    on all ranks, as in raise_on_all.
     """
     of_rank_0 = rank_0_only(world, work)
     of_others = raise_on_all(world, work if world.rank > 0 else lambda: None)

@@ -19,10 +19,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def check_same_config(world: World, facts: Mapping[str, object]) -> None:
-    """Raise ConfigError on all ranks unless `facts` (name → value) are equal on all of them.
+    """Raise ConfigError on all ranks unless all ranks pass equal `facts` (name → value).
 
-    Rank 0 prints the error. Collective: every rank calls it. The values are compared as text, for example configuration
-    keys, versions, and the digest of the code.
+    The values are compared as text; they are, for example, configuration keys, versions, and the digest of the code.
+    Rank 0 prints the error. Every rank must call it.
     """
     facts_W = gather_objects({name: str(value) for name, value in facts.items()}, world)
     names = {name: None for facts_of_rank in facts_W for name in facts_of_rank}  # in order, without repeats
@@ -41,10 +41,10 @@ def check_same_config(world: World, facts: Mapping[str, object]) -> None:
 
 
 def check_same_weights(world: World, named: Mapping[str, Tensor], step: int) -> None:
-    """Raise HardwareError on all ranks unless the tensors `named` (name → tensor) have the same bits on all of them.
+    """Raise HardwareError on all ranks unless the tensors `named` (name → tensor) have the same bits on all ranks.
 
-    Collective: every rank calls it; rank 0 prints the error. step: number of finished steps, for the message. A rank
-    sends one int64 while all agree, and one per tensor when they do not.
+    Every rank must call it; rank 0 prints the error. step: number of finished steps, for the message. A rank sends one
+    int64 checksum if all ranks agree, and one per tensor if they do not.
     """
     sums_n = torch.stack([bit_sum(tensor) for tensor in named.values()])
     # Odd weights 1, 3, 5, … are invertible modulo 2⁶⁴, so that a difference in one tensor always changes the digest.
@@ -81,9 +81,9 @@ def bit_sum(tensor: Tensor) -> Tensor:
 
 
 def minority_ranks(values: Sequence[Hashable]) -> list[int]:
-    """Return the ranks whose value differs from that of the majority (more than half); without a majority, all ranks.
+    """Return the ranks whose value differs from that of the majority (more than half of the ranks).
 
-    values: one per rank, in rank order.
+    Without a majority, all ranks are returned. values: one per rank, in rank order.
     """
     value, count = Counter(values).most_common(1)[0]
     return [rank for rank, other in enumerate(values) if other != value or 2 * count <= len(values)]
@@ -101,7 +101,7 @@ def code_digest() -> str:
 def _on_all_ranks(world: World, error: UserError) -> UserError:
     """Mark `error` as raised by every rank and return it.
 
-    Ranks other than 0 remove its message, so only rank 0 prints it.
+    On ranks other than 0 its message is removed, so that only rank 0 prints it.
     """
     if world.rank > 0:
         error.args = ()

@@ -47,10 +47,10 @@ def no_gradient_sync(towers: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def sync_in_next_backward(towers: Iterable[nn.Module]) -> None:
-    """Make the next backward average gradients over ranks, inside `no_gradient_sync`.
+    """Make the next backward average gradients over ranks, although it is inside the block of `no_gradient_sync`.
 
-    DistributedDataParallel prepares this in a forward, for the backward that follows. Here forwards of other chunks may
-    lie between the two, so it is prepared explicitly.
+    DistributedDataParallel prepares the averaging in a forward, for the backward that follows. In a step with several
+    chunks, forwards of other chunks may lie between the two, so this function prepares it explicitly.
     """
     for tower in dict.fromkeys(towers):  # a shared tower once
         if isinstance(tower, DistributedDataParallel):
@@ -60,9 +60,9 @@ def sync_in_next_backward(towers: Iterable[nn.Module]) -> None:
 def _rebuild_buckets(tower: DistributedDataParallel) -> None:
     """Make DistributedDataParallel choose its final gradient buckets now, by a backward of zeros, before any step.
 
-    It begins with one bucket and regroups the parameters after the first backward. The position in a bucket decides how
-    the sum over three or more ranks is rounded; without this call, the first step of a resumed run would differ in the
-    last bits from the same step of an uninterrupted run.
+    DistributedDataParallel begins with one bucket and regroups the parameters after the first backward. The position in
+    a bucket decides how the sum over three or more ranks is rounded; without this call, the first step of a resumed run
+    would differ in the last bits from the same step of an uninterrupted run.
     """
     sync_in_next_backward([tower])
     trained = [p for p in tower.parameters() if p.requires_grad]

@@ -34,15 +34,18 @@ CONNECTION_LOST = ("gloo", "pair closure", "onnection closed", "onnection reset"
 
 
 class PeerFailure(HardwareError):
-    """Raised when a collective fails because another rank failed or is gone. One rank of the job prints the message."""
+    """The error of a rank whose communication failed because another rank failed or is gone.
+
+    One rank of the job prints the message.
+    """
 
 
 @contextmanager
 def process_group(timeout: float) -> Iterator[World]:
     """Join the process group of this job, yield its World, and leave the group at the end of the block.
 
-    timeout: seconds that a collective may wait. Raises HardwareError when the group cannot be formed; errors of the
-    block are treated as by `report_failures`.
+    timeout: seconds that communication between ranks may wait. Raises HardwareError when the group cannot be formed;
+    errors of the block are treated as by `report_failures`.
     """
     world = init_world(timeout)
     try:
@@ -57,11 +60,12 @@ def process_group(timeout: float) -> Iterator[World]:
 
 @contextmanager
 def report_failures(world: World, stage: Callable[[], str] = lambda: "a collective") -> Iterator[None]:
-    """Run the block; a failed collective in it becomes PeerFailure, and another error also ends the other ranks.
+    """Run the block; on an error in it, make sure that all ranks end and that one of them prints the reason.
 
-    stage: returns what this rank is doing, for the message. PeerFailure names the ranks that did not reach this stage
-    within the timeout. Another error, raised by this rank alone, is written to the TCPStore, so that the other ranks
-    exit with the same code and print nothing. Blocks may be nested: the innermost one reports.
+    Communication between ranks that failed because of another rank becomes PeerFailure, which names the ranks that did
+    not reach this stage within the timeout. Another error, raised by this rank alone, is written to the TCPStore
+    (torch's key-value store), so that the other ranks exit with the same code and print nothing. stage: returns what
+    this rank is doing, for the message. Blocks may be nested: the innermost one reports.
     """
     try:
         yield
@@ -86,9 +90,9 @@ def report_failures(world: World, stage: Callable[[], str] = lambda: "a collecti
 
 @dataclass(frozen=True)
 class Cause:
-    """The first error of the job that is not a lost connection.
+    """The first error that a rank of the job raised itself, not because it lost the connection to another rank.
 
-    rank: the one that raised it; code: exit code; text: one line.
+    rank: the rank that raised it; code: its exit code; text: its message, one line.
     """
 
     rank: int
@@ -98,9 +102,9 @@ class Cause:
 
 @dataclass
 class RankReports:
-    """The reports of the ranks in the TCPStore.
+    """What the ranks of a failing job have written to the TCPStore (torch's key-value store).
 
-    registered: the ranks that are still alive. cause: the first error, if any.
+    registered: the ranks that are still alive. cause: the first error, None if no rank wrote one.
     """
 
     registered: set[int] = field(default_factory=set)
@@ -116,10 +120,10 @@ def _cause_of(error: BaseException, rank: int) -> Cause:
 
 
 def _exchange_reports(world: World, cause: Cause | None = None) -> RankReports:
-    """Write `cause` (an error of this rank) to the TCPStore, abort the process group, and read the ranks' reports.
+    """Write this rank's error to the TCPStore, abort the process group, and return the reports of all ranks.
 
-    This rank also registers as alive. The store is used in a daemon thread, which is abandoned if the store does not
-    answer.
+    cause: the error; None if only the connection to other ranks failed. This rank also registers as alive in the store
+    (torch's key-value store). A daemon thread uses the store, and is abandoned if the store does not answer.
     """
     reports, cause_written, start = RankReports(), Event(), time.monotonic()
 
@@ -178,10 +182,10 @@ def _connect_store() -> Store:
 
 
 def _peer_failure(world: World, stage: str, reason: str, reports: RankReports) -> PeerFailure:
-    """Make the PeerFailure of a rank whose collective failed.
+    """Make the PeerFailure (error) of a rank whose communication with other ranks failed.
 
     All surviving ranks raise one; the lowest of them prints it. stage: what this rank was doing. reason: the first line
-    of the collective's error.
+    of the error of the failed communication. reports: what the ranks wrote to the TCPStore.
     """
     if reports.cause:
         return _printed_by_another(reports.cause)

@@ -29,10 +29,10 @@ class Stopped(Exception):
 def _handle(
     numbers: tuple[signal.Signals, ...], handler: Callable[[int, FrameType | None], None]
 ) -> dict[signal.Signals, Any]:
-    """Install `handler` for the signals `numbers`; return the handlers that they had before.
+    """Install `handler` for the signals `numbers`; return the handlers that these signals had before.
 
-    launch/torchrun.sh starts trainers with these signals blocked, so that none is lost before a handler is installed.
-    They are unblocked here, and pending ones arrive now. SIGHUP is skipped if it is ignored.
+    SIGHUP is skipped if the process ignores it. launch/torchrun.sh starts trainers with these signals blocked, so that
+    none is lost before a handler is installed. This function unblocks them, and signals that wait are handled at once.
     """
     wanted = [n for n in numbers if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
     before = {number: signal.signal(number, handler) for number in wanted}
@@ -55,8 +55,8 @@ def _leave_dead_terminal() -> None:
 class StopRequest:
     """Catches stop signals during a block: `with StopRequest() as stop:` sets `stop.requested` when one arrives.
 
-    A second signal changes nothing. The old handlers come back at the end. Ranks may get the signal at different times,
-    or only one of them gets it: combine `requested` over all ranks before acting on it.
+    A second signal changes nothing. At the end of the block the old handlers come back. Ranks may get the signal at
+    different times, or only one rank gets it: combine `requested` over all ranks before acting on it.
     """
 
     def __init__(self) -> None:
@@ -83,9 +83,9 @@ class StopRequest:
 class StartupStop:
     """Handles stop signals (SIGTERM, SIGUSR1, SIGHUP) before the training loop, while there is nothing to save yet.
 
-    All ranks stop together at their next `raise_on_all`. If none follows within GRACE_SECONDS, for example because the
-    rank reads a large index or waits for another rank, the process exits by itself. The main thread may be inside C
-    code then and run no Python handler, so a second thread is woken through a socket (signal.set_wakeup_fd). A stop
+    All ranks stop together at their next `raise_on_all`. If a rank does not reach one within GRACE_SECONDS, for example
+    because it reads a large index or waits for another rank, its process exits by itself. The main thread may be inside
+    C code then and run no Python handler, so a second thread is woken through a socket (signal.set_wakeup_fd). A stop
     request is never taken back.
     """
 
@@ -94,9 +94,10 @@ class StartupStop:
         self._over.set()
 
     def begin(self) -> None:
-        """Start listening for stop signals; a no-op if already listening. Called again for each run of a sweep.
+        """Start listening for stop signals (SIGTERM, SIGUSR1, SIGHUP); does nothing if already listening.
 
-        If a stop was requested earlier, the GRACE_SECONDS until the process exits begin at once.
+        Called again for each run of a sweep. If a stop was requested earlier, the GRACE_SECONDS until the process exits
+        begin at once.
         """
         if not self._over.is_set():
             return
@@ -110,18 +111,18 @@ class StartupStop:
         Thread(target=self._watch, args=(woken, self._over), daemon=True).start()
 
     def ask(self, *_: object) -> None:
-        """Request a stop; also used as the signal handler."""
+        """Request that the process stops before training begins; also used as the handler of stop signals."""
         self._asked = True
         _leave_dead_terminal()
 
     def stop_requested(self) -> bool:
-        """Whether a stop was requested and the training loop has not taken over yet."""
+        """Whether a stop was requested and the training loop does not yet handle stop signals itself."""
         return self._asked and not self._over.is_set()
 
     def end(self) -> bool:
-        """Stop listening, as the training loop takes over; return whether a stop was requested.
+        """Stop listening for stop signals, as the training loop now handles them; return whether a stop was requested.
 
-        False if not listening.
+        Returns False if this object was not listening.
         """
         if self._over.is_set():
             return False
@@ -132,10 +133,10 @@ class StartupStop:
 
     @staticmethod
     def _watch(woken: socket.socket, over: Event) -> None:
-        """Wait for a stop signal, then exit the process if `over` (the end of startup) is not set within GRACE_SECONDS.
+        """Wait for a stop signal, then exit the process unless `over` (the end of startup) is set within GRACE_SECONDS.
 
-        woken: the socket to which Python writes the number of every signal; an empty read means that `end` has closed
-        it.
+        Runs in a thread. woken: the socket to which Python writes the number of every signal; an empty read means that
+        `end` has closed the socket.
         """
         with woken:
             while (number := woken.recv(1)) and number[0] not in STARTUP_SIGNALS:

@@ -24,10 +24,10 @@ SILENCE = 10.0  # seconds without an answer of rank 0 until this process prints 
 
 @dataclass(frozen=True)
 class World:
-    """The place of this process among the processes of the job: `rank` of `size`, and its device.
+    """The place of this process among the processes of the job: its `rank`, their number `size`, and its device.
 
-    group: the process group for collectives; None for the default group of all ranks. links: gloo's TCP connections to
-    the other ranks.
+    group: the process group for communication; None for the default group of all ranks. links: gloo's TCP connections
+    to the other ranks.
     """
 
     rank: int = 0
@@ -76,7 +76,11 @@ def init_world(timeout: float, cpu: bool = False) -> World:
 
 
 def _print_if_unreachable(rank_and_world: str, timeout: float) -> None:
-    """Print that this process waits, if nobody listens on the port of rank 0, which may have died at its start."""
+    """Print that this process waits, if no process listens on the port of rank 0 (which may have died at its start).
+
+    rank_and_world: for example "rank 1 of 8". timeout: seconds after which this process gives up. Both are for the
+    message.
+    """
     host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     try:
         socket.create_connection((host, int(port)), SILENCE).close()
@@ -89,9 +93,9 @@ def _print_if_unreachable(rank_and_world: str, timeout: float) -> None:
 
 
 def shutdown(world: World, broken: bool = False) -> None:
-    """Leave the process group, so that the next run in this process can join one.
+    """Leave the process group, so that the next run in this process can join another.
 
-    broken: abort the group first, instead of waiting for ranks that may be gone.
+    broken: whether to abort the group first, instead of waiting for ranks that may be gone.
     """
     from accelerate import PartialState
 
@@ -113,9 +117,9 @@ def abort_group(world: World) -> None:
 
 
 def broadcast_object(value: T, world: World) -> T:
-    """Send rank 0's `value` to all ranks; return it on every rank. Collective.
+    """Send rank 0's `value` to all ranks and return it on every rank. Every rank must call it.
 
-    torch pickles it; it is only sent between processes of one run.
+    torch pickles the value; it is only sent between processes of one run.
     """
     box = [value]
     if world.size > 1:
@@ -124,9 +128,9 @@ def broadcast_object(value: T, world: World) -> T:
 
 
 def gather_objects(value: T, world: World) -> list[T]:
-    """Gather the `value` of every rank; return all of them, in rank order, on every rank. Collective.
+    """Gather the `value` of every rank; return the list in rank order, on every rank. Every rank must call it.
 
-    torch pickles them; they are only sent between processes of one run.
+    torch pickles the values; they are only sent between processes of one run.
     """
     box = [value] * world.size
     if world.size > 1:
@@ -135,12 +139,12 @@ def gather_objects(value: T, world: World) -> list[T]:
 
 
 def all_reduce_sum(values: Tensor, world: World) -> Tensor:
-    """Sum `values` over ranks, in place, and return the same tensor. Collective."""
+    """Sum `values` over ranks, in place, and return the same tensor. Every rank must call it."""
     if world.size > 1:
         dist.all_reduce(values, group=world.group)
     return values
 
 
 def any_rank(flag: bool, world: World) -> bool:
-    """Whether `flag` is True on any rank; the same answer on every rank. Collective."""
+    """Whether `flag` is True on any rank; the same answer on every rank. Every rank must call it."""
     return bool(all_reduce_sum(torch.tensor([float(flag)], device=world.device), world) > 0)

@@ -41,9 +41,9 @@ from dyad.train.towers.build import ImageTextModel, TwoTowerModel, build_model
 class TrainingData:
     """The training data of a run.
 
-    dataset: a map-style dataset over (epoch, id), or a stream. order: which ids each step sees; for a stream, only the
-    number of steps. fingerprint: hash of the data that the order of samples depends on. manifest: configuration key →
-    its files.
+    dataset: a map-style dataset whose keys are (epoch, sample id), or a stream. order: which sample ids each step gets;
+    for a stream, only the number of steps. fingerprint: hash of everything in the data that changes the order of
+    samples. manifest: for each configuration key of the data, its files.
     """
 
     dataset: BatchSource | Stream
@@ -57,7 +57,7 @@ class Parts:
     """The components of a training run.
 
     modules: everything with weights, by its name prefix in checkpoints. memory: the objective's per-sample state, None
-    if it has none. step: the optimiser step; total_steps: how many of them the run has in all.
+    if it has none. step: the object that takes an optimiser step. total_steps: how many steps the run has in all.
     """
 
     model: TwoTowerModel
@@ -96,7 +96,7 @@ def batch_norms(config: TrainConfig, towers: nn.Module, world_size: int) -> str:
 
 
 def build_data(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
-    """Open the training data of the run's task.
+    """Open the training data that the configuration names, for the task (image-text or question-passage) of `model`.
 
     Raises ConfigError or DataError for options or data that cannot be used.
     """

@@ -20,8 +20,8 @@ class Evaluation:
     """Evaluates the current weights: `evaluation(step)` runs all evaluators and returns their metrics by name.
 
     All ranks call every method; rank 0 writes the newest results to eval/*.json in the run's `folder`. examples: how
-    many example cases of each kind the results of `last_step` have; those of earlier steps have none. log: called with
-    a line if files cannot be written, which does not stop the run.
+    many example cases of each kind the results of the step `last_step` contain; results of earlier steps contain none.
+    log: called with a line if files cannot be written, which does not stop the run.
     """
 
     evaluators: Sequence[Evaluator]
@@ -47,9 +47,9 @@ class Evaluation:
             self.log(f"{error}: the results of step {step} are in metrics.jsonl alone. The run goes on")
 
     def conclude(self, logger: Logger) -> None:
-        """Finish a completed run: write report.html, and send it and the last evaluation to the trackers.
+        """Finish a completed run: write report.html, and send the report and the last evaluation to the trackers.
 
-        Collective: every rank calls it; rank 0 does the work.
+        Every rank must call it; rank 0 does the work.
         """
 
         def write() -> None:
@@ -68,9 +68,9 @@ class Evaluation:
 
 
 def written_report(run: Path, log: Callable[[str], None]) -> Path | None:
-    """Write report.html of the run folder `run` and return its path; None if that fails.
+    """Write report.html of the run folder `run` and return its path; return None if an error prevents that.
 
-    Any error becomes one line of `log`, since a report must not end a run.
+    An error is passed to `log` as one line instead of being raised, since a report must not end a run.
     """
     try:
         from dyad.eval.report.main import write_report

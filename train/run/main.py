@@ -44,10 +44,10 @@ def main() -> None:
 
 
 def check_sweep(arguments: Sequence[str], configs: Sequence[TrainConfig]) -> None:
-    """Check all runs of a command line before the first one begins.
+    """Check all runs of a python -m train command line before the first run begins.
 
     arguments: the words of the command line; configs: one configuration per run. Raises ConfigError if `check` refuses
-    one of them, if a given key is read by none of them, or if two of them have the same run folder.
+    a configuration, if a key of the command line is read by no run, or if two runs have the same run folder.
     """
     from dyad.train.cli.unread_keys import refuse_unread
     from dyad.train.run_folder.folder import run_folder
@@ -63,9 +63,9 @@ def check_sweep(arguments: Sequence[str], configs: Sequence[TrainConfig]) -> Non
 
 
 def run(config: TrainConfig) -> None:
-    """Train as configured; every rank calls it. If the run is finished already, print its last results instead.
+    """Train as the configuration says; every rank calls it. If the run is finished already, print its last results.
 
-    Raises Preempted when a stop was requested.
+    Raises Preempted when a stop was requested (by a signal such as SIGTERM).
     """
     from dyad.train.run_folder.folder import is_finished, run_folder
 
@@ -89,9 +89,10 @@ def _is_rank_0() -> bool:
 
 
 def check_arguments(arguments: list[str]) -> Path | None:
-    """Check a command line as main() does. launch/job.sh calls it before it starts many processes.
+    """Check the arguments of python -m train as main() does. launch/job.sh calls it before it starts many processes.
 
-    Returns the run folder; None for several runs (-m), and with --cfg job, which only prints the configuration.
+    Returns the run folder; None for a command line of several runs (-m), and for --cfg job, which only prints the
+    configuration.
     """
     from dyad.train.cli.compose import compose_config, preview, read_line
     from dyad.train.run_folder.folder import run_folder
@@ -107,7 +108,7 @@ def check_arguments(arguments: list[str]) -> Path | None:
 
 
 def check(config: TrainConfig) -> None:
-    """Raise ConfigError for every mistake in a configuration that shows before torch and the data are loaded."""
+    """Raise ConfigError for every mistake in a configuration that can be found before torch and the data are loaded."""
     from dyad.data.question_passage.questions import named_files
     from dyad.data.shards.sources import parse_sources
     from dyad.eval.run.suite import check_suite

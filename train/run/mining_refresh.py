@@ -41,9 +41,9 @@ Load = Callable[..., Iterable[Batch]]  # (dataset, first_step=…, last_step=…
 
 @dataclass(frozen=True)
 class NegativeRefresh:
-    """Provides the mined negatives of a run, segment by segment (see the module docstring).
+    """Provides the mined hard negatives of a run, which are mined again for each segment (see the module docstring).
 
-    Every rank calls all methods. dataset: the training data; its own mined negatives, if any, are those of
+    Every rank calls all methods. dataset: the training data; if it has mined negatives of its own, they are those of
     data.negatives.file. encode: the encoder with the trained towers. run: the run's folder. resumed: the checkpoint
     folder that the run resumed from, maybe of another run; None for a new run.
     """
@@ -55,10 +55,10 @@ class NegativeRefresh:
     log: Callable[[str], None]
 
     def batches(self, first_step: int, last_step: int, load: Load) -> Iterator[Batch]:
-        """Yield one batch for each step first_step … last_step - 1.
+        """Yield one batch for each step first_step … last_step - 1, with hard negatives mined anew for each segment.
 
-        When the first batch of a segment is requested, its negatives are mined and a new loader is started. load:
-        function (dataset, first_step=…, last_step=…) → batches.
+        A segment is data.negatives.refresh_every steps. Its negatives are mined, and a new loader is started, when its
+        first batch is asked for. load: function (dataset, first_step=…, last_step=…) → batches.
         """
         old, step = self.dataset, first_step
         while step < last_step:
@@ -70,11 +70,11 @@ class NegativeRefresh:
             step = end
 
     def negatives(self, begin: int, step: int) -> MinedNegatives | None:
-        """Return the negatives for the steps from `step` on, in the segment that begins at step `begin`.
+        """Return the mined hard negatives of the segment (a part of the training steps) that begins at step `begin`.
 
-        They are mined if step = begin, else read from the segment's file; for segment 0, data.negatives.file comes
-        first. Does not change the towers. Raises DataError when the file is missing or has changed since it was
-        written.
+        step: the first step that will use the negatives. They are mined with the current weights if step = begin, else
+        read from the segment's file; for segment 0, data.negatives.file comes first if it is given. Does not change the
+        towers. Raises DataError when the segment's file is missing or has changed since it was written.
         """
         if begin == 0 and self.dataset.mined is not None:
             return self.dataset.mined
@@ -103,9 +103,10 @@ class NegativeRefresh:
         )
 
     def _tidy(self, step: int) -> None:
-        """Delete the embeddings, and the mined files of segments that no checkpoint needs any more.
+        """Delete the embeddings of the corpus, and the mined files of segments that no checkpoint needs any more.
 
-        Errors are ignored.
+        A segment is a part of the training steps with the same mined negatives. step: the current step. Errors are
+        ignored.
         """
         remove(self.run / FOLDER / EMBEDDINGS)
         oldest = min([step, *checkpoint.steps(self.run)])
@@ -115,10 +116,11 @@ class NegativeRefresh:
                 remove(folder)
 
     def _check_file(self, folder: Path, begin: int, step: int) -> None:
-        """Raise DataError unless the mined file of a segment is there and unchanged. Rank 0 alone calls it.
+        """Raise DataError unless a segment's file of mined negatives exists and is unchanged. Rank 0 alone calls it.
 
-        If the run resumed from a checkpoint of another run, that run's files of the segment are copied first. begin:
-        the first step of the segment; step: the step at which the run resumes.
+        If the run resumed from a checkpoint of another run, the files of the segment are first copied from the other
+        run. folder: the segment's folder. begin: the first step of the segment; step: the step at which the run
+        resumes.
         """
         if self.resumed is not None:  # the checkpoint may be of another run, whose files this run takes over
             theirs = self.resumed.resolve().parent.parent / FOLDER / folder.name
@@ -138,7 +140,7 @@ class NegativeRefresh:
 
 
 def _problem(folder: Path) -> str:
-    """Describe what is wrong with the mined file in a segment's folder; "" if nothing is."""
+    """Describe why the file of mined negatives in `folder` cannot be used; "" if it can."""
     try:
         expected = json.loads((folder / SUMMARY).read_bytes())["sha256"]
         return "" if sha256_of(folder / MINED) == expected else f"has changed since it was mined ({SUMMARY}: SHA-256)"

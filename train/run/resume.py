@@ -47,9 +47,10 @@ OTHERWISE = "Use the same data and batch, or start another run.name with init_fr
 
 @dataclass(frozen=True)
 class ResumeSource:
-    """The checkpoint folder that a run starts from; at most one of the two is given.
+    """The checkpoint folder that a run starts from, if any; at most one of the two attributes is given.
 
-    resume: the run continues where this checkpoint was written. weights: only the weights of the towers are taken.
+    resume: the run continues where this checkpoint was written. weights: only the weights of the towers are taken from
+    this checkpoint.
     """
 
     resume: Path | None = None
@@ -58,10 +59,11 @@ class ResumeSource:
 
 @dataclass(frozen=True)
 class RestoredState:
-    """The state that a resumed run takes from its checkpoint; the defaults are those of a new run.
+    """The state that a resumed run takes from its checkpoint; the default values are those of a new run.
 
-    step: the next optimiser step. facts: the entries of state.json. batch_changed: whether the steps before had another
-    batch size. more_samples: how many training samples were added since.
+    step: the next optimiser step. facts: the entries of the checkpoint's state.json. batch_changed: whether the steps
+    before the checkpoint had another batch size. more_samples: how many training samples were added since the
+    checkpoint.
     """
 
     step: int = 0
@@ -73,8 +75,9 @@ class RestoredState:
 def lock_and_find(config: TrainConfig, folder: Path, stack: ExitStack) -> ResumeSource:
     """Lock the run folder until `stack` closes, and find the checkpoint to start from. Rank 0 alone calls it.
 
-    Chosen by `resume` and `init_from` of the configuration. Raises ConfigError if the folder is in use or has a run of
-    another configuration, or there is no such checkpoint; DataError if all of them are damaged.
+    The checkpoint is chosen by `resume` and `init_from` of the configuration. Raises ConfigError if the folder is in
+    use, if it has a run of another configuration, or if the chosen checkpoint does not exist; DataError if all
+    checkpoints of the chosen run are damaged.
     """
     with writable(folder):
         stack.enter_context(locked_folder(folder))
@@ -89,10 +92,11 @@ def lock_and_find(config: TrainConfig, folder: Path, stack: ExitStack) -> Resume
 
 
 def restore_parts(source: ResumeSource, parts: Parts, config: TrainConfig) -> RestoredState:
-    """Load the checkpoint of `source` into the components of the run, and return the state it continues from.
+    """Load the checkpoint of `source` into the components of the run, and return the state that the run continues from.
 
-    From source.weights only the towers are loaded; temperature and bias keep their configured initial values. Raises
-    ConfigError, with nothing changed, for a checkpoint of another model, seed or data; DataError for a damaged one.
+    If `source` gives only weights, only the towers are loaded; temperature and bias keep their configured initial
+    values. Raises ConfigError, with nothing changed, for a checkpoint of another model, seed or data; DataError for a
+    damaged one.
     """
     if source.weights:
         try:
@@ -131,8 +135,9 @@ def restore_parts(source: ResumeSource, parts: Parts, config: TrainConfig) -> Re
 def _next_step(folder: Path, step: int, facts: dict[str, Any], parts: Parts, config: TrainConfig) -> int:
     """Return the step at which the run continues, counted in batches of this run's size.
 
-    step: the finished steps as the checkpoint counts them; facts: its state.json. Raises ConfigError when the batch
-    size has changed and resume.allow_batch_change is not set, or when the run cannot continue at that step.
+    folder: the checkpoint; step: its count of finished steps, in batches of its own size; facts: the entries of its
+    state.json. Raises ConfigError when the batch size has changed and resume.allow_batch_change is not set, or when the
+    run cannot continue at that step.
     """
     before, now, seen = facts["global_batch_size"], config.global_batch_size, facts["samples_seen"]
     if before == now:

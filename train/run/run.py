@@ -49,9 +49,9 @@ from dyad.train.tracking.wandb_mode import resolve_wandb_mode
 
 
 def train_run(world: World, config: TrainConfig) -> None:
-    """Train as configured. Collective: every rank calls it. Raises Preempted when a stop was requested.
+    """Train as the configuration says. Every rank must call it. Raises Preempted when a stop was requested.
 
-    Nothing is written before all components are built: a mistake that shows only then leaves no run folder.
+    No file is written before all components are built: a mistake that is found while building leaves no run folder.
     """
     # Every rank has the same configuration, code and data. Only how much a machine can do may differ.
     free = {"model.frozen_cache_mb"} if config.data.mode is Mode.stream else {"model.frozen_cache_mb", "data.workers"}
@@ -123,7 +123,7 @@ def train_run(world: World, config: TrainConfig) -> None:
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A run whose components are built and restored; its methods are the steps of train_run. folder: the run folder."""
+    """A training run whose components are built and restored; train_run calls its methods. folder: the run folder."""
 
     config: TrainConfig
     world: World
@@ -134,7 +134,7 @@ class TrainingRun:
 
     @cached_property
     def plan(self) -> Plan:
-        """Make the plan of the run: its first and last step, the intervals of logging, evaluation, checkpoints."""
+        """The plan of the run: its first and last step, and the intervals of logging, evaluation and checkpoints."""
         config, restored = self.config, self.restored
         return Plan(
             first_step=restored.step,
@@ -148,7 +148,7 @@ class TrainingRun:
         )
 
     def open_logger(self, tracking: TrackingConfig) -> Logger:
-        """Write config.yaml into the run folder, and open its logs and trackers. Rank 0 alone calls it."""
+        """Write config.yaml into the run folder, and open the run's logs and trackers. Rank 0 alone calls it."""
         with writable(self.folder):
             open_run(self.config)
             if self.restored.batch_changed:
@@ -166,7 +166,10 @@ class TrainingRun:
             )
 
     def announce(self, log: Callable[[str], None]) -> None:
-        """Print the step and checkpoint at which the run begins, and notes on its model, objective and data."""
+        """Print where the run begins (step, checkpoint or weights), and notes on its model, objective and data.
+
+        log: called with each line.
+        """
         config, restored, dataset = self.config, self.restored, self.parts.data.dataset
         line = f"{self.folder}: {self.plan.total_steps} steps of {config.global_batch_size}"
         if self.source.resume:
@@ -190,7 +193,11 @@ class TrainingRun:
             log(dataset.begin(world.rank, world.size, config.data.workers, restored.facts.get("stream")))
 
     def build_monitor(self, ledger: Ledger, log: Callable[[str], None]) -> Monitor:
-        """Build the monitor of the run's steps; in a resumed run it continues the counts of the checkpoint."""
+        """Build the monitor, which watches the run's steps for slow ranks, bad samples and skipped steps.
+
+        In a resumed run it continues the checkpoint's count of bad samples. log: called with each line that the monitor
+        prints.
+        """
         config, world, step = self.config, self.world, self.parts.step
         stragglers = Stragglers(step.local_timer, config.dist.slow_rank, world, log)
         bad_samples = BadSampleCounter(config.data, config.global_batch_size, world, ledger, log)
@@ -201,9 +208,10 @@ class TrainingRun:
         return monitor
 
     def batches(self, encoder: Encoder, log: Callable[[str], None]) -> Iterable[Batch]:
-        """Return this rank's batches, one per step.
+        """Return an iterable of this rank's batches, one per step of the run.
 
-        With data.negatives.refresh_every, negatives are mined in between.
+        With data.negatives.refresh_every, hard negatives are mined with `encoder` between the batches. log: called with
+        a line about each mining.
         """
         config, plan, dataset, order = self.config, self.plan, self.parts.data.dataset, self.parts.data.order
         workers, timeout = config.data.workers, config.data.timeout
@@ -220,7 +228,10 @@ class TrainingRun:
         return refresh.batches(plan.first_step, plan.total_steps, load)
 
     def diagnose(self) -> dict[str, float]:
-        """Compute diagnostic scalars of the last step's embeddings, batch and loss. Collective: every rank calls it."""
+        """Compute diagnostic scalars of the last training step: of its embeddings, batch and loss.
+
+        Every rank must call it.
+        """
         step, cosine = self.parts.step, self.config.objective.similarity is Similarity.cosine
         of_embeddings = diagnose(*step.embeddings, step.scalars.get("logit_scale"), cosine)
         return {**of_embeddings, **duplicates(*step.keys), **saturation(step.scalars)}
@@ -228,10 +239,10 @@ class TrainingRun:
     def save(
         self, writer: CheckpointWriter, monitor: Monitor, logger: Logger, step: int, evaluation_owed: bool, last: bool
     ) -> None:
-        """Write a checkpoint after `step` steps. Collective: every rank calls it; rank 0 writes.
+        """Write a checkpoint after `step` steps. Every rank must call it; rank 0 writes.
 
-        last: whether to wait until it is on the disk. evaluation_owed: whether the evaluation of this step is still to
-        be done.
+        last: whether to return only when the checkpoint is on the disk. evaluation_owed: whether the evaluation of this
+        step is still to be done.
         """
         world, parts, stream = self.world, self.parts, self.parts.data.dataset
         monitor.verify(step)
@@ -261,8 +272,9 @@ class TrainingRun:
     def renumber_checkpoints(self, save: Callable[[int, bool, bool], None]) -> None:
         """Write a checkpoint whose step counts batches of the new size, then put the older checkpoints aside.
 
-        Called when the batch size has changed. A run that is killed in between finds one of the checkpoints, and
-        continues at the same samples. save: as in `fit`.
+        Called when the batch size has changed. If the run is killed in between, its next start finds a checkpoint of
+        the old or of the new size, and continues at the same samples. save: the function save(step, evaluation_owed,
+        last) that writes a checkpoint.
         """
         first_step = self.plan.first_step
         save(first_step, self.plan.evaluation_owed, True)

@@ -1,4 +1,4 @@
-"""Checkpoints: everything a run needs to resume, in one folder that is written atomically.
+"""Checkpoints: everything a run needs to resume, in one folder that is written whole or not at all.
 
 `<run>/checkpoints/step_XXXXXXXX/`, XXXXXXXX = finished optimiser steps:
     model.safetensors      weights and buffers of the towers and the objective, by name
@@ -126,11 +126,11 @@ def restore_weights(weights: Mapping[str, Tensor], modules: Mapping[str, nn.Modu
 
 
 def save(run_dir: Path, state: CheckpointState, keep: int, before_save: Callable[[], None] = lambda: None) -> Path:
-    """Write the checkpoint `state` into the run folder and return its folder. Call on rank 0.
+    """Write the checkpoint `state` into the run folder and return the checkpoint's folder. Call on rank 0.
 
-    Of this and all older checkpoints the newest `keep` stay, the others are deleted. before_save: called first; it
-    flushes the logs, so that a checkpoint never knows more than they do. Raises HardwareError when logs or checkpoint
-    cannot be written; older checkpoints then stay as they are.
+    Of this checkpoint and all older ones the newest `keep` stay, the others are deleted. before_save: called first; it
+    flushes the logs, so that the logs on the disk never end before the step of a checkpoint. Raises HardwareError when
+    logs or checkpoint cannot be written; older checkpoints then stay as they are.
     """
     assert keep >= 1
     final = folder_of(run_dir, state.step)
@@ -179,7 +179,7 @@ def folder_of(run_dir: Path, step: int) -> Path:
 
 
 def steps(run_dir: Path) -> list[int]:
-    """Return the step numbers of all checkpoints in the run folder, whole or damaged, newest first."""
+    """Return the step numbers of all checkpoints in the run folder, newest first; damaged checkpoints count too."""
     folders = [path for path in (run_dir / "checkpoints").glob("step_*") if path.is_dir()]
     return sorted((int(p.name[5:]) for p in folders if re.fullmatch(r"step_\d{8,}", p.name)), reverse=True)
 
@@ -212,7 +212,10 @@ def load(folder: Path) -> CheckpointState:
 
 
 def step_of(folder: Path) -> int:
-    """Read how many optimiser steps were finished when a checkpoint was written. Raises the errors of `load`."""
+    """Return how many optimiser steps were finished when the checkpoint in `folder` was written.
+
+    Raises DataError for a damaged checkpoint, ConfigError for another format version.
+    """
     with _verified(folder, STATE):
         return int(json.loads((folder / STATE).read_text())["step"])
 
@@ -220,7 +223,7 @@ def step_of(folder: Path) -> int:
 def load_weights(folder: Path) -> dict[str, Tensor]:
     """Verify and read only the weights of a checkpoint: tensors by name ("towers.x_tower.…", "objective.logit_scale").
 
-    Raises the errors of `load`.
+    Raises DataError naming the damaged file, ConfigError for another format version.
     """
     with _verified(folder, MODEL):
         return load_file(folder / MODEL)
@@ -228,9 +231,10 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
 
 @contextmanager
 def _verified(folder: Path, *names: str) -> Iterator[None]:
-    """Verify the files `names` of a checkpoint (default: all of them), then run the block that reads them.
+    """Verify the files `names` of a checkpoint (default: all of them), then run the block that reads these files.
 
-    Raises the errors of `verify`, and DataError when the block cannot parse files whose checksums are right.
+    Raises DataError for damaged files, also if the block cannot parse files whose checksums are right; ConfigError for
+    another format version.
     """
     verify(folder, names or FILES)
     try:
@@ -273,10 +277,10 @@ def tidy(run_dir: Path) -> None:
 
 
 def _like(parameter: Tensor, value: Tensor) -> Tensor:
-    """Copy `value` to the CPU; if its shape is that of `parameter`, with the same memory format (e.g.
+    """Copy `value` to the CPU, with the memory format (for example channels last) of `parameter` if shapes are equal.
 
-    channels last). A copy, because `value` is memory-mapped from a file that may be deleted. The memory format, because
-    the fused AdamW ignores strides.
+    A copy is needed, because `value` is memory-mapped from a file that may be deleted. The memory format is needed,
+    because the fused AdamW ignores strides.
     """
     same = value.shape == parameter.shape
     return empty_like(parameter, dtype=value.dtype, device="cpu").copy_(value) if same else value.clone()

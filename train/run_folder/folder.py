@@ -58,7 +58,7 @@ def run_folder(config: TrainConfig) -> Path:
 
 
 def all_keys(config: Any) -> dict[str, Any]:
-    """Flatten a configuration into dotted key → value, without secrets.
+    """Convert a nested configuration to one dictionary: dotted key ("optim.lr") → value, without secrets.
 
     config: a dataclass instance, or a dataclass type, which gives its defaults.
     """
@@ -66,12 +66,12 @@ def all_keys(config: Any) -> dict[str, Any]:
 
 
 def maths_keys(config: TrainConfig) -> dict[str, Any]:
-    """Return the keys of a configuration that change the trained weights, as dotted key → value."""
+    """Return only the keys of a configuration that change the trained weights: dotted key ("optim.lr") → value."""
     return {k: v for k, v in all_keys(config).items() if not k.startswith(NOT_MATHS)}
 
 
 def by_section(keys: Mapping[str, Any]) -> dict[str, str]:
-    """Group dotted keys by their section (the part before the first dot), as text for people: section → "key=value, …".
+    """Group dotted keys by section (the part before the first dot), as text for people: section → "key=value, …".
 
     Keys without a dot are in the section "training". Paths are shown without the user's home folder.
     """
@@ -85,7 +85,7 @@ def by_section(keys: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _public(value: Any) -> Any:
-    """Convert a configuration value for display to others: None becomes "null", paths lose the user's home folder."""
+    """Convert a configuration value to what others may see: None becomes "null", paths lose the user's home folder."""
     if isinstance(value, list):
         return [_public(item) for item in value]
     if value is None:
@@ -96,8 +96,8 @@ def _public(value: Any) -> Any:
 def saved_config(folder: Path) -> dict[str, Any]:
     """Read config.yaml of a run folder, as nested dictionaries.
 
-    Interpolations (${…}) stay unresolved; keys that older versions named otherwise get their present names. Raises
-    ConfigError when the folder itself has no config.yaml, or one that cannot be read.
+    Interpolations (${…}) stay unresolved; keys that had other names in older versions get their present names. Raises
+    ConfigError when the folder has no config.yaml of its own, or one that cannot be read.
     """
     path = folder / CONFIG
     if file_inside(folder, CONFIG) is None:
@@ -121,9 +121,9 @@ def saved_config(folder: Path) -> dict[str, Any]:
 
 
 def _check_nesting(text: str) -> None:
-    """Raise ValueError for YAML with aliases or deep nesting.
+    """Raise ValueError for YAML text with aliases or deep nesting, which Dyad never writes.
 
-    A few kilobytes of it could take gigabytes or hours to load. Dyad never writes such YAML.
+    A few kilobytes of such text could take gigabytes or hours to load.
     """
     depth = 0
     for event in yaml.parse(text):
@@ -164,8 +164,8 @@ def check_run(config: TrainConfig) -> None:
 def open_run(config: TrainConfig) -> Path:
     """Make the run folder, write its config.yaml and return the folder. Call it while the folder is locked.
 
-    With resume=never, files of an earlier run are first moved to a subfolder (see `put_aside`). Raises ConfigError as
-    `check_run`.
+    With resume=never, files of an earlier run are first moved to a subfolder (see `put_aside`). Raises ConfigError when
+    the folder has a checkpoint whose configuration trains other weights (see `check_run`).
     """
     check_run(config)
     folder = run_folder(config)
@@ -188,8 +188,8 @@ def put_aside(folder: Path, names: Iterable[str]) -> None:
 def is_finished(config: TrainConfig) -> bool:
     """Whether run_state.json says that the run of this configuration is finished, and its last checkpoint exists.
 
-    Always False if resume is not auto, or if resume.allow_batch_change or resume.allow_more_data is set: these may have
-    made the run longer.
+    Always False if resume is not auto, or if resume.allow_batch_change or resume.allow_more_data is set, as these
+    options may make the run longer.
     """
     folder, resume = run_folder(config), config.resume
     # more data or another batch size may have made the run longer
@@ -215,7 +215,10 @@ def plain(config: Any) -> dict[str, Any]:
 
 
 def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """Flatten nested mappings into dotted key → value; a list is one value. prefix: put before every key."""
+    """Convert nested mappings to one dictionary: dotted key ("optim.lr") → value; a list is one value.
+
+    prefix: put before every key.
+    """
     if not isinstance(tree, Mapping):
         return {prefix.removesuffix("."): tree}
     return {k: v for name, branch in tree.items() for k, v in flat(branch, f"{prefix}{name}.").items()}

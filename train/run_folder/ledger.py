@@ -21,10 +21,11 @@ LEDGER = "ledger.jsonl"
 
 
 class Ledger(AbstractContextManager["Ledger"]):
-    """Appends events to the run's ledger.jsonl. Only rank 0 has a file; with run_dir=None nothing is written.
+    """Appends the events that altered a run to its ledger.jsonl (replaced samples, skipped steps).
 
-    step: the run begins there, and later entries of an earlier start are removed. log: called with a line when the disk
-    takes no more entries, or when entries of an earlier start are damaged.
+    Only rank 0 has a file; with run_dir=None nothing is written. step: the step at which the run begins; entries of
+    later steps, from an earlier start, are removed. log: called with a line when the disk takes no more entries, or
+    when entries of an earlier start are damaged.
     """
 
     def __init__(self, run_dir: Path | None, step: int, log: Callable[[str], None]) -> None:
@@ -35,13 +36,17 @@ class Ledger(AbstractContextManager["Ledger"]):
             write_bytes(self.path, b"".join(valid))
 
     def write(self, step: int, kind: str, **facts: int | float | str | None) -> None:
-        """Append one event. step, kind and the further fields `facts`: as in the module docstring."""
+        """Append one event to the run's ledger.jsonl.
+
+        step: number of finished optimiser steps. kind: such as "substitute" (a sample was replaced) or "nonfinite" (a
+        step was skipped). facts: further fields of the entry, see the module docstring.
+        """
         if self.path:
             self._file = self._file or LineFile(self.path, self._log)
             self._file.write(json.dumps({"step": step, "kind": kind, **without_secrets(facts)}))
 
     def sync(self) -> None:
-        """Wait until every entry is on the disk. Raises OSError when that fails."""
+        """Wait until every entry of ledger.jsonl is on the disk. Raises OSError when that fails."""
         if self._file:
             self._file.sync()
 

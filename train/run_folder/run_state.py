@@ -25,11 +25,11 @@ LOCK = ".lock"
 
 
 class RunState:
-    """Writes run_state.json. Only rank 0 has a file; with run_dir=None nothing is written.
+    """Writes run_state.json, the status of a run. Only rank 0 has a file; with run_dir=None nothing is written.
 
-    As a context manager it writes "running" on entry, and "failed" with the error when the block raises. How the run
-    ended otherwise ("finished" or "preempted"), the block itself must write with `write`. step: finished optimiser
-    steps at the start.
+    As a context manager it writes "running" on entry, and "failed" with the error when the block raises. The block
+    itself must write any other end ("finished" or "preempted") with `write`. step: finished optimiser steps at the
+    start.
     """
 
     def __init__(self, run_dir: Path | None, step: int, total_steps: int) -> None:
@@ -46,7 +46,7 @@ class RunState:
                 self.write("failed", error=f"{type(error).__name__}: {error}")
 
     def write(self, status: str, step: int | None = None, **facts: str | float) -> None:
-        """Write the file anew with this status.
+        """Write run_state.json anew with this status ("running", "preempted", "finished" or "failed").
 
         step: finished optimiser steps; None keeps the last value. facts: further entries. Raises HardwareError if
         writing fails.
@@ -61,10 +61,10 @@ class RunState:
 
 @contextmanager
 def locked_folder(run_dir: Path) -> Iterator[None]:
-    """Hold the lock of a run folder (see `locked`) during the block, and make the folder if it does not exist.
+    """Hold the lock of a run folder (see `locked`) during the block; make the folder first if it does not exist.
 
-    A folder that is still empty at the end is removed, with the parents that were made for it. Raises ConfigError if
-    the folder cannot be made or is in use.
+    A folder that is still empty at the end is removed, with the parent folders that were made for it. Raises
+    ConfigError if the folder cannot be made or is in use.
     """
     made = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
     try:
@@ -84,12 +84,11 @@ def locked_folder(run_dir: Path) -> Iterator[None]:
 
 @contextmanager
 def locked(run_dir: Path, other: str = "run.name") -> Iterator[None]:
-    """Hold an exclusive lock on an existing folder during the block.
+    """Hold an exclusive lock on an existing folder during the block. On a file system without locks, it locks nothing.
 
-    The operating system releases it when this process dies, however that happens; forked workers do not inherit it.
-    Raises ConfigError when another live process, on this machine or on another one that shares the folder, holds the
-    lock. other: the configuration key that the error message advises to change. On a file system without locks it does
-    nothing.
+    The operating system releases the lock when this process dies, however that happens; forked workers do not inherit
+    the lock. Raises ConfigError when another live process, on this machine or on another one that shares the folder,
+    holds the lock. other: the configuration key that the error message advises to change.
     """
     with (run_dir / LOCK).open("a+") as file:
         try:

@@ -54,13 +54,13 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
         self.seconds = 0.0
 
     def wait(self) -> None:
-        """Wait until the background thread has written its checkpoint, if there is one."""
+        """Wait until the checkpoint that the background thread is writing, if there is one, is finished."""
         if self._in_flight is not None:
             self._in_flight.result()
             self._in_flight = None
 
     def save_in_background(self, state: CheckpointState) -> None:
-        """Copy model and optimiser of `state` to host memory, start writing the checkpoint in the thread, and return.
+        """Copy model and optimiser of `state` to host memory, let a thread write the checkpoint without waiting for it.
 
         Call `wait` first. state.memory (per-sample state) is not copied: do not change it before the next `wait`.
         """
@@ -71,7 +71,7 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
         self._in_flight = self._thread.submit(self._try, replace(state, model=model, optimizer=optimizer))
 
     def save(self, state: CheckpointState) -> None:
-        """Write `state` and return when it is on the disk. Raises HardwareError when it cannot be written."""
+        """Write the checkpoint `state` and return when it is on the disk. Raises HardwareError if that fails."""
         start = perf_counter()
         with _WRITING:
             checkpoint.save(self._run_dir, state, self._keep, self._before_save)
@@ -81,7 +81,7 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
         self._thread.shutdown()
 
     def _try(self, state: CheckpointState) -> None:
-        """Save in the thread; an error is printed, not raised."""
+        """Write the checkpoint `state` (called in the background thread); print an error instead of raising it."""
         try:
             self.save(state)
         except HardwareError as error:

@@ -22,11 +22,12 @@ TensorPair = Sequence[Tensor]  # of x and of y
 
 @dataclass(frozen=True)
 class Chunk:
-    """One chunk of a batch.
+    """One chunk of a batch: the rows that both towers embed at once.
 
     index: position of the chunk in the batch, from 0. inputs: the input rows of the x tower and of the y tower. pairs:
-    how many pairs the chunk has. extra: how many extra y-side items follow the y of the pairs. A side without rows gets
-    one placeholder row, whose embedding is dropped, so that the towers run equally often on all ranks.
+    how many pairs the chunk has. extra: how many extra y-side items (such as mined negatives) follow the y of the
+    pairs. A side without rows gets one dummy row, whose embedding is dropped, so that the towers run equally often on
+    all ranks.
     """
 
     index: int
@@ -36,14 +37,14 @@ class Chunk:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """The numbers of x rows and of y rows, without placeholder rows."""
+        """The number of x rows and the number of y rows of a chunk, without dummy rows."""
         return self.pairs, self.pairs + self.extra
 
 
 def chunk_count(global_batch_size: int, world_size: int, chunk_size: int | None) -> int:
-    """Return the number of chunks that a rank's part of a batch is cut into; the same on all ranks.
+    """Return into how many chunks each rank's part of a batch is cut; the same on all ranks.
 
-    chunk_size: pairs in a chunk; None: everything in one chunk.
+    chunk_size: how many pairs a chunk has at most; None: everything in one chunk.
     """
     rows = math.ceil(global_batch_size / world_size)
     return math.ceil(rows / (chunk_size or rows))
@@ -52,7 +53,7 @@ def chunk_count(global_batch_size: int, world_size: int, chunk_size: int | None)
 def in_chunks(batch: Batch, count: int) -> list[Chunk]:
     """Cut a batch into `count` chunks, each with an equal share of the pairs and of the extra y-side items.
 
-    The shares differ by one row at most, so some may be empty.
+    The shares differ by one row at most; if there are fewer rows than chunks, some shares are empty.
     """
     extra = batch.y[:0] if batch.extra is None else batch.extra.y
     assert extra.shape[1:] == batch.y.shape[1:], f"y of {batch.y.shape[1:]} a row, extra y of {extra.shape[1:]}"
@@ -72,9 +73,9 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
 def separated(y_nD: Tensor, chunks: Sequence[Chunk], extra: Extra | None) -> tuple[Tensor, Columns | None]:
     """Split the y embeddings of all chunks into those of the pairs, (b, D), and those of the extra y-side items.
 
-    y_nD: in the order of the chunks; n = b pairs + k extra items. The extra items come back as Columns, with the keys
-    and rows of `extra`; None if `extra` is None. `extra` must be None on all ranks or on none; k may be 0 on some of
-    them.
+    y_nD: in the order of the chunks; n = b pairs + k extra items (such as mined negatives). extra: the batch's extra
+    items. They come back as Columns (y embeddings with the keys and rows of `extra`); None if `extra` is None. `extra`
+    must be None on all ranks or on none; k may be 0 on some ranks.
     """
     if extra is None:
         return y_nD, None
@@ -84,7 +85,7 @@ def separated(y_nD: Tensor, chunks: Sequence[Chunk], extra: Extra | None) -> tup
 
 
 def _at_least_one(rows: Tensor, batch: Tensor) -> Tensor:
-    """Return `rows`, or one placeholder row if they are empty: the first row of `batch`, or zeros if it has none."""
+    """Return `rows`, or one dummy row if they are empty: the first row of `batch`, or zeros if `batch` has none."""
     if len(rows):
         return rows
     return batch[:1] if len(batch) else batch.new_zeros(1, *batch.shape[1:])

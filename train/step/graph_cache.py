@@ -26,7 +26,7 @@ TRAINING_COPIES = 3  # gradients and the two moments of AdamW, each as large as 
 class GraphCache:
     """A stack of the embeddings of one step's chunks, with their autograd graphs.
 
-    It drops its oldest entries when it is full. most: how many chunks to keep; None: as many as fit into `memory`.
+    A full cache drops its oldest entries. most: how many chunks to keep; None: as many as fit into `memory`.
     """
 
     def __init__(self, most: int | None, memory: MemoryBudget) -> None:
@@ -55,16 +55,19 @@ class GraphCache:
         return embeddings
 
     def pop(self) -> TensorPair:
-        """Remove and return the embeddings of the newest chunk."""
+        """Remove the embeddings of the newest cached chunk, with their autograd graph, and return them."""
         return self._cached.pop()
 
     def _capacity(self) -> int:
-        """Return how many graphs may be cached. Room for one more stays free, for the gradients that backward makes."""
+        """Return how many autograd graphs may be cached.
+
+        If this depends on memory, room for one more graph stays free, for the gradients that backward makes.
+        """
         return int(self._budget // self._largest) - 1 if self._most is None else self._most
 
 
 class MemoryBudget:
-    """Measures how many bytes of a device the autograd graphs of `towers` may take, and how many one graph takes."""
+    """Measures how many bytes the autograd graphs of `towers` may take on a device, and how many one graph takes."""
 
     def __init__(self, towers: nn.Module, device: torch.device) -> None:
         self._towers, self._device, self._on_gpu = towers, device, device.type == "cuda"
@@ -72,19 +75,20 @@ class MemoryBudget:
         self._cpu_memory = None if self._on_gpu else cpu_memory()
 
     def for_graphs(self) -> float:
-        """Return the bytes of device memory that graphs may take; negative if there is too little.
+        """Return how many bytes of device memory autograd graphs may take; negative if there is too little.
 
-        This is the free memory minus what gradients and AdamW's state take, and minus the share SPARE of the total.
+        The result is the free memory, minus the bytes of gradients and AdamW's state, minus the fraction SPARE of the
+        total memory.
         """
         free, total = self._cpu_memory or gpu_memory(self._device)
         state = TRAINING_COPIES * sum(p.nbytes for p in self._towers.parameters() if p.requires_grad)
         return free - state - SPARE * total
 
     def measured(self, embed: Callable[[], TensorPair], inputs: Sequence[Tensor]) -> tuple[TensorPair, int]:
-        """Call embed(); return its result and the bytes of the autograd graph that it builds.
+        """Call embed(); return its result and how many bytes the autograd graph takes that the call builds.
 
-        The inputs and the weights do not count. On a GPU the bytes are the growth of allocated memory; on a CPU, the
-        sizes of the tensors saved for backward.
+        The bytes of `inputs` and of the weights do not count. On a GPU the bytes are the growth of allocated memory; on
+        a CPU, the sizes of the tensors saved for backward.
         """
         if self._on_gpu:
             before = torch.cuda.memory_allocated(self._device)

@@ -14,10 +14,10 @@ from dyad.train.tracking.logger import Logger
 
 @dataclass(frozen=True)
 class Plan:
-    """The first and last step of a run, and the intervals of logging, evaluation and checkpoints, in optimiser steps.
+    """The first and last step of a run, and how often it logs, evaluates and saves checkpoints, in optimiser steps.
 
-    first_step: finished steps at the start; total_steps: at the end. An interval of 0 means "at the end only".
-    evaluation_owed: the run stopped before the evaluation that was due at first_step.
+    first_step: finished steps at the start; total_steps: finished steps at the end. An interval of 0 means "at the end
+    only". evaluation_owed: whether an earlier start stopped before the evaluation that was due at first_step.
     """
 
     first_step: int
@@ -30,14 +30,14 @@ class Plan:
     evaluation_owed: bool = False
 
     def due(self, step: int, every: int) -> bool:
-        """Whether an action with the interval `every` is due after `step` finished steps.
+        """Whether an action is due after `step` finished steps; always True at the last step of the run.
 
-        At the last step it always is.
+        every: the action's interval in steps; 0: at the last step only.
         """
         return step == self.total_steps or (every > 0 and step % every == 0)
 
     def next_save(self, step: int) -> int:
-        """Return the step of the first checkpoint after `step`."""
+        """Return after how many finished steps the first checkpoint after `step` is written."""
         following = (step // self.save_every + 1) * self.save_every if self.save_every else self.total_steps
         return min(following, self.total_steps)
 
@@ -54,16 +54,18 @@ def fit(
     should_stop: Callable[[], bool],
     logger: Logger,
 ) -> tuple[str, int]:
-    """Run the optimiser steps first_step … total_steps - 1 of the plan. Collective: every rank calls it.
+    """Run the optimiser steps first_step … total_steps - 1 of the plan. Every rank must call it.
 
     Returns how the run ended, "finished" or "preempted", and the number of finished optimiser steps.
 
     batches: one per step. step(batch, index): takes optimiser step `index` and returns its scalars. monitor: observes
-    each step. diagnose(): further scalars of the last step, computed when it is logged. evaluate(step): evaluates the
-    weights after `step` steps and returns scalars. save(step, evaluation_owed, last): writes a checkpoint; if `last`,
-    it is on the disk on return. should_stop(): whether to stop, the same on all ranks. evaluate and batches may raise
-    Stopped, on all ranks. The scalars of a step are logged before its checkpoint is written, so each step is logged
-    once over restarts.
+    each step. diagnose(): returns further scalars of the last step, computed when the step is logged. evaluate(step):
+    evaluates the weights after `step` steps and returns scalars. save(step, evaluation_owed, last): writes a
+    checkpoint; evaluation_owed says that the evaluation of this step is still to be done, and `last` that the
+    checkpoint must be on the disk on return. should_stop(): whether to stop, the same on all ranks.
+
+    evaluate and batches may raise Stopped (a stop was requested), on all ranks. The scalars of a step are logged before
+    its checkpoint is written, so each step is logged once over restarts.
     """
     done, owed = plan.first_step, plan.evaluation_owed
     stopwatch = Stopwatch(plan.global_batch_size, plan.world_size)
@@ -114,9 +116,10 @@ def fit(
 
 @dataclass
 class Stopwatch:
-    """Adds up seconds since the last reading: waited (for batches), worked (computing), saving (writing checkpoints).
+    """Adds up the seconds of the steps since the last call of `read`: waiting, computing, saving.
 
-    steps: how many steps were added since then.
+    waited: seconds of waiting for batches; worked: of computing; saving: of writing checkpoints. steps: how many steps
+    were added.
     """
 
     global_batch_size: int
@@ -127,14 +130,14 @@ class Stopwatch:
     saving: float = 0.0
 
     def add(self, waited: float, worked: float) -> None:
-        """Add one step: seconds that it waited for its batch, and seconds that it computed."""
+        """Add one training step: the seconds that it waited for its batch, and the seconds that it computed."""
         self.steps, self.waited, self.worked = self.steps + 1, self.waited + waited, self.worked + worked
 
     def read(self) -> dict[str, float]:
-        """Return the times by name and set them to zero.
+        """Return the times of the steps since the last call by name, and set them to zero.
 
-        Mean seconds per step (data_time, batch_time), samples per second over all ranks and per device, total seconds
-        of saving.
+        data_time: mean seconds of waiting per step. batch_time: mean seconds per step, waiting included.
+        samples_per_second: over all ranks, and (…_per_device) per device. checkpoint_seconds: total seconds of saving.
         """
         batch_time = (self.waited + self.worked) / self.steps
         rate = self.global_batch_size / batch_time

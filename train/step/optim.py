@@ -36,7 +36,10 @@ def build_optimizer(named_parameters: Iterable[tuple[str, Parameter]], config: O
 
 
 def decays(name: str, parameter: Parameter) -> bool:
-    """Whether AdamW applies weight decay to this parameter."""
+    """Whether AdamW applies weight decay to a parameter.
+
+    Not if it has fewer than two dimensions, or bn, ln, bias or logit_scale in its name.
+    """
     return parameter.ndim >= 2 and not any(part in name for part in ("bn", "ln", "bias", "logit_scale"))
 
 

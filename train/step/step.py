@@ -41,11 +41,12 @@ AUTOCAST = {Precision.fp32: None, Precision.bf16: torch.bfloat16, Precision.fp16
 class TrainStep:
     """Takes optimiser steps: `step(batch, index)` takes step `index` (from 0) and returns its scalars.
 
-    They are equal on all ranks. Attributes of the last step: embeddings: of x and of y, (b, D) each, detached. keys:
-    content keys of x and of y, (b,) each. scalars: as returned. skip_reason: "nonfinite" or "spike" if the step was
-    skipped, else "". stage: the work in progress, for error messages. local_timer: measures the time from a step's
-    start to this rank's first collective. on_skip(batch, steps, reason, scalars): called on all ranks when a step is
-    skipped; steps: the number of finished steps, including this one.
+    The scalars are equal on all ranks. Attributes that describe the last step: embeddings: of x and of y, (b, D) each,
+    without gradient. keys: content keys of x and of y, (b,) each. scalars: as returned. skip_reason: "nonfinite" or
+    "spike" if the step was skipped, else "". stage: the work in progress, for error messages. Other attributes:
+    local_timer: measures the time from a step's start to this rank's first communication with other ranks.
+    on_skip(batch, steps, reason, scalars): a function called on all ranks when a step is skipped; steps: the number of
+    finished steps, including the skipped one.
     """
 
     embeddings: tuple[Tensor, Tensor]
@@ -110,9 +111,9 @@ class TrainStep:
         return self.scalars
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of a step for a checkpoint, as JSON: loss scale, counts of skipped steps, recent losses.
+        """Return the state of the training step for a checkpoint: loss scale, counts of skipped steps, recent losses.
 
-        Weights and optimiser state are saved separately.
+        All values can be written as JSON. Weights and optimiser state are saved separately.
         """
         skipped = [self._skipped, self._skipped_in_a_row]
         return {"scaler": self._scaler.state_dict(), "skipped": skipped, "losses": [*self._spikes.losses]}
@@ -123,9 +124,9 @@ class TrainStep:
         self._spikes.losses.extend(state["losses"])
 
     def _gradient(self, batch: Batch, step: int) -> Any:
-        """Compute the loss and fill .grad of all parameters; return the objective's result.
+        """Compute the loss of a batch and fill .grad of all parameters; return the objective's result (loss, metrics).
 
-        Gradients of the towers are averaged over ranks here, those of the objective are not (see _averaged).
+        Gradients of the towers are averaged over ranks; those of the objective are not yet (see _averaged).
         """
         chunks, graphs = in_chunks(batch, self._chunks), GraphCache(self._keep_graphs, self._memory)
         with no_gradient_sync(self._parallel):
@@ -157,7 +158,7 @@ class TrainStep:
         return result
 
     def _embed(self, chunk: Chunk, step: int) -> TensorPair:
-        """Run both towers on a chunk; return its x and y embeddings in one dtype, without placeholder rows."""
+        """Run both towers on a chunk; return its x and y embeddings in one dtype, without dummy rows."""
         device, embeddings = self.world.device, []
         for side, (tower, rows) in enumerate(zip(self._parallel, chunk.inputs, strict=True)):
             with (
@@ -168,10 +169,10 @@ class TrainStep:
         return [e[:size] for e, size in zip(_for_scores(embeddings, device), chunk.sizes, strict=True)]
 
     def _averaged(self, scalars: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Average the scalars over ranks and return them.
+        """Average the scalars over ranks and return the means by name.
 
-        In place, also averages the objective's gradients and the batch norms' running statistics. All travel in one
-        all-reduce of one flat tensor: many small ones would take longer.
+        In place, also averages the objective's gradients and the batch norms' running statistics. All are summed over
+        ranks as one flat tensor: many small ones would take longer.
         """
         if self.world.size == 1:
             return scalars
@@ -187,8 +188,9 @@ class TrainStep:
     def _apply_or_skip(self, loss: float, grad_norm: float, norm: Tensor, statistics: list[Tensor]) -> None:
         """Take the optimiser step, or skip it and undo what the forward pass changed.
 
-        Sets skip_reason, the same on all ranks. loss and grad_norm: equal on all ranks. norm: grad_norm as a tensor.
-        statistics: running statistics of batch norms before the step, restored if it is skipped.
+        Sets the attribute skip_reason ("" if the step is taken), the same on all ranks. loss and grad_norm: equal on
+        all ranks. norm: grad_norm as a tensor. statistics: running statistics of batch norms before the step, restored
+        if the step is skipped.
         """
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             self.skip_reason = "nonfinite"
@@ -224,7 +226,10 @@ class TrainStep:
 
 @contextmanager
 def noise(device: torch.device, *key: int) -> Iterator[None]:
-    """Seed the random generators of CPU and `device` from `key` during the block; restore their states afterwards."""
+    """Seed the random generators of CPU and `device` from the integers `key` during the block.
+
+    Afterwards the states of the generators are restored.
+    """
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(int.from_bytes(digest, "little") >> 1)

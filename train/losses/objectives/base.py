@@ -23,9 +23,9 @@ from dyad.train.losses.options.common import Duplicates, ObjectiveOptions, Simil
 
 @dataclass(frozen=True)
 class ObjectiveResult:
-    """The result of Objective.forward: the loss, 0-d, and metrics, detached 0-d tensors.
+    """The result of calling an objective: the loss, 0-d with gradient, and metrics by name, 0-d without gradient.
 
-    The mean over ranks of each is its value on the global batch.
+    The mean over ranks of the loss, and of each metric, is its value on the global batch.
     """
 
     loss: Tensor
@@ -33,10 +33,12 @@ class ObjectiveResult:
 
 
 class Objective(nn.Module):
-    """An objective of in-batch pairs. Subclasses implement `of_batch`, or `of_embeddings` if they need no columns.
+    """An objective (loss function) of in-batch pairs, and the base class of all of them.
 
-    options: its ObjectiveOptions; subclasses narrow the type. takes: the names of the optional arguments that forward
-    accepts, from options. memory: its per-sample state, if it has any.
+    Subclasses implement `of_batch` (from the batch gathered over ranks), or `of_embeddings` if they need no gathered
+    columns. options: the ObjectiveOptions that configure the objective; subclasses narrow the type. takes: the names of
+    the optional arguments of forward that the objective accepts, from options. memory: its per-sample state, None if it
+    has none.
     """
 
     memory: SampleState | None = None
@@ -59,17 +61,18 @@ class Objective(nn.Module):
         known_positives: KnownPositives | None = None,
         **more: Tensor | None,
     ) -> ObjectiveResult:
-        """Return the loss of the global batch; the arguments are this rank's part, of any size, also empty.
+        """Return the loss of the global batch and its metrics. The arguments are this rank's part, maybe empty.
 
-        x_bD, y_mD: embeddings, normalised here if the similarity is cosine. Scores are float32, or float64 for float64.
-        All other arguments except negatives and known_positives are int64, or whole numbers that torch.as_tensor takes.
-        sample_ids_b: indices of per-sample state. negatives: (b, k, D), k hard negatives per row, or Columns.
-        positives, excluded: (P, 2), P pairs (local row, global column); without positives, column i is the positive of
-        row i; excluded pairs are left out of all sums. x_keys, y_keys: (b,), equal for the same item; one of them is
-        needed unless duplicates=keep. known_positives: keys of items that are relevant to a row: columns with these
-        keys are not among its negatives. more: arguments of single objectives, for example lengths.
+        x_bD, y_mD: embeddings, normalised here if the similarity is cosine. Scores are float32, or float64 for float64
+        embeddings. All other arguments except negatives and known_positives are int64, or whole numbers that
+        torch.as_tensor takes. sample_ids_b: indices of per-sample state. negatives: (b, k, D), k hard negatives per
+        row, or Columns (a list of further y items). positives, excluded: (P, 2), P pairs (local row, global column);
+        without positives, column i is the positive of row i; excluded pairs are in no sum. x_keys, y_keys: (b,), equal
+        for the same item; x_keys or y_keys is needed unless duplicates=keep. known_positives: keys of items that are
+        relevant to a row: columns with these keys are not among the row's negatives. more: arguments of single
+        objectives, for example lengths.
 
-        Collective: every rank calls it, and gives the same arguments, empty if need be (k = 0). Per-sample state and
+        Every rank must call it and give arguments of the same names, empty if it has none (k = 0). Per-sample state and
         running means change in training mode with gradients enabled, not under no_grad or inference_mode. Raises
         ValueError for inputs with wrong shapes, types or names, ConfigError for options that do not fit the inputs, and
         RuntimeError in a backward with create_graph=True where a second derivative would be wrong.
@@ -105,10 +108,10 @@ class Objective(nn.Module):
         return ObjectiveResult(result.loss, {name: value.detach() for name, value in result.metrics.items()})
 
     def of_embeddings(self, x_bD: Tensor, y_mD: Tensor | None, **inputs: Any) -> ObjectiveResult:
-        """Return the result for embeddings that are already normalised, if the similarity is cosine.
+        """Return the loss and metrics for embeddings that are already normalised, if the similarity is cosine.
 
-        inputs: the other arguments of forward, by name, None where not given. Raises ValueError for wrong shapes.
-        Collective.
+        inputs: the other arguments of Objective.forward (ids, keys, lists of pairs, hard negatives) by name, None where
+        not given. Raises ValueError for wrong shapes. Every rank must call it.
         """
         if y_mD is None or x_bD.ndim != 2 or y_mD.ndim != 2 or x_bD.shape[1] != y_mD.shape[1]:
             raise ValueError(f"x must be (b, D) and y (m, D), not {shapes(x_bD, y_mD)}")
@@ -124,22 +127,31 @@ class Objective(nn.Module):
         return self.of_batch(gather_batch(x_bD, y_mD, equal_is_positive=duplicates is Duplicates.positive, **inputs))
 
     def of_batch(self, batch: GatheredBatch) -> ObjectiveResult:
-        """Return loss and metrics for a gathered batch. Collective."""
+        """Return the loss and metrics for a batch whose columns (the y items) are gathered from all ranks.
+
+        Every rank must call it.
+        """
         raise NotImplementedError
 
     def clamp_(self) -> None:
-        """Clamp the objective's parameters that learn to their ranges. To be called after every optimiser step."""
+        """Clamp the objective's learned parameters (such as the temperature) to their ranges.
+
+        To be called after every optimiser step. An objective without bounded parameters does nothing.
+        """
 
     def undo(self) -> None:
-        """Restore the state that the last call of forward changed. To be called if its optimiser step is skipped."""
+        """Restore the objective's per-sample state to its values before the last call of forward.
+
+        To be called if the optimiser step of that call is skipped.
+        """
         if self.memory is not None:
             self.memory.undo()
 
     def _comparable(self, e_bD: Tensor) -> Tensor:
-        """Convert embeddings for the scores: normalised in float32 if the similarity is cosine.
+        """Convert embeddings for the score computation: normalised in float32 if the similarity is cosine.
 
-        The result has the type of the matmul. A GPU multiplies half precision into float32; on a CPU half precision
-        gains nothing and becomes float32.
+        On a GPU the result has the type of the input, as a GPU multiplies half precision into float32. On a CPU half
+        precision gains nothing and becomes float32.
         """
         e_bD = e_bD.clone() if e_bD.is_inference() else e_bD  # autograd refuses inference tensors
         wide = e_bD.to(torch.promote_types(e_bD.dtype, torch.float32))
@@ -148,12 +160,15 @@ class Objective(nn.Module):
 
 
 def shapes(*tensors: Tensor | None) -> str:
-    """Return the shapes of tensors as text for an error message: "(8, 4) and None"."""
+    """Return the shapes of tensors as text for an error message, such as "(8, 4) and None"."""
     return " and ".join(str(None if e is None else tuple(e.shape)) for e in tensors)
 
 
 class TemperatureObjective(Objective):
-    """An objective with a temperature τ. logit_scale: log 1/τ, a parameter that has a gradient only if τ learns."""
+    """An objective with a temperature τ that divides all scores.
+
+    logit_scale: log 1/τ, a parameter that has a gradient only if τ is learned.
+    """
 
     def __init__(self, options: TemperatureOptions) -> None:
         super().__init__(options)
@@ -164,7 +179,7 @@ class TemperatureObjective(Objective):
         return self.logit_scale.to(torch.promote_types(like.dtype, torch.float32)).exp()
 
     def clamp_(self) -> None:
-        """Clamp a learning τ to [min_temperature, 1]. To be called after every optimiser step."""
+        """Clamp the temperature τ to [min_temperature, 1], if τ is learned. To be called after every optimiser step."""
         super().clamp_()
         if self.options.learnable:
             self.logit_scale.data.clamp_(0.0, -math.log(self.options.min_temperature))

@@ -25,9 +25,10 @@ from dyad.train.losses.sums.tiles import Exclusion, Pairs
 
 @dataclass(frozen=True)
 class Sequences:
-    """Contexts x and encodings y, one tensor for each of T steps: (b, D) of this rank, and y of all ranks, (B, D).
+    """The contexts x and encodings y of a batch of sequences, as one tensor for each of T steps.
 
-    lengths_b, lengths_B: the number of steps of each sequence of this rank and of all ranks.
+    x: (b, D) per step, of this rank. y: (B, D) per step, of all ranks. lengths_b, lengths_B: the number of steps of
+    each sequence of this rank and of all ranks.
     """
 
     x_TbD: tuple[Tensor, ...]
@@ -41,8 +42,9 @@ class Sequences:
     def of(x_bTD: Tensor, y_bTD: Tensor, lengths_b: Tensor | None) -> Sequences:
         """Make Sequences from this rank's contexts and encodings, and gather y and the lengths of all ranks.
 
-        Collective. lengths_b: the number of steps of each sequence, by default T. Raises ValueError for lengths of a
-        wrong number or outside 0 … T and, on all ranks, if ranks have different T.
+        T: the number of steps to which the sequences are padded. lengths_b: the number of steps of each sequence, by
+        default T. Raises ValueError if there is not one length for each sequence, if a length is outside 0 … T and, on
+        all ranks, if ranks have different T. Every rank must call it.
         """
         layout, steps = Layout.of(x_bTD, x_bTD.transpose(0, 1))
         if len(set(steps.sizes)) > 1:
@@ -57,14 +59,15 @@ class Sequences:
 
 
 class Cpc(TemperatureObjective):
-    """L = mean of −log (e^{a_ii} / Σ_j e^{a_ij}), a_ij = <y_j,t+s, W_s x_i,t>/τ (van den Oord et al. 2018, eq. 3, 4).
+    """Contrastive predictive coding: L = mean of −log (e^{a_ii} / Σ_j e^{a_ij}) (van den Oord et al. 2018, eq. 3, 4).
 
-    x_i,t: the context of sequence i at step t; y_j,t+s: the encoding of sequence j at step t + s; W_s: a learned matrix
-    for s steps ahead. The mean is over all (i, t, s), s = 1..H, for which sequence i reaches step t + s. The sum is
-    over the sequences j of the global batch that reach step t + s.
+    a_ij = <y_j,t+s, W_s x_i,t>/τ. x_i,t: the context of sequence i at step t; y_j,t+s: the encoding of sequence j at
+    step t + s; W_s: a learned matrix for s steps ahead; τ: the temperature. The mean is over all (i, t, s), s = 1..H
+    (options.horizons), for which sequence i reaches step t + s. The sum is over the sequences j of the global batch
+    that reach step t + s.
 
-    x and y: (b, T, D), padded to one T on all ranks; lengths: (b,) int64, by default T. y is gathered once, for all
-    steps. w_HDD: W_s of every horizon (one if shared), which starts as the identity.
+    x and y: (b, T, D), padded to one T on all ranks; lengths: (b,) int64, by default T. y is gathered over ranks once,
+    for all steps. w_HDD: W_s of every horizon (only one matrix if options.shared_w), which starts as the identity.
     """
 
     options: CpcOptions
@@ -90,10 +93,11 @@ class Cpc(TemperatureObjective):
         return ObjectiveResult(loss, {"positive_score": positive, "mi_bound": log_k - loss, "log_k": log_k})
 
     def _step(self, sequences: Sequences, u: int, candidates: int) -> Tensor:
-        """Return the summed loss and the summed score s_ii of this rank's predictions of step u, (2,). Collective.
+        """Return two sums over this rank's predictions of step u, (2,): of their losses, and of their scores.
 
-        The loss of a prediction is log(1 + Σ_{j≠i} e^{a_ij − a_ii}). candidates: how many sequences of all ranks reach
-        step u.
+        A prediction of step u is made from the context of one earlier step. Its loss is log(1 + Σ_{j≠i} e^{a_ij −
+        a_ii}), with i its own sequence, j the others and a the logits; its score is that with the encoding of its own
+        sequence. candidates: how many sequences of all ranks reach step u. Every rank must call it.
         """
         layout, lengths_B, y_BD = sequences.layout, sequences.lengths_B, sequences.y_TBD[u]
         contexts = sequences.x_TbD[max(0, u - self.options.horizons) : u]

@@ -40,10 +40,10 @@ Numbers = dict[str, Tensor]  # by side or by name
 
 
 def sample_state(options: EstimatorOptions, **initial: float) -> SampleState:
-    """Create the per-sample state of an objective: log u and the numbers `initial`, for the anchors of each side.
+    """Create the per-sample state of an objective: log u and the numbers in `initial`, for the anchors of each side.
 
-    initial: name → the value before the first batch of a sample. A stored name ends in its side, for example "log_u_x".
-    Raises ConfigError without options.num_samples.
+    u: the running mean of a sample's exponentials. initial: name → the value before the first batch of a sample. A
+    stored name ends in its side, for example "log_u_x". Raises ConfigError if options.num_samples is not set.
     """
     if options.num_samples is None:
         raise ConfigError(
@@ -56,11 +56,11 @@ def sample_state(options: EstimatorOptions, **initial: float) -> SampleState:
 
 @dataclass(frozen=True)
 class StateBatch:
-    """The global batch of one step, its anchors by side, and the state of its samples before the step.
+    """The global batch of one step, its anchors by side ("x", "y") and the stored state of its samples before the step.
 
-    exclusion: the pairs that no sum contains, the positives among them. read: the state of the batch's samples. memory:
-    the state of all samples. epoch: index of the epoch, from the samples seen. training: whether the step changes the
-    state.
+    exclusion: the pairs that no sum over negatives contains, such as the positives. read: the state of the batch's
+    samples. memory: the state of all samples. epoch: counted by the samples seen. training: whether the step changes
+    the state.
     """
 
     batch: GatheredBatch
@@ -74,10 +74,10 @@ class StateBatch:
 
     @staticmethod
     def of(objective: Objective, batch: GatheredBatch) -> StateBatch:
-        """Read the state of the samples in `batch` and find its anchors and negatives. Collective: every rank calls it.
+        """Read the state of the samples in `batch` and find its anchors and negatives. Every rank must call it.
 
-        A sample is no negative of itself: if a sample occurs twice in the batch, its pairs with itself are masked by
-        sample id.
+        If a sample occurs twice in the batch, its pairs with its own copy are masked by sample id: it is no negative of
+        itself.
         """
         options, memory = objective.options, objective.memory
         assert memory is not None
@@ -96,27 +96,32 @@ class StateBatch:
 
     @property
     def own(self) -> slice:
-        """The slice of this rank's pairs in the global batch."""
+        """The slice of the global batch that holds this rank's pairs."""
         return self.batch.rows.own
 
     def old(self, name: str) -> Numbers:
-        """Return the stored numbers `name` (such as "log_u") of the batch's samples before this step: side → (B,)."""
+        """Return stored per-sample numbers as they were before this step, for the batch's samples: side → (B,).
+
+        name: which numbers, such as "log_u".
+        """
         return {side: self.read.old[f"{name}_{side}"] for side in self.anchors}
 
     def log_g(self, rows_b: Tensor, columns_M: Tensor, a_x_b: Tensor, a_y_b: Tensor) -> Numbers:
-        """Return log ĝ_i, the log of the mean e^(d_ij/τ) over the negatives of anchor i, for this rank's anchors.
+        """Return log ĝ_i for this rank's anchors i: the log of the mean of e^(d_ij/τ) over the negatives j of anchor i.
 
-        The result is side → (b,), −inf for an anchor without negatives. rows_b, columns_M: log-sums of the logits over
-        the negatives of each row and column. a_x_b, a_y_b: logits of the own pairs, as anchors x and as anchors y.
+        d_ij: the score of j minus that of the positive. The result is side → (b,), −inf for an anchor without
+        negatives. rows_b, columns_M: log-sums of the logits over the negatives of each row and column. a_x_b, a_y_b:
+        logits of the pairs (x_i, y_i), for anchors x and for anchors y.
         """
         sums = {"x": rows_b - a_x_b, "y": columns_M[self.own] - a_y_b}
         counts = {side: anchors.counts[anchors.own] for side, anchors in self.anchors.items()}
         return {side: sums[side] - count_b.clamp(min=1).to(a_x_b).log() for side, count_b in counts.items()}
 
     def updated_means(self, log_g: Numbers) -> dict[str, UpdatedMeans]:
-        """Return log ĝ and the running means log u after this step for all samples of the global batch, by side.
+        """Return log ĝ and the new running means log u of all samples of the global batch, by side.
 
-        log_g: log ĝ of this rank's anchors, side → (b,). A sample in its first batch takes log ĝ itself. Collective.
+        log_g: log ĝ (the log of the batch's mean exponential) of this rank's anchors, side → (b,). A sample in its
+        first batch takes log ĝ as log u. Every rank must call it.
         """
         gamma = self.options.gamma_at(self.epoch)
         log_keep, log_take = (math.log(share) if share else -math.inf for share in (1 - gamma, gamma))
@@ -130,10 +135,10 @@ class StateBatch:
         return found
 
     def mean(self, of_anchors: Numbers) -> Tensor:
-        """Return this rank's share of the loss, 0-d, from the losses of its own anchors: side → (b,).
+        """Return this rank's share of the loss, 0-d, from the losses of this rank's anchors: side → (b,).
 
         The mean of the shares over ranks is the mean over all valid anchors of each side, summed or averaged over the
-        sides as options.directions says.
+        sides by options.directions.
         """
         valid = {side: anchors.valid[anchors.own] for side, anchors in self.anchors.items()}
         terms = [self.share(side) * torch.where(valid[side], of_anchors[side], 0.0).sum() for side in valid]
@@ -144,10 +149,10 @@ class StateBatch:
         return self.anchors[side].share * (0.5 if self.options.directions is Directions.mean else 1.0)
 
     def result(self, loss: Tensor, updated: dict[str, UpdatedMeans], new: Numbers, **more: Tensor) -> ObjectiveResult:
-        """Write log u and the numbers `new` to the state if the step is training, and return the loss with its metrics.
+        """Store the new log u and the numbers `new` if the step is training, and return the loss with its metrics.
 
-        updated: the running means by side. new: further numbers to store, by name and side. more: further metrics. The
-        metric staleness is the mean |log u − log ĝ| over the anchors of the batch that have negatives.
+        updated: the running means by side. new: further per-sample numbers to store, by name and side. more: further
+        metrics. The metric staleness is the mean |log u − log ĝ| over the anchors of the batch that have negatives.
         """
         if self.training:
             self.memory.write(self.read, {f"log_u_{side}": m.log_u_B for side, m in updated.items()} | new)
@@ -162,9 +167,9 @@ class StateBatch:
 
 @dataclass(frozen=True)
 class UpdatedMeans:
-    """The batch's estimate log ĝ, averaged over repeated samples, and the new running mean log u, (B,) each.
+    """Two estimates for each sample of a batch, (B,) each: log ĝ of this batch, and the new running mean log u.
 
-    A sample without negatives has log ĝ = −inf and keeps its old log u.
+    log ĝ is averaged over repeated samples. A sample without negatives has log ĝ = −inf and keeps its old log u.
     """
 
     log_g_B: Tensor
@@ -172,18 +177,19 @@ class UpdatedMeans:
 
     @property
     def has_negatives_B(self) -> Tensor:
-        """Whether each sample has negatives, (B,) bool."""
+        """Whether each sample of the global batch has negatives in the batch, (B,) bool."""
         return self.log_g_B > -math.inf
 
     def log_u(self, own: slice) -> Tensor:
-        """Return log u of the samples in the slice `own`, (b,), with 0 for samples without negatives."""
+        """Return log u of the samples in the slice `own` of the batch, (b,); 0 for samples without negatives."""
         return torch.where(self.has_negatives_B, self.log_u_B, 0.0)[own]
 
 
 def zero_with_gradient(log_g_b: Tensor, log_u_b: Tensor) -> Tensor:
     """Return zeros, (b,), with gradient ∇ĝ_i / u_i, the estimate of ∇ log g_i (see the module docstring).
 
-    Computed as e^(log ĝ_i − log u_i) minus its own detached value. log_g_b: log ĝ_i, with gradient. log_u_b: log u_i.
+    Computed as e^(log ĝ_i − log u_i) minus the same value without gradient. log_g_b: log ĝ_i, with gradient. log_u_b:
+    log u_i.
     """
     weight_b = (log_g_b - log_u_b).exp()
     return weight_b - weight_b.detach()
@@ -214,11 +220,11 @@ class SogCLR(TemperatureObjective):
         return state.result(state.mean(terms), updated, {})
 
     def of_anchors(self, log_u_b: Tensor, zero_b: Tensor, tau: Tensor) -> Tensor:
-        """Return the loss of each anchor, (b,). zero_b: zeros with the estimator's gradient, see zero_with_gradient."""
+        """Return the loss of each anchor, (b,), from log u. zero_b: zeros with the gradient of log u; tau: 0-d."""
         return tau * (log_u_b + zero_b)
 
     def in_g(self, scale: Tensor) -> Tensor:
-        """Return the scale 1/τ of the logits inside ĝ (the batch's mean exponential), which FastClipV0 overrides."""
+        """Return the factor 1/τ of the scores inside ĝ (the batch's mean exponential), which FastClipV0 overrides."""
         return scale
 
 
@@ -260,14 +266,14 @@ def kl_robust(log_u_b: Tensor, zero_b: Tensor, tau: Tensor, rho: float) -> Tenso
 
 
 class Leaves:
-    """Copies of embeddings and per-sample numbers as leaves of an inner graph, which is differentiated during forward.
+    """Copies of embeddings and per-sample numbers, from which forward computes a loss and differentiates it at once.
 
     iSogCLR and NUCLR update per-sample numbers in forward and need their gradients there. The pass over the scores that
     computes these gradients also computes those of the embeddings, which are stored for the caller's backward.
     """
 
     def __init__(self, batch: GatheredBatch, numbers: Numbers) -> None:
-        """Copy the embeddings of `batch` and the per-sample `numbers` (side → (B,)) as leaves with gradients."""
+        """Copy the embeddings of `batch` and the per-sample `numbers` (side → (B,)), with gradients of their own."""
         self._outer = batch
         x_bD, y_MD = (e.detach().requires_grad_() for e in (batch.x_bD, batch.y_MD))
         self.batch = replace(batch, x_bD=x_bD, y_MD=y_MD)
@@ -276,8 +282,8 @@ class Leaves:
     def differentiated(self, loss: Tensor) -> tuple[Tensor, Numbers]:
         """Return the loss, connected to the caller's embeddings, and its gradient in the per-sample numbers.
 
-        The gradient is side → (B,). loss: this rank's share, computed from the leaves. The gradients of the numbers are
-        summed over ranks. Collective.
+        The gradient is side → (B,), summed over ranks. loss: this rank's share, computed from the leaves (the copies of
+        embeddings and numbers). Every rank must call it.
         """
         rows, inner = self._outer.rows, (self.batch.x_bD, self.batch.y_MD)
         # the gradient of a mean could underflow in float16, so that of the sum over anchors is taken and divided after

@@ -34,11 +34,12 @@ Keys = tuple[tuple[Tensor, Tensor], ...]
 
 @dataclass(frozen=True)
 class LabelledPairs:
-    """The pairs of a batch with their labels, data or noise.
+    """The pairs of a batch, labelled as data (the positives) or noise (the negatives).
 
     Data are the positives of the batch and, with duplicates=positive, all pairs with an equal key. Noise are all other
-    pairs that are not left out. exclusion: the pairs that the sum over tiles skips: left-out pairs, and the listed
-    positives, which are summed one by one. equal: keys of rows (b,) and columns (M,); pairs with an equal key are data.
+    pairs, except those that the batch excludes. exclusion: the pairs that the sum over tiles of the score matrix skips:
+    the excluded pairs, and the listed positives, which are summed one by one. equal: keys of rows (b,) and columns
+    (M,); pairs with an equal key are data.
     """
 
     batch: GatheredBatch
@@ -46,7 +47,10 @@ class LabelledPairs:
     equal: Keys
 
     def counts(self) -> tuple[Tensor, Tensor]:
-        """Return the numbers of data and noise pairs of the global batch, k_d and k_n, 0-d int64. Collective."""
+        """Return the counts of data pairs (positives) and noise pairs (negatives) of the global batch, 0-d int64 each.
+
+        Every rank must call it.
+        """
         batch = self.batch
         assert self.exclusion.dropped is not None
         i, j = self.exclusion.dropped.pairs_P2.unbind(1)
@@ -64,7 +68,8 @@ class LabelledPairs:
 class LogisticFormula:
     """The loss L = w_d Σ_data sp(−a) + w_n Σ_noise sp(a) of logits a_ij = s_ij/τ + shift + offset_j.
 
-    sp(a) = log(1 + e^a). data_weight: w_d. noise_weight: w_n. offsets_M: offset_j of each column, or none.
+    The sums run over the data pairs (positives) and the noise pairs (negatives); s_ij: scores; τ: temperature; sp(a) =
+    log(1 + e^a). data_weight: w_d. noise_weight: w_n. offsets_M: offset_j of each column; None: no offsets.
     """
 
     shift: Tensor
@@ -73,14 +78,15 @@ class LogisticFormula:
     offsets_M: Tensor | None = None
 
     def pair_logits(self, batch: GatheredBatch, scale: Tensor) -> Tensor:
-        """Return the logits of the batch's positive pairs, (P,) in the order of the list. scale: 1/τ."""
+        """Return the logits of the batch's positive pairs, (P,), in the order of the batch's list. scale: 1/τ."""
         a_P = scale * batch.pair_scores() + self.shift
         return a_P if self.offsets_M is None else a_P + self.offsets_M[batch.positive_indices()[1]]
 
     def share(self, labelled: LabelledPairs, scale: Tensor) -> Tensor:
-        """Return this rank's share of L, 0-d, in one pass over the tiles. The mean of the shares over ranks is L.
+        """Return this rank's share of the logistic loss L, 0-d. The mean of the shares over ranks is L.
 
-        labelled: the pairs with their labels. scale: 1/τ.
+        Computed in one pass over the tiles of the score matrix. labelled: the pairs, labelled as data or noise. scale:
+        1/τ.
         """
         batch, equal = labelled.batch, labelled.equal
         offsets = () if self.offsets_M is None else (self.offsets_M,)
@@ -102,10 +108,11 @@ def _noise(s: Tensor, *added: Tensor) -> Tensor:
 
 
 def _labelled_by_key(keys: int, data_weight: Tensor | float) -> Function:
-    """Return the loss function f(s, *inputs) of a tile of pairs: data if one of their keys is equal, else noise.
+    """Return a function f(s, *inputs) that computes the loss of each pair of a tile of the score matrix.
 
-    keys: the number of keys per pair. inputs: the row keys, the column keys, then the terms to add to the score s.
-    data_weight: the weight of data relative to noise.
+    A pair is data if the row and the column have an equal key of any kind, else noise. keys: the number of kinds of
+    keys. s: the scores. inputs: the row keys, the column keys, then the terms to add to s. data_weight: the weight of
+    data relative to noise.
     """
 
     def f(s: Tensor, *inputs: Tensor) -> Tensor:
@@ -118,9 +125,9 @@ def _labelled_by_key(keys: int, data_weight: Tensor | float) -> Function:
 
 
 class LogisticObjective(TemperatureObjective, ABC):
-    """An objective of the logistic family. Subclasses implement `formula`.
+    """An objective that classifies pairs as data or noise by their logits. Subclasses implement `formula`.
 
-    bias: a number that is added to every logit, a parameter that has a gradient only if it learns.
+    bias: a parameter that is added to every logit; it has a gradient only if options.bias_learnable.
     """
 
     def __init__(self, options: LogisticOptions) -> None:
@@ -139,15 +146,19 @@ class LogisticObjective(TemperatureObjective, ABC):
 
     @abstractmethod
     def formula(self, labelled: LabelledPairs) -> LogisticFormula:
-        """Return the weights, shift and offsets of the loss for this batch. Collective."""
+        """Return the formula of the loss for this batch, with its weights, shift and offsets.
+
+        labelled: the pairs of the batch, labelled as data or noise. Every rank must call it.
+        """
 
 
 class LocalNce(LogisticObjective):
     """Local NCE, L = (1/B) Σ_i [Σ_data sp(−a_ij) + Σ_noise sp(a_ij)], and SigLIP (Zhai et al. 2023, arXiv:2303.15343).
 
-    a = s/τ + bias, sp(a) = log(1 + e^a), sums over the columns j. With K candidates per anchor, the optimal a is log
-    p(x, y)/(p(x) p(y)) − log(K − 1). Without an `init_bias`, −log(M − 1) of the batch is added to the bias, so that the
-    bias need not learn it.
+    The inner sums are over the columns j whose pair (i, j) is data (a positive) or noise (a negative). a = s/τ + bias
+    with scores s; sp(a) = log(1 + e^a). With K candidates per anchor, the optimal a is log p(x, y)/(p(x) p(y)) − log(K
+    − 1). Without an `init_bias`, −log(M − 1) is added to the bias, with M the columns of the batch, so that the bias
+    need not learn this value.
     """
 
     options: LocalNceOptions
@@ -193,8 +204,9 @@ class Nce(LogisticObjective):
 class BinaryNce(LogisticObjective):
     """NCE with equal priors: L = ½ mean_data sp(−a) + ½ mean_noise sp(a), a = s/τ + bias, sp(a) = log(1 + e^a).
 
-    Twice this loss is NCE with k = 1. With negatives_per_positive = r, the noise of global row i is only the columns
-    i+1 … i+r (mod B), at a cost of O(b·r·D).
+    The means are over data pairs (positives) and noise pairs (negatives). Twice this loss is NCE with one noise pair
+    per data pair. With negatives_per_positive = r, the noise of global row i is only the columns i+1 … i+r (mod B), at
+    a cost of O(b·r·D).
     """
 
     options: BinaryNceOptions
@@ -242,12 +254,12 @@ def nce_from_log_u(
     k: float | None = None,
     log_z: Tensor | float = 0.0,
 ) -> Tensor:
-    """NCE of an unnormalised model u/Z: mean_data sp(−a) + k mean_noise sp(a), a = log u − log Z − log q − log k.
+    """Return the NCE loss of an unnormalised model u/Z: mean_data sp(−a) + k mean_noise sp(a), 0-d.
 
-    sp(a) = log(1 + e^a), q the noise density (Gutmann & Hyvärinen 2012). log_u_data, log_q_data: log u and log q at
-    this rank's data points, any shape; log_u_noise, log_q_noise: at noise points drawn from q. k: noise points per data
-    point in the model, by default their ratio over all ranks. log_z: log Z, a number or a parameter. Returns 0-d; its
-    mean over ranks is the loss of all points. Collective.
+    a = log u − log Z − log q − log k; sp(a) = log(1 + e^a); q: the noise density (Gutmann & Hyvärinen 2012).
+    log_u_data, log_q_data: log u and log q at this rank's data points, any shape; log_u_noise, log_q_noise: at noise
+    points drawn from q. k: noise points per data point in the model, by default their ratio over all ranks. log_z: log
+    Z, a number or a parameter. The mean over ranks of the result is the loss of all points. Every rank must call it.
 
     Raises ValueError, on all ranks, where log q is not finite: q must be positive wherever there are data.
     """
@@ -267,7 +279,7 @@ def nce_from_log_u(
 def label_pairs(batch: GatheredBatch, duplicates: Duplicates) -> LabelledPairs:
     """Label the pairs of `batch` as data or noise. Raises ConfigError if keys are to be compared and there are none.
 
-    duplicates: whether pairs with equal keys are noise (keep), left out (mask), or data (positive).
+    duplicates: whether pairs with equal keys are noise (keep), excluded from both (mask), or data (positive).
     """
     keys, dropped = _class_numbers(batch, duplicates), batch.positives
     if batch.excluded is not None:
@@ -277,10 +289,10 @@ def label_pairs(batch: GatheredBatch, duplicates: Duplicates) -> LabelledPairs:
 
 
 def _class_numbers(batch: GatheredBatch, duplicates: Duplicates) -> Keys:
-    """Replace the keys to compare by class indices: for each kind of key those of rows (b,) and all columns (M,).
+    """Replace the keys of a batch by class indices, equal where the keys are equal.
 
-    Class indices are equal where keys are. Returns () with duplicates=keep. A column without a key gets −1, which no
-    row has. Raises ConfigError if the batch has no keys.
+    Returns, for each kind of key, the indices of the rows (b,) and of all columns (M,); () with duplicates=keep. A
+    column without a key gets −1, which no row has. Raises ConfigError if the batch has no keys.
     """
     numbered = []
     for row_keys, column_keys in batch.compared_keys(duplicates):
@@ -291,7 +303,7 @@ def _class_numbers(batch: GatheredBatch, duplicates: Duplicates) -> Keys:
 
 
 def _any_equal(keys: Keys, i: Tensor, j: Tensor) -> Tensor:
-    """Whether row i and column j have an equal key, for each element of the index tensors i and j.
+    """Whether row i and column j have an equal key of any kind, for each element of the index tensors i and j.
 
     keys: (row keys, column keys) for each kind of key.
     """

@@ -51,10 +51,10 @@ def pair_loss_of(options: RobustOptions) -> Elementwise:
 
 @dataclass(frozen=True, kw_only=True)
 class RepeatedRows(Exclusion):
-    """The left-out pairs of R rows, each of which is a copy of a row of the batch.
+    """The excluded pairs of R rows, each of which is a copy of a row of the batch.
 
-    base: the exclusion of the batch. base_rows: the number of rows of the batch. row_R: for each row, the index of the
-    batch row that it copies, ascending.
+    base: the excluded pairs of the batch. base_rows: the number of rows of the batch. row_R: for each of the R rows,
+    the index of the batch row that it copies, ascending.
     """
 
     base: Exclusion
@@ -74,10 +74,11 @@ class RepeatedRows(Exclusion):
 
 @dataclass(frozen=True)
 class Losses:
-    """The losses ℓ(s_rj − p_r), s_rj = <x_r, y_j>, of R rows over the columns that are not left out.
+    """The losses ℓ(s_rj − p_r) of R rows over the columns j that row r does not exclude.
 
-    p_R: the score of each row's positive. counts_R: the number m_r of columns that are not left out. weights_R: the
-    weight of each row's OCE in the sum over rows, 0 for a row that is skipped.
+    ℓ: pair_loss. s_rj = <x_r, y_j>: scores. p_R: the score of each row's positive. counts_R: the number m_r of columns
+    that each row does not exclude. weights_R: the weight of each row in the sum over rows, 0 for a row that is skipped.
+    exclusion: the excluded pairs.
     """
 
     pair_loss: Elementwise
@@ -90,15 +91,21 @@ class Losses:
 
     @property
     def m_R(self) -> Tensor:
-        """The number m_r of columns that each row does not leave out, as float (R,); 1 for a row without columns."""
+        """The number of columns that each row does not exclude, as float (R,); 1 for a row without columns."""
         return self.counts_R.clamp(min=1).to(self.p_R.dtype)
 
     def scores(self, rows: slice) -> Iterator[Tensor]:
-        """Yield the scores s_rj of a slice of rows, tile (r, c) after tile; −inf for pairs that are left out."""
+        """Yield the scores of a slice of the rows with all columns, one (r, c) tile of c columns after the other.
+
+        r: the length of the slice. Excluded pairs are −inf.
+        """
         return self._tiles(rows, lambda s: s)
 
     def values(self, rows: slice) -> Iterator[Tensor]:
-        """Yield the losses ℓ_rj of a slice of rows, tile (r, c) after tile; −inf for pairs that are left out."""
+        """Yield the pair losses of a slice of the rows with all columns, one (r, c) tile of c columns after the other.
+
+        r: the length of the slice. Excluded pairs are −inf.
+        """
         return self._tiles(rows, lambda s: self.pair_loss(s - self.p_R[rows, None]))
 
     def _tiles(self, rows: slice, of_scores: Elementwise) -> Iterator[Tensor]:
@@ -107,7 +114,7 @@ class Losses:
             yield of_scores(s) if mask is None else of_scores(s).masked_fill(mask, -math.inf)
 
     def chosen(self, row_R: Tensor) -> Losses:
-        """Return the losses of a subset of the rows. row_R: the indices of the rows, ascending."""
+        """Return a Losses that has only some of the rows. row_R: the indices of the rows to keep, ascending."""
         if len(row_R) == len(self.p_R):
             return self
         exclusion = self.exclusion and RepeatedRows(base=self.exclusion, base_rows=len(self.x_RD), row_R=row_R)
@@ -117,24 +124,28 @@ class Losses:
     def pair_sum(
         self, f: Function, factors_R: Tensor, rows: Sequence[Tensor], parameters: Sequence[Tensor] = ()
     ) -> Tensor:
-        """Return the sum of f over the scores of all pairs, 0-d, by pair_sum of sums/pair_sum.py.
+        """Return the sum of f over the scores of all pairs that are not excluded, 0-d.
 
-        factors_R: the factor of each row in the sum. rows, parameters: further inputs of f, (R,) and 0-d.
+        factors_R: the factor of each row in the sum. rows: further inputs of f with one value per row, (R,) each.
+        parameters: further inputs, 0-d each. Computed by pair_sum of sums/pair_sum.py.
         """
         scores = self.x_RD, self.y_MD, self.exclusion
         return pair_sum(f, *scores, row_factors_b=factors_R, rows=rows, parameters=parameters)
 
     def mean(self, values_R: Tensor) -> Tensor:
-        """Return the sum of values_R with weights_R, 0-d. Its mean over ranks is the mean over all valid rows."""
+        """Return the sum of values_R weighted by weights_R, 0-d.
+
+        Its mean over ranks is the mean over the rows of all ranks that are not skipped.
+        """
         return self.weights_R.to(values_R.dtype) @ values_R
 
 
 @dataclass(frozen=True)
 class Solution:
-    """The minimising ν_r = base_r + τ offset_r of each row, and metrics of the worst-case weights w.
+    """The ν_r that minimises the OCE of each row r, and metrics of the worst-case weights w (see the module docstring).
 
-    Two numbers keep the digits that are lost if a small offset is added to a large base. of_weights: (R,) each:
-    weights_kl = KL(w‖uniform), zero_weights = the share of weights that are 0.
+    ν_r = base_r + τ offset_r: two tensors keep the digits that would be lost if a small offset were added to a large
+    base. of_weights: metrics (R,) by name: weights_kl = KL(w‖uniform), zero_weights = the share of weights that are 0.
     """
 
     base_R: Tensor
@@ -142,15 +153,16 @@ class Solution:
     of_weights: dict[str, Tensor]
 
     def nu_R(self, tau: Tensor) -> Tensor:
-        """Return ν of each row, (R,)."""
+        """Return the minimising ν = base + τ offset of each row, (R,). tau: the temperature τ."""
         return self.base_R + tau * self.offset_R
 
 
 class OCE(ABC):
-    """The optimised certainty equivalent for one divergence: its conjugate φ*, and how to solve for the minimising ν.
+    """The optimised certainty equivalent (OCE) for one divergence: its conjugate φ*, and how to solve for ν.
 
-    Symbols as in the module docstring. Subclasses implement `conjugate`, and `solve_rows` or `solve`. metric: the name
-    of the metric of w that solve_rows returns.
+    ν is the number per row at which the OCE is minimal; symbols as in the module docstring. Subclasses implement
+    `conjugate`, and `solve_rows` or `solve`. metric: the name of the metric of the worst-case weights that solve_rows
+    returns.
     """
 
     metric: ClassVar[str]
@@ -159,31 +171,36 @@ class OCE(ABC):
     def conjugate(self, u: Tensor) -> Tensor:
         """Return the conjugate φ*(u) of the divergence, elementwise.
 
-        It is finite, with a finite slope, for every u: ν may be far off, and pair_sum evaluates left-out pairs too.
+        It is finite, with a finite slope, for every u, since u may be large, and pair_sum evaluates excluded pairs too.
         """
 
     @torch.no_grad()
     def solve(self, losses: Losses, tau: Tensor) -> Solution:
-        """Return the minimising ν of each row, and a metric of the weights w, without gradient."""
+        """Return the ν that minimises the OCE of each row, and a metric of the worst-case weights, without gradient."""
         base_R, offset_R, metric_R = _by_rows(losses, partial(self.solve_rows, losses, tau), 3)
         return Solution(base_R, offset_R, {self.metric: metric_R})
 
     def solve_rows(self, losses: Losses, tau: Tensor, rows: slice) -> tuple[Tensor, ...]:
-        """Return base and offset of the minimising ν = base + τ offset of a slice of rows, and the metric of w.
+        """Return base, offset and metric of a slice of the rows, (r,) each; r: the length of the slice.
 
-        (r,) each. The attribute `metric` names the metric.
+        ν = base + τ offset minimises the OCE of a row. The metric describes the row's worst-case weights; the attribute
+        `metric` is its name.
         """
         raise NotImplementedError
 
     def closed_form(self, losses: Losses, tau: Tensor) -> tuple[Tensor, Solution]:
-        """Return the weighted sum of the rows' OCE, 0-d, differentiable in x, y, p and τ, and the ν of the minimum."""
+        """Return the weighted sum of the rows' OCE, 0-d, and the ν at which the OCE of each row is minimal.
+
+        The sum is differentiable in the embeddings, the positives' scores and τ.
+        """
         solution = self.solve(losses, tau.detach())
         return self.at(losses, tau, solution.base_R, solution.offset_R), solution
 
     def at(self, losses: Losses, tau: Tensor, base_R: Tensor, offset_R: Tensor) -> Tensor:
         """Return the weighted sum over rows of τ/m_r Σ_j φ*((ℓ_rj − ν)/τ) + ν at the given ν = base + τ offset, 0-d.
 
-        Differentiable in base and offset, and in x, y, p and τ.
+        ℓ_rj: the m_r losses of row r; φ*: conjugate. Differentiable in base and offset, in the embeddings, the
+        positives' scores and τ.
         """
 
         def f(s: Tensor, p: Tensor, base: Tensor, offset: Tensor, tau: Tensor) -> Tensor:
@@ -194,9 +211,10 @@ class OCE(ABC):
 
 
 class KL(OCE):
-    """The KL divergence: φ(t) = t log t − t + 1, φ*(u) = e^u − 1; symbols as in the module docstring.
+    """The OCE for the KL divergence: φ(t) = t log t − t + 1, φ*(u) = e^u − 1; symbols as in the module docstring.
 
-    The minimising ν is the OCE itself, τ (log Σ_j e^(ℓ_j/τ) − log m), with m the number of losses ℓ_j of the row.
+    The minimising ν of a row is the OCE itself, τ (log Σ_j e^(ℓ_j/τ) − log m), with m the number of losses ℓ_j of the
+    row.
     """
 
     metric = "weights_kl"
@@ -221,9 +239,10 @@ class KL(OCE):
 
 
 class ChiSquare(OCE):
-    """The χ² divergence: φ(t) = ½(t − 1)², φ*(u) = ½ max(u + 1, 0)² − ½; symbols as in the module docstring.
+    """The OCE for the χ² divergence: φ(t) = ½(t − 1)², φ*(u) = ½ max(u + 1, 0)² − ½.
 
-    The minimising ν is t + τ, where the threshold t solves Σ_j max(ℓ_j − t, 0) = mτ for the m losses ℓ_j of the row.
+    The minimising ν of a row is t + τ, where the threshold t solves Σ_j max(ℓ_j − t, 0) = mτ for the m losses ℓ_j of
+    the row. Symbols as in the module docstring.
     """
 
     metric = "zero_weights"
@@ -250,12 +269,12 @@ class ChiSquare(OCE):
 
 
 class CVaR(OCE):
-    """Conditional value at risk: the mean of the αm largest of a row's m losses. τ has no effect.
+    """The OCE for conditional value at risk (CVaR): the mean of the αm largest of a row's m losses.
 
-    φ(t) = 0 for t up to 1/α, φ*(u) = max(u, 0)/α; symbols as in the module docstring. If αm is no whole number, the
-    last loss counts in part. ℓ is non-decreasing, so the largest losses have the largest scores. Scores equal to the
-    threshold share the rest of αm equally: any shares give a worst case, but equal shares do not depend on the order of
-    columns.
+    φ(t) = 0 for t up to 1/α, φ*(u) = max(u, 0)/α; symbols as in the module docstring. The temperature has no effect. If
+    αm is no whole number, the last loss counts in part. The pair loss is non-decreasing, so the largest losses have the
+    largest scores. Scores equal to the threshold share the rest of αm equally, so that the result does not depend on
+    the order of columns.
     """
 
     def __init__(self, alpha: float) -> None:
@@ -281,10 +300,10 @@ class CVaR(OCE):
 
     @torch.no_grad()
     def _selected(self, losses: Losses) -> list[Tensor]:
-        """Select the αm largest scores of each row.
+        """Select the αm largest of each row's m scores.
 
-        Returns four (R,): the threshold, the share with which each score equal to it counts, and how many scores are
-        above the threshold and equal to it.
+        Returns four (R,): the threshold score; the share with which each score equal to the threshold counts; how many
+        scores are above the threshold; how many are equal to it.
         """
 
         def of_rows(rows: slice) -> tuple[Tensor, ...]:
@@ -301,8 +320,9 @@ class CVaR(OCE):
     def _solution(
         self, losses: Losses, threshold_R: Tensor, share_R: Tensor, above_R: Tensor, at_R: Tensor
     ) -> Solution:
-        """Return ν at the threshold, and the metrics of w: m w is 1/α above the threshold and share/α at it.
+        """Return the Solution whose ν is the loss at the threshold score, with the metrics of the worst-case weights.
 
+        A row's weights, times its number of columns, are 1/α above the threshold and share/α at the threshold.
         Arguments: the results of _selected.
         """
         chosen_R = self.alpha * losses.m_R
@@ -314,14 +334,20 @@ class CVaR(OCE):
 
 
 def build_oce(options: RobustOptions) -> OCE:
-    """Create the OCE of options.divergence: KL, ChiSquare, or CVaR with options.alpha."""
+    """Create the OCE (optimised certainty equivalent) for options.divergence.
+
+    This is KL, ChiSquare, or CVaR with options.alpha.
+    """
     if options.divergence is Divergence.cvar:
         return CVaR(options.alpha)
     return KL() if options.divergence is Divergence.kl else ChiSquare()
 
 
 def _by_rows(losses: Losses, of_rows: Callable[[slice], tuple[Tensor, ...]], number: int) -> list[Tensor]:
-    """Call `of_rows` for one slice of rows after the other, and join its `number` result tensors (r,) to (R,) each."""
+    """Call `of_rows` for one slice of rows after the other, and join the results of all slices.
+
+    of_rows: slice of r rows → `number` tensors, (r,) each. Returns `number` tensors, (R,) each.
+    """
     values = losses.p_R.new_zeros(number, len(losses.p_R))
     for rows in slices(len(losses.p_R)):
         values[:, rows] = torch.stack([v.to(values.dtype) for v in of_rows(rows)])
@@ -329,5 +355,5 @@ def _by_rows(losses: Losses, of_rows: Callable[[slice], tuple[Tensor, ...]], num
 
 
 def _finite(values: Tensor) -> Tensor:
-    """Return the values with 0 in place of −inf."""
+    """Return `values` with every −inf replaced by 0."""
     return values.masked_fill(values == -math.inf, 0.0)

@@ -39,8 +39,9 @@ SIDES = {Directions.x: "x", Directions.y: "y", Directions.sum: "xy", Directions.
 class RobustObjective(TemperatureObjective):
     """An objective made of optimised certainty equivalents (OCE), with anchors x, y or both.
 
-    sides: "x", "y" or "xy", the sides with anchors. nu: with options.nu=sgd a parameter with one number ν per side, NaN
-    before the first batch. With options.nu=state, `memory` holds one ν for each sample and side.
+    An OCE minimises over a number ν per row. sides: "x", "y" or "xy", the sides with anchors. nu: with options.nu=sgd a
+    parameter with one ν per side, NaN before the first batch. With options.nu=state, `memory` holds one ν for each
+    sample and side.
     """
 
     _nu_began = False  # whether the last call gave ν its first value
@@ -59,10 +60,11 @@ class RobustObjective(TemperatureObjective):
             self.memory = SampleState(options.num_samples, initial, options.memory_budget_mb)
 
     def values(self, losses: dict[str, Losses], sample_ids_b: Tensor | None, rows: Layout) -> tuple[Tensor, Metrics]:
-        """Return OCE + ρτ of each side, (number of sides,), and metrics as means over sides.
+        """Return OCE + ρτ of each side, one tensor (number of sides,), and metrics as means over sides.
 
-        losses: the losses of the rows by side. sample_ids_b: needed with nu=state. rows: the layout of the samples over
-        ranks. ρ: options.rho. Collective, unless nu=closed_form.
+        OCE: the optimised certainty equivalent, averaged over rows; ρ: options.rho; τ: temperature. losses: the losses
+        of the rows by side. sample_ids_b: needed with nu=state. rows: which rank holds which samples. Every rank must
+        call it, unless nu=closed_form.
         """
         tau = 1 / self.scale(next(iter(losses.values())).p_R)
         if self.options.nu is Nu.state:
@@ -87,10 +89,10 @@ class RobustObjective(TemperatureObjective):
         return value, {name: losses.mean(values_R) for name, values_R in of_rows.items()}
 
     def _with_sgd(self, losses: dict[str, Losses], tau: Tensor, rows: Layout) -> list[tuple[Tensor, Metrics]]:
-        """Return value and metrics of each side, with one learning ν for all rows of a side.
+        """Return the value and metrics of each side, with one learned number ν for all rows of a side.
 
-        The gradient of ν is 1 − mean_r mean_j φ*'(u_rj), with u_rj = (ℓ_rj − ν)/τ. rows: the layout of the samples over
-        ranks.
+        The gradient of ν is 1 − mean_r mean_j φ*'((ℓ_rj − ν)/τ), over rows r and their losses ℓ_rj; φ* is the conjugate
+        of the divergence. rows: which rank holds which samples.
         """
         of_sides = []
         for nu, of_side in zip(self._learning_nu([*losses.values()], tau.detach(), rows), losses.values(), strict=True):
@@ -100,10 +102,10 @@ class RobustObjective(TemperatureObjective):
         return of_sides
 
     def _learning_nu(self, losses: list[Losses], tau: Tensor, rows: Layout) -> Tensor:
-        """Return ν of each side, at first the largest ν_r that minimises the OCE of a row r.
+        """Return the learned ν of each side; in its first batch, ν is the largest of the rows' own minimisers.
 
-        Collective while ν has no value yet. For a row whose own ν_r is smaller, the OCE grows at most by the distance ν
-        − ν_r. With a ν below ν_r, it would grow by e^(distance/τ) for KL.
+        The own minimiser of a row is the ν_r at which its OCE is minimal. With ν above ν_r, the OCE grows at most by ν
+        − ν_r; with ν below, it would grow by e^((ν_r − ν)/τ) for KL. Every rank must call it.
         """
         self._nu_began = False
         self._nu_is_known = self._nu_is_known or not self.nu.isnan().any()
@@ -124,9 +126,10 @@ class RobustObjective(TemperatureObjective):
     def _with_state(
         self, losses: dict[str, Losses], tau: Tensor, sample_ids_b: Tensor | None, rows: Layout
     ) -> list[tuple[Tensor, Metrics]]:
-        """Return value and metrics of each side with a ν_i for each sample, and make a gradient step on every ν_i.
+        """Return the value and metrics of each side with a ν_i for each sample, and make a gradient step on every ν_i.
 
-        Collective. A sample in its first batch has no ν_i yet and takes the closed form.
+        A sample in its first batch has no ν_i yet and takes the ν_i at which its OCE is minimal. Every rank must call
+        it.
         """
         assert self.memory is not None
         read = self.memory.read(sample_ids_b, rows, tau.dtype)
@@ -141,10 +144,10 @@ class RobustObjective(TemperatureObjective):
         return of_sides
 
     def _stepped(self, losses: Losses, tau: Tensor, old_b: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the value at the old ν, and the new ν after a gradient step, (b,).
+        """Return the value of the rows' OCE at the old ν, 0-d, and the new ν of each row after a gradient step, (b,).
 
-        old_b: the stored ν of each row, NaN for one without a value yet. A row without a value takes the closed form,
-        which has a gradient also where the sum has a kink at ν (CVaR).
+        old_b: the stored ν of each row, NaN if it has none yet. A row without a stored ν takes the minimising ν (closed
+        form), where its OCE has a gradient even if the sum has a kink at ν (CVaR).
         """
         unknown_b, new_b = old_b.isnan(), old_b.clone()
         unknown = int(unknown_b.sum())  # the only number that is read from the device
@@ -163,16 +166,19 @@ class RobustObjective(TemperatureObjective):
 
 
 def _forget_nu(objective: RobustObjective, _: object) -> None:
-    """Make the next call of `objective` test whether ν is NaN: a hook for load_state_dict, which may load a NaN."""
+    """Make the next call of `objective` test again whether its parameter ν is NaN (not started).
+
+    It is a hook of load_state_dict, which may load a NaN.
+    """
     objective._nu_began = objective._nu_is_known = False
 
 
 class Coce(RobustObjective):
-    """Compositional OCE of the score differences between an anchor's candidates and its positives.
+    """Compositional OCE (optimised certainty equivalent) of the score differences between candidates and positives.
 
-    options.setting names the candidates. self and supervised: all columns except the positives of the row. With pairs
-    alone (self) these are the B − 1 columns of other pairs; supervised means that positives are labelled, by lists or
-    keys. semi: all columns, with unlabelled positives among them.
+    options.setting names the candidates of an anchor. self and supervised: all columns except the positives of the row.
+    With one positive per row (self) these are the columns of the B − 1 other pairs; supervised means that positives are
+    labelled, by lists or keys. semi: all columns, so that unlabelled positives may be among the candidates.
     """
 
     options: CoceOptions
@@ -197,10 +203,10 @@ class Coce(RobustObjective):
             return ObjectiveResult(loss, {**score_means(batch), **metrics})
 
     def _losses(self, batch: GatheredBatch) -> Losses:
-        """Return the losses with one row for every positive pair (i, p). Collective if positive pairs are listed.
+        """Return the losses with one row for every positive pair (i, p): anchor i, its positive p.
 
         With the identity as pair loss there is one row for every anchor i, as the identity commutes with the mean over
-        positives p.
+        positives p. Every rank must call it if positive pairs are listed.
         """
         options = self.options
         if options.duplicates is Duplicates.positive:  # the own pair is one of several positives
@@ -225,9 +231,9 @@ class Coce(RobustObjective):
 class PartialAUC(RobustObjective):
     """One-way partial AUC: mean over positives i of the OCE over negatives j of ℓ(h_j⁻ − h_i⁺) (Zhu et al. 2022).
 
-    ℓ: the pair loss. x (b, 1): scores h⁺ of positives; y (m, 1): scores h⁻ of negatives, of which this rank has m; the
-    scores of all ranks count. CVaR with α as the largest false-positive rate is the exact top-α form, KL the smooth
-    form.
+    OCE: the optimised certainty equivalent, a robust mean. ℓ: the pair loss. x (b, 1): scores h⁺ of this rank's
+    positives; y (m, 1): scores h⁻ of this rank's m negatives; each positive meets the negatives of all ranks. CVaR with
+    α as the largest false-positive rate is the exact top-α form, KL the smooth form.
     """
 
     options: PartialAUCOptions
@@ -246,9 +252,9 @@ class PartialAUC(RobustObjective):
 
 
 def transposed(batch: GatheredBatch) -> GatheredBatch:
-    """Exchange x and y of a batch: return a batch with own y as rows against x of all ranks as columns. Collective.
+    """Exchange x and y of a batch: return a batch with this rank's y as rows and x of all ranks as columns.
 
-    Further columns (y items beside the pairs) are no anchors and are dropped.
+    Further columns (y items that belong to no pair) are dropped, as they are no anchors. Every rank must call it.
     """
     own = batch.columns.own
     pairs = batch.positives
@@ -265,9 +271,9 @@ def transposed(batch: GatheredBatch) -> GatheredBatch:
 
 
 def _of_columns(batch: GatheredBatch, pairs_P2: Tensor) -> Tensor:
-    """Return the pairs of all ranks whose column belongs to this rank, as (local column, global row). Collective.
+    """Return the listed pairs of all ranks whose column belongs to this rank, as (local column, global row).
 
-    pairs_P2: this rank's pairs (local row, global column).
+    pairs_P2: this rank's pairs (local row, global column). Every rank must call it.
     """
     (layout,) = Layout.of(pairs_P2)
     pairs_P2 = layout.gather(pairs_P2 + pairs_P2.new_tensor([batch.rows.own.start, 0]))

@@ -46,14 +46,15 @@ DIRECTIONS: dict[Directions, Callable[[Tensor, Tensor], Tensor]] = {
 def symmetric_dpm(row: Tensor, column: Tensor, tau: Tensor, options: SoftmaxOptions) -> Tensor:
     """Combine the losses of both directions to symmetric discriminative probabilistic modelling (DPM), 0-d.
 
-    L = mean_i f_i^row + mean_j f_j^column, with f_i as in core_terms. The model is p(y|x) ∝ p(y) exp(s(x, y)/τ) in both
-    directions, with the batch as a sample of p (Wang et al. 2024, arXiv:2410.09156). row, column: the means over
-    anchors of f/τ, 0-d. options.directions chooses the sum, the mean, or one of them. tau_scaled=false leaves out the
-    factor τ of f. A radius ρ (options.rho) adds ρτ to each direction, which makes it the dual of a loss that is robust
-    over a KL ball (Qiu et al. 2023, eq. 4).
+    L = mean_i f_i^row + mean_j f_j^column, where f_i is the loss of anchor i as in core_terms. The model is p(y|x) ∝
+    p(y) exp(s(x, y)/τ) in both directions, with the batch as a sample of p (Wang et al. 2024, arXiv:2410.09156). row,
+    column: the means over anchors of f/τ, 0-d. tau: τ. options.directions chooses the sum, the mean, or one of them.
+    tau_scaled=false leaves out the factor τ of f. A radius ρ (options.rho) adds ρτ to each direction, and L is then the
+    dual of a loss that is robust over a KL ball (Qiu et al. 2023, eq. 4).
 
-    CLIP is ½ mean_i [−log (e^a_ii / Σ_j e^a_ij) − log (e^a_ii / Σ_j e^a_ji)] = L / (2τ) (Radford et al. 2021). GCL sums
-    over the negatives only, and takes a mean in place of the sum. info_nce, dpr and epr use the rows alone.
+    CLIP is ½ mean_i [−log (e^a_ii / Σ_j e^a_ij) − log (e^a_ii / Σ_j e^a_ji)] = L / (2τ), with logits a = s/τ (Radford
+    et al. 2021). GCL sums over the negatives only, and takes a mean in place of the sum. info_nce, dpr and epr use the
+    rows alone.
     """
     if options.tau_scaled:
         row, column = (tau * f + tau * (options.rho or 0.0) for f in (row, column))
@@ -77,7 +78,10 @@ class SoftmaxObjective(TemperatureObjective):
             return ObjectiveResult(loss, {**score_means(batch), **bound})
 
     def _log_weights(self, batch: GatheredBatch) -> Tensor | None:
-        """Return log-weights ω_j of all columns, (M,), to add to the logits of the row sums; None here. Collective."""
+        """Return log-weights of all columns, (M,), to add to the logits of the row sums; None for no weights.
+
+        The base class returns None. Every rank must call it.
+        """
 
 
 class OneSidedDPM(SoftmaxObjective):
@@ -178,15 +182,15 @@ def core_terms(
     the values on the global batch. Symbols as in the module docstring.
 
     related: the candidates and positives of the batch. in_sum_P: whether each listed positive is in C_i. sums: N_i =
-    LSE_{j∈C_i∖P_i} a_ij of rows (b,) and columns (M,), over the negatives alone. scale: 1/τ. weights_M: the log-weights
-    ω_j that the row sums contain.
+    LSE_{j∈C_i∖P_i} a_ij (over the negatives alone) for rows (b,) and columns (M,). scale: 1/τ. options: see the last
+    paragraph. weights_M: the log-weights ω_j that were added to the logits of the row sums.
 
-    f_i/τ = log(e^(N_i − a_ip) + Σ_{q∈P_i∩C_i} e^(a_iq − a_ip)) − c_i keeps all digits near a loss of 0. The difference
-    LSE_{C_i} − a_ip would lose them, as both terms are near 1/τ.
+    f_i/τ is computed as log(e^(N_i − a_ip) + Σ_{q∈P_i∩C_i} e^(a_iq − a_ip)) − c_i, which keeps all digits near a loss
+    of 0. The difference LSE_{C_i} − a_ip would lose them, as both terms are near 1/τ.
 
-    With several positives, options.positives says: each (the mean over p ∈ P_i), exclude (the same, with the other
-    positives left out of C_i), or merge (LSE over C_i − LSE over P_i). An anchor without candidates or positive is
-    skipped.
+    options.positives says what happens with several positives: each (the mean over p ∈ P_i), exclude (the same, with
+    the other positives left out of C_i), or merge (LSE over C_i − LSE over P_i). An anchor without candidates or
+    positive is skipped.
     """
     batch, indices = related.batch, related.batch.positive_indices()
     a_P = scale * batch.pair_scores()
@@ -205,11 +209,12 @@ def core_terms(
 
 @dataclass(frozen=True)
 class DirectionSums:
-    """One direction (rows or columns): its anchors, their log-sums over negatives, and the listed positive pairs (P,).
+    """One direction (rows or columns): its anchors, their log-sums over negatives, and the P listed positive pairs.
 
     log_sums: N_i, the log-sum-exp of the logits over the negatives of each anchor. index: the anchor of each pair.
-    omega_P: the log-weight of each pair in the sum of its anchor, −inf if the positive is not in C_i. single: whether
-    the sum for each positive contains no other positive. layout: given if pairs of one anchor lie on several ranks.
+    omega_P: the log-weight of each pair's positive in the sum of its anchor i, −inf if the positive is no candidate of
+    i. single: whether the sum for each positive contains no other positive. layout: given if pairs of one anchor lie on
+    several ranks.
     """
 
     anchors: Anchors
@@ -221,20 +226,21 @@ class DirectionSums:
     layout: Layout | None
 
     def f(self, index: Index, a: Tensor, log_positives: Tensor) -> Tensor:
-        """Return log(e^(N_i − a) + e^log_positives) − c_i for the anchors at `index`.
+        """Return the loss f_i/τ = log(e^(N_i − a) + e^log_positives) − c_i of the anchors i at `index`.
 
-        a: the logit of each anchor's positive. log_positives: the log-sum of the positives in the anchor's sum,
-        relative to a. c_i: 0 (partition=sum) or log m_i (mean). The result is finite also for anchors that are not
-        valid.
+        N_i: the log-sum of the logits over the negatives. a: the logit of each anchor's positive. log_positives: the
+        log-sum of the positives in the anchor's sum, minus a. c_i: 0 (partition=sum), or the log of the number of
+        candidates (mean). The result is finite also for anchors that are skipped.
         """
         valid, counts = self.anchors.valid[index], self.anchors.counts[index].clamp(min=1)
         c = counts.to(a).log() if self.partition is Partition.mean else 0.0
         return torch.logaddexp(torch.where(valid, self.log_sums[index] - a, 0.0), log_positives) - c
 
     def over_positives(self, values_P: Tensor) -> Tensor:
-        """Return the log-sum-exp of values_P over the listed positives of each anchor: (P,) → (a,) for a anchors.
+        """Return the log-sum-exp of values_P over the listed positives of each anchor, one value per anchor.
 
-        An anchor without positives gets −inf. Collective if there is a layout.
+        values_P: one value per listed positive pair. An anchor without positives gets −inf. If `layout` is given (the
+        pairs of an anchor lie on several ranks), every rank must call it.
         """
         anchor_P = torch.arange(len(self.log_sums), device=values_P.device)[self.index]
         highest = torch.full_like(self.log_sums.detach(), -math.inf)
@@ -248,9 +254,10 @@ class DirectionSums:
 
 
 def _each(side: DirectionSums, a_P: Tensor) -> Tensor:
-    """Return this rank's share of the mean over anchors of the mean of f over the positives of each (positives=each).
+    """Return this rank's share of the loss with positives=each: the mean over anchors of the mean of f over positives.
 
-    side: one direction. a_P: the logits of the listed positives. f as in core_terms.
+    side: one direction. a_P: the logits of the listed positives. f: the loss of one positive of an anchor, see
+    core_terms.
     """
     log_positives = side.omega_P
     if not side.single:
@@ -262,9 +269,10 @@ def _each(side: DirectionSums, a_P: Tensor) -> Tensor:
 
 
 def _merged(side: DirectionSums, a_P: Tensor) -> Tensor:
-    """Return this rank's share of the mean over anchors of f, with the LSE over its positives as positive logit.
+    """Return this rank's share of the loss with positives=merge: the mean over anchors of f.
 
-    side: one direction. a_P: the logits of the listed positives. f as in core_terms with positives=merge.
+    The log-sum-exp over an anchor's positives takes the place of the positive logit in f. side: one direction. a_P: the
+    logits of the listed positives. f: see core_terms.
     """
     merged, in_sum = side.over_positives(a_P), side.over_positives(a_P + side.omega_P)
     f = side.f(slice(None), merged, torch.where(in_sum == merged, 0.0, in_sum - merged))
@@ -272,10 +280,11 @@ def _merged(side: DirectionSums, a_P: Tensor) -> Tensor:
 
 
 def _by_key(side: DirectionSums, a_b: Tensor) -> Tensor:
-    """Return this rank's share of the mean over anchors of f with the own pair as the only positive.
+    """Return this rank's share of the mean over anchors i of f, with the pair (x_i, y_i) as the only positive.
 
-    side: one direction. a_b: the logits of the own pairs. Other pairs with equal keys are positives too, but are
-    contained in the log-sums N_i here; _own_minus_mean adds the correction for the mean over these positives.
+    side: one direction. a_b: the logits of these pairs. f: the loss of an anchor, see core_terms. Other pairs with
+    equal keys are positives too, but are contained in the log-sums over negatives here; _own_minus_mean adds the
+    correction for the mean over these positives.
     """
     f_b = side.f(side.index, a_b, side.omega_P)
     return side.anchors.share * torch.where(side.anchors.valid[side.index], f_b, 0.0).sum()
@@ -284,9 +293,9 @@ def _by_key(side: DirectionSums, a_b: Tensor) -> Tensor:
 def _own_minus_mean(related: Relations, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Return Σ_i (a_ii − mean_{p∈P_i} a_ip) for rows and for columns, where P_i is every column of the same item as i.
 
-    Σ_j mean_{i~j} s_ij = Σ_i x_i · Σ_{j~i} y_j / |P_j|, where i ~ j means that i and j are the same item. So each row
-    computes its part of the means of columns, and x of the other ranks is not needed. An anchor whose only positive is
-    its own pair contributes exactly 0, also to the gradient. scale: 1/τ.
+    a: the logits. scale: 1/τ. Since Σ_j mean_{i~j} s_ij = Σ_i x_i · Σ_{j~i} y_j / |P_j|, where i ~ j means that i and j
+    are the same item, each row computes its part of the means of columns, and x of the other ranks is not needed. An
+    anchor whose only positive is its own pair contributes exactly 0, also to the gradient.
     """
     batch, same, own = related.batch, related.same, related.batch.columns.own
     assert same is not None
@@ -299,9 +308,10 @@ def _own_minus_mean(related: Relations, scale: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def score_means(batch: GatheredBatch) -> dict[str, Tensor]:
-    """Return the mean score of the own pairs and of all other pairs; {} with listed positives or further columns.
+    """Return two metrics: the mean score of the pairs (x_i, y_i), and the mean score of all pairs (x_i, y_j), j ≠ i.
 
-    Only the scores of own pairs are computed: the sum of all scores is <Σ_i x_i, Σ_j y_j>.
+    Returns {} if the batch has listed positives or further columns. Only the scores of the pairs (x_i, y_i) are
+    computed: the sum of all scores is <Σ_i x_i, Σ_j y_j>.
     """
     if batch.positives.own is None or len(batch.y_MD) != batch.rows.total:
         return {}
@@ -315,10 +325,11 @@ def score_means(batch: GatheredBatch) -> dict[str, Tensor]:
 def mi_bound(
     related: Relations, in_sum_P: Tensor, sums: tuple[Tensor, Tensor], scale: Tensor, options: SoftmaxOptions
 ) -> dict[str, Tensor]:
-    """Return the bound on the mutual information, log K − InfoNCE (van den Oord et al. 2018, eq. 5), and log K.
+    """Return two metrics in nats: log K − InfoNCE, a lower bound of the mutual information, and log K.
 
-    In nats. K = B is the number of columns. InfoNCE is that of the loss's directions, averaged. The bound holds only
-    for one positive among all columns, so the result is {} for any other batch. sums, in_sum_P: as in core_terms.
+    K = B is the number of columns (van den Oord et al. 2018, eq. 5). InfoNCE is averaged over the directions of the
+    loss. The bound holds only for one positive among all columns, so the result is {} for any other batch. related,
+    in_sum_P, sums, scale: as in core_terms.
     """
     batch = related.batch
     plain = related.exclusion is None and batch.positives.own is not None and len(batch.y_MD) == batch.rows.total

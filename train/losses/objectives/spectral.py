@@ -29,7 +29,10 @@ from dyad.train.losses.sums.functions import product
 
 
 class MomentObjective(Objective, ABC):
-    """An objective of the own pairs' scores and of second moments. Subclasses implement `of_pairs`."""
+    """An objective of the scores of the pairs (x_i, y_i) and of second moments such as XᵀX/B.
+
+    Subclasses implement `of_pairs`.
+    """
 
     def of_embeddings(self, x_bD: Tensor, y_mD: Tensor | None, **inputs: Any) -> ObjectiveResult:
         if y_mD is None or x_bD.ndim != 2 or x_bD.shape != y_mD.shape:
@@ -42,15 +45,18 @@ class MomentObjective(Objective, ABC):
 
     @abstractmethod
     def of_pairs(self, x_bD: Tensor, y_bD: Tensor, layout: Layout) -> ObjectiveResult:
-        """Return loss and metrics for the pairs of this rank, in float32 or float64. Collective."""
+        """Return the loss and metrics for the pairs of this rank; the embeddings are float32 or float64.
+
+        layout: which rank holds which pairs. Every rank must call it.
+        """
 
 
 class Spectral(MomentObjective):
-    """L = −(2/B) Σ_i <x_i, y_i> + mean <x_i, y_j>², over i ≠ j or over all pairs (HaoChen et al. 2021).
+    """The spectral loss L = −(2/B) Σ_i <x_i, y_i> + mean <x_i, y_j>² (HaoChen et al. 2021).
 
-    Its minimum is the truncated singular value decomposition of p(x, y)/√(p(x) p(y)). The mean over i ≠ j is unbiased;
-    it is computed as tr(XᵀX YᵀY) without the squares of the own pairs. With B = 1 there are no pairs i ≠ j, and this
-    term is 0.
+    The mean is over i ≠ j or over all pairs (i, j), as the options say. The minimum of L is the truncated singular
+    value decomposition of p(x, y)/√(p(x) p(y)). The mean over i ≠ j is unbiased; it is computed as tr(XᵀX YᵀY) without
+    the squares of the pairs (x_i, y_i). With B = 1 there are no pairs i ≠ j, and this mean is 0.
     """
 
     options: SpectralOptions
@@ -71,11 +77,11 @@ class Spectral(MomentObjective):
 
 
 class SpectralAlternating(MomentObjective):
-    """The spectral loss of one side φ against the other side ν, frozen: L = −(2/B) Σ <φ_i, ν_i> + (1/B) Σ φ_iᵀ Λ φ_i.
+    """The spectral loss of one side φ against the other side ν, whose gradient is 0.
 
-    Λ = E[ννᵀ] is the second moment of ν, of the batch or as a running mean. With the moment of the batch, value and
-    gradient in φ are those of the spectral loss over all pairs. options.directions: φ = x, φ = y, or both. y may come
-    from a target tower.
+    L = −(2/B) Σ <φ_i, ν_i> + (1/B) Σ φ_iᵀ Λ φ_i. Λ is the second moment E[ννᵀ], of the batch or as a running mean. With
+    the moment of the batch, value and gradient in φ are those of the spectral loss over all pairs. options.directions:
+    φ = x, φ = y, or both. y may come from a target tower.
 
     moments_2DD: running means of E[xxᵀ] and E[yyᵀ], which start with the first batch. seen: 0 before the first batch, 1
     after it.
@@ -109,9 +115,10 @@ class SpectralAlternating(MomentObjective):
             self.moments_2DD, self.seen = self._before
 
     def _averaged(self, batch_2DD: Tensor, moves: bool) -> Tensor:
-        """Return the running means of the moments with this batch included, (2, D, D).
+        """Return the running means of the second moments of x and of y, with this batch included, (2, D, D).
 
-        batch_2DD: the moments of the batch, which are returned without momentum. moves: whether to store the new means.
+        batch_2DD: the moments of the batch, which are returned as they are if options.lambda_momentum is 0. moves:
+        whether to store the new means.
         """
         if not self.options.lambda_momentum:
             return batch_2DD
@@ -151,13 +158,16 @@ class PcaPenalty(MomentObjective):
 def against_frozen(phi_bD: Tensor, nu_bD: Tensor, lambda_DD: Tensor) -> Tensor:
     """Return Σ_i φ_iᵀ Λ φ_i − 2 <φ_i, ν_i>, 0-d. Its gradient in φ_i is 2 (Λ φ_i − ν_i).
 
-    phi_bD: φ, the side that learns. nu_bD: ν, the frozen side. lambda_DD: Λ, the second moment of ν.
+    phi_bD: φ, the side that learns. nu_bD: ν, the side without gradient. lambda_DD: Λ, the second moment of ν.
     """
     return ((product(phi_bD, lambda_DD) - 2 * nu_bD) * phi_bD).sum()
 
 
 def moment_errors(moments_2DD: Tensor) -> dict[str, Tensor]:
-    """Return ‖M − I‖_F, the distance of the second moment from the identity, of x and of y, 0-d each."""
+    """Return two metrics, 0-d each: the distance ‖M − I‖_F of the second moment M from the identity, for x and for y.
+
+    moments_2DD: M of x and of y.
+    """
     errors = (moments_2DD - torch.eye(moments_2DD.shape[-1]).to(moments_2DD)).square().sum((1, 2)).sqrt()
     return {"x_moment_error": errors[0], "y_moment_error": errors[1]}
 
