@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
+EMOJI = ROOT / "data/samples/emoji"
 Tiny = Callable[[dict[str, Any]], list[str]]
 
 
@@ -72,6 +73,9 @@ def test_a_run_is_trained_examined_and_reported(environment: Path, strangers: Pa
     page = (folder / "report.html").read_text()
     run(environment, strangers, "dyad", "report", f"run={folder}")
     assert "<html" in page and (folder / "report.html").read_text().count("<h2") == page.count("<h2")
+    shards = {"data.train": EMOJI / "fxemoji-trained.tar", "data.val": EMOJI / "twemoji-unseen.tar", "eval.suite": "[]"}
+    preset = ("experiment=emoji_scratch", "debug=smoke", "steps=2", "global_batch_size=32", "run.name=preset")
+    run(environment, strangers, "dyad", "train", *preset, *(f"{key}={value}" for key, value in shards.items()))
     torchrun = ("python", "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "dyad", "train")
     run(environment, strangers, *torchrun, *tiny({"steps": 4, "run.name": "b"})[1:])
     assert (folder.parent / "b" / "report.html").exists()

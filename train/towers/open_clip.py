@@ -27,6 +27,7 @@ from dyad.train.towers.tower import Tower
 if TYPE_CHECKING:
     from dyad.train.towers.build import ImageTextModel
 
+PACKAGE = Path(__file__).absolute().parents[2]  # the folder dyad, in which configs/ is
 # Class of a trunk → the attribute with its projection, and whether the class takes None there (or needs a module)
 PROJECTIONS = {
     "VisionTransformer": ("proj", True),
@@ -164,6 +165,8 @@ def _registered(path: str) -> str:
     instead. Raises ConfigError if the file is no open_clip config.
     """
     file = Path(path).expanduser()
+    if path.startswith("configs/") and not file.exists():  # of one of our presets, which may run outside a checkout
+        file = PACKAGE / path
     with explained(f"model.name={path} cannot be read", "Give an open_clip config"):
         content = read_json(file)
     if not isinstance(content, dict):
