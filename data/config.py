@@ -27,8 +27,8 @@ def described(default: Any, meaning: str, **limits: float) -> Any:
     """Return a dataclass field for a configuration key. default: the key's default; meaning: the line that `--help`
     prints for the key.
 
-    limits: `least`, the smallest legal number, or `above`, a bound that a legal number exceeds; train.config.validate
-    checks them.
+    limits: `least`, the smallest legal setting of the key, or `above`, a bound that each legal setting exceeds.
+    train.config.validate checks both.
     """
     metadata = {"help": meaning, **limits}
     if isinstance(default, list):
@@ -37,8 +37,8 @@ def described(default: Any, meaning: str, **limits: float) -> Any:
 
 
 def check_least(config: object, section: str, **least: int) -> None:
-    """Raise ConfigError, naming the key, if a number in `config` is below its least value. section: prefix of the key
-    in the message; least: field name -> least value."""
+    """Raise ConfigError, naming the key, if a field of `config` is below its limit. section: prefix of the key in the
+    message; least: field name -> the smallest legal setting of this field."""
     for name, limit in least.items():
         if getattr(config, name) < limit:
             raise ConfigError(f"{section}{name}={getattr(config, name)}: must be {limit} or more")

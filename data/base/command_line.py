@@ -95,8 +95,9 @@ def _mismatch(message: str) -> str:
 
 
 def overridden(config: T, command: Any) -> T:
-    """Return a copy of `config` (a dataclass) that takes over the options of a command. Each field gets the value of
-    the field of `command` with the same name, unless there is none or this value is None."""
+    """Return a copy of `config` (a dataclass) that takes over the options of a command. command: a dataclass with these
+    options. A field of `config` gets the value of the field of the same name in `command`; it keeps its own value if
+    `command` has no such field or has None there."""
     names = {option.name for option in fields(cast(Any, config))}
     given = {name: value for name, value in vars(command).items() if name in names and value is not None}
     return replace(cast(Any, config), **given)

@@ -54,8 +54,8 @@ class SampleError(DataError):
 
 
 class BadRow(Exception):
-    """Raised for a row of a file that cannot become a sample. reason: the fault, in the same words for all rows that
-    have it; detail: words about this row only."""
+    """Raised for a row of a file that cannot become a sample. reason: the fault, as a text that is equal for all rows
+    with this fault; detail: a text about this row only."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
@@ -120,7 +120,7 @@ def run(main: Callable[[], None]) -> None:
 def printable(text: str) -> str:
     """Return `text` in a form for a terminal: without credentials, with control characters and lone surrogates escaped.
 
-    Names in untrusted data may hold such characters.
+    Names in untrusted data may hold control characters, which could change what the terminal shows.
     """
     return re.sub(
         "[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", lambda found: repr(found[0])[1:-1], without_credentials(text)

@@ -36,8 +36,9 @@ def whole_file(path: Path, temporary: Path | None = None) -> Iterator[BinaryIO]:
     """Context manager that yields a file to write and atomically moves it to `path` when the block ends.
 
     The file is deleted when the block raises. A reader, also after a crash, finds the old file or the new one, never a
-    part of a file. temporary: path of the file until the move, in the same folder; needed where several processes may
-    write `path` at the same time. An OSError about the temporary file names `path` instead.
+    part of a file. temporary: path of the file until the move, in the same folder (None: `.NAME.partial`). The caller
+    must give different paths if several processes may write `path` at the same time. An OSError about the temporary
+    file names `path` instead.
     """
     temporary = temporary or path.with_name(f".{path.name}.partial")
     try:
@@ -69,10 +70,10 @@ def _sync_names(folder: Path) -> None:
 def whole_folder(path: Path, temporary: Path | None = None, replace: bool = False) -> Iterator[Path]:
     """Context manager that yields a new folder to fill and renames it to `path` when the block ends.
 
-    The folder is deleted when the block raises. temporary: path of the folder until the renaming. replace: whether an
-    existing folder `path` is replaced. The existing folder is first renamed to `.NAME.old`; it stays there if the
-    process is killed between the two renames. Without `replace`, OSError is raised when `path` exists and is not empty.
-    A power cut may lose the bytes of files that the block did not sync.
+    The folder is deleted when the block raises. temporary: path of the folder until the renaming (None: `.NAME.partial`
+    beside `path`). replace: whether an existing folder `path` is replaced. The existing folder is first renamed to
+    `.NAME.old`; it stays there if the process is killed between the two renames. Without `replace`, OSError is raised
+    when `path` exists and is not empty. A power cut may lose the bytes of files that the block did not sync.
     """
     temporary = temporary or path.with_name(f".{path.name}.partial")
     old = path.with_name(f".{path.name}.old")

@@ -1,4 +1,5 @@
-"""Parse JSON of untrusted origin within limits on size, number of values and depth. Does not import torch.
+"""Parse JSON of untrusted origin within limits on its size, its count of commas and brackets, and its depth. Does not
+import torch.
 
 Without limits, a few megabytes of brackets could take a hundred times the memory, and deep nesting breaks recursive
 code.
@@ -46,7 +47,7 @@ def parse_json(content: str | bytes, most: int = MOST) -> Any:
 
 def check_value_count(text: str, most: int = MOST) -> None:
     """Raise ValueError for JSON text with more than `most` commas and opening brackets outside strings. The text is not
-    parsed."""
+    parsed, because the parsed value could take a hundred times the memory of the text."""
     if len(text) <= most or (count := _separators(text)) <= most:
         return
     texts = islice(TEXT.finditer(text), 2 * most + 2)  # valid JSON of more texts has too many separators between them

@@ -64,8 +64,8 @@ def tracked(items: Iterable[T], what: str, total: int) -> Iterator[T]:
 
 
 def progress_bar(stream: TextIO) -> Progress:
-    """Return a progress bar of the rich library, not started. The field `facts` of a task is the text behind its
-    bar."""
+    """Return a progress bar of the rich library, not started, that prints on `stream`. The caller must start it, and
+    give each of its tasks a field `facts`: the text behind the task's bar."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress
 

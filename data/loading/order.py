@@ -28,9 +28,10 @@ class Order:
     """The order in which a run uses its training samples.
 
     sizes, weights: number of samples and weight of each source. In an epoch a source of weight w gives each of its
-    samples ⌊w⌋ times, and a random share w - ⌊w⌋ of its samples once more: round(w · size) samples in all. shuffle:
-    'window' permutes chunks of ids and then samples inside windows, so that reads stay local; 'full' permutes single
-    samples over the whole epoch. Raises ConfigError when an epoch has less than one global batch.
+    samples ⌊w⌋ times, and a random share w - ⌊w⌋ of its samples once more: round(w · size) samples in all. seed:
+    determines all random choices. global_batch_size: samples of one step, over all ranks. shuffle: 'window' permutes
+    chunks of ids and then samples inside windows, so that reads stay local; 'full' permutes single samples over the
+    whole epoch. Raises ConfigError when an epoch has less than one global batch.
     """
 
     def __init__(
@@ -76,8 +77,8 @@ class Order:
         return step // self.steps_per_epoch, self.ids(step)[first:last]
 
     def _shuffled(self, position: Ids, epoch: int) -> Ids:
-        """Map positions of an epoch to their places after the shuffle. The shuffle is a permutation of all positions
-        that the epoch uses, first inside windows (ranges of consecutive positions), then of whole chunks."""
+        """Map positions of an epoch, (n,) int64, to their places after the shuffle. The shuffle is a permutation of all
+        positions that the epoch uses, first inside windows (ranges of consecutive positions), then of whole chunks."""
         windows = self._used // self._window
         window = np.minimum(position // self._window, windows - 1)  # the last one takes the rest
         result = np.empty_like(position)
@@ -113,7 +114,8 @@ class Order:
 def permuted_chunks(position: Ids, size: int, chunk: int, keys: Sequence[int]) -> Ids:
     """Map positions in [0, size) by a permutation that moves each chunk of `chunk` consecutive positions as a whole.
 
-    keys: random integers that determine the permutation. A shorter last chunk gets a random place.
+    position: (n,) int64, any of these positions. keys: random integers that determine the permutation. A shorter last
+    chunk gets a random place.
     """
     full, short = divmod(size, chunk)
     start = keys[0] % (full + 1) * chunk
@@ -126,7 +128,8 @@ def permuted_chunks(position: Ids, size: int, chunk: int, keys: Sequence[int]) -
 
 
 def permuted(value: Ids, size: int, keys: Sequence[int]) -> Ids:
-    """Map values in [0, size) by a permutation of that interval. keys: random integers that determine the permutation.
+    """Map integers in [0, size) by a permutation of this interval. value: (n,) int64, the integers to map; keys: random
+    integers that determine the permutation.
 
     The permutation is a Feistel network on the next power of two, applied again to results outside the interval ("cycle
     walking", Black and Rogaway 2002).
@@ -142,8 +145,8 @@ def permuted(value: Ids, size: int, keys: Sequence[int]) -> Ids:
 
 
 def _feistel(value: np.ndarray, low_bits: np.uint64, high_bits: np.uint64, keys: Sequence[int]) -> np.ndarray:
-    """Map values by a bijection of [0, 2^(low_bits + high_bits)), a Feistel network: each round changes one half of the
-    bits by a hash of the other half. keys: one random integer per round."""
+    """Map the integers `value` by a bijection of [0, 2^(low_bits + high_bits)), a Feistel network: each round changes
+    one half of the bits by a hash of the other half. keys: one random integer per round."""
     one = np.uint64(1)
     low, high = value & ((one << low_bits) - one), value >> low_bits
     for number, key in enumerate(keys):

@@ -28,7 +28,8 @@ T = TypeVar("T")
 class Replacements:
     """A loader of a batch's samples that replaces each sample that cannot be used.
 
-    sizes: number of samples of each source. limit: this many bad samples in a row stop the run; 0: replace none.
+    sizes: number of samples of each source. seed: determines the choice of replacements. limit: this many bad samples
+    in a row stop the run; 0: replace none.
     """
 
     sizes: Sequence[int]
@@ -36,8 +37,8 @@ class Replacements:
     limit: int
 
     def id(self, epoch: int, sample_id: int, attempt: int) -> int:
-        """Return the id of the sample that replaces a bad training sample. sample_id: the bad sample. attempt: 1; then
-        2, 3, … if the replacement is bad too."""
+        """Return the id of the sample that replaces a bad training sample. sample_id: id of the bad sample. attempt: 1
+        for the first replacement, then 2, 3, … if the earlier replacements are bad too."""
         starts = [0, *accumulate(self.sizes)]
         source = bisect_right(starts, sample_id) - 1
         digest = hashlib.blake2b(f"{self.seed}/{epoch}/{sample_id}/{attempt}".encode(), digest_size=8).digest()

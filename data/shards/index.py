@@ -49,10 +49,11 @@ MEMBER = np.dtype([("offset", "<i8"), ("size", "<u4"), ("suffix", "<u2")])
 class OffsetTable:
     """A table of where each sample of a shard lies in the file.
 
-    index: the shard's index; rows: (samples + 1,) of dtype ROW, one per sample and a last one with the ends; members:
-    (members,) of dtype MEMBER, where each member (a file of a sample) lies; keys: the UTF-8 bytes of all keys, one
-    after the other. The values may be wrong, because another user may have made the index. Each row is checked when it
-    is read, not when the table is opened, so that opening a shard takes no time.
+    index: the shard's index; rows: (samples + 1,) of dtype ROW, for each sample its CRC32 and where its members and its
+    key begin; the last row says where the members and keys end. members: (members,) of dtype MEMBER, where each member
+    (a file of a sample) lies. keys: the UTF-8 bytes of all keys, one after the other. The offsets and sizes may be
+    wrong, because another user may have made the index. Therefore each row is checked when it is read. It is not
+    checked when the table is opened, so that opening a shard takes no time.
     """
 
     index: ShardIndex
@@ -64,7 +65,7 @@ class OffsetTable:
         """Return where the members (files) of one sample of a shard lie, in file order. Each is (byte offset, size in
         bytes, position of its suffix in `self.index.suffixes`).
 
-        row: number of the sample in the shard, from 0. Raises DataError when the sample has no members, or one of them
+        row: index of the sample in the shard, from 0. Raises DataError when the sample has no members, or when a member
         has an unknown suffix, lies outside the shard or is larger than LARGEST bytes.
         """
         found = self.members[int(self.rows[row]["member"]) : int(self.rows[row + 1]["member"])].tolist()
@@ -75,7 +76,7 @@ class OffsetTable:
 
     def key(self, row: int) -> str:
         """Return the key of one sample of a shard: in a tar its name without suffix, in a file of rows its line or row
-        number. row: number of the sample in the shard, from 0."""
+        number. row: index of the sample in the shard, from 0."""
         found = self.keys[int(self.rows[row]["key"]) : int(self.rows[row + 1]["key"])]
         return found.tobytes().decode("utf-8", "replace")
 
@@ -167,7 +168,7 @@ def available_cores() -> int:
 
 def fingerprint(indexes: Iterable[ShardIndex]) -> str:
     """Return a SHA-256 over the names, sizes, contents and sample counts of shards. It does not depend on their
-    folders."""
+    folders, so copies in another folder have the same fingerprint."""
     facts = [[index.name, index.size, index.sha256, index.samples] for index in indexes]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 

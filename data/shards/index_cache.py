@@ -171,12 +171,13 @@ class MemmapArray:
 def cached_array(
     paths: Sequence[str], kind: str, others: Sequence[str], made_of: Sequence[str], make: Callable[[], Int64s]
 ) -> MemmapArray:
-    """Return the array that make() derives from the files `paths` and `others`, without calling make() if the cache has
+    """Return the array that make() derives from the files `paths` and `others`. make() is not called if the cache has
     the array.
 
-    kind: the array's name in the cache. made_of: texts that describe the state of the files, such as fingerprints;
-    make() is called again when they change. The array is stored in a cache folder of the first of `paths`, in place of
-    the array of an earlier state of the files.
+    paths: the main files; others: further files that the array depends on. kind: the array's name in the cache.
+    made_of: texts that describe the state of the files, such as fingerprints; make() is called again when they change.
+    The array is stored in a cache folder of the first of `paths`, in place of the array of an earlier state of the
+    files.
     """
     here = "/" if scheme_of(paths[0]) else os.path.dirname(os.path.realpath(paths[0]))
     relative = (other if scheme_of(other) else os.path.relpath(os.path.realpath(other), here) for other in others)

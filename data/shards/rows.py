@@ -29,7 +29,7 @@ def open_rows(files: Sequence[str]) -> Rows:
 
 
 class Rows:
-    """Random access to the rows of several files by row number, 0 … len - 1 across all files. Can be pickled."""
+    """Random access to the rows of several files by row index, 0 … len - 1 across all files. Can be pickled."""
 
     def __init__(self, shards: Shards) -> None:
         self.shards = shards
@@ -40,7 +40,7 @@ class Rows:
         return len(self.shards)
 
     def where(self, i: int) -> str:
-        """Return words for error messages that say where row i lies: the path of its file and the line number, the
+        """Return a text for error messages that says where row i lies: the path of its file and the line number, the
         position in a JSON array, or the sample key in a tar shard. i counts the rows of all opened files."""
         path, key = self.shards.origin(i)
         unit = UNITS.get(os.path.splitext(self.shards.locate(i)[0].name)[1])

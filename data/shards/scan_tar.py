@@ -204,16 +204,16 @@ def _read_header(stream: BinaryIO, offset: int) -> _Header | None:
 def _byte_sum(block: bytes) -> int:
     """Return the checksum of a header block: the sum of its bytes, with blanks in place of the checksum field.
 
-    zlib.adler32 is used because it is faster than sum(): its low 16 bits are 1 + the sum of the bytes modulo 65521, and
-    the sum of each part is less than 65521.
+    zlib.adler32 is used because it is faster than sum(): its low 16 bits are 1 + the sum of the bytes modulo 65521.
+    This gives the exact sum, because the sum of each of the three parts of the block is less than 65521.
     """
     parts = (block[:148], block[156:340], block[340:])
     return sum((zlib.adler32(part) & 0xFFFF) - 1 for part in parts) + 8 * ord(" ")
 
 
 def _number(number: bytes) -> int:
-    """Parse a number field of a tar header, written in octal digits or in GNU's base 256. Return -1 for any other
-    content."""
+    """Parse an integer field of a tar header, such as the size, and return the integer. `number`: the bytes of the
+    field, octal digits or GNU's base 256. Return -1 for any other content."""
     if number[0] == 0x80:
         return int.from_bytes(number[1:], "big")
     try:
@@ -249,7 +249,8 @@ def _pax_records(payload: bytes, offset: int) -> dict[str, bytes]:
 
 def _apply_pax(pax: dict[str, bytes], header: _Header) -> None:
     """Set the name and size of a member from the extended header before it. pax: the extended header's records, name ->
-    value. Raises _BrokenTar for a sparse member, a name that is not UTF-8 and an invalid size."""
+    value; header: the member's own header, which is changed. Raises _BrokenTar for a sparse member, a name that is not
+    UTF-8 and an invalid size."""
     if header.kind == SPARSE or any(name.startswith("GNU.sparse") for name in pax):
         raise _BrokenTar(header.offset, f"member '{header.name}' is sparse; write the shard without --sparse")
     if "path" in pax:

@@ -72,7 +72,8 @@ class Shards:
         return self.locate(sample_id)[0].path, self.key(sample_id)
 
     def key(self, sample_id: int) -> str:
-        """Return the key of a sample, which is its name or row number inside its shard."""
+        """Return the key of a sample, which is in a tar shard its name without suffix, in a file of rows its line or
+        row number, as a text."""
         shard, row = self._position(sample_id)
         return self._opened(shard)[0].key(row)
 
