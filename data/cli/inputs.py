@@ -106,7 +106,8 @@ class InputQuestions:
 
 
 def kind_of(sources: Sequence[str]) -> InputKind:
-    """Return whether the sources hold pictures, questions or passages, judged by the first rows of the first source.
+    """Return the kind of data that the sources hold (pictures, questions or passages), judged by the first rows of the
+    first source.
 
     Returns `pictures` when the rows do not tell, and `questions` for a BEIR folder and a compressed file.
     """
@@ -148,7 +149,7 @@ def refuse_unknown(sources: Sequence[str]) -> None:
 
 
 def _kind_of_file(file: str) -> InputKind:
-    """Return whether a file holds pictures, questions or passages, judged by its suffix and its first rows."""
+    """Return the kind of data in a file (pictures, questions or passages), judged by its suffix and its first rows."""
     suffix = os.path.splitext(shard_name(file))[1]
     if suffix == ".tar":
         (index,) = index_shards([file])
@@ -168,7 +169,7 @@ def _kind_of_file(file: str) -> InputKind:
 
 
 def _kind_of_fields(fields: Mapping[str, Any]) -> InputKind:
-    """Return whether a row holds a picture, a question or a passage, judged by the names of its fields."""
+    """Return the kind of data in a row (pictures, questions or passages), judged by the names of its fields."""
     if format_of(fields):
         return InputKind.questions
     known = any(name in fields for name in PASSAGE_IDS) or not set(fields).difference(PASSAGE_FIELDS)
@@ -201,8 +202,8 @@ def open_input(source: str | Sequence[str], options: PackOptions | CheckOptions,
     """Open the questions that `source` names, and the corpus of passages if there is one. source: paths or URLs, in the
     syntax of the setting data.train.
 
-    key: the name of the argument `source`, for messages. Raises ConfigError for weights, for a BEIR folder among other
-    sources, and for missing files.
+    key: the name of the argument `source`, for messages. Raises ConfigError for a source with a weight, for a BEIR
+    folder among other sources, and for missing files.
     """
     named = split_sources(source, key)
     if any(weight != 1 for _, weight in named):

@@ -111,8 +111,10 @@ class ImageText:
     id) and the shards."""
 
     def __init__(self, shards: Shards, spec: ImageSpec, tokenize: Tokenize, config: DataConfig, seed: int) -> None:
-        """Set up the training data set of pictures and captions, and check its first samples. spec: preprocessing of
-        the picture tower.
+        """Set up the training data set of pictures and captions, and check its first samples.
+
+        spec: preprocessing of the picture tower (encoder). tokenize: the tokenizer of the text tower. seed: the seed of
+        the run, on which all random draws depend.
 
         Raises SampleError when all checked samples are unusable, so that a wrong key or field in the configuration is
         reported before any loader process starts.

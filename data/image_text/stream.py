@@ -107,8 +107,10 @@ class Stream:
     def __init__(
         self, sources: Sequence[ShardSource], maker: PairMaker, config: DataConfig, *, seed: int, global_batch_size: int
     ) -> None:
-        """Set up a stream: the order in which its shards are read. Checks the first samples. maker: makes training
-        pairs and batches.
+        """Set up a stream: the order in which its shards are read. Checks the first samples.
+
+        sources: lists of shards, each with a weight. maker: makes training pairs and batches. seed: the seed of the
+        run, on which the order depends. global_batch_size: samples of one step in all training processes together.
 
         Raises SampleError when none of the first samples can be used as configured; ConfigError for a weight so small
         that its source would never be read.
@@ -132,11 +134,12 @@ class Stream:
         check_any(islice(Reader(self, 0, 1).samples(), CHECKED), self._check)
 
     def begin(self, rank: int, world_size: int, workers: int, state: Mapping[str, Any] | None) -> str:
-        """Set how many readers share the stream and which of them belong to this training process. If `state`, saved in
-        a checkpoint, is given, continue from there. Returns lines for the log.
+        """Set how many readers share the stream and which of them belong to this training process. Returns lines for
+        the log.
 
-        rank, world_size: index of this process and number of training processes. workers: loader processes of each. The
-        numbers of processes may differ from those of the run that wrote the state.
+        rank, world_size: index of this process and number of training processes. workers: loader processes of each.
+        state: the progress that a checkpoint holds, from which the stream continues; None: start at the beginning. The
+        run that wrote the state may have had other numbers of processes.
         """
         self._rank, self._world_size, self._readers = rank, world_size, max(workers, 1)
         readers, shards = world_size * self._readers, self.draws_per_pass

@@ -41,8 +41,8 @@ Interval = Sequence[float]
 
 @dataclass(frozen=True)
 class ImageSpec:
-    """The input of a picture tower (encoder). size: its side S in pixels. mean, std: per colour, to normalise values in
-    0..1.
+    """The input of a picture tower (encoder). size: its side S in pixels. mean, std: per colour, to normalise colour
+    values in 0..1.
 
     resize: "shortest" (resize the shorter side, crop the centre), "longest" (resize the longer side, pad with black) or
     "squash" (resize both sides). interpolation: "bicubic" or "bilinear". The terms are open_clip's.
@@ -97,7 +97,7 @@ def _rgb(picture: Image) -> Image:
 def evaluation_transform(picture: Tensor, spec: ImageSpec) -> Tensor:
     """Resize a picture without augmentation: uint8 (3, H, W) → (3, S, S), S the side in `spec`.
 
-    The result agrees with open_clip's preprocessing to (2/255), for values in 0..1.
+    The result agrees with open_clip's preprocessing to (2/255), for colour values in 0..1.
     """
     size, (height, width) = spec.size, picture.shape[-2:]
     if height == width == size:
@@ -168,11 +168,11 @@ def crop_box(height: int, width: int, scale: Interval, draws: Floats) -> tuple[i
 
 def add_noise(batch: Tensor, augment: AugmentConfig, draws: Floats) -> Tensor:
     """Return the pictures of a batch augmented: rotated, zoomed, stretched, shifted and flipped on white, then
-    recoloured.
+    recoloured. Returns `batch` itself if `augment` asks for none of these changes.
 
-    batch, uint8 (b, 3, S, S); draws (b, NOISE_DRAWS), random numbers in [0, 1). Each picture is changed only by its own
-    draws, with the same instructions at any position in the batch, so that its bits do not depend on the other
-    pictures.
+    batch, uint8 (b, 3, S, S): the pictures. augment: how strong each change may be. draws (b, NOISE_DRAWS): random
+    numbers in [0, 1). Each picture is changed only by its own draws, with the same instructions at any position in the
+    batch, so that its bits do not depend on the other pictures.
     """
     moves = augment.rotate or augment.aspect or augment.shift or augment.flip or tuple(augment.zoom) != (1, 1)
     colours = augment.brightness or augment.grey or tuple(augment.gain) != (1, 1)

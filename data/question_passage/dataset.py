@@ -42,8 +42,8 @@ class TokenizeTexts(Protocol):
 def tokens(texts: Iterable[Any], tokenize: TokenizeTexts, config: PassageConfig | QuestionConfig) -> Tensor:
     """Tokenise n passages or questions. Returns int64 (n, L), L tokens of the longest text.
 
-    texts: Passage or Question objects. config: their prefix and longest length; with title=pair each passage becomes
-    the pair (title, text).
+    texts: Passage or Question objects. config: gives the prefix of each text and the largest number of tokens; with
+    title=pair each passage becomes the pair (title, text).
     """
     rendered = [text.rendered(config) for text in texts]
     pairs = [second for _, second in rendered if second is not None]
@@ -77,8 +77,10 @@ class QuestionPassage:
         seed: int,
         mined: MinedNegatives | None,
     ) -> None:
-        """Set up the training data set of questions and passages, and check the configuration. mined: hard negatives
-        mined before, or None.
+        """Set up the training data set of questions and passages, and check the configuration.
+
+        questions: the rows to train on. tokenize: the tokenizer of both towers (encoders). seed: the seed of the run,
+        on which all random draws depend. mined: hard negatives mined before; None if there are none.
 
         Raises ConfigError when data.negatives.lists asks for mined negatives that neither exist nor will be mined, and
         when data.negatives.refresh_every is set without a corpus.

@@ -159,8 +159,8 @@ def short_name(name: str) -> str:
 
 
 def _text(value: Any, where: str) -> str:
-    """Return the value of a field. Raises BadRow when it is no text or no valid Unicode. where: its location, for the
-    message."""
+    """Return `value`, the content of a field. Raises BadRow when it is no text or no valid Unicode. where: location of
+    the field, for the message."""
     if not isinstance(value, str):
         raise BadRow("no text", f"{where} is {value!r:.80}")
     try:

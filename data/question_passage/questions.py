@@ -362,10 +362,11 @@ def judgements(path: str) -> Iterator[Judgement]:
 def find_judged(
     judged: Iterable[Judgement], corpora: tuple[Corpus, Corpus], found: JudgedPairs
 ) -> Iterator[tuple[Judgement, int]]:
-    """Look up question and passage of each judgement, and append both positions to the two arrays in `found`.
+    """Look up question and passage of each judgement, and append both positions to the two arrays in `found`
+    (positions of questions, positions of passages).
 
-    corpora: the questions and the passages. A judgement with an unknown id is not appended but yielded, with 0 when the
-    question is unknown, else 1.
+    corpora: the questions and the passages. A judgement with an unknown id is not appended. It is yielded with the
+    index in `corpora` where its id is missing: 0 when the question is unknown, 1 when only the passage is.
     """
     rest = iter(judged)
     while block := list(islice(rest, BLOCK)):
@@ -378,11 +379,11 @@ def find_judged(
 
 
 def group_judged(found: JudgedPairs) -> tuple[Int64s, Int64s, Int64s]:
-    """Group pairs (question, passage) of positions by question. Equal pairs count once. found: the two positions of
-    each pair.
+    """Group pairs of positions (question, passage) by question. Equal pairs count once. found: two arrays, the
+    positions of the questions and of the passages.
 
-    Returns three arrays: the n questions, ascending; n + 1 indices, where the passages of each question begin and end
-    in the third array; the passages.
+    Returns three arrays: the positions of the n questions, ascending; n + 1 indices, where the passages of each
+    question begin and end in the third array; the positions of the passages.
     """
     pairs = np.unique(np.asarray(found, np.int64), axis=1)
     rows, counts = np.unique(pairs[0], return_counts=True)

@@ -140,7 +140,8 @@ def _origin(text: str, decomposed: str) -> Sequence[int]:
     """Return, for each character of `decomposed`, the index of the character of `text` from which it came. decomposed:
     the NFD form of `text`.
 
-    NFD also reorders the marks of a letter, but no token ends between two marks.
+    NFD also reorders the marks (accents) of a letter, so a mark may get the index of another mark of the same letter.
+    This does no harm, because the indices only say where tokens begin and end, and no token ends between two marks.
     """
     if decomposed == text:
         return range(len(text))

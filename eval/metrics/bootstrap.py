@@ -21,12 +21,12 @@ Means = Callable[[np.random.Generator, int], np.ndarray]  # (generator, count) â
 def interval(
     values: np.ndarray | Sequence[float], groups: Sequence[Hashable], seed: int = 0, samples: int = SAMPLES
 ) -> list[float] | None:
-    """Return [low, high], the 95 % interval of the mean of n values, by drawing all groups with replacement `samples`
-    times.
+    """Return [low, high], the 95 % interval of the mean of a metric over n queries, by drawing as many groups of
+    queries as there are, with replacement, `samples` times.
 
-    groups: the group of each value; a value with None is a group of its own. To compare two systems, pass the values of
-    one minus the values of the other. The draws depend only on the number of groups, `samples` and the seed. Returns
-    None if there are fewer than two groups.
+    values (n,): the metric of each query. groups: the group of each query; a query with None is a group of its own. To
+    compare two systems, pass the metric of one minus the metric of the other. The draws depend only on the number of
+    groups, `samples` and the seed. Returns None if there are fewer than two groups.
     """
     number = _numbered(groups)
     sums, counts = np.bincount(number, values), np.bincount(number).astype(np.float64)
@@ -59,17 +59,18 @@ def class_mean_interval(hit: np.ndarray, label: np.ndarray, seed: int = 0) -> li
 
 
 def group_means(values: np.ndarray | Sequence[float], groups: Sequence[Hashable]) -> np.ndarray:
-    """Return the mean of the values of each group, in order of first appearance.
+    """Return the mean of a metric within each group of queries, the groups in order of first appearance.
 
-    groups: the group of each value; a value with None is a group of its own. The mean of the result gives all groups
-    equal weight; the 95 % interval of this mean is `interval(means, range(len(means)))`.
+    values (n,): the metric of each query. groups: the group of each query; a query with None is a group of its own. The
+    mean of the result gives all groups equal weight; the 95 % interval of this mean is
+    `interval(means, range(len(means)))`.
     """
     number = _numbered(groups)
     return np.bincount(number, values) / np.bincount(number)
 
 
 def _percentiles(means: Means, size: int, seed: int, samples: int = SAMPLES) -> list[float]:
-    """Return the 95 % interval of the means of `samples` samples.
+    """Return [low, high], the 95 % interval of a mean, from its means in `samples` random samples.
 
     means: function (generator, count) â†’ means of `count` random samples. size: how many random numbers one sample
     needs, which limits the samples drawn at one time.
@@ -80,9 +81,10 @@ def _percentiles(means: Means, size: int, seed: int, samples: int = SAMPLES) -> 
 
 
 def _numbered(groups: Sequence[Hashable]) -> np.ndarray:
-    """Return (n,) int64: for each of n values the index of its group, counted in order of first appearance.
+    """Return (n,) int64: for each of n queries the index of its group. Groups are counted from 0 in order of first
+    appearance.
 
-    A value with None is a group of its own.
+    groups: the name of the group of each query; a query with None is a group of its own.
     """
     numbers: dict[Hashable, int] = {}
     names = ((None, i) if group is None else group for i, group in enumerate(groups))

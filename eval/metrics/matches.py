@@ -11,8 +11,9 @@ SCAN = 1 << 20  # keys that are read at a time
 
 
 def positions_with(keys_m: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Return the indices, ascending, of those of the m keys that are among `wanted`. keys_m may be a memory-mapped
-    array.
+    """Return the indices, ascending, of those of the m keys that are among `wanted`.
+
+    keys_m, (m,): keys such as content ids (hashes); may be a memory-mapped array. wanted: the keys to find.
     """
     parts = [
         start + np.flatnonzero(np.isin(keys_m[start : start + SCAN], wanted)) for start in range(0, len(keys_m), SCAN)

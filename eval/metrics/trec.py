@@ -7,7 +7,8 @@ by id or by the place in the file, in float32 or float64.
 
 A query with judgements but without results counts as zero. Results of a query without judgements are ignored. The gains
 of nDCG are the grades; for all other measures a document is right if its grade is 1 or more. A negative grade means
-wrong. A document that has the id of the query is not removed here; the caller does so for sets like ArguAna.
+wrong. A document that has the id of the query is not removed here. For data sets that ask for it, like ArguAna, the
+caller must remove it first.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def _apart(score_n: np.ndarray) -> np.ndarray:
 
 
 def measures(qrels: Qrels, run: Run, names: Iterable[str]) -> dict[str, dict[str, float]]:
-    """Compute measures of a run for all queries of `qrels`; return measure → query → value.
+    """Compute measures of a run for all queries of `qrels`; return measure → query → score of the measure.
 
     qrels: query → document → grade. run: query → document → score. names: measures such as nDCG@10, MAP, MRR@10,
     Recall@100, P@5, Success@1. ir_measures computes them with pytrec_eval (trec_eval), except MRR@K, for which it uses

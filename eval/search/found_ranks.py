@@ -14,9 +14,10 @@ def found_ranks(queries_nD: np.ndarray, index: Index, matches: Matches, k: int) 
     """Search `index` for n queries, with k results each; return (Ranking: the rank of each query's best right item,
     description of the search with its recall).
 
-    matches: which of the m items are right for which queries. If no right item is among the k found, the rank is max(m,
-    k) + 1. The best wrong score is that of the found items. Among items with equal scores the lower index comes first.
-    All processes must call it together. Memory: at most BLOCK queries, or STRIP scores, at a time.
+    queries_nD (n, D): the query vectors of width D. matches: which of the m items are right for which queries. If no
+    right item is among the k found, the rank is max(m, k) + 1. The best wrong score is that of the found items. Among
+    items with equal scores the lower index comes first. All processes must call it together. Memory: at most BLOCK
+    queries, or STRIP scores, at a time.
     """
     (n, m), items_mD = matches.shape, index.corpus
     hits = index.search(queries_nD, k)
@@ -42,6 +43,8 @@ def found_ranks(queries_nD: np.ndarray, index: Index, matches: Matches, k: int) 
 def _pair_scores(queries_tD: np.ndarray, items_mD: np.ndarray, row: np.ndarray, item: np.ndarray) -> np.ndarray:
     """Return the (p,) scores (inner products) of p pairs: query `row[i]` with item `item[i]`. At most SLAB bytes of
     item vectors are copied at a time.
+
+    queries_tD (t, D): t query vectors of width D. items_mD (m, D): the item vectors. row, item (p,): indices.
     """
     size = max(1, SLAB // (4 * items_mD.shape[1]))
     parts = [slice(start, start + size) for start in range(0, len(row), size)]

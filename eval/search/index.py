@@ -77,7 +77,8 @@ class Index:
     A corpus that is too small to train the index is searched exactly. how: the index in use, and the reason if it is
     not the one of `spec`.
 
-    Vectors must be finite, as an encoder guarantees. Raises ConfigError for a bad spec and if FAISS is not installed.
+    Vectors must be finite; otherwise a search raises ValueError. Raises ConfigError for a bad spec and if FAISS is not
+    installed.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class Index:
 
     def search(self, queries_nD: np.ndarray, k: int) -> Hits:
         """Find the k corpus rows with the highest scores (inner products) for each of n queries, exactly or with the
-        approximate index. k is cut to the number of corpus rows.
+        approximate index. queries_nD (n, D): the query vectors. k is cut to the number of corpus rows.
 
         All processes must call it together with the same queries.
         """
@@ -121,10 +122,11 @@ class Index:
         return best
 
     def recall_against_exact(self, hits: Hits, queries_nD: np.ndarray, sample: int = 200) -> float:
-        """Return the share of the exact k best corpus rows that are in `hits`, for `sample` evenly spread queries.
+        """Return the share of the exact k best corpus rows that are in `hits`, for at most `sample` evenly spread
+        queries.
 
-        hits: the results of an earlier search with queries_nD; k is its number of results per query. The sampled
-        queries are searched exactly. All processes must call it together.
+        hits: the results of an earlier search with queries_nD, the n query vectors; k is its number of results per
+        query. The sampled queries are searched exactly. All processes must call it together.
         """
         rows = np.unique(np.linspace(0, len(queries_nD) - 1, min(sample, len(queries_nD))).astype(np.int64))
         exact = Index(self.corpus, world=self.world).search(queries_nD[rows], hits.positions.shape[1]).positions
@@ -162,6 +164,8 @@ class _Exact:
     def search(self, shard: Any, queries_qD: np.ndarray, k: int) -> Hits:
         """Find for each query the k rows of `shard` (a part of the corpus) with the highest inner products. Positions
         count from the first row of this part.
+
+        shard: the result of `filled`. queries_qD (q, D): q query vectors of width D, float32.
         """
         if self.on_gpu:
             return _first_best(torch.from_numpy(queries_qD).cuda(), shard, k)
@@ -193,7 +197,7 @@ class _Approximate:
     def bytes_per_row(self, width: int) -> int:
         """Return the bytes that a vector of this width takes in the FAISS index.
 
-        The number depends on the kind of index, so it is measured by adding random vectors.
+        The number of bytes depends on the kind of index, so it is measured by adding random vectors.
         """
         sample = np.random.default_rng(0).standard_normal((256, width), dtype=np.float32)
         with self.spec.errors():
@@ -217,7 +221,7 @@ class _Approximate:
 
     def search(self, index: Any, queries_qD: np.ndarray, k: int) -> Hits:
         """Find the k best rows for each query in a FAISS index that holds a part of the corpus. Positions count from
-        the first row of this part.
+        the first row of this part. queries_qD (q, D): q query vectors of width D, float32.
 
         If the index finds fewer than k rows for a query, the missing rows have the position −1 and the score −inf.
         """
@@ -254,7 +258,8 @@ def _learnt(faiss: ModuleType, spec: Spec, corpus: np.ndarray) -> tuple[np.ndarr
 def _finite(name: str, rows: np.ndarray) -> np.ndarray:
     """Return the rows as contiguous float32. Raises ValueError, which begins with `name`, for NaN and infinity.
 
-    Vectors may come from a file, where a damaged one would never be found, without a word.
+    The check is needed because vectors may come from a file: without it, a damaged vector would never be found, and no
+    error would say so.
     """
     rows = np.ascontiguousarray(rows, dtype=np.float32)
     if not np.isfinite(rows).all():
@@ -296,7 +301,8 @@ def _first_best(queries_qD: Tensor, shard_sD: Tensor, k: int) -> Hits:
     """Find for each query the k rows of a part of the corpus with the highest inner products. If scores are equal, the
     lower row comes first.
 
-    The scores are computed for a few queries at a time.
+    queries_qD (q, D), shard_sD (s, D): q query vectors and the s corpus rows of the part, each of width D. The scores
+    are computed for a few queries at a time.
     """
     size = max(1, (STRIP_GPU if shard_sD.is_cuda else STRIP) // len(shard_sD))
     parts = [_first_best_strip(part @ shard_sD.T, k) for part in queries_qD.split(size)]

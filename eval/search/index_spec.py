@@ -72,7 +72,7 @@ class Spec:
     def errors(self, where: str = "") -> Iterator[None]:
         """Context manager: convert FAISS's RuntimeError about a bad specification to a ConfigError of one line.
 
-        where: words added to the message.
+        where: text appended to FAISS's own message, or "".
         """
         try:
             yield
