@@ -45,7 +45,7 @@ def shortened(view: View) -> View:
 def _case_view(case: Case, run: Path, dataset: str) -> View:
     """Convert one example case (a query, the answers of each system, right answers) to values for the HTML template.
 
-    run: the run folder. In the result, value: the metrics of the query in words; missed: whether no answer of this run
+    run: the run folder. In the result, value: the metrics of the query as text; missed: whether no answer of this run
     is right; pictured: whether answers are pictures.
     """
 
@@ -102,6 +102,6 @@ def _cut(text: str, spans: Sequence[Sequence[int]]) -> list[tuple[str, bool]]:
 
 
 def _metric_text(value: Mapping[str, Any]) -> str:
-    """Convert the metrics of an example case to words: {"rank": 3} → "right answer at rank 3", others as NAME 0.123."""
+    """Convert the metrics of an example case to text: {"rank": 3} → "right answer at rank 3", others as NAME 0.123."""
     known = ((name, number) for name, given in value.items() if (number := finite(given)) is not None)
     return ", ".join(f"right answer at rank {n:,.0f}" if name == "rank" else f"{name} {n:.3f}" for name, n in known)

@@ -86,8 +86,8 @@ def _data_sets(run: RunFolder, results: Sequence[Result]) -> Iterator[dict[str, 
 
     Only the first FIRST data sets have a headline metric, a histogram, a confusion matrix and galleries (lists of
     example cases). All galleries together take at most GALLERIES bytes. In a dict, against: the headline metric of each
-    baseline in words; galleries: title → kind (best, worst, random) → cases as HTML; left_out: words for the parts that
-    have no room.
+    baseline as text; galleries: title → kind (best, worst, random) → cases as HTML; left_out: a text that names the
+    parts that have no room.
     """
     room = GALLERIES
     for position, result in enumerate(results):
@@ -199,7 +199,7 @@ def _facts(run: RunFolder) -> dict[str, str]:
 
 
 def _status(run: RunFolder) -> tuple[str, str]:
-    """Return the status of the run as in run_state.json ("unknown" if it is missing) and a line of words about it."""
+    """Return the status of the run as in run_state.json ("unknown" if it is missing) and a line of text about it."""
     state = run.state
     status = state.get("status") or "unknown"
     lines = {

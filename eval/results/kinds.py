@@ -143,7 +143,7 @@ def _zero_shot_groups(result: Result) -> Groups:
 
 def _passage_groups(result: Result) -> Groups:
     """Return one table for each of the first PASSAGE_COLUMNS metrics of passage retrieval, with a row for the model,
-    for each baseline and for a random order.
+    for each baseline and for the chance level (the score of a random ranking).
     """
     found: Groups = {}
     for metric in [m for m in PASSAGE_METRICS if m in result["metrics"]][:PASSAGE_COLUMNS]:
@@ -172,10 +172,11 @@ def _table(*columns: str, title: str | None = None) -> Any:
 
 
 def _add_rows(table: Any, name: str, metrics: Sequence[str], result: Result, *more: str) -> None:
-    """Add rows to a printed table: metric values of a result, their 95 % intervals (if known), and the values of a
-    random order.
+    """Add rows to a printed table: metric values of a result, their 95 % intervals (if known), and their chance
+    levels (the scores of a random ranking).
 
-    name: the first cell of the row of values. more: further cells at the end of this row.
+    metrics: the metric of each column. name: the first cell of the row with the metric values. more: further cells at
+    the end of this row.
     """
     found = [score(result, metric) for metric in metrics]
     table.add_row(name, *(_cell(s.value) for s in found), *more)
@@ -232,7 +233,7 @@ def _retrieval_tables(results: Sequence[Result]) -> Iterator[Any]:
 
 def _zero_shot_tables(results: Sequence[Result]) -> Iterator[Any]:
     """Yield one table of zero-shot classification, with rows for each result: its accuracies, their 95 % intervals (if
-    known) and the accuracies of a random order.
+    known) and their chance levels (the accuracies of random answers).
     """
     table = _table("zero-shot", "acc1", "acc5", "mean/class", "samples", "largest class")
     for result in results:
