@@ -1,6 +1,6 @@
-"""Computes the numbers that the health checks of a run compare with their limits, and the words for their texts.
+"""Computes the quantities that the health checks of a run compare with their limits, and texts that the checks show.
 
-A number is missing, or None, if the run has not recorded its metrics. A condition (yes or no) is the number 1 or 0.
+A quantity is missing, or None, if the run has not recorded its metrics. A condition is the number 1 (yes) or 0 (no).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The kinds of results, one for each `task` of a result: how they are printed and shown, and words for their metrics.
+"""The kinds of results, one for each `task` of a result: how they are printed and shown, and labels of their metrics.
 
 To add an evaluator with a new kind of result: write the evaluator, name it in `KINDS` of eval/run/suite.py, and add a
-ResultKind to `KINDS` and words for its metrics here.
+ResultKind to `KINDS` and labels of its metrics here.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _first_of(wanted: Sequence[str], names: Sequence[str]) -> str:
 
 
 def label(metric: str) -> str:
-    """Convert the name of a metric to words for readers, such as acc1 → top-1 accuracy."""
+    """Convert the name of a metric to a label for readers, such as acc1 → top-1 accuracy."""
     start = next((start for start in LABELS if metric.startswith(start)), "")
     return LABELS.get(start, "") + metric.removeprefix(start).replace("_", " ")
 
@@ -119,7 +119,10 @@ def meanings(shown: Groups) -> list[str]:
 
 
 def _numbers(result: Result, metrics: Iterable[str], title: str = "") -> list[Number]:
-    """Return one table row for each of these metrics of the model. title: words removed from the start of labels."""
+    """Return one table row for each of these metrics of the model.
+
+    title: a text that is removed from the start of labels.
+    """
     return [Number(label(metric).removeprefix(title), score(result, metric)) for metric in metrics]
 
 
@@ -211,7 +214,7 @@ def _title(result: Result, *counted: str) -> str:
 
 
 def _approximate(result: Result) -> str:
-    """Return words in brackets that name the approximate search index of a result, or "" if the search was exact."""
+    """Return a text in brackets that names the approximate search index of a result, or "" if the search was exact."""
     search = part(result, "search")
     indexes = {str(how["index"]) for how in (search, *search.values()) if isinstance(how, dict) and "index" in how}
     indexes -= {EXACT}
