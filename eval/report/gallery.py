@@ -1,5 +1,4 @@
-"""Converts example cases to the fields that the HTML template shows: pictures embedded, answers marked, long texts cut.
-"""
+"""Converts example cases to fields for the HTML template; embeds pictures, marks answers, cuts long texts."""
 
 from __future__ import annotations
 
