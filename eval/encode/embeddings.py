@@ -50,7 +50,7 @@ Ids = Callable[[int, int], Sequence[str]]  # (start, stop) → the ids of these 
 
 class SizedItems(Protocol):
     """Items that a tower can encode (its inputs), with random access and known lengths. Must be picklable, since loader
-    processes read them.
+    processes (which load tower inputs) read them.
 
     lengths: (N,) the length of each of N items, in any unit; items are sorted by length to save padding.
     """

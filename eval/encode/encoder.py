@@ -82,10 +82,11 @@ class Encoder:
         )
 
     def __call__(self, side: Literal["x", "y"], items: Items) -> np.ndarray:
-        """Encode all N items with the tower of this side; return their embeddings, float32 (N, D). All processes must
-        call it together.
+        """Encode all N items with the tower of one side; return their embeddings, float32 (N, D), in the order of the
+        items. All processes must call it together with the same items.
 
-        Raises DataError if the tower returns a value that is not finite.
+        side: the tower, "x" or "y". items: the inputs of this tower, read by index. D: embedding width. Raises
+        DataError if the tower returns a value that is not finite.
         """
         embeddings = np.concatenate(list(self.rounds(side, items)))
         check_finite(embeddings, side)
@@ -93,11 +94,11 @@ class Encoder:
 
     @torch.no_grad()  # not inference_mode: features that a frozen trunk caches here are used in training too
     def rounds(self, side: Literal["x", "y"], items: Items) -> Iterator[np.ndarray]:
-        """Encode items with the tower of this side and yield their embeddings in order, round by round.
+        """Encode items with the tower of one side, "x" or "y", and yield their embeddings in order, round by round.
 
         In each round every one of W processes encodes one block of E items, and all processes get float32 (W·E, D)
-        embeddings, fewer rows in the last round. Every process must iterate to the end. Raises Stopped if should_stop()
-        is True.
+        embeddings (D: their width), fewer rows in the last round. Every process must iterate to the end. Raises Stopped
+        if should_stop() is True.
         """
         tower, world, left = self.towers[side], self.world, len(items)
         assert items, "nothing to encode"
@@ -134,7 +135,7 @@ class Report:
     """The result of one evaluator.
 
     task: a key of KINDS in eval/results/kinds.py, which says how to print the result. metrics: name → value. chance:
-    name → the value that the metric has for a random order. details: further entries of the result's JSON file. files:
+    name → chance level (the metric of a random ranking). details: further entries of the result's JSON file. files:
     ending of the name of a further file or folder beside this JSON file → function that writes it at a given path.
     details and files may be filled in process 0 only.
     """
@@ -168,7 +169,10 @@ class Evaluator(ABC):
 
 
 def _block(items: Items, size: int, start: int) -> Tensor:
-    """Load the items start … start + size − 1 as tower inputs. Indices past the end repeat the last item."""
+    """Load the items start … start + size − 1 as one tensor of tower inputs.
+
+    Indices past the end repeat the last item.
+    """
     begin_item(start)
     rows = items.block(start, min(start + size, len(items)))
     missing = size - len(rows)

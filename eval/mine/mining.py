@@ -224,7 +224,8 @@ def _chosen(
     """Choose the negatives of a question among its hits; return (passage id, search score) of at most config.keep
     passages, best first.
 
-    For each hit that is left out, the count of the reason in `counts` is increased.
+    candidates: the question and its hits (the passages that the search found). For each hit that is left out, the count
+    of the reason in `counts` is increased.
     """
     positions_k = candidates.positions_k
     keys_k = source.corpus.keys[positions_k]

@@ -68,7 +68,7 @@ def read_history(records: Iterable[Mapping[str, Any]]) -> History:
 
 
 def last_value(history: History, name: str) -> float | None:
-    """Return the last value of a metric in a history; None if it has no value."""
+    """Return the last value of the metric `name` in a history (metric → step → value); None if it has no value."""
     return next(reversed(list(history.get(name, {}).values())), None)
 
 
@@ -78,7 +78,7 @@ def last_value(history: History, name: str) -> float | None:
 def training_charts(options: Mapping[str, Any], history: History) -> Charts:
     """Make the charts of the training (loss, scores, speed, learning rate) by title; a chart without data is left out.
 
-    options: the configuration of the run, dotted key → value, such as optim.lr.
+    options: the configuration of the run, dotted key → value, such as optim.lr. history: metric → step → value.
     """
     taus = {step: 1 / scale for step, scale in history.get("train/logit_scale", {}).items() if scale > 0}
     waited, whole = (history.get(f"train/{name}", {}) for name in ("data_time", "batch_time"))
@@ -125,7 +125,7 @@ def health_charts(history: History) -> Charts:
     """Make the charts of the embeddings and of the statistics of the objective, by title.
 
     A training metric whose name begins with none of the words in CHARTED gets a chart of its own, unless it is
-    constant. A chart without data is left out.
+    constant. A chart without data is left out. history: metric → step → value.
     """
     chart = partial(_chart, history)
     charts = {
@@ -170,8 +170,8 @@ def health_charts(history: History) -> Charts:
 def evaluation_charts(history: History, results: Sequence[Result]) -> Charts:
     """Make a chart for each data set that was evaluated at least twice during training: name of the data set → chart.
 
-    It shows the headline metric, a second metric, and the value that a random order has in the headline metric, which
-    is read from `results`.
+    It shows the headline metric, a second metric, and the chance level of the headline metric (the score of a random
+    ranking), which is read from `results`. history: metric → step → value.
     """
     result_of = {evaluator(result): result for result in results}
     charts = {}
@@ -199,7 +199,8 @@ def evaluations(history: History) -> dict[str, list[str]]:
 
 
 def _chart(history: History, note: str, metrics: Mapping[str, str], **more: Any) -> Chart:
-    """Make a chart of training metrics with the explanation `note`. more: further fields of Chart.
+    """Make a chart of training metrics with the explanation `note`. history: metric → step → value. more: further
+    fields of Chart.
 
     metrics: label of each line → metric names without "train/", separated by blanks: one name for the line, or three
     names for the line and the lower and the upper end of a band around it.
@@ -209,8 +210,10 @@ def _chart(history: History, note: str, metrics: Mapping[str, str], **more: Any)
 
 
 def _series(history: History, label: str, *names: str) -> Series:
-    """Make one line of a chart. names: the metric that the line shows and, for a band around it, the metrics at the
-    lower and the upper end of the band.
+    """Make one line of a chart from a history (metric → step → value). label: the name of the line.
+
+    names: the metric that the line shows and, for a band around it, the metrics at the lower and the upper end of the
+    band. Steps at which one of these metrics is missing are left out.
     """
     line, *band = (history.get(name, {}) for name in names)
     steps = [step for step in line if all(step in end for end in band)]

@@ -1,4 +1,4 @@
-"""Converts example cases to values for the HTML template: pictures embedded, answers marked, long texts cut."""
+"""Converts example cases to fields for the HTML template; embeds pictures, marks answers, cuts long texts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ View = dict[str, Any]  # values for the template case.html.j2
 
 
 def cases(listed: Sequence[Case], run: Path, dataset: str) -> Iterator[tuple[str, View]]:
-    """Yield (kind, values for the HTML template) of each example case in `listed`: random cases first, then best, then
+    """Yield (kind, fields for the HTML template) of each example case in `listed`: random cases first, then best, then
     worst.
 
     run: the run folder, in which the thumbnails of the data set lie.
@@ -32,8 +32,8 @@ def cases(listed: Sequence[Case], run: Path, dataset: str) -> Iterator[tuple[str
 
 
 def shortened(view: View) -> View:
-    """Return a shorter copy of a case's template values: with the answers of this run only, without those of baselines
-    and without the right answers.
+    """Return a shorter copy of the template fields of an example case: with the answers of this run only, without those
+    of baselines and without the right answers.
 
     If the answers are texts, only the first two are kept.
     """
@@ -43,9 +43,9 @@ def shortened(view: View) -> View:
 
 
 def _case_view(case: Case, run: Path, dataset: str) -> View:
-    """Convert one example case (a query, the answers of each system, right answers) to values for the HTML template.
+    """Convert one example case (a query, the answers of each system, right answers) to fields for the HTML template.
 
-    run: the run folder. In the result, value: the metrics of the query in words; missed: whether no answer of this run
+    run: the run folder. In the result, value: the metrics of the query as text; missed: whether no answer of this run
     is right; pictured: whether answers are pictures.
     """
 
@@ -67,7 +67,7 @@ def _case_view(case: Case, run: Path, dataset: str) -> View:
 
 
 def _item_view(item: Item, path: Path | None) -> View:
-    """Convert a query or an answer of an example case to values for the HTML template. path: its thumbnail, or None.
+    """Convert a query or an answer of an example case to fields for the HTML template. path: its thumbnail, or None.
 
     In the result, picture: the thumbnail as a data: URL; parts: (text, whether it is marked) of its text, or its id if
     it has no text.
@@ -102,6 +102,6 @@ def _cut(text: str, spans: Sequence[Sequence[int]]) -> list[tuple[str, bool]]:
 
 
 def _metric_text(value: Mapping[str, Any]) -> str:
-    """Convert the metrics of an example case to words: {"rank": 3} → "right answer at rank 3", others as NAME 0.123."""
+    """Convert the metrics of an example case to text: {"rank": 3} → "right answer at rank 3", others as NAME 0.123."""
     known = ((name, number) for name, given in value.items() if (number := finite(given)) is not None)
     return ", ".join(f"right answer at rank {n:,.0f}" if name == "rank" else f"{name} {n:.3f}" for name, n in known)

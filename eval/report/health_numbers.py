@@ -1,6 +1,6 @@
-"""Computes the numbers that the health checks of a run compare with their limits, and the words for their texts.
+"""Computes the quantities that the health checks of a run compare with their limits, and texts that the checks show.
 
-A number is missing, or None, if the run has not recorded its metrics. A condition (yes or no) is the number 1 or 0.
+A quantity is missing, or None, if the run has not recorded its metrics. A condition is the number 1 (yes) or 0 (no).
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ TAKES_ALL = 0.5  # share of the answers of one class
 
 
 def training_numbers(options: Mapping[str, Any], history: History) -> Numbers:
-    """Compute the numbers that come from the training metrics: name → number, or words for the texts of the checks.
+    """Compute from the training metrics all quantities that health checks need: name → number, or a text that a check
+    shows.
 
     options: the configuration of the run, dotted key → value. history: metric → step → value.
     """
@@ -39,17 +40,23 @@ def training_numbers(options: Mapping[str, Any], history: History) -> Numbers:
 
 @dataclass(frozen=True)
 class _Training:
-    """Computes the numbers of the training. Its methods take the names of training metrics without "train/"."""
+    """Computes from the training metrics the quantities that health checks compare with limits.
+
+    Its methods take the names of training metrics without "train/".
+    """
 
     options: Mapping[str, Any]
     history: History
 
     def values(self, name: str) -> list[float]:
-        """Return all values of a training metric, in the order of steps."""
+        """Return all values of one training metric, in the order of steps. name: the metric without "train/"."""
         return list(self.history.get(f"train/{name}", {}).values())
 
     def now(self, name: str) -> float | None:
-        """Return the median of the last RECENT values of a training metric; None if it has no value."""
+        """Return the median of the last RECENT values of a training metric; None if it has none.
+
+        name: the metric without "train/". Values that are not finite do not count.
+        """
         return median(values[-RECENT:]) if (values := self.values(name)) else None
 
     def sides(self, name: str) -> dict[str, float]:
@@ -61,10 +68,10 @@ class _Training:
         return {side: value for side in "xy" if (value := self.now(f"{name}_{side}")) is not None}
 
     def direct(self) -> Numbers:
-        """Return numbers for the health checks that follow directly from training metrics: present values (medians of
-        the last values), the smaller one of both sides, or ratios of two metrics.
+        """Return quantity → number for the health checks that need only the present value of training metrics (the
+        median of the last values), the smaller one of sides x and y, or the ratio of two metrics.
 
-        A number is None if the run has not recorded its metrics.
+        None stands for a quantity whose metrics the run has not recorded.
         """
         found: Numbers = {name: self.now(name) for name in ("mi_bound", "log_k", "share_never_visited", "staleness")}
         if found["mi_bound"] is not None and found["log_k"] and found["log_k"] > 0:
@@ -76,11 +83,11 @@ class _Training:
         return found
 
     def loss(self) -> Numbers:
-        """Return whether the training loss is flat ("loss_is_flat"), and words about the loss; {} if there are fewer
-        than ENOUGH values.
+        """Return {"loss_is_flat": a code, "losses": a sentence with the loss at the start and at the end}; {} if the
+        run has recorded fewer than ENOUGH losses.
 
-        0: the loss falls, or the accuracy in the batch rises. 1: neither, but the run began with trained weights
-        (init_from), so this may be fine. 2: neither.
+        The code is 0 if the training loss falls or the accuracy in the batch rises. If neither happens, it is 1 for a
+        run that began with trained weights (init_from), for which this may be fine, and 2 for other runs.
         """
         loss, accuracy = self.values("loss"), self.values("accuracy_x")
         if len(loss) < ENOUGH:
@@ -94,10 +101,10 @@ class _Training:
         }
 
     def steps(self) -> Numbers:
-        """Return numbers about the training steps: the count and share of skipped steps, the count of replaced samples,
-        and the throughput at the end of the run divided by that of its first half.
+        """Return quantity → number or text about the training steps: the count and share of skipped steps, the count of
+        replaced samples, and the throughput at the end of the run divided by that of its first half.
 
-        Numbers whose metrics the run has not recorded are left out.
+        Quantities whose metrics the run has not recorded are left out.
         """
         found: Numbers = {}
         if skipped := self.history.get("train/skipped"):
@@ -115,10 +122,11 @@ class _Training:
         return found
 
     def gradient(self) -> Numbers:
-        """Return whether the gradient norm has spikes (more than SPIKE times its median), and words about it.
+        """Return {"gradient_spikes": 1 or 0, "usual_norm", "largest_norm": the median and the maximum as text}.
 
-        {} if there are fewer than ENOUGH values, or if there are spikes that are clipped (optim.clip_norm) and so do no
-        harm.
+        "gradient_spikes" is 1 if the largest gradient norm is above SPIKE times the median. The result is {} if the run
+        has recorded fewer than ENOUGH norms, or if there are spikes but optim.clip_norm clips gradients, so that spikes
+        do no harm.
         """
         norms = self.values("grad_norm")
         if len(norms) < ENOUGH:
@@ -130,8 +138,11 @@ class _Training:
         return {"gradient_spikes": int(spikes), "usual_norm": _short(usual), "largest_norm": _short(largest)}
 
     def temperature(self) -> Numbers:
-        """Return whether the learnt temperature of the objective has reached its lower or its upper limit; {} if the
-        temperature is not learnt.
+        """Check if the learnt temperature of the objective has reached a limit; return {} if it is not learnt or
+        not recorded.
+
+        Otherwise return {"at_lower_clamp": 1} at the lower limit, else {"at_upper_clamp": 1 or 0}, and as texts
+        "temperature" and "clamp" (the lower limit).
         """
         scale, clamp = self.now("logit_scale"), finite(self.options.get("objective.min_temperature"))
         if not scale or not clamp or not self.options.get("objective.learnable"):
@@ -140,10 +151,10 @@ class _Training:
         return {**at_clamp, "temperature": _short(1 / scale), "clamp": _short(clamp)}
 
     def embeddings(self) -> Numbers:
-        """Return how spread out the embeddings are (uniformity), once the warm-up is over, and the share of duplicates
-        in the batches.
+        """Return quantity → number or text about the embeddings: how spread out they are (the metric uniformity), once
+        the warm-up is over, and the share of duplicates in the batches (0 if objective.duplicates handles them).
 
-        Numbers whose metrics the run has not recorded are left out.
+        Quantities whose metrics the run has not recorded are left out.
         """
         found: Numbers = {}
         uniformity, duplicates = self.sides("uniformity"), self.sides("duplicates")
@@ -164,10 +175,10 @@ class _Training:
 
 
 def result_numbers(result: Result) -> Numbers:
-    """Compare the headline metric of a result with a random order, with always answering the largest class, and with
-    baselines.
+    """Compare the headline metric of a result with the chance level (the score of a random ranking), with the accuracy
+    of always answering the largest class, and with baselines.
 
-    Returns name → number, or words for the texts of the checks.
+    Returns quantity → number, or a text that a health check shows.
     """
     name = headline(result["metrics"])
     value, low, _, chance = score(result, name)
@@ -191,10 +202,11 @@ def result_numbers(result: Result) -> Numbers:
 
 
 def _confusion(result: Result) -> Numbers:
-    """Return whether one class is predicted for over half of the pictures and more than twice as often as it occurs;
-    also its name, the share of its predictions and the share of its pictures.
+    """Find the most often predicted class in the confusion matrix of a result; return {} if the result has no matrix.
 
-    The numbers come from the confusion matrix of a result; {} if the result has none.
+    Returns {"one_class_takes_all": 1 if the class is predicted for over half of the pictures and more than twice as
+    often as it occurs, else 0; "answered", "occurring": its share of the predictions and of the pictures; "top_class":
+    its name}.
     """
     matrix = part(result, "confusion")
     answers = [sum(column) for column in zip(*matrix.get("counts", ()), strict=True)]
@@ -209,10 +221,11 @@ def _confusion(result: Result) -> Numbers:
 
 def evaluation_numbers(history: History, results: Sequence[Result]) -> Iterator[Numbers]:
     """Yield, for each evaluator, how far its headline metric has fallen from its best value in training to its last
-    value.
+    value ("past_best"), with the names and values that the texts of the health check show.
 
-    Half the width of the 95 % interval (DROP if unknown) is subtracted from the fall, so a positive number means more
-    than noise. Evaluators with fewer than three values are left out. history: metric → step → value.
+    Half the width of the 95 % interval (DROP if unknown) is subtracted from the fall, so a positive "past_best" means
+    more than noise. Evaluators that logged this metric fewer than three times are left out. history: metric → step →
+    value.
     """
     scores = {evaluator(result): score(result, headline(result["metrics"])) for result in results}
     for prefix, metrics in evaluations(history).items():
@@ -233,7 +246,7 @@ def evaluation_numbers(history: History, results: Sequence[Result]) -> Iterator[
 
 
 def _ends(values: list[float]) -> tuple[float, float]:
-    """Return the mean of the first tenth of the values, and the mean of the last tenth."""
+    """Return the mean of the first tenth and the mean of the last tenth of `values` (a metric, in step order)."""
     tenth = max(1, len(values) // 10)
     return fmean(values[:tenth]), fmean(values[-tenth:])
 

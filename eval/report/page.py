@@ -1,4 +1,4 @@
-"""Renders the HTML report of a run: collects its properties, numbers and charts for templates/report.html.j2."""
+"""Renders the HTML report of a run: collects its properties, metrics and charts for templates/report.html.j2."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ def render(run: RunFolder) -> str:
 
 
 def _data_sets(run: RunFolder, results: Sequence[Result]) -> Iterator[dict[str, Any]]:
-    """Yield for each data set the values that the HTML template shows.
+    """Yield for each data set the fields that the HTML template shows, as a dict.
 
     Only the first FIRST data sets have a headline metric, a histogram, a confusion matrix and galleries (lists of
     example cases). All galleries together take at most GALLERIES bytes. In a dict, against: the headline metric of each
-    baseline in words; galleries: title → kind (best, worst, random) → cases as HTML; left_out: words for the parts that
-    have no room.
+    baseline as text; galleries: title → kind (best, worst, random) → cases as HTML; left_out: a text that names the
+    parts that have no room.
     """
     room = GALLERIES
     for position, result in enumerate(results):
@@ -199,7 +199,7 @@ def _facts(run: RunFolder) -> dict[str, str]:
 
 
 def _status(run: RunFolder) -> tuple[str, str]:
-    """Return the status of the run as in run_state.json ("unknown" if it is missing) and a line of words about it."""
+    """Return the status of the run as in run_state.json ("unknown" if it is missing) and a line of text about it."""
     state = run.state
     status = state.get("status") or "unknown"
     lines = {
@@ -250,7 +250,7 @@ def _joined(value: Any) -> str:
 
 
 def _data_location(value: Any) -> str:
-    """Return where the data lie, as words for a sentence: a path, the folder of a shard pattern, or the number of
+    """Return where the data lie, as text for a sentence: a path, the folder of a shard pattern, or the number of
     sources.
 
     value: the option data.train.
@@ -270,7 +270,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _sizes(result: Result) -> str:
-    """Describe the data set of a result in words: its sizes, which answers count as right, the step of the weights."""
+    """Describe the data set of a result as text: its sizes, which answers count as right, the step of the weights."""
     counts = {name.removeprefix("num_"): v for name, v in result["metrics"].items() if name.startswith("num_")}
     words = {"images": "pictures", "samples": "pictures"}
     sizes = [f"{value:,.0f} {words.get(k, k)}" for k, v in counts.items() if (value := finite(v)) is not None]

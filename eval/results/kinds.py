@@ -1,7 +1,7 @@
-"""The kinds of results, one for each `task` of a result: how they are printed and shown, and words for their metrics.
+"""The kinds of results, one for each `task` of a result: how they are printed and shown, and labels of their metrics.
 
 To add an evaluator with a new kind of result: write the evaluator, name it in `KINDS` of eval/run/suite.py, and add a
-ResultKind to `KINDS` and words for its metrics here.
+ResultKind to `KINDS` and labels of its metrics here.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _first_of(wanted: Sequence[str], names: Sequence[str]) -> str:
 
 
 def label(metric: str) -> str:
-    """Convert the name of a metric to words for readers, such as acc1 → top-1 accuracy."""
+    """Convert the name of a metric to a label for readers, such as acc1 → top-1 accuracy."""
     start = next((start for start in LABELS if metric.startswith(start)), "")
     return LABELS.get(start, "") + metric.removeprefix(start).replace("_", " ")
 
@@ -119,7 +119,10 @@ def meanings(shown: Groups) -> list[str]:
 
 
 def _numbers(result: Result, metrics: Iterable[str], title: str = "") -> list[Number]:
-    """Return one table row for each of these metrics of the model. title: words removed from the start of labels."""
+    """Return one table row for each of these metrics of the model.
+
+    title: a text that is removed from the start of labels.
+    """
     return [Number(label(metric).removeprefix(title), score(result, metric)) for metric in metrics]
 
 
@@ -143,7 +146,7 @@ def _zero_shot_groups(result: Result) -> Groups:
 
 def _passage_groups(result: Result) -> Groups:
     """Return one table for each of the first PASSAGE_COLUMNS metrics of passage retrieval, with a row for the model,
-    for each baseline and for a random order.
+    for each baseline and for the chance level (the score of a random ranking).
     """
     found: Groups = {}
     for metric in [m for m in PASSAGE_METRICS if m in result["metrics"]][:PASSAGE_COLUMNS]:
@@ -172,10 +175,11 @@ def _table(*columns: str, title: str | None = None) -> Any:
 
 
 def _add_rows(table: Any, name: str, metrics: Sequence[str], result: Result, *more: str) -> None:
-    """Add rows to a printed table: metric values of a result, their 95 % intervals (if known), and the values of a
-    random order.
+    """Add rows to a printed table: metric values of a result, their 95 % intervals (if known), and their chance
+    levels (the scores of a random ranking).
 
-    name: the first cell of the row of values. more: further cells at the end of this row.
+    metrics: the metric of each column. name: the first cell of the row with the metric values. more: further cells at
+    the end of this row.
     """
     found = [score(result, metric) for metric in metrics]
     table.add_row(name, *(_cell(s.value) for s in found), *more)
@@ -210,7 +214,7 @@ def _title(result: Result, *counted: str) -> str:
 
 
 def _approximate(result: Result) -> str:
-    """Return words in brackets that name the approximate search index of a result, or "" if the search was exact."""
+    """Return a text in brackets that names the approximate search index of a result, or "" if the search was exact."""
     search = part(result, "search")
     indexes = {str(how["index"]) for how in (search, *search.values()) if isinstance(how, dict) and "index" in how}
     indexes -= {EXACT}
@@ -232,7 +236,7 @@ def _retrieval_tables(results: Sequence[Result]) -> Iterator[Any]:
 
 def _zero_shot_tables(results: Sequence[Result]) -> Iterator[Any]:
     """Yield one table of zero-shot classification, with rows for each result: its accuracies, their 95 % intervals (if
-    known) and the accuracies of a random order.
+    known) and their chance levels (the accuracies of random answers).
     """
     table = _table("zero-shot", "acc1", "acc5", "mean/class", "samples", "largest class")
     for result in results:

@@ -15,8 +15,8 @@ from dyad.train.panels import Cell, Grid, Panels, Picture, Scored
 
 
 def panels(result: Result, run: Path) -> Panels:
-    """Convert one evaluation result to Panels (numbers, galleries, histograms, tables) for experiment trackers. run:
-    the run folder, in which the thumbnails lie.
+    """Convert one evaluation result to Panels (final metrics, galleries of example cases, histograms, tables) for
+    experiment trackers. run: the run folder, in which the thumbnails lie.
     """
     pairs, of_class, histogram = confusions(result), classes(result), part(result, "scores")
     return Panels(
@@ -39,9 +39,9 @@ def scored(result: Result) -> Scored:
 
 
 def _final_numbers(result: Result) -> dict[str, dict[str, float]]:
-    """Return metric → {"value", "low", "high", "chance"}, without those that are not known. low, high: the ends of the
-    95 % interval; chance: the value for a random order.
+    """Return metric → {"value", "low", "high", "chance"} of one result; entries that are not known are left out.
 
+    low, high: the ends of the 95 % interval. chance: the chance level of the metric (the score of a random ranking).
     Metrics of a baseline have the name BASELINE/metric.
     """
     found = {}

@@ -1,4 +1,5 @@
-"""Functions that read numbers from results, for everything that shows them: HTML report, trackers, tables, model card.
+"""Functions that read scores and other entries from results, for everything that shows them: HTML report, trackers,
+tables, model card.
 
 A result is the JSON of `eval/<data set>.json`, perhaps written by an older version. Parts that are missing or null are
 skipped. Code for only one kind of evaluator is in eval/results/kinds.py.
@@ -20,17 +21,19 @@ SYSTEMS = {"model": "this run", "bm25": "BM25", "untrained": "before training", 
 
 
 def score(result: Result, metric: str) -> Score:
-    """Return the score of the model in one metric, with its 95 % interval and the value that a random order has.
+    """Return the score of the model in one metric, with its 95 % interval and its chance level (the score of a random
+    ranking).
 
     A part that is not known is None. `result` may also be the scores of one baseline (a value of `systems(result)`),
-    which have no value for a random order.
+    which have no chance level.
     """
     value, interval, chance = (part(result, name).get(metric) for name in ("metrics", "intervals", "chance"))
     return Score(finite(value), *_ends(interval), finite(chance))
 
 
 def scores(result: Result) -> dict[str, Score]:
-    """Return metric → score for the metrics of a result that have a 95 % interval or a value for a random order.
+    """Return metric → score for the metrics of a result that have a 95 % interval or a chance level (the score of a
+    random ranking).
 
     So counts, such as the number of pictures, are left out.
     """

@@ -75,7 +75,7 @@ class SuiteKind:
 class SuiteEntry:
     """One data set to evaluate on: data.val or an entry KIND:TARGET of eval.suite.
 
-    name: the name of its evaluator. key: words for the entry in messages about its target. spec: the entry as the user
+    name: the name of its evaluator. key: how messages about its target name the entry. spec: the entry as the user
     wrote it. target: the part after KIND:, or the value of data.val.
     """
 

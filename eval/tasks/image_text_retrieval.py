@@ -72,8 +72,8 @@ def count_ranks(queries_nD: np.ndarray, items_mD: np.ndarray, matches: Matches, 
 
     An item is ahead if its score is higher, or equal and its index is lower. matches: which items are right for which
     queries; every query needs a right item. All processes must call it with the same arguments; each scores its share
-    of the queries, and all return the same result. Memory: two float32 arrays of STRIP values each, or of m values if m
-    is larger.
+    of the queries, and all return the same result. queries_nD, items_mD: embeddings; a score is their inner product.
+    Memory: two float32 arrays of STRIP elements each, or of m elements if m is larger.
     """
     n, m = matches.shape
     assert queries_nD.shape[0] == n and items_mD.shape[0] == m, (queries_nD.shape, items_mD.shape, matches.shape)
@@ -126,7 +126,7 @@ def rank_metrics(rank: np.ndarray, recall_k: Sequence[int]) -> dict[str, float]:
 
 
 def chance_recall(right: np.ndarray, m: int, k: int) -> float:
-    """Return the mean R@K (K = `k`) that a random order of m items has.
+    """Return the chance level of R@K (K = `k`): the mean R@K of a random ranking of m items.
 
     right (n,): the number of right items of each of n queries. The value is the mean over queries of 1 − C(m − right,
     K) / C(m, K), where C is the binomial coefficient.

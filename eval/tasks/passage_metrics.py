@@ -1,5 +1,5 @@
-"""Metrics of passage retrieval: values of each question, means with 95 % intervals, differences of systems, and the
-values of a random order.
+"""Metrics of passage retrieval: metric values of each question, means with 95 % intervals, differences of systems, and
+chance levels (the scores of a random ranking).
 
 Questions with judgements (qrels: question → passage → grade) get nDCG@10, Recall@100, MRR@10, MAP@100 and Success@K.
 Questions with answers get DPR's accuracy@K. A judged question counts as zero if nothing is found for it, or if it is
@@ -48,8 +48,7 @@ class Judge:
     def values(self, run: Run) -> Values:
         """Compute all metrics of a run (question id → passage id → score).
 
-        Returns metric → (n,) values, one for each judged question, or for accuracy@K one for each question with
-        answers.
+        Returns metric → (n,) its value for each judged question; for accuracy@K, for each question with answers.
         """
         of_judged = measures(self._data.qrels, run, self._names) if self._data.qrels else {}
         values = {name: np.array([of[query] for query in self._data.qrels]) for name, of in of_judged.items()}
@@ -59,8 +58,8 @@ class Judge:
         return values
 
     def groups(self, metric: str) -> Sequence[Hashable]:
-        """Return the group (for example the topic) of each question that has a value of this metric, in the order of
-        the values; None for a question without a group.
+        """Return the group (for example the topic) of each question that has a value of this metric, in the order in
+        which the method `values` returns the questions; None for a question without a group.
         """
         accuracy = metric.startswith("accuracy@")
         return [question.group for question in self._answered] if accuracy else self._judged
@@ -111,7 +110,7 @@ class Judge:
 
 
 def summary(values: Values, judge: Judge) -> dict[str, dict[str, Any]]:
-    """Summarise the values of each metric over the questions. values: metric → (n,) values, one for each question.
+    """Average each metric over the questions. values: metric → (n,) its value for each of n questions.
 
     Returns {"metrics": metric → mean over questions, "intervals": metric → 95 % interval of this mean, "over_groups":
     metric → mean over groups of the mean in each group}. A metric whose questions have no groups is not in
@@ -128,8 +127,8 @@ def summary(values: Values, judge: Judge) -> dict[str, dict[str, Any]]:
 def differences(values: Values, others: Values, judge: Judge) -> dict[str, dict[str, Any]]:
     """Compare two systems on the same questions: return metric → {"value", "interval"}.
 
-    "value" is the mean of `values` − `others`, "interval" its 95 % interval. values, others: metric → (n,) values of
-    one system, one for each question. judge: gives the groups of the questions.
+    "value" is the mean of `values` − `others`, "interval" its 95 % interval. values, others: of the one and of
+    the other system, metric → (n,) its value for each of n questions. judge: gives the groups of the questions.
     """
     by_question = {name: v - others[name] for name, v in values.items()}
     return {
@@ -138,9 +137,10 @@ def differences(values: Values, others: Values, judge: Judge) -> dict[str, dict[
 
 
 def chance(qrels: Qrels, m: int) -> dict[str, float]:
-    """Return the mean values of nDCG@10, Recall@100, MRR@10 and Success@K if the m passages are in a random order.
+    """Return the chance levels of nDCG@10, Recall@100, MRR@10 and Success@K: their mean over all questions, expected if
+    the m passages of the corpus are ranked at random.
 
-    qrels: question → passage → grade. Without judgements the result is {}.
+    qrels: question id → passage id → grade. Without judgements the result is {}.
     """
     if not qrels:
         return {}

@@ -139,8 +139,8 @@ def _targets(labels: Sequence[str], classes: Sequence[str], name: str) -> np.nda
 def predictions(images_nD: np.ndarray, classes_CD: np.ndarray, rank: np.ndarray, target: np.ndarray) -> np.ndarray:
     """Return (n,) int64: the predicted class index of each of n pictures.
 
-    It is the right class if its rank is 1, else the wrong class with the highest score. classes_CD: embeddings of C
-    classes. rank, target (n,): the rank and the index of the right class.
+    It is the right class if its rank is 1, else the wrong class with the highest score. images_nD: embeddings of the
+    pictures; classes_CD: embeddings of C classes. rank, target (n,): the rank and the index of the right class.
     """
     predicted = target.copy()
     wrong = np.flatnonzero(rank > 1)
