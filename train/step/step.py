@@ -124,7 +124,7 @@ class TrainStep:
         self._spikes.losses.extend(state["losses"])
 
     def _gradient(self, batch: Batch, step: int) -> Any:
-        """Compute the loss of a batch and fill .grad of all parameters; return the objective's result (loss, metrics).
+        """Compute the loss of a batch and fill .grad of the trained parameters; return the result (loss, metrics).
 
         Gradients of the towers are averaged over ranks; those of the objective are not yet (see _averaged).
         """
@@ -169,7 +169,7 @@ class TrainStep:
         return [e[:size] for e, size in zip(_for_scores(embeddings, device), chunk.sizes, strict=True)]
 
     def _averaged(self, scalars: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Average the scalars over ranks and return the means by name.
+        """Average `scalars` (name → 0-d tensor: loss, metrics) over ranks and return the means by name.
 
         In place, also averages the objective's gradients and the batch norms' running statistics. All are summed over
         ranks as one flat tensor: many small ones would take longer.
@@ -228,7 +228,8 @@ class TrainStep:
 def noise(device: torch.device, *key: int) -> Iterator[None]:
     """Seed the random generators of CPU and `device` from the integers `key` during the block.
 
-    Afterwards the states of the generators are restored.
+    key: for example (seed, step, rank, tower, chunk). Equal keys give equal noise. Afterwards the states of the
+    generators are restored.
     """
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     with torch.random.fork_rng([device] if device.type == "cuda" else []):

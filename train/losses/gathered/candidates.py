@@ -61,9 +61,10 @@ class Relations:
 def relations(batch: GatheredBatch, options: PairOptions) -> Relations:
     """Find the candidates and positives of each row and each column of a batch. Every rank must call it.
 
-    Candidates of a row are all columns, or with candidates=negatives all columns that are no positives of the row; so
-    also the rows for a column. Excluded pairs, and with duplicates=mask also pairs of equal keys, are no candidates.
-    Raises ConfigError for options that the batch does not fit: no keys, too few columns, too many positives.
+    Candidates of a row are all columns, or with candidates=negatives all columns that are no positives of the row. In
+    the same way, candidates of a column are rows. options: the objective's choice of candidates and positives. Excluded
+    pairs, and with duplicates=mask also pairs of equal keys, are no candidates. Raises ConfigError for options that the
+    batch does not fit: no keys, too few columns, too many positives.
     """
     by_key = bool(batch.compared_keys(options.duplicates))
     if options.candidates is CandidateSet.negatives and len(batch.y_MD) < 2:
@@ -100,7 +101,8 @@ def relations(batch: GatheredBatch, options: PairOptions) -> Relations:
 def without_positives(related: Relations, options: PairOptions) -> tuple[Exclusion, Tensor]:
     """Return the pairs to leave out of sums over negatives, and a mask (P,) bool of the P listed positive pairs.
 
-    Without these pairs each anchor (row or column) keeps only its negatives. The mask is True for a positive pair that
+    related: the candidates and positives of the batch, from `relations`. Without the pairs to leave out, each anchor
+    (row or column) keeps only its negatives. The mask is True for a positive pair that
     is itself a candidate.
     """
     batch, exclusion = related.batch, related.exclusion or Exclusion()

@@ -28,7 +28,8 @@ class SameItem:
     def sums(self, values_M: Tensor, columns: slice) -> Tensor:
         """Sum values_M, for each column i of the slice `columns`, over all columns j with a key equal to one of i's.
 
-        Column i itself is included: (M, …) → (b, …) for a slice of b columns. Differentiable; memory like values_M.
+        values_M: (M, …), one entry for each of M columns. Column i itself is included. The result is (b, …) for a slice
+        of b columns. Differentiable; memory like values_M.
         """
         total = torch.zeros_like(values_M[columns])
         for sign, class_M in self._groups:

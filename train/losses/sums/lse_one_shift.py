@@ -41,9 +41,11 @@ class Bound:
 def find_bound(tiles: Tiles, logits: Logits, layout: Layout) -> Bound | None:
     """Find a shift such that no row or column sum of exp(logit − shift) can exceed max^0.72.
 
-    max is the largest number of the floating-point type; backward divides by the sums, and (gradient / sum) must stay a
-    normal number. The shift is the same on every rank. Returns None if `logits` has a scale for each row and column, or
-    if the bound |logit| ≤ scale · max|x| · max|y| is infinite or too large. Every rank must call it.
+    max is the largest finite float of the type of the sums. The limit is below max because backward divides by the
+    sums, and (gradient / sum) must not underflow. tiles: the embeddings x of this rank's rows and y of all columns.
+    logits: the scales and log-weights that make logits of their scores. The shift is the same on every rank. Returns
+    None if `logits` has a scale for each row and column, or if the bound |logit| ≤ scale · max|x| · max|y| is infinite
+    or too large. Every rank must call it.
     """
     if logits.column_scale_M is not None:
         return None
@@ -71,8 +73,9 @@ def find_bound(tiles: Tiles, logits: Logits, layout: Layout) -> Bound | None:
 def one_shift_sums(tiles: Tiles, logits: Logits, bound: Bound, layout: Layout) -> tuple[Tensor, Tensor] | None:
     """Return the log-sum-exp of this rank's rows (b,) and of all columns (M,), from sums of exp(logit − shift).
 
-    Column sums run over the rows of all ranks. Returns None, on all ranks, if one of the sums underflows on any rank.
-    Every rank must call it.
+    tiles: the score matrix. logits: the scales and log-weights that make logits of the scores. bound: the shift, and
+    the largest log-weights. Column sums run over the rows of all ranks. Returns None, on all ranks, if one of the sums
+    underflows on any rank. Every rank must call it.
     """
     info = torch.finfo(tiles.dtype)
     least = info.tiny / info.eps  # a sum above it has lost no digit to subnormal terms
@@ -91,10 +94,11 @@ def one_shift_gradients(
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of x, of y, and of the fields of `logits` (scales and log-weights) in their order.
 
-    The gradient of a field that is None is None. G_ij = ∂L/∂a_ij = E_ij (u_i w_j + v_j w'_i), with a_ij the logits,
-    E_ij = exp(a_ij − shift), u_i the upstream gradient of row i divided by the row's sum, v_j the same for column j,
-    w_j and w'_i the weights of columns and rows. As ∂a_ij/∂scale is the score s_ij, the gradient of the scale is
-    Σ_ij G_ij s_ij = Σ_i <x_i, (G y)_i>.
+    The gradient of a field that is None is None. tiles: the score matrix <x_i, y_j>. bound: the shift, and the largest
+    log-weights. upstream: the log-sums of rows and columns, and the gradients of the loss L in them. G_ij = ∂L/∂a_ij =
+    E_ij (u_i w_j + v_j w'_i), with a_ij the logits, E_ij = exp(a_ij − shift), u_i the upstream gradient of row i
+    divided by the row's sum, v_j the same for column j, w_j and w'_i the weights of columns and rows. As ∂a_ij/∂scale
+    is the score s_ij, the gradient of the scale is Σ_ij G_ij s_ij = Σ_i <x_i, (G y)_i>.
     """
     u_b = upstream.row_gradient_b * (bound.shift + bound.column_weight - upstream.rows_b).exp()
     v_M = upstream.column_gradient_M * (bound.shift + bound.row_weight - upstream.columns_M).exp()

@@ -81,7 +81,8 @@ def exp_sums(
 ) -> tuple[Tensor, Tensor]:
     """Return Σ_j E_ij of the rows (b,) and Σ_i E_ij of the columns (M,), float32.
 
-    E_ij = exp(scale · <x_i, y_j> − shift), 0 where a pair is left out. Memory: 64 numbers per column, and a few MB.
+    E_ij = exp(scale · <x_i, y_j> − shift), 0 for the pairs that `exclusion` leaves out. x_bD, y_MD: row embeddings of
+    this rank and column embeddings of all ranks, bf16 or fp16. Memory: 64 float32 elements per column, and a few MB.
     """
     x_bD, y_MD = x_bD.contiguous(), y_MD.contiguous()
     row_sums_b = torch.zeros(len(x_bD), dtype=torch.float32, device=x_bD.device)
@@ -121,9 +122,9 @@ def gradient_strip(
 
     r and c are at most STRIP; G has the type of x. E_ij = exp(scale · <x_i, y_j> − shift), 0 for pairs left out. u_r,
     v_c: float32, the upstream gradient of each row and column, divided by its sum of E. exclusion: pairs to leave out,
-    counted from the first row and column given (KernelExclusion.within). out: flat memory of STRIP² numbers, the first
-    of which hold the result; the next call with the same `out` overwrites it. In fp16, small G are lost unless u and v
-    are multiplied by a power of two that brings the largest G near 2^14, as `gradients` does.
+    counted from the first row and column given (KernelExclusion.within). out: flat tensor of STRIP² elements whose
+    first ones take the result, until the next call with the same `out`; None: new memory. In fp16, small G are lost
+    unless u and v are multiplied by a power of two that brings the largest G near 2^14, as `gradients` does.
     """
     x_rD, y_cD = x_rD.contiguous(), y_cD.contiguous()
     rows, columns = len(x_rD), len(y_cD)
@@ -152,8 +153,9 @@ def gradients(
 ) -> tuple[Tensor, Tensor]:
     """Return G y (b, D) and Gᵀ x (M, D) in float32: the gradients of x and y, not yet multiplied by the scale.
 
-    G_ij = exp(scale · <x_i, y_j> − shift) (u_i + v_j), 0 for pairs that are left out. u_b, v_M: upstream gradient of
-    the log-sum of each row and column, divided by its sum of exponentials. Memory: one strip (STRIP rows and columns)
+    G_ij = exp(scale · <x_i, y_j> − shift) (u_i + v_j), 0 for the pairs that `exclusion` leaves out. x_bD, y_MD: row
+    embeddings of this rank and column embeddings of all ranks, bf16 or fp16. u_b, v_M: upstream gradient of the log-sum
+    of each row and column, divided by its sum of exponentials. Memory: one strip (STRIP rows and columns)
     of G.
     """
     x_bD, y_MD = x_bD.contiguous(), y_MD.contiguous()
@@ -189,7 +191,7 @@ def _into_range(
 def _stride(columns: int) -> int:
     """Return `columns` rounded up to a multiple of 64: the distance of two rows of a matrix in memory, in elements.
 
-    cuBLAS is fast when rows start at multiples of 128 bytes (64 numbers in half precision).
+    cuBLAS is fast when rows start at multiples of 128 bytes (64 elements in half precision).
     """
     return 64 * triton.cdiv(columns, 64)
 
@@ -215,7 +217,7 @@ def _key_arguments(exclusion: KernelExclusion, unused: Tensor) -> list[Any]:
 
 
 def _jit(function: Any) -> Any:
-    """Compile `function` by triton.jit, and not again when a size changes between steps; False without Triton."""
+    """Return triton.jit(function), which is not compiled anew when a size changes; False without Triton."""
     sizes = ["first_own", "row_count", "column_count", "group", "keyed_0", "keyed_1"]
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
     return INSTALLED and triton.jit(function, do_not_specialize=[name for name in sizes if name in names])

@@ -24,7 +24,7 @@ TilesOfValues = Callable[[], Iterable[Tensor]]
 
 @dataclass(frozen=True)
 class RowThreshold:
-    """The result of row_threshold for each of r rows, float64 except the threshold.
+    """The result of row_threshold: for each of r rows, a threshold, and counts and a sum in float64.
 
     threshold_r: in the type of the values, 0 in a row where the condition holds nowhere. above_r, at_r: how many values
     are above the threshold and equal to it. sum_above_r: the sum of the values above it, 0 if sums were not asked for.
