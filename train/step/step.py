@@ -158,7 +158,7 @@ class TrainStep:
         return result
 
     def _embed(self, chunk: Chunk, step: int) -> TensorPair:
-        """Run both towers on a chunk; return its x and y embeddings in one dtype, without dummy rows."""
+        """Run both towers on a chunk, with the noise of step `step`; return x and y embeddings without dummy rows."""
         device, embeddings = self.world.device, []
         for side, (tower, rows) in enumerate(zip(self._parallel, chunk.inputs, strict=True)):
             with (
@@ -240,7 +240,8 @@ def noise(device: torch.device, *key: int) -> Iterator[None]:
 def _for_scores(embeddings: TensorPair, device: torch.device) -> TensorPair:
     """Convert the embeddings of both sides to one dtype: the wider one of the two, and on a CPU at least float32.
 
-    Only GPUs sum the products of half-precision numbers without rounding the sums to half precision.
+    device: where the scores are computed. Only GPUs sum the products of half-precision numbers without rounding the
+    sums to half precision.
     """
     dtype = torch.promote_types(*(e.dtype for e in embeddings))
     if device.type != "cuda":

@@ -181,8 +181,8 @@ def gather_batch(
     None: each row with its own column. excluded: (P, 2) pairs to leave out of all sums. x_keys, y_keys: content keys
     (equal for equal items); None: items are not compared. sample_ids_b: the sample id of each row, for objectives with
     per-sample state. importance: log q or ζ of each of the m columns. known_positives: keys of items that are known to
-    be relevant to a row. Columns with these keys are excluded from the sums of the row, unless
-    they are listed positives of the row, or equal_is_positive is set and they share a key with the row.
+    be relevant to a row. Columns with these keys are excluded from the sums of the row, unless they are listed
+    positives of the row, or equal_is_positive is set and they share a key with the row.
 
     Every rank must call it, with `negatives` on all ranks or on none. Raises ValueError for shapes that do not fit each
     other and for pairs of a row or column that does not exist.
@@ -235,7 +235,8 @@ def gather_batch(
 def of_equal_keys(pairs_P2: Tensor, keys: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     """Mark the pairs whose row and column have an equal key of any kind: (P, 2) pairs → (P,) bool.
 
-    keys: for each kind of key, (keys of the rows, keys of the first columns); later columns have no key.
+    keys: for each kind of key (content keys of x, of y), (keys of the rows, keys of the first columns); later columns
+    have no key.
     """
     i, j = pairs_P2.unbind(1)
     equal_P = torch.zeros_like(i, dtype=torch.bool)

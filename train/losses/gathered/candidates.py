@@ -102,8 +102,7 @@ def without_positives(related: Relations, options: PairOptions) -> tuple[Exclusi
     """Return the pairs to leave out of sums over negatives, and a mask (P,) bool of the P listed positive pairs.
 
     related: the candidates and positives of the batch, from `relations`. Without the pairs to leave out, each anchor
-    (row or column) keeps only its negatives. The mask is True for a positive pair that
-    is itself a candidate.
+    (row or column) keeps only its negatives. The mask is True for a positive pair that is itself a candidate.
     """
     batch, exclusion = related.batch, related.exclusion or Exclusion()
     positives, dropped = batch.positives, exclusion.dropped
@@ -142,7 +141,8 @@ def _candidate_counts(
 ) -> tuple[Tensor, Tensor]:
     """Count the candidates (columns) of each of this rank's rows, (b,), and the candidates (rows) of all columns, (M,).
 
-    masked: the relation of equal keys, if pairs of equal keys are left out. exclusion: the pairs that are left out.
+    masked: the relation of equal keys if pairs of equal keys are left out, else None. exclusion: the pairs that are
+    left out; None: no pair.
     """
     row_counts_b = torch.full((len(batch.x_bD),), len(batch.y_MD), device=batch.x_bD.device)
     column_counts_M = torch.full((len(batch.y_MD),), batch.rows.total, device=batch.x_bD.device)

@@ -48,7 +48,7 @@ class SameItem:
 
 
 def equal_pair_counts(row_keys_b: Tensor, column_keys_M: Tensor) -> Tensor:
-    """Count for each of b rows the columns whose key equals the row's key: (b,) int64."""
+    """Count, for each key of row_keys_b, how many of the keys column_keys_M equal it: (b,) int64."""
     sorted_keys = column_keys_M.sort().values
     first_b, end_b = (torch.searchsorted(sorted_keys, row_keys_b, right=right) for right in (False, True))
     return end_b - first_b

@@ -116,7 +116,8 @@ def one_shift_gradients(
 def _exponentials(tiles: Tiles, logits: Logits, bound: Bound) -> Iterator[tuple[slice, slice, Tensor]]:
     """Yield (row slice, column slice, E) of each tile (block) of the score matrix.
 
-    E_ij = exp(scale · <x_i, y_j> − shift), 0 for pairs that the sums leave out. The caller may overwrite E.
+    E_ij = exp(scale · <x_i, y_j> − shift), 0 for pairs that the sums leave out. The scale is that of `logits`, the
+    shift that of `bound`. The caller may overwrite E.
     """
     for rows, columns, a in tiles.scores(logits.row_scale, bound.shift):
         e = a.exp_()
@@ -127,8 +128,8 @@ def _exponentials(tiles: Tiles, logits: Logits, bound: Bound) -> Iterator[tuple[
 def _sums(tiles: Tiles, logits: Logits, bound: Bound) -> tuple[Tensor, Tensor]:
     """Return Σ_j E_ij w_j of each row of this rank, (b,), and Σ_i E_ij w'_i over this rank's rows of each column, (M,).
 
-    E_ij = exp(scale · <x_i, y_j> − shift), 0 for pairs that the sums leave out; w_j and w'_i are the weights of columns
-    and rows from _factors, 1 without log-weights.
+    E_ij = exp(scale · <x_i, y_j> − shift), 0 for pairs that the sums leave out. The scale is that of `logits`, the
+    shift that of `bound`. w_j and w'_i are the weights of columns and rows from _factors, 1 without log-weights.
     """
     if fused := _fused(tiles, logits):
         kernels, exclusion = fused
@@ -147,7 +148,7 @@ def _add_tiles(
     """Add the gradients of x and y to `gradients`; return the gradients of the row and of the column log-weights.
 
     The latter are (b,) and (M,), each None if `logits` has no such weights. u_b, v_M: the upstream gradient of each row
-    and each column, divided by its sum of exponentials.
+    and each column, divided by its sum of exponentials. bound: the shift of the exponents, and the largest log-weights.
     """
     space = tiles.scratch()
     row_factors_b, column_factors_M = _factors(logits, bound)
@@ -169,7 +170,7 @@ def _add_tiles(
 def _factors(logits: Logits, bound: Bound) -> tuple[Tensor | None, Tensor | None]:
     """Return the weights exp(log-weight − largest log-weight) of rows (b,) and of columns (M,), at most 1.
 
-    Each of the two is None if `logits` has no such log-weights.
+    Each of the two is None if `logits` has no such log-weights. bound: holds both largest log-weights.
     """
     pairs = ((logits.row_weights_b, bound.row_weight), (logits.column_weights_M, bound.column_weight))
     rows, columns = (None if weights is None else (weights - largest).exp() for weights, largest in pairs)
