@@ -44,7 +44,7 @@ def raise_on_all(world: World, work: Callable[[], T]) -> T:
 def from_rank_0(world: World, work: Callable[[], T]) -> T:
     """Run `work` on rank 0 and return its result, which must be small and picklable, on every rank.
 
-    Collective: every rank calls it. An error of rank 0 is raised on all ranks, as in raise_on_all.
+    Every rank must call it. An error of rank 0 is raised on all ranks, as in raise_on_all.
     """
     return broadcast_object(rank_0_only(world, work), world)  # type: ignore[return-value]  # rank 0 has it
 
@@ -52,7 +52,7 @@ def from_rank_0(world: World, work: Callable[[], T]) -> T:
 def rank_0_only(world: World, work: Callable[[], T]) -> T | None:
     """Run `work` on rank 0 while the other ranks wait; rank 0 gets its result, the others None.
 
-    Collective: every rank calls it. An error of rank 0 is raised on all ranks, as in raise_on_all.
+    Every rank must call it. An error of rank 0 is raised on all ranks, as in raise_on_all.
     """
     return raise_on_all(world, work if world.rank == 0 else lambda: None)
 

@@ -49,8 +49,9 @@ def no_gradient_sync(towers: Iterable[nn.Module]) -> Iterator[None]:
 def sync_in_next_backward(towers: Iterable[nn.Module]) -> None:
     """Make the next backward average gradients over ranks, although it is inside the block of `no_gradient_sync`.
 
-    DistributedDataParallel prepares the averaging in a forward, for the backward that follows. In a step with several
-    chunks, forwards of other chunks may lie between the two, so this function prepares it explicitly.
+    towers: as returned by wrap_towers. DistributedDataParallel prepares the averaging in a forward, for the backward
+    that follows. In a step with several chunks, forwards of other chunks may lie between the two, so this function
+    prepares it explicitly.
     """
     for tower in dict.fromkeys(towers):  # a shared tower once
         if isinstance(tower, DistributedDataParallel):

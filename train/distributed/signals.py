@@ -29,7 +29,7 @@ class Stopped(Exception):
 def _handle(
     numbers: tuple[signal.Signals, ...], handler: Callable[[int, FrameType | None], None]
 ) -> dict[signal.Signals, Any]:
-    """Install `handler` for the signals `numbers`; return the handlers that these signals had before.
+    """Install `handler` for the signals `numbers`; return signal → the handler that it had before.
 
     SIGHUP is skipped if the process ignores it. launch/torchrun.sh starts trainers with these signals blocked, so that
     none is lost before a handler is installed. This function unblocks them, and signals that wait are handled at once.

@@ -119,7 +119,7 @@ def abort_group(world: World) -> None:
 def broadcast_object(value: T, world: World) -> T:
     """Send rank 0's `value` to all ranks and return it on every rank. Every rank must call it.
 
-    torch pickles the value; it is only sent between processes of one run.
+    torch pickles the value. This is safe, because it is only sent between processes of one run.
     """
     box = [value]
     if world.size > 1:
@@ -130,7 +130,7 @@ def broadcast_object(value: T, world: World) -> T:
 def gather_objects(value: T, world: World) -> list[T]:
     """Gather the `value` of every rank; return the list in rank order, on every rank. Every rank must call it.
 
-    torch pickles the values; they are only sent between processes of one run.
+    torch pickles the values. This is safe, because they are only sent between processes of one run.
     """
     box = [value] * world.size
     if world.size > 1:
@@ -139,7 +139,7 @@ def gather_objects(value: T, world: World) -> list[T]:
 
 
 def all_reduce_sum(values: Tensor, world: World) -> Tensor:
-    """Sum `values` over ranks, in place, and return the same tensor. Every rank must call it."""
+    """Sum the tensor `values` elementwise over ranks, in place, and return it. Every rank must call it."""
     if world.size > 1:
         dist.all_reduce(values, group=world.group)
     return values

@@ -28,7 +28,8 @@ def diagnose(x_bD: Tensor, y_bD: Tensor, scale: float | Tensor | None, cosine: b
     e^H and 1/(Σπ²) (participation), with π the softmax over an anchor's negatives and H its entropy. An anchor is an x
     scored against all y, or a y against all x; names end in the side of the anchors, _x or _y.
 
-    scale: 1/τ, 0-d, or None for objectives without temperature; cosine: whether scores are of normalised embeddings.
+    x_bD, y_bD: this rank's embeddings; row i of x and row i of y are a pair. They need not be normalised. scale: 1/τ;
+    None for objectives without temperature. cosine: whether scores are of normalised embeddings.
     """
     x, y = _first_rows(x_bD), _first_rows(y_bD)
     unit_x, unit_y = F.normalize(x, dim=1), F.normalize(y, dim=1)
@@ -64,10 +65,10 @@ def duplicates(x_keys_b: Tensor, y_keys_b: Tensor) -> dict[str, float]:
 
 
 def saturation(scalars: Mapping[str, float]) -> dict[str, float]:
-    """Return {"mi_saturated": 1.0 or 0.0}: whether the bound on the mutual information is near its maximum log K.
+    """Return {"mi_saturated": 1.0} if the bound on the mutual information is near its maximum log K, else 0.0.
 
-    Returns {} if the metrics have no such bound or log K is not above 0. scalars: the metrics of a step, with mi_bound
-    and log_k (K candidates) if the objective has such a bound.
+    scalars: the metrics of a step; mi_bound is the bound and log_k is log K, for K candidates, if the objective has
+    them. Returns {} if the metrics have no mi_bound, or log_k is not above 0.
     """
     if "mi_bound" not in scalars or scalars["log_k"] <= 0:
         return {}
@@ -108,8 +109,9 @@ def _accuracy(scores: Tensor) -> Tensor:
 def _of_anchors(a: Tensor) -> dict[str, Tensor]:
     """Return statistics of the logits `a` (n, n) of n anchors, the rows, each with its positive on the diagonal.
 
-    They are the mean over anchors of log_z, of the effective number of negatives and of participation (see diagnose),
-    the standard deviation of log_z, and the least and largest effective number of negatives.
+    log_z: the log mean exp of an anchor's logits, its mean and standard deviation over anchors. effective_negatives:
+    e^H, with H the entropy of the softmax π over an anchor's negatives; its mean, least and largest. participation: the
+    mean of 1/(Σπ²).
     """
     n = len(a)
     log_z = a.logsumexp(1) - math.log(n)

@@ -1,8 +1,8 @@
 """Cuts a batch into chunks for the towers, and puts the embeddings of all chunks together for the objective.
 
 The y tower runs once per chunk, on the y of its pairs and its share of the extra y-side items (for example mined
-negatives) together. Both must have the same shape per row. Tokens do, as one tokenizer pads them to one length (a tower
-that knows the padding cuts off the columns that a chunk does not need).
+negatives) together. Both must have the same shape per row. Tokens do, as one tokenizer pads them to one length. The
+padding costs little in a tower that knows it: such a tower cuts off the columns that a chunk does not need.
 """
 
 from __future__ import annotations

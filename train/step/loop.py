@@ -62,7 +62,8 @@ def fit(
     each step. diagnose(): returns further scalars of the last step, computed when the step is logged. evaluate(step):
     evaluates the weights after `step` steps and returns scalars. save(step, evaluation_owed, last): writes a
     checkpoint; evaluation_owed says that the evaluation of this step is still to be done, and `last` that the
-    checkpoint must be on the disk on return. should_stop(): whether to stop, the same on all ranks.
+    checkpoint must be on the disk on return. should_stop(): whether to stop, the same on all ranks. logger: takes the
+    scalars.
 
     evaluate and batches may raise Stopped (a stop was requested), on all ranks. The scalars of a step are logged before
     its checkpoint is written, so each step is logged once over restarts.

@@ -17,8 +17,9 @@ FUSED = {"cpu", "cuda"}  # devices for which torch has AdamW as one kernel
 def build_optimizer(named_parameters: Iterable[tuple[str, Parameter]], config: OptimConfig) -> AdamW:
     """Build AdamW over the parameters that require gradients.
 
-    No weight decay for parameters with fewer than two dimensions, or with bn, ln, bias or logit_scale in their name, as
-    in open_clip_train 3.3. Raises ConfigError if no parameter requires gradients.
+    named_parameters: (name, parameter) pairs. config: learning rate, betas and weight decay. No weight decay for
+    parameters with fewer than two dimensions, or with bn, ln, bias or logit_scale in their name, as in open_clip_train
+    3.3. Raises ConfigError if no parameter requires gradients.
     """
     trained = {id(p): (name, p) for name, p in named_parameters if p.requires_grad}.values()
     if not trained:
@@ -44,7 +45,10 @@ def decays(name: str, parameter: Parameter) -> bool:
 
 
 def learning_rate(step: int, total_steps: int, config: OptimConfig) -> float:
-    """Compute the learning rate of optimiser step `step` (from 0): linear warm-up, then config.schedule."""
+    """Compute the learning rate of optimiser step `step` (from 0): linear warm-up, then config.schedule.
+
+    total_steps: the number of optimiser steps of the run, warm-up included.
+    """
     if step < config.warmup:
         return config.lr * (step + 1) / config.warmup
     decay_steps, cooldown_start = total_steps - config.warmup, total_steps - config.cooldown

@@ -124,7 +124,7 @@ class TrainStep:
         self._spikes.losses.extend(state["losses"])
 
     def _gradient(self, batch: Batch, step: int) -> Any:
-        """Compute the loss of a batch and fill .grad of all parameters; return the objective's result (loss, metrics).
+        """Compute the loss of a batch and fill .grad of the trained parameters; return the result (loss, metrics).
 
         Gradients of the towers are averaged over ranks; those of the objective are not yet (see _averaged).
         """
@@ -158,7 +158,7 @@ class TrainStep:
         return result
 
     def _embed(self, chunk: Chunk, step: int) -> TensorPair:
-        """Run both towers on a chunk; return its x and y embeddings in one dtype, without dummy rows."""
+        """Run both towers on a chunk, with the noise of step `step`; return x and y embeddings without dummy rows."""
         device, embeddings = self.world.device, []
         for side, (tower, rows) in enumerate(zip(self._parallel, chunk.inputs, strict=True)):
             with (
@@ -169,7 +169,7 @@ class TrainStep:
         return [e[:size] for e, size in zip(_for_scores(embeddings, device), chunk.sizes, strict=True)]
 
     def _averaged(self, scalars: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Average the scalars over ranks and return the means by name.
+        """Average `scalars` (name → 0-d tensor: loss, metrics) over ranks and return the means by name.
 
         In place, also averages the objective's gradients and the batch norms' running statistics. All are summed over
         ranks as one flat tensor: many small ones would take longer.
@@ -228,7 +228,8 @@ class TrainStep:
 def noise(device: torch.device, *key: int) -> Iterator[None]:
     """Seed the random generators of CPU and `device` from the integers `key` during the block.
 
-    Afterwards the states of the generators are restored.
+    key: for example (seed, step, rank, tower, chunk). Equal keys give equal noise. Afterwards the states of the
+    generators are restored.
     """
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -239,7 +240,8 @@ def noise(device: torch.device, *key: int) -> Iterator[None]:
 def _for_scores(embeddings: TensorPair, device: torch.device) -> TensorPair:
     """Convert the embeddings of both sides to one dtype: the wider one of the two, and on a CPU at least float32.
 
-    Only GPUs sum the products of half-precision numbers without rounding the sums to half precision.
+    device: where the scores are computed. Only GPUs sum the products of half-precision numbers without rounding the
+    sums to half precision.
     """
     dtype = torch.promote_types(*(e.dtype for e in embeddings))
     if device.type != "cuda":

@@ -73,7 +73,7 @@ def as_int64(name: str, values: Tensor, device: torch.device, *, pairs: bool = F
 @overload
 def as_int64(name: str, values: Tensor | None, device: torch.device, *, pairs: bool = False) -> Tensor | None: ...
 def as_int64(name: str, values: Tensor | None, device: torch.device, *, pairs: bool = False) -> Tensor | None:
-    """Convert `values` (a tensor, list or array of whole numbers, or None) to int64 (n,), or to (P, 2) if `pairs`.
+    """Convert `values` (a tensor, list or array of integers, or None) to int64 (n,), or to (P, 2) if `pairs`.
 
     Raises ValueError for other shapes and types; its message names the argument `name`.
     """
@@ -176,11 +176,13 @@ def gather_batch(
 ) -> GatheredBatch:
     """Gather the columns of all ranks and return the global batch for this rank's rows.
 
-    Embeddings are already normalised if the similarity is cosine. negatives: further columns. positives: (P, 2) pairs
-    (local row, global column), which replace the default, each row with its own column. excluded: (P, 2) pairs to leave
-    out of all sums. x_keys, y_keys: content keys. sample_ids_b, importance: see GatheredBatch. known_positives: keys of
-    items that are known to be relevant to a row. Columns with these keys are excluded from the sums of the row, unless
-    they are listed positives of the row, or equal_is_positive is set and they share a key with the row.
+    x_bD, y_mD: the b embeddings of x and the m of y on this rank. The caller must normalise them first if the
+    similarity is cosine. negatives: further columns; None: none. positives: (P, 2) pairs (local row, global column);
+    None: each row with its own column. excluded: (P, 2) pairs to leave out of all sums. x_keys, y_keys: content keys
+    (equal for equal items); None: items are not compared. sample_ids_b: the sample id of each row, for objectives with
+    per-sample state. importance: log q or ζ of each of the m columns. known_positives: keys of items that are known to
+    be relevant to a row. Columns with these keys are excluded from the sums of the row, unless they are listed
+    positives of the row, or equal_is_positive is set and they share a key with the row.
 
     Every rank must call it, with `negatives` on all ranks or on none. Raises ValueError for shapes that do not fit each
     other and for pairs of a row or column that does not exist.
@@ -231,9 +233,10 @@ def gather_batch(
 
 
 def of_equal_keys(pairs_P2: Tensor, keys: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Whether the row and the column of each pair have an equal key of any kind: (P, 2) pairs → (P,) bool.
+    """Mark the pairs whose row and column have an equal key of any kind: (P, 2) pairs → (P,) bool.
 
-    keys: for each kind of key, (keys of the rows, keys of the first columns); later columns have no key.
+    keys: for each kind of key (content keys of x, of y), (keys of the rows, keys of the first columns); later columns
+    have no key.
     """
     i, j = pairs_P2.unbind(1)
     equal_P = torch.zeros_like(i, dtype=torch.bool)

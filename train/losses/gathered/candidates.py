@@ -61,9 +61,10 @@ class Relations:
 def relations(batch: GatheredBatch, options: PairOptions) -> Relations:
     """Find the candidates and positives of each row and each column of a batch. Every rank must call it.
 
-    Candidates of a row are all columns, or with candidates=negatives all columns that are no positives of the row; so
-    also the rows for a column. Excluded pairs, and with duplicates=mask also pairs of equal keys, are no candidates.
-    Raises ConfigError for options that the batch does not fit: no keys, too few columns, too many positives.
+    Candidates of a row are all columns, or with candidates=negatives all columns that are no positives of the row. In
+    the same way, candidates of a column are rows. options: the objective's choice of candidates and positives. Excluded
+    pairs, and with duplicates=mask also pairs of equal keys, are no candidates. Raises ConfigError for options that the
+    batch does not fit: no keys, too few columns, too many positives.
     """
     by_key = bool(batch.compared_keys(options.duplicates))
     if options.candidates is CandidateSet.negatives and len(batch.y_MD) < 2:
@@ -100,8 +101,8 @@ def relations(batch: GatheredBatch, options: PairOptions) -> Relations:
 def without_positives(related: Relations, options: PairOptions) -> tuple[Exclusion, Tensor]:
     """Return the pairs to leave out of sums over negatives, and a mask (P,) bool of the P listed positive pairs.
 
-    Without these pairs each anchor (row or column) keeps only its negatives. The mask is True for a positive pair that
-    is itself a candidate.
+    related: the candidates and positives of the batch, from `relations`. Without the pairs to leave out, each anchor
+    (row or column) keeps only its negatives. The mask is True for a positive pair that is itself a candidate.
     """
     batch, exclusion = related.batch, related.exclusion or Exclusion()
     positives, dropped = batch.positives, exclusion.dropped
@@ -140,7 +141,8 @@ def _candidate_counts(
 ) -> tuple[Tensor, Tensor]:
     """Count the candidates (columns) of each of this rank's rows, (b,), and the candidates (rows) of all columns, (M,).
 
-    masked: the relation of equal keys, if pairs of equal keys are left out. exclusion: the pairs that are left out.
+    masked: the relation of equal keys if pairs of equal keys are left out, else None. exclusion: the pairs that are
+    left out; None: no pair.
     """
     row_counts_b = torch.full((len(batch.x_bD),), len(batch.y_MD), device=batch.x_bD.device)
     column_counts_M = torch.full((len(batch.y_MD),), batch.rows.total, device=batch.x_bD.device)

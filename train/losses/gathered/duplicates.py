@@ -28,7 +28,8 @@ class SameItem:
     def sums(self, values_M: Tensor, columns: slice) -> Tensor:
         """Sum values_M, for each column i of the slice `columns`, over all columns j with a key equal to one of i's.
 
-        Column i itself is included: (M, …) → (b, …) for a slice of b columns. Differentiable; memory like values_M.
+        values_M: (M, …), one entry for each of M columns. Column i itself is included. The result is (b, …) for a slice
+        of b columns. Differentiable; memory like values_M.
         """
         total = torch.zeros_like(values_M[columns])
         for sign, class_M in self._groups:
@@ -47,7 +48,7 @@ class SameItem:
 
 
 def equal_pair_counts(row_keys_b: Tensor, column_keys_M: Tensor) -> Tensor:
-    """Count for each of b rows the columns whose key equals the row's key: (b,) int64."""
+    """Count, for each key of row_keys_b, how many of the keys column_keys_M equal it: (b,) int64."""
     sorted_keys = column_keys_M.sort().values
     first_b, end_b = (torch.searchsorted(sorted_keys, row_keys_b, right=right) for right in (False, True))
     return end_b - first_b

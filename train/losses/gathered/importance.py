@@ -32,10 +32,10 @@ class SampleTable:
         self._values = values
 
     def of_columns(self, batch: GatheredBatch, like: Tensor) -> Tensor:
-        """Return the value that the .npy file holds for the sample id of each pair of all ranks, (M,), typed as `like`.
+        """Return the float (log q or ζ) in the .npy file for the sample id of each pair of all ranks, (M,).
 
-        Every rank must call it. Raises ConfigError if the batch has no sample ids, and on all ranks DataError for an id
-        without a finite value.
+        like: a tensor with the type and device of the result. Every rank must call it. Raises ConfigError if the batch
+        has no sample ids, and on all ranks DataError for an id without a finite value.
         """
         if batch.sample_ids_b is None:
             raise ConfigError(f"{self._path} holds values by sample id: give the objective sample_ids")

@@ -1,9 +1,9 @@
-"""Per-sample state of objectives: k numbers for every training sample, stored on the rank that owns the sample.
+"""Per-sample state of objectives: k floats for every training sample, stored on the rank that owns the sample.
 
-Legend: n samples, k numbers for each, W ranks; in a step b samples on this rank, B on all ranks, U of these distinct.
+Legend: n samples, k floats for each, W ranks; in a step b samples on this rank, B on all ranks, U of these distinct.
 
-Rank ⌊i / ⌈n/W⌉⌋ owns sample i, so a rank stores k·n/W numbers. A step sends the B ids and makes one all-reduce of k·B
-numbers, for any n. The state is neither parameter nor buffer: data parallelism would overwrite these with the values of
+Rank ⌊i / ⌈n/W⌉⌋ owns sample i, so a rank stores k·n/W floats. A step sends the B ids and makes one all-reduce of k·B
+floats, for any n. The state is neither parameter nor buffer: data parallelism would overwrite these with the values of
 rank 0.
 """
 
@@ -28,10 +28,10 @@ COUNTERS = ("samples_seen", "never_visited")  # in a checkpoint beside the numbe
 
 @dataclass(frozen=True)
 class StateRead:
-    """The samples of one global batch, in the order of ranks, and their numbers before this step.
+    """The samples of one global batch, in the order of ranks, and their per-sample state before this step.
 
-    ids_B: sample ids. old: name → (B,), NaN where a sample has no number yet. inverse_B: for each of the B ids, its
-    index among the U distinct ids; counts_U: how often each distinct id occurs.
+    ids_B: sample ids. old: name of a state (such as a running mean) → (B,), NaN where a sample has none yet. inverse_B:
+    for each of the B ids, its index among the U distinct ids; counts_U: how often each distinct id occurs.
     """
 
     ids_B: Tensor
@@ -45,7 +45,7 @@ class StateRead:
         return len(self.counts_U) < len(self.ids_B)
 
     def mean(self, values_B: Tensor) -> Tensor:
-        """Replace each value by the mean of all values of the same sample in the global batch: (B,) → (B,).
+        """Replace each element by the mean of all elements of the same sample in the global batch: (B,) → (B,).
 
         A sample may occur more than once in a batch. The result does not depend on the order of the batch, not even in
         its last bit.
@@ -53,7 +53,7 @@ class StateRead:
         return self._reduced(values_B, "mean") if self.repeated else values_B
 
     def log_mean(self, log_values_B: Tensor) -> Tensor:
-        """Replace each value by log(mean(exp(values))) of all values of the same sample in the batch: (B,) → (B,)."""
+        """Replace each element by log(mean(exp)) of all elements of the same sample in the batch: (B,) → (B,)."""
         if not self.repeated:
             return log_values_B
         highest_B = self._reduced(log_values_B, "max")
@@ -61,7 +61,7 @@ class StateRead:
         return highest_B + self.mean((log_values_B - highest_B).exp()).log()
 
     def _reduced(self, values_B: Tensor, how: str) -> Tensor:
-        """Replace each value by the reduction of all values of the same sample: (B,) → (B,). how: "mean" or "max"."""
+        """Replace each element by the mean or maximum of all elements of the same sample. how: "mean" or "max"."""
         order_B = values_B.argsort()
         # by sample, then by value: the order of summation does not depend on the order of the batch
         order_B = order_B[self.inverse_B[order_B].argsort(stable=True)]
@@ -69,9 +69,9 @@ class StateRead:
 
 
 class SampleState:
-    """Named numbers for every sample: ids 0 … n−1, each stored on the rank that owns the sample.
+    """Named floats (such as a running mean) for every sample id 0 … n−1, stored on the rank that owns the sample.
 
-    num_samples: n. initial: name → the number of a sample before its first batch, NaN for none. Numbers are stored as
+    num_samples: n. initial: name → the float of a sample before its first batch, NaN for none. Floats are stored as
     float32, and as float64 once they have been read or loaded as float64. If this rank's share exceeds memory_budget_mb
     (MiB), it lies in a memory-mapped scratch file in the temporary folder (TMPDIR), which is deleted when the process
     ends.
@@ -89,14 +89,15 @@ class SampleState:
 
     @property
     def share_never_visited(self) -> float:
-        """The share of all samples for which no number is stored yet, from 0 to 1."""
+        """The share of all samples that have no stored state yet, from 0 to 1."""
         return self._never_visited / self.num_samples
 
     def read(self, sample_ids_b: Tensor | None, layout: Layout, dtype: torch.dtype = torch.float32) -> StateRead:
-        """Return the numbers stored for each sample of the global batch, on every rank. Every rank must call it.
+        """Return the stored state of each sample of the global batch, on every rank. Every rank must call it.
 
-        sample_ids_b: the sample ids of this rank. layout: how the batch is distributed over ranks. Raises ConfigError
-        without ids and, on all ranks, for ids outside 0 … n−1; ValueError for a wrong number of ids.
+        The state is one float per name, such as a running mean. sample_ids_b: the sample ids of this rank. layout: how
+        the batch is distributed over ranks. dtype: the type of the result. Raises ConfigError without ids and, on all
+        ranks, for ids outside 0 … n−1; ValueError for a wrong number of ids.
         """
         if sample_ids_b is None:
             raise ConfigError("this objective keeps state for every sample: give it sample_ids")
@@ -122,10 +123,10 @@ class SampleState:
         return StateRead(ids_B, old, inverse_B.to(ids_B.device), counts_U.to(ids_B.device))
 
     def write(self, read: StateRead, new: Mapping[str, Tensor]) -> None:
-        """Store new numbers for the samples of the global batch `read`, the result of the method `read`.
+        """Store new state for the samples of the global batch `read`, the result of the method `read`.
 
-        new: name → (B,), equal for entries with equal sample ids (see StateRead.mean). Names that `new` lacks keep
-        their numbers.
+        new: name of a state → (B,). Entries with equal sample ids must be equal: average them with StateRead.mean
+        first. Names that `new` lacks keep their state.
         """
         ids_B = read.ids_B.cpu()
         old_kB, new_kB = (
@@ -146,7 +147,7 @@ class SampleState:
         self._never_visited += int(lacks.sum() - lacked.sum())
 
     def undo(self) -> None:
-        """Restore, bit for bit, the per-sample numbers as they were before the last `write`.
+        """Restore, bit for bit, the per-sample state as it was before the last `write`.
 
         Does nothing if nothing was written since the last `read`, `load` or `undo`.
         """
@@ -156,10 +157,10 @@ class SampleState:
             self._undo = None
 
     def gathered(self, device: torch.device) -> dict[str, Tensor]:
-        """Return the numbers of all n samples for a checkpoint on rank 0, {} on other ranks. Every rank must call it.
+        """Return the state of all n samples for a checkpoint on rank 0, {} on other ranks. Every rank must call it.
 
-        The result has name → (n,), and the counters samples_seen and never_visited. device: the device from which the
-        process group sends. Blocks are sent one by one, so only rank 0 holds all samples.
+        The result has name of a state → (n,), and the counters samples_seen and never_visited. device: the device from
+        which the process group sends. Blocks are sent one by one, so only rank 0 holds all samples.
         """
         rank, world_size = _rank_and_world()
         table = self._numbers(torch.float32)
@@ -178,9 +179,9 @@ class SampleState:
         return whole if rank == 0 else {}
 
     def load(self, whole: Mapping[str, Tensor], more_samples: bool = False) -> None:
-        """Load the numbers of this rank's samples from `whole`, the result of `gathered` at any number of ranks.
+        """Load the state of this rank's samples from `whole`, the result of `gathered` at any number of ranks.
 
-        more_samples: allow `whole` to have fewer samples; the others take their initial numbers. Raises ConfigError,
+        more_samples: allow `whole` to have fewer samples; the others take their initial state. Raises ConfigError,
         with nothing changed, if `whole` is of another objective or number of samples.
         """
         if set(whole) != {*self.names, *COUNTERS}:
@@ -203,12 +204,12 @@ class SampleState:
         self._undo = None
 
     def _own(self, rank: int, world_size: int) -> slice:
-        """Return the slice of the sample ids 0 … n−1 whose numbers the rank `rank` stores."""
+        """Return the slice of the sample ids 0 … n−1 whose state the rank `rank` stores."""
         each, n = math.ceil(self.num_samples / world_size), self.num_samples
         return slice(min(rank * each, n), min((rank + 1) * each, n))
 
     def _numbers(self, dtype: torch.dtype) -> Tensor:
-        """Return the table of k numbers for each of this rank's samples, (n/W, k) for n samples and W ranks.
+        """Return the table of k floats for each of this rank's samples, (n/W, k) for n samples and W ranks.
 
         It is made on first use, and has the widest of its present type and `dtype`.
         """

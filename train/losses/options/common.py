@@ -1,4 +1,4 @@
-"""Options that several objectives share, the ranges of numbers, and the presets that `--help` lists as objectives.
+"""Options that several objectives share, ranges of numeric options, and the presets that `--help` lists as objectives.
 
 This package imports no torch, so that `--help` and the validation of a configuration start at once.
 """
@@ -39,9 +39,9 @@ RANGES: dict[str, Callable[[float], bool]] = {
 
 
 def number(default: Any, meaning: str, allowed: str) -> Any:
-    """Make a dataclass field for an option that is a number, with the text that `--help` prints and its allowed range.
+    """Make a dataclass field for a numeric option, with the text that `--help` prints and its allowed range.
 
-    meaning: the text. allowed: the range, a key of RANGES. The value None is legal in every range.
+    meaning: the text for `--help`. allowed: the range, a key of RANGES. The value None is legal in every range.
     """
     return field(default=default, metadata={"help": meaning, "range": allowed})
 

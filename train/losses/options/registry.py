@@ -24,10 +24,10 @@ OBJECTIVES: dict[str, type[ObjectiveOptions]] = {
 
 
 def configure(name: str, **options: Any) -> ObjectiveOptions:
-    """Build and check the options of the objective `name`; choices may be given as str.
+    """Build and check the options of the objective `name`. Members of an enum may be given as text.
 
-    options: option → value. Raises ConfigError for an unknown name or option (with the nearest one), a value of the
-    wrong type or out of range, and options that exclude each other.
+    options: name of an option → its value. Raises ConfigError for an unknown name or option (with the nearest one), a
+    value of the wrong type or out of range, and options that exclude each other.
     """
     if name not in OBJECTIVES:
         choices = ", ".join(OBJECTIVES)

@@ -61,11 +61,11 @@ class Layout:
         return _Gather.apply(rows, self) if self.world_size > 1 else rows  # pyright: ignore[reportReturnType]
 
     def sum(self, values: Tensor) -> Tensor:
-        """Sum `values` elementwise over ranks; every rank gets the result. Backward sums the gradient over ranks."""
+        """Sum the tensor `values` elementwise over ranks, for every rank. Backward sums the gradient over ranks."""
         return _Sum.apply(values, self) if self.world_size > 1 else values  # pyright: ignore[reportReturnType]
 
     def sum_(self, values: Tensor) -> Tensor:
-        """Sum `values` elementwise over ranks, in place and without gradient; every rank gets the result."""
+        """Sum the tensor `values` elementwise over ranks, in place and without gradient; every rank gets the sum."""
         if self.world_size > 1:
             dist.all_reduce(values)
         return values

@@ -53,11 +53,12 @@ def log_partition(
     """Return the log-sum-exp of weighted logits over each row of this rank, (b,), and over each column, (M,).
 
     rows_i = log Σ_j exp(a_ij + column_weights_j), columns_j = log Σ_i exp(a_ij + row_weights_i), with logits a_ij =
-    scale · <x_i, y_j>; column sums run over the rows i of all ranks. x_bD, y_MD: bf16, fp16, float32 or float64, both
-    of one type; y_MD holds the gathered columns. scale: 0-d, the same on every rank, or Scales (a scale for each row
-    and column). layout: how the columns are distributed over ranks. exclusion: pairs to leave out. Weights are
-    log-weights. The results are float32 or better; −inf, with gradient zero, for a row or column of which every pair is
-    left out. Differentiable in x, y, scale and weights.
+    scale · <x_i, y_j>; column sums run over the rows i of all ranks. x_bD: the row embeddings of this rank; y_MD: the
+    column embeddings gathered from all ranks; both bf16, fp16, float32 or float64, of one type. scale: 0-d, the same on
+    every rank, or Scales (a scale for each row and column). layout: how the columns are distributed over ranks.
+    exclusion: pairs to leave out; None: no pair. row_weights_b, column_weights_M: log-weights; None: all 0. The results
+    are float32 or better. A row or column whose pairs are all left out gets −inf, with gradient zero. Differentiable in
+    x, y, scale and log-weights.
 
     The column results are the same on every rank, and a rank may use any column: backward sums the gradients of columns
     over ranks. Gradients of inputs that all ranks share (y, scale, column weights) are this rank's share, to be summed

@@ -41,9 +41,11 @@ class Bound:
 def find_bound(tiles: Tiles, logits: Logits, layout: Layout) -> Bound | None:
     """Find a shift such that no row or column sum of exp(logit − shift) can exceed max^0.72.
 
-    max is the largest number of the floating-point type; backward divides by the sums, and (gradient / sum) must stay a
-    normal number. The shift is the same on every rank. Returns None if `logits` has a scale for each row and column, or
-    if the bound |logit| ≤ scale · max|x| · max|y| is infinite or too large. Every rank must call it.
+    max is the largest finite float of the type of the sums. The limit is below max because backward divides by the
+    sums, and (gradient / sum) must not underflow. tiles: the embeddings x of this rank's rows and y of all columns.
+    logits: the scales and log-weights that make logits of their scores. The shift is the same on every rank. Returns
+    None if `logits` has a scale for each row and column, or if the bound |logit| ≤ scale · max|x| · max|y| is infinite
+    or too large. Every rank must call it.
     """
     if logits.column_scale_M is not None:
         return None
@@ -71,8 +73,9 @@ def find_bound(tiles: Tiles, logits: Logits, layout: Layout) -> Bound | None:
 def one_shift_sums(tiles: Tiles, logits: Logits, bound: Bound, layout: Layout) -> tuple[Tensor, Tensor] | None:
     """Return the log-sum-exp of this rank's rows (b,) and of all columns (M,), from sums of exp(logit − shift).
 
-    Column sums run over the rows of all ranks. Returns None, on all ranks, if one of the sums underflows on any rank.
-    Every rank must call it.
+    tiles: the score matrix. logits: the scales and log-weights that make logits of the scores. bound: the shift, and
+    the largest log-weights. Column sums run over the rows of all ranks. Returns None, on all ranks, if one of the sums
+    underflows on any rank. Every rank must call it.
     """
     info = torch.finfo(tiles.dtype)
     least = info.tiny / info.eps  # a sum above it has lost no digit to subnormal terms
@@ -91,10 +94,11 @@ def one_shift_gradients(
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of x, of y, and of the fields of `logits` (scales and log-weights) in their order.
 
-    The gradient of a field that is None is None. G_ij = ∂L/∂a_ij = E_ij (u_i w_j + v_j w'_i), with a_ij the logits,
-    E_ij = exp(a_ij − shift), u_i the upstream gradient of row i divided by the row's sum, v_j the same for column j,
-    w_j and w'_i the weights of columns and rows. As ∂a_ij/∂scale is the score s_ij, the gradient of the scale is
-    Σ_ij G_ij s_ij = Σ_i <x_i, (G y)_i>.
+    The gradient of a field that is None is None. tiles: the score matrix <x_i, y_j>. bound: the shift, and the largest
+    log-weights. upstream: the log-sums of rows and columns, and the gradients of the loss L in them. G_ij = ∂L/∂a_ij =
+    E_ij (u_i w_j + v_j w'_i), with a_ij the logits, E_ij = exp(a_ij − shift), u_i the upstream gradient of row i
+    divided by the row's sum, v_j the same for column j, w_j and w'_i the weights of columns and rows. As ∂a_ij/∂scale
+    is the score s_ij, the gradient of the scale is Σ_ij G_ij s_ij = Σ_i <x_i, (G y)_i>.
     """
     u_b = upstream.row_gradient_b * (bound.shift + bound.column_weight - upstream.rows_b).exp()
     v_M = upstream.column_gradient_M * (bound.shift + bound.row_weight - upstream.columns_M).exp()
@@ -112,7 +116,8 @@ def one_shift_gradients(
 def _exponentials(tiles: Tiles, logits: Logits, bound: Bound) -> Iterator[tuple[slice, slice, Tensor]]:
     """Yield (row slice, column slice, E) of each tile (block) of the score matrix.
 
-    E_ij = exp(scale · <x_i, y_j> − shift), 0 for pairs that the sums leave out. The caller may overwrite E.
+    E_ij = exp(scale · <x_i, y_j> − shift), 0 for pairs that the sums leave out. The scale is that of `logits`, the
+    shift that of `bound`. The caller may overwrite E.
     """
     for rows, columns, a in tiles.scores(logits.row_scale, bound.shift):
         e = a.exp_()
@@ -123,8 +128,8 @@ def _exponentials(tiles: Tiles, logits: Logits, bound: Bound) -> Iterator[tuple[
 def _sums(tiles: Tiles, logits: Logits, bound: Bound) -> tuple[Tensor, Tensor]:
     """Return Σ_j E_ij w_j of each row of this rank, (b,), and Σ_i E_ij w'_i over this rank's rows of each column, (M,).
 
-    E_ij = exp(scale · <x_i, y_j> − shift), 0 for pairs that the sums leave out; w_j and w'_i are the weights of columns
-    and rows from _factors, 1 without log-weights.
+    E_ij = exp(scale · <x_i, y_j> − shift), 0 for pairs that the sums leave out. The scale is that of `logits`, the
+    shift that of `bound`. w_j and w'_i are the weights of columns and rows from _factors, 1 without log-weights.
     """
     if fused := _fused(tiles, logits):
         kernels, exclusion = fused
@@ -143,7 +148,7 @@ def _add_tiles(
     """Add the gradients of x and y to `gradients`; return the gradients of the row and of the column log-weights.
 
     The latter are (b,) and (M,), each None if `logits` has no such weights. u_b, v_M: the upstream gradient of each row
-    and each column, divided by its sum of exponentials.
+    and each column, divided by its sum of exponentials. bound: the shift of the exponents, and the largest log-weights.
     """
     space = tiles.scratch()
     row_factors_b, column_factors_M = _factors(logits, bound)
@@ -165,7 +170,7 @@ def _add_tiles(
 def _factors(logits: Logits, bound: Bound) -> tuple[Tensor | None, Tensor | None]:
     """Return the weights exp(log-weight − largest log-weight) of rows (b,) and of columns (M,), at most 1.
 
-    Each of the two is None if `logits` has no such log-weights.
+    Each of the two is None if `logits` has no such log-weights. bound: holds both largest log-weights.
     """
     pairs = ((logits.row_weights_b, bound.row_weight), (logits.column_weights_M, bound.column_weight))
     rows, columns = (None if weights is None else (weights - largest).exp() for weights, largest in pairs)

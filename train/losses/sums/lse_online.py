@@ -19,7 +19,8 @@ from dyad.train.losses.sums.tiles import Gradients, Tiles, shaped
 def online_sums(tiles: Tiles, logits: Logits, layout: Layout) -> tuple[Tensor, Tensor]:
     """Return the log-sum-exp of this rank's rows (b,) and of all columns (M,), for logits of any size.
 
-    Column sums run over the rows of all ranks. Every rank must call it.
+    tiles: the score matrix. logits: the scales and log-weights that make logits of the scores. Column sums run over the
+    rows of all ranks. Every rank must call it.
     """
     rows_b = tiles.x_bD.new_full((len(tiles.x_bD),), -math.inf, dtype=tiles.dtype)
     columns_M = tiles.y_MD.new_full((len(tiles.y_MD),), -math.inf, dtype=tiles.dtype)
@@ -34,7 +35,8 @@ def online_sums(tiles: Tiles, logits: Logits, layout: Layout) -> tuple[Tensor, T
 def online_gradients(tiles: Tiles, logits: Logits, upstream: UpstreamGradients) -> tuple[Tensor | None, ...]:
     """Return the gradients of x, of y, and of the fields of `logits` (scales and log-weights) in their order.
 
-    The gradient of a field that is None is None. With g_i, h_j the upstream gradients of the log-sums LSE_i of row i
+    The gradient of a field that is None is None. tiles: the score matrix. upstream: the log-sums of rows and columns,
+    and the gradients of the loss in them. With g_i, h_j the upstream gradients of the log-sums LSE_i of row i
     and LSE_j of column j, P_ij = g_i e^(row logit − LSE_i) and Q_ij = h_j e^(column logit − LSE_j), the gradient in the
     score s_ij = <x_i, y_j> is scale_i P_ij + scale_j Q_ij.
     """

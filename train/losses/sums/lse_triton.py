@@ -81,7 +81,8 @@ def exp_sums(
 ) -> tuple[Tensor, Tensor]:
     """Return Σ_j E_ij of the rows (b,) and Σ_i E_ij of the columns (M,), float32.
 
-    E_ij = exp(scale · <x_i, y_j> − shift), 0 where a pair is left out. Memory: 64 numbers per column, and a few MB.
+    E_ij = exp(scale · <x_i, y_j> − shift), 0 for the pairs that `exclusion` leaves out. x_bD, y_MD: row embeddings of
+    this rank and column embeddings of all ranks, bf16 or fp16. Memory: 64 float32 elements per column, and a few MB.
     """
     x_bD, y_MD = x_bD.contiguous(), y_MD.contiguous()
     row_sums_b = torch.zeros(len(x_bD), dtype=torch.float32, device=x_bD.device)
@@ -119,11 +120,12 @@ def gradient_strip(
 ) -> Tensor:
     """Return G_ij = E_ij (u_i + v_j), the gradient of the loss in the logits, for r rows and c columns: (r, c).
 
-    r and c are at most STRIP; G has the type of x. E_ij = exp(scale · <x_i, y_j> − shift), 0 for pairs left out. u_r,
-    v_c: float32, the upstream gradient of each row and column, divided by its sum of E. exclusion: pairs to leave out,
-    counted from the first row and column given (KernelExclusion.within). out: flat memory of STRIP² numbers, the first
-    of which hold the result; the next call with the same `out` overwrites it. In fp16, small G are lost unless u and v
-    are multiplied by a power of two that brings the largest G near 2^14, as `gradients` does.
+    r and c are at most STRIP. x_rD, y_cD: the embeddings of these rows and columns, bf16 or fp16; G has their type.
+    E_ij = exp(scale · <x_i, y_j> − shift), 0 for pairs left out. u_r, v_c: float32, the upstream gradient of each row
+    and column, divided by its sum of E. exclusion: pairs to leave out, counted from the first row and column given
+    (KernelExclusion.within). out: flat tensor of STRIP² elements whose first ones take the result, until the next call
+    with the same `out`; None: new memory. In fp16, small G are lost unless u and v are multiplied by a power of two
+    that brings the largest G near 2^14, as `gradients` does.
     """
     x_rD, y_cD = x_rD.contiguous(), y_cD.contiguous()
     rows, columns = len(x_rD), len(y_cD)
@@ -152,9 +154,9 @@ def gradients(
 ) -> tuple[Tensor, Tensor]:
     """Return G y (b, D) and Gᵀ x (M, D) in float32: the gradients of x and y, not yet multiplied by the scale.
 
-    G_ij = exp(scale · <x_i, y_j> − shift) (u_i + v_j), 0 for pairs that are left out. u_b, v_M: upstream gradient of
-    the log-sum of each row and column, divided by its sum of exponentials. Memory: one strip (STRIP rows and columns)
-    of G.
+    G_ij = exp(scale · <x_i, y_j> − shift) (u_i + v_j), 0 for the pairs that `exclusion` leaves out. x_bD, y_MD: row
+    embeddings of this rank and column embeddings of all ranks, bf16 or fp16. u_b, v_M: upstream gradient of the log-sum
+    of each row and column, divided by its sum of exponentials. Memory: one strip (STRIP rows and columns) of G.
     """
     x_bD, y_MD = x_bD.contiguous(), y_MD.contiguous()
     factor = _into_range(x_bD, y_MD, scale, shift, u_b, v_M, exclusion) if x_bD.dtype == torch.float16 else None
@@ -189,7 +191,7 @@ def _into_range(
 def _stride(columns: int) -> int:
     """Return `columns` rounded up to a multiple of 64: the distance of two rows of a matrix in memory, in elements.
 
-    cuBLAS is fast when rows start at multiples of 128 bytes (64 numbers in half precision).
+    cuBLAS is fast when rows start at multiples of 128 bytes (64 elements in half precision).
     """
     return 64 * triton.cdiv(columns, 64)
 
@@ -215,7 +217,7 @@ def _key_arguments(exclusion: KernelExclusion, unused: Tensor) -> list[Any]:
 
 
 def _jit(function: Any) -> Any:
-    """Compile `function` by triton.jit, and not again when a size changes between steps; False without Triton."""
+    """Return triton.jit(function), which is not compiled anew when a size changes; False without Triton."""
     sizes = ["first_own", "row_count", "column_count", "group", "keyed_0", "keyed_1"]
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
     return INSTALLED and triton.jit(function, do_not_specialize=[name for name in sizes if name in names])
@@ -244,8 +246,9 @@ def _exponentials(
 ):  # fmt: skip
     """Compute E_ij = exp2(exponent_scale · <x_i, y_j> − exponent_shift) of the block at (first_row, first_column).
 
-    E is 0 outside of the row_count × column_count matrix and for pairs that are left out: those of equal keys, and own
-    columns (row i, column first_own + i) if OWN_DROPPED. keyed_0, keyed_1: how many of the first columns have the key.
+    x, y: pointers to the embeddings, D wide, of the rows and of the columns. E is 0 outside of the row_count ×
+    column_count matrix and for pairs that are left out. These are pairs of equal keys except own columns (row i, column
+    first_own + i), and own columns if OWN_DROPPED. keyed_0, keyed_1: how many of the first columns have the key.
     """
     rows = first_row + tl.arange(0, BLOCK_ROWS)
     columns = first_column + tl.arange(0, BLOCK_COLUMNS)
@@ -285,8 +288,9 @@ def _exponentials(
 def _without_equal(e, row_keys, column_keys, keyed, rows, columns, row_count, first_own, near_own):
     """Set e_ij to 0 for pairs (i, j) of a block whose row key and column key are equal, except for own columns.
 
-    The own column of row i is first_own + i; it keeps its value. keyed: how many of the first columns have a key.
-    near_own: whether the block may hold own columns.
+    e: the exponentials of the block. rows, columns: the indices of its rows and columns. row_keys, column_keys:
+    pointers to the keys. The own column of row i is first_own + i, and its exponential stays. keyed: how many of the
+    first columns have a key. near_own: whether the block may hold own columns.
     """
     of_rows = tl.load(row_keys + tl.minimum(rows, row_count - 1))
     of_columns = tl.load(column_keys + columns, mask=columns < keyed, other=0)
@@ -307,8 +311,9 @@ def _sums_kernel(
 ):  # fmt: skip
     """Sum E_ij (see _exponentials) over the columns of a group, into of_rows, and the rows of a block, into of_columns.
 
-    Each program handles one (block of rows, group of columns): of_rows[group, i] is its sum of row i, and
-    of_columns[block, j] its sum of column j.
+    x, y: pointers to the embeddings of the rows and of the columns; other arguments as in _exponentials. group: the
+    number of columns of a group. Each program handles one (block of rows, group of columns): of_rows[group, i] is its
+    sum of row i, and of_columns[block, j] its sum of column j.
     """
     row_block, column_group = tl.program_id(0), tl.program_id(1)
     row_sums = tl.zeros((BLOCK_ROWS,), dtype=tl.float32)
@@ -336,7 +341,8 @@ def _gradient_kernel(
 ):  # fmt: skip
     """Compute G_ij = E_ij (u_i + v_j) and write it to `g`, whose rows are `stride` elements apart; a block per program.
 
-    E_ij is that of _exponentials.
+    u, v: pointers to the upstream gradient of each row and column, divided by its sum of E. E_ij and the other
+    arguments are those of _exponentials.
     """
     first_row, first_column = tl.program_id(0) * BLOCK_ROWS, tl.program_id(1) * BLOCK_COLUMNS
     e = _exponentials(

@@ -1,6 +1,6 @@
 """Sums of any elementwise function over the score matrix, at memory linear in the batch.
 
-The upstream gradient of a sum is one number. So the gradient is computed in the same pass as the value and multiplied
+The upstream gradient of a sum is one scalar. So the gradient is computed in the same pass as the value and multiplied
 later: 6·b·M·D flops in all, where a second pass over the scores would need 8. (b rows of this rank, M columns of all
 ranks, D width.)
 """
@@ -35,9 +35,10 @@ def pair_sum(
     The result is this rank's share of the sum. f: differentiable, elementwise on a tile (r, c) of scores s = <x_i,
     y_j>, with rows as (r, 1), columns as (1, c) and parameters 0-d; it must be finite, with a finite derivative, also
     for pairs that are left out. rows, columns, parameters: further inputs of f, tensors (b,), (M,) and 0-d. exclusion:
-    pairs to leave out. row_factors_b: w, by default 1. x_bD, y_MD: bf16, fp16, float32 or float64; scores are float32
-    or better. Differentiable in all tensors except w; gradients of inputs that all ranks share (y, columns, parameters)
-    are this rank's share, to be summed over ranks.
+    pairs to leave out; None: no pair. row_factors_b: the factors w_i; None: all 1. x_bD: the row embeddings of this
+    rank; y_MD: the column embeddings of all ranks; bf16, fp16, float32 or float64. Scores are float32 or better.
+    Differentiable in all tensors except w; gradients of inputs that all ranks share (y, columns, parameters) are this
+    rank's share, to be summed over ranks.
     """
     with torch.autocast(x_bD.device.type, enabled=False):
         return _PairSum.apply(  # pyright: ignore[reportReturnType]
@@ -101,8 +102,8 @@ class _PairSum(torch.autograd.Function):
 def _part_of_tile(index: int, counts: tuple[int, int], rows: slice, columns: slice) -> Any:
     """Return the tensor index that takes the part of one input of f (see pair_sum) that belongs to a tile (r, c).
 
-    The part has the shape (r, 1), (1, c) or 0-d. index: the position of the input; the first counts[0] inputs hold a
-    number per row, the next counts[1] a number per column, the rest are 0-d. rows, columns: the slices of the tile.
+    The part has the shape (r, 1), (1, c) or 0-d. index: the position of the input; the first counts[0] inputs have one
+    element per row, the next counts[1] one element per column, the rest are 0-d. rows, columns: the slices of the tile.
     """
     if index < counts[0]:
         return rows, None

@@ -24,7 +24,7 @@ TilesOfValues = Callable[[], Iterable[Tensor]]
 
 @dataclass(frozen=True)
 class RowThreshold:
-    """The result of row_threshold for each of r rows, float64 except the threshold.
+    """The result of row_threshold: for each of r rows, a threshold, and counts and a sum in float64.
 
     threshold_r: in the type of the values, 0 in a row where the condition holds nowhere. above_r, at_r: how many values
     are above the threshold and equal to it. sum_above_r: the sum of the values above it, 0 if sums were not asked for.
@@ -76,9 +76,9 @@ def row_threshold(
 def _at_or_above(tiles: Iterable[Tensor], first_r1: Tensor, shift: int, summed: bool) -> tuple[Tensor, Tensor]:
     """Count, and sum, the values of each row that are at or above each possible next digit of the row's threshold.
 
-    first_r1: the threshold's digits found so far, shifted to make room for the next. shift: the lowest bit of the next
-    digit. Both results are (r, 1 + DIGITS + 1) float64; the first column is for all values, the last for values above
-    every digit. summed: whether to sum; else the sums are 0.
+    tiles: blocks that together hold all values of the rows. first_r1: the threshold's digits found so far, shifted to
+    make room for the next. shift: the lowest bit of the next digit. Both results are (r, 1 + DIGITS + 1) float64; the
+    first column is for all values, the last for values above every digit. summed: whether to sum; else the sums are 0.
     """
     counts = first_r1.new_zeros(len(first_r1), DIGITS + 2, dtype=torch.int32)
     sums = torch.zeros_like(counts, dtype=torch.float64)

@@ -36,7 +36,7 @@ class Pairs:
         return Pairs(torch.cat([self.pairs_P2, others.pairs_P2]).unique(dim=0))
 
     def isin(self, others: Pairs, columns: int) -> Tensor:
-        """Return (P,) bool: whether each of the P (row, column) pairs of this list is in the list `others` too.
+        """Mark the (row, column) pairs of this list that are in the list `others` too: (P,) bool for P pairs.
 
         columns: the number of columns of the score matrix.
         """
@@ -134,7 +134,8 @@ def _equal(keys: tuple[Tensor, Tensor], rows: slice, columns: slice) -> Tensor |
 class Tiles:
     """The score matrix <x_i, y_j> of x (b, D) and y (M, D), computed one tile (a block of scores) at a time.
 
-    exclusion: the pairs that sums over the scores leave out.
+    x_bD: row embeddings of this rank; y_MD: column embeddings of all ranks. exclusion: the pairs that sums over the
+    scores leave out; None: no pair.
     """
 
     def __init__(self, x_bD: Tensor, y_MD: Tensor, exclusion: Exclusion | None = None) -> None:
@@ -144,8 +145,8 @@ class Tiles:
     def scores(self, scale: Tensor | None = None, shift: float = 0.0) -> Iterator[tuple[slice, slice, Tensor]]:
         """Compute the score matrix s_ij = <x_i, y_j> by tiles: yield (row slice, column slice, scale · s_ij − shift).
 
-        The scores are float32 or better, and include pairs that the sums leave out. The caller may overwrite them; the
-        next tile is computed into the same memory.
+        scale: 0-d; None: 1. The scores are float32 or better, and include pairs that the sums leave out. The caller may
+        overwrite them; the next tile is computed into the same memory.
         """
         space = self.scratch()
         for rows in slices(len(self.x_bD)):
