@@ -263,9 +263,10 @@ def _refuse_resolvers(config: Any) -> None:
 
 
 def _check_words(words: Sequence[str]) -> None:
-    """Raise ConfigError for an argument that is not KEY=VALUE, a key with two values, or what _check_override refuses.
+    """Check the arguments `words` of the command line, each by itself and for repeated keys.
 
-    words: the arguments of the command line.
+    Raises ConfigError for an argument that is not key=value, an unknown key, a key with two different values, and
+    other arguments that _check_override refuses.
     """
     known = {key for key, _, _ in keys()}
     given: dict[str, str] = {}
