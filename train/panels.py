@@ -15,7 +15,7 @@ from typing import NamedTuple
 class Score(NamedTuple):
     """A metric value with the ends of its 95 % confidence interval, `low` and `high`.
 
-    chance: the chance level, which is the value of a random order of the candidates. None: unknown or not finite.
+    chance: the chance level (the score of a random ranking of the candidates), None if unknown or not finite.
     """
 
     value: float | None
@@ -57,7 +57,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Panels:
-    """What trackers show of one data set at the end of a run.
+    """The scores, tables and histograms of one data set that trackers (W&B, TensorBoard) show at the end of a run.
 
     final: name of a metric, or BASELINE/METRIC → {value, low, high, chance}, as far as known (see Score). galleries:
     title of letters, digits and _ → table with one row per query. histograms: "right", "wrong" or "best_wrong" → (n + 1

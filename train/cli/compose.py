@@ -88,7 +88,7 @@ class CommandLine:
     show: bool
 
     def runs(self) -> list[list[str]]:
-        """Return one list of key=value words for each run of the command line: several for a sweep (-m), else one.
+        """Return one list of key=value arguments for each run of the command line: several for a sweep (-m), else one.
 
         Raises ConfigError for an invalid sweep.
         """
@@ -120,7 +120,9 @@ def read_line(arguments: Sequence[str]) -> CommandLine:
 
 
 def _swept(word: str) -> list[str]:
-    """Expand a sweep into one word for each value: key=a,b,c → key=a, key=b, key=c. Other words are returned alone.
+    """Expand a sweep argument into one argument for each value: key=a,b,c → key=a, key=b, key=c.
+
+    word: an argument of the command line; one that is no sweep is returned alone.
 
     Raises ConfigError if the sweep cannot be parsed.
     """
@@ -141,7 +143,7 @@ def in_full(arguments: Iterable[str]) -> list[str]:
 
 
 def compose_config(overrides: Sequence[str]) -> TrainConfig:
-    """Compose the configuration from its defaults and `overrides`, the key=value words of the command line.
+    """Compose the configuration from its defaults and `overrides`, the key=value arguments of the command line.
 
     Raises ConfigError for an unknown key, group choice or value; the message suggests the nearest valid name.
     """
@@ -149,10 +151,10 @@ def compose_config(overrides: Sequence[str]) -> TrainConfig:
 
 
 def words_for(config: TrainConfig) -> list[str]:
-    """Return short key=value words that compose to `config`.
+    """Return a short list of key=value arguments that compose to `config`.
 
-    The words name the recipe (experiment=NAME) or else the task, then the objective if the recipe or task has another,
-    then each key whose value differs from that of the recipe or task with this objective.
+    The arguments name the recipe (experiment=NAME) or else the task, then the objective if the recipe or task has
+    another, then each key whose value differs from that of the recipe or task with this objective.
     """
     recipe = config.experiment if config.experiment in groups()["experiment"] else None
     words = [f"experiment={recipe}" if recipe else f"task={config.task.value}"]
@@ -182,7 +184,7 @@ def _escaped(text: str) -> str:
 
 
 def _unescaped(word: str) -> str:
-    """Replace typed escapes in a key=value word by their characters, e.g. \\n by a line break, for Hydra's parser.
+    """Replace typed escapes in a key=value argument by their characters, e.g. \\n by a line break, for Hydra's parser.
 
     The table ESCAPES lists the escapes; only values of the keys in WITH_ESCAPES are changed.
     """
@@ -200,7 +202,7 @@ def _unescaped(word: str) -> str:
 def preview(overrides: Sequence[str]) -> str:
     """Return the configuration as YAML, which `--cfg job` prints. Required values may be missing.
 
-    overrides: key=value words. Raises ConfigError for an unknown key, group choice or value.
+    overrides: key=value arguments. Raises ConfigError for an unknown key, group choice or value.
     """
     config = _composed(overrides)
     _refuse_resolvers(config)
@@ -212,9 +214,9 @@ def preview(overrides: Sequence[str]) -> str:
 
 
 def _composed(overrides: Sequence[str]) -> DictConfig:
-    """Check the key=value words and let Hydra compose the configuration; ${…} in its values is not yet resolved.
+    """Check the key=value arguments and let Hydra compose the configuration; ${…} in its values is not yet resolved.
 
-    Raises ConfigError for a word that is refused, and for any error of Hydra.
+    Raises ConfigError for an argument that is refused, and for any error of Hydra.
     """
     overrides = in_full(overrides)
     _check_words(overrides)
@@ -228,7 +230,7 @@ def typed(config: Any, overrides: Sequence[str] = ()) -> TrainConfig:
     """Convert a composed OmegaConf configuration to a TrainConfig. Raises ConfigError for a value of the wrong type.
 
     First fills, by fill_defaults, the keys that the user has not set: from the folder of the text tower, or with their
-    defaults. overrides: the words of the command line, so that a message shows a value as it was typed.
+    defaults. overrides: the arguments of the command line, so that a message shows a value as it was typed.
     """
     _refuse_resolvers(config)
     with _explained(overrides):
@@ -242,7 +244,7 @@ def typed(config: Any, overrides: Sequence[str] = ()) -> TrainConfig:
 def _explained(overrides: Sequence[str]) -> Iterator[None]:
     """Turn errors of Hydra and OmegaConf inside the with block into ConfigErrors with clearer messages.
 
-    overrides: the words of the command line, so that a message shows a value as it was typed.
+    overrides: the arguments of the command line, so that a message shows a value as it was typed.
     """
     try:
         yield
@@ -261,7 +263,11 @@ def _refuse_resolvers(config: Any) -> None:
 
 
 def _check_words(words: Sequence[str]) -> None:
-    """Raise ConfigError for a word that is not key=value with a known key, or a key with two values or a wrong one."""
+    """Check the arguments `words` of the command line, each by itself and for repeated keys.
+
+    Raises ConfigError for an argument that is not key=value, an unknown key, a key with two different values, and
+    other arguments that _check_override refuses.
+    """
     known = {key for key, _, _ in keys()}
     given: dict[str, str] = {}
     for word, following in zip(words, [*words, ""][1:], strict=True):
@@ -281,7 +287,7 @@ def _check_words(words: Sequence[str]) -> None:
 def _check_override(word: str, key: str, value: str, known: Iterable[str]) -> None:
     """Raise ConfigError for an unknown key or group choice, one of Hydra's keys, a sweep without -m, or a leading `+`.
 
-    word: as typed; key and value: its parts. known: all keys of the configuration.
+    word: the argument as typed; key and value: its parts. known: all keys of the configuration.
     """
     choices = groups()
     if re.match(r"hydra([./]|$)", key):
@@ -319,7 +325,7 @@ def _nearest_key(word: str, known: Iterable[str]) -> str:
 
 
 def _parsed(word: str) -> Override:
-    """Parse one key=value word with Hydra. If Hydra cannot, raises ConfigError that shows how to quote the word."""
+    """Parse one key=value argument with Hydra. If Hydra cannot, raises ConfigError that shows how to quote it."""
     try:
         return OverridesParser.create().parse_override(word)
     except HydraException as error:
@@ -354,10 +360,10 @@ MUST_BE = {
 
 
 def _first_cause(error: BaseException, overrides: Sequence[str]) -> str:
-    """Return the reason of an error of Hydra or OmegaConf as one line; common mistakes are told in our own words.
+    """Return the reason of an error of Hydra or OmegaConf as one line; common mistakes get a message of our own.
 
     Otherwise the line is OmegaConf's message, or the message of the innermost error that Hydra wraps. overrides: the
-    key=value words of the command line.
+    key=value arguments of the command line.
     """
     while error.__cause__ is not None and not isinstance(error, OmegaConfBaseException):
         error = error.__cause__

@@ -54,7 +54,8 @@ READ_ONLY_WITH = {
 def refuse_unread(words: Iterable[str], configs: Sequence[TrainConfig]) -> None:
     """Raise ConfigError if the command line sets keys that none of its runs would read.
 
-    words: the key=value words of the command line. configs: the configuration of each of its runs; several in a sweep.
+    words: the key=value arguments of the command line. configs: the configuration of each of its runs; several in a
+    sweep.
     """
     typed = [word.partition("=")[0] for word in words]
     chosen = {key: value for config in configs for key, value in _chosen(config).items() if _is_typed(key, typed)}

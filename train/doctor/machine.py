@@ -249,7 +249,7 @@ def disk(topic: str, folder: Path, fix: str) -> Iterator[Finding]:
 
 
 def size(count: float) -> str:
-    """Write a number of bytes with a fitting unit, e.g. "512 MiB"."""
+    """Return `count` bytes as text with a fitting unit, e.g. "512 MiB"."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}"

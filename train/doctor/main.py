@@ -70,7 +70,7 @@ def report(all_findings: Iterable[Finding], as_json: bool) -> int:
 def look(arguments: Sequence[str]) -> Iterator[Finding]:
     """Run all checks of the machine and of the run, and yield their findings.
 
-    arguments: the key=value words for `python -m train`; without any, only the machine is checked. If the words do not
+    arguments: key=value settings for `python -m train`; without any, only the machine is checked. If they do not
     compose to a configuration, one failure says so.
     """
     config = None

@@ -86,7 +86,8 @@ class _Parser(argparse.ArgumentParser):
 def _parse(text: str) -> dict[str, list[str]]:
     """Parse the arguments of open_clip, up to the end of the shell command, into flag → its values.
 
-    As in open_clip, a unique prefix of a flag stands for it. Raises ConfigError for unknown flags and stray words.
+    As in open_clip, a unique prefix of a flag stands for it. Raises ConfigError for an unknown flag, and for
+    an argument that belongs to no flag.
     """
     parser = _Parser(add_help=False, argument_default=argparse.SUPPRESS)
     for name in sorted(flags.ALL):
@@ -147,9 +148,9 @@ def _spread(gpus: int, nodes: int | None) -> tuple[int, int]:
 
 
 def _option(text: str, names: Iterable[str]) -> int | None:
-    """Return the number that `text`, a launcher's command, gives to the first of the options `names` that it has.
+    """Return the integer value of the first of the options `names` that `text`, a launcher's command, sets.
 
-    Returns None if it gives a number to none of them.
+    Returns None if `text` sets none of these options to an integer.
     """
     patterns = (name.replace("-", "[-_]") for name in names)
     found = (re.search(rf"(?:^|\s)--?{name}(?:=|\s+)(?:[\w-]+:)*(\d+)", text) for name in patterns)

@@ -62,7 +62,7 @@ Wanted = Mapping[str, Sequence[str]]  # kind of file → names, of which one is 
 def run(arguments: Sequence[str], config: TrainConfig) -> Iterator[Finding]:
     """Check the configuration as `python -m train` does at its start; report if the run is new, resumes or is finished.
 
-    arguments: the key=value words of the command line. Raises ConfigError for a configuration that
+    arguments: the key=value arguments of the command line. Raises ConfigError for a configuration that
     training refuses, and for a typed key that the run would not read.
     """
     check_sweep(arguments, [config])

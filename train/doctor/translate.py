@@ -352,7 +352,7 @@ RULES = (_data, _direct, _model, _batch_norm, _length, _cadence, _optimiser, _pr
 def run(arguments: Sequence[str]) -> Translation:
     """Run `python -m train.doctor translate`: translate the command line in `arguments`.
 
-    arguments: the open_clip line as one quoted word or as separate words, and optionally gpus=N. Raises ConfigError
+    arguments: the open_clip line, as one string or split at its spaces, and optionally gpus=N. Raises ConfigError
     if there is no line, or a line that cannot be translated.
     """
     numbers = [word for word in arguments if re.fullmatch(r"gpus=\d+", word)]

@@ -32,8 +32,8 @@ TEMPLATE = Path(__file__).with_name("templates") / "card.md.j2"
 def card(library: Library, source: ExportSource, difference: float) -> str:
     """Return the model card of an export, as Markdown.
 
-    source: the trained model and what the card says of it. difference: the largest difference between our embeddings
-    and the library's, as a share of an embedding's length.
+    source: the trained model, with the data that its card shows. difference: the largest difference between our
+    embeddings and the library's, as a share of an embedding's length.
     """
     config = source.config
     scores = [(result, metric, score) for result in source.results for metric, score in result.scores.items()]

@@ -70,7 +70,7 @@ class InferenceTower(nn.Module):
         self.prepare, self.trunk, self.projection, self.unit = tower.prepare, trunk, tower.projection, unit
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Embed n rows of pixels or token ids as (n, D)."""
+        """Embed n rows of `inputs`, uint8 pixels (n, 3, S, S) or token ids (n, L), as (n, D)."""
         run = self.trunk.encode_group if isinstance(self.trunk, Pooled) else self.trunk
         embeddings = self.projection(run(self.prepare(inputs)))
         return F.normalize(embeddings, dim=-1) if self.unit else embeddings

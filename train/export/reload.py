@@ -42,9 +42,9 @@ def leave_the_network() -> None:
 
 
 def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
-    """Raise ConnectionRefusedError for audit events of network access.
+    """Raise ConnectionRefusedError if Python reports a name look-up or a connection; this is an audit hook.
 
-    These are name look-ups and connections, except connections to paths of Unix sockets.
+    event, arguments: as Python passes them to a hook. Connections to the path of a Unix socket are allowed.
     """
     if event == "socket.getaddrinfo" or (event == "socket.connect" and isinstance(arguments[1], tuple)):
         raise ConnectionRefusedError(f"it asks the network ({event})")

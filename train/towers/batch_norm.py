@@ -1,7 +1,7 @@
 """The choices of model.batch_norm: which statistics batch norms use in training. In eval() all use running statistics.
 
 global: mean and variance of the global batch, so neither loss nor gradient depends on the number of ranks. For each
-channel, each rank sends the count, mean and squared deviations of its rows; in backward, two sums.
+channel, the forward pass exchanges each rank's count, mean and squared deviations, the backward pass two sums.
 
 per_chunk: mean and variance of each chunk on each rank, as in torch's own modules.
 
@@ -91,7 +91,7 @@ def batch_norms(towers: nn.Module) -> list[_BatchNorm]:
 def set_batch_norms(towers: nn.Module, choice: BatchNorm) -> None:
     """Make the batch norms of `towers` use the statistics that model.batch_norm=`choice` names, in place.
 
-    The towers must be in train() mode. The names of parameters and buffers stay.
+    The caller must put the towers in train() mode first. The names of parameters and buffers do not change.
     """
     kind, _ = CHOICES[choice]
     for norm in batch_norms(towers) if kind else ():
@@ -161,7 +161,8 @@ def _kind(kind: type[_BatchNorm], norm: type[_BatchNorm]) -> type[_BatchNorm]:
 def _over_ranks(norm: GlobalStatistics, x: Tensor) -> Tensor:
     """Normalise x by the mean and variance over all ranks, and update the running statistics of `norm`, as torch does.
 
-    Every rank must call it, because the ranks exchange their statistics.
+    x: (b, C, …), the input of `norm` on this rank, with C channels. Every rank must call it, because the ranks
+    exchange their statistics.
     """
     count, mean_C, var_C = _statistics(x.detach(), norm.counts)
     if norm.running_mean is not None and norm.running_var is not None and norm.num_batches_tracked is not None:
@@ -175,11 +176,11 @@ def _over_ranks(norm: GlobalStatistics, x: Tensor) -> Tensor:
 
 
 def _statistics(x: Tensor, counts: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the number of values per channel over all ranks, and the channels' means (C,) and variances (C,).
+    """Return the count of elements per channel over all ranks, and the channels' means (C,) and variances (C,).
 
-    x: (b, C, …). counts: whether the rows of this rank enter the statistics. The results are bit-equal on every rank,
-    in float32 or better. Each rank sums squared deviations from its own mean; the sums are merged as in Chan et al.
-    1979, which avoids cancellation. Every rank must call it.
+    x: (b, C, …), the input of a batch norm on this rank, with C channels. counts: whether the rows of this rank enter
+    the statistics. The results are bit-equal on every rank, in float32 or better. Each rank sums squared deviations
+    from its own mean; the sums are merged as in Chan et al. 1979, which avoids cancellation. Every rank must call it.
     """
     dims, channels = [dim for dim in range(x.ndim) if dim != 1], x.shape[1]
     var_C, mean_C = torch.var_mean(x.to(torch.promote_types(x.dtype, torch.float32)), dims, correction=0)
@@ -196,8 +197,8 @@ def _statistics(x: Tensor, counts: bool) -> tuple[Tensor, Tensor, Tensor]:
 class _Normalised(torch.autograd.Function):
     """Computes weight (x - mean) / sqrt(var + eps) + bias per channel; mean and var are over the rows of all ranks.
 
-    share: (1 / count), the weight of one value of x in mean and var, where count is the number of values per channel
-    over all ranks; 0 if the rows of this rank are left out of the statistics.
+    share: the weight of one element of x in mean and var. It is (1 / the count of elements per channel over all ranks),
+    or 0 if the rows of this rank are left out of the statistics.
     """
 
     @staticmethod
@@ -211,11 +212,12 @@ class _Normalised(torch.autograd.Function):
     @staticmethod
     @first_order_only
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return the gradients of x, weight and bias; that of x includes the paths through mean and var.
+        """Return the gradients of a batch norm's input x, weight and bias, and None for the other arguments of forward.
 
-        dx = (weight / std) (dy - mean(dy) - x̂ mean(dy x̂)), with dy the gradient of the output, x̂ = (x - mean) / std,
-        and means over the rows of all ranks. The first term is torch's backward with fixed statistics, the other two
-        are computed as a batch norm of x. Every rank must call it.
+        gradient: dy, the gradient of the output. The gradient of x includes the paths through the batch's mean and
+        variance: dx = (weight / std) (dy - mean(dy) - x̂ mean(dy x̂)), with x̂ = (x - mean) / std, and means over the
+        rows of all ranks. The first term is torch's backward with fixed statistics, the other two are computed as a
+        batch norm of x. Every rank must call it.
         """
         x, weight, mean, var, share = ctx.saved_tensors
         fixed = (x, weight, mean, var, None, None, False, ctx.eps, [True, True, True])

@@ -34,8 +34,9 @@ class FrozenCache:
     def __call__(self, compute: Callable[[Tensor], Tensor], inputs: Tensor, depends_on: Hashable) -> Tensor:
         """Return compute(inputs), (b, …), without gradient, taking rows from the cache where possible.
 
-        The bits of a row's output do not depend on the other rows. depends_on: all that the outputs depend on besides
-        `inputs` (precision, weights); when it changes, the cache is emptied.
+        compute: the frozen part of a tower. inputs: pixels (b, 3, S, S) or token ids (b, L). depends_on: a key of all
+        that the outputs depend on besides `inputs` (precision, weights); when it changes, the cache is emptied. The
+        bits of a row's output do not depend on the other rows.
         """
         if depends_on != self._depends_on:
             self._cached, self._free, self._depends_on = {}, self.capacity, depends_on
@@ -63,8 +64,9 @@ class FrozenCache:
     def _computed(self, compute: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
         """Return compute(inputs) for `inputs` of at most one block (the number of rows that is computed at a time).
 
-        A smaller input is filled up to a whole block by copies of its first row. For text inputs one row of a single
-        token is added, because attention takes another code path when nothing is masked.
+        compute: the frozen part of a tower. A smaller input is filled up to a whole block by copies of its first row.
+        For text inputs one row of a single token is added, because attention takes another code path when nothing is
+        masked.
         """
         count = len(inputs)
         block = torch.cat([inputs, inputs[:1].expand(BLOCK[inputs.device.type] - count, *inputs.shape[1:])])

@@ -52,7 +52,8 @@ class Pooled(nn.Module):
     def extra_repr(self) -> str:
         """Return the pooling and the padding id as text for repr().
 
-        The identity of kept embeddings contains it (eval.encode.embeddings.identity_of).
+        The digest that identifies embeddings saved on disk covers this text (eval.encode.embeddings.identity_of), so
+        embeddings of another pooling are never reused.
         """
         return f"pooling={self.pooling.name}, pad={self.pad}"
 

@@ -51,7 +51,7 @@ def refuse_code() -> None:
 
 
 def check_open_clip(key: str, model_cfg: Any) -> None:
-    """Raise ConfigError for an open_clip model configuration with absurd numbers, or one that asks to run foreign code.
+    """Raise ConfigError for an open_clip model configuration with sizes above our limits, or with foreign code to run.
 
     Foreign code is a tokenizer with trust_remote_code, or an attention kernel named in the settings of the text model.
     key: the configuration key of the model, for messages. model_cfg: the parsed JSON.
@@ -197,7 +197,7 @@ def check_settings(key: str, path: Path | None) -> dict[str, Any]:
     """Read a transformers config.json, check it, and return its content; return {} if `path` is None.
 
     key: the configuration key of the model, for messages. Raises ConfigError for quantised weights, which cannot be
-    trained, and for absurd numbers (see `check_numbers`).
+    trained, and for sizes above our limits (see `check_numbers`).
     """
     if path is None:
         return {}
@@ -213,7 +213,7 @@ def check_settings(key: str, path: Path | None) -> dict[str, Any]:
 
 
 def check_numbers(where: str, settings: Any, name: str = "") -> None:
-    """Raise ConfigError for numbers that no model has, such as 10⁹ layers, which would take for ever to build.
+    """Raise ConfigError for a size that no model has, such as 10⁹ layers, which would take for ever to build.
 
     where: the file or key that the message names. settings: any JSON value, checked recursively. name: the JSON key of
     this value; items of a list have the key of the list.

@@ -45,8 +45,8 @@ class SentenceFolder:
     """The settings of one SentenceTransformer folder, in terms of our configuration.
 
     name: the model's folder or published name. defaults: dotted configuration key → value. refused: dotted
-    configuration key → the folder's setting that this key cannot express, in words. prompts: prompt name → text. dense:
-    weight file of its Dense module, a linear layer. no_dense: why `dense` is None.
+    configuration key → text that describes the folder's setting that this key cannot express. prompts: prompt name →
+    text. dense: weight file of its Dense module, a linear layer. no_dense: why `dense` is None.
     """
 
     name: str
@@ -237,7 +237,8 @@ def _lengths(name: str, encoder: dict[str, Any], model_max_length: Any, fetch: b
 
     The limit is the encoder's setting, else the tokenizer's limit, else the number of position embeddings, which no
     limit exceeds. encoder: content of sentence_bert_config.json. model_max_length: limit in the tokenizer's settings,
-    untrusted. fetch: ask the hub for config.json. Raises ConfigError for a value that is no length.
+    untrusted. fetch: ask the hub for config.json. Raises ConfigError for a limit in `encoder` that
+    is not an integer of at least 2 and below 2²⁰.
     """
     settings = check_settings(name, file_of(name, "config.json", fetch))
     total, padding = settings.get("max_position_embeddings"), settings.get("pad_token_id", 1)

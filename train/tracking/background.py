@@ -1,7 +1,7 @@
 """Run trackers (W&B, TensorBoard) in threads of their own, and drop a tracker that fails or hangs.
 
-Nothing is lost by that, because metrics.jsonl has every record. A tracker costs a run at most TIMEOUT + CLEAN_UP
-seconds of waiting.
+Dropping a tracker loses no metric, because metrics.jsonl has every record. A tracker costs a run at most
+TIMEOUT + CLEAN_UP seconds of waiting.
 """
 
 from __future__ import annotations

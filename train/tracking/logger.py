@@ -39,7 +39,7 @@ class Logger:
     def conclude(self, panels: Sequence[Panels], report: Path | None) -> None:
         """Pass the last evaluation of the run to all sinks (files, console, trackers).
 
-        panels: one for each data set. report: path of report.html, None if it was not made.
+        panels: one Panels (tables, histograms) for each data set. report: path of report.html, None if it was not made.
         """
         for sink in self._sinks:
             sink.conclude(panels, report)
@@ -67,7 +67,7 @@ class Logger:
 class JsonLines(Sink):
     """Writes metrics.jsonl: each record at once, as a flat JSON object on a line of its own.
 
-    Numbers that are not finite become null. log: prints a line when the file cannot be written.
+    Metrics that are not finite become null. log: prints a line when the file cannot be written.
     """
 
     def __init__(self, path: Path, log: Callable[[str], None]) -> None:

@@ -46,7 +46,7 @@ class Sink:
     def conclude(self, panels: Sequence[Panels], report: Path | None) -> None:
         """Show the last evaluation of the run; subclasses of Sink for trackers send its panels.
 
-        panels: one for each data set. report: path of report.html, None if it was not made.
+        panels: one Panels (tables, histograms) for each data set. report: path of report.html, None if it was not made.
         """
 
     def flush(self) -> None:
