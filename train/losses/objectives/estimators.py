@@ -1,8 +1,7 @@
 """Estimators of the contrastive loss over the whole data set from small batches, with state for every sample.
 
 Legend: n samples; b pairs (x_i, y_i) on this rank, B on all ranks; τ temperature, s_ij score of x_i and y_j, d_ij =
-s_ij − s_ii; C_i the negatives of anchor i in the batch, m_i = |C_i|; a side ("x" or "y") names the anchors of one
-direction.
+s_ij − s_ii; C_i the negatives of anchor i in the batch, m_i = |C_i|; a side, "x" or "y", is that of the anchors.
 
 The exact loss needs g_i, the mean of e^(d_ij/τ) over all j of the data set. A batch gives the estimate ĝ_i =
 mean_{j∈C_i} e^(d_ij/τ). The expectation of log ĝ_i is too small (Jensen's inequality), and more so for smaller batches.
