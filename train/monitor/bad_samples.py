@@ -58,7 +58,7 @@ class BadSampleCounter:
         return self.total
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counts of bad samples so far, as JSON values for a checkpoint."""
+        """Return the counts and recent positions of bad samples, as a JSON dictionary for a checkpoint."""
         return {"total": self.total, "row": self._in_a_row, "last": self._last, "recent": self._recent}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

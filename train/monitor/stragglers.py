@@ -70,7 +70,7 @@ class Stragglers:
         """Compare the times of all ranks and warn of slow ones; call it after a step.
 
         Nothing is compared before the slowest rank has needed SPAN seconds of its own time. Every rank must call it,
-        because each sends two values to the others.
+        because each sends its two times (waiting for batches, computing) to the others.
         """
         if self._world.size == 1 or not self._steps:
             return

@@ -46,8 +46,9 @@ def main() -> None:
 def check_sweep(arguments: Sequence[str], configs: Sequence[TrainConfig]) -> None:
     """Check all runs of a python -m train command line before the first run begins.
 
-    arguments: the words of the command line; configs: one configuration per run. Raises ConfigError if `check` refuses
-    a configuration, if a key of the command line is read by no run, or if two runs have the same run folder.
+    arguments: the texts of the command line, such as "steps=10"; configs: one configuration per run. Raises ConfigError
+    if `check` refuses a configuration, if a key of the command line is read by no run, or if two runs have the same run
+    folder.
     """
     from dyad.train.cli.unread_keys import refuse_unread
     from dyad.train.run_folder.folder import run_folder
@@ -89,7 +90,7 @@ def _is_rank_0() -> bool:
 
 
 def check_arguments(arguments: list[str]) -> Path | None:
-    """Check the arguments of python -m train as main() does. launch/job.sh calls it before it starts many processes.
+    """Check the arguments of python -m train. launch/job.sh calls this before it starts many processes.
 
     Returns the run folder; None for a command line of several runs (-m), and for --cfg job, which only prints the
     configuration.

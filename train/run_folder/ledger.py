@@ -2,7 +2,7 @@
 
 {"step": …, "kind": …, …}; step: number of finished optimiser steps, including the step of the event. Kinds:
     substitute         a sample could not be used. id, shard, key, reason: of that sample; by: the id tried instead
-    nonfinite, spike   a step was skipped. first_id, last_id: of its batch; loss, grad_norm: their values
+    nonfinite, spike   a step was skipped. first_id, last_id: lowest and highest sample id of its batch; loss, grad_norm
 When a run resumes, entries after the step of its checkpoint are removed, as in metrics.jsonl. The file does not exist
 before the first event.
 """

@@ -60,7 +60,7 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
             self._in_flight = None
 
     def save_in_background(self, state: CheckpointState) -> None:
-        """Copy model and optimiser of `state` to host memory, let a thread write the checkpoint without waiting for it.
+        """Copy model and optimiser of `state` to host memory, let a thread write the checkpoint, and return at once.
 
         Call `wait` first. state.memory (per-sample state) is not copied: do not change it before the next `wait`.
         """

@@ -63,14 +63,15 @@ class Objective(nn.Module):
     ) -> ObjectiveResult:
         """Return the loss of the global batch and its metrics. The arguments are this rank's part, maybe empty.
 
-        x_bD, y_mD: embeddings, normalised here if the similarity is cosine. Scores are float32, or float64 for float64
-        embeddings. All other arguments except negatives and known_positives are int64, or whole numbers that
-        torch.as_tensor takes. sample_ids_b: indices of per-sample state. negatives: (b, k, D), k hard negatives per
-        row, or Columns (a list of further y items). positives, excluded: (P, 2), P pairs (local row, global column);
-        without positives, column i is the positive of row i; excluded pairs are in no sum. x_keys, y_keys: (b,), equal
-        for the same item; x_keys or y_keys is needed unless duplicates=keep. known_positives: keys of items that are
-        relevant to a row: columns with these keys are not among the row's negatives. more: arguments of single
-        objectives, for example lengths.
+        x_bD: the embeddings of this rank's b rows; y_mD: those of its m columns (y items). forward normalises them if
+        the similarity is cosine. Only SimCLR takes y_mD=None: x_bD then holds both views. Scores are float32, or
+        float64 for float64 embeddings. Every other argument is None if not given; ids, keys and lists of pairs are
+        int64, or integers that torch.as_tensor takes. sample_ids_b: indices of per-sample state. negatives: (b, k, D),
+        k hard negatives per row, or Columns (a list of further y items). positives, excluded: (P, 2), P pairs (local
+        row, global column); without positives, column i is the positive of row i; excluded pairs are in no sum. x_keys,
+        y_keys: (b,), equal for the same item; x_keys or y_keys is needed unless duplicates=keep. known_positives: keys
+        of items that are relevant to a row: columns with these keys are not among the row's negatives. more: arguments
+        that only single objectives take, for example lengths.
 
         Every rank must call it and give arguments of the same names, empty if it has none (k = 0). Per-sample state and
         running means change in training mode with gradients enabled, not under no_grad or inference_mode. Raises
@@ -108,10 +109,11 @@ class Objective(nn.Module):
         return ObjectiveResult(result.loss, {name: value.detach() for name, value in result.metrics.items()})
 
     def of_embeddings(self, x_bD: Tensor, y_mD: Tensor | None, **inputs: Any) -> ObjectiveResult:
-        """Return the loss and metrics for embeddings that are already normalised, if the similarity is cosine.
+        """Return the loss and metrics of the global batch. The caller must normalise first if the similarity is cosine.
 
-        inputs: the other arguments of Objective.forward (ids, keys, lists of pairs, hard negatives) by name, None where
-        not given. Raises ValueError for wrong shapes. Every rank must call it.
+        x_bD: the embeddings of this rank's b rows; y_mD: those of its m columns, None only for SimCLR. inputs: the
+        other arguments of Objective.forward (ids, keys, lists of pairs, hard negatives) by name, None where not given.
+        Raises ValueError for wrong shapes. Every rank must call it.
         """
         if y_mD is None or x_bD.ndim != 2 or y_mD.ndim != 2 or x_bD.shape[1] != y_mD.shape[1]:
             raise ValueError(f"x must be (b, D) and y (m, D), not {shapes(x_bD, y_mD)}")
@@ -148,7 +150,7 @@ class Objective(nn.Module):
             self.memory.undo()
 
     def _comparable(self, e_bD: Tensor) -> Tensor:
-        """Convert embeddings for the score computation: normalised in float32 if the similarity is cosine.
+        """Convert x or y embeddings for the score computation: normalised in float32 if the similarity is cosine.
 
         On a GPU the result has the type of the input, as a GPU multiplies half precision into float32. On a CPU half
         precision gains nothing and becomes float32.
@@ -175,7 +177,7 @@ class TemperatureObjective(Objective):
         self.logit_scale = nn.Parameter(torch.tensor(-math.log(options.temperature)), options.learnable)
 
     def scale(self, like: Tensor) -> Tensor:
-        """Return 1/τ, 0-d, in float32, or in float64 if `like` is float64."""
+        """Return 1/τ (τ: the temperature), 0-d, in float32, or in float64 if the tensor `like` is float64."""
         return self.logit_scale.to(torch.promote_types(like.dtype, torch.float32)).exp()
 
     def clamp_(self) -> None:

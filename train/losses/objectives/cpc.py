@@ -42,9 +42,9 @@ class Sequences:
     def of(x_bTD: Tensor, y_bTD: Tensor, lengths_b: Tensor | None) -> Sequences:
         """Make Sequences from this rank's contexts and encodings, and gather y and the lengths of all ranks.
 
-        T: the number of steps to which the sequences are padded. lengths_b: the number of steps of each sequence, by
-        default T. Raises ValueError if there is not one length for each sequence, if a length is outside 0 … T and, on
-        all ranks, if ranks have different T. Every rank must call it.
+        x_bTD: contexts; y_bTD: encodings; T: the number of steps to which all sequences are padded. lengths_b: the
+        number of steps of each sequence; None: T for all. Raises ValueError if there is not one length for each
+        sequence, if a length is outside 0 … T and, on all ranks, if ranks have different T. Every rank must call it.
         """
         layout, steps = Layout.of(x_bTD, x_bTD.transpose(0, 1))
         if len(set(steps.sizes)) > 1:
@@ -97,7 +97,8 @@ class Cpc(TemperatureObjective):
 
         A prediction of step u is made from the context of one earlier step. Its loss is log(1 + Σ_{j≠i} e^{a_ij −
         a_ii}), with i its own sequence, j the others and a the logits; its score is that with the encoding of its own
-        sequence. candidates: how many sequences of all ranks reach step u. Every rank must call it.
+        sequence. sequences: the batch. candidates: how many sequences of all ranks reach step u. Every rank must call
+        it.
         """
         layout, lengths_B, y_BD = sequences.layout, sequences.lengths_B, sequences.y_TBD[u]
         contexts = sequences.x_TbD[max(0, u - self.options.horizons) : u]

@@ -7,7 +7,7 @@ direction.
 The exact loss needs g_i, the mean of e^(d_ij/τ) over all j of the data set. A batch gives the estimate ĝ_i =
 mean_{j∈C_i} e^(d_ij/τ). The expectation of log ĝ_i is too small (Jensen's inequality), and more so for smaller batches.
 So each sample keeps a running mean u_i ← (1−γ) u_i + γ ĝ_i with rate γ, and ∇ĝ_i / u_i estimates the gradient of log
-g_i (Wang & Yang 2022, arXiv:2202.12396). All numbers are computed as logs, without overflow and without an ε in a
+g_i (Wang & Yang 2022, arXiv:2202.12396). ĝ_i and u_i are computed as logs, without overflow and without an ε in a
 denominator. With γ = 1 and the whole data set as batch, everything is exact.
 
 The value of a loss is computed from u, and its gradient is that of the estimator: zero_with_gradient gives a term with
@@ -40,9 +40,9 @@ Numbers = dict[str, Tensor]  # by side or by name
 
 
 def sample_state(options: EstimatorOptions, **initial: float) -> SampleState:
-    """Create the per-sample state of an objective: log u and the numbers in `initial`, for the anchors of each side.
+    """Create the per-sample state of an objective: log u and the entries of `initial`, for the anchors of each side.
 
-    u: the running mean of a sample's exponentials. initial: name → the value before the first batch of a sample. A
+    u: the running mean of a sample's exponentials. initial: name → the initial value of a per-sample parameter. A
     stored name ends in its side, for example "log_u_x". Raises ConfigError if options.num_samples is not set.
     """
     if options.num_samples is None:
@@ -76,8 +76,7 @@ class StateBatch:
     def of(objective: Objective, batch: GatheredBatch) -> StateBatch:
         """Read the state of the samples in `batch` and find its anchors and negatives. Every rank must call it.
 
-        If a sample occurs twice in the batch, its pairs with its own copy are masked by sample id: it is no negative of
-        itself.
+        If a sample occurs twice in the batch, its pairs with its own copy are masked: it is no negative of itself.
         """
         options, memory = objective.options, objective.memory
         assert memory is not None
@@ -100,10 +99,7 @@ class StateBatch:
         return self.batch.rows.own
 
     def old(self, name: str) -> Numbers:
-        """Return stored per-sample numbers as they were before this step, for the batch's samples: side → (B,).
-
-        name: which numbers, such as "log_u".
-        """
+        """Return the stored entry `name` (such as "log_u") of the batch's samples before this step: side → (B,)."""
         return {side: self.read.old[f"{name}_{side}"] for side in self.anchors}
 
     def log_g(self, rows_b: Tensor, columns_M: Tensor, a_x_b: Tensor, a_y_b: Tensor) -> Numbers:
@@ -145,14 +141,15 @@ class StateBatch:
         return torch.stack(terms).sum()
 
     def share(self, side: str) -> Tensor:
-        """Return the factor, 0-d, from the sum over this rank's anchors of a side to this rank's share of the loss."""
+        """Return the 0-d factor that turns the sum over this rank's anchors of `side` into the rank's loss share."""
         return self.anchors[side].share * (0.5 if self.options.directions is Directions.mean else 1.0)
 
     def result(self, loss: Tensor, updated: dict[str, UpdatedMeans], new: Numbers, **more: Tensor) -> ObjectiveResult:
-        """Store the new log u and the numbers `new` if the step is training, and return the loss with its metrics.
+        """Store the new log u and the entries of `new` if the step is training; return the loss with its metrics.
 
-        updated: the running means by side. new: further per-sample numbers to store, by name and side. more: further
-        metrics. The metric staleness is the mean |log u − log ĝ| over the anchors of the batch that have negatives.
+        loss: this rank's share. updated: log ĝ and the new running means log u, by side. new: further per-sample
+        parameters to store, (B,) by "<name>_<side>". more: further metrics, 0-d. The metric staleness is the mean
+        |log u − log ĝ| over the anchors of the batch that have negatives.
         """
         if self.training:
             self.memory.write(self.read, {f"log_u_{side}": m.log_u_B for side, m in updated.items()} | new)
@@ -220,11 +217,11 @@ class SogCLR(TemperatureObjective):
         return state.result(state.mean(terms), updated, {})
 
     def of_anchors(self, log_u_b: Tensor, zero_b: Tensor, tau: Tensor) -> Tensor:
-        """Return the loss of each anchor, (b,), from log u. zero_b: zeros with the gradient of log u; tau: 0-d."""
+        """Return the loss of each anchor, (b,), from log u. zero_b: zeros with the gradient of log u; tau: τ, 0-d."""
         return tau * (log_u_b + zero_b)
 
     def in_g(self, scale: Tensor) -> Tensor:
-        """Return the factor 1/τ of the scores inside ĝ (the batch's mean exponential), which FastClipV0 overrides."""
+        """Return scale (1/τ), the factor of scores in ĝ (batch mean of e^(d_ij/τ)). FastClipV0 alters its gradient."""
         return scale
 
 
@@ -266,24 +263,24 @@ def kl_robust(log_u_b: Tensor, zero_b: Tensor, tau: Tensor, rho: float) -> Tenso
 
 
 class Leaves:
-    """Copies of embeddings and per-sample numbers, from which forward computes a loss and differentiates it at once.
+    """Copies of embeddings and per-sample parameters, from which forward computes a loss and differentiates it at once.
 
-    iSogCLR and NUCLR update per-sample numbers in forward and need their gradients there. The pass over the scores that
-    computes these gradients also computes those of the embeddings, which are stored for the caller's backward.
+    iSogCLR and NUCLR update per-sample parameters (τ_i, ζ_i) in forward and need their gradients there. The pass over
+    the scores that computes these gradients also computes those of the embeddings, stored for the caller's backward.
     """
 
     def __init__(self, batch: GatheredBatch, numbers: Numbers) -> None:
-        """Copy the embeddings of `batch` and the per-sample `numbers` (side → (B,)), with gradients of their own."""
+        """Copy the embeddings of `batch` and the per-sample parameters `numbers` (side → (B,)), with own gradients."""
         self._outer = batch
         x_bD, y_MD = (e.detach().requires_grad_() for e in (batch.x_bD, batch.y_MD))
         self.batch = replace(batch, x_bD=x_bD, y_MD=y_MD)
         self.numbers = {side: values_B.detach().requires_grad_() for side, values_B in numbers.items()}
 
     def differentiated(self, loss: Tensor) -> tuple[Tensor, Numbers]:
-        """Return the loss, connected to the caller's embeddings, and its gradient in the per-sample numbers.
+        """Return the loss, connected to the caller's embeddings, and its gradient in the per-sample parameters.
 
         The gradient is side → (B,), summed over ranks. loss: this rank's share, computed from the leaves (the copies of
-        embeddings and numbers). Every rank must call it.
+        embeddings and parameters). Every rank must call it.
         """
         rows, inner = self._outer.rows, (self.batch.x_bD, self.batch.y_MD)
         # the gradient of a mean could underflow in float16, so that of the sum over anchors is taken and divided after
@@ -304,12 +301,13 @@ def momentum_step(
     clip: float = math.inf,
     bounds: tuple[float, float] = (-math.inf, math.inf),
 ) -> tuple[Numbers, Numbers]:
-    """Take one step of gradient descent with momentum on the stored numbers `name` of the samples in the batch.
+    """Take one step of gradient descent with momentum on the parameter `name` (tau or zeta) of the batch's samples.
 
-    gradients: of the loss in these numbers, side → (B,). clip: the largest absolute gradient. bounds: the range of the
-    numbers. The first gradient of a sample starts its running mean; a sample without negatives keeps its numbers.
-    Returns (1) the numbers and their running mean gradients after the step, (B,) by name and side; (2) metrics: the
-    QUANTILES of the numbers over the anchors of the batch, 0-d each.
+    Each sample has its own parameter, stored in `state`. updated: log ĝ and log u by side; a sample without negatives
+    (log ĝ = −inf) keeps its parameter. gradients: ∂loss/∂parameter of each sample, side → (B,). lr: learning rate.
+    momentum: weight of the old running mean gradient, which starts with a sample's first gradient. clip: the largest
+    absolute gradient. bounds: the range of the parameter. Returns (1) parameters and running mean gradients after the
+    step, (B,) by name and side; (2) metrics: the QUANTILES of the parameter over the batch's anchors, 0-d each.
     """
     new, velocities = {}, {}
     for side, m in updated.items():

@@ -78,7 +78,7 @@ class LogisticFormula:
     offsets_M: Tensor | None = None
 
     def pair_logits(self, batch: GatheredBatch, scale: Tensor) -> Tensor:
-        """Return the logits of the batch's positive pairs, (P,), in the order of the batch's list. scale: 1/τ."""
+        """Return the logits of the batch's positive pairs, (P,), in list order. scale: 1/τ (τ: temperature)."""
         a_P = scale * batch.pair_scores() + self.shift
         return a_P if self.offsets_M is None else a_P + self.offsets_M[batch.positive_indices()[1]]
 
@@ -257,9 +257,10 @@ def nce_from_log_u(
     """Return the NCE loss of an unnormalised model u/Z: mean_data sp(−a) + k mean_noise sp(a), 0-d.
 
     a = log u − log Z − log q − log k; sp(a) = log(1 + e^a); q: the noise density (Gutmann & Hyvärinen 2012).
-    log_u_data, log_q_data: log u and log q at this rank's data points, any shape; log_u_noise, log_q_noise: at noise
-    points drawn from q. k: noise points per data point in the model, by default their ratio over all ranks. log_z: log
-    Z, a number or a parameter. The mean over ranks of the result is the loss of all points. Every rank must call it.
+    log_u_data, log_q_data: log u and log q at this rank's data points, any shape; log_u_noise, log_q_noise: the same at
+    noise points drawn from q. k: noise points per data point in the model, by default their ratio over all ranks.
+    log_z: log Z, a float or a parameter. The mean over ranks of the result is the loss of all points. Every rank must
+    call it.
 
     Raises ValueError, on all ranks, where log q is not finite: q must be positive wherever there are data.
     """

@@ -2,7 +2,7 @@
 
 Legend: R rows of this rank, r one of them or, as a shape, the number of rows in a slice; M columns of all ranks; losses
 ℓ_rj = ℓ(s_rj − p_r) over the m_r columns j that row r does not leave out (its candidates C_r), s_rj score, p_r the
-score of the row's positive; τ temperature, φ divergence, φ* its conjugate, w the weights of the worst case, ν a number
+score of the row's positive; τ temperature, φ divergence, φ* its conjugate, w the weights of the worst case, ν a scalar
 per row that is minimised over.
 
     OCE_r = min_ν τ/m_r Σ_j φ*((ℓ_rj − ν)/τ) + ν = max_{w ≥ 0, Σw = 1} Σ_j w_j ℓ_rj − τ/m_r Σ_j φ(m_r w_j)
@@ -126,14 +126,14 @@ class Losses:
     ) -> Tensor:
         """Return the sum of f over the scores of all pairs that are not excluded, 0-d.
 
-        factors_R: the factor of each row in the sum. rows: further inputs of f with one value per row, (R,) each.
-        parameters: further inputs, 0-d each. Computed by pair_sum of sums/pair_sum.py.
+        f: a function of the scores and of further inputs: `rows`, tensors (R,) with one entry per row, and
+        `parameters`, 0-d each. factors_R: the factor of each row in the sum. Computed by pair_sum of sums/pair_sum.py.
         """
         scores = self.x_RD, self.y_MD, self.exclusion
         return pair_sum(f, *scores, row_factors_b=factors_R, rows=rows, parameters=parameters)
 
     def mean(self, values_R: Tensor) -> Tensor:
-        """Return the sum of values_R weighted by weights_R, 0-d.
+        """Return the sum over rows of values_R (one term per row, such as its OCE) weighted by weights_R, 0-d.
 
         Its mean over ranks is the mean over the rows of all ranks that are not skipped.
         """
@@ -160,7 +160,7 @@ class Solution:
 class OCE(ABC):
     """The optimised certainty equivalent (OCE) for one divergence: its conjugate φ*, and how to solve for ν.
 
-    ν is the number per row at which the OCE is minimal; symbols as in the module docstring. Subclasses implement
+    ν is the scalar per row at which the OCE is minimal; symbols as in the module docstring. Subclasses implement
     `conjugate`, and `solve_rows` or `solve`. metric: the name of the metric of the worst-case weights that solve_rows
     returns.
     """

@@ -3,7 +3,7 @@
     L = mean_i mean_{p∈P_i} OCE_{j∈C_i} ℓ(s_ij − s_ip)
 
 Legend: i an anchor, P_i its positives, C_i its candidates; s_ij scores, ℓ the pair loss, τ temperature; OCE the
-optimised certainty equivalent of oce.py, which minimises over a number ν per row; φ* the conjugate of its divergence.
+optimised certainty equivalent of oce.py, which minimises over a scalar ν per row; φ* the conjugate of its divergence.
 See Zhu et al. 2022, arXiv:2203.00176, for partial AUC, and Qiu et al. 2023, arXiv:2305.11965, for contrastive learning.
 KL with the identity as pair loss is one direction of GCL.
 
@@ -39,7 +39,7 @@ SIDES = {Directions.x: "x", Directions.y: "y", Directions.sum: "xy", Directions.
 class RobustObjective(TemperatureObjective):
     """An objective made of optimised certainty equivalents (OCE), with anchors x, y or both.
 
-    An OCE minimises over a number ν per row. sides: "x", "y" or "xy", the sides with anchors. nu: with options.nu=sgd a
+    An OCE minimises over a scalar ν per row. sides: "x", "y" or "xy", the sides with anchors. nu: with options.nu=sgd a
     parameter with one ν per side, NaN before the first batch. With options.nu=state, `memory` holds one ν for each
     sample and side.
     """
@@ -89,10 +89,10 @@ class RobustObjective(TemperatureObjective):
         return value, {name: losses.mean(values_R) for name, values_R in of_rows.items()}
 
     def _with_sgd(self, losses: dict[str, Losses], tau: Tensor, rows: Layout) -> list[tuple[Tensor, Metrics]]:
-        """Return the value and metrics of each side, with one learned number ν for all rows of a side.
+        """Return the OCE and metrics of each side, with one learned scalar ν for all rows of a side.
 
         The gradient of ν is 1 − mean_r mean_j φ*'((ℓ_rj − ν)/τ), over rows r and their losses ℓ_rj; φ* is the conjugate
-        of the divergence. rows: which rank holds which samples.
+        of the divergence. losses: the losses of the rows by side. tau: τ. rows: which rank holds which samples.
         """
         of_sides = []
         for nu, of_side in zip(self._learning_nu([*losses.values()], tau.detach(), rows), losses.values(), strict=True):
@@ -105,7 +105,8 @@ class RobustObjective(TemperatureObjective):
         """Return the learned ν of each side; in its first batch, ν is the largest of the rows' own minimisers.
 
         The own minimiser of a row is the ν_r at which its OCE is minimal. With ν above ν_r, the OCE grows at most by ν
-        − ν_r; with ν below, it would grow by e^((ν_r − ν)/τ) for KL. Every rank must call it.
+        − ν_r; with ν below, it would grow by e^((ν_r − ν)/τ) for KL: so a ν that is too large does less harm. losses:
+        one entry per side. tau: τ. rows: which rank holds which samples. Every rank must call it.
         """
         self._nu_began = False
         self._nu_is_known = self._nu_is_known or not self.nu.isnan().any()
@@ -126,10 +127,11 @@ class RobustObjective(TemperatureObjective):
     def _with_state(
         self, losses: dict[str, Losses], tau: Tensor, sample_ids_b: Tensor | None, rows: Layout
     ) -> list[tuple[Tensor, Metrics]]:
-        """Return the value and metrics of each side with a ν_i for each sample, and make a gradient step on every ν_i.
+        """Return the OCE and metrics of each side with a ν_i for each sample, and make a gradient step on every ν_i.
 
-        A sample in its first batch has no ν_i yet and takes the ν_i at which its OCE is minimal. Every rank must call
-        it.
+        A sample in its first batch has no ν_i yet and takes the ν_i at which its OCE is minimal. losses: the losses of
+        the rows by side, one row per sample. sample_ids_b: the samples' indices in the stored state. rows: which rank
+        holds which samples. Every rank must call it.
         """
         assert self.memory is not None
         read = self.memory.read(sample_ids_b, rows, tau.dtype)
@@ -144,7 +146,7 @@ class RobustObjective(TemperatureObjective):
         return of_sides
 
     def _stepped(self, losses: Losses, tau: Tensor, old_b: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the value of the rows' OCE at the old ν, 0-d, and the new ν of each row after a gradient step, (b,).
+        """Return the weighted sum of the rows' OCE at the old ν, 0-d, and each row's ν after a gradient step, (b,).
 
         old_b: the stored ν of each row, NaN if it has none yet. A row without a stored ν takes the minimising ν (closed
         form), where its OCE has a gradient even if the sum has a kink at ν (CVaR).

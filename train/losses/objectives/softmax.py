@@ -179,7 +179,7 @@ def core_terms(
     """Return the means over anchors of f_i/τ = LSE_{j∈C_i}(d_ij/τ) − c_i for rows and for columns, 0-d each.
 
     c_i is 0 (partition=sum) or log m_i (partition=mean). The results are this rank's shares: their means over ranks are
-    the values on the global batch. Symbols as in the module docstring.
+    the means over the anchors of the global batch. Symbols as in the module docstring.
 
     related: the candidates and positives of the batch. in_sum_P: whether each listed positive is in C_i. sums: N_i =
     LSE_{j∈C_i∖P_i} a_ij (over the negatives alone) for rows (b,) and columns (M,). scale: 1/τ. options: see the last
@@ -237,10 +237,10 @@ class DirectionSums:
         return torch.logaddexp(torch.where(valid, self.log_sums[index] - a, 0.0), log_positives) - c
 
     def over_positives(self, values_P: Tensor) -> Tensor:
-        """Return the log-sum-exp of values_P over the listed positives of each anchor, one value per anchor.
+        """Return the log-sum-exp of values_P over the listed positives of each anchor, one entry per anchor.
 
-        values_P: one value per listed positive pair. An anchor without positives gets −inf. If `layout` is given (the
-        pairs of an anchor lie on several ranks), every rank must call it.
+        values_P: one exponent (such as the logit) per listed positive pair. An anchor without positives gets −inf. If
+        `layout` is given (the pairs of an anchor lie on several ranks), every rank must call it.
         """
         anchor_P = torch.arange(len(self.log_sums), device=values_P.device)[self.index]
         highest = torch.full_like(self.log_sums.detach(), -math.inf)

@@ -4,7 +4,7 @@ Legend: b pairs (x_i, y_i) on this rank, B on all W ranks, D width; X, Y (B, D) 
 XᵀX/B, M_Y = YᵀY/B (D, D) their second moments.
 
 Σ_ij <x_i, y_j>² = tr(XᵀX YᵀY), so only the scores of own pairs are computed and nothing is gathered: ranks sum D²
-numbers for each moment, which costs 2·b·D² flops.
+matrix entries for each moment, which costs 2·b·D² flops.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class MomentObjective(Objective, ABC):
 
     @abstractmethod
     def of_pairs(self, x_bD: Tensor, y_bD: Tensor, layout: Layout) -> ObjectiveResult:
-        """Return the loss and metrics for the pairs of this rank; the embeddings are float32 or float64.
+        """Return the loss and metrics. x_bD, y_bD: this rank's pairs (x_i, y_i), float32 or float64.
 
         layout: which rank holds which pairs. Every rank must call it.
         """
@@ -173,7 +173,7 @@ def moment_errors(moments_2DD: Tensor) -> dict[str, Tensor]:
 
 
 def effective_rank(c_DD: Tensor) -> Tensor:
-    """Return the effective rank (Σ σ²)² / (Σ σ⁴) of a matrix with the singular values σ.
+    """Return the effective rank (Σ σ²)² / (Σ σ⁴) of the matrix c_DD with the singular values σ.
 
     It is D if all σ are equal, 1 if one dominates, and 0 for a zero matrix.
     """
