@@ -220,10 +220,7 @@ class SogCLR(TemperatureObjective):
         return tau * (log_u_b + zero_b)
 
     def in_g(self, scale: Tensor) -> Tensor:
-        """Return scale = 1/τ as the factor of scores inside ĝ (the batch's mean exponential).
-
-        FastClipV0 overrides this to change the gradient.
-        """
+        """Return scale (1/τ), the factor of scores in ĝ (batch mean of e^(d_ij/τ)). FastClipV0 alters its gradient."""
         return scale
 
 
