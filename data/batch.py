@@ -1,8 +1,8 @@
 """The batches that data sets give to the trainer: inputs of two sides, x and y (such as picture and text), ids and
 keys.
 
-Letters in shapes: b samples of this rank; k extra items of the y side; P known pairs of a row and a key; L tokens of a
-text; H, W height and width of a picture.
+Letters in shapes: b samples of this rank; k extra items of the y side, such as hard negatives; P pairs of a row of the
+batch and an item known to be relevant to this row; L tokens of a text; H, W height and width of a picture.
 """
 
 from __future__ import annotations

@@ -203,8 +203,8 @@ class DataConfig:
 
     @property
     def tolerated(self) -> int:
-        """The number of bad samples in a row that stops the run, when bad samples are replaced; 0 when
-        data.bad_samples=stop, so that none is replaced."""
+        """The number of consecutive bad (damaged or incomplete) samples at which the run stops. Fewer are replaced by
+        other samples. 0 with data.bad_samples=stop: none is replaced, the first one stops the run."""
         return self.bad_in_a_row if self.bad_samples is BadSamples.substitute else 0
 
     def __post_init__(self) -> None:

@@ -14,8 +14,9 @@ SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 def end_with_parent() -> None:
     """Let the kernel kill this process when the thread that started it ends. Does nothing on systems other than Linux.
 
-    If the parent process has already ended, this process exits at once. The parent's process id comes from
-    multiprocessing, or for a trainer from the environment variable DYAD_AGENT, which launch/torchrun.sh sets.
+    If the parent process has already ended, this process exits at once. To notice this, the parent's process id is
+    taken from multiprocessing or, in a training process, from the environment variable DYAD_AGENT (the process id of
+    torchrun, set by launch/torchrun.sh). Without either there is no such check.
     """
     if sys.platform != "linux":
         return

@@ -1,8 +1,7 @@
 """Parse key=value command lines and print their help, for all commands except training.
 
-A dataclass describes the keys of a command: names, types, defaults and meanings (`data.config.described`). A value is
-taken literally, so braces need no quotes; one pair of quotes around it is dropped. Imports nothing heavy, such as
-torch.
+A dataclass describes the keys of a command: their names, types, defaults and help lines. A value is taken literally, so
+braces need no quotes; one pair of quotes around a value is dropped. Imports nothing heavy, such as torch.
 """
 
 from __future__ import annotations

@@ -132,8 +132,8 @@ def exit_with(code: int, everywhere: bool = False) -> NoReturn:
 
     The environment variable DYAD_EXIT_CODE, which launch/torchrun.sh sets, names the file. The file keeps the least
     code of all processes, because an error on one rank makes the other ranks lose a peer, and they then end with the
-    high code 4. everywhere: whether all processes of the run end with this error; the process itself then exits with 0
-    if there is such a file.
+    high code 4. everywhere: whether all processes of the run end with this error. If so, and if the variable is set,
+    the process exits with 0, which torchrun takes for success; the code is then only in the file.
     """
     if name := os.environ.get("DYAD_EXIT_CODE"):
         file = Path(name)

@@ -119,7 +119,8 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_lines(path: Path, log: Callable[[str], None] = lambda line: None) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Yield each valid line of metrics.jsonl or ledger.jsonl, and its record: a JSON object with an integer `step`.
+    """Yield each valid line of the JSON-lines file at `path` (metrics.jsonl or ledger.jsonl of a run), and its record:
+    the parsed line, a JSON object with an integer field `step`.
 
     Invalid lines are left out, and `log` gets a message with their line numbers. An invalid last line without a
     newline, which a killed process leaves, is not reported.
@@ -163,8 +164,8 @@ class LineFile:
             self._flush()
 
     def write(self, line: str) -> None:
-        """Append a line of text, with a newline, to the file. A line that cannot be written waits in memory for the
-        next write."""
+        """Append a line of text and a newline to this object's file, such as metrics.jsonl. A line that cannot be
+        written waits in memory for the next write; no error is raised."""
         with self._lock:
             self._waiting += line.encode() + b"\n"
             was_failing, self._failing = self._failing, False
@@ -179,14 +180,15 @@ class LineFile:
                 self._log(f"{self._path} has all its lines again")
 
     def sync(self) -> None:
-        """Write all lines that wait in memory to the file and wait until the disk holds them. Raises OSError when they
-        cannot be written."""
+        """Append the lines that wait in memory, because an earlier write failed, to this object's file. Then wait by
+        fsync until the disk holds the whole file. Raises OSError when this fails."""
         with self._lock:
             file = self._flush()
         os.fsync(file.fileno())
 
     def close(self) -> None:
-        """Write all lines that wait in memory to the file, or log how many lines are lost, and close the file."""
+        """Append the lines that wait in memory, because an earlier write failed, to this object's file, and close the
+        file. If they cannot be written, they are lost, and a logged message gives their number."""
         with self._lock:
             try:
                 self._flush()
@@ -197,8 +199,8 @@ class LineFile:
                 self._file.close()
 
     def _flush(self) -> FileIO:
-        """Append all bytes that wait in memory to the file and return the open file. On an OSError the file keeps its
-        old length and the bytes stay in memory."""
+        """Append all bytes that wait in memory to this object's file, opened if needed, and return the open file. On an
+        OSError, which is raised, the file keeps its old length and the bytes stay in memory."""
         self._file = file = self._file or self._path.open("ab", buffering=0)
         end, written = os.fstat(file.fileno()).st_size, 0
         try:

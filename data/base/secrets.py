@@ -53,7 +53,7 @@ def without_credentials(text: str) -> str:
 def without_secrets(tree: Any, by_name: bool = False) -> Any:
     """Return a copy of a JSON value with `without_credentials` applied to its strings, except the keys of mappings.
 
-    by_name: whether strings under names like api_key or password are hidden completely.
+    by_name: whether each string under a name like api_key or password is replaced by '[redacted]'.
     """
     if isinstance(tree, str):
         return without_credentials(tree)
@@ -66,8 +66,8 @@ def without_secrets(tree: Any, by_name: bool = False) -> Any:
 
 
 def redacted(tree: Any) -> Any:
-    """Return a copy of a JSON value that may be sent to other machines: without credentials in its strings, and without
-    strings under names like api_key or password."""
+    """Return a copy of a JSON value that may be sent to other machines. Credentials in its strings are removed, and
+    each string under a name like api_key or password is replaced by '[redacted]'."""
     return without_secrets(tree, by_name=True)
 
 

@@ -20,7 +20,7 @@ class Connection:
     ports: frozenset[int] = field(compare=False)
 
     def shut_down(self) -> None:
-        """Shut a TCP connection down in both directions, also for other processes that share its socket. A listening
+        """Shut this TCP connection down in both directions, also for other processes that share its socket. A listening
         socket stays open."""
         with suppress(OSError):  # closed, or not connected
             if os.fstat(self.descriptor).st_ino == self.inode:
@@ -29,8 +29,8 @@ class Connection:
                     copy.shutdown(socket.SHUT_RDWR)
 
     def close_here(self) -> None:
-        """Close a socket in this process only. Its file descriptor then refers to /dev/null, so that later use of the
-        socket fails."""
+        """Close this TCP socket in this process only. Its file descriptor then refers to /dev/null, so that later use
+        of the socket fails."""
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, self.descriptor)
         os.close(null)

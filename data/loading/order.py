@@ -1,8 +1,9 @@
 """The order of training samples: which sample ids each optimiser step uses, as a function of (seed, epoch, position).
 
-No list of ids is kept, and no state. The ids of an epoch are rotated, so that each epoch leaves out other ids after its
-last full batch. Chunks of CHUNK consecutive ids are permuted; then single samples are permuted inside windows of at
-least WINDOW positions. The order does not depend on the world size, the number of workers or the division into shards.
+No list of ids is kept, and no state. An epoch leaves out the samples that do not fill its last batch; the ids are
+rotated from epoch to epoch, so that each epoch leaves out other samples. Chunks of CHUNK consecutive ids are permuted;
+then single samples are permuted inside windows of at least WINDOW positions. The order does not depend on the world
+size, the number of workers or the division into shards.
 
 G is the number of samples in a global batch, over all ranks.
 """
@@ -77,8 +78,9 @@ class Order:
         return step // self.steps_per_epoch, self.ids(step)[first:last]
 
     def _shuffled(self, position: Ids, epoch: int) -> Ids:
-        """Map positions of an epoch, (n,) int64, to their places after the shuffle. The shuffle is a permutation of all
-        positions that the epoch uses, first inside windows (ranges of consecutive positions), then of whole chunks."""
+        """Map positions in an epoch's sample order to positions in its unshuffled order, not yet rotated. position:
+        (n,) int64, each below the number of samples that the epoch uses. The map is a permutation: first inside windows
+        (ranges of consecutive positions), then of whole chunks."""
         windows = self._used // self._window
         window = np.minimum(position // self._window, windows - 1)  # the last one takes the rest
         result = np.empty_like(position)
@@ -90,9 +92,9 @@ class Order:
         return permuted_chunks(result, self._used, self._chunk, self._keys(epoch, "chunks"))
 
     def _base_ids(self, appearance: Ids, epoch: int) -> Ids:
-        """Return the sample id at each of the given positions of an unshuffled epoch. In an unshuffled epoch the
-        sources follow one another, and the samples of a source occur as often as its weight says. appearance: (n,)
-        int64, the positions."""
+        """Return the sample id at each position of an unshuffled epoch. appearance: (n,) int64, the positions. In an
+        unshuffled epoch the sources follow one another, and a source of weight w gives each sample ⌊w⌋ times and a
+        random share w - ⌊w⌋ of its samples once more."""
         result = np.empty_like(appearance)
         first_id = 0
         for source, (size, weight) in enumerate(zip(self.sizes, self.weights, strict=True)):
@@ -145,8 +147,8 @@ def permuted(value: Ids, size: int, keys: Sequence[int]) -> Ids:
 
 
 def _feistel(value: np.ndarray, low_bits: np.uint64, high_bits: np.uint64, keys: Sequence[int]) -> np.ndarray:
-    """Map the integers `value` by a bijection of [0, 2^(low_bits + high_bits)), a Feistel network: each round changes
-    one half of the bits by a hash of the other half. keys: one random integer per round."""
+    """Map the integers `value` by a Feistel network, a bijection of [0, 2^(low_bits + high_bits)). Each round XORs the
+    low_bits lower bits with a hash of the high_bits upper bits, or the reverse. keys: one random integer per round."""
     one = np.uint64(1)
     low, high = value & ((one << low_bits) - one), value >> low_bits
     for number, key in enumerate(keys):
@@ -158,7 +160,8 @@ def _feistel(value: np.ndarray, low_bits: np.uint64, high_bits: np.uint64, keys:
 
 
 def _hash(value: np.ndarray, key: int) -> np.ndarray:
-    """Hash 64-bit integers by SplitMix64's mixer (Steele, Lea and Flood 2014). The products wrap at 2^64 on purpose."""
+    """Hash unsigned 64-bit integers by SplitMix64's mixer (Steele, Lea and Flood 2014). key: an integer that is XORed
+    to them first, so that each key gives another hash. The products wrap at 2^64 on purpose."""
     mixed = (value ^ np.uint64(key)) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return mixed ^ (mixed >> np.uint64(31))

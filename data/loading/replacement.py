@@ -1,11 +1,10 @@
-"""Replace training samples that cannot be used by others. The choice is a function of (seed, epoch, sample id,
-attempt).
+"""Replace bad training samples, which are damaged or incomplete, with other samples.
 
-Therefore all ranks, any number of workers and a resumed run choose the same replacement without communication. The
-replacement comes from the same source and has its own id, content keys and random augmentation, as if the order of
-samples had chosen it. `Batch.bad` lists the replaced samples. Only a SampleError leads to a replacement. A missing or
-changed shard and failing storage stop the run: they can be repaired, and a run that went on without them would not be
-reproducible.
+The choice of a replacement is a function of (seed, epoch, sample id, attempt). Therefore all ranks, any number of
+workers and a resumed run choose the same replacement without communication. The replacement comes from the same source
+and has its own id, content keys and random augmentation, as if the order of samples had chosen it. `Batch.bad` lists
+the replaced samples. Only a SampleError leads to a replacement. A missing or changed shard and failing storage stop the
+run: they can be repaired, and a run that went on without them would not be reproducible.
 """
 
 from __future__ import annotations
@@ -50,12 +49,12 @@ class Replacements:
         read: Callable[[int, int], T],
         origin: Callable[[int], tuple[str, str]],
     ) -> tuple[list[T], tuple[BadSample, ...]]:
-        """Load the samples of a batch: call read(epoch, sample_id) for each of `positions`. Return the results, and a
-        record of each replaced sample.
+        """Load the samples of a batch: call read(epoch, sample_id) for each pair in `positions`. Return the results,
+        and a record of each replaced sample.
 
-        When `read` raises SampleError, it is called for a replacement instead. origin(sample_id): returns the shard and
-        the key of a sample. Raises the SampleError when `limit` is 0, and DataError after `limit` consecutive bad
-        samples.
+        When `read` raises SampleError, it is called for a replacement instead. Raises DataError when `self.limit`
+        samples in a row are bad. With a limit of 0 no sample is replaced: the SampleError is raised. origin(sample_id):
+        returns the shard and the key of a sample, for the record.
         """
         loaded: list[T] = []
         bad: list[BadSample] = []
@@ -79,8 +78,9 @@ class Replacements:
 
 
 def check_any(items: Iterable[T], check: Callable[[T], None]) -> None:
-    """Call check(item) for one item after the other until a call raises no SampleError. When every call raises a
-    SampleError, raise the first one again, because the configuration is then probably wrong."""
+    """Check that at least one item is usable, so that a wrong configuration is noticed at once. Call check(item) for
+    one item after the other until a call raises no SampleError. If every call raises one, raise the first SampleError
+    again."""
     problem: SampleError | None = None
     for item in items:
         try:

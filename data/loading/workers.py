@@ -49,10 +49,10 @@ def prefetched(
 ) -> Iterator[T]:
     """Yield make(entry) for each of `entries`, in order. Worker processes compute the values ahead.
 
-    workers: number of processes; with 0 this process computes each value on demand. where(item): returns the name, for
-    error messages, of an item recorded by `begin_item`; it must not read any storage. timeout: seconds to wait for a
-    value; 0: no limit. rank: of this process, for messages. pin: copy values to pinned memory; `make` then returns
-    tensors, or objects with a method pin_memory.
+    workers: number of processes; with 0 this process computes each value on demand. where(item): returns a name for
+    error messages; item: the integer that a worker passed to `begin_item` last, such as a sample id. `where` must not
+    read any storage. timeout: seconds to wait for a value; 0: no limit. rank: of this process, for messages. pin:
+    whether values are copied to pinned memory; `make` must then return tensors, or objects with a method pin_memory.
 
     A UserError raised by `make` is raised here without a worker's traceback. HardwareError is raised, wherever the main
     thread is at that moment, when a worker has died or a value takes longer than `timeout`.

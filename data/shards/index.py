@@ -1,10 +1,11 @@
 """The index of a shard, with the byte offset of each sample: made by one scan and stored beside the shard.
 
-`.index/<shard>.json` describes the shard (name, size, time stamp, SHA-256, samples, problems) and names the `.npy` file
-with the table of offsets, CRC32s and keys, which is read without unpickling. The file name of the table holds its
-digest, and the JSON is written last and atomically, so that a reader finds a complete index or none. Each shard has an
-index of its own, so any selection of shards can be opened without a scan. The JSON carries seals, which prove who made
-it (see index_cache.py); an index without a valid seal is made anew.
+`.index/<shard>.json` describes the shard (name, size, time stamp, SHA-256, count of samples, errors found) and names an
+`.npy` file. This file holds a table with the byte offset, CRC32 and key (name or line number) of each sample; it is
+read without unpickling. The file name of the table holds its digest, and the JSON is written last and atomically,
+so that a reader finds a complete index or none. Each shard has an index of its own, so any selection of shards can be
+opened without a scan. The JSON carries seals: hashes which prove that this user, or a process in this very folder, made
+the index (see index_cache.py). An index without a valid seal is made anew.
 """
 
 from __future__ import annotations
@@ -105,8 +106,8 @@ class ShardIndex:
     table_file: str
 
     def table(self) -> OffsetTable:
-        """Open the memory-mapped table of the byte offsets of all samples of a shard. Raises DataError when the table's
-        file is damaged or missing."""
+        """Memory-map the stored table of the byte offsets of all samples of this shard and return it. Raises DataError
+        when the table's file is damaged or missing."""
         try:
             raw = np.asarray(np.load(self.table_file, mmap_mode="r", allow_pickle=False))
             end = (self.samples + 1) * ROW.itemsize
@@ -116,8 +117,8 @@ class ShardIndex:
             raise self.damaged(error) from error
 
     def damaged(self, how: object) -> DataError:
-        """Return, without raising it, a DataError that says that the stored index of a shard is damaged. how: the kind
-        of damage."""
+        """Return a DataError which says that the stored index of this shard is damaged; the caller raises it. how: the
+        kind of damage, a text or an exception."""
         return DataError(f"{self.table_file}: the index of {self.path} is damaged ({how}); delete it.")
 
 
@@ -192,7 +193,8 @@ class _Hashing(io.RawIOBase):
 
 
 def _scan(path: str, found: Stat) -> ShardIndex:
-    """Scan a shard, store its index and return it. found: size and time stamp of the shard before the scan."""
+    """Scan the shard at `path`, store its index and return the index. found: size and time stamp of the shard before
+    the scan, stored in the index to notice later changes of the shard."""
     with open_stream(path) as raw:
         hashing = _Hashing(raw)
         stream = io.BufferedReader(hashing, 1 << 20)

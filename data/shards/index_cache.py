@@ -43,9 +43,10 @@ def _cache() -> Path:
 
 
 def cache_folders(path: str) -> list[Path]:
-    """Return the folders for files derived from `path`, the preferred first: `.index` beside it, then the user's cache.
+    """Return the folders that may hold cache files derived from the data file `path`, the preferred folder first:
+    `.index` beside the data file, then a folder in the user's cache (~/.cache/dyad).
 
-    Only the user's cache is returned for a remote path, or if `.index` is a symbolic link.
+    Only the folder in the user's cache is returned for a remote path, or if `.index` is a symbolic link.
     """
     remote = scheme_of(path)
     parent = path.rpartition("/")[0] if remote else os.path.dirname(os.path.realpath(path))
@@ -174,10 +175,10 @@ def cached_array(
     """Return the array that make() derives from the files `paths` and `others`. make() is not called if the cache has
     the array.
 
-    paths: the main files; others: further files that the array depends on. kind: the array's name in the cache.
-    made_of: texts that describe the state of the files, such as fingerprints; make() is called again when they change.
-    The array is stored in a cache folder of the first of `paths`, in place of the array of an earlier state of the
-    files.
+    paths: the main files; others: further files that the array depends on. kind: what the array is, a part of its name
+    in the cache. made_of: texts that describe the present content of all these files, such as SHA-256 digests. When
+    they differ from the texts stored with the array, make() is called again and the new array replaces the stored one.
+    The array lies in a cache folder of the first of `paths` (see `cache_folders`).
     """
     here = "/" if scheme_of(paths[0]) else os.path.dirname(os.path.realpath(paths[0]))
     relative = (other if scheme_of(other) else os.path.relpath(os.path.realpath(other), here) for other in others)

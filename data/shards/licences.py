@@ -37,9 +37,10 @@ class Notice:
 def notices(values: Sequence[str | Path]) -> list[Notice]:
     """Return the licence texts near the data that `values` name, each file once.
 
-    values: data sources as the configuration keys data.train or eval.suite take them; URLs are skipped. For each path
-    the search begins in the folder of the data and goes up at most LEVELS folders. It ends at the first folder that has
-    licence files, at a folder with a program (pyproject.toml, setup.py), and at the home folder.
+    values: texts that name data: paths, globs or URLs, joined by '::', each with an optional weight ('a.tar@2') or a
+    prefix such as 'beir:'. URLs are skipped. For each path the search begins in the folder of the data and goes up at
+    most LEVELS (2) folders. It ends at the first folder that has licence files. It also ends, without a result, at the
+    home folder and at a folder with a program (pyproject.toml, setup.py), whose licence is not that of the data.
     """
     found: dict[str, Notice] = {}
     for value in map(str, values):
@@ -57,7 +58,7 @@ def notices(values: Sequence[str | Path]) -> list[Notice]:
 
 def _notice_files(path: str) -> list[Path]:
     """Return the licence files of the nearest folder that has any, beginning at the data file or folder `path` and
-    going up at most LEVELS folders. The order is NOTICE, LICENSE, COPYING, README. The list is empty for a URL."""
+    going up at most LEVELS (2) folders. The order is NOTICE, LICENSE, COPYING, README. The list is empty for a URL."""
     if scheme_of(path):
         return []
     data = Path(local_path(path)).absolute()

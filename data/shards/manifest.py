@@ -1,8 +1,9 @@
 """Record which files the training data consist of. A checkpoint stores the record, and a resumed run compares it.
 
-Sample ids count through the files in order. Files added at the end therefore leave all ids unchanged; any other change
-may give an id another sample. The record has one summary for each block of consecutive files, and at most BLOCKS blocks
-per configuration key, so that it takes a few KB for any number of files.
+Sample ids number the samples of all files consecutively, in the order of the files. Files added at the end therefore
+leave the ids of the earlier samples unchanged; after any other change an id may mean another sample. The record does
+not list single files: it summarises each block of consecutive files. A configuration key (such as data.train) has at
+most BLOCKS (32) blocks, so that the record takes a few KB for any number of files.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class Changes:
 
 
 def file_entries(indexes: Iterable[ShardIndex]) -> list[FileEntry]:
-    """Convert the indexes of shards to FileEntry objects; the digest of each is the SHA-256 of its file."""
+    """Convert each shard index to a FileEntry (name, size, sample count and SHA-256 of the shard), in the same
+    order."""
     return [FileEntry(index.name, index.size, index.samples, index.sha256) for index in indexes]
 
 
@@ -62,8 +64,9 @@ def summary(manifest: Manifest) -> Summary:
 
 
 def changes(before: Summary, now: Manifest) -> Changes:
-    """Compare the training files of a run with the files that a checkpoint recorded, and return the differences.
-    before: the checkpoint's record, made by `summary`; now: the present files of each configuration key."""
+    """Compare the training files of a run with the files that a checkpoint recorded. Return, for each configuration key
+    with a difference, either a description of the first changed, moved or missing files, or the number of samples in
+    files that were added at the end. before: the checkpoint's record, made by `summary`; now: the present files."""
     different: dict[str, str] = {}
     added: dict[str, int] = {}
     for key in sorted({*before, *now}):
@@ -81,8 +84,8 @@ def changes(before: Summary, now: Manifest) -> Changes:
 
 
 def _block(files: Sequence[FileEntry]) -> dict[str, Any]:
-    """Summarise consecutive files of training data: name of the first file, counts of files, samples and bytes, and a
-    hash over all entries of `files`."""
+    """Summarise a block of consecutive training files as a JSON object: name of the first file, counts of files,
+    samples and bytes, and a SHA-256 (digest) over all entries of `files`."""
     content = json.dumps([astuple(entry) for entry in files])
     return {
         "name": files[0].name if files else "",
@@ -94,8 +97,9 @@ def _block(files: Sequence[FileEntry]) -> dict[str, Any]:
 
 
 def _described(block: Mapping[str, Any], start: int, old: Mapping[str, Any] | None = None) -> str:
-    """Describe a block of files for a message. start: number of files before the block. old: another block; if only the
-    content differs between the two, the text says so."""
+    """Return a text for a message that describes a block of files, for example "a.tar with 90 samples in 5,000 bytes".
+    start: number of files before the block. old: an earlier summary of the same files, or None. If `block` differs from
+    `old` in the digest only, the text ends in ", of other content"."""
     if not block["files"]:
         return "nothing"
     last = start + block["files"]

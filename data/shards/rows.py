@@ -1,5 +1,8 @@
-"""Read single rows of files as dicts, by byte offset: JSON-lines, JSON arrays, tables, and the json members of
-shards."""
+"""Read single rows of files as dicts, by byte offset.
+
+The files are JSON-lines, JSON arrays, tables of tab-separated values, or tar shards; in a tar shard a row is the .json
+file of a sample.
+"""
 
 from __future__ import annotations
 
@@ -62,8 +65,8 @@ class Rows:
 
     def parse(self, i: int) -> dict[str, Any]:
         """Read row i and return it as a dict, field name -> value. i counts the rows of all opened files. Raises BadRow
-        instead of DataError for a row that is not a JSON object. This happens only with samples of tar shards, because
-        the indexes of other files leave out invalid rows."""
+        when the row is not a JSON object or a row of a table, for example a tar sample without a .json file. Raises
+        DataError when the file has changed since it was indexed."""
         members = self.shards.read(i)
         try:
             if "json" in members:
@@ -83,8 +86,9 @@ class Rows:
 
 @lru_cache(maxsize=1024)
 def _header(path: str, sha256: str, *size_and_mtime: int | str) -> list[str]:
-    """Return the column names in the first line of a table. sha256, size_and_mtime: the file's state when it was
-    indexed. Raises DataError when the file has changed since, because it may now have other columns."""
+    """Return the column names in the first line of the table at `path`. sha256, size_and_mtime (two arguments): digest,
+    size and time stamp of the file when it was indexed. Raises DataError when the content has changed since then,
+    because the columns may have changed too."""
     if stat(path) != size_and_mtime and sha256_of(path) != sha256:
         raise DataError(f"{path} has changed since it was indexed. Start again to index it anew.")
     with open_stream(path) as stream:

@@ -178,8 +178,8 @@ def scan_array(stream: BinaryIO) -> RowScan:
 
 
 def _add_elements(text: _ArrayText, scan: RowScan) -> None:
-    """Read each object of the JSON array in `text` and add it to the result `scan`. Raises _BrokenArray where the array
-    cannot be read further."""
+    """Read each object of the JSON array in `text` and add it to the result `scan`. Raises _BrokenArray at the first
+    error, such as invalid JSON or an element that is no object; the objects before the error stay in `scan`."""
     if text.next() != "[":
         raise _BrokenArray("is no array of rows [{…}, …] and no JSON-lines")
     text.take(1)
@@ -206,8 +206,8 @@ def _add_elements(text: _ArrayText, scan: RowScan) -> None:
 
 
 def cells(row: bytes) -> list[str]:
-    """Split one row of a table into cells, which are separated by tabs and quoted as in CSV. Raises ValueError or
-    csv.Error."""
+    """Split one row of a table into cells, which are separated by tabs and quoted as in CSV. Raises ValueError when the
+    row is not UTF-8, csv.Error when its quoting is invalid."""
     return next(csv.reader([row.decode("utf-8")], delimiter="\t", strict=True), [])
 
 

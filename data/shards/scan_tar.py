@@ -2,7 +2,8 @@
 
 tarfile and webdataset stop silently at a damaged header and lose the samples behind it; this scan reports a Problem. No
 member is extracted to disk and no link is followed. A sample consists of consecutive members with the same key (the
-name without suffix, as in webdataset). Only regular files with a known suffix (a key of MAX_BYTES) belong to samples.
+name without suffix, as in webdataset). Only regular files with a known suffix (jpg, txt, json, …, listed in MAX_BYTES)
+belong to samples.
 """
 
 from __future__ import annotations
@@ -204,8 +205,8 @@ def _read_header(stream: BinaryIO, offset: int) -> _Header | None:
 def _byte_sum(block: bytes) -> int:
     """Return the checksum of a header block: the sum of its bytes, with blanks in place of the checksum field.
 
-    zlib.adler32 is used because it is faster than sum(): its low 16 bits are 1 + the sum of the bytes modulo 65521.
-    This gives the exact sum, because the sum of each of the three parts of the block is less than 65521.
+    zlib.adler32 is used because it is faster than sum(): its low 16 bits are (1 + the sum of the bytes) modulo 65521.
+    The block is summed in three parts, each so short that its sum stays below 65520. The modulo then changes nothing.
     """
     parts = (block[:148], block[156:340], block[340:])
     return sum((zlib.adler32(part) & 0xFFFF) - 1 for part in parts) + 8 * ord(" ")
@@ -248,9 +249,9 @@ def _pax_records(payload: bytes, offset: int) -> dict[str, bytes]:
 
 
 def _apply_pax(pax: dict[str, bytes], header: _Header) -> None:
-    """Set the name and size of a member from the extended header before it. pax: the extended header's records, name ->
-    value; header: the member's own header, which is changed. Raises _BrokenTar for a sparse member, a name that is not
-    UTF-8 and an invalid size."""
+    """Set the name and size of a tar member from the PAX extended header before it. pax: records of the extended
+    header, name -> value; header: the member's own header, which is changed in place. Raises _BrokenTar for a sparse
+    member, a name that is not UTF-8 and an invalid size."""
     if header.kind == SPARSE or any(name.startswith("GNU.sparse") for name in pax):
         raise _BrokenTar(header.offset, f"member '{header.name}' is sparse; write the shard without --sparse")
     if "path" in pax:
@@ -324,7 +325,8 @@ def _add_member(scan: Scan, header: _Header, stream: BinaryIO) -> bytes | None:
 
 
 def _sample_problems(samples: list[ScannedSample]) -> Iterator[Problem]:
-    """Yield the errors of whole samples: keys that occur again, then samples that lack a member.
+    """Yield the errors of whole samples: first each sample whose key an earlier sample has, then samples that lack a
+    member.
 
     A sample must have a picture if any other sample has one, and likewise a caption. It must have each suffix that at
     least half of the samples have.

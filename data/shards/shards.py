@@ -116,8 +116,8 @@ class Shards:
         return self._open(shard)
 
     def _forget_files(self) -> None:
-        """Start an empty cache of open shards for this process. Files that the parent process of a fork opened are
-        closed by their destructors."""
+        """Replace the cache of open shards by an empty one for this process. A forked process needs this, because it
+        must not use its parent's files and connections. The files in the old cache are closed by their destructors."""
         self._process = os.getpid()
         self._open = lru_cache(maxsize=OPEN_SHARDS)(lambda shard: _open_shard(self.indexes[shard]))
 
@@ -151,8 +151,9 @@ def _changed(index: ShardIndex) -> DataError:
 
 
 def _payloads(read_range: ReadRange, ranges: list[tuple[int, int, int]]) -> list[bytes]:
-    """Read the bytes of each member of a sample. ranges: (offset, size, index of the suffix) of each member. One read
-    gets all members when they lie close together, as they nearly always do."""
+    """Read the bytes of each member (file) of one sample, in the order of `ranges`. read_range(start, end): returns
+    these bytes of the shard. ranges: (byte offset, size, index of the suffix) of each member; the index is not used.
+    Members that lie close together, as they nearly always do, are read by one call."""
     start, end = ranges[0][0], ranges[-1][0] + ranges[-1][1]
     if end - start > sum(size for _, size, _ in ranges) + GAP:
         return [read_range(offset, offset + size) for offset, size, _ in ranges]

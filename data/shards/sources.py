@@ -33,10 +33,12 @@ class ShardSource:
 def parse_sources(
     value: str | Sequence[str], key: str = "data.train", suffixes: Sequence[str] = SUFFIXES
 ) -> list[ShardSource]:
-    """Parse `value` into sources, in the order of its parts; the shards of a folder or glob are sorted by name.
+    """Parse a configuration value into sources (lists of shards with a weight).
 
-    key: the configuration key, for messages. Raises ConfigError when a part matches nothing, does not end in one of
-    `suffixes`, appears twice, has an unknown URL scheme or a weight that is not a positive number.
+    value: paths, folders, globs, brace lists or URLs, joined by '::' or given as a list; each may end in a weight such
+    as '@2'. Each of these parts becomes one source, in the same order. The shards of a folder or glob are sorted by
+    name. key: the configuration key, for messages. Raises ConfigError when a part matches nothing, does not end in one
+    of `suffixes`, appears twice, has an unknown URL scheme or a weight that is not a positive number.
     """
     sources = [
         ShardSource(tuple(_shards(path, key, tuple(suffixes))), weight) for path, weight in split_sources(value, key)
@@ -46,8 +48,9 @@ def parse_sources(
 
 
 def split_sources(value: str | Sequence[str], key: str) -> list[tuple[str, float]]:
-    """Split `value` at each '::' and return (path or URL as written, weight) of each part. key: the configuration key,
-    for messages. Raises ConfigError for an empty part and for a weight that is not a positive number."""
+    """Split a text, or each text of a list, at each '::'. Return (path or URL as written, weight) of each part; the
+    weight is 1 when none is written ('a.tar@2' has weight 2). key: the configuration key, for messages. Raises
+    ConfigError for an empty part and for a weight that is not a positive number."""
     texts = [value] if isinstance(value, str) else value
     is_text = isinstance(texts, Sequence) and all(isinstance(text, str) for text in texts)
     written = [part.strip() for text in texts for part in text.split("::")] if is_text else []

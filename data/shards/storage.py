@@ -126,8 +126,8 @@ def sha256_of(path: str | Path) -> str:
 
 
 def open_ranges(path: str) -> ReadRange:
-    """Return a function (start, end) -> bytes that reads a byte range of the shard. It returns fewer bytes where the
-    file ends, and raises OSError when a read fails and three retries fail too."""
+    """Return a function (start, end) -> bytes that reads the bytes from start to end - 1 of the shard. It returns fewer
+    bytes where the file ends, and raises OSError when a read fails and three retries fail too."""
     if not scheme_of(path):
         return _LocalRanges(path)
     fs, inner = filesystem(path)

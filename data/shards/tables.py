@@ -92,9 +92,10 @@ class PairTable:
 
 
 def open_table(path: Path, options: TableOptions) -> PairTable:
-    """Open the table at `path`, a folder or a file with one of the suffixes in OPENERS. options: name the columns.
+    """Open the table of pictures and captions at `path`, a folder or a file (.csv, .tsv, .parquet, .jsonl).
 
-    Raises ConfigError for another kind of file or a missing column, and DataError for a file that cannot be read.
+    options: names of the picture column and the caption column, and the separator of a CSV. Raises ConfigError for
+    another kind of file or a missing column, and DataError for a file that cannot be read.
     """
     if path.is_dir():
         return PairTable(path, "image", "caption", listed=False, extra=False, rows=partial(_folder_rows, path))
