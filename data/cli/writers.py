@@ -105,7 +105,8 @@ def tevatron_fields(
 def flag_fields(row: QuestionRow, dropped: Dropped) -> Fields:
     """Return a question and its passages as the fields of a FlagEmbedding row, which has only texts.
 
-    Counts in `dropped` what is lost: ids, titles, answers, question groups (topics), and which negatives were hard.
+    Counts in `dropped` what is lost: ids, titles, answers, question groups (topics), and the negatives that were not
+    hard, because the new row does not tell them from hard ones.
     """
     passages = [*row.positives, *row.negatives, *row.hard_negatives]
     dropped["question ids"] += bool(row.question.id)
@@ -127,7 +128,7 @@ def _document(id_key: str, passage: Passage) -> Fields:
 def _one_list(row: QuestionRow, dropped: Dropped) -> list[Passage]:
     """Return all negatives of a question row, the hard negatives first, for formats with only one list of negatives.
 
-    Counts in `dropped` the negatives that were not hard, because the new file does not tell them apart.
+    Counts in `dropped` the negatives that were not hard, because the new file does not tell them from hard ones.
     """
     dropped["marks that a negative is a plain one"] += len(row.negatives)
     return [*row.hard_negatives, *row.negatives]
