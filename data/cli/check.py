@@ -74,7 +74,8 @@ class BadLines:
         return self
 
     def print(self) -> None:
-        """Print the stored messages about bad data, then how many more messages there were."""
+        """Print the messages about bad data that this object (BadLines) stores, the first SHOWN at most. If there were
+        more, print also how many were not stored."""
         more = [f"… and {self.count - SHOWN:,} more"] if self.count > SHOWN else []
         for line in [*self.lines, *more]:
             print_line(line)
@@ -116,8 +117,9 @@ class PictureFindings:
 def check_shards(values: Sequence[str], options: CheckOptions) -> None:
     """Check all shards of pictures that `values` (paths or URLs) name, and print statistics.
 
-    The samples of a shard are not read if its index lists problems (damaged places); these are printed instead. Raises
-    DataError at the end when anything is damaged, or when there is no sample.
+    Each shard is indexed first. If its index lists problems (damaged places in the file), they are printed and the
+    samples of this shard are not read. Raises DataError at the end when anything is damaged, or when there is no
+    sample.
     """
     refuse_unknown(values)
     indexes = index_sources(parse_sources(values, "SOURCE"), options.workers)

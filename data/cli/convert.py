@@ -41,8 +41,9 @@ class ConversionReport:
     dropped: Counter[str] = field(default_factory=Counter)
 
     def print(self, out: Path) -> None:
-        """Print the report of a conversion: how many parts were written, skipped, joined, dropped and not read. out:
-        the folder that was written."""
+        """Print the report of a conversion: how many questions, passages and other parts were written; how many rows
+        were skipped as bad; how many parts were left out because an equal one was written before, or because the new
+        format cannot hold them; and which fields of the input were not read. out: the folder that was written."""
         name = self.target.name
         print(f"{_counts(self.written)} in {out} ({name}), indexed")
         if self.tally.skipped:
@@ -85,8 +86,12 @@ def convert(source: str, options: PackOptions) -> None:
 
 
 def _write(questions: InputQuestions, folder: Path, options: PackOptions, report: ConversionReport) -> None:
-    """Write the questions of an input, and their passages, as files in `folder`. Counts in `report` the parts of each
-    row that were written, joined with an equal one, or dropped."""
+    """Read all question rows of an input and write them, with their passages, as files of the format `options.to` in
+    `folder`.
+
+    Counts in `report`, by kind (questions, titles, …), what was written, what was not written because an equal one was
+    written before ("joined"), and what the format cannot hold ("dropped").
+    """
     target, source, tally = options.to, questions.corpus, report.tally
     named = np.zeros(len(source or ()), bool)  # passages of the source's corpus that a row names
     with ExitStack() as stack:

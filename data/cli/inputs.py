@@ -51,10 +51,11 @@ class UnreadFields(Counter[str]):
     """Counts, by field name, of the fields in rows that the readers do not use."""
 
     def add(self, fields: Iterable[str], read: Container[str], suffix: str = "") -> None:
-        """Count the field names in `fields` (of one row) that the readers do not use: those not in `read`. suffix:
-        appended to each counted name.
+        """Count the field names in `fields` (of one row) that the readers do not use, which are those not in `read`.
+        suffix: text appended to each counted name.
 
-        After COUNTED different names, new names are counted together under the name OTHERS.
+        When COUNTED different names have been counted, all further new names are counted together under the name
+        OTHERS.
         """
         for name in fields:
             if name not in read:
@@ -94,8 +95,8 @@ class InputQuestions:
     unread: UnreadFields
 
     def passages(self) -> Iterator[Passage]:
-        """Yield all passages of the input's corpus, in order, and count in `unread` the fields of these rows that are
-        not used. Yields nothing if the input has no corpus."""
+        """Yield all passages of the input's corpus, in order; nothing if the input has no corpus. Also counts, in the
+        attribute `unread`, those fields of each passage's row that the reader does not use."""
         if self.corpus is not None:
             for fields in map(self.corpus.rows.fields, range(len(self.corpus))):
                 self.unread.add(fields, PASSAGE_FIELDS, " of passages")
@@ -120,8 +121,8 @@ def kind_of(sources: Sequence[str]) -> InputKind:
 
 
 def is_beir(source: str) -> bool:
-    """Whether a source is a BEIR folder: a local folder with queries.jsonl. Its judgements (folder qrels) may be
-    missing."""
+    """Whether a source is a BEIR folder: a local folder with the file queries.jsonl. Its relevance judgements (in the
+    folder qrels) may be missing."""
     return os.path.isfile(os.path.join(local_path(source), "queries.jsonl"))
 
 
@@ -177,8 +178,8 @@ def _kind_of_fields(fields: Mapping[str, Any]) -> InputKind:
 
 
 def _first_fields(file: str) -> dict[str, Any] | None:
-    """Return the fields of the first row that can be parsed in a JSON-lines file; None when its first LOOKED_AT lines
-    have none."""
+    """Return the fields of the first JSON object in a JSON-lines file; None when none of the first LOOKED_AT lines is a
+    JSON object."""
     for line in _first_lines(file):
         with suppress(ValueError):
             fields = parse_json(line)
@@ -202,8 +203,9 @@ def open_input(source: str | Sequence[str], options: PackOptions | CheckOptions,
     """Open the questions that `source` names, and the corpus of passages if there is one. source: paths or URLs, in the
     syntax of the setting data.train.
 
-    key: the name of the argument `source`, for messages. Raises ConfigError for a source with a weight, for a BEIR
-    folder among other sources, and for missing files.
+    options: name the corpus, and the split of a BEIR folder. key: the name of the argument `source`, for messages.
+    Raises ConfigError for a source with a sampling weight (path@2), which only training uses; for a BEIR folder among
+    other sources; and for missing files.
     """
     named = split_sources(source, key)
     if any(weight != 1 for _, weight in named):
@@ -222,8 +224,8 @@ def open_input(source: str | Sequence[str], options: PackOptions | CheckOptions,
 
 
 def _open(files: Sequence[str]) -> Rows:
-    """Open the rows of files. Rows that could not be indexed are not among them; `_read` yields each of these as a
-    BadRow (error)."""
+    """Open the rows of files for access by row index. Rows that could not be indexed are left out here; the shard
+    indexes list them as problems, and `_read` later yields a BadRow (error) for each."""
     return Rows(Shards([ShardSource(tuple(files))], list(index_shards(files))))
 
 
@@ -256,7 +258,8 @@ def _rows(
     """Yield, for each row in files of questions, its location and its QuestionRow, or the error (a BadRow) instead of
     it.
 
-    corpus: holds the passages that rows name by id. unread: takes the counts of unused fields.
+    options: say how many positives and hard negatives to take from scored candidates. corpus: holds the passages that
+    rows name by id; None if there is none. unread: counts of unused fields, which this function increases.
     """
     config = PassageConfig(pos_pool=options.pos_pool, neg_pool=options.neg_pool)
 

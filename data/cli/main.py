@@ -119,10 +119,11 @@ def main() -> None:
 
 
 def parse_verb(verb: Verb, arguments: Sequence[str]) -> tuple[list[str], Any]:
-    """Split the arguments of a verb into plain ones and key=value options; return the plain ones and a filled
-    `verb.options`.
+    """Split the command-line arguments of a verb into plain ones (paths or URLs) and key=value options. Returns the
+    list of plain arguments, and an object of the dataclass `verb.options` filled with the options.
 
-    Raises ConfigError as `parse_options` does, and for too few or too many plain arguments.
+    Raises ConfigError for an unknown, repeated or missing option, for a value of a wrong type or below its limit, and
+    for too few or too many plain arguments.
     """
     keys = [argument for argument in arguments if re.match(r"-|[A-Za-z_]\w*=", argument)]
     plain = [argument for argument in arguments if argument not in keys]

@@ -119,11 +119,11 @@ class Tally:
 
     @contextmanager
     def row(self, where: str) -> Iterator[None]:
-        """Count one row of an input, which is processed in the with block (context manager). where: location of the
-        row, for messages.
+        """Count one row of an input; the caller processes the row in the with block (context manager). where: location
+        of the row, for messages.
 
-        If the block raises a BadRow, the row is counted as skipped; the first SHOWN such errors are printed. With
-        on_error=stop a DataError is raised instead.
+        If the block raises a BadRow, the error is caught, the row is counted as skipped, and the message is printed for
+        the first SHOWN such rows. With the option on_error=stop a DataError is raised instead.
         """
         self.rows += 1
         try:
@@ -137,7 +137,8 @@ class Tally:
                 print_line(f"skipped {message}", sys.stderr)
 
     def check_any(self, source: str) -> None:
-        """Raise DataError, naming the input `source`, when all its rows were skipped or it has no row."""
+        """Raise DataError when no row of an input was usable: all rows were skipped as bad, or there was none. source:
+        the name of the input, for the message."""
         if self.rows == self.skipped.total():
             raise DataError(f"{source}: no sample to write. {self if self.rows else 'It has no rows.'}")
 

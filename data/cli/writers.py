@@ -59,10 +59,10 @@ def question_id(question: Question) -> str:
 
 
 def dpr_fields(row: QuestionRow, dropped: Dropped) -> Fields:
-    """Return a question and its passages as the fields of a DPR row. If the question has an id or a group, the fields
-    query_id or metadata are added; DPR's own reader ignores both.
+    """Return a question and its passages as the fields of a DPR row. If the question has an id, the field query_id is
+    added; if it has a group (its topic), the field metadata. DPR's own reader ignores both fields.
 
-    dropped: counts of what a format cannot hold; not changed here, because this format holds everything.
+    dropped: counts of the parts that a format cannot hold; never changed here, because this format holds everything.
     """
     lists = {"positive": row.positives, "negative": row.negatives, "hard_negative": row.hard_negatives}
     return {
@@ -88,9 +88,9 @@ def tevatron_fields(
 ) -> Fields:
     """Return a question and its passages as the fields of a row in one of the two Tevatron formats.
 
-    text: name of the field for the question's text. lists: second part of the names of the two fields for passages,
-    after positive_ and negative_. entry: converts a passage to an entry of these fields. dropped: takes counts of the
-    parts that the format cannot hold.
+    text: name of the field for the question's text. lists: ending of the names of the two fields for passages, which
+    begin with positive_ and negative_. entry: converts a passage to an entry of these fields. dropped: counts of the
+    parts that the format cannot hold, which this function increases.
     """
     dropped["question groups"] += row.question.group is not None
     return {
@@ -105,7 +105,8 @@ def tevatron_fields(
 def flag_fields(row: QuestionRow, dropped: Dropped) -> Fields:
     """Return a question and its passages as the fields of a FlagEmbedding row, which has only texts.
 
-    Counts in `dropped` the ids, titles, answers and groups that are lost.
+    Counts in `dropped` what is lost: ids, titles, answers, question groups (topics), and the negatives that were not
+    hard, because the new row does not tell them from hard ones.
     """
     passages = [*row.positives, *row.negatives, *row.hard_negatives]
     dropped["question ids"] += bool(row.question.id)
@@ -127,7 +128,7 @@ def _document(id_key: str, passage: Passage) -> Fields:
 def _one_list(row: QuestionRow, dropped: Dropped) -> list[Passage]:
     """Return all negatives of a question row, the hard negatives first, for formats with only one list of negatives.
 
-    Counts in `dropped` the negatives that were not hard, because the new file does not tell them apart.
+    Counts in `dropped` the negatives that were not hard, because the new file does not tell them from hard ones.
     """
     dropped["marks that a negative is a plain one"] += len(row.negatives)
     return [*row.hard_negatives, *row.negatives]
@@ -166,11 +167,12 @@ def _shards(folder: Path, options: PackOptions) -> Iterator[AddJson]:
 
 @contextmanager
 def _beir(folder: Path, options: PackOptions, written: WrittenIds) -> Iterator[WriteRow]:
-    """Open the files of questions and judgements of a new BEIR folder; yield a function that writes one row (context
-    manager).
+    """Open the files of questions and judgements of a new BEIR folder; yield a function that writes one question row
+    (context manager).
 
-    Rows with the same question become one: a question, or a pair of question and passage, is written only once.
-    written: the ids of questions and pairs written before.
+    The function deduplicates: a question, or a judgement (pair of question and passage), that an earlier row has
+    written is not written again. It returns whether the question was new. Answers and negatives, which BEIR cannot
+    hold, are only counted. written: the ids of the questions and pairs written before.
     """
     qrels = folder / "qrels" / f"{options.split}.tsv"
     qrels.parent.mkdir()
@@ -217,8 +219,9 @@ def row_writer(folder: Path, options: PackOptions, written: WrittenIds) -> Itera
     """Yield a function that writes a question and its passages to `folder` in the format `options.to` (context
     manager).
 
-    The function returns False when the row was joined with an earlier row of the same question. written: the ids that
-    were written before; only the format beir uses it.
+    The function returns whether it wrote the question: False only in the format beir, when an earlier row had the same
+    question. Judgements of such a row that are new are written all the same. written: the ids that were written before;
+    only the format beir uses it.
     """
     if options.to is Target.beir:
         with _beir(folder, options, written) as write:
@@ -240,8 +243,8 @@ def row_writer(folder: Path, options: PackOptions, written: WrittenIds) -> Itera
 def _table_line(passage: Passage, dropped: Dropped) -> bytes:
     """Return a passage as a line of a tab-separated table with the columns id, text and title.
 
-    Counts in `dropped` the titles and texts with quotes at an end, which readers of such tables remove. Raises BadRow
-    for an id that would break the table.
+    Counts in `dropped` each title or text that begins or ends with a quote, because readers of such tables remove these
+    quotes. Raises BadRow for an id that would break the table.
     """
     name = passage_id(passage)
     _refuse_in_table(name)
@@ -282,8 +285,11 @@ class CorpusWriter:
     count: int = 0
 
     def copy(self, passages: Iterable[Passage]) -> None:
-        """Copy all passages of the input's own corpus to the new corpus file. Raises DataError for a passage that the
-        file cannot hold: it cannot be left out, because a row may name it."""
+        """Write `passages`, which must be all passages of the input's own corpus, to the new corpus file.
+
+        Raises DataError for a passage that the file cannot hold. Such a passage cannot simply be left out, because a
+        question row may name it by its id.
+        """
         for passage in passages:
             try:
                 self.file.write(self.line(passage, self.dropped))
@@ -325,7 +331,13 @@ class CorpusWriter:
 def corpus_writer(
     folder: Path, target: Target, written: WrittenIds, source: Corpus | None, dropped: Dropped
 ) -> Iterator[CorpusWriter]:
-    """Open the corpus file of the format `target` in `folder`; yield a CorpusWriter for it (context manager)."""
+    """Open the corpus file of the format `target` in `folder`; yield a CorpusWriter, which writes passages to it
+    (context manager).
+
+    written: the ids written before, so that each passage is written once. source: the corpus that the caller will copy
+    to the file first, whose ids then count as written; None if there is none. dropped: counts of the parts that the
+    file cannot hold, which the writer increases.
+    """
     name, line = CORPORA[target]
     with (folder / name).open("wb") as file:
         if line is _table_line:
@@ -368,7 +380,8 @@ class WrittenIds:
 
 @contextmanager
 def written_ids(folder: Path) -> Iterator[WrittenIds]:
-    """Yield an empty WrittenIds (context manager). Its file in `folder` is deleted at the end."""
+    """Yield an empty WrittenIds (context manager): a table, on disk, of the ids of questions and passages written to
+    new files. Its file lies in `folder` and is deleted when the with block ends without an error."""
     path = folder / ".written.sqlite"
     with closing(sqlite3.connect(path, isolation_level=None)) as database:
         yield WrittenIds(database)

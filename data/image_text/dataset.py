@@ -40,7 +40,8 @@ CAPTION_DRAWS = 2  # uniforms: which name in data.captions, which caption under 
 
 
 def image_spec(spec: ImageSpec, config: DataConfig) -> ImageSpec:
-    """Return the tower's preprocessing `spec`, with its `resize` replaced by data.resize if that is set."""
+    """Return `spec`, the preprocessing that a picture tower (encoder) expects. If the setting data.resize is set, it
+    replaces the resize mode of `spec`."""
     return spec if config.resize is None else replace(spec, resize=config.resize.value)
 
 
@@ -86,8 +87,8 @@ class PairMaker:
         return TrainingPair(x, text, sample_id, content_key(sample.picture(config.image_key)), y_key, draws)
 
     def batch(self, pairs: Sequence[TrainingPair], bad: tuple[BadSample, ...] = ()) -> Batch:
-        """Return the batch of the given training pairs: adds noise to the pictures and tokenises the captions. bad: the
-        unusable samples that were met, to be listed in the batch."""
+        """Return the batch of the given training pairs: augments the pictures (as data.augment says) and tokenises the
+        captions. bad: the unusable samples that were met while the pairs were made; the returned batch lists them."""
         draws = np.stack([p.draws for p in pairs])[:, CROP_DRAWS:]
         return Batch(
             x=add_noise(torch.stack([p.x for p in pairs]), self.config.augment, draws),
@@ -99,8 +100,8 @@ class PairMaker:
         )
 
     def check(self, sample: ShardSample) -> None:
-        """Raise SampleError when the picture of a sample, or the captions under any name in data.captions, cannot be
-        used."""
+        """Raise SampleError when a sample cannot be used for training: its picture is missing or cannot be decoded, or
+        the captions under any of the names in data.captions are missing or unusable."""
         sample.decoded(self.config.image_key, self.config.max_image_pixels)
         for name in self.config.captions:
             text_key(sample, sample.captions(name)[0], self.config)
@@ -158,10 +159,9 @@ class Items(Protocol):
     def __len__(self) -> int: ...
 
     def block(self, start: int, stop: int) -> Tensor:
-        """Return the k inputs at positions start … stop - 1: pictures, uint8 (k, 3, S, S), or tokens, int64 (k, L).
-
-        S: side of the pictures in pixels. L: tokens of the longest text.
-        """
+        """Return the tower (encoder) inputs of the k items at positions start … stop - 1. Pictures: uint8 (k, 3, S, S),
+        S their side in pixels. Captions: tokens, int64 (k, L), L of the longest caption. If `stop` is more than the
+        number of items, the block ends with the last item."""
         ...
 
 
@@ -228,9 +228,11 @@ class LabelledSet:
 
 
 def retrieval_set(shards: Shards, spec: ImageSpec, tokenize: Tokenize, config: DataConfig) -> RetrievalSet:
-    """Build the retrieval set of all samples in shards, with all captions under the first name in data.captions.
+    """Build the set of pictures and captions on which image-text retrieval is evaluated: all samples in `shards`, with
+    all captions under the first name in data.captions.
 
-    spec: preprocessing of the picture tower. Raises SampleError for a sample that cannot be used.
+    spec: preprocessing of the picture tower (encoder). tokenize: the tokenizer of the text tower. Raises SampleError
+    for a sample that cannot be used.
     """
     texts: list[str] = []
     owner, image_keys, text_keys = [], [], []

@@ -80,8 +80,8 @@ class StreamProgress:
     ended: dict[int, int] = field(default_factory=dict)
 
     def add(self, batch: StreamBatch) -> None:
-        """Add a batch that the trainer took to the progress of a stream. A draw (one shard to be read) is used up when
-        all samples of its shard were taken."""
+        """Record that the trainer has received a batch. Counts the batch's samples for each draw (one shard to be
+        read); a draw is marked as used up when all samples of its shard were received."""
         self.taken.update(batch.taken)
         self.ended |= batch.ended
         for draw in {*batch.taken, *batch.ended}:
@@ -134,12 +134,12 @@ class Stream:
         check_any(islice(Reader(self, 0, 1).samples(), CHECKED), self._check)
 
     def begin(self, rank: int, world_size: int, workers: int, state: Mapping[str, Any] | None) -> str:
-        """Set how many readers share the stream and which of them belong to this training process. Returns lines for
-        the log.
+        """Set how many readers share the stream, and which of them run in this training process. Returns a text for the
+        log.
 
-        rank, world_size: index of this process and number of training processes. workers: loader processes of each.
-        state: the progress that a checkpoint holds, from which the stream continues; None: start at the beginning. The
-        run that wrote the state may have had other numbers of processes.
+        rank, world_size: index of this process and number of training processes. workers: number of loader processes of
+        each training process. state: the progress that a checkpoint holds, from which the stream continues; None: start
+        at the beginning. The run that wrote the state may have had other numbers of processes.
         """
         self._rank, self._world_size, self._readers = rank, world_size, max(workers, 1)
         readers, shards = world_size * self._readers, self.draws_per_pass
@@ -159,10 +159,11 @@ class Stream:
         return text
 
     def batches(self, first_step: int, last_step: int, *, workers: int, timeout: float) -> Iterator[Batch]:
-        """Yield this training process's part of the batches of steps first_step … last_step - 1. Counts each batch in
-        `progress` when the trainer takes it.
+        """Yield the batches of steps first_step … last_step - 1, each with this training process's part of the samples
+        of a step. Each batch is added to the attribute `progress` just before it is yielded.
 
-        workers: number of loader processes. timeout: seconds to wait for a batch; 0: for ever.
+        workers: number of loader processes. timeout: seconds to wait for a batch before HardwareError is raised; 0: no
+        limit.
         """
         steps, pin = range(first_step, last_step), torch.cuda.is_available()
         for batch in prefetched(
@@ -201,8 +202,11 @@ class Stream:
         return value
 
     def _batch(self, step: int) -> StreamBatch:
-        """Return the next batch of the reader in this loader process. torch deals steps to its loader processes in
-        turn, so that `step` fixes the index of the reader."""
+        """Return the next batch of the one reader that runs in this loader process. The reader is created at the first
+        call.
+
+        step: fixes the index of this reader, because torch deals the steps to its loader processes in turn.
+        """
         number = self._rank * self._readers + step % self._readers
         self._reader = self._reader or Reader(self, number, self._world_size * self._readers)
         assert self._reader.number == number, "a process is one reader"
@@ -252,7 +256,8 @@ class Reader:
         return StreamBatch(**vars(batch), taken=dict(taken), ended=ended)
 
     def _mix(self) -> Iterator[StreamSample]:
-        """Yield the samples that `samples` yields, shuffled within blocks of data.buffer consecutive samples."""
+        """Yield all samples of the method `samples`, shuffled within blocks of data.buffer consecutive samples. The
+        shuffle of a block depends only on the seed and on the first sample's place in the stream."""
         samples = self.samples()
         while block := list(islice(samples, self._stream.buffer)):
             random.Random(f"{self._stream.seed}/{block[0].draw}/{block[0].position}").shuffle(block)
@@ -286,8 +291,8 @@ class Reader:
                 raise DataError(f"{len(empty)} shards in a row gave no sample. {examples(empty)}")
 
     def _report(self, bad: BadSample) -> None:
-        """List a lost sample, or a lost part of a shard, in the next batch. Raises DataError instead with
-        data.bad_samples=stop."""
+        """Record an unusable sample, or a part of a shard that could not be read: the next batch that this reader
+        returns will list it in `Batch.bad`. With the setting data.bad_samples=stop, raises DataError instead."""
         if not self._stream.limit:
             raise DataError(bad.reason)
         self._bad.append(bad)
@@ -305,7 +310,7 @@ def first_of(shard: str) -> ShardSample:
 
 def _read_samples(shard: str, scan: Scan) -> Iterator[ShardSample]:
     """Yield the samples of a shard. If the shard is damaged or its storage fails, nothing is raised: the problem is
-    added to scan.problems."""
+    added to scan.problems. scan: an empty Scan, which records what the reader finds in the shard."""
     last = None
     try:
         with open_sequential(shard) as content:
@@ -319,7 +324,8 @@ def _read_samples(shard: str, scan: Scan) -> Iterator[ShardSample]:
 
 
 def _lost_part(shard: str, problems: Problems) -> BadSample:
-    """Describe the lost part of a shard as an entry of `Batch.bad`. problems: the reasons why it could not be read."""
+    """Return a BadSample, an entry of `Batch.bad`, that reports a shard without samples, or a part of a shard that
+    could not be read. The samples in this part are lost to training. problems: the reasons, which the entry names."""
     reasons = [str(problem) for problem in problems.first[:SHOWN]]
     if problems.count > SHOWN:
         reasons.append(f"{problems.count - SHOWN} more such places")

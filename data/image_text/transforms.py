@@ -95,9 +95,10 @@ def _rgb(picture: Image) -> Image:
 
 
 def evaluation_transform(picture: Tensor, spec: ImageSpec) -> Tensor:
-    """Resize a picture without augmentation: uint8 (3, H, W) → (3, S, S), S the side in `spec`.
+    """Resize a picture without augmentation: uint8 (3, H, W) → (3, S, S), S the side in `spec`. Returns a picture that
+    already has this size as it is.
 
-    The result agrees with open_clip's preprocessing to (2/255), for colour values in 0..1.
+    With colours scaled to 0..1, the result differs from open_clip's preprocessing by at most (2/255).
     """
     size, (height, width) = spec.size, picture.shape[-2:]
     if height == width == size:
@@ -199,7 +200,8 @@ def add_noise(batch: Tensor, augment: AugmentConfig, draws: Floats) -> Tensor:
 
 def _inverse_maps(augment: AugmentConfig, draws: Floats) -> Floats:
     """Return affine maps (b, 2, 3), one for each picture, from the coordinates of an output pixel to those of its input
-    pixel. Both range over [-1, 1]. draws (b, NOISE_DRAWS): random numbers in [0, 1)."""
+    pixel. Coordinates range over [-1, 1] from one edge of the picture to the other. augment: how strong each change may
+    be. draws (b, NOISE_DRAWS): random numbers in [0, 1)."""
     angle = np.radians(augment.rotate) * _between((-1, 1), draws[:, 0])
     zoom = _between(augment.zoom, draws[:, 1])
     stretch = np.sqrt(1 + augment.aspect * _between((-1, 1), draws[:, 2]))

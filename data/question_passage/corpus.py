@@ -29,9 +29,12 @@ def open_corpus(value: str | Sequence[str], key: str) -> Corpus:
     """Open the passages of .jsonl, .json or .tsv files, of shards, or of a BEIR folder. value: their paths or URLs, in
     the syntax of the setting data.train.
 
-    A row has an id (_id, docid, id, psg_id, passage_id or pid), a text and perhaps a title. Raises ConfigError, naming
-    the configuration key `key`, when `value` matches nothing or has a weight; DataError, naming the line, for a row
-    that is no passage and for a repeated id. The first call for a file reads all of it and stores an index.
+    Each row must have an id (in the field _id, docid, id, psg_id, passage_id or pid) and a text, and may have a title.
+    The first call for a file reads all of it and stores an index.
+
+    Raises ConfigError, naming the configuration key `key`, when `value` matches no file or has a sampling weight
+    (path@2), which a corpus must not have. Raises DataError, naming the line, for a row that is no such passage and for
+    a repeated id.
     """
     return Corpus(open_rows(corpus_files(value, key)))
 
@@ -40,7 +43,8 @@ def corpus_files(value: str | Sequence[str], key: str) -> list[str]:
     """Return the paths of the corpus files that `value` names: paths or URLs, or a BEIR folder. Reads none of the
     files.
 
-    Raises ConfigError, naming the configuration key `key`, when `value` matches nothing or has a weight.
+    Raises ConfigError, naming the configuration key `key`, when `value` matches no file or has a sampling weight
+    (path@2), which a corpus must not have.
     """
     if isinstance(value, str) and os.path.isfile(beir := os.path.join(local_path(value), "corpus.jsonl")):
         return [beir]
@@ -76,8 +80,8 @@ class Corpus:
         return self._mapped.array[LENGTH]
 
     def ids(self, start: int, stop: int) -> list[str]:
-        """Return the ids of the passages at positions start … stop - 1 of a corpus. `stop` may be more than the number
-        of passages."""
+        """Return the ids of the passages at positions start … stop - 1 of a corpus. If `stop` is more than the number
+        of passages, the list ends with the last passage."""
         return [str(self[i].id) for i in range(start, min(stop, len(self)))]
 
     @property
@@ -103,7 +107,8 @@ class CorpusPassages(Sequence[Passage]):
 
     @property
     def keys(self) -> list[int]:
-        """The content ids (hashes of title and text) of these passages, in the same order."""
+        """The content ids (hashes of title and text) of the passages in this sequence, in its order. Reads no passage:
+        the corpus has stored these hashes."""
         return self.corpus.keys[self.positions].tolist()
 
     def __len__(self) -> int:

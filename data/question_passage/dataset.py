@@ -123,10 +123,12 @@ class QuestionPassage:
         return f"row {sample_id} of data.train"
 
     def drawn(self, epoch: int, i: int) -> DrawnRow:
-        """Draw the positive passages and hard negatives for row i of the training data in an epoch. The draw uses 1 +
-        data.negatives.per_row random numbers that depend only on the seed, the epoch and i.
+        """Draw the passages that row i of the training data gives in an epoch: one positive, up to
+        data.negatives.per_row hard negatives, and, if data.passage.positives is "all", the other positives of the row
+        as well.
 
-        Raises SampleError when the row, or a passage that it names, has changed since it was indexed.
+        The draw uses 1 + data.negatives.per_row random numbers that depend only on the seed, the epoch and i. Raises
+        SampleError when the row, or a passage that it names, has changed since it was indexed.
         """
         row, config = self.questions.row(i), self.config
         draws = uniforms(self.seed, epoch, i, 1 + config.negatives.per_row)
@@ -141,10 +143,11 @@ class QuestionPassage:
 
 
 def _extra(y: Tensor, entries: list[tuple[int, Passage, bool]]) -> Extra:
-    """Build the part of a batch for its k further passages, those besides one positive per row; k may be 0.
+    """Build the object (Extra) that adds k passages to a batch: hard negatives, and any positives beyond the one per
+    row that every batch has. k may be 0.
 
-    y (k, L): tokens of these passages, L of the longest. entries: for each passage, the index of its row in the batch,
-    the passage, and whether it is positive.
+    y (k, L): tokens of the added passages, L of the longest. entries: for each of them, the index of its row in the
+    batch, the passage, and whether it is a positive of this row.
     """
     return Extra(
         y=y,
@@ -174,8 +177,8 @@ class TextInputs:
         return len(self.lengths)
 
     def block(self, start: int, stop: int) -> Tensor:
-        """Return the tokens of the k texts at positions start … stop - 1, int64 (k, L), L tokens of the longest. `stop`
-        may be more than the number of texts."""
+        """Return the tokens of the k texts at positions start … stop - 1, int64 (k, L), L tokens of the longest. If
+        `stop` is more than the number of texts, the block ends with the last text."""
         return self.take(range(start, min(stop, len(self))))
 
     def take(self, positions: Sequence[int] | Int64s) -> Tensor:
@@ -184,10 +187,13 @@ class TextInputs:
 
 
 def passage_texts(corpus: Corpus, tokenize: TokenizeTexts, config: PassageConfig) -> TextInputs:
-    """Return all passages of a corpus as inputs of the passage tower (encoder)."""
+    """Return all passages of a corpus as inputs of the passage tower (encoder): a list that reads and tokenises
+    passages on access. tokenize: the tower's tokenizer. config: gives the prefix, the use of titles and the largest
+    number of tokens."""
     return TextInputs(corpus.__getitem__, corpus.lengths, tokenize, config)
 
 
 def question_texts(questions: QuestionRows, tokenize: TokenizeTexts, config: QuestionConfig) -> TextInputs:
-    """Return all questions of the given rows as inputs of the question tower (encoder)."""
+    """Return the questions of all given rows as inputs of the question tower (encoder): a list that reads and tokenises
+    questions on access. tokenize: the tower's tokenizer. config: gives the prefix and the largest number of tokens."""
     return TextInputs(questions.question, questions.lengths, tokenize, config)

@@ -75,9 +75,11 @@ def format_of(fields: Fields) -> QuestionFormat | None:
 
 
 def record_of(fields: Fields, config: PassageConfig) -> Record:
-    """Convert the fields of a row of any known format to a Record. A question without an id gets the id "".
+    """Convert the fields of a row of any known format to a Record: its question, positives, negatives and hard
+    negatives. A question without an id gets the id "".
 
-    Raises BadRow for a damaged row or an unknown format.
+    config: for rows of scored candidates, gives the numbers of positives and hard negatives to take. Raises BadRow for
+    a damaged row, an unknown format, and a row without positives.
     """
     found = format_of(fields)
     if found is None:
@@ -112,10 +114,12 @@ def query_of(fields: Fields) -> Question:
 
 
 def passage_of(fields: Any, where: str = "the row") -> Passage:
-    """Convert fields to a passage: its text (or contents), its title if any, and its id, the first field of
-    PASSAGE_IDS.
+    """Convert the fields of a passage, as parsed from JSON or a table, to a Passage. Its text is the field text or
+    contents, its title the field title, if any, and its id the first field of PASSAGE_IDS that is present; without one
+    the id is None.
 
-    where: location, for the error message. Raises BadRow when there is no text or a field has a wrong type.
+    where: location of the passage, for the error message. Raises BadRow when there is no text or a field has a wrong
+    type.
     """
     if not isinstance(fields, Mapping):
         raise BadRow("no passage", f"{where} is {fields!r:.80}, no object with a text")
@@ -140,8 +144,8 @@ def _not_blank(text: str, name: str) -> str:
 
 
 def group_of(fields: Fields) -> str | None:
-    """Return the question's group, the field metadata.topic, if it is a text, else None. Raises BadRow when it is no
-    valid Unicode."""
+    """Return the group of a row's question, which is the text in the field metadata.topic; None if there is no such
+    text. Raises BadRow when the text is no valid Unicode."""
     metadata = fields.get("metadata")
     topic = metadata.get("topic") if isinstance(metadata, Mapping) else None
     return _text(topic, "metadata.topic") if isinstance(topic, str) else None
@@ -207,10 +211,11 @@ def _ids(fields: Fields, name: str) -> list[str]:
 
 
 def _id(fields: Fields, names: Sequence[str], where: str) -> str | None:
-    """Return the first field of `names` that is not missing: a text that is not empty, or a whole number as text; None
-    when all are missing.
+    """Return the id in a row: the value of the first field of `names` that is neither missing nor null. It must be a
+    text that is not empty, or a whole number, which is returned as text. Returns None when all these fields are missing
+    or null.
 
-    where: location, for the message. Raises BadRow for any other value.
+    where: location of the row, for the message. Raises BadRow for any other value.
     """
     name = next((name for name in names if fields.get(name) is not None), None)
     if name is None:

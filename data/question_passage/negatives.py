@@ -51,8 +51,8 @@ def draw_negatives(
 
 
 def distinct(keys: Sequence[int], excluded: set[int]) -> list[int]:
-    """Return the positions of distinct keys in `keys`, ascending: of equal keys only the first one counts, and keys in
-    `excluded` are left out."""
+    """Return the positions in `keys`, ascending, at which a key occurs for the first time. Keys in `excluded` are left
+    out."""
     first = {key: i for i, key in reversed(list(enumerate(keys))) if key not in excluded}
     return sorted(first.values())
 
@@ -81,8 +81,9 @@ class MinedNegatives:
         """Open the file `path` of mined negatives for the rows of `questions`. corpus: holds the passages; None: the
         corpus of `questions`.
 
-        Raises ConfigError when the file or the corpus is missing, or when no question of the file is among the rows;
-        DataError, naming the line, for a line of another form, a repeated question, or an id missing in the corpus.
+        Raises ConfigError when the file or the corpus is missing, or when no question of the file is among the rows.
+        Raises DataError, naming the line, when a line is not of the form {"query_id": id, "negatives": [passage ids]},
+        repeats a question, or has an id that the corpus lacks.
         """
         corpus = corpus or questions.corpus
         if corpus is None:
@@ -106,11 +107,12 @@ class MinedNegatives:
 
 
 def _by_row(rows: Rows, questions: QuestionRows, corpus: Corpus) -> Int64s:
-    """Build the array that stores the mined hard negatives of n question rows. rows: the lines of the file of mined
+    """Build one array with the mined hard negatives of all n question rows. rows: the lines of the file of mined
     negatives.
 
-    The array holds n + 1 indices, where the passages of each question row begin and end, then the positions of all
-    these passages in the corpus.
+    The array has two parts. First n + 1 indices into the second part: the passages of question row i begin at index i
+    and end before index i + 1. Second, the positions of all these passages in the corpus. Raises DataError for a bad
+    line, and ConfigError when no question of the file is among the rows.
     """
     ids, lists = [], []
     for i in range(len(rows)):

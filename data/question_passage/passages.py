@@ -26,11 +26,12 @@ class Passage:
         return content_key(f"{self.title}\n{self.text}".encode())
 
     def rendered(self, config: PassageConfig) -> Rendered:
-        """Return a passage as the texts that a tower (encoder) reads. With title=pair, these are two: the prefix with
-        the title, and the passage's text.
+        """Return a passage as the one or two texts that a tower (encoder) reads.
 
-        Otherwise there is one text, then None: the prefix, the title and a blank if title=join, the passage's text.
-        With title=pair, an empty title gives two texts, too, because either all rows of a batch are pairs or none is.
+        With the setting title=pair, returns two texts: the prefix followed by the title, and the passage's text. An
+        empty title gives two texts as well, because either all rows of a batch are pairs or none is. With any other
+        setting, returns one text and None. The one text is the prefix, then (only with title=join) the title and a
+        blank, unless the title is empty, then the passage's text.
         """
         if config.title is Title.pair:
             return config.prefix + self.title, self.text
@@ -67,5 +68,5 @@ class InlinePassages(tuple[Passage, ...]):
 
     @property
     def keys(self) -> list[int]:
-        """The content ids (hashes of title and text) of these passages, in the same order."""
+        """The content ids (hashes of title and text) of the passages in this tuple, in its order."""
         return [passage.key for passage in self]

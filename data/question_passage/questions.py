@@ -100,8 +100,8 @@ def _files(path: str, key: str) -> list[str]:
 
 
 def is_beir(path: str) -> bool:
-    """Whether a path is a BEIR folder, which has a folder `qrels` with the judgements: which passages answer a
-    question."""
+    """Whether a path is a BEIR folder with relevance judgements: True if it has a subfolder `qrels`, whose files say
+    which passages answer which question."""
     return os.path.isdir(os.path.join(local_path(path), "qrels"))
 
 
@@ -136,7 +136,8 @@ class QuestionRows:
         return source.row(row)
 
     def origin(self, i: int) -> tuple[str, str]:
-        """Return the path of the file that holds question row i, and the row's key in this file."""
+        """Return where question row i was read: the path of its file, and its key there (the line or row number as
+        text; in a tar shard the name of the sample)."""
         source, row = self._locate(i)
         return source.origin(row)
 
@@ -216,8 +217,8 @@ class RowQuestions:
         return replace(record, question=replace(record.question, id=question_id))
 
     def _columns(self) -> Int64s:
-        """Compute, for n question rows, two integers with the hash of each id, and the bytes of each question: int64
-        (3, n). Reads every row once, so that a bad row is reported before training starts."""
+        """Compute an array int64 (3, n) for n question rows: the hash of each question's id in two integers, and the
+        number of bytes of its text. Reads every row once, so that a bad row is reported before training starts."""
         columns = np.empty((3, len(self)), np.int64)
 
         def read_id(i: int) -> str:
@@ -300,8 +301,12 @@ class BeirQuestions:
         return QuestionRow(self.question(i), relevant, InlinePassages(()), InlinePassages(()))
 
     def _judged(self, qrels: str) -> Int64s:
-        """Compute one array from the judgements in the file `qrels`; the docstring of BeirQuestions lists its parts
-        (_mapped). Reads every judged question once, so that a bad one is reported before training starts."""
+        """Compute one array from the judgements in the file `qrels`. It holds, one after the other: the number n of
+        questions with a relevant passage (grade above 0); their n positions in queries.jsonl; n + 1 indices, where the
+        relevant passages of each question begin and end; the positions of the relevant passages in the corpus.
+
+        Reads every judged question once, so that a bad one is reported before training starts.
+        """
         relevant = (judgement for judgement in judgements(qrels) if judgement[2] > 0)
         found: JudgedPairs = (array("q"), array("q"))
         for (line, ids, _), unknown in find_judged(relevant, (self.queries, self.corpus), found):
@@ -324,7 +329,7 @@ def qrels_file(folder: str, split: str, setting: str) -> str:
     """Return the path of the judgements of one split of a BEIR folder. Raises ConfigError for a split that the folder
     lacks.
 
-    setting: where the user wrote the split; the error message begins with it.
+    setting: the name of the setting that gives the split; the error message begins with "<setting>=<split>".
     """
     path = Path(local_path(folder), "qrels", f"{split}.tsv")
     if not path.is_file():
