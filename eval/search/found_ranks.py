@@ -16,7 +16,7 @@ from dyad.eval.search.index import BLOCK, SLAB, STRIP, Index
 def found_ranks(queries_nD: np.ndarray, index: Index, matches: Matches, k: int) -> tuple[Ranking, dict[str, Any]]:
     """Search `index` for n queries, with k results each, and compute the rank of the best right item of each query.
 
-    Returns (Ranking: ranks, numbers of right items, scores of the best right and the best wrong item; description of
+    Returns (Ranking: ranks, counts of right items, scores of the best right and the best wrong item; description of
     the search, with its recall against exact search).
 
     queries_nD (n, D): the query vectors of width D. matches: which of the m items are right for which queries. If no
