@@ -116,9 +116,10 @@ class ReportCommand:
 
 
 def check(options: EvalConfig | EvalCommand, section: str) -> None:
-    """Raise ConfigError if the option recall_k, depth or index has a value that cannot work.
+    """Raise ConfigError if the option recall_k, depth or index of `options` has a value outside its allowed range.
 
-    An option that is None is not checked. section: the words before an option's name in the message, such as "eval.".
+    An option that is None is not checked. section: text before the name of the option in the error message, such as
+    "eval.".
     """
     recall_k, depth = options.recall_k, options.depth
     if recall_k is not None and (not recall_k or min(recall_k) < 1):

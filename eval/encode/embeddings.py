@@ -1,9 +1,9 @@
 """Embeddings of a corpus, in memory or in a folder; a folder is written piece by piece, so that a restart continues.
 
-The items are divided into windows: runs of WINDOW consecutive items, after each of which the result is saved. Inside a
-window the items are sorted by length, the longest first, and cut into the encoder's blocks. So there is little padding,
-and all processes share the work. The blocks depend on nothing else, so the number of processes and restarts do not
-change the result.
+The items are divided into windows, by default of WINDOW consecutive items. With a folder, the embeddings are saved
+after each window. Inside a window the items are sorted by length, the longest first, and cut into the encoder's blocks
+(the items of one tower call). So there is little padding, and the processes divide the blocks among themselves. Neither
+the number of processes nor a restart changes the blocks, so they do not change the embeddings.
 
     embeddings.npy   (N, D) float32 or float16, in the order of the items
     ids.txt          N lines: the id of each item
@@ -77,14 +77,15 @@ def encode_corpus(
     window: int = WINDOW,
     log: Callable[[str], None] | None = None,
 ) -> np.ndarray:
-    """Encode all N items with a tower; return their embeddings, (N, D) float32 or float16, the same in every process.
+    """Encode all N items with a tower of `encode`; return their embeddings, (N, D), in every process.
 
-    All processes must call it together. side: the tower, "x" or "y". folder: the matrix is written there and returned
-    as a read-only memory map; None: it is in RAM. ids: function (start, stop) → ids of these items; needed with a
-    folder. identity: digest of weights and items (see identity_of). A folder with the same settings is reused, and
-    completed if a part is missing; a folder with other settings is overwritten, and `log` prints a line. window: number
-    of items after which the result is saved, rounded up to whole blocks of the encoder. log: function that prints a
-    line; None: a progress bar on a terminal, lines on standard output elsewhere.
+    All processes must call it together. side: the tower, "x" or "y". dtype: float32 or float16. folder: the embeddings
+    are written there and returned as a read-only memory map; None: they are in RAM. ids: function (start, stop) → ids
+    of the items start … stop − 1; needed with a folder. identity: digest of weights and items (see identity_of). A
+    folder with the same settings is reused, and completed if a part is missing; a folder with other settings is
+    overwritten, and `log` prints a line. window: number of items after which the embeddings are saved, rounded up to
+    whole blocks of the encoder. log: function that prints a line; None: a progress bar on a terminal, lines on standard
+    output elsewhere.
 
     Raises ConfigError for a folder that is in use, contains files of other origin, or is on a disk without enough
     space; DataError for a damaged folder, an id with a line break, and values that are not finite; HardwareError if the
@@ -152,8 +153,10 @@ class _Sorted:
         return len(self.items) - self.first
 
     def block(self, start: int, stop: int) -> Tensor:
-        """Return the tower inputs of the items at places start … stop − 1 of the encoding order. These items must lie
-        in one window (a run of consecutive items that is sorted by length).
+        """Return the tower inputs of the items at positions start … stop − 1 of the encoding order, as one tensor.
+
+        In this order each window (a fixed number of consecutive items) is sorted by length, the longest item first. The
+        positions must lie in one window. They count from the first item that is still to be encoded.
         """
         window = (start + self.first) // self.size * self.size
         begin = start + self.first - window
@@ -172,8 +175,8 @@ class _Sorted:
 def _windows(
     encode: Encoder, side: Literal["x", "y"], items: SizedItems, size: int, first: int
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Encode the items from index `first` on, a window (`size` consecutive items) at a time; yield (index of the
-    window's first item, its embeddings).
+    """Encode the items from index `first` on with a tower of `encode`, a window (`size` consecutive items) at a time;
+    yield (index of the first item of the window, embeddings of the window).
 
     The embeddings are float32 (S, D) for the S items of the window, in the order of the items; every process gets every
     window. side: the tower, "x" or "y". Raises DataError for values that are not finite.
@@ -224,10 +227,10 @@ class _Folder:
 
     def open(self, ids: Ids, stack: ExitStack, log: Callable[[str], None]) -> int:
         """Open or begin the folder of embeddings, lock it until `stack` closes, and return how many windows (parts that
-        are saved one by one) are finished.
+        are saved one by one) are already on disk.
 
-        Only process 0 calls it. A folder with other settings is begun anew, and `log` prints a line. ids: function
-        (start, stop) → item ids. Raises the errors of encode_corpus.
+        Only process 0 may call it. A folder made with other settings is begun anew, and `log` prints a line. ids:
+        function (start, stop) → ids of the items start … stop − 1. Raises the errors of encode_corpus.
         """
         with writable(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -256,8 +259,9 @@ class _Folder:
         return vectors
 
     def _state(self) -> dict[str, Any]:
-        """Read state.json of the folder of embeddings: {"settings", "windows": number of windows on disk}. For a new
-        folder return the current settings and 0 windows.
+        """Read state.json in the folder of embeddings; return {"settings": the settings with which they were made,
+        "windows": how many windows (parts saved one by one) are on disk}. Without state.json, return the current
+        settings and 0 windows.
 
         Raises ConfigError if the folder has embeddings or ids but no state.json, DataError if state.json is damaged.
         """
@@ -278,10 +282,10 @@ class _Folder:
         return state
 
     def _begin(self, ids: Ids) -> None:
-        """Begin the folder of embeddings anew: write state.json, delete old vectors, write ids.txt. ids: function
-        (start, stop) → item ids.
+        """Begin the folder of embeddings anew: write state.json, delete the old embeddings, write ids.txt.
 
-        state.json is first, since it marks the folder as Dyad's.
+        ids: function (start, stop) → ids of the items start … stop − 1. state.json is written first, because a folder
+        that has embeddings or ids but no state.json is refused, as not made by Dyad.
         """
         self._save(windows=0)
         (self.folder / VECTORS).unlink(missing_ok=True)

@@ -64,8 +64,8 @@ class Encoder:
     def of(
         cls, config: TrainConfig, model: TwoTowerModel, world: World, should_stop: Callable[[], bool] = lambda: False
     ) -> Encoder:
-        """Make the Encoder of a model with the options of the run's configuration. Moves the towers to the device of
-        this process.
+        """Make an Encoder, which encodes items with the towers of `model`, with the options of the run's configuration.
+        Moves the towers to the device of this process.
 
         should_stop: called before each tower call; if it returns True, encoding raises Stopped.
         """
@@ -98,7 +98,7 @@ class Encoder:
 
         In each round every one of W processes encodes one block of E items, and all processes get float32 (W·E, D)
         embeddings (D: their width), fewer rows in the last round. Every process must iterate to the end. Raises Stopped
-        if should_stop() is True.
+        if the function should_stop of the encoder returns True before a round.
         """
         tower, world, left = self.towers[side], self.world, len(items)
         assert items, "nothing to encode"
@@ -160,11 +160,12 @@ class Evaluator(ABC):
 
     @abstractmethod
     def report(self, encode: Encoder, examples: int | None = None) -> Report:
-        """Evaluate the encoder on the data set of this evaluator and return its metrics. All processes must call it
-        together.
+        """Evaluate a model on the data set of this evaluator and return a Report with the metrics. All processes must
+        call it together.
 
-        examples: None for the metrics alone. With a number, the report also has 95 % intervals and score histograms,
-        for classification the confused classes, and that many example cases of each kind (best, worst, random).
+        encode: encodes items with the towers of the model. examples: how many example cases of each kind (best, worst,
+        random) the report has. With a number, it also has 95 % intervals, score histograms and, for classification, how
+        often classes were confused. None: it has only the metrics.
         """
 
 

@@ -29,7 +29,7 @@ _SECONDS = 10.0  # for one pattern in one text; a pattern with catastrophic back
 
 
 def prepared(answers: Iterable[str], mode: AnswerMatch = AnswerMatch.string) -> Answers:
-    """Prepare the answers of one question, so that many texts can be searched for them. mode: whether the answers are
+    """Return an Answers object that searches texts for the answers of one question. mode: whether the answers are
     strings or regular expressions.
     """
     return _Strings(answers) if mode is AnswerMatch.string else _Patterns(answers)
@@ -56,7 +56,9 @@ class _Strings:
         self._everywhere = [] in self._tokens
 
     def within(self, text: str) -> bool:
-        """Whether the text contains one of the answers of the question: adjacent equal tokens, regardless of case."""
+        """Whether `text` contains one of the answers of a question: all tokens of the answer, adjacent and in order,
+        regardless of case. An answer without tokens is in every text.
+        """
         if self._everywhere:
             return True
         text = _decomposed(text)
@@ -69,8 +71,8 @@ class _Strings:
         return any(joined in tokens for joined in likely)
 
     def spans(self, text: str) -> list[Span]:
-        """Return [start, end) of all answers of the question in `text`, in order. The indices count the characters of
-        `text`; overlapping spans are joined.
+        """Return [start, end) of each place in `text` where an answer of the question stands, in order. Both are
+        indices of characters of `text`; overlapping spans are joined.
         """
         decomposed = _decomposed(text)
         tokens = [match.span() for match in _TOKEN.finditer(decomposed)]
@@ -105,7 +107,10 @@ Answers = _Strings | _Patterns
 
 
 def _compiled(pattern: str) -> regex.Pattern[str] | None:
-    """Compile a regular expression; return None if this fails for any reason. The patterns come from data of others."""
+    """Compile a regular expression; return None if this fails for any reason.
+
+    Any exception counts, because the patterns come from the data set and may be invalid in any way.
+    """
     try:
         return regex.compile(pattern, flags=regex.IGNORECASE | regex.UNICODE | regex.MULTILINE)
     except Exception:
@@ -132,7 +137,10 @@ def _joined(tokens: list[str]) -> str:
 
 
 def _folded(lower: str) -> str:
-    """Replace ς by σ in a lower-case text: Σ is the only letter whose lower case depends on its neighbours."""
+    """Replace ς by σ in a lower-case text, so that equal words compare as equal wherever they stand.
+
+    Σ is the only letter whose lower case (ς at the end of a word, else σ) depends on its neighbours.
+    """
     return lower.replace("ς", "σ")
 
 

@@ -72,8 +72,8 @@ def group_means(values: np.ndarray | Sequence[float], groups: Sequence[Hashable]
 def _percentiles(means: Means, size: int, seed: int, samples: int = SAMPLES) -> list[float]:
     """Return [low, high], the 95 % interval of a mean, from its means in `samples` random samples.
 
-    means: function (generator, count) → means of `count` random samples. size: how many random numbers one sample
-    needs, which limits the samples drawn at one time.
+    means: function (random generator, count) → means of `count` random samples. size: how many random numbers one
+    sample needs; the more, the fewer samples are drawn at one time, to save memory.
     """
     generator, at_once = np.random.default_rng(seed), max(1, DRAWS // size)
     parts = [means(generator, min(at_once, samples - start)) for start in range(0, samples, at_once)]

@@ -34,8 +34,10 @@ class Labels:
 
     @staticmethod
     def of(*carried: tuple[np.ndarray, np.ndarray], size: int) -> Labels:
-        """Make Labels (which item has which labels) for `size` items. carried: pairs of arrays (item indices, the label
-        of each), each in any order.
+        """Make Labels (which item has which labels, for example content keys) for `size` items.
+
+        carried: pairs of arrays of equal length (item indices, labels): the item index[p] has the label label[p]. The
+        items may be in any order and repeated.
         """
         index, label = (np.concatenate(parts) for parts in zip(*carried, strict=True))
         order = np.argsort(index, kind="stable")

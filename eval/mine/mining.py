@@ -74,11 +74,11 @@ def mine(
     """Mine hard negatives for all questions; write out/mined.jsonl and its summary out/mined.json, and return the
     summary.
 
-    All processes must call it together; they share the search and the questions, and process 0 writes the lines in
-    order. mined.jsonl has a line for each question: {"query_id", "negatives": passage ids, best first, "scores": of the
-    search}. Rows with the same question id are one question, which has the right passages of all these rows. identity:
-    origin of model and data, copied into the summary. Memory: one block of questions, and about 60 bytes for each
-    question.
+    All processes must call it together: the search and the questions are divided among them, and process 0 writes the
+    lines. source: the questions and passages with their embeddings. mined.jsonl has a line for each question id:
+    {"query_id", "negatives": passage ids, best first, "scores": search score of each}. If several rows have one
+    question id, the right passages of all of them count. identity: origin of model and data, copied into the summary.
+    Memory: one block of questions, and about 60 bytes for each question.
 
     Raises ConfigError for a bad index, DataError for damaged data, HardwareError if the files cannot be written.
     """
@@ -125,8 +125,8 @@ def embedded(
     return the questions and passages with their embeddings.
 
     All processes must call it together. Embeddings that an earlier call has written there, complete or not, are reused
-    if the weights and the data are the same. tokenize: the model's tokenizer. log: function that prints a line; None: a
-    progress bar on a terminal.
+    if the weights and the data are the same. tokenize: the model's tokenizer. config: the data options. log: function
+    that prints a line; None: a progress bar on a terminal, lines on standard output elsewhere.
     """
     asked, passages = (
         question_texts(questions, tokenize, config.question),
@@ -159,8 +159,9 @@ class Groups:
         return len(self._order)
 
     def rows(self, position: int) -> list[int]:
-        """Return the row indices, in increasing order, of one group: the rows with the same question id. position: the
-        index of the group, in the order of first rows.
+        """Return the row indices, in increasing order, of one group (all rows with the same question id).
+
+        position: the index of the group; groups are in the order in which their ids first appear in the rows.
         """
         group = int(self._order[position])
         return self._rows[self._ends[group - 1] if group else 0 : self._ends[group]].tolist()
@@ -251,11 +252,11 @@ def _chosen(
 
 
 def _reasons(source: MiningInput, config: MiningConfig, candidates: QuestionHits, keys_k: np.ndarray) -> np.ndarray:
-    """Find for each of the k hits of a question the first reason to leave it out; return (k,) indices in BY_NUMBERS,
-    the tuple of reasons; 0: no reason.
+    """Find the first reason to leave out each of the k hits (passages that the search found) of a question.
 
-    The reasons "repeated" and "answer", which need the text of the passage, are not checked. keys_k: content keys
-    (hashes of the text) of the hits.
+    Returns (k,) indices into BY_NUMBERS, the tuple of reasons; 0 stands for no reason. The reasons "repeated" and
+    "answer", which need the text of the passage, are not checked. candidates: the question and its hits. keys_k:
+    content keys (hashes of the text) of the hits.
     """
     question = candidates.question
     right_k = np.isin(keys_k, question.keys) | np.isin(candidates.positions_k, question.positions)
@@ -286,11 +287,12 @@ def _limit(config: MiningConfig, best: float) -> float:
 
 
 def _scores(source: MiningInput, candidates: QuestionHits) -> tuple[np.ndarray, np.ndarray]:
-    """Return two arrays of scores, which decide about margins and max_score: (k,) of the hits, and of the right
-    passages in the corpus.
+    """Return the scores to which margins and max_score apply, as two arrays: (k,) scores of the k hits of a question,
+    and scores of its right passages in the corpus.
 
-    The scores are those of another model's file (source.scores) if it is given, else those of the search. NaN: the file
-    has no score for this pair.
+    candidates: the question and its hits (the passages that the search found). If a file with scores of another model
+    is given (source.scores), the scores come from it, with NaN for a pair that is not in the file. Otherwise they are
+    those of the search.
     """
     question, right_positions = candidates.question, candidates.question.positions
     if source.scores is None:

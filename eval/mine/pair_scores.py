@@ -37,7 +37,7 @@ class PairScores:
 
     def of(self, question: str, passages: Sequence[str]) -> np.ndarray:
         """Return the (k,) float32 scores of k passages for one question, all given by their ids. The score is NaN for a
-        pair that has none.
+        pair that is not in the file of scores.
         """
         wanted = np.array([_key(question, passage) for passage in passages], dtype=np.int64)
         if not len(self._keys):

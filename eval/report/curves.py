@@ -122,10 +122,11 @@ def training_charts(options: Mapping[str, Any], history: History) -> Charts:
 
 
 def health_charts(history: History) -> Charts:
-    """Make the charts of the embeddings and of the statistics of the objective, by title.
+    """Make the charts of the embeddings and of the statistics of the objective; return title → chart.
 
-    A training metric whose name begins with none of the words in CHARTED gets a chart of its own, unless it is
-    constant. A chart without data is left out. history: metric → step → value.
+    Training metrics that no chart of the report is made for get a chart each, unless they are constant; these are the
+    metrics whose names begin with none of the prefixes in CHARTED. A chart without data is left out. history: metric →
+    step → value.
     """
     chart = partial(_chart, history)
     charts = {

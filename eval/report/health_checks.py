@@ -196,9 +196,9 @@ def health_checks(options: Mapping[str, Any], history: History, results: Sequenc
 
 
 def _finding(problem_if: str, check: Check, numbers: Numbers) -> Finding | None:
-    """Return the finding of one health check; None if the quantity that it checks is missing, or if there is no problem
-    and the check has no text for this case.
+    """Return the finding of one health check, which has level fail, warn or ok.
 
+    Returns None if the quantity that it checks is missing, or if all is well and the check has no text that says so.
     problem_if: the condition of a problem, such as "staleness > 1". numbers: name of each quantity → its number, or a
     text to insert into the texts of the check.
     """

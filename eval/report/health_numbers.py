@@ -68,10 +68,12 @@ class _Training:
         return {side: value for side in "xy" if (value := self.now(f"{name}_{side}")) is not None}
 
     def direct(self) -> Numbers:
-        """Return quantity → number for the health checks that need only the present value of training metrics (the
-        median of the last values), the smaller one of sides x and y, or the ratio of two metrics.
+        """Return quantity → number for the health checks that use training metrics almost as they are.
 
-        None stands for a quantity whose metrics the run has not recorded.
+        mi_bound, log_k, share_never_visited, staleness: the present value (the median of the last values) of the metric
+        with this name. bound_share: mi_bound divided by log_k, left out if unknown. effective_negatives,
+        batch_accuracy: the smaller present value of sides x and y. waiting_share: the sum of data_time divided by that
+        of batch_time. None stands for a quantity whose metrics the run has not recorded.
         """
         found: Numbers = {name: self.now(name) for name in ("mi_bound", "log_k", "share_never_visited", "staleness")}
         if found["mi_bound"] is not None and found["log_k"] and found["log_k"] > 0:
@@ -138,11 +140,12 @@ class _Training:
         return {"gradient_spikes": int(spikes), "usual_norm": _short(usual), "largest_norm": _short(largest)}
 
     def temperature(self) -> Numbers:
-        """Check if the learnt temperature of the objective has reached a limit; return {} if it is not learnt or
-        not recorded.
+        """Check whether the learnt temperature of the objective has reached its lower limit (the option
+        objective.min_temperature) or its upper limit, 1.
 
-        Otherwise return {"at_lower_clamp": 1} at the lower limit, else {"at_upper_clamp": 1 or 0}, and as texts
-        "temperature" and "clamp" (the lower limit).
+        Returns {} if the temperature is not learnt or not recorded. Otherwise the result has "at_lower_clamp": 1 if the
+        temperature is at the lower limit, else "at_upper_clamp": 1 at the upper limit or 0 between the two. It also has
+        two texts, "temperature" (its present value) and "clamp" (the lower limit).
         """
         scale, clamp = self.now("logit_scale"), finite(self.options.get("objective.min_temperature"))
         if not scale or not clamp or not self.options.get("objective.learnable"):
@@ -151,10 +154,12 @@ class _Training:
         return {**at_clamp, "temperature": _short(1 / scale), "clamp": _short(clamp)}
 
     def embeddings(self) -> Numbers:
-        """Return quantity → number or text about the embeddings: how spread out they are (the metric uniformity), once
-        the warm-up is over, and the share of duplicates in the batches (0 if objective.duplicates handles them).
+        """Return quantity → number, or text that a health check shows, about the embeddings.
 
-        Quantities whose metrics the run has not recorded are left out.
+        "uniformity" is the larger value of this metric (how spread out the embeddings are) of sides x and y, given only
+        after the learning-rate warm-up. "duplicates" is the larger share of duplicates in the batches of sides x and y,
+        or 0 if the option objective.duplicates is not "keep". The other entries are texts. Quantities whose metrics the
+        run has not recorded are left out.
         """
         found: Numbers = {}
         uniformity, duplicates = self.sides("uniformity"), self.sides("duplicates")

@@ -148,7 +148,10 @@ def _pictures_first(results: Sequence[Result]) -> list[tuple[str, str, Any]]:
 
 
 def _notices(run: RunFolder) -> list[Notice]:
-    """Return the licence texts that lie beside the data of the run; [] if the source of a data set cannot be parsed."""
+    """Return the licence notices that lie beside the training, evaluation and passage data of the run.
+
+    Returns [] if an option that names such data cannot be parsed.
+    """
     keys = ("data.train", "data.val", "data.passage.corpus", "eval.suite")
     sources = [value for key in keys for value in _list(run.options.get(key)) if isinstance(value, str)]
     try:
@@ -173,7 +176,9 @@ def _summary(run: RunFolder) -> str:
 
 
 def _facts(run: RunFolder) -> dict[str, str]:
-    """Return the list "What was trained" of the report: name → text. Empty entries are left out."""
+    """Return the entries of the list "What was trained" in the HTML report: name of an entry, such as "optimiser" →
+    its text. Entries with an empty text are left out.
+    """
     options, history, changed = run.options, run.history, _changed(run.options)
     seconds, size = _trained_seconds(run), finite(options.get("global_batch_size")) or 0
     timed_steps = max(history.get("train/batch_time", {}), default=0)
@@ -199,7 +204,9 @@ def _facts(run: RunFolder) -> dict[str, str]:
 
 
 def _status(run: RunFolder) -> tuple[str, str]:
-    """Return the status of the run as in run_state.json ("unknown" if it is missing) and a line of text about it."""
+    """Return the status of the run in run_state.json, such as "finished" ("unknown" if it is missing), and a line of
+    text that explains it.
+    """
     state = run.state
     status = state.get("status") or "unknown"
     lines = {
@@ -214,8 +221,8 @@ def _status(run: RunFolder) -> tuple[str, str]:
 def _trained_seconds(run: RunFolder) -> float:
     """Return the seconds spent in training steps, over all starts of the run.
 
-    Each logged time is the mean of the steps since the log entry before; it is multiplied by the number of these steps,
-    and the products are added.
+    The metric batch_time at a logged step is the mean time of the steps since the previous logged step. It is
+    multiplied by the number of these steps, and the products are added.
     """
     times = run.history.get("train/batch_time", {})
     return sum((step - before) * times[step] for before, step in pairwise([0.0, *times]))
@@ -270,7 +277,9 @@ def _list(value: Any) -> list[Any]:
 
 
 def _sizes(result: Result) -> str:
-    """Describe the data set of a result as text: its sizes, which answers count as right, the step of the weights."""
+    """Describe an evaluation result in one line: how many pictures, texts or others its data set has, which answers
+    count as right, and the training step of the weights. Parts that are not known are left out.
+    """
     counts = {name.removeprefix("num_"): v for name, v in result["metrics"].items() if name.startswith("num_")}
     words = {"images": "pictures", "samples": "pictures"}
     sizes = [f"{value:,.0f} {words.get(k, k)}" for k, v in counts.items() if (value := finite(v)) is not None]

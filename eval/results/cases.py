@@ -68,12 +68,13 @@ def choose(
     quality: np.ndarray, sure: np.ndarray, groups: Sequence[Hashable], count: int, seed: int = 0
 ) -> list[tuple[str, int]]:
     """Choose the `count` best, the `count` worst and `count` random queries of n, none of them twice; return (kind,
-    query index).
+    query index) for each, where kind is "best", "worst" or "random".
 
-    quality (n,): higher is better. sure (n,): the certainty of the model; among queries of equal quality the more
-    certain one comes first, then the earlier one, so the worst queries are the confident mistakes. groups (n,): for
-    example the topic of each query; as long as there are other groups, each kind takes one query per group. If there
-    are few queries, one half is best and the other half worst.
+    quality (n,): how good the results of each query are; higher is better. sure (n,): how certain the model was. Of
+    queries with equal quality the most certain one is taken first, then the earlier one, so the worst queries are the
+    confident mistakes. groups (n,): the group of each query, for example its topic. Each kind has a second query of a
+    group only if there are fewer than `count` groups to choose from. If n is less than 2 · count, one half of the
+    queries is "best", the other half "worst".
     """
     n = len(quality)
     plan = (
@@ -114,10 +115,10 @@ def excerpt(text: str, spans: Sequence[tuple[int, int]] = ()) -> tuple[str, list
 
 
 def _of_different_groups(order: Sequence[int], groups: Sequence[Hashable], count: int) -> list[int]:
-    """Return at most `count` queries of `order`: the first query of each group; if there are too few groups, also
-    further queries.
+    """Choose at most `count` of the query indices in `order`: first the first query of each group, then, if these are
+    fewer than `count`, other queries of the same groups. Return them in the order that they have in `order`.
 
-    order: query indices. groups: the group of each query. The result keeps the order of `order`.
+    groups: the group of each query, by query index.
     """
     first: dict[Hashable, int] = {}
     for query in order:

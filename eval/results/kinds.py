@@ -43,21 +43,24 @@ MEANINGS = {
 
 
 def headline(metrics: Iterable[str]) -> str:
-    """Return the metric of an evaluation that is shown first, chosen from its metric names; "" if there are none."""
+    """Return the headline metric (the one shown first) among the metric names of an evaluation: the first that is in
+    HEADLINES, an order of preference, else the first name; "" if there are no names.
+    """
     names = list(metrics)
     return _first_of(HEADLINES, names) or next(iter(names), "")
 
 
 def companion(metrics: Iterable[str]) -> str:
-    """Return the metric that a chart shows beside the headline metric, chosen from the metric names; "" if there is
-    none.
+    """Return the metric that a chart shows beside the headline metric, among the metric names of an evaluation: the
+    first that is in COMPANIONS, an order of preference; "" if there is none.
     """
     return _first_of(COMPANIONS, list(metrics))
 
 
 def _first_of(wanted: Sequence[str], names: Sequence[str]) -> str:
-    """Return the first of `names` in the order of preference `wanted`, in which R@ stands for any R@K; "" if none is
-    found.
+    """Return the metric name in `names` that comes first in `wanted`, an order of preference; "" if none is in it.
+
+    An entry of `wanted` that ends in @, such as R@, stands for all names that begin with it.
     """
     found = (n for w in wanted for n in names if n == w or (w.endswith("@") and n.startswith(w)))
     return next(found, "")
@@ -93,7 +96,10 @@ class Number:
 
     @property
     def style(self) -> str:
-        """Return the CSS variables --value, --low, --high and --chance: positions on the bar in percent."""
+        """Return CSS that sets --value, --low, --high and --chance to positions on a bar from 0 to 1, in percent.
+
+        They are the score, the ends of its 95 % interval, and its chance level; a part that is None is left out.
+        """
         positions = self.score._asdict()
         inside = {name: min(max(value, 0.0), 1.0) for name, value in positions.items() if value is not None}
         return ";".join(f"--{name}:{100 * value:.2f}%" for name, value in inside.items())
@@ -103,9 +109,9 @@ Groups = dict[str, list[Number]]  # title of a table of the page → its numbers
 
 
 def groups(result: Result) -> Groups:
-    """Return the tables of one result for the HTML report: title → its rows.
+    """Return the tables that the HTML report shows for one evaluation result: title of the table → its rows.
 
-    If the task of the result is not known, it is a single table with all metrics.
+    For a result of an unknown task this is a single table with all metrics.
     """
     if kind := KINDS.get(result["task"]):
         return {title: numbers for title, numbers in kind.groups(result).items() if numbers}
@@ -119,9 +125,9 @@ def meanings(shown: Groups) -> list[str]:
 
 
 def _numbers(result: Result, metrics: Iterable[str], title: str = "") -> list[Number]:
-    """Return one table row for each of these metrics of the model.
+    """Return one row of a table in the HTML report for each of `metrics`: its label, and the score of the model in it.
 
-    title: a text that is removed from the start of labels.
+    title: text that is removed from the start of a label, because the title of the table says it already.
     """
     return [Number(label(metric).removeprefix(title), score(result, metric)) for metric in metrics]
 
@@ -164,7 +170,10 @@ def _passage_groups(result: Result) -> Groups:
 
 
 def _table(*columns: str, title: str | None = None) -> Any:
-    """Make an empty table for the terminal with these column names. Its first column folds long names."""
+    """Make an empty Rich table for the terminal with these column names and title; None: no title.
+
+    Long names in the first column are broken into several lines.
+    """
     from rich.box import SIMPLE
     from rich.table import Table
 
@@ -206,8 +215,9 @@ def _with_interval(found: Score, form: str = ".3f", unknown: str = "-") -> str:
 
 
 def _title(result: Result, *counted: str) -> str:
-    """Return the title of a printed table: the data set and its sizes. counted: names such as "images" of the metrics
-    num_images.
+    """Return the title of a printed table: the name of the data set, its sizes, and the search index if approximate.
+
+    counted: the names of the sizes; "images" stands for the value of the metric num_images.
     """
     sizes = [f"{_cell(score(result, f'num_{name}').value, ',.0f')} {name}" for name in counted]
     return f"{result['dataset']}: {', '.join(sizes)}{_approximate(result)}"

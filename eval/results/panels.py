@@ -34,7 +34,9 @@ def panels(result: Result, run: Path) -> Panels:
 
 
 def scored(result: Result) -> Scored:
-    """Return the scores of one evaluation result, with data set and task, in the form for a model card."""
+    """Convert one evaluation result to Scored, the form for a model card: the data set, the name of the task on the
+    Hugging Face Hub, and the scores.
+    """
     return Scored(result["dataset"], KINDS[result["task"]].hub_task, scores(result))
 
 

@@ -30,10 +30,12 @@ def score_histogram(
     best_wrong: np.ndarray,
     seed: int = 0,
 ) -> dict[str, list[Any]]:
-    """Count the scores of right pairs, wrong pairs and best wrong items in common bins, for a sample of k queries.
+    """Make histograms with the same bins of the scores of right pairs, wrong pairs and best wrong items, for a sample
+    of k queries.
 
-    Returns {"edges": BINS + 1 limits of the bins, "right", "wrong", "best_wrong": BINS counts each}. The wrong pairs
-    are random pairs without the right ones. right: the indices of the right items of each query, of which at most
+    Returns {"edges": BINS + 1 boundaries of the bins, "right", "wrong", "best_wrong": BINS counts each}. The wrong
+    pairs are random pairs of a query and an item, drawn with `seed`, without the right ones. queries_kD, items_mD:
+    embeddings. right: the indices of the right items of each query, of which at most
     PER_QUERY are used. best_wrong (k,): the score of the best wrong item of each query, −inf if there is none. items_mD
     may be memory-mapped, and float16.
     """

@@ -120,7 +120,10 @@ def finite(value: Any) -> float | None:
 
 
 def number(value: Any) -> str:
-    """Format a number for readers: three decimals for shares, whole numbers for counts and ranks, – for no number."""
+    """Format a value for readers: three decimals for shares, whole numbers for counts and ranks.
+
+    Returns "–" (a dash) if the value is no number or is not finite.
+    """
     found = finite(value)
     if found is None:
         return "–"

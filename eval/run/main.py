@@ -64,8 +64,9 @@ def with_command(config: TrainConfig, command: EvalCommand) -> TrainConfig:
     """Return the run's configuration, in which the options given on the command line of python -m eval replace those of
     the run.
 
-    With suite= or val= on the command line, the run's data.val and eval.suite are dropped. Raises ConfigError for
-    options of another task, and if there is nothing to evaluate.
+    With suite= or val= on the command line, both data.val and eval.suite of the run are dropped. Raises ConfigError for
+    an option that belongs to another task (image_text, question_passage) than that of the run, and if there is no data
+    set to evaluate on.
     """
     for task in (task for task in OF_TASK if task != config.task.name):
         foreign = [key for key in OF_TASK[task] if getattr(command, key) is not None]

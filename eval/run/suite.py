@@ -3,8 +3,8 @@
 image_text
   retrieval:SHARDS      pictures and captions, named as in data.val
   zero_shot:TASK.json   labelled pictures and prompts (format: prompts.py)
-  wds:FOLDER            a CLIP_benchmark data set (format: wds.py): labelled pictures, or pictures and captions, of
-                        which only a picture's own are right, as in CLIP_benchmark
+  wds:FOLDER            a CLIP_benchmark data set (format: wds.py): labelled pictures, or pictures and captions; as
+                        in CLIP_benchmark, only a picture's own captions are right for it
 question_passage (formats: question_sets.py)
   beir:FOLDER[@SPLIT]   one split of a BEIR folder, by default test
   dpr:PATH              questions with their answers or their passages
@@ -153,10 +153,11 @@ def _images(
     sources: Callable[[SuiteEntry], list[ShardSource]],
     build: Callable[[SuiteEntry, Shards, Inputs], Evaluator],
 ) -> SuiteKind:
-    """Make a kind of suite entries (SuiteKind) for task image_text, whose target names shards of pictures.
+    """Make the SuiteKind (how entries KIND:TARGET of one KIND are read) of a kind of the task image_text, whose targets
+    name shards of pictures.
 
-    form: how a target is written, for help texts. sources: function that returns the shards of an entry. build:
-    function that makes the evaluator from the opened shards.
+    form: how a target is written, such as SHARDS, for help texts. sources: function that returns the shards of an
+    entry. build: function that makes the evaluator of an entry from its opened shards.
     """
 
     def open_and_build(entry: SuiteEntry, inputs: Inputs) -> Evaluator:

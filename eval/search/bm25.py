@@ -100,7 +100,10 @@ def open_bm25(texts: Iterable[str], folder: Path, identity: str, k1: float = K1,
 
 
 def _stemmer() -> Callable[[str], list[str]]:
-    """Return a function that converts a text to its stemmed words, without stop words. It caches all stems."""
+    """Return a function that converts a text to its stemmed words, without stop words.
+
+    The returned function keeps the stem of every word that it has seen in memory, so that each is computed once.
+    """
     stemmer = Stemmer.Stemmer("english")
     stemmer.maxCacheSize = 0  # its own cache is slower
     stem = cache(stemmer.stemWord)

@@ -1,4 +1,7 @@
-"""Computes the ranks of the best right items among the k items that an index finds. n queries, m items."""
+"""Computes the ranks of the best right items among the k items that a search index finds.
+
+Symbols: n queries, m items, p pairs of a query and an item.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,15 @@ from dyad.eval.search.index import BLOCK, SLAB, STRIP, Index
 
 
 def found_ranks(queries_nD: np.ndarray, index: Index, matches: Matches, k: int) -> tuple[Ranking, dict[str, Any]]:
-    """Search `index` for n queries, with k results each; return (Ranking: the rank of each query's best right item,
-    description of the search with its recall).
+    """Search `index` for n queries, with k results each, and compute the rank of the best right item of each query.
+
+    Returns (Ranking: ranks, counts of right items, scores of the best right and the best wrong item; description of
+    the search, with its recall against exact search).
 
     queries_nD (n, D): the query vectors of width D. matches: which of the m items are right for which queries. If no
-    right item is among the k found, the rank is max(m, k) + 1. The best wrong score is that of the found items. Among
-    items with equal scores the lower index comes first. All processes must call it together. Memory: at most BLOCK
-    queries, or STRIP scores, at a time.
+    right item is among the k items found, the rank is max(m, k) + 1. The best wrong score of a query is the highest
+    score of the wrong items among those found. Among items with equal scores the lower index comes first. All processes
+    must call it together. Memory: at most BLOCK queries, or STRIP scores, at a time.
     """
     (n, m), items_mD = matches.shape, index.corpus
     hits = index.search(queries_nD, k)

@@ -2,17 +2,19 @@
 corpus may be larger than the memory.
 
 The corpus is a matrix, float32 or float16, in RAM or memory-mapped. It is searched in parts of consecutive rows
-(shards). A shard takes `memory` bytes in the form that the index holds, and its limits depend on nothing else. On a
-CPU, exact search is as fast with small shards; an index is more accurate, and a GPU faster, with large shards. The
-results of the shards are merged. Queries are searched in blocks of BLOCK. The processes share the pairs of (shard,
-block) and together make the same calls as one process would, so the result does not depend on their number.
+(shards), and the results of the shards are merged. A shard has as many rows as fit into `memory` bytes in the form that
+the index holds; its boundaries depend on nothing else. Large shards make an approximate index more accurate and a GPU
+faster; exact search on a CPU is as fast with small ones. Queries are searched in blocks of BLOCK. The pairs (shard,
+block) are divided among the processes, which together make the same calls as one process would, so the result does not
+depend on their number.
 
-Ties: if scores are equal, the lower row comes first, also at the end of the k best. So an exact search gives the stable
-sort of the float32 scores. An approximate index chooses freely among rows with equal scores, and the rows that it found
-are ordered this way.
+Ties: if scores are equal, the lower row comes first, also if not all of the equal ones fit into the k best. So an exact
+search gives the first k rows of a stable sort by float32 score. An approximate index chooses freely among rows with
+equal scores, and the rows that it found are ordered this way.
 
-Scores are float32, of float32 vectors: with bf16, two of a hundred neighbours change. On a CPU, FAISS is as fast as the
-matrix product. On a GPU, torch does the exact search, and an index is moved there if FAISS's GPU build supports it.
+Scores are float32 inner products of float32 vectors, because with bf16 two of a hundred found rows change. On a CPU,
+FAISS does the search. On a GPU, torch does the exact search, and an approximate index is moved to the GPU if FAISS's
+GPU build supports it.
 
 Symbols: n queries, m corpus rows, D vector width, k results per query, q queries of a block, s rows of a shard.
 """
@@ -232,9 +234,10 @@ class _Approximate:
 
 
 def _learnt(faiss: ModuleType, spec: Spec, corpus: np.ndarray) -> tuple[np.ndarray | None, str]:
-    """Train an empty FAISS index on evenly spread rows of the corpus; return (the index, serialised, "").
+    """Train the FAISS index that `spec` describes on evenly spread rows of the corpus, without adding rows to it.
 
-    If the corpus has too few rows for the training, return (None, FAISS's message).
+    Returns (the serialised index as bytes in an array, ""), or (None, FAISS's error message) if the corpus has too few
+    rows for the training.
     """
     index = spec.built(faiss, corpus.shape[1])
     lists = faiss.try_extract_index_ivf(index)
@@ -324,8 +327,9 @@ def _first_best_strip(score_ts: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _in_order(scores: np.ndarray, positions: np.ndarray) -> Hits:
-    """Reorder the search results of FAISS, (queries, k) each, so that of rows with equal scores the lower one comes
-    first. Changes `positions` in place.
+    """Reorder search results of FAISS so that of corpus rows with equal scores the lower one comes first.
+
+    scores, positions (queries, k): the scores and corpus rows found, by descending score. Changes `positions` in place.
     """
     rows = (scores[:, 1:] == scores[:, :-1]).any(axis=1).nonzero()[0]
     order = np.lexsort((positions[rows], -scores[rows]), axis=-1)

@@ -159,8 +159,8 @@ class Direction:
         return self.matches.pairs(query, query + 1)[1]
 
     def ranking(self, index: str, k: int, world: World) -> tuple[Ranking, dict[str, Any]]:
-        """Search the items for all queries; return (ranks and scores of the queries, description of the search for the
-        result).
+        """Compute the rank of the best right item of every query; return (ranks and scores of the queries, description
+        of the search for the JSON of the result).
 
         index: a FAISS index such as "Flat". An exact search computes all ranks. An approximate index gives the ranks
         among the first `k` items that it finds for a query. All processes must call it together.

@@ -46,9 +46,10 @@ class Judge:
         self._hits: dict[tuple[str, str], bool] = {}
 
     def values(self, run: Run) -> Values:
-        """Compute all metrics of a run (question id → passage id → score).
+        """Compute all metrics of a run (question id → passage id → score); return metric → (n,) its value for each of n
+        questions.
 
-        Returns metric → (n,) its value for each judged question; for accuracy@K, for each question with answers.
+        For accuracy@K these are the questions with answers, for all other metrics the questions with judgements.
         """
         of_judged = measures(self._data.qrels, run, self._names) if self._data.qrels else {}
         values = {name: np.array([of[query] for query in self._data.qrels]) for name, of in of_judged.items()}

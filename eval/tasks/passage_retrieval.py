@@ -91,8 +91,8 @@ class PassageSide:
 
     @cached_property
     def bm25(self) -> BM25:
-        """Return the BM25 index of the titles and texts of all passages. It is written to the folder of the option
-        eval.embeddings, if this is set.
+        """Return the BM25 index of the titles and texts of all passages. If the option eval.embeddings names a folder,
+        the index is kept there and reused, else it is built in memory.
         """
         passages = (self.corpus[i] for i in range(len(self.corpus)))
         texts = (f"{passage.title} {passage.text}" for passage in passages)
@@ -144,8 +144,8 @@ class PassageRetrieval(Evaluator):
     # ---- runs --------------------------------------------------------------------------------------------------------
 
     def _search(self, system: str, encode: Encoder) -> Searched:
-        """Encode all questions of the question set with `encode`, and find the passages with the highest scores for
-        each of them.
+        """Encode all questions of the question set with `encode`, and search the passages with the highest scores for
+        each; return Searched: the passages found, the question embeddings, the search index and its description.
 
         system: name of the encoder, "model" or "untrained". All processes must call it together.
         """
@@ -194,11 +194,11 @@ class PassageRetrieval(Evaluator):
 
     @cached_property
     def _own(self) -> set[str]:
-        """Return the ids of the questions that are removed from their own results: those that are also the id of a
-        passage.
+        """Return the ids of the questions that must be removed from their own search results, because a passage of the
+        corpus has the same id.
 
-        An id is not among them if the judgements grade this passage for the question. Empty if the question set does
-        not ask for removal (drop_own).
+        A question is kept in its results if the judgements grade the passage with its id for it. The set is empty if
+        the question set does not ask for removal (its field drop_own is False).
         """
         if not self.data.drop_own:
             return set()
