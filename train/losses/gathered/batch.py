@@ -39,9 +39,10 @@ class Columns:
 
     @staticmethod
     def of(negatives: Tensor | Columns) -> Columns:
-        """Convert (b, k, D), k hard negatives per row, to Columns, or check given Columns.
+        """Return hard negatives as Columns: y items of this rank beside the pairs, each with the row it belongs to.
 
-        Raises ValueError for wrong shapes or types.
+        negatives: (b, k, D), k hard negatives for each of b rows; or Columns, which are only checked. Raises ValueError
+        for wrong shapes or types.
         """
         if isinstance(negatives, Columns):
             return negatives._checked()
@@ -51,7 +52,7 @@ class Columns:
         return Columns(negatives.flatten(0, 1), torch.arange(rows, device=negatives.device).repeat_interleave(each))
 
     def _checked(self) -> Columns:
-        """Check the shapes and types of these Columns, and return them with row indices and keys as int64.
+        """Check shapes and types of these further y items; return them with row indices and keys converted to int64.
 
         Raises ValueError for a wrong shape or type.
         """
@@ -112,9 +113,11 @@ class GatheredBatch:
     importance_m: Tensor | None = None
 
     def compared_keys(self, duplicates: Duplicates) -> tuple[tuple[Tensor, Tensor], ...]:
-        """Return the content keys by which equal items are found: the batch's `keys`, or () with duplicates=keep.
+        """Return the content keys by which equal items are found, or () with duplicates=keep.
 
-        Raises ConfigError if duplicates is another and the batch has no keys.
+        They are, for each kind of key, (keys of this rank's rows, keys of the columns). duplicates: what the objective
+        does with equal items; only with keep are they not compared. Raises ConfigError if they are to be compared and
+        the batch has no keys.
         """
         if duplicates is Duplicates.keep:
             return ()
@@ -128,7 +131,8 @@ class GatheredBatch:
     def positive_indices(self) -> tuple[Index, Index]:
         """Return the row indices and the column indices of the batch's positive pairs, in the order of `positives`.
 
-        Both are slices, which index without a copy, if the positive of each row is its own column.
+        Both are slices, which index without a copy, if the positive of each row x_i is y_i alone; else tensors (P,) for
+        P pairs.
         """
         first = self.positives.own
         if first is not None:
@@ -149,8 +153,8 @@ class GatheredBatch:
     def counts(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
         """Count the pairs of each row of this rank, (b,), and of each column over the rows of all ranks, (M,), int64.
 
-        pairs: this rank's list of (local row, global column). Every rank must call it, unless the list is each row with
-        its own column.
+        pairs: this rank's list of (local row, global column). Every rank must call it, unless the list is the pairs
+        (x_i, y_i) of all rows i.
         """
         columns_M = torch.zeros(len(self.y_MD), dtype=torch.int64, device=self.y_MD.device)
         if pairs.own is not None:
@@ -177,12 +181,16 @@ def gather_batch(
     """Gather the columns of all ranks and return the global batch for this rank's rows.
 
     x_bD, y_mD: the b embeddings of x and the m of y on this rank. The caller must normalise them first if the
-    similarity is cosine. negatives: further columns; None: none. positives: (P, 2) pairs (local row, global column);
-    None: each row with its own column. excluded: (P, 2) pairs to leave out of all sums. x_keys, y_keys: content keys
-    (equal for equal items); None: items are not compared. sample_ids_b: the sample id of each row, for objectives with
-    per-sample state. importance: log q or ζ of each of the m columns. known_positives: keys of items that are known to
-    be relevant to a row. Columns with these keys are excluded from the sums of the row, unless they are listed
-    positives of the row, or equal_is_positive is set and they share a key with the row.
+    similarity is cosine. negatives: y items beside the pairs, such as hard negatives; None: none. positives: (P, 2)
+    pairs (local row, global column); None: row i of x with row i of y. excluded: (P, 2) pairs to leave out of all sums.
+    x_keys, y_keys: content keys (equal for equal items); None: items are not compared. sample_ids_b: the sample id of
+    each row, for objectives with per-sample state. importance: a float for each of the m columns, from which its
+    log-weight in the sums is computed: log q (weight 1/q, with q the density that it was drawn from) or ζ (log-weight
+    ζ/τ).
+
+    known_positives: for a row, keys of items that are relevant to it. Columns with these keys are left out of the row's
+    sums, unless `positives` pairs them with the row. equal_is_positive: columns that share a content key with the row
+    are positives, so they are not left out either.
 
     Every rank must call it, with `negatives` on all ranks or on none. Raises ValueError for shapes that do not fit each
     other and for pairs of a row or column that does not exist.
@@ -259,10 +267,11 @@ def _check_indices(what: str, indices: Tensor, count: int) -> None:
 
 
 def _check_shapes(rows: Layout, columns: Layout, positives: Tensor | None, *keys: Tensor | None) -> None:
-    """Raise ValueError for a batch without rows, for unequal numbers of x and y, and for misfit keys.
+    """Raise ValueError for a batch without rows, for unequal numbers of x and y, and for a wrong number of keys.
 
-    With listed positives x and y may differ in number. Keys fit if x and y have equally many rows and there is one key
-    for each row.
+    rows, columns: how many x and how many y each rank holds; the numbers may differ if `positives` lists the pairs.
+    keys: the content keys of x and of y, None if not given. With keys, x and y must be equally many, with one key for
+    each row of this rank.
     """
     own_rows = rows.sizes[rows.rank]
     if positives is None and rows.sizes != columns.sizes:

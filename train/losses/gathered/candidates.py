@@ -35,9 +35,10 @@ class Anchors:
     own: slice
 
     def weights(self, like: Tensor) -> Tensor:
-        """Return 1 / (number of positives) of each anchor (row or column) in the type of `like`.
+        """Return 1 / (number of positives) of each anchor (row or column) in the type of the tensor `like`.
 
-        It is 0 for an anchor without candidates or without positives, and for columns that are not of a pair.
+        It is 0 for an anchor without candidates or without positives, and for columns beside the pairs, such as hard
+        negatives.
         """
         return self.valid.to(like.dtype) / self.positives.clamp(min=1)
 
@@ -116,15 +117,16 @@ def without_positives(related: Relations, options: PairOptions) -> tuple[Exclusi
 def single_positive(options: PairOptions) -> bool:
     """Whether the softmax sum for a positive runs over this positive and the anchor's negatives only.
 
-    The anchor's other positives are then left out of the sum, and each positive is a candidate in its own sum.
+    It does with positives=exclude and candidates=all: the sum for one positive leaves out the anchor's other positives.
     """
     return options.positives is Positives.exclude and options.candidates is CandidateSet.all
 
 
 def _with_equal_keys(batch: GatheredBatch) -> Pairs:
-    """Return the union of the batch's listed positives and all pairs whose row and column have an equal key.
+    """Return the union of the batch's positive pairs and all pairs whose row and column have an equal key.
 
-    Raises ConfigError for more pairs than fit in memory linear in the batch. Every rank must call it.
+    Raises ConfigError if a rank has more than MOST_PAIRS · M pairs of equal keys for M columns: memory must stay linear
+    in the batch. Every rank must call it.
     """
     counts = torch.stack([equal_pair_counts(*keys).sum() for keys in batch.keys])
     count, most = int(batch.rows.max_(counts.sum()[None])), MOST_PAIRS * len(batch.y_MD)
@@ -176,9 +178,11 @@ def _with_keys(batch: GatheredBatch, pairs: Pairs, equal: bool | None) -> Pairs 
 def _anchors(
     batch: GatheredBatch, counts: tuple[Tensor, Tensor], positives: tuple[Tensor, Tensor], options: PairOptions
 ) -> tuple[Anchors, Anchors]:
-    """Return the Anchors of both directions: of this rank's rows and of all columns. Every rank must call it.
+    """Return the Anchors of this rank's rows, and those of all columns. Every rank must call it.
 
-    counts, positives: how many candidates and positives each row (b,) and each column (M,) has.
+    Anchors hold, for each anchor, the numbers of its candidates and positives, and whether it has both and so counts in
+    the loss. counts, positives: these numbers for each row (b,) and each column (M,). options: the objective's; if its
+    sums hold one positive each (single_positive), this is counted as one more candidate.
     """
     always = single_positive(options)
     valid = [((m > 0) | always) & (p > 0) for m, p in zip(counts, positives, strict=True)]

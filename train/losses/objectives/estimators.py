@@ -39,10 +39,10 @@ Numbers = dict[str, Tensor]  # by side or by name
 
 
 def sample_state(options: EstimatorOptions, **initial: float) -> SampleState:
-    """Create the per-sample state of an objective: log u and the entries of `initial`, for the anchors of each side.
+    """Create the per-sample state of an objective: log u and the entries of `initial`, for each side of its anchors.
 
     u: the running mean of a sample's exponentials. initial: name → the initial value of a per-sample parameter. A
-    stored name ends in its side, for example "log_u_x". Raises ConfigError if options.num_samples is not set.
+    stored name ends in its side, _x or _y: "log_u_x". Raises ConfigError if options.num_samples is not set.
     """
     if options.num_samples is None:
         raise ConfigError(
@@ -73,7 +73,7 @@ class StateBatch:
 
     @staticmethod
     def of(objective: Objective, batch: GatheredBatch) -> StateBatch:
-        """Read the state of the samples in `batch` and find its anchors and negatives. Every rank must call it.
+        """Return the samples of `batch` with their stored state, anchors and negatives. Every rank must call it.
 
         If a sample occurs twice in the batch, its pairs with its own copy are masked: it is no negative of itself.
         """
@@ -132,15 +132,15 @@ class StateBatch:
     def mean(self, of_anchors: Numbers) -> Tensor:
         """Return this rank's share of the loss, 0-d, from the losses of this rank's anchors: side → (b,).
 
-        The mean of the shares over ranks is the mean over all valid anchors of each side, summed or averaged over the
-        sides by options.directions.
+        The mean of the shares over ranks is the mean over all anchors with negatives of each side, summed or averaged
+        over the sides by options.directions.
         """
         valid = {side: anchors.valid[anchors.own] for side, anchors in self.anchors.items()}
         terms = [self.share(side) * torch.where(valid[side], of_anchors[side], 0.0).sum() for side in valid]
         return torch.stack(terms).sum()
 
     def share(self, side: str) -> Tensor:
-        """Return the 0-d factor that turns the sum over this rank's anchors of `side` into the rank's loss share."""
+        """Return the factor, 0-d, from the sum of losses of this rank's anchors of `side` to its share of the loss."""
         return self.anchors[side].share * (0.5 if self.options.directions is Directions.mean else 1.0)
 
     def result(self, loss: Tensor, updated: dict[str, UpdatedMeans], new: Numbers, **more: Tensor) -> ObjectiveResult:
@@ -182,10 +182,10 @@ class UpdatedMeans:
 
 
 def zero_with_gradient(log_g_b: Tensor, log_u_b: Tensor) -> Tensor:
-    """Return zeros, (b,), with gradient ∇ĝ_i / u_i, the estimate of ∇ log g_i (see the module docstring).
+    """Return zeros, (b,), with gradient ∇ĝ_i / u_i: the estimate of ∇ log g_i for the mean g_i over the whole data set.
 
-    Computed as e^(log ĝ_i − log u_i) minus the same value without gradient. log_g_b: log ĝ_i, with gradient. log_u_b:
-    log u_i.
+    Computed as e^(log ĝ_i − log u_i) minus the same value, detached. log_g_b: log ĝ_i, with ĝ_i the mean over the
+    batch, not detached. log_u_b: log u_i, with u_i the running mean of ĝ_i.
     """
     weight_b = (log_g_b - log_u_b).exp()
     return weight_b - weight_b.detach()
@@ -216,11 +216,14 @@ class SogCLR(TemperatureObjective):
         return state.result(state.mean(terms), updated, {})
 
     def of_anchors(self, log_u_b: Tensor, zero_b: Tensor, tau: Tensor) -> Tensor:
-        """Return the loss of each anchor, (b,), from log u. zero_b: zeros with the gradient of log u; tau: τ, 0-d."""
+        """Return each anchor's loss, (b,), from log u. zero_b: zeros with the gradient estimated for log u; tau: τ."""
         return tau * (log_u_b + zero_b)
 
     def in_g(self, scale: Tensor) -> Tensor:
-        """Return scale (1/τ), the factor of scores in ĝ (batch mean of e^(d_ij/τ)). FastClipV0 alters its gradient."""
+        """Return the factor of the scores in ĝ, the batch mean of e^(d_ij/τ): scale = 1/τ.
+
+        FastClipV0 returns the same value with twice the gradient if options.temperature_gradient=fastclip.
+        """
         return scale
 
 
@@ -269,7 +272,7 @@ class Leaves:
     """
 
     def __init__(self, batch: GatheredBatch, numbers: Numbers) -> None:
-        """Copy the embeddings of `batch` and the per-sample parameters `numbers` (side → (B,)), with own gradients."""
+        """Copy the embeddings of `batch` and the per-sample parameters `numbers` (side → (B,)) as detached leaves."""
         self._outer = batch
         x_bD, y_MD = (e.detach().requires_grad_() for e in (batch.x_bD, batch.y_MD))
         self.batch = replace(batch, x_bD=x_bD, y_MD=y_MD)

@@ -146,9 +146,10 @@ class LogisticObjective(TemperatureObjective, ABC):
 
     @abstractmethod
     def formula(self, labelled: LabelledPairs) -> LogisticFormula:
-        """Return the formula of the loss for this batch, with its weights, shift and offsets.
+        """Return the loss of this batch as a LogisticFormula.
 
-        labelled: the pairs of the batch, labelled as data or noise. Every rank must call it.
+        It holds the weights of data and of noise pairs, and what is added to score / τ: a shift for all pairs and an
+        offset for each column. labelled: the pairs of the batch, labelled as data or noise. Every rank must call it.
         """
 
 

@@ -153,7 +153,7 @@ class Solution:
     of_weights: dict[str, Tensor]
 
     def nu_R(self, tau: Tensor) -> Tensor:
-        """Return the minimising ν = base + τ offset of each row, (R,). tau: the temperature τ."""
+        """Return the minimising ν of each row, (R,), from its two stored parts: ν = base + τ offset. tau: τ."""
         return self.base_R + tau * self.offset_R
 
 
@@ -176,15 +176,20 @@ class OCE(ABC):
 
     @torch.no_grad()
     def solve(self, losses: Losses, tau: Tensor) -> Solution:
-        """Return the ν that minimises the OCE of each row, and a metric of the worst-case weights, without gradient."""
+        """Return the ν that minimises the OCE of each row, and a metric of the worst-case weights, without gradient.
+
+        OCE: the optimised certainty equivalent of a row's losses, the worst case over weights of its columns. tau: the
+        temperature τ.
+        """
         base_R, offset_R, metric_R = _by_rows(losses, partial(self.solve_rows, losses, tau), 3)
         return Solution(base_R, offset_R, {self.metric: metric_R})
 
     def solve_rows(self, losses: Losses, tau: Tensor, rows: slice) -> tuple[Tensor, ...]:
-        """Return base, offset and metric of a slice of the rows, (r,) each; r: the length of the slice.
+        """Return three tensors (r,) for a slice of r rows: the parts base and offset of ν, and a metric.
 
-        ν = base + τ offset minimises the OCE of a row. The metric describes the row's worst-case weights; the attribute
-        `metric` is its name.
+        ν = base + τ offset minimises the OCE (optimised certainty equivalent) of a row; with two parts, a small offset
+        keeps its digits beside a large base. The metric describes the row's worst-case weights; the attribute `metric`
+        is its name. Subclasses implement this, or `solve` itself.
         """
         raise NotImplementedError
 

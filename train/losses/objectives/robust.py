@@ -60,11 +60,11 @@ class RobustObjective(TemperatureObjective):
             self.memory = SampleState(options.num_samples, initial, options.memory_budget_mb)
 
     def values(self, losses: dict[str, Losses], sample_ids_b: Tensor | None, rows: Layout) -> tuple[Tensor, Metrics]:
-        """Return OCE + ρτ of each side, one tensor (number of sides,), and metrics as means over sides.
+        """Return OCE + ρτ of each side (anchors x, anchors y), (number of sides,), and metrics as means over the sides.
 
-        OCE: the optimised certainty equivalent, averaged over rows; ρ: options.rho; τ: temperature. losses: the losses
-        of the rows by side. sample_ids_b: needed with nu=state. rows: which rank holds which samples. Every rank must
-        call it, unless nu=closed_form.
+        OCE: the optimised certainty equivalent, averaged over rows; ρ: options.rho; τ: temperature. losses: side → the
+        losses of its rows. sample_ids_b: the samples' indices in the stored state, needed with options.nu=state. rows:
+        which rank holds which samples. Every rank must call it, unless options.nu=closed_form.
         """
         tau = 1 / self.scale(next(iter(losses.values())).p_R)
         if self.options.nu is Nu.state:
@@ -168,9 +168,9 @@ class RobustObjective(TemperatureObjective):
 
 
 def _forget_nu(objective: RobustObjective, _: object) -> None:
-    """Make the next call of `objective` test again whether its parameter ν is NaN (not started).
+    """Make the next call of `objective` test again whether its parameter ν is NaN, that is, without a value.
 
-    It is a hook of load_state_dict, which may load a NaN.
+    Called after load_state_dict, which may have loaded a NaN. The second argument, from torch, is not used.
     """
     objective._nu_began = objective._nu_is_known = False
 

@@ -80,7 +80,8 @@ class SoftmaxObjective(TemperatureObjective):
     def _log_weights(self, batch: GatheredBatch) -> Tensor | None:
         """Return log-weights of all columns, (M,), to add to the logits of the row sums; None for no weights.
 
-        The base class returns None. Every rank must call it.
+        The base class returns None. OneSidedDPM returns −log q or ζ/τ if options.importance says so. Every rank must
+        call it.
         """
 
 
@@ -237,10 +238,11 @@ class DirectionSums:
         return torch.logaddexp(torch.where(valid, self.log_sums[index] - a, 0.0), log_positives) - c
 
     def over_positives(self, values_P: Tensor) -> Tensor:
-        """Return the log-sum-exp of values_P over the listed positives of each anchor, one entry per anchor.
+        """Return the log-sum-exp of values_P over the positives of each anchor (row or column), one entry per anchor.
 
-        values_P: one exponent (such as the logit) per listed positive pair. An anchor without positives gets −inf. If
-        `layout` is given (the pairs of an anchor lie on several ranks), every rank must call it.
+        values_P: one exponent (such as the logit) for each of the P listed positive pairs. An anchor without positives
+        gets −inf. If the attribute `layout` is set, since the pairs of one anchor lie on several ranks, every rank must
+        call it.
         """
         anchor_P = torch.arange(len(self.log_sums), device=values_P.device)[self.index]
         highest = torch.full_like(self.log_sums.detach(), -math.inf)
@@ -254,10 +256,11 @@ class DirectionSums:
 
 
 def _each(side: DirectionSums, a_P: Tensor) -> Tensor:
-    """Return this rank's share of the loss with positives=each: the mean over anchors of the mean of f over positives.
+    """Return this rank's share of the loss with positives=each: the mean over anchors of f/τ, averaged over positives.
 
-    side: one direction. a_P: the logits of the listed positives. f: the loss of one positive of an anchor, see
-    core_terms.
+    f_i/τ = LSE_{j∈C_i}((s_ij − s_ip)/τ) − c_i for anchor i, candidates C_i and positive p; see core_terms. side: the
+    anchors of one direction (rows or columns), with the log-sums over their negatives. a_P: the logits of the P listed
+    positive pairs.
     """
     log_positives = side.omega_P
     if not side.single:
@@ -269,10 +272,11 @@ def _each(side: DirectionSums, a_P: Tensor) -> Tensor:
 
 
 def _merged(side: DirectionSums, a_P: Tensor) -> Tensor:
-    """Return this rank's share of the loss with positives=merge: the mean over anchors of f.
+    """Return this rank's share of the loss with positives=merge: the mean over anchors of f/τ.
 
-    The log-sum-exp over an anchor's positives takes the place of the positive logit in f. side: one direction. a_P: the
-    logits of the listed positives. f: see core_terms.
+    f_i/τ = LSE_{j∈C_i}((s_ij − s_ip)/τ) − c_i for anchor i, candidates C_i and positive p; see core_terms. Here the
+    log-sum-exp over the anchor's positives takes the place of the logit s_ip/τ. side: the anchors of one direction
+    (rows or columns), with the log-sums over their negatives. a_P: the logits of the P listed positive pairs.
     """
     merged, in_sum = side.over_positives(a_P), side.over_positives(a_P + side.omega_P)
     f = side.f(slice(None), merged, torch.where(in_sum == merged, 0.0, in_sum - merged))
@@ -280,11 +284,12 @@ def _merged(side: DirectionSums, a_P: Tensor) -> Tensor:
 
 
 def _by_key(side: DirectionSums, a_b: Tensor) -> Tensor:
-    """Return this rank's share of the mean over anchors i of f, with the pair (x_i, y_i) as the only positive.
+    """Return this rank's share of the mean over anchors i of f/τ, with the pair (x_i, y_i) as the only positive.
 
-    side: one direction. a_b: the logits of these pairs. f: the loss of an anchor, see core_terms. Other pairs with
-    equal keys are positives too, but are contained in the log-sums over negatives here; _own_minus_mean adds the
-    correction for the mean over these positives.
+    f_i/τ = LSE_{j∈C_i}((s_ij − s_ip)/τ) − c_i for anchor i, candidates C_i and positive p; see core_terms. side: the
+    anchors of one direction (rows or columns), with the log-sums over their negatives. a_b: the logits of the pairs
+    (x_i, y_i). Other pairs with equal keys are positives too, but are contained in the log-sums over negatives here;
+    _own_minus_mean adds the correction for the mean over these positives.
     """
     f_b = side.f(side.index, a_b, side.omega_P)
     return side.anchors.share * torch.where(side.anchors.valid[side.index], f_b, 0.0).sum()
@@ -310,8 +315,9 @@ def _own_minus_mean(related: Relations, scale: Tensor) -> tuple[Tensor, Tensor]:
 def score_means(batch: GatheredBatch) -> dict[str, Tensor]:
     """Return two metrics: the mean score of the pairs (x_i, y_i), and the mean score of all pairs (x_i, y_j), j ≠ i.
 
-    Returns {} if the batch has listed positives or further columns. Only the scores of the pairs (x_i, y_i) are
-    computed: the sum of all scores is <Σ_i x_i, Σ_j y_j>.
+    Both are this rank's shares, whose means over ranks are the means over the global batch. Returns {} if the caller
+    has listed the positive pairs, or if the batch has y items beside the pairs. Only the scores of the pairs (x_i, y_i)
+    are computed: the sum of all scores is <Σ_i x_i, Σ_j y_j>.
     """
     if batch.positives.own is None or len(batch.y_MD) != batch.rows.total:
         return {}

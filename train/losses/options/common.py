@@ -60,7 +60,7 @@ class ExpectedBatch:
 
     @property
     def without_negatives(self) -> bool:
-        """Whether the own y item of a row is its only candidate."""
+        """Whether the batch has at most one pair and no further y items, so that its row has no negatives."""
         return self.pairs < 2 and not self.further
 
 

@@ -1,1 +1,1 @@
-"""Sums over all pairs, in tiles: log-sum-exp, sums of elementwise functions, thresholds of rows, and the all-gather."""
+"""Sums over all pairs of a global batch, in tiles: log-sum-exp, elementwise functions; row thresholds; all-gather."""

@@ -27,9 +27,10 @@ class Layout:
 
     @staticmethod
     def of(*groups: Tensor) -> tuple[Layout, ...]:
-        """Return a Layout (how many rows each rank holds) for each tensor of `groups`, which has this rank's rows.
+        """Return one Layout (how many rows each rank holds) for each tensor of `groups`.
 
-        Every rank must call it.
+        The tensors hold the rows of this rank; only their numbers are sent. Every rank must call it, with equally many
+        tensors.
         """
         here = [len(rows) for rows in groups]
         if not (dist.is_available() and dist.is_initialized()):
@@ -77,10 +78,10 @@ class Layout:
         return values
 
     def _pad(self, rows: Tensor, sizes: tuple[int, ...]) -> Tensor:
-        """Split `rows` into blocks of sizes[0], sizes[1], … rows, and pad each with zeros to the most rows of any rank.
+        """Split `rows` into blocks of sizes[0], sizes[1], … rows, and pad each block with zero rows at its end.
 
-        torch.distributed needs blocks of equal size. Returns the padded blocks joined, or `rows` itself if all ranks
-        hold equally many rows.
+        Each block then has as many rows as the rank that holds the most, since torch.distributed needs blocks of equal
+        size. Returns the padded blocks joined, or `rows` itself (contiguous) if all ranks hold equally many rows.
         """
         if len(set(self.sizes)) == 1:
             return rows.contiguous()

@@ -30,22 +30,28 @@ class Logits:
 
     @property
     def shared(self) -> bool:
-        """Whether the row sums and the column sums have the same logits."""
+        """Whether the logits of the row sums are those of the column sums too.
+
+        They are if there is one scale for all pairs, and there are no log-weights.
+        """
         return self.column_scale_M is None and self.row_weights_b is None and self.column_weights_M is None
 
     def of_rows(self, s: Tensor, rows: slice, columns: slice, out: Tensor) -> Tensor:
-        """Convert the scores `s` of a tile to the logits of the row sums (a log-sum-exp over columns), into `out`.
+        """Compute a tile's logits of the row sums (log-sum-exp over columns) into `out`, and return it.
 
-        They are scale · s plus the log-weights of the columns. rows, columns: the slices of the tile.
+        The logit of row i and column j is scale_i · s_ij plus the log-weight of column j (0 without log-weights). s:
+        the scores of the tile, a block of the score matrix. rows, columns: the slices of the matrix that the tile
+        covers.
         """
         scale = self.row_scale if self.row_scale.ndim == 0 else self.row_scale[rows, None]
         a = torch.mul(s, scale, out=out)
         return a if self.column_weights_M is None else a.add_(self.column_weights_M[columns])
 
     def of_columns(self, s: Tensor, rows: slice, columns: slice, out: Tensor) -> Tensor:
-        """Convert the scores `s` of a tile to the logits of the column sums (a log-sum-exp over rows), into `out`.
+        """Compute a tile's logits of the column sums (log-sum-exp over rows) into `out`, and return it.
 
-        They are scale · s plus the log-weights of the rows. rows, columns: the slices of the tile.
+        The logit of row i and column j is scale_j · s_ij plus the log-weight of row i (0 without log-weights). s: the
+        scores of the tile, a block of the score matrix. rows, columns: the slices of the matrix that the tile covers.
         """
         a = torch.mul(s, self.row_scale if self.column_scale_M is None else self.column_scale_M[columns], out=out)
         return a if self.row_weights_b is None else a.add_(self.row_weights_b[rows, None])

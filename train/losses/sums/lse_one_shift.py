@@ -42,10 +42,11 @@ def find_bound(tiles: Tiles, logits: Logits, layout: Layout) -> Bound | None:
     """Find a shift such that no row or column sum of exp(logit − shift) can exceed max^0.72.
 
     max is the largest finite float of the type of the sums. The limit is below max because backward divides by the
-    sums, and (gradient / sum) must not underflow. tiles: the embeddings x of this rank's rows and y of all columns.
-    logits: the scales and log-weights that make logits of their scores. The shift is the same on every rank. Returns
-    None if `logits` has a scale for each row and column, or if the bound |logit| ≤ scale · max|x| · max|y| is infinite
-    or too large. Every rank must call it.
+    sums, and gradient / sum must not underflow. tiles: the embeddings x of this rank's rows and y of all columns.
+    logits: the scales and log-weights that turn their scores into logits. Returns a Bound: the shift, the same on every
+    rank, and the largest log-weight of the rows and of the columns. Returns None if each row and column has its own
+    scale, or if the limit scale · max|x| · max|y| of |logit| is infinite or too large for one shift. Every rank must
+    call it.
     """
     if logits.column_scale_M is not None:
         return None
@@ -92,13 +93,16 @@ def one_shift_sums(tiles: Tiles, logits: Logits, bound: Bound, layout: Layout) -
 def one_shift_gradients(
     tiles: Tiles, logits: Logits, bound: Bound, upstream: UpstreamGradients
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of x, of y, and of the fields of `logits` (scales and log-weights) in their order.
+    """Return the gradients of x, y, the scale, None, the row log-weights and the column log-weights, in this order.
 
-    The gradient of a field that is None is None. tiles: the score matrix <x_i, y_j>. bound: the shift, and the largest
-    log-weights. upstream: the log-sums of rows and columns, and the gradients of the loss L in them. G_ij = ∂L/∂a_ij =
-    E_ij (u_i w_j + v_j w'_i), with a_ij the logits, E_ij = exp(a_ij − shift), u_i the upstream gradient of row i
-    divided by the row's sum, v_j the same for column j, w_j and w'_i the weights of columns and rows. As ∂a_ij/∂scale
-    is the score s_ij, the gradient of the scale is Σ_ij G_ij s_ij = Σ_i <x_i, (G y)_i>.
+    The fourth stands for a scale per column, which these sums do not allow; absent log-weights get None too. tiles: the
+    score matrix <x_i, y_j>. logits: the scale and log-weights. bound: the shift, and the largest log-weights. upstream:
+    the log-sums of rows and columns, and the gradients of the loss L in them.
+
+    G_ij = ∂L/∂a_ij = E_ij (u_i w_j + v_j w'_i), with a_ij the logits, E_ij = exp(a_ij − shift), or 0 for pairs that are
+    left out, u_i the upstream gradient of row i divided by the row's sum, v_j the same for column j, w_j and w'_i the
+    weights of columns and rows. As ∂a_ij/∂scale is the score s_ij, the gradient of the scale is Σ_ij G_ij s_ij = Σ_i
+    <x_i, (G y)_i>.
     """
     u_b = upstream.row_gradient_b * (bound.shift + bound.column_weight - upstream.rows_b).exp()
     v_M = upstream.column_gradient_M * (bound.shift + bound.row_weight - upstream.columns_M).exp()
@@ -185,10 +189,11 @@ def _largest(values: Tensor | None, least: float) -> Tensor:
 
 
 def _fused(tiles: Tiles, logits: Logits) -> tuple[ModuleType, KernelExclusion] | None:
-    """Return the module of the Triton kernels and the pairs that they leave out; None if the kernels cannot be used.
+    """Return the module of the Triton kernels, and the pairs to leave out in its format; None if it cannot be used.
 
-    The kernels need half precision, a GPU, and one scale without log-weights. Pairs must be left out by keys or as each
-    row's own column, not by a list of single pairs.
+    The kernels need bf16 or fp16, a GPU that Triton supports, and one scale without log-weights. They can leave out
+    pairs of equal keys, and the pairs (i, first + i) for all rows i with some number `first`, but no other list of
+    pairs.
     """
     if not logits.shared or tiles.x_bD.dtype not in (torch.bfloat16, torch.float16):
         return None

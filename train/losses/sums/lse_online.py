@@ -33,9 +33,9 @@ def online_sums(tiles: Tiles, logits: Logits, layout: Layout) -> tuple[Tensor, T
 
 
 def online_gradients(tiles: Tiles, logits: Logits, upstream: UpstreamGradients) -> tuple[Tensor | None, ...]:
-    """Return the gradients of x, of y, and of the fields of `logits` (scales and log-weights) in their order.
+    """Return the gradients of x, y, row scale, column scale, row log-weights and column log-weights, in this order.
 
-    The gradient of a field that is None is None. tiles: the score matrix. upstream: the log-sums of rows and columns,
+    What `logits` does not have (None) gets None. tiles: the score matrix. upstream: the log-sums of rows and columns,
     and the gradients of the loss in them. With g_i, h_j the upstream gradients of the log-sums LSE_i of row i
     and LSE_j of column j, P_ij = g_i e^(row logit − LSE_i) and Q_ij = h_j e^(column logit − LSE_j), the gradient in the
     score s_ij = <x_i, y_j> is scale_i P_ij + scale_j Q_ij.

@@ -5,7 +5,8 @@ are left out; u_i, v_j the upstream gradient of row i and of column j, each divi
 caller has chosen a shift for which no E and no sum of E overflows.
 
 Forward is one matmul whose epilogue is the exponential and the sums of rows and columns (2·b·M·D flops). Backward
-recomputes E and writes G_ij = E_ij (u_i + v_j), one strip at a time, for two matmuls of cuBLAS: dx += G y, dy += Gᵀ x.
+recomputes E and writes G_ij = E_ij (u_i + v_j), one strip (a block of at most 8192 rows and columns) at a time, for two
+matmuls of cuBLAS: dx += G y, dy += Gᵀ x.
 A kernel that accumulates both gradients would not fit into a multiprocessor of the GPU at D ≥ 512, and one kernel for
 each would compute the scores twice, at 10·b·M·D flops instead of 8.
 
@@ -55,7 +56,10 @@ class KernelExclusion:
     own_dropped: bool = False
 
     def within(self, rows: slice, columns: slice) -> KernelExclusion:
-        """Return the pairs to leave out in a part (rows, columns) of the score matrix, counted from its first pair."""
+        """Return these pairs for a part of the score matrix, with rows and columns counted from the first of the part.
+
+        rows, columns: the slices of the matrix that the part covers.
+        """
         keys = tuple((of_rows[rows], of_columns[columns]) for of_rows, of_columns in self.keys)
         return KernelExclusion(keys, self.first_own + rows.start - columns.start, self.own_dropped)
 
@@ -120,12 +124,12 @@ def gradient_strip(
 ) -> Tensor:
     """Return G_ij = E_ij (u_i + v_j), the gradient of the loss in the logits, for r rows and c columns: (r, c).
 
-    r and c are at most STRIP. x_rD, y_cD: the embeddings of these rows and columns, bf16 or fp16; G has their type.
-    E_ij = exp(scale · <x_i, y_j> − shift), 0 for pairs left out. u_r, v_c: float32, the upstream gradient of each row
-    and column, divided by its sum of E. exclusion: pairs to leave out, counted from the first row and column given
-    (KernelExclusion.within). out: flat tensor of STRIP² elements whose first ones take the result, until the next call
-    with the same `out`; None: new memory. In fp16, small G are lost unless u and v are multiplied by a power of two
-    that brings the largest G near 2^14, as `gradients` does.
+    r and c are at most STRIP (8192). x_rD, y_cD: the embeddings of these rows and columns, bf16 or fp16; G has their
+    type. E_ij = exp(scale · <x_i, y_j> − shift), 0 for pairs that are left out. u_r, v_c: float32, the upstream
+    gradient of each row and column, divided by its sum of E. exclusion: the pairs to leave out; its row 0 and column 0
+    are the first of x_rD and y_cD. out: flat memory for the result, at least r · _stride(c) elements, which the next
+    call with the same `out` overwrites; None: new memory. In fp16, small G are lost unless u and v are multiplied by a
+    power of two that brings the largest G near 2^14, as `gradients` does.
     """
     x_rD, y_cD = x_rD.contiguous(), y_cD.contiguous()
     rows, columns = len(x_rD), len(y_cD)
@@ -156,7 +160,8 @@ def gradients(
 
     G_ij = exp(scale · <x_i, y_j> − shift) (u_i + v_j), 0 for the pairs that `exclusion` leaves out. x_bD, y_MD: row
     embeddings of this rank and column embeddings of all ranks, bf16 or fp16. u_b, v_M: upstream gradient of the log-sum
-    of each row and column, divided by its sum of exponentials. Memory: one strip (STRIP rows and columns) of G.
+    of each row and column, divided by its sum of exponentials. Only one block of G, at most 8192 rows and columns, is
+    in memory at a time.
     """
     x_bD, y_MD = x_bD.contiguous(), y_MD.contiguous()
     factor = _into_range(x_bD, y_MD, scale, shift, u_b, v_M, exclusion) if x_bD.dtype == torch.float16 else None
@@ -205,10 +210,10 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _key_arguments(exclusion: KernelExclusion, unused: Tensor) -> list[Any]:
-    """Return the key arguments of a kernel call: row keys, column keys and the number of column keys, twice.
+    """Return a kernel's arguments for keys: row keys, column keys and number of column keys, for each of two kinds.
 
-    A kernel takes two kinds of key and reads only as many as `exclusion` has. unused: any tensor, passed in place of
-    absent keys.
+    Kernels leave out pairs whose row and column have an equal key of one kind. If `exclusion` has fewer than two kinds
+    of key, `unused` (any tensor) fills their places, with the number 0; the kernel does not read it.
     """
     arguments: list[Any] = []
     for of_rows, of_columns in exclusion.keys:
@@ -246,9 +251,12 @@ def _exponentials(
 ):  # fmt: skip
     """Compute E_ij = exp2(exponent_scale · <x_i, y_j> − exponent_shift) of the block at (first_row, first_column).
 
-    x, y: pointers to the embeddings, D wide, of the rows and of the columns. E is 0 outside of the row_count ×
-    column_count matrix and for pairs that are left out. These are pairs of equal keys except own columns (row i, column
-    first_own + i), and own columns if OWN_DROPPED. keyed_0, keyed_1: how many of the first columns have the key.
+    x, y: pointers to the embeddings of the rows and of the columns, D wide. E is 0 outside of the row_count ×
+    column_count score matrix. Row i's own column is first_own + i: this pair's E is 0 if OWN_DROPPED, else it stays. Of
+    the other pairs, E is 0 where row and column have an equal key. row_keys_0, column_keys_0, …: pointers to the keys
+    of the first and the second kind; KEYS: how many kinds are compared (0, 1 or 2); keyed_0, keyed_1: how many of the
+    first columns have a key of this kind. INTERPRETED: whether Triton's interpreter runs the kernel. BLOCK_D: how many
+    of the D elements are multiplied at a time.
     """
     rows = first_row + tl.arange(0, BLOCK_ROWS)
     columns = first_column + tl.arange(0, BLOCK_COLUMNS)

@@ -44,15 +44,18 @@ def row_threshold(
     n is how many values of the row are ≥ v, `total` their sum. tiles(): yields tiles (r, c) that together hold all
     values of the rows (−inf for no value), equal to the bit in every call. condition: elementwise on float64 tensors;
     it must be true up to a v and false above it, and false where n = 0. like_r: a tensor (r,) with the type and device
-    of the values. summed: whether the condition needs the sums; else `total` is 0. Memory: r · 2¹¹ counts and sums.
+    of the values. summed: whether the condition needs the sums; else `total` is 0. Returns a RowThreshold: v of each
+    row (0 if the condition holds nowhere), how many values are above v and how many equal v, and the sum of those
+    above. Memory: r · 2¹¹ counts and sums.
     """
     digits = torch.arange(DIGITS, device=like_r.device)
 
     def next_digit(first_r1: Tensor, shift: int, default: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        """Find the largest next digit of each row's threshold at which the condition holds; `default` if at no digit.
+        """Find the largest next digit of each row's threshold at which `condition` holds; `default` if at no digit.
 
-        first_r1: the digits found so far, shifted to make room for the next. shift: the lowest bit of the digit.
-        Returns the digit (r, 1), and the counts and sums of _at_or_above.
+        first_r1: the integer of the digits found so far, with a 0 in the place of the next digit. shift: how many bits
+        lie below this digit. Returns the digit (r, 1), and the counts and sums of the values at or above each possible
+        digit, (r, DIGITS + 2), as _at_or_above returns them.
         """
         counts, sums = _at_or_above(tiles(), first_r1, shift, summed)
         values = _floats((first_r1 + digits) << shift, like_r.dtype).double()
@@ -76,9 +79,10 @@ def row_threshold(
 def _at_or_above(tiles: Iterable[Tensor], first_r1: Tensor, shift: int, summed: bool) -> tuple[Tensor, Tensor]:
     """Count, and sum, the values of each row that are at or above each possible next digit of the row's threshold.
 
-    tiles: blocks that together hold all values of the rows. first_r1: the threshold's digits found so far, shifted to
-    make room for the next. shift: the lowest bit of the next digit. Both results are (r, 1 + DIGITS + 1) float64; the
-    first column is for all values, the last for values above every digit. summed: whether to sum; else the sums are 0.
+    The threshold is an integer that is found digit by digit. tiles: blocks that together hold all values of the rows.
+    first_r1: the integer of the digits found so far, with a 0 in the place of the next digit. shift: how many bits lie
+    below this digit. summed: whether to sum; else the sums are 0. Returns counts and sums, (r, 1 + DIGITS + 1) float64:
+    column 0 for all values, column 1 + d for those at or above digit d, the last for values above every digit.
     """
     counts = first_r1.new_zeros(len(first_r1), DIGITS + 2, dtype=torch.int32)
     sums = torch.zeros_like(counts, dtype=torch.float64)

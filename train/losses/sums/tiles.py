@@ -27,7 +27,11 @@ class Pairs:
 
     @staticmethod
     def own_columns(rows: int, first: int, device: torch.device) -> Pairs:
-        """Make the Pairs (i, first + i) for i = 0 … rows − 1: each row i with its own column first + i."""
+        """Return the list of the pairs (i, first + i) for i = 0 … rows − 1, on `device`.
+
+        It pairs each row of this rank with its own column, the y item at the same place; `first` is the column of row
+        0.
+        """
         i = torch.arange(rows, device=device)
         return Pairs(torch.stack([i, i + first], 1), first)
 
@@ -62,9 +66,10 @@ class Pairs:
 
     @cached_property
     def _by_tile(self) -> tuple[Tensor, dict[tuple[int, int], slice]]:
-        """The list of P pairs sorted by tile, (P, 2), and a dict of the slice of this sorted list for each tile.
+        """Return this list of P pairs sorted by tile, (P, 2), and where each tile's pairs are in the sorted list.
 
-        Keys of the dict are (tile row, tile column); a tile without pairs has no entry.
+        A tile is a block of the score matrix. The second result is a dict: (tile row, tile column) → slice of the
+        sorted list. A tile without pairs has no entry.
         """
         tile_row, tile_column = (self.pairs_P2 // TILE).unbind(1)
         width = int(tile_column.max()) + 1 if len(tile_column) else 1
@@ -91,16 +96,18 @@ class Exclusion:
     def index(self, rows: slice, columns: slice) -> Tensor | tuple[Tensor, Tensor] | None:
         """Return an index into the scores of a tile that selects the pairs which the sums leave out.
 
-        It is a bool mask (r, c) of the tile's r rows and c columns, or (row indices, column indices) if no keys are
-        compared. None if no pair of the tile is left out. rows, columns: the slices of the tile.
+        It is a bool mask (r, c) of the tile's r rows and c columns. If pairs are left out by a list only, and not
+        because their keys are equal, it is (row indices, column indices) in the tile. None if no pair of the tile is
+        left out. rows, columns: the slices of the score matrix that the tile covers.
         """
         return self.mask(rows, columns) if self.keys or not self.dropped else self.dropped.within(rows, columns)
 
     def mask(self, rows: slice, columns: slice) -> Tensor | None:
         """Return a bool mask (r, c) of a tile of r rows and c columns, True for pairs which the sums leave out.
 
-        Returns None if no pair of the tile has equal keys and none is listed as dropped. rows, columns: the slices of
-        the tile.
+        These are the pairs listed in `dropped`, and pairs of equal keys that are not listed in `kept`. Returns None if
+        no pair of the tile has equal keys or is in `dropped`. rows, columns: the slices of the score matrix that the
+        tile covers.
         """
         found = [pair for keys in self.keys if (pair := _equal(keys, rows, columns)) is not None]
         dropped = self.dropped and self.dropped.within(rows, columns)
@@ -183,9 +190,10 @@ class Gradients:
         self.dx_bD, self.dy_MD = found or zeros
 
     def add(self, rows: slice, columns: slice, g: Tensor) -> None:
-        """Add the part of one tile of scores to the gradients of x and of y.
+        """Add the contribution of one tile of scores to the stored gradients of x and of y.
 
-        rows, columns: the slices of the tile. g: the gradient of the loss in the tile's scores, (r, c).
+        rows, columns: the slices of the score matrix that the tile covers. g: the gradient of the loss in the tile's
+        scores, (r, c).
         """
         self.dx_bD[rows].addmm_(g, self._tiles.y_MD[columns].to(g.dtype))
         self.dy_MD[columns].addmm_(g.T, self._tiles.x_bD[rows].to(g.dtype))
