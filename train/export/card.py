@@ -30,10 +30,11 @@ TEMPLATE = Path(__file__).with_name("templates") / "card.md.j2"
 
 
 def card(library: Library, source: ExportSource, difference: float) -> str:
-    """Return the model card of an export, as Markdown.
+    """Return the model card (README.md) of an export, as Markdown.
 
-    source: the trained model, with the data that its card shows. difference: the largest difference between our
-    embeddings and the library's, as a share of an embedding's length.
+    library: the export format. source: the trained model, with the configuration and scores that the card shows.
+    difference: the largest difference between a coordinate of our embeddings and of the library's, divided by the L2
+    norm of the embedding.
     """
     config = source.config
     scores = [(result, metric, score) for result in source.results for metric, score in result.scores.items()]
@@ -72,7 +73,10 @@ def card(library: Library, source: ExportSource, difference: float) -> str:
 
 
 def _origins(config: TrainConfig) -> Iterator[str]:
-    """Yield the paths of the training data and of the initial weights, where files with their licences may lie."""
+    """Yield the local paths of the training data and of the initial weights that `config` names.
+
+    Licence files of the data and weights may lie there. Weights that are not on this machine are left out.
+    """
     yield from (path for path, _ in split_sources(config.data.train, "data.train"))
     if config.data.passage.corpus:
         yield config.data.passage.corpus
@@ -117,9 +121,9 @@ def _one_line(text: str) -> str:
 
 
 def commit(root: Path = ROOT) -> str:
-    """Return the git commit of the checkout at `root`, marked if files were changed since.
+    """Return the hash of the git commit checked out at `root`, with " with changes" after it for uncommitted changes.
 
-    Returns "unknown" without a git checkout.
+    Returns "unknown" if `root` is no git checkout, or git fails.
     """
     # Both paths are given, because git would take a repository around `root`, or that of a hook which starts it.
     repository = [f"--git-dir={root / '.git'}", f"--work-tree={root}"]

@@ -45,8 +45,8 @@ def write(folder: Path, source: ExportSource) -> None:
 def calls(source: ExportSource) -> Iterator[Call]:
     """Yield the texts for the check of the export, with our embeddings of them: questions, then passages.
 
-    The check embeds them by AutoModel and, where it fits, by DPR's own class. The last question and the
-    last passage are too long for their encoders.
+    The check embeds the same texts by AutoModel and, for a BERT with cls pooling, by DPR's own class, and compares. The
+    last question and the last passage are longer than their encoder takes, so that truncation is checked as well.
     """
     for folder, side in zip(FOLDERS, encoder_sides(source, "dpr"), strict=True):
         own_class = FOLDERS[folder] if _is_dpr(side) else None

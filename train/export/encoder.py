@@ -53,8 +53,9 @@ class TextSide:
     def call(self, texts: list[str], *, unit: bool = False, adds_prefix: bool = False, **hints: Any) -> Call:
         """Embed `texts` by our tower; return a Call, which holds texts and embeddings to compare with the library's.
 
-        texts: without prefix. unit: scale embeddings to length 1. adds_prefix: the library itself puts the prefix
-        before texts. hints: further arguments for the library's function in train/export/reload.py.
+        texts: without this side's prefix, which is put before each text here. unit: scale embeddings to L2 norm 1.
+        adds_prefix: the library itself adds the prefix, so the Call holds texts without it. hints: further arguments
+        for the function in train/export/reload.py that runs the library.
         """
         prefixed, pairs = [self.prefix + text for text in texts], texts if self.paired else None
         ours = self.tower.eval()(self.tokenize(prefixed, self.length, pairs))
@@ -73,7 +74,10 @@ class TextSide:
 
 
 def text_sides(model: TextPairModel, config: TrainConfig) -> tuple[TextSide, TextSide]:
-    """Return the question side and the passage side of a model of task=question_passage."""
+    """Return the question side and the passage side of a model of task=question_passage.
+
+    A TextSide holds a tower, its tokenizer, and the prefix and length from `config` for its texts.
+    """
     x_tower, y_tower = cast(Tower, model.towers.x_tower), cast(Tower, model.towers.y_tower)
     question, passage = config.data.question, config.data.passage
     return (
@@ -83,10 +87,10 @@ def text_sides(model: TextPairModel, config: TrainConfig) -> tuple[TextSide, Tex
 
 
 def encoder_sides(source: ExportSource, name: str) -> tuple[TextSide, TextSide]:
-    """Return the question side and the passage side, for a format whose encoders AutoModel loads.
+    """Return the question side and the passage side of a model, for an export that transformers' AutoModel loads.
 
-    name: the format, for messages. Raises ConfigError for a model of another task, or an encoder that is only a part of
-    a transformers model and so cannot be loaded alone.
+    name: the export format, for messages. Raises ConfigError for a model of task=image_text, or an encoder whose class
+    is not one that AutoModel creates, such as the encoder half of an encoder-decoder model.
     """
     if not isinstance(source.model, TextPairModel):
         raise ConfigError(

@@ -83,10 +83,10 @@ class Library:
 
 
 def render(template: str, folder: Path, source: ExportSource, **values: Any) -> str:
-    """Render a template of templates/ and return the text: how to load the export in `folder`.
+    """Fill in a Jinja template and return the text, Markdown on how to load the export in `folder`.
 
-    values: further variables of the template. The filters `literal` and `repr` of a template make Python string
-    literals of texts.
+    template: a file name in train/export/templates/. source: gives the template its variable `config`. values: further
+    variables. Templates can use the filters `literal` and `repr`, which make Python string literals of texts.
     """
     return TEMPLATES.get_template(template).render(folder=str(folder), config=source.config, **values)
 
@@ -99,9 +99,9 @@ def probe_pictures(size: int) -> Tensor:
 def difference(library: Library, folder: Path, source: ExportSource) -> float:
     """Check an export: return the largest difference between our embeddings and those of the library.
 
-    The difference is given as a share of an embedding's length. folder: the export, which the library loads. Raises
-    ConfigError when the library cannot load the folder, AssertionError when the difference exceeds TOLERANCE: then the
-    library computes another model.
+    It is the largest difference of a coordinate, divided by the L2 norm of our embedding. folder: the export, which the
+    library loads. source: the trained model. Raises ConfigError when the library cannot load the folder, AssertionError
+    when the difference exceeds TOLERANCE, which means that the export does not compute the trained model.
     """
     calls = list(library.calls(source))
     with TemporaryDirectory() as temporary:

@@ -70,7 +70,10 @@ class InferenceTower(nn.Module):
         self.prepare, self.trunk, self.projection, self.unit = tower.prepare, trunk, tower.projection, unit
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Embed n rows of `inputs`, uint8 pixels (n, 3, S, S) or token ids (n, L), as (n, D)."""
+        """Embed n rows of `inputs`, uint8 pixels (n, 3, S, S) or token ids (n, L), as (n, D).
+
+        S: the side of a picture in pixels. The embeddings have L2 norm 1 if the model compares them by cosine.
+        """
         run = self.trunk.encode_group if isinstance(self.trunk, Pooled) else self.trunk
         embeddings = self.projection(run(self.prepare(inputs)))
         return F.normalize(embeddings, dim=-1) if self.unit else embeddings
@@ -117,7 +120,8 @@ def write(folder: Path, source: ExportSource) -> None:
 def calls(source: ExportSource) -> Iterator[Call]:
     """Yield inputs for the check of the ONNX graphs, with our embeddings of them.
 
-    They are batches of several sizes, and texts of several lengths, also empty or too long.
+    The inputs are batches of several sizes. The texts have several lengths; one is empty, one is longer than its tower
+    takes.
     """
     unit = _is_unit(source)
     for graph in _graphs(source):

@@ -1,10 +1,10 @@
 """python -P reload.py LIBRARY FOLDER JOB: load an export with a library and embed inputs, in a process of its own.
 
 It imports no module of this project and has no network; the caller sets the model caches. Input, in the folder JOB:
-calls.json, a list of {"texts", "pairs", hints of the format}, one dictionary for each call of the encoder; and
-given.safetensors, with the pictures of call number i as "i", uint8 (n, 3, S, S) with S the side in pixels. Output:
-theirs.safetensors with the embeddings (n, D) of call i as "i", or as "i/CLASS" where a second class loads the same
-folder.
+calls.json, a list of dictionaries, one for each call of the encoder: "texts", "pairs" (the second text of each pair, or
+null), and the further keys that the function for this library reads, such as "graph"; and given.safetensors, with the
+pictures of call number i as "i", uint8 (n, 3, S, S) with S the side in pixels. Output: theirs.safetensors with the
+embeddings (n, D) of call i as "i", or as "i/CLASS" where a second class loads the same folder.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def _open_clip(folder: str, calls: list[dict[str, Any]]) -> Answers:
-    """Load the export in `folder` by open_clip and yield the embeddings of each of `calls` (texts or pictures).
+    """Load the export in `folder` by open_clip; yield (i, embeddings) for entry number i of `calls`.
 
-    Pictures pass open_clip's preprocessing.
+    An entry holds texts or pictures. Pictures pass open_clip's preprocessing. i is yielded as text.
     """
     import open_clip
     import torch
@@ -73,9 +73,9 @@ def _open_clip(folder: str, calls: list[dict[str, Any]]) -> Answers:
 
 
 def _sentence_transformers(folder: str, calls: list[dict[str, Any]]) -> Answers:
-    """Load the export in `folder` by sentence-transformers and yield the embeddings of the texts of each of `calls`.
+    """Load the export in `folder` by sentence-transformers; yield (i, embeddings) for entry number i of `calls`.
 
-    Each entry of `calls` names the prompt for its texts, query or document.
+    An entry holds texts and the name of their prompt, query or document. i is yielded as text.
     """
     from sentence_transformers import SentenceTransformer
 
@@ -87,10 +87,11 @@ def _sentence_transformers(folder: str, calls: list[dict[str, Any]]) -> Answers:
 
 
 def _transformers(folder: str, calls: list[dict[str, Any]]) -> Answers:
-    """Load the export in `folder` by transformers' AutoModel and yield the embeddings of the texts of each of `calls`.
+    """Load the export in `folder` by transformers' AutoModel; yield (i, embeddings) for entry number i of `calls`.
 
-    Each text is embedded alone, without padding, and pooled by this function. Where an entry of `calls` names one of
-    DPR's own classes, also yield the embeddings of all its texts in one batch by that class.
+    An entry holds texts and names its encoder's folder. Each text is embedded alone, without padding, and pooled by
+    this function. Where the entry names one of DPR's own classes, also yield (i/CLASS, embeddings) of all its texts in
+    one padded batch by that class. i is yielded as text.
     """
     import torch
     import transformers
@@ -115,9 +116,10 @@ def _transformers(folder: str, calls: list[dict[str, Any]]) -> Answers:
 
 
 def _onnxruntime(folder: str, calls: list[dict[str, Any]]) -> Answers:
-    """Load the export in `folder` by onnxruntime and yield the embeddings of each of `calls` (texts or pictures).
+    """Load the export in `folder` by onnxruntime; yield (i, embeddings) for entry number i of `calls`.
 
-    Each entry of `calls` names its graph. Texts are converted by tokenizer.json, pictures are passed as pixels.
+    An entry holds texts or pictures and names the ONNX file that embeds them. Texts are converted to token ids by
+    tokenizer.json, pictures are passed as pixels. i is yielded as text.
     """
     import onnxruntime
     from tokenizers import Tokenizer

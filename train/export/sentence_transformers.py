@@ -62,7 +62,7 @@ def write(folder: Path, source: ExportSource) -> None:
 def calls(source: ExportSource) -> Iterator[Call]:
     """Yield the texts for the check of the export, with our embeddings of them.
 
-    For questions and then for passages, they are the sample texts and a text that is too long.
+    Questions come first, then passages: for each the sample texts and one text that is longer than the encoder takes.
     """
     unit = source.config.objective.similarity is Similarity.cosine
     for side, prompt in zip(encoder_sides(source, "sentence_transformers"), ("query", "document"), strict=True):

@@ -81,9 +81,9 @@ def _clip(own: Any) -> Tokenizer:
 
 
 def _cleaning(own: Any) -> list[Any]:
-    """Return the normalizers that do what `own.clean_fn` does, for an open_clip tokenizer `own`.
+    """Return normalizers of the tokenizers library that clean texts as `own.clean_fn` does.
 
-    Raises ConfigError for a cleaning function that is not in CLEANING.
+    own: an open_clip tokenizer. Raises ConfigError if its cleaning function has no counterpart in the table CLEANING.
     """
     name = getattr(own.clean_fn, "__name__", "")
     if name not in CLEANING:

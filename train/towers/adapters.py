@@ -11,10 +11,10 @@ from dyad.train.towers.published import explained
 
 
 def add_adapters(encoder: nn.Module, config: TextTowerConfig) -> None:
-    """Add adapters, in place, to the modules of `encoder` that model.text.lora_targets names. Only the adapters train.
+    """Add LoRA adapters, in place, to the modules of `encoder` that model.text.lora_targets names; freeze all else.
 
-    Without names, peft chooses the attention projections. Adapters start at zero, so at first the outputs do not
-    change. Raises ConfigError for modules that do not exist.
+    config: gives the names, the rank and the scale (alpha). Without names, peft chooses the attention projections. The
+    adapters' product is zero at first, so the outputs do not change. Raises ConfigError for modules that do not exist.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
@@ -26,9 +26,9 @@ def add_adapters(encoder: nn.Module, config: TextTowerConfig) -> None:
 
 
 def merged(encoder: nn.Module) -> nn.Module:
-    """Return a copy of the encoder with its adapters added into its weights.
+    """Return a copy of `encoder` whose weights include its LoRA adapters, so that it needs no peft.
 
-    An encoder without adapters is returned itself.
+    An encoder without adapters is returned as it is, not copied.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 

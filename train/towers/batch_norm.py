@@ -72,18 +72,19 @@ class RunningStatistics:
             buffer.copy_(value)
 
     def begin(self, rows: int) -> None:
-        """Tell the batch norms with global statistics, at the start of a step, whether this rank has rows.
+        """Tell the batch norms with global statistics, at the start of a step, whether to count this rank's inputs.
 
-        rows: the number of its rows. A rank without rows runs a dummy row, which the statistics leave out.
+        rows: the number of rows that this rank has in the batch. If it is 0, the rank runs one dummy row through the
+        towers, to take part in the collectives; the statistics of the batch norms leave that row out.
         """
         for norm in self._global:
             norm.counts = rows > 0
 
 
 def batch_norms(towers: nn.Module) -> list[_BatchNorm]:
-    """Return the batch norms of `towers` that are in train() mode and so use statistics of the batch.
+    """Return the batch norms of `towers` that are in train() mode and so normalise by statistics of the batch.
 
-    Those in frozen parts of a tower are in eval() mode.
+    Batch norms in frozen parts of a tower are in eval() mode and so are not returned.
     """
     return [module for module in towers.modules() if isinstance(module, _BatchNorm) and module.training]
 
@@ -100,10 +101,11 @@ def set_batch_norms(towers: nn.Module, choice: BatchNorm) -> None:
 
 
 def check_batch_norms(towers: nn.Module, choice: BatchNorm, rows: int, chunks: int, ranks: int = 1) -> str:
-    """Check that model.batch_norm=`choice` works for these towers; return one line for the log, "" without batch norms.
+    """Check that model.batch_norm=`choice` works for these towers; return a line for the log, "" without batch norms.
 
-    rows: the fewest pairs that any rank has. chunks: the number of chunks in which a rank embeds its pairs. ranks: the
-    number of processes. Raises ConfigError if `choice` does not work with these towers, chunks or ranks.
+    rows: the number of pairs on the rank that has the fewest. chunks: the number of chunks in which a rank embeds its
+    pairs. ranks: the number of processes. Call it after `set_batch_norms`. Raises ConfigError, for example if `global`
+    meets more than one chunk, `per_chunk` meets chunks of one pair, or the text encoder has batch norms.
     """
     norms = [m for m in towers.modules() if isinstance(m, FrozenStatistics)] + batch_norms(towers)
     in_text = any(isinstance(m, Pooled) and batch_norms(m) for m in towers.modules())
@@ -141,9 +143,11 @@ CHOICES: dict[BatchNorm, tuple[type[_BatchNorm] | None, str]] = {
 
 
 def _own_forward(norm: _BatchNorm) -> str:
-    """Return the name of the class of `norm` before its conversion, if GlobalStatistics has replaced its forward().
+    """Return the name of a batch norm's original class if it has a custom forward(), which GlobalStatistics overrides.
 
-    Returns "" if `norm` is no GlobalStatistics, or if the forward() of that class is torch's or timm's.
+    `set_batch_norms` has made `norm` an instance of GlobalStatistics, whose forward() computes what torch's and timm's
+    do, with the statistics of all ranks. Returns "" for any other `norm`, and if the original forward() is torch's or
+    timm's.
     """
     if not isinstance(norm, GlobalStatistics) or hasattr(norm, "act"):
         return ""
@@ -153,7 +157,10 @@ def _own_forward(norm: _BatchNorm) -> str:
 
 @cache
 def _kind(kind: type[_BatchNorm], norm: type[_BatchNorm]) -> type[_BatchNorm]:
-    """Return a new subclass of two batch norm classes: `kind` decides which statistics are used, `norm` all else."""
+    """Return a class that inherits from `kind` first, for the choice of statistics, and from `norm` for all else.
+
+    norm: the class of an existing batch norm. kind: GlobalStatistics or FrozenStatistics, whose methods override it.
+    """
     return type(f"{kind.__name__}_{norm.__name__}", (kind, norm), {})
 
 
@@ -176,11 +183,11 @@ def _over_ranks(norm: GlobalStatistics, x: Tensor) -> Tensor:
 
 
 def _statistics(x: Tensor, counts: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the count of elements per channel over all ranks, and the channels' means (C,) and variances (C,).
+    """Return the count of elements per channel over all ranks (0-d), and the channels' means (C,) and variances (C,).
 
-    x: (b, C, …), the input of a batch norm on this rank, with C channels. counts: whether the rows of this rank enter
-    the statistics. The results are bit-equal on every rank, in float32 or better. Each rank sums squared deviations
-    from its own mean; the sums are merged as in Chan et al. 1979, which avoids cancellation. Every rank must call it.
+    x: (b, C, …), the input of a batch norm on this rank, with C channels. counts: False leaves the rows of this rank
+    out. The results are bit-equal on every rank, in float32 or better. Each rank sums squared deviations from its own
+    mean; the sums are combined as in Chan et al. 1979, which avoids cancellation. Every rank must call it (all-gather).
     """
     dims, channels = [dim for dim in range(x.ndim) if dim != 1], x.shape[1]
     var_C, mean_C = torch.var_mean(x.to(torch.promote_types(x.dtype, torch.float32)), dims, correction=0)
@@ -216,8 +223,8 @@ class _Normalised(torch.autograd.Function):
 
         gradient: dy, the gradient of the output. The gradient of x includes the paths through the batch's mean and
         variance: dx = (weight / std) (dy - mean(dy) - x̂ mean(dy x̂)), with x̂ = (x - mean) / std, and means over the
-        rows of all ranks. The first term is torch's backward with fixed statistics, the other two are computed as a
-        batch norm of x. Every rank must call it.
+        rows of all ranks. torch's backward with fixed statistics gives the first term; the other two are affine in x̂,
+        so F.batch_norm computes them. Every rank must call it (all-reduce).
         """
         x, weight, mean, var, share = ctx.saved_tensors
         fixed = (x, weight, mean, var, None, None, False, ctx.eps, [True, True, True])

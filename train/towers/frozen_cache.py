@@ -62,11 +62,11 @@ class FrozenCache:
         return outputs
 
     def _computed(self, compute: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-        """Return compute(inputs) for `inputs` of at most one block (the number of rows that is computed at a time).
+        """Return compute(inputs), (b, …), for `inputs` of b rows, at most one block (16 rows on CPU, 256 on CUDA).
 
-        compute: the frozen part of a tower. A smaller input is filled up to a whole block by copies of its first row.
-        For text inputs one row of a single token is added, because attention takes another code path when nothing is
-        masked.
+        compute: the frozen part of a tower. It always gets a whole block: copies of the first row fill it up, and for
+        texts one row with a single token is added, because attention takes another code path when nothing is masked.
+        The outputs of the added rows are dropped.
         """
         count = len(inputs)
         block = torch.cat([inputs, inputs[:1].expand(BLOCK[inputs.device.type] - count, *inputs.shape[1:])])
@@ -95,7 +95,10 @@ def padded_length(longest: int, limit: int) -> int:
 
 
 def _blocks(rows: list[int], lengths: list[int], size: int) -> list[list[int]]:
-    """Split the row indices `rows` into blocks of at most `size` rows of equal length. lengths[i]: tokens of row i."""
+    """Split the row indices `rows` into blocks of at most `size` indices. All rows of a block have the same length.
+
+    lengths[i]: the padded length of row i in tokens.
+    """
     blocks = []
     for length in sorted({lengths[row] for row in rows}):
         members = [row for row in rows if lengths[row] == length]

@@ -118,11 +118,12 @@ def _load_timm(name: str, pretrained: str | None) -> Any:
 
 
 def _cnn(context: BuildContext) -> ImageParts:
-    """Build the tower for small images: one stride-2 convolution per width, flattened feature map, projection.
+    """Build our own CNN for small images: stride-2 convolutions, flattened feature map, linear projection.
 
-    The feature map is not pooled, because the position in a drawing matters. GroupNorm uses no statistics of the batch,
-    so neither the chunk size nor the number of ranks changes an embedding. Raises ConfigError for widths that do not
-    work.
+    Each entry of model.image.widths is the number of output channels of one convolution. The feature map is not pooled,
+    because the position in a drawing matters. GroupNorm uses no statistics of the batch, so neither the chunk size nor
+    the number of ranks changes an embedding. Raises ConfigError for no widths, widths that
+    GroupNorm cannot divide, or a missing model.embed_dim.
     """
     config = context.config
     size, widths = config.image.image_size or 64, config.image.widths

@@ -65,9 +65,9 @@ class BuildContext:
     def open_clip_parts(self, trunk: Any, frozen: bool, key: str) -> tuple[Any, nn.Module]:
         """Split one tower of an open_clip model into (trunk without projection, projection).
 
-        trunk: the tower, changed in place. frozen: freeze it except for its last n layer groups, where n is the value
-        of the configuration key `key`; the projection always trains. Raises ConfigError for a tower that cannot be
-        frozen in part.
+        trunk: the tower; its projection is removed in place. frozen: also freeze the tower except for its last n layer
+        groups, as open_clip counts them; n is the value of the configuration key `key`. The projection always trains.
+        Raises ConfigError for a tower of which open_clip cannot leave the last groups trainable.
         """
         if self.config.grad_checkpointing:
             trunk.set_grad_checkpointing(True)
@@ -88,9 +88,10 @@ class BuildContext:
             return open_clip.get_tokenizer(model_name(name), context_length=self.config.text.context_length)
 
     def open_clip_config(self) -> dict[str, Any] | None:
-        """Return the open_clip configuration (model_cfg) of the towers, with our image size and context length.
+        """Return the open_clip configuration (model_cfg) of the model that both towers come from.
 
-        Returns None unless both towers come from the same open_clip model.
+        The image size and context length that the user sets replace its own. Returns None unless both towers come from
+        the same open_clip model.
         """
         image, text = self.config.image, self.config.text
         kinds = (image.kind, text.kind)
@@ -133,11 +134,12 @@ class BuildContext:
 
 
 def model_name(name: str | None) -> str:
-    """Return the name by which open_clip knows the model that model.name=`name` chooses.
+    """Convert the user's model.name=`name` to the name under which open_clip creates the model.
 
-    `name` is one of: a listed open_clip model; an open_clip config .json, which is registered; a folder with
-    open_clip_config.json and weights; hf-hub:ORG/MODEL, which is downloaded if @REVISION follows. Raises ConfigError
-    for anything else.
+    `name` is one of: a model of open_clip.list_models(); the path of an open_clip config .json, which is registered
+    with open_clip; a folder with open_clip_config.json and weights; hf-hub:ORG/MODEL, which open_clip itself downloads
+    later; hf-hub:ORG/MODEL@REVISION, which is downloaded now; local-dir:FOLDER. Raises ConfigError for any other name,
+    and for None.
     """
     if name is None:
         raise ConfigError("model.name is missing: give an open_clip model (ViT-B-32) or an open_clip config .json")
@@ -159,10 +161,10 @@ def model_name(name: str | None) -> str:
 
 
 def _registered(path: str) -> str:
-    """Register a config .json with open_clip and return the new model's name: the file name without .json.
+    """Register the config .json at `path` with open_clip and return the new model's name: the file name without .json.
 
-    A file of the same name replaces one registered before. For an open_clip_config.json, returns local-dir:FOLDER
-    instead. Raises ConfigError if the file is no open_clip config.
+    A file of the same name replaces one registered before. A file open_clip_config.json describes the folder that it is
+    in: it is not registered, and local-dir:FOLDER is returned. Raises ConfigError if the file is no open_clip config.
     """
     file = Path(path).expanduser()
     if path.startswith("configs/") and not file.exists():  # of one of our presets, which may run outside a checkout
@@ -183,8 +185,9 @@ def _registered(path: str) -> str:
 def check_weights(name: str, pretrained: str | None) -> dict[str, Any]:
     """Check that the weights `pretrained` of open_clip's model `name` exist, and return their image preprocessing.
 
-    Published weights have mean, std, interpolation and resize mode; the result is {} for a file and for None. Raises
-    ConfigError for weights that do not exist.
+    pretrained: the path of a weight file, the tag of published weights, or None for no weights. The result has mean,
+    std, interpolation and resize_mode, as far as open_clip lists them for a tag; it is {} for a file and for None.
+    Raises ConfigError for weights that do not exist, or a tag for a model from a folder or the hub.
     """
     if pretrained is None or Path(pretrained).expanduser().is_file():
         return {}
@@ -203,8 +206,8 @@ def check_weights(name: str, pretrained: str | None) -> dict[str, Any]:
 def open_clip_state_dict(model: ImageTextModel) -> dict[str, Tensor]:
     """Return the weights of both towers under the parameter names of open_clip's model class.
 
-    The model must have an open_clip_config. In most configurations this class has the text weights at its top level,
-    without "text." before their names.
+    Both towers of `model` must come from one open_clip model. Most configurations create the class CLIP, whose text
+    weights have no "text." before their names; others create CustomTextCLIP, whose text weights have it.
     """
     assert model.open_clip_config is not None
     named: dict[str, Tensor] = {}

@@ -68,9 +68,9 @@ class Pooled(nn.Module):
         return torch.cat(pooled)[order.argsort()]  # back in the order of the input
 
     def encode_group(self, tokens: Tensor) -> Tensor:
-        """Embed b texts of L token ids as (b, H), with H the encoder's width, by one call of the encoder.
+        """Embed token ids (b, L) of b texts as pooled states (b, H), by one call of the transformers encoder.
 
-        The rows are not grouped by length.
+        H: the encoder's width. Rows are padded to L tokens; unlike in forward(), they are not grouped by length.
         """
         mask_bL = tokens != self.pad
         mask_bL[:, 0] = True  # a fully masked row of attention is NaN
@@ -79,9 +79,9 @@ class Pooled(nn.Module):
         return pooled_states(states_bLH, mask_bL, self.pooling)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile the transformers encoder only, with the arguments of torch.compile.
+        """Compile only the transformers encoder inside this module, with the arguments of torch.compile.
 
-        The grouping of rows by length is plain Python and stays as it is.
+        The grouping of rows by length before the encoder is plain Python, which is not compiled.
         """
         self.encoder.compile(*args, **kwargs)
 

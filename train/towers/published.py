@@ -119,9 +119,9 @@ def snapshot(key: str, name: str) -> str:
 def file_of(name: str, file: str, fetch: bool) -> Path | None:
     """Return the local path of `file` in the model `name`: a folder, pkg:PACKAGE/FOLDER or a published model's name.
 
-    Files of a published model come from the hub's cache; fetch: also download a file that the cache knows nothing
-    about. Returns None if the file does not exist or is not available. Raises ConfigError for a path or a link to
-    outside the folder.
+    Files of a published model are taken from the local cache of the Hugging Face hub. fetch: download a file that is
+    neither there nor recorded there as missing. Returns None if the file does not exist or cannot be obtained. Raises
+    ConfigError for a path or a link that leads out of the folder.
     """
     try:
         location = location_of(name)
@@ -133,9 +133,9 @@ def file_of(name: str, file: str, fetch: bool) -> Path | None:
 
 
 def is_unknown(name: str, file: str) -> bool:
-    """Whether the local cache of the Hugging Face hub cannot tell if the published model `name` has this file.
+    """Whether `name` is a published model, and the local cache of the Hugging Face hub cannot tell if it has `file`.
 
-    False if `name` is a folder or in a package.
+    The cache can tell if it holds the file, or a note that the model lacks it. False for a folder or a pkg: name.
     """
     from huggingface_hub import try_to_load_from_cache
 
@@ -146,10 +146,11 @@ def is_unknown(name: str, file: str) -> bool:
 
 @cache
 def _published(model: str, revision: str | None, file: str, fetch: bool) -> Path | None:
-    """Return the path of a published model's file in the hub's cache; None if it is not there and not fetched.
+    """Return the path of a published model's file in the local cache of the Hugging Face hub, None if it is not there.
 
-    The answer is cached for the process. fetch: download a file that the hub's cache knows nothing about. The hub is
-    asked with a timeout of 5 s before the download, because a download without a network would retry much longer.
+    fetch: download the file first if the hub's cache neither holds it nor records that it does not exist. The hub is
+    asked with a timeout of 5 s before the download, because a download without a network would retry much longer. Any
+    failure gives None. The result is cached for the process.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import EntryNotFoundError

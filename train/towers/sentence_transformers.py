@@ -59,10 +59,10 @@ class SentenceFolder:
 
 
 def sentence_folder(name: str, fetch: bool = False) -> SentenceFolder | None:
-    """Read the SentenceTransformer settings of a folder, package or published model; None if it has no modules.json.
+    """Read the SentenceTransformer settings of the model `name`; return None if it has no modules.json.
 
-    fetch: ask the hub for files that its cache does not have. Raises ConfigError for modules that we do not support,
-    and for damaged files.
+    name: a folder, pkg:PACKAGE/FOLDER or a published model. fetch: download files of a published model that the local
+    cache of the Hugging Face hub lacks. Raises ConfigError for modules that we do not support, and for damaged files.
     """
     if (path := file_of(name, MODULES, fetch)) is None:
         return None
@@ -120,10 +120,11 @@ def sentence_folder(name: str, fetch: bool = False) -> SentenceFolder | None:
 
 
 def folder_of_config(config: TrainConfig | DictConfig, fetch: bool = False) -> SentenceFolder | None:
-    """Read the settings of the folder that the text tower comes from; None if it is no SentenceTransformer.
+    """Read the SentenceTransformer settings of the model that `config` names for its text tower.
 
-    fetch: ask the hub for files that its cache does not have. Raises ConfigError for modules that we do not support,
-    and for damaged files.
+    Returns None if the text tower is no transformers encoder, or its model has no modules.json. fetch: download files
+    that the local cache of the Hugging Face hub lacks. Raises ConfigError for modules that we do not support, and for
+    damaged files.
     """
     text = config.model.text
     name = text.name or config.model.name
@@ -134,8 +135,8 @@ def fill_defaults(config: DictConfig) -> None:
     """Set, in place, each key of the list OPEN that the user left unset.
 
     OPEN holds the keys that may take their default from a SentenceTransformer folder. The value comes from the folder
-    of the text tower, else from the schema. Raises ConfigError for a setting of the folder that our key cannot express,
-    and for a folder that cannot be used.
+    of the text tower, else from the default of the configuration's dataclass. Raises ConfigError for a setting of the
+    folder that our key cannot express, and for a damaged or unsupported folder whose settings are needed.
     """
     open_keys = sorted(OmegaConf.missing_keys(config) & OPEN)
     try:
@@ -175,8 +176,8 @@ def open_schema(config: Any, prefix: str = "") -> DictConfig:
 def describe_choices(config: TrainConfig) -> Iterator[str]:
     """Yield lines for the log on the settings of the text tower's SentenceTransformer folder.
 
-    The lines name the settings that the run uses and those that it changes, or say why a folder or a published model
-    is taken as a plain encoder.
+    The lines name the folder's settings that the run uses and those that the user overrides. For a folder or published
+    model whose settings cannot be read, they say why only its transformers encoder is used.
     """
     name = config.model.text.name
     try:
@@ -214,8 +215,8 @@ def _shown(value: Any) -> str:
 def _module_folders(path: Path, instead: str) -> dict[str, str]:
     """Read modules.json and return its modules: class name → folder, relative to the model's root ("" is the root).
 
-    path: of modules.json. instead: a sentence that ends most messages. Raises ConfigError for modules that we do not
-    support, and for folders outside the model's.
+    path: the path of modules.json. instead: advice for the user, put at the end of most error messages. Raises
+    ConfigError for modules that we do not support, and for folders outside the model's folder.
     """
     modules = read_json(path)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
@@ -233,12 +234,12 @@ def _module_folders(path: Path, instead: str) -> dict[str, str]:
 
 
 def _lengths(name: str, encoder: dict[str, Any], model_max_length: Any, fetch: bool) -> dict[str, int]:
-    """Return the most tokens of a text for each configuration key of a length.
+    """Return the default of each configuration key that limits the tokens of a text, from the model's files.
 
-    The limit is the encoder's setting, else the tokenizer's limit, else the number of position embeddings, which no
-    limit exceeds. encoder: content of sentence_bert_config.json. model_max_length: limit in the tokenizer's settings,
-    untrusted. fetch: ask the hub for config.json. Raises ConfigError for a limit in `encoder` that
-    is not an integer of at least 2 and below 2²⁰.
+    A default is the limit in `encoder`, else `model_max_length`, else the number of position embeddings, which none
+    exceeds; keys without any are left out. name: the model. encoder: content of sentence_bert_config.json.
+    model_max_length: from the tokenizer's settings, ignored if it is no valid length. fetch: download config.json if
+    the hub's cache lacks it. Raises ConfigError for a limit in `encoder` that is not an integer from 2 to 2²⁰ - 1.
     """
     settings = check_settings(name, file_of(name, "config.json", fetch))
     total, padding = settings.get("max_position_embeddings"), settings.get("pad_token_id", 1)

@@ -211,8 +211,8 @@ def _dense(name: str, width: int, pretrained: bool) -> nn.Module:
 def _limit(config: ModelConfig, encoder: Any, tokenizer: Any) -> int:
     """Return the most tokens of a text that the tower takes.
 
-    The limit is model.text.context_length, else the encoder's or the tokenizer's own limit, else LONGEST. Raises
-    ConfigError for a context_length above the number of position embeddings.
+    The limit is model.text.context_length, else the number of position embeddings, else the tokenizer's limit, else
+    512. Raises ConfigError for a context_length above the number of position embeddings.
     """
     positions = positions_of(encoder)
     own = next((n for n in (positions, tokenizer.model_max_length) if n and n < 1 << 20), LONGEST)

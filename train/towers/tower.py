@@ -73,9 +73,9 @@ def precision_of(device: torch.device) -> torch.dtype | None:
 
 
 def freeze(trunk: nn.Module, parts: Sequence[nn.Module], count: int) -> None:
-    """Freeze `trunk` except for the last `count` modules of `parts` and all parameters after them.
+    """Freeze `trunk` except for the last `count` layers of `parts`, and what follows them in trunk.parameters().
 
-    parts: layers of the trunk, in the order of its parameters.
+    parts: layers of the trunk, in the order in which trunk.parameters() yields their parameters. count=0 freezes all.
     """
     trunk.requires_grad_(False)
     if count > 0:

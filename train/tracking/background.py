@@ -54,17 +54,18 @@ class Tracker(Sink):
 
     @staticmethod
     def is_on(config: TrackingConfig) -> bool:
-        """Whether `config` asks for this tracker (W&B or TensorBoard). Uses no network.
+        """Whether `config` asks for the tracker that this class implements (W&B or TensorBoard). Uses no network.
 
-        Raises ConfigError if the tracker cannot work.
+        Raises ConfigError if it asks for the tracker but the API key or the package for it is missing.
         """
         raise NotImplementedError
 
     @staticmethod
     def clean_up(folder: Path) -> None:
-        """Release what a dropped tracker may still hold, such as a process, within CLEAN_UP seconds.
+        """Release what a tracker may still hold, such as a process, after it failed and was dropped from the run.
 
-        Does nothing unless a subclass overrides it. folder: the run folder.
+        Does nothing here. A subclass that starts a process overrides it to stop that process, within CLEAN_UP seconds.
+        folder: the run folder.
         """
 
 
@@ -117,7 +118,10 @@ class BackgroundTracker(Sink):
             self._ended.set()
 
     def _submit(self, job: Callable[[Tracker], None] | None) -> None:
-        """Queue a job for the tracker's thread; None ends it. Drop the tracker if it has failed or lags behind."""
+        """Queue a job for the tracker's thread; None ends the thread. Drop the tracker if it has failed or lags behind.
+
+        To drop it means to send it nothing more. It lags behind when the queue is full.
+        """
         if self._dropped:
             return
         try:
@@ -127,9 +131,9 @@ class BackgroundTracker(Sink):
         self._drop_if_failed()
 
     def _wait_for(self, event: threading.Event) -> None:
-        """Wait for an event that the tracker's thread sets. Drop the tracker if it takes too long.
+        """Wait for an event that the tracker's thread sets. Drop the tracker if it takes too long or has failed.
 
-        The waiting times of all calls together may reach TIMEOUT seconds.
+        All calls for one tracker share a budget of TIMEOUT seconds: when it is used up, the tracker is dropped.
         """
         if self._dropped:
             return

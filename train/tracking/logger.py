@@ -97,8 +97,9 @@ def build_logger(
 ) -> Logger:
     """Create the logger of rank 0 for a run that continues from `first_step`; remove later records from metrics.jsonl.
 
-    config: with W&B's mode already resolved (`resolve_wandb_mode`). run_config: plain values for the trackers, which
-    redact secrets. evaluation_owed: the evaluation at `first_step` will be logged again. wandb_id: from the checkpoint,
+    config: tracking settings, with W&B's mode already resolved (`resolve_wandb_mode`). run_config: the run's
+    configuration as plain values, for the trackers, which redact secrets in it. evaluation_owed: the evaluation at
+    `first_step` will run again, so its record is removed as well. wandb_id: id of the W&B run, from the checkpoint;
     None for a new run.
     """
     path = run_dir / "metrics.jsonl"
@@ -120,11 +121,11 @@ def build_logger(
 
 
 def cut(path: Path, step: int, log: Callable[[str], None], evaluation_owed: bool = False) -> set[RecordPosition]:
-    """Remove the records past `step` from metrics.jsonl, because they will be logged again.
+    """Remove the records after step number `step` from metrics.jsonl, because the resumed run logs them again.
 
-    Returns (step, whether it is a record of training) for each removed record. evaluation_owed: the evaluation at
-    `step` itself will be logged again too. Damaged lines are removed and reported to `log`. After an error the old file
-    stays.
+    path: of metrics.jsonl. Returns (step, whether it is a record of training) for each removed record.
+    evaluation_owed: also remove the evaluation's record at `step` itself. Damaged lines are removed and reported to
+    `log`. If an error occurs, the file stays as it was.
     """
     if not path.exists():
         return set()

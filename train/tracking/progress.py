@@ -44,16 +44,22 @@ class Sink:
         """Output one line of text; subclasses of Sink write it to log.txt or the console."""
 
     def conclude(self, panels: Sequence[Panels], report: Path | None) -> None:
-        """Show the last evaluation of the run; subclasses of Sink for trackers send its panels.
+        """Output the last evaluation of the run. Does nothing here; subclasses of Sink for trackers send its panels.
 
         panels: one Panels (tables, histograms) for each data set. report: path of report.html, None if it was not made.
         """
 
     def flush(self) -> None:
-        """Wait until the disk holds every record given to this sink so far. Does nothing unless overridden."""
+        """Wait until the disk holds every record logged so far; the subclass of Sink for metrics.jsonl does so.
+
+        Here, and in sinks that need no such guarantee, it does nothing.
+        """
 
     def close(self, failed: bool) -> None:
-        """Close this destination of records; nothing more is sent to it. failed: whether the run ends with an error."""
+        """End the output: subclasses of Sink close their file, progress bar or tracker. It is the last call.
+
+        failed: whether the run ends with an error.
+        """
 
 
 class Lines:
@@ -169,5 +175,8 @@ class BarConsole(TextSink):
 
 
 def build_console(lines: Lines, first_step: int) -> Sink:
-    """Return the console sink: a progress bar if standard output is a terminal, plain lines otherwise."""
+    """Return the Sink for the console: a progress bar if standard output is a terminal, plain lines otherwise.
+
+    lines: converts records of metrics to lines of text. first_step: finished optimiser steps, where the bar begins.
+    """
     return BarConsole(lines, first_step) if on_terminal(sys.stdout) else PlainConsole(lines)

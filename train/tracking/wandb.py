@@ -101,7 +101,8 @@ class WandbRun(Tracker):
     def conclude(self, panels: Sequence[Panels], report: Path | None) -> None:
         """Send the panels of the last evaluation and report.html to W&B.
 
-        When a finished run is started again, they are not sent a second time. Raises TimeoutError when the server does
+        panels: one Panels (tables, histograms) for each data set. report: path of report.html, None if it was not made.
+        When a finished run is started again, nothing is sent a second time. Raises TimeoutError when the server does
         not answer.
         """
         if _read(self._concluded) == self._at[AXIS]:
@@ -179,10 +180,10 @@ def _summary(name: str) -> str | None:
 
 
 def _sent(path: Path, taken_back: set[RecordPosition]) -> set[RecordPosition]:
-    """Add `taken_back` to the set of record positions in the file `path`, and return the whole set.
+    """Add the record positions `taken_back` to those in the JSON file `path`, save the file, and return them all.
 
-    A position is (step, whether it is a record of training). W&B already has these records, and the run will log them
-    again. They are kept in a file, because a run may be stopped many times.
+    A position is (step, whether it is a record of training). W&B already has these records, and the resumed run will
+    log them again, so they must not be sent twice. The file keeps them over several resumes of a run.
     """
     before = {(step, training) for step, training in _read(path) or ()}
     write_json(path, sorted(before | taken_back))

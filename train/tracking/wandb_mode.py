@@ -45,9 +45,9 @@ def wandb_mode(config: TrackingConfig) -> Wandb:
 def resolve_wandb_mode(config: TrackingConfig, run_dir: Path, log: Callable[[str], None]) -> TrackingConfig:
     """Return a copy of `config` with tracking.wandb resolved to online, offline or disabled, and log one line about it.
 
-    Call it before data are read. The mode is offline if the W&B server does not answer, disabled if the wandb package
-    cannot be imported. run_dir: the run folder, for the line. Raises ConfigError if the mode is online and there is no
-    API key.
+    Call it before data are read. The user's mode becomes offline if the W&B server does not answer, and disabled if the
+    wandb package cannot be imported. log: prints the line. run_dir: the run folder, shown in the line. Raises
+    ConfigError if the user asks for online and there is no API key.
     """
     mode, reason, where = wandb_mode(config), "", ""
     if config.wandb is Wandb.auto:
