@@ -202,9 +202,10 @@ LIMITS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
 
 
 def _limits(config: Any, prefix: str = "") -> dict[str, bool]:
-    """Return the rules on limits (least, above, below) in the metadata of fields: error message → whether broken.
+    """Check the limits in the metadata of the dataclass fields; return error message → whether the limit is broken.
 
-    prefix: the dotted path of `config` in the whole configuration, with its final dot. A value of None breaks no limit.
+    A field's metadata may have "least" (value ≥ limit), "above" (>) or "below" (<). Nested dataclasses are included. A
+    value of None breaks no limit. prefix: the dotted path of `config` in the whole configuration, with its final dot.
     """
     rules: dict[str, bool] = {}
     for f in fields(config):

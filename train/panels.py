@@ -1,4 +1,4 @@
-"""Plain types for what an evaluation shows in trackers and model cards, besides scalar metrics.
+"""Dataclasses for the tables, histograms and scores that an evaluation shows in trackers and model cards.
 
 Trackers are W&B and TensorBoard. eval/results/panels.py makes the objects from results; each tracker draws the parts
 that it supports.

@@ -51,7 +51,7 @@ def register() -> None:
 def groups() -> dict[str, list[str]]:
     """Return group → sorted names of its choices, for the groups below configs/, e.g. "model", "data", "objective".
 
-    The group "local" is left out.
+    The group "local", for optional settings of one machine (configs/local/), is left out.
     """
     found = {d.name: sorted(f.stem for f in d.glob("*.yaml")) for d in sorted(CONFIG_DIR.iterdir()) if d.is_dir()}
     found["objective"] = sorted([*OBJECTIVES, *found["objective"]])
@@ -153,8 +153,9 @@ def compose_config(overrides: Sequence[str]) -> TrainConfig:
 def words_for(config: TrainConfig) -> list[str]:
     """Return a short list of key=value arguments that compose to `config`.
 
-    The arguments name the recipe (experiment=NAME) or else the task, then the objective if the recipe or task has
-    another, then each key whose value differs from that of the recipe or task with this objective.
+    First comes experiment=NAME, or task=NAME if `config` has no experiment that is a file in configs/experiment/. Then
+    objective=NAME, if the first argument alone would choose another objective. Then key=value for each key that these
+    do not set to its value in `config`.
     """
     recipe = config.experiment if config.experiment in groups()["experiment"] else None
     words = [f"experiment={recipe}" if recipe else f"task={config.task.value}"]
@@ -229,8 +230,9 @@ def _composed(overrides: Sequence[str]) -> DictConfig:
 def typed(config: Any, overrides: Sequence[str] = ()) -> TrainConfig:
     """Convert a composed OmegaConf configuration to a TrainConfig. Raises ConfigError for a value of the wrong type.
 
-    First fills, by fill_defaults, the keys that the user has not set: from the folder of the text tower, or with their
-    defaults. overrides: the arguments of the command line, so that a message shows a value as it was typed.
+    First sets, in place, keys that the user left unset and that a SentenceTransformer folder may decide: from the
+    folder of the text tower if it is one, else to their defaults. overrides: the arguments of the command line, so that
+    a message shows a value as it was typed.
     """
     _refuse_resolvers(config)
     with _explained(overrides):

@@ -130,7 +130,7 @@ def _chosen(config: TrainConfig) -> dict[str, Any]:
 def _is_typed(key: str, typed: Sequence[str]) -> bool:
     """Whether the user typed this key on the command line, or a section that contains the key.
 
-    typed: the names before each "=" of the command line. A name without a dot counts only as the whole key, since
-    model=NAME chooses a preset and sets no single key.
+    typed: the names before "=" of all arguments. A section counts only if its name has a dot (model.text, not model),
+    because model=NAME chooses a preset and sets no single key.
     """
     return any(key == name or ("." in name and key.startswith(f"{name}.")) for name in typed)

@@ -99,9 +99,10 @@ def code_digest() -> str:
 
 
 def _on_all_ranks(world: World, error: UserError) -> UserError:
-    """Mark `error` as raised by every rank and return it.
+    """Set error.everywhere = True, which says that every rank raises this error, and return `error`.
 
-    On ranks other than 0 its message is removed, so that only rank 0 prints it.
+    A rank does not report such an error to the other ranks. On ranks other than 0 the message of the error is removed,
+    so that only rank 0 prints it.
     """
     if world.rank > 0:
         error.args = ()

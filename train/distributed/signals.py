@@ -29,10 +29,10 @@ class Stopped(Exception):
 def _handle(
     numbers: tuple[signal.Signals, ...], handler: Callable[[int, FrameType | None], None]
 ) -> dict[signal.Signals, Any]:
-    """Install `handler` for the signals `numbers`; return signal → the handler that it had before.
+    """Install `handler` for the signals `numbers` and unblock them; return signal → the handler that it had before.
 
     SIGHUP is skipped if the process ignores it. launch/torchrun.sh starts trainers with these signals blocked, so that
-    none is lost before a handler is installed. This function unblocks them, and signals that wait are handled at once.
+    none is lost before a handler is installed; signals that arrived meanwhile are handled once they are unblocked.
     """
     wanted = [n for n in numbers if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
     before = {number: signal.signal(number, handler) for number in wanted}
@@ -94,10 +94,10 @@ class StartupStop:
         self._over.set()
 
     def begin(self) -> None:
-        """Start listening for stop signals (SIGTERM, SIGUSR1, SIGHUP); does nothing if already listening.
+        """Listen for stop signals (SIGTERM, SIGUSR1, SIGHUP) until training begins; does nothing if already listening.
 
-        Called again for each run of a sweep. If a stop was requested earlier, the GRACE_SECONDS until the process exits
-        begin at once.
+        After a stop signal, a process that has not stopped within GRACE_SECONDS exits by itself. Called again for each
+        run of a sweep; if a stop was requested in an earlier run, the GRACE_SECONDS begin at once.
         """
         if not self._over.is_set():
             return
@@ -116,7 +116,7 @@ class StartupStop:
         _leave_dead_terminal()
 
     def stop_requested(self) -> bool:
-        """Whether a stop was requested and the training loop does not yet handle stop signals itself."""
+        """Whether a stop was requested and this object still listens, as training has not begun to handle signals."""
         return self._asked and not self._over.is_set()
 
     def end(self) -> bool:

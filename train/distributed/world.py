@@ -76,10 +76,10 @@ def init_world(timeout: float, cpu: bool = False) -> World:
 
 
 def _print_if_unreachable(rank_and_world: str, timeout: float) -> None:
-    """Print that this process waits, if no process listens on the port of rank 0 (which may have died at its start).
+    """Print that this process waits for rank 0, if nothing accepts a connection at MASTER_ADDR:MASTER_PORT.
 
-    rank_and_world: for example "rank 1 of 8". timeout: seconds after which this process gives up. Both are for the
-    message.
+    A timer calls it while the process waits to join the group. rank_and_world: this process, for example "rank 1 of 8".
+    timeout: seconds after which this process gives up. Both are only shown in the message.
     """
     host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     try:

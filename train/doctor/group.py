@@ -54,10 +54,11 @@ class ProcessGroup:
 
 
 def gloo(group: ProcessGroup) -> Iterator[Finding]:
-    """Yield one finding: whether the two processes of `group` formed a gloo process group.
+    """Yield a finding (a line marked ok, warn or fail, with a fix): whether two processes formed a gloo process group.
 
-    The processes use the network interface that the environment variable GLOO_SOCKET_IFNAME names, or else the one that
-    gloo chooses; the fix in the finding names other interfaces.
+    group: the two processes, already started. They use the network interface that the environment variable
+    GLOO_SOCKET_IFNAME names, or else the one that gloo chooses; the fix names interfaces to try instead. A second
+    finding follows if this machine's host name has no address.
     """
     problem = group.problem()
     chosen = os.environ.get("GLOO_SOCKET_IFNAME")
@@ -77,9 +78,9 @@ def gloo(group: ProcessGroup) -> Iterator[Finding]:
 
 
 def _own_name() -> Iterator[Finding]:
-    """Yield one finding: whether this machine's host name has an address.
+    """Yield a warning if this machine's host name cannot be resolved to an address; else yield nothing.
 
-    Processes on other machines get the host name to connect to.
+    Processes on other machines use the host name to connect to this one.
     """
     name = socket.gethostname()
     try:
@@ -90,7 +91,10 @@ def _own_name() -> Iterator[Finding]:
 
 
 def nccl(group: ProcessGroup) -> Iterator[Finding]:
-    """Yield one finding: whether the processes of `group`, on two GPUs or on the only one, formed an NCCL group."""
+    """Yield a finding (a line marked ok or fail, with a fix): whether the processes of `group` formed an NCCL group.
+
+    group: processes already started, one per GPU: two, or one if the machine has a single GPU.
+    """
     if problem := group.problem():
         fix = "run with NCCL_DEBUG=WARN for the reason; NCCL_P2P_DISABLE=1 or NCCL_SHM_DISABLE=1 show which path fails"
         yield fail("nccl", problem, fix)

@@ -115,7 +115,10 @@ def devices(precision: str) -> Iterator[Finding]:
 
 
 def _gpus(precision: str) -> Iterator[Finding]:
-    """Yield one finding for each GPU: whether torch is built for it, and whether bf16, if chosen, runs in hardware."""
+    """Yield one finding (a line marked ok, warn or fail, with a fix) per GPU: whether it suits torch and `precision`.
+
+    It fails if torch is not built for the GPU, and warns if precision is "bf16" and the GPU computes that in software.
+    """
     import torch
 
     built = torch.cuda.get_arch_list()
@@ -149,7 +152,7 @@ def _driver() -> str:
 
 
 def threads() -> Iterator[Finding]:
-    """Yield one finding: whether the training processes start more torch threads than there are CPU cores."""
+    """Yield one finding (a line marked ok or warn): warn if training would start more torch threads than CPU cores."""
     import torch
 
     usable = min(available_cores(), _quota())
@@ -174,7 +177,7 @@ def _quota() -> float:
 
 
 def open_files() -> Iterator[Finding]:
-    """Yield one finding: whether a process may open enough files.
+    """Yield one finding (a line marked ok, warn or fail, with a fix): whether a process may open enough files.
 
     Each loader process keeps up to 256 shards (data files) open.
     """

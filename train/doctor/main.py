@@ -122,7 +122,10 @@ def found(topic: str, check: Callable[..., Iterable[Finding]], *arguments: Any) 
 
 
 def _loaders(config: TrainConfig | None) -> tuple[int, int]:
-    """Return (number of loader processes, bytes of the pictures in one rank's batch); 0 for each that is unknown."""
+    """Return (number of data loader processes, bytes of the pictures in one rank's batch).
+
+    Both are 0 without a configuration. The second is 0 for question-passage training, which has no pictures.
+    """
     if config is None or config.task is Task.question_passage:
         return 0 if config is None else config.data.workers, 0
     side = config.model.image.image_size or USUAL_SIDE

@@ -34,7 +34,7 @@ class Launch:
 
     @property
     def command(self) -> str:
-        """Return the start of our command that launches the same number of processes, up to the training arguments."""
+        """Return our launch command with as many processes as open_clip's, without the arguments for training."""
         if self.scheduler == "slurm":
             return f"sbatch --nodes={self.nodes} --gpus-per-node={self.per_node} launch/slurm.sbatch"
         if self.scheduler == "none" and self.per_node == 1:
@@ -46,9 +46,9 @@ class Launch:
 def read_line(line: str, gpus: int | None) -> tuple[Launch, dict[str, list[str]], list[str]]:
     """Parse an open_clip command line, or a script that contains one.
 
-    gpus: the number of GPUs on all machines, None to read it from the line. Returns the launch, flag → its values, and
-    the names of shell variables in the arguments that are not set here. Raises ConfigError for a line that cannot be
-    parsed, and for an unknown flag.
+    gpus: the number of GPUs on all machines, None to read it from the line. Returns three things: the launcher with its
+    numbers of machines and processes; flag → its values; and the names of shell variables that occur in the arguments
+    and are not set in this environment. Raises ConfigError for a line that cannot be parsed, and for an unknown flag.
     """
     launcher, text = _split(line)
     arguments = os.path.expandvars(text)
@@ -78,7 +78,7 @@ class _Parser(argparse.ArgumentParser):
     """An ArgumentParser that raises ConfigError where argparse would exit."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise ConfigError with argparse's message, instead of printing the usage and exiting."""
+        """Override ArgumentParser.error: raise ConfigError with `message` instead of printing the usage and exiting."""
         no_value = re.fullmatch(r"argument (--[\w-]+).*: expected .*", message)
         raise ConfigError(f"translate: {f'{no_value[1]} needs a value' if no_value else message}")
 

@@ -146,9 +146,10 @@ def _check_pair(sample: ShardSample, config: DataConfig) -> None:
 
 
 def _check_question(fields: dict[str, Any], where: str, config: DataConfig) -> None:
-    """Raise DataError if a row is no question with passages or, in a BEIR folder, no valid line of queries.jsonl.
+    """Raise DataError if a row of the training data is not a valid question.
 
-    fields: the row. where: its file and line, which begin the message.
+    In queries.jsonl of a BEIR folder it must be a valid query, in other files a question with its passages, under the
+    field names that `config` gives. fields: the row. where: its file and line, which begin the error message.
     """
     try:
         if QUERIES in where:

@@ -71,7 +71,8 @@ class Translation:
     def text(self, flag: str) -> str:
         """Return the values of an open_clip flag on the command line being translated, joined by spaces.
 
-        If the command line lacks the flag, returns open_clip's default where ours differs, else "".
+        If the command line lacks the flag: returns open_clip's default value if the table DEFAULTS lists one (it lists
+        those that differ from our defaults), else "".
         """
         return " ".join(self.given[flag]) if flag in self.given else flags.DEFAULTS.get(flag, "")
 
@@ -242,10 +243,10 @@ def _model(job: Translation) -> None:
 
 
 def _batch_norm(job: Translation) -> None:
-    """Set model.batch_norm=per_chunk in `job` where open_clip's batch norms use the rows of one GPU or one pass only.
+    """Set model.batch_norm=per_chunk in `job` if open_clip's batch norms would not see the whole global batch.
 
-    A pass is one of --accum-freq. The key is set only for models with batch norms that train. With --use-bn-sync, add a
-    note.
+    That is so with several GPUs without --use-bn-sync, and with gradient accumulation (--accum-freq above 1). The key
+    is set only for models with batch norms that train. With --use-bn-sync, add a note.
     """
     chunks = job.number("accum-freq") > 1
     normed = flags.BATCH_NORM_MODELS.match(job.text("model")) and "lock-image" not in job.given

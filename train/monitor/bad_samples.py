@@ -46,7 +46,7 @@ class BadSampleCounter:
         self._unshared += [(first + bad.row, step, bad) for bad in batch.bad]
 
     def check(self) -> int:
-        """Collect the bad samples of all ranks since the last call, write them to the ledger; return the run's total.
+        """Collect all ranks' bad samples since the last call, log them in ledger.jsonl; return the run's total count.
 
         Raises DataError, on all ranks, when there are more than data.bad_in_a_row or data.bad_share allows. Every rank
         must call it.

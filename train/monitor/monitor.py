@@ -34,7 +34,7 @@ class Monitor:
     _compared_at: int = field(default=-1, init=False)
 
     def observe(self, batch: Batch, waited: float, step: int) -> None:
-        """Record one finished step; call it after each step. Every digest_every steps, compare the ranks' weights.
+        """Record one finished step; call it after each step. Every dist.digest_every steps, compare the ranks' weights.
 
         waited: seconds that the step waited for `batch`. step: finished optimiser steps, including this one. Raises
         HardwareError when the ranks' weights differ.

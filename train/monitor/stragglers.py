@@ -37,9 +37,10 @@ class LocalTimer:
             self._seconds += perf_counter() - self._start
 
     def read(self) -> float:
-        """Return the seconds that the timer has summed since the last call of read, and start again from zero.
+        """Return the seconds between start() and stop(), summed since the last call of `read`; start again from zero.
 
-        On a GPU, call it only after the step has read its scalars, because by then the GPU has passed the events.
+        On a GPU the time is measured with CUDA events. Call it only after the step has copied its scalars to the host,
+        because only then has the GPU completed all events.
         """
         seconds = self._seconds + sum(start.elapsed_time(stop) for start, stop in self._events) / 1000
         self._events, self._seconds = [], 0.0
@@ -59,7 +60,7 @@ class Stragglers:
         self._reset()
 
     def observe(self, waited: float) -> None:
-        """Add `waited`, the seconds that one step waited for its batch; call it after every step."""
+        """Add to this rank's times that one step waited `waited` seconds for its batch. Call it after every step."""
         if self._started:
             self._steps, self._waited = self._steps + 1, self._waited + waited
         else:  # the first step does not count: it waits until loader and towers are ready
@@ -69,8 +70,8 @@ class Stragglers:
     def check(self) -> None:
         """Compare the times of all ranks and warn of slow ones; call it after a step.
 
-        Nothing is compared before the slowest rank has needed SPAN seconds of its own time. Every rank must call it,
-        because each sends its two times (waiting for batches, computing) to the others.
+        Does nothing until the slowest rank has spent SPAN seconds on waiting for batches and computing, without its
+        waiting for other ranks. Every rank must call it, because the ranks exchange these times by an all-reduce.
         """
         if self._world.size == 1 or not self._steps:
             return

@@ -86,9 +86,10 @@ def build_parts(config: TrainConfig, world: World) -> Parts:
 
 
 def batch_norms(config: TrainConfig, towers: nn.Module, world_size: int) -> str:
-    """Describe in one line which statistics the batch norms of `towers` use; "" if there are none.
+    """Describe in one line which statistics the batch norms of `towers` use; return "" if `towers` have none.
 
-    Raises ConfigError if model.batch_norm does not fit the batch and its chunks.
+    world_size: the number of processes. Raises ConfigError if model.batch_norm does not work with these towers, for
+    example with statistics of the global batch when each rank embeds its pairs in several chunks.
     """
     chunks = chunk_count(config.global_batch_size, world_size, config.chunk_size)
     rows = config.global_batch_size // world_size

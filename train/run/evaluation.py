@@ -47,9 +47,9 @@ class Evaluation:
             self.log(f"{error}: the results of step {step} are in metrics.jsonl alone. The run goes on")
 
     def conclude(self, logger: Logger) -> None:
-        """Finish a completed run: write report.html, and send the report and the last evaluation to the trackers.
+        """Finish a completed run: write report.html, and send it and the last evaluation to W&B and TensorBoard.
 
-        Every rank must call it; rank 0 does the work.
+        logger: the run's logger, which sends them. Every rank must call it; rank 0 does the work.
         """
 
         def write() -> None:

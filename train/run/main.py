@@ -90,10 +90,10 @@ def _is_rank_0() -> bool:
 
 
 def check_arguments(arguments: list[str]) -> Path | None:
-    """Check the arguments of python -m train. launch/job.sh calls this before it starts many processes.
+    """Check the command line arguments of python -m train and return the path of the run folder.
 
-    Returns the run folder; None for a command line of several runs (-m), and for --cfg job, which only prints the
-    configuration.
+    launch/job.sh calls this before it starts many processes. Returns None for a command line of several runs (-m), and
+    for --cfg job, which only prints the configuration. Raises ConfigError if training would refuse the arguments.
     """
     from dyad.train.cli.compose import compose_config, preview, read_line
     from dyad.train.run_folder.folder import run_folder
@@ -129,7 +129,10 @@ def check(config: TrainConfig) -> None:
 
 
 def _check_paths(config: TrainConfig) -> None:
-    """Raise ConfigError unless the paths of `resume`, `init_from` and `data.negatives.file` exist."""
+    """Raise ConfigError if a path given as `resume`, `init_from` or `data.negatives.file` does not exist.
+
+    resume=auto and resume=never are no paths, and a URL as data.negatives.file is not checked.
+    """
     mode = config.resume.mode
     if mode not in ("auto", "never") and not Path(mode).is_dir():
         hint = errors.nearest(mode, ("auto", "never"))

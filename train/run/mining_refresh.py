@@ -57,8 +57,8 @@ class NegativeRefresh:
     def batches(self, first_step: int, last_step: int, load: Load) -> Iterator[Batch]:
         """Yield one batch for each step first_step … last_step - 1, with hard negatives mined anew for each segment.
 
-        A segment is data.negatives.refresh_every steps. Its negatives are mined, and a new loader is started, when its
-        first batch is asked for. load: function (dataset, first_step=…, last_step=…) → batches.
+        A segment is data.negatives.refresh_every steps. When its first batch is asked for, its negatives are mined and
+        `load` is called. load: starts a data loader; a function (dataset, first_step=…, last_step=…) → batches.
         """
         old, step = self.dataset, first_step
         while step < last_step:
@@ -72,9 +72,9 @@ class NegativeRefresh:
     def negatives(self, begin: int, step: int) -> MinedNegatives | None:
         """Return the mined hard negatives of the segment (a part of the training steps) that begins at step `begin`.
 
-        step: the first step that will use the negatives. They are mined with the current weights if step = begin, else
-        read from the segment's file; for segment 0, data.negatives.file comes first if it is given. Does not change the
-        towers. Raises DataError when the segment's file is missing or has changed since it was written.
+        step: the first step that will use the negatives. If step = begin, they are mined with the current weights;
+        later in the segment, they are read from the segment's file. Segment 0 uses data.negatives.file instead, if that
+        is given. The result is never None. Raises DataError when the segment's file is missing or has changed.
         """
         if begin == 0 and self.dataset.mined is not None:
             return self.dataset.mined
@@ -105,8 +105,8 @@ class NegativeRefresh:
     def _tidy(self, step: int) -> None:
         """Delete the embeddings of the corpus, and the mined files of segments that no checkpoint needs any more.
 
-        A segment is a part of the training steps with the same mined negatives. step: the current step. Errors are
-        ignored.
+        A segment is a part of the training steps with the same hard negatives. step: the current step, the first of
+        its segment. Errors of the file system are ignored.
         """
         remove(self.run / FOLDER / EMBEDDINGS)
         oldest = min([step, *checkpoint.steps(self.run)])
@@ -116,11 +116,11 @@ class NegativeRefresh:
                 remove(folder)
 
     def _check_file(self, folder: Path, begin: int, step: int) -> None:
-        """Raise DataError unless a segment's file of mined negatives exists and is unchanged. Rank 0 alone calls it.
+        """Raise DataError unless the file of mined hard negatives in `folder` exists and is unchanged.
 
-        If the run resumed from a checkpoint of another run, the files of the segment are first copied from the other
-        run. folder: the segment's folder. begin: the first step of the segment; step: the step at which the run
-        resumes.
+        Rank 0 alone calls it. The file belongs to one segment (a part of the training steps). If the run resumed from
+        a checkpoint of another run, that run's files of the segment are first copied to `folder`. begin: the first step
+        of the segment. step: the step at which the run resumes.
         """
         if self.resumed is not None:  # the checkpoint may be of another run, whose files this run takes over
             theirs = self.resumed.resolve().parent.parent / FOLDER / folder.name

@@ -75,7 +75,7 @@ class RestoredState:
 def lock_and_find(config: TrainConfig, folder: Path, stack: ExitStack) -> ResumeSource:
     """Lock the run folder until `stack` closes, and find the checkpoint to start from. Rank 0 alone calls it.
 
-    The checkpoint is chosen by `resume` and `init_from` of the configuration. Raises ConfigError if the folder is in
+    The keys `resume` and `init_from` choose the checkpoint; a new run has none. Raises ConfigError if the folder is in
     use, if it has a run of another configuration, or if the chosen checkpoint does not exist; DataError if all
     checkpoints of the chosen run are damaged.
     """
@@ -94,8 +94,9 @@ def lock_and_find(config: TrainConfig, folder: Path, stack: ExitStack) -> Resume
 def restore_parts(source: ResumeSource, parts: Parts, config: TrainConfig) -> RestoredState:
     """Load the checkpoint of `source` into the components of the run, and return the state that the run continues from.
 
-    If `source` gives only weights, only the towers are loaded; temperature and bias keep their configured initial
-    values. Raises ConfigError, with nothing changed, for a checkpoint of another model, seed or data; DataError for a
+    Without a checkpoint, nothing is loaded and the state is that of a new run. If `source` gives only weights, those
+    of the towers are loaded, temperature and bias keep their configured initial values, and the run starts at step 0.
+    Raises ConfigError, before any weight is changed, for a checkpoint of another model, seed or data; DataError for a
     damaged one.
     """
     if source.weights:
@@ -136,8 +137,9 @@ def _next_step(folder: Path, step: int, facts: dict[str, Any], parts: Parts, con
     """Return the step at which the run continues, counted in batches of this run's size.
 
     folder: the checkpoint; step: its count of finished steps, in batches of its own size; facts: the entries of its
-    state.json. Raises ConfigError when the batch size has changed and resume.allow_batch_change is not set, or when the
-    run cannot continue at that step.
+    state.json; parts: the components of the run. When the batch size has changed, raises ConfigError if
+    resume.allow_batch_change is not set, if the run ends at or before the returned step, or if hard negatives are mined
+    every data.negatives.refresh_every steps and the returned step is no multiple of that.
     """
     before, now, seen = facts["global_batch_size"], config.global_batch_size, facts["samples_seen"]
     if before == now:
@@ -163,10 +165,11 @@ def _next_step(folder: Path, step: int, facts: dict[str, Any], parts: Parts, con
 
 
 def _more_samples(folder: Path, facts: dict[str, Any], parts: Parts, config: TrainConfig) -> int:
-    """Return how many training samples were added since the checkpoint; 0 if the data are the same.
+    """Return how many training samples were added behind the old ones since the checkpoint; 0 if the data are the same.
 
-    facts: the checkpoint's state.json. Raises ConfigError, which says where the data differ, if they differ in another
-    way, or if resume.allow_more_data is not set.
+    folder: the checkpoint. facts: the entries of its state.json. parts: has the present data. Raises ConfigError if
+    something else in the data has changed, or if samples were added and resume.allow_more_data is not set; the message
+    says what differs.
     """
     if facts["data_fingerprint"] == parts.data.fingerprint:
         return 0

@@ -134,7 +134,7 @@ class TrainingRun:
 
     @cached_property
     def plan(self) -> Plan:
-        """The plan of the run: its first and last step, and the intervals of logging, evaluation and checkpoints."""
+        """Return the plan of the run: first step, number of steps, intervals of logging, evaluation and checkpoints."""
         config, restored = self.config, self.restored
         return Plan(
             first_step=restored.step,
@@ -166,9 +166,9 @@ class TrainingRun:
             )
 
     def announce(self, log: Callable[[str], None]) -> None:
-        """Print where the run begins (step, checkpoint or weights), and notes on its model, objective and data.
+        """Report where the run begins (step, checkpoint or weights), and notes on its model, objective and data.
 
-        log: called with each line.
+        log: prints one line; called once for each line of the report.
         """
         config, restored, dataset = self.config, self.restored, self.parts.data.dataset
         line = f"{self.folder}: {self.plan.total_steps} steps of {config.global_batch_size}"
@@ -239,10 +239,11 @@ class TrainingRun:
     def save(
         self, writer: CheckpointWriter, monitor: Monitor, logger: Logger, step: int, evaluation_owed: bool, last: bool
     ) -> None:
-        """Write a checkpoint after `step` steps. Every rank must call it; rank 0 writes.
+        """Write a checkpoint after `step` steps. Every rank must call it; rank 0 writes, by `writer`.
 
-        last: whether to return only when the checkpoint is on the disk. evaluation_owed: whether the evaluation of this
-        step is still to be done.
+        First `monitor` checks that all ranks have equal weights and that there are not too many bad samples. logger:
+        gives the W&B run id to store. evaluation_owed: whether the evaluation of this step is still to be done. last:
+        whether to return only when the checkpoint is on the disk, instead of writing in the background.
         """
         world, parts, stream = self.world, self.parts, self.parts.data.dataset
         monitor.verify(step)

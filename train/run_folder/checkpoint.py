@@ -80,7 +80,8 @@ def capture(
     """Collect the tensors and entries that `save` writes, as a CheckpointState.
 
     The tensors are references, not copies: save or copy them before the next optimiser step. modules: everything with
-    weights, by the prefix of its names; facts and memory: as in CheckpointState.
+    weights, by the prefix of its names. facts: further entries of state.json. memory: the objective's per-sample state,
+    one entry per training sample; None if it has none.
     """
     assert not {"step", "optimizer_scalars"} & set(facts), "these keys of state.json are the checkpoint's own"
     model = named_tensors(modules)
@@ -231,10 +232,10 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
 
 @contextmanager
 def _verified(folder: Path, *names: str) -> Iterator[None]:
-    """Verify the files `names` of a checkpoint (default: all of them), then run the block that reads these files.
+    """Context manager: verify the files `names` of a checkpoint (default: all files), then run the with block.
 
-    Raises DataError for damaged files, also if the block cannot parse files whose checksums are right; ConfigError for
-    another format version.
+    The block reads these files. Raises DataError for a damaged file, or if the block cannot parse a file although its
+    checksum is right; ConfigError for another format version.
     """
     verify(folder, names or FILES)
     try:

@@ -49,8 +49,8 @@ WITH_DATA = ("data.train", "data.passage.corpus", "steps", "epochs")
 def run_folder(config: TrainConfig) -> Path:
     """Return the path of a run's folder, `<run.dir>/<run.name>`.
 
-    Without run.name, the name is `<experiment>-<8 hex digits of a hash of maths_keys>`; without an experiment, the task
-    takes its place.
+    Without run.name, the name is `<experiment>-<8 hex digits>`, or `<task>-<8 hex digits>` without an experiment. The
+    digits are a hash of the keys that change the trained weights (see maths_keys).
     """
     keys = {key: value for key, value in maths_keys(config).items() if ADDED.get(key, ...) != value}
     digest = hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:8]
@@ -97,7 +97,7 @@ def saved_config(folder: Path) -> dict[str, Any]:
     """Read config.yaml of a run folder, as nested dictionaries.
 
     Interpolations (${…}) stay unresolved; keys that had other names in older versions get their present names. Raises
-    ConfigError when the folder has no config.yaml of its own, or one that cannot be read.
+    ConfigError when the folder has no config.yaml, when that is a symbolic link out of the folder, or cannot be read.
     """
     path = folder / CONFIG
     if file_inside(folder, CONFIG) is None:
@@ -133,11 +133,11 @@ def _check_nesting(text: str) -> None:
 
 
 def check_run(config: TrainConfig) -> None:
-    """Raise ConfigError when the run folder has a checkpoint whose configuration trains other weights (see maths_keys).
+    """Raise ConfigError if the run folder has a checkpoint, and its config.yaml and `config` train different weights.
 
-    Two kinds of keys may differ: those that resume.allow_batch_change or resume.allow_more_data let change (whether the
-    new data fit is checked when they are opened), and those that the run's config.yaml lacks because they were added to
-    Dyad later (ADDED). With resume=never nothing is checked.
+    That is so if a key that changes the trained weights (see maths_keys) differs. Two kinds of keys may differ: those
+    that resume.allow_batch_change or resume.allow_more_data let change, and those of the table ADDED (new in later
+    versions of Dyad) that the run's config.yaml lacks. With resume=never nothing is checked.
     """
     folder, resume = run_folder(config), config.resume
     if resume.mode == "never" or not _has_checkpoint(folder) or not (folder / CONFIG).exists():

@@ -1,8 +1,8 @@
 """Cuts a batch into chunks for the towers, and puts the embeddings of all chunks together for the objective.
 
-The y tower runs once per chunk, on the y of its pairs and its share of the extra y-side items (for example mined
-negatives) together. Both must have the same shape per row. Tokens do, as one tokenizer pads them to one length. The
-padding costs little in a tower that knows it: such a tower cuts off the columns that a chunk does not need.
+The y tower runs once per chunk, on one tensor: the y of the chunk's pairs, then the chunk's share of the extra y-side
+items (for example mined negatives). So the rows of pairs and of extra items must have the same shape. Token ids do, as
+one tokenizer pads them to one length. This costs little if the tower cuts off columns that are padding in every row.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Chunk:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """The number of x rows and the number of y rows of a chunk, without dummy rows."""
+        """Return the number of x rows (pairs) and of y rows (pairs and extra items) of a chunk, without dummy rows."""
         return self.pairs, self.pairs + self.extra
 
 
@@ -71,11 +71,12 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def separated(y_nD: Tensor, chunks: Sequence[Chunk], extra: Extra | None) -> tuple[Tensor, Columns | None]:
-    """Split the y embeddings of all chunks into those of the pairs, (b, D), and those of the extra y-side items.
+    """Split the y embeddings of a batch into those of its b pairs and those of its k extra y-side items.
 
-    y_nD: in the order of the chunks; n = b pairs + k extra items (such as mined negatives). extra: the batch's extra
-    items. They come back as Columns (y embeddings with the keys and rows of `extra`); None if `extra` is None. `extra`
-    must be None on all ranks or on none; k may be 0 on some ranks.
+    y_nD: embeddings of all chunks, one chunk after the other, in each first those of the pairs; n = b + k. extra: the
+    extra items of the batch (such as mined negatives), None on all ranks or on none; k may be 0 on some ranks. Returns
+    the (b, D) embeddings of the pairs, and Columns: the (k, D) embeddings of the extra items, with the row that each
+    belongs to, its content key, and whether it is a positive. The second result is None if `extra` is None.
     """
     if extra is None:
         return y_nD, None
@@ -85,7 +86,10 @@ def separated(y_nD: Tensor, chunks: Sequence[Chunk], extra: Extra | None) -> tup
 
 
 def _at_least_one(rows: Tensor, batch: Tensor) -> Tensor:
-    """Return `rows`, or one dummy row if they are empty: the first row of `batch`, or zeros if `batch` has none."""
+    """Return the tensor `rows`, or one dummy row if it has no rows, so that a tower can always run.
+
+    The dummy is the first row of `batch`, or a row of zeros if `batch` has no rows either.
+    """
     if len(rows):
         return rows
     return batch[:1] if len(batch) else batch.new_zeros(1, *batch.shape[1:])

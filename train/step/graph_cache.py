@@ -59,9 +59,9 @@ class GraphCache:
         return self._cached.pop()
 
     def _capacity(self) -> int:
-        """Return how many autograd graphs may be cached.
+        """Return how many autograd graphs may be cached: the configured number, else as many as fit into memory.
 
-        If this depends on memory, room for one more graph stays free, for the gradients that backward makes.
+        In the second case one graph less is allowed, to leave room for the gradients that backward makes.
         """
         return int(self._budget // self._largest) - 1 if self._most is None else self._most
 
@@ -77,8 +77,8 @@ class MemoryBudget:
     def for_graphs(self) -> float:
         """Return how many bytes of device memory autograd graphs may take; negative if there is too little.
 
-        The result is the free memory, minus the bytes of gradients and AdamW's state, minus the fraction SPARE of the
-        total memory.
+        The result is the free memory, minus the size of the gradients and AdamW's two moments of all trained weights,
+        minus a reserve (the fraction SPARE of the total memory).
         """
         free, total = self._cpu_memory or gpu_memory(self._device)
         state = TRAINING_COPIES * sum(p.nbytes for p in self._towers.parameters() if p.requires_grad)

@@ -37,7 +37,7 @@ class Plan:
         return step == self.total_steps or (every > 0 and step % every == 0)
 
     def next_save(self, step: int) -> int:
-        """Return after how many finished steps the first checkpoint after `step` is written."""
+        """Return after how many finished steps the next checkpoint is due, if `step` steps are finished."""
         following = (step // self.save_every + 1) * self.save_every if self.save_every else self.total_steps
         return min(following, self.total_steps)
 
@@ -131,14 +131,15 @@ class Stopwatch:
     saving: float = 0.0
 
     def add(self, waited: float, worked: float) -> None:
-        """Add one training step: the seconds that it waited for its batch, and the seconds that it computed."""
+        """Count one training step, and add its seconds of waiting for its batch and of computing to the sums."""
         self.steps, self.waited, self.worked = self.steps + 1, self.waited + waited, self.worked + worked
 
     def read(self) -> dict[str, float]:
-        """Return the times of the steps since the last call by name, and set them to zero.
+        """Return timing metrics (name → value) of the steps since the last call of `read`, then set all sums to zero.
 
-        data_time: mean seconds of waiting per step. batch_time: mean seconds per step, waiting included.
-        samples_per_second: over all ranks, and (…_per_device) per device. checkpoint_seconds: total seconds of saving.
+        data_time: mean seconds that a step waited for its batch. batch_time: mean seconds per step, waiting included.
+        samples_per_second: of all ranks together; samples_per_second_per_device: the mean of a rank.
+        checkpoint_seconds: seconds spent on saving since the last call.
         """
         batch_time = (self.waited + self.worked) / self.steps
         rate = self.global_batch_size / batch_time

@@ -126,7 +126,8 @@ class TrainStep:
     def _gradient(self, batch: Batch, step: int) -> Any:
         """Compute the loss of a batch and fill .grad of the trained parameters; return the result (loss, metrics).
 
-        Gradients of the towers are averaged over ranks; those of the objective are not yet (see _averaged).
+        On return the towers' gradients are averaged over ranks; those of the objective's parameters (e.g. temperature)
+        are not yet: _averaged does that. step: index of the optimiser step, which seeds dropout.
         """
         chunks, graphs = in_chunks(batch, self._chunks), GraphCache(self._keep_graphs, self._memory)
         with no_gradient_sync(self._parallel):
@@ -169,10 +170,11 @@ class TrainStep:
         return [e[:size] for e, size in zip(_for_scores(embeddings, device), chunk.sizes, strict=True)]
 
     def _averaged(self, scalars: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Average `scalars` (name → 0-d tensor: loss, metrics) over ranks and return the means by name.
+        """Average the loss and metrics in `scalars` (name → 0-d tensor) over ranks and return the means by name.
 
-        In place, also averages the objective's gradients and the batch norms' running statistics. All are summed over
-        ranks as one flat tensor: many small ones would take longer.
+        Every rank must call it. It also averages, in place, the gradients of the objective's parameters and those
+        running statistics of batch norms that differ between ranks. One all-reduce of one flat tensor does all of this,
+        as many small ones would take longer.
         """
         if self.world.size == 1:
             return scalars
@@ -186,11 +188,12 @@ class TrainStep:
         return dict(zip(scalars, values, strict=True))
 
     def _apply_or_skip(self, loss: float, grad_norm: float, norm: Tensor, statistics: list[Tensor]) -> None:
-        """Take the optimiser step, or skip it and undo what the forward pass changed.
+        """Take the optimiser step; or skip it, and undo what the forward pass changed, if loss or gradient is unusable.
 
-        Sets the attribute skip_reason ("" if the step is taken), the same on all ranks. loss and grad_norm: equal on
-        all ranks. norm: grad_norm as a tensor. statistics: running statistics of batch norms before the step, restored
-        if the step is skipped.
+        Sets self.skip_reason: "nonfinite" (loss or grad_norm is not finite), "spike" (the loss is far above the recent
+        ones), or "" if the step is taken. loss and grad_norm must be equal on all ranks, so that all decide alike.
+        norm: grad_norm as a tensor, for clipping. statistics: the batch norms' running statistics before the step,
+        restored if the step is skipped.
         """
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             self.skip_reason = "nonfinite"
@@ -238,10 +241,10 @@ def noise(device: torch.device, *key: int) -> Iterator[None]:
 
 
 def _for_scores(embeddings: TensorPair, device: torch.device) -> TensorPair:
-    """Convert the embeddings of both sides to one dtype: the wider one of the two, and on a CPU at least float32.
+    """Convert the x and y embeddings to one dtype: the wider of their two dtypes, and on a CPU at least float32.
 
-    device: where the scores are computed. Only GPUs sum the products of half-precision numbers without rounding the
-    sums to half precision.
+    device: where the scores (dot products) are computed. A GPU accumulates half-precision dot products in higher
+    precision; a CPU may round the sums to half precision.
     """
     dtype = torch.promote_types(*(e.dtype for e in embeddings))
     if device.type != "cuda":
