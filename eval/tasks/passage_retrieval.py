@@ -194,11 +194,10 @@ class PassageRetrieval(Evaluator):
 
     @cached_property
     def _own(self) -> set[str]:
-        """Return the ids of the questions that must be removed from their own search results, because a passage of the
-        corpus has the same id.
+        """Return the ids of the questions whose results must leave out the passage that has the same id as the question.
 
-        A question is kept in its results if the judgements grade the passage with its id for it. The set is empty if
-        the question set does not ask for removal (its field drop_own is False).
+        That passage is the question itself, as a document of the corpus. A question is not among them if the judgements
+        (qrels) grade this passage for it. Empty if the question set has drop_own = False.
         """
         if not self.data.drop_own:
             return set()

@@ -34,7 +34,10 @@ class Launch:
 
     @property
     def command(self) -> str:
-        """Return our launch command with as many processes as open_clip's, without the arguments for training."""
+        """Return the launcher part of the equivalent command here, such as `sbatch … launch/slurm.sbatch`.
+
+        It starts as many processes as the given open_clip command line. Training arguments are not included.
+        """
         if self.scheduler == "slurm":
             return f"sbatch --nodes={self.nodes} --gpus-per-node={self.per_node} launch/slurm.sbatch"
         if self.scheduler == "none" and self.per_node == 1:

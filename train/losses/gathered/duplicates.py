@@ -1,4 +1,8 @@
-"""Columns of the global batch that hold the same item, by content key: counts and sums without a list of pairs."""
+"""Duplicate items in the global batch: samples whose content keys (hashes of the picture or text) are equal.
+
+For each column (sample) of the batch, the number of its duplicates and the sum of a quantity over them are computed by
+groups of equal keys, so that no list of all pairs of duplicates is built.
+"""
 
 from __future__ import annotations
 

@@ -32,9 +32,10 @@ class SampleTable:
         self._values = values
 
     def of_columns(self, batch: GatheredBatch, like: Tensor) -> Tensor:
-        """Return the float (log q or ζ) in the .npy file for the sample id of each pair of all ranks, (M,).
+        """Look up the value of every pair of the global batch by its sample id: (M,), M the pairs of all ranks.
 
-        like: a tensor with the type and device of the result. Every rank must call it. Raises ConfigError if the batch
+        The values are those of the user's .npy file: log q, q the density from which candidates are drawn, or ζ, where
+        ζ/τ is the log of a candidate's weight. like: a tensor with the type and device of the result. Every rank must call it. Raises ConfigError if the batch
         has no sample ids, and on all ranks DataError for an id without a finite value.
         """
         if batch.sample_ids_b is None:

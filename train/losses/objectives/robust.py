@@ -89,9 +89,9 @@ class RobustObjective(TemperatureObjective):
         return value, {name: losses.mean(values_R) for name, values_R in of_rows.items()}
 
     def _with_sgd(self, losses: dict[str, Losses], tau: Tensor, rows: Layout) -> list[tuple[Tensor, Metrics]]:
-        """Return the OCE and metrics of each side, with one learned scalar ν for all rows of a side.
+        """Return, for each side, the optimised certainty equivalent (OCE) of the rows' losses, and its metrics.
 
-        The gradient of ν is 1 − mean_r mean_j φ*'((ℓ_rj − ν)/τ), over rows r and their losses ℓ_rj; φ* is the conjugate
+        ν is one scalar per side, shared by all of its rows and learned by SGD. The gradient of ν is 1 − mean_r mean_j φ*'((ℓ_rj − ν)/τ), over rows r and their losses ℓ_rj; φ* is the conjugate
         of the divergence. losses: the losses of the rows by side. tau: τ. rows: which rank holds which samples.
         """
         of_sides = []

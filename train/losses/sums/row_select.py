@@ -77,12 +77,13 @@ def row_threshold(
 
 
 def _at_or_above(tiles: Iterable[Tensor], first_r1: Tensor, shift: int, summed: bool) -> tuple[Tensor, Tensor]:
-    """Count, and sum, the values of each row that are at or above each possible next digit of the row's threshold.
+    """Do one pass of a radix select per row: count, and sum, the values at or above each candidate of the next digit.
 
-    The threshold is an integer that is found digit by digit. tiles: blocks that together hold all values of the rows.
-    first_r1: the integer of the digits found so far, with a 0 in the place of the next digit. shift: how many bits lie
-    below this digit. summed: whether to sum; else the sums are 0. Returns counts and sums, (r, 1 + DIGITS + 1) float64:
-    column 0 for all values, column 1 + d for those at or above digit d, the last for values above every digit.
+    Values are compared by their order-preserving integer codes, shifted right by `shift` bits. tiles: blocks that
+    together hold all values of the rows. first_r1: the shifted code of candidate 0, that is the digits found so far
+    followed by a 0. summed: whether to sum; else the sums are 0. Returns counts and sums, (r, 1 + DIGITS + 1) float64:
+    column 0 for all values, column 1 + d for shifted codes of first_r1 + d or more, the last for those beyond all
+    candidates.
     """
     counts = first_r1.new_zeros(len(first_r1), DIGITS + 2, dtype=torch.int32)
     sums = torch.zeros_like(counts, dtype=torch.float64)
