@@ -194,7 +194,7 @@ class PassageRetrieval(Evaluator):
 
     @cached_property
     def _own(self) -> set[str]:
-        """Return the ids of the questions whose results must leave out the passage that has the same id as the question.
+        """Return the ids of the questions whose results must leave out the passage with the same id as the question.
 
         That passage is the question itself, as a document of the corpus. A question is not among them if the judgements
         (qrels) grade this passage for it. Empty if the question set has drop_own = False.

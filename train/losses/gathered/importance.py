@@ -35,8 +35,9 @@ class SampleTable:
         """Look up the value of every pair of the global batch by its sample id: (M,), M the pairs of all ranks.
 
         The values are those of the user's .npy file: log q, q the density from which candidates are drawn, or ζ, where
-        ζ/τ is the log of a candidate's weight. like: a tensor with the type and device of the result. Every rank must call it. Raises ConfigError if the batch
-        has no sample ids, and on all ranks DataError for an id without a finite value.
+        ζ/τ is the log of a candidate's weight. like: a tensor with the type and device of the result. Every rank must
+        call it. Raises ConfigError if the batch has no sample ids, and on all ranks DataError for an id without a
+        finite value.
         """
         if batch.sample_ids_b is None:
             raise ConfigError(f"{self._path} holds values by sample id: give the objective sample_ids")

@@ -91,8 +91,9 @@ class RobustObjective(TemperatureObjective):
     def _with_sgd(self, losses: dict[str, Losses], tau: Tensor, rows: Layout) -> list[tuple[Tensor, Metrics]]:
         """Return, for each side, the optimised certainty equivalent (OCE) of the rows' losses, and its metrics.
 
-        ν is one scalar per side, shared by all of its rows and learned by SGD. The gradient of ν is 1 − mean_r mean_j φ*'((ℓ_rj − ν)/τ), over rows r and their losses ℓ_rj; φ* is the conjugate
-        of the divergence. losses: the losses of the rows by side. tau: τ. rows: which rank holds which samples.
+        ν is one scalar per side, shared by all of its rows and learned by SGD. Its gradient is
+        1 − mean_r mean_j φ*'((ℓ_rj − ν)/τ), over rows r and their losses ℓ_rj; φ* is the conjugate of the divergence.
+        losses: the losses of the rows by side. tau: τ. rows: which rank holds which samples.
         """
         of_sides = []
         for nu, of_side in zip(self._learning_nu([*losses.values()], tau.detach(), rows), losses.values(), strict=True):
