@@ -47,6 +47,14 @@ dyad_install() { # into the environment $2, made with the interpreter $1: the co
     "${install[@]}" -c requirements.hashes --build-constraint requirements.hashes -r "$2/requirements.txt"
 }
 
+dyad_link() { # the script $1 of the dependencies into .venv/bin; it then starts the Python there instead of $2
+    if head -c 200 "$1" | head -n 1 | LC_ALL=C grep -qE '^#!.*(python|/bin/sh)'; then
+        sed "1,3s|$2[0-9.]*|$PWD/.venv/bin/python|" "$1" >".venv/bin/${1##*/}" && chmod +x ".venv/bin/${1##*/}"
+    else
+        ln -s "$1" .venv/bin/ 2>/dev/null
+    fi
+}
+
 dyad_setup() {
     local python tag shared extras faiss=cpu stamps site script
     python=$(dyad_python) || return
@@ -75,7 +83,7 @@ print(f"import site; site.addsitedir({p!r})", p, sep="\n")' >"$site/dyad-depende
     fi
     for script in "$shared"/bin/*; do # each time: an extra may have come, and a run of this checkout may be under way
         case ${script##*/} in python* | pip* | [Aa]ctivate*) continue ;; esac
-        [ -e ".venv/bin/${script##*/}" ] || ln -s "$script" .venv/bin/ 2>/dev/null || true
+        [ -e ".venv/bin/${script##*/}" ] || dyad_link "$script" "$shared/bin/python" || true
     done
     export PATH="$PWD/.venv/bin:$PATH" VIRTUAL_ENV="$PWD/.venv"
 }

@@ -5,11 +5,10 @@ rows, a step undone, and a checkpoint in between. dist_losses.py has them beside
 """
 
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
+from helpers.collectives import counted
 from torch import Tensor
 
 from dyad.train.losses.sums import tiles
@@ -86,14 +85,6 @@ def check_what_is_sent(name: str, sent: Counter[str]) -> None:
         objective(x, y, ids).loss.backward()
         totals.append(sent.total())
     assert totals[0] == totals[1] <= 2 * total * width + 16 * total + 16, (name, totals)
-
-
-def counted(name: str, collective: Callable[..., Any], sent: Counter[str]) -> Callable[..., Any]:
-    def counting(*tensors: Any, **more: Any) -> Any:
-        sent[name] += max(t.numel() for t in tensors if isinstance(t, Tensor))
-        return collective(*tensors, **more)
-
-    return counting
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+from helpers.collectives import counted
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
@@ -34,7 +35,6 @@ from jobs.dist_losses import (
     Part,
     check_objective,
     close,
-    counted,
     mean_over_ranks,
     numbers,
 )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from itertools import product
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from helpers.collectives import counted
 from helpers.pairwise import dense
 from helpers.reference import used_path
 from torch import Tensor
@@ -249,14 +249,6 @@ def check_what_is_sent(sent: Counter[str]) -> None:
     sent.clear()
     build_objective("simclr")(x, y).loss.backward()
     assert sent.total() <= 2 * 2 * count * width + 2 * 2 * count + 24, sent
-
-
-def counted(name: str, collective: Callable[..., Any], sent: Counter[str]) -> Callable[..., Any]:
-    def counting(*tensors: Any) -> Any:
-        sent[name] += max(t.numel() for t in tensors if isinstance(t, Tensor))
-        return collective(*tensors)
-
-    return counting
 
 
 def main() -> None:

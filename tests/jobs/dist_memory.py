@@ -6,12 +6,12 @@ process has, and what one process has is taken over here: so a checkpoint of any
 
 import math
 from collections import Counter
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from helpers.collectives import counted
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
@@ -108,14 +108,6 @@ def check_what_is_sent() -> None:
         state.write(seen, {"zeta": torch.zeros(layout.total)})
         state.undo()
         assert sent.total() == (1 + len(INITIAL)) * layout.total
-
-
-def counted(name: str, collective: Callable[..., Any], sent: Counter[str]) -> Callable[..., Any]:
-    def counting(*tensors: Any, **more: Any) -> Any:
-        sent[name] += max(t.numel() for t in tensors if isinstance(t, Tensor))
-        return collective(*tensors, **more)
-
-    return counting
 
 
 def main() -> None:

@@ -45,3 +45,17 @@ def test_what_a_later_set_up_brings_is_on_the_path_of_every_checkout(checkout: P
     for extras in ("demo dev", "demo"):
         ended = set_up(checkout, shared, extras, "tool")
         assert ended.stdout == f"tool of {checkout}/.venv/bin/tool\n", ended.stderr
+
+
+@pytest.mark.parametrize("first_line", ["#!{python}\n", "#!/bin/sh\n'''exec' \"{python}\" \"$0\" \"$@\"\n' '''\n"])
+def test_scripts_of_the_dependencies_run_the_python_of_the_checkout(
+    checkout: Path, tmp_path: Path, first_line: str
+) -> None:
+    """So `pytest` and `torchrun` find the package dyad. The second line: what pip writes if the path is long."""
+    shared = tmp_path / "shared"
+    venv.create(shared)
+    installed(shared, "cpu", "tool")
+    python = shared / "bin" / "python"
+    (shared / "bin/tool").write_text(first_line.format(python=python) + "import sys\nprint(sys.prefix, sys.path)\n")
+    ended = set_up(checkout, shared, "", "tool")
+    assert ended.stdout.startswith(f"{checkout}/.venv ") and f"'{checkout}'" in ended.stdout, ended.stderr

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +43,7 @@ class TrackedRun:
     wandb_id: str | None
 
 
-class Tracker(Sink):
+class Tracker(Sink, ABC):
     """Base class of trackers (W&B, TensorBoard), which show a run to people.
 
     A method may fail or never return, so BackgroundTracker calls them in a thread. A subclass is created from a
@@ -53,12 +54,12 @@ class Tracker(Sink):
     where = recovery = ""
 
     @staticmethod
+    @abstractmethod
     def is_on(config: TrackingConfig) -> bool:
         """Whether `config` asks for the tracker that this class implements (W&B or TensorBoard). Uses no network.
 
         Raises ConfigError if it asks for the tracker but the API key or the package for it is missing.
         """
-        raise NotImplementedError
 
     @staticmethod
     def clean_up(folder: Path) -> None:

@@ -52,7 +52,7 @@ def test_while_the_loop_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("handlers")
 def test_while_the_configuration_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signals, "STARTUP", StartupStop())
-    signals.STARTUP.begin()  # train.__main__.main
+    signals.STARTUP.begin()  # train.run.main
     signal.raise_signal(signal.SIGTERM)
     signals.STARTUP.begin()  # run.__main__.run
     with StopRequest() as stop:

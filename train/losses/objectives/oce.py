@@ -160,12 +160,8 @@ class Solution:
 class OCE(ABC):
     """The optimised certainty equivalent (OCE) for one divergence: its conjugate φ*, and how to solve for ν.
 
-    ν is the scalar per row at which the OCE is minimal; symbols as in the module docstring. Subclasses implement
-    `conjugate`, and `solve_rows` or `solve`. metric: the name of the metric of the worst-case weights that solve_rows
-    returns.
+    ν is the scalar per row at which the OCE is minimal; symbols as in the module docstring.
     """
-
-    metric: ClassVar[str]
 
     @abstractmethod
     def conjugate(self, u: Tensor) -> Tensor:
@@ -174,24 +170,13 @@ class OCE(ABC):
         It is finite, with a finite slope, for every u, since u may be large, and pair_sum evaluates excluded pairs too.
         """
 
-    @torch.no_grad()
+    @abstractmethod
     def solve(self, losses: Losses, tau: Tensor) -> Solution:
         """Return the ν that minimises the OCE of each row, and a metric of the worst-case weights, without gradient.
 
         OCE: the optimised certainty equivalent of a row's losses, the worst case over weights of its columns. tau: the
         temperature τ.
         """
-        base_R, offset_R, metric_R = _by_rows(losses, partial(self.solve_rows, losses, tau), 3)
-        return Solution(base_R, offset_R, {self.metric: metric_R})
-
-    def solve_rows(self, losses: Losses, tau: Tensor, rows: slice) -> tuple[Tensor, ...]:
-        """Return three tensors (r,) for a slice of r rows: the parts base and offset of ν, and a metric.
-
-        ν = base + τ offset minimises the OCE (optimised certainty equivalent) of a row; with two parts, a small offset
-        keeps its digits beside a large base. The metric describes the row's worst-case weights; the attribute `metric`
-        is its name. Subclasses implement this, or `solve` itself.
-        """
-        raise NotImplementedError
 
     def closed_form(self, losses: Losses, tau: Tensor) -> tuple[Tensor, Solution]:
         """Return the weighted sum of the rows' OCE, 0-d, and the ν at which the OCE of each row is minimal.
@@ -215,7 +200,30 @@ class OCE(ABC):
         return losses.mean(base_R + tau * offset_R) + conjugates
 
 
-class KL(OCE):
+class RowOCE(OCE):
+    """An OCE whose ν is computed for a block of rows at a time, so that memory stays bounded.
+
+    metric: the name of the metric of the worst-case weights that `solve_rows` returns.
+    """
+
+    metric: ClassVar[str]
+
+    @torch.no_grad()
+    def solve(self, losses: Losses, tau: Tensor) -> Solution:
+        base_R, offset_R, metric_R = _by_rows(losses, partial(self.solve_rows, losses, tau), 3)
+        return Solution(base_R, offset_R, {self.metric: metric_R})
+
+    @abstractmethod
+    def solve_rows(self, losses: Losses, tau: Tensor, rows: slice) -> tuple[Tensor, ...]:
+        """Return three tensors (r,) for a slice of r rows: the parts base and offset of ν, and a metric.
+
+        ν = base + τ offset minimises the OCE (optimised certainty equivalent) of a row; with two parts, a small offset
+        keeps its digits beside a large base. The metric describes the row's worst-case weights; the attribute `metric`
+        is its name.
+        """
+
+
+class KL(RowOCE):
     """The OCE for the KL divergence: φ(t) = t log t − t + 1, φ*(u) = e^u − 1; symbols as in the module docstring.
 
     The minimising ν of a row is the OCE itself, τ (log Σ_j e^(ℓ_j/τ) − log m), with m the number of losses ℓ_j of the
@@ -243,7 +251,7 @@ class KL(OCE):
         return top_r, offset_r, logs_r / sum_r - offset_r
 
 
-class ChiSquare(OCE):
+class ChiSquare(RowOCE):
     """The OCE for the χ² divergence: φ(t) = ½(t − 1)², φ*(u) = ½ max(u + 1, 0)² − ½.
 
     The minimising ν of a row is t + τ, where the threshold t solves Σ_j max(ℓ_j − t, 0) = mτ for the m losses ℓ_j of
