@@ -1,2 +1,2 @@
-"""The data pipeline, from bytes to a Batch: shards, the two data sets, the order of samples, loading, the data
-command."""
+"""The data pipeline, from bytes to a Batch: shards, image–text and question–passage data, the order of samples,
+loading, the data command."""

@@ -9,7 +9,8 @@ candidates; a candidate is left out for the first of these reasons that holds, a
     max_score  its score is above max_score
     repeated   an earlier candidate, not left out for a reason above, has the same text
     answer     it contains an answer of the question
-The relative margin is a share of the absolute value of the best right score, so it also works for negative scores.
+A relative margin (an option) is a share of the absolute value of the best right score, so it also works for negative
+scores.
 Scores of another model, for example a cross-encoder, replace those of the search in the margins and in max_score, but
 not in the ranks.
 

@@ -291,7 +291,7 @@ class PassageRetrieval(Evaluator):
         function that writes the file to a path.
 
         The files are a TREC file of `run` (question id → passage id → score); with judgements, the judgements and
-        BEIR's result; with answers, DPR's retriever output.
+        BEIR's metrics; with answers, DPR's retriever output.
         """
         files: dict[str, Callable[[Path], None]] = {".trec": lambda path: write_run(path, run, "dyad")}
         if self.data.qrels:

@@ -113,8 +113,8 @@ class ZeroShot(Evaluator):
 def accuracies(rank: np.ndarray, target: np.ndarray, count: int) -> dict[str, float]:
     """Return acc1, acc5 (only with five classes or more) and mean_per_class_recall.
 
-    rank (n,): the rank of the right class of each of n pictures. target (n,): the index of its class. count: the number
-    of classes. The mean over classes takes only classes that have pictures, as in scikit-learn.
+    rank (n,): the rank (from 1) of the right class of each of n pictures. target (n,): the index of its class. count:
+    the number of classes. The mean over classes takes only classes that have pictures, as in scikit-learn.
     """
     recalls = [float((rank[target == c] == 1).mean()) for c in np.unique(target)]
     top5 = {"acc5": float((rank <= 5).mean())} if count >= 5 else {}

@@ -179,8 +179,9 @@ def core_terms(
 ) -> tuple[Tensor, Tensor]:
     """Return the means over anchors of f_i/τ = LSE_{j∈C_i}(d_ij/τ) − c_i for rows and for columns, 0-d each.
 
-    c_i is 0 (partition=sum) or log m_i (partition=mean). The results are this rank's shares: their means over ranks are
-    the means over the anchors of the global batch. Symbols as in the module docstring.
+    d_ij = s_ij − s_ip is the score of candidate j minus that of the positive p, and C_i holds the m_i candidates of
+    anchor i. c_i is 0 (partition=sum) or log m_i (partition=mean). The results are this rank's shares: their means over
+    ranks are the means over the anchors of the global batch. Further symbols as in the module docstring.
 
     related: the candidates and positives of the batch. in_sum_P: whether each listed positive is in C_i. sums: N_i =
     LSE_{j∈C_i∖P_i} a_ij (over the negatives alone) for rows (b,) and columns (M,). scale: 1/τ. options: see the last
