@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, Field, field, fields, replace
 from enum import Enum
@@ -32,6 +33,17 @@ EXPECTED = {  # message of OmegaConf about a value → what the value must be
 }
 
 T = TypeVar("T")
+
+
+def command_options(schema: type[T], command: str, help_page: Callable[[], str]) -> T:
+    """Return the options on the command line of this process. With -h or --help, print help_page() and exit with 0.
+
+    Other arguments and errors as in `parse_options`.
+    """
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(help_page())
+        sys.exit(0)
+    return parse_options(schema, sys.argv[1:], command)
 
 
 def parse_options(schema: type[T], arguments: Iterable[str], command: str) -> T:

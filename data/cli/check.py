@@ -9,19 +9,16 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
-from multiprocessing import get_context
 from operator import iadd
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dyad.data.base.child_processes import end_with_parent
 from dyad.data.base.errors import BadRow, DataError, SampleError
+from dyad.data.base.parallel import parallel_map
 from dyad.data.base.progress import print_line, tracked
 from dyad.data.cli.index import index_sources, report_problems
 from dyad.data.cli.inputs import InputKind, UnreadFields, kind_of, open_input, open_passages, refuse_unknown
@@ -30,7 +27,7 @@ from dyad.data.image_text.pictures import read_header
 from dyad.data.question_passage.passages import InlinePassages, Passage
 from dyad.data.question_passage.questions import LISTS, QuestionRow
 from dyad.data.shards.content_keys import content_key
-from dyad.data.shards.index import ShardIndex, available_cores
+from dyad.data.shards.index import ShardIndex
 from dyad.data.shards.shards import Shards
 from dyad.data.shards.sources import ShardSource, parse_sources
 from dyad.data.shards.storage import sha256_of
@@ -130,7 +127,7 @@ def check_shards(values: Sequence[str], options: CheckOptions) -> None:
         for start in range(0, index.samples, BLOCK)
     ]
     found = PictureFindings()
-    with parallel_map(options.workers, len(tasks)) as run_all:
+    with parallel_map(options.workers, len(tasks) // TASKS_PER_PROCESS) as run_all:
         for index, digest in zip(sound, run_all(sha256_of, [index.path for index in sound]), strict=True):
             if digest != index.sha256:
                 found.bad.add(f"{index.path}: its SHA-256 is not as indexed")
@@ -149,22 +146,6 @@ def check_shards(values: Sequence[str], options: CheckOptions) -> None:
         raise DataError("there is no sample.")
     if found.bad.count:
         raise DataError(f"{found.bad.count:,} findings of damage in {found.samples:,} samples.")
-
-
-@contextmanager
-def parallel_map(workers: int | None, tasks: int) -> Iterator[Callable[..., Iterable[Any]]]:
-    """Yield a function like `map` (context manager). The function runs in several processes, or in the calling process
-    when there are few tasks.
-
-    workers: the largest number of processes; None: one per CPU core. tasks: number of calls that the function will
-    make.
-    """
-    processes = min(workers if workers is not None else available_cores(), tasks // TASKS_PER_PROCESS)
-    if processes < 2:
-        yield map
-        return
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=end_with_parent) as pool:
-        yield pool.map
 
 
 def examine(task: tuple[ShardIndex, range, CheckOptions]) -> PictureFindings:

@@ -15,16 +15,15 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from dyad.data.base.child_processes import end_with_parent
 from dyad.data.base.errors import DataError
+from dyad.data.base.parallel import parallel_map
 from dyad.data.shards.index_cache import cache_folders, read_cached, write_cached
 from dyad.data.shards.scan_rows import RowScan, scan_array, scan_lines, scan_table
 from dyad.data.shards.scan_tar import MAX_BYTES, Problem, Scan, scan_tar
@@ -152,19 +151,9 @@ def index_shards(paths: Sequence[str], workers: int | None = None) -> Iterator[S
     stored = {path: index for path in paths if (index := _load(path, stats[path]))}
     stale = [path for path in paths if path not in stored]
     useful = sum(stats[path].size for path in stale) // BYTES_PER_PROCESS
-    processes = min(workers if workers is not None else available_cores(), len(stale), useful)
-    if processes < 2:
-        yield from (stored.get(path) or _scan(path, stats[path]) for path in paths)
-        return
-    # spawn: the caller may have threads (torch, fsspec), and a fork would copy their locks
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=end_with_parent) as pool:
-        scanned = pool.map(index_shard, stale)
+    with parallel_map(workers, min(len(stale), useful)) as run_all:
+        scanned = iter(run_all(_scan, stale, [stats[path] for path in stale]))
         yield from (stored.get(path) or next(scanned) for path in paths)
-
-
-def available_cores() -> int:
-    """Return the number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def fingerprint(indexes: Iterable[ShardIndex]) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
+from functools import partial
 from pathlib import Path
 
-from dyad.data.base.command_line import help_text, parse_options
+from dyad.data.base.command_line import command_options, help_text
 from dyad.data.base.files import writable, write_bytes
 from dyad.eval.config import ReportCommand
 from dyad.eval.report.page import render
@@ -22,10 +22,8 @@ NAME = "report.html"
 
 
 def main() -> None:
-    if {"-h", "--help"} & set(sys.argv[1:]):
-        print(help_text(PURPOSE, EXAMPLES, ReportCommand))
-        return
-    command = parse_options(ReportCommand, sys.argv[1:], "python -m eval.report")
+    page = partial(help_text, PURPOSE, EXAMPLES, ReportCommand)
+    command = command_options(ReportCommand, "python -m eval.report", page)
     out = None if command.out is None else Path(command.out).expanduser()
     print(f"Written: {write_report(Path(command.run).expanduser(), out)}")
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dyad.data.base.command_line import help_text, overridden, parse_options
+from dyad.data.base.command_line import command_options, help_text, overridden
 from dyad.data.base.errors import ConfigError
 from dyad.eval.config import Baseline, EvalCommand
 
@@ -43,13 +42,14 @@ wrong pairs are spread, what is confused, and examples= cases; .pictures/ has sm
 """
 
 
-def main() -> None:
-    if {"-h", "--help"} & set(sys.argv[1:]):
-        from dyad.eval.run.suite import forms_help
+def _help() -> str:
+    from dyad.eval.run.suite import forms_help
 
-        print(help_text(PURPOSE, EXAMPLES, EvalCommand, forms_help() + NOTES))
-        return
-    command = parse_options(EvalCommand, sys.argv[1:], "python -m eval")
+    return help_text(PURPOSE, EXAMPLES, EvalCommand, forms_help() + NOTES)
+
+
+def main() -> None:
+    command = command_options(EvalCommand, "python -m eval", _help)
 
     from dyad.eval.run.load_run import find_run, read_config
     from dyad.eval.run.suite import check_suite

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dyad.data.base.command_line import help_text, overridden, parse_options
+from dyad.data.base.command_line import command_options, help_text, overridden
 from dyad.data.base.errors import ConfigError, printable
 from dyad.data.base.secrets import without_secrets
 from dyad.data.config import MiningConfig, NegativeList
@@ -59,10 +59,8 @@ REASONS = {
 
 
 def main() -> None:
-    if {"-h", "--help"} & set(sys.argv[1:]):
-        print(help_text(PURPOSE, EXAMPLES, MineCommand, NOTES))
-        return
-    command = parse_options(MineCommand, sys.argv[1:], "python -m eval.mine")
+    page = partial(help_text, PURPOSE, EXAMPLES, MineCommand, NOTES)
+    command = command_options(MineCommand, "python -m eval.mine", page)
 
     from dyad.eval.run.load_run import find_run, read_config
     from dyad.eval.search.index_spec import check_spec

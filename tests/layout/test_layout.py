@@ -199,8 +199,8 @@ def test_commands_start_without_heavy_imports() -> None:
 def test_no_module_has_two_names(command: str) -> None:
     """Of a file there is one module, but for the sentence of the folder that holds the entry point."""
     code = (
-        "import sys, runpy; sys.argv = ['x', '--help'];"
-        f"runpy.run_module({command!r}, run_name='__main__', alter_sys=True);"
+        "import sys, runpy; from contextlib import suppress; sys.argv = ['x', '--help']\n"
+        f"with suppress(SystemExit): runpy.run_module({command!r}, run_name='__main__', alter_sys=True)\n"
         "from pathlib import Path; from collections import Counter;"
         "files = Counter(Path(m.__file__).resolve() for n, m in sys.modules.items()"
         f" if n != '__main__' and str(getattr(m, '__file__', None)).startswith({str(ROOT)!r})"

@@ -23,7 +23,7 @@ from packaging.specifiers import SpecifierSet
 
 from dyad.data.base.errors import ExitCode
 from dyad.data.base.findings import Finding, fail, ok, warn
-from dyad.data.shards.index import available_cores
+from dyad.data.base.parallel import available_cores
 
 ROOT = Path(__file__).resolve().parents[2]  # the checkout, or the installed package
 PROJECT, LOCK = ROOT / "pyproject.toml", ROOT / "requirements.lock"  # a wheel has neither

@@ -5,16 +5,16 @@ The export succeeds only if the other library has loaded the folder and computed
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omegaconf import MISSING
 
-from dyad.data.base.command_line import help_text, parse_options
+from dyad.data.base.command_line import command_options, help_text
 from dyad.data.base.errors import ConfigError
 from dyad.data.base.files import whole_folder
 from dyad.data.config import described
@@ -58,10 +58,8 @@ NOTES = "Installed by pip, the command is also: dyad export …"
 
 def main() -> None:
     """Run the command: read the options, load the run, export it, and print how to load the export."""
-    if {"-h", "--help"} & set(sys.argv[1:]):
-        print(help_text(PURPOSE, EXAMPLES, ExportCommand, NOTES))
-        return
-    command = parse_options(ExportCommand, sys.argv[1:], "python -m train.export")
+    page = partial(help_text, PURPOSE, EXAMPLES, ExportCommand, NOTES)
+    command = command_options(ExportCommand, "python -m train.export", page)
 
     from dyad.eval.results.panels import scored
     from dyad.eval.results.write import saved_results

@@ -1,0 +1,34 @@
+"""How many CPU cores this process may use, and a `map` that runs on several of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+from typing import Any
+
+from dyad.data.base.child_processes import end_with_parent
+
+
+def available_cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def parallel_map(workers: int | None, useful: int) -> Iterator[Callable[..., Iterable[Any]]]:
+    """Yield a function like `map` (context manager). It runs calls in several processes, or in this one if one is
+    enough.
+
+    workers: the largest number of processes; None: one per CPU core. useful: the number of processes that the work
+    keeps busy.
+    """
+    processes = min(workers if workers is not None else available_cores(), useful)
+    if processes < 2:
+        yield map
+        return
+    # spawn: the caller may have threads (torch, fsspec), and a fork would copy their locks
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=end_with_parent) as pool:
+        yield pool.map
