@@ -105,6 +105,9 @@ class OptimConfig:
 class DistConfig:
     name: Parallel = Parallel.ddp
     timeout: float = described(600.0, "seconds a collective may wait before the run stops", above=0)
+    start_timeout: float | None = described(
+        None, "seconds the processes may take to find each other; null: dist.timeout", above=0
+    )
     slow_rank: float = described(0.7, "warn of a rank below this share of the others' pace; 0: never", least=0, below=1)
     digest_every: int = described(
         500, "steps between comparisons of all weights, and at checkpoints; 0: never", least=0

@@ -81,7 +81,7 @@ def run(config: TrainConfig) -> None:
     from dyad.train.distributed.failures import process_group
     from dyad.train.run.run import train_run
 
-    with process_group(config.dist.timeout) as world:
+    with process_group(config.dist.timeout, config.dist.start_timeout) as world:
         train_run(world, config)
 
 
