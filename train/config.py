@@ -20,7 +20,7 @@ from dyad.train.losses.options.common import Duplicates, ExpectedBatch, Objectiv
 from dyad.train.losses.options.robust import Setting
 
 Task = StrEnum("Task", ["image_text", "question_passage"])
-Precision = StrEnum("Precision", ["fp32", "bf16", "fp16"])
+Precision = StrEnum("Precision", ["auto", "fp32", "bf16", "fp16"])
 ImageTower = StrEnum("ImageTower", ["open_clip", "timm", "cnn"])
 TextTower = StrEnum("TextTower", ["open_clip", "transformers"])
 Pooling = StrEnum("Pooling", ["cls", "mean", "last"])
@@ -149,7 +149,11 @@ class TrainConfig:
         least=1,
     )
     keep_graphs: int | None = described(None, "chunks without a second forward; null: as memory allows", least=1)
-    precision: Precision = described(Precision.fp32, "of the towers; scores and losses are always float32")
+    precision: Precision = described(
+        Precision.auto,
+        "of the towers; scores and losses are always float32. auto: as the run began, and a new run takes bf16 where "
+        "all GPUs compute it, else fp32",
+    )
     compile: bool = described(False, "torch.compile the towers")
     init_from: str | None = described(None, "checkpoint or run folder whose weights, and nothing else, to start from")
     experiment: str | None = described(None, "name of the recipe in configs/experiment")

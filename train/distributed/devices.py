@@ -1,4 +1,4 @@
-"""The GPUs of this machine: whether torch can use them, and if it cannot, why and what to do."""
+"""The GPUs of this machine: whether torch can use them, if not why and what to do, and which precision they compute."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
+
+from dyad.train.config import Precision
 
 HIDING = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that hide all GPUs; SLURM sets the last one
 DEVICE_FILES = Path("/dev")
@@ -57,3 +59,11 @@ def shown_gpu() -> str:
             return f"{shown.splitlines()[0]} (driver)"
     files = sorted(DEVICE_FILES.glob("nvidia[0-9]*"))
     return f"{files[0]} is here" if files else ""
+
+
+def chosen_precision(precision: Precision, device: torch.device) -> Precision:
+    """Return `precision`; for `auto`, bf16 if `device` computes it (CUDA capability 8.0 or later), else fp32."""
+    if precision is not Precision.auto:
+        return precision
+    computes_bf16 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+    return Precision.bf16 if computes_bf16 else Precision.fp32
