@@ -47,9 +47,7 @@ def describe_hardware(config: TrainConfig, world: World, asked: Precision) -> It
     yield f"{devices}{group * (world.size > 1)}, {config.precision.value}, {workers} loader workers{each}"
     own = chosen_precision(asked, world.device)
     if own is not config.precision:
-        yield f"precision=auto: {config.precision.value}, as the run began; a new run would take {own.value} here"
+        used = f"precision=auto takes {config.precision.value}, not {own.value}"
+        yield f"{used}: so the run began, or not all GPUs compute {own.value}"
     if cuda and cores_of_rank() < LEAST_CORES:
-        yield (
-            f"warning: {cores_of_rank()} CPU cores for each GPU; {LEAST_CORES} or more feed it: --cpus-per-task (SLURM), "
-            "--cpus (Docker)"
-        )
+        yield f"warning: {cores_of_rank()} CPU cores feed each GPU; give {LEAST_CORES} or more: sbatch --cpus-per-task"
