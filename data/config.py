@@ -177,9 +177,7 @@ class DataConfig:
         None, "stream: json field with a sample's number 0, 1, …, for objectives that keep state for every sample"
     )
     workers: Any = described(
-        AUTO,
-        "loader processes per rank; the sample order depends on it only for streams. auto: on GPUs the cores of the "
-        "rank less one, at most 16; on CPUs 2",
+        AUTO, "loader processes per rank; only streams depend on it. auto: cores - 1, at most 16; without a GPU 2"
     )
     timeout: float = described(60.0, "seconds to wait for a loader process before the run stops; 0: for ever")
     bad_samples: BadSamples = described(

@@ -105,9 +105,7 @@ class OptimConfig:
 class DistConfig:
     name: Parallel = Parallel.ddp
     timeout: float = described(600.0, "seconds a collective may wait before the run stops", above=0)
-    start_timeout: float | None = described(
-        None, "seconds the processes may take to find each other; null: dist.timeout", above=0
-    )
+    start_timeout: float | None = described(None, "seconds the processes may take to join; null: dist.timeout", above=0)
     slow_rank: float = described(0.7, "warn of a rank below this share of the others' pace; 0: never", least=0, below=1)
     digest_every: int = described(
         500, "steps between comparisons of all weights, and at checkpoints; 0: never", least=0
@@ -151,8 +149,7 @@ class TrainConfig:
     keep_graphs: int | None = described(None, "chunks without a second forward; null: as memory allows", least=1)
     precision: Precision = described(
         Precision.auto,
-        "of the towers; scores and losses are always float32. auto: as the run began, and a new run takes bf16 where "
-        "all GPUs compute it, else fp32",
+        "of the towers; scores and losses are always float32. auto: as the run began, at first bf16 if all GPUs have it",
     )
     compile: bool = described(False, "torch.compile the towers")
     init_from: str | None = described(None, "checkpoint or run folder whose weights, and nothing else, to start from")

@@ -78,11 +78,10 @@ def init_world(timeout: float, cpu: bool = False, start_timeout: float | None = 
         return World(device=state.device)
     if start_timeout:
         dist.set_timeout(timedelta(seconds=timeout))
-    if not cpu:  # NCCL ends its own connections
-        return World(state.process_index, state.num_processes, state.device)
     # The connection to the TCPStore is left out of `links`: failure reports need it after the group is aborted.
+    # NCCL ends its own connections.
     store = int(os.environ["MASTER_PORT"])
-    links = tuple(link for link in set(open_connections()) - before if store not in link.ports)
+    links = tuple(link for link in set(open_connections()) - before if cpu and store not in link.ports)
     return World(state.process_index, state.num_processes, state.device, links=links)
 
 

@@ -133,7 +133,5 @@ def _loaders(config: TrainConfig | None) -> tuple[int, int]:
     from dyad.data.loading.loader import worker_count
 
     workers = worker_count(config.data.workers, torch.device("cuda" if machine.gpu_count() else "cpu"))
-    if config.task is Task.question_passage:
-        return workers, 0
-    side = config.model.image.image_size or USUAL_SIDE
+    side = 0 if config.task is Task.question_passage else config.model.image.image_size or USUAL_SIDE
     return workers, config.global_batch_size // int(os.environ.get("WORLD_SIZE", "1")) * 3 * side * side

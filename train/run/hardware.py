@@ -1,14 +1,18 @@
-"""What follows from the devices of a run: the precision of its towers, and the lines that say what trains."""
+"""What follows from the devices of a run: the precision of its towers, and what is said of them and their memory."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch.cuda import nccl
 
+from dyad.data.base.errors import HardwareError
 from dyad.data.loading.loader import cores_of_rank, worker_count
 from dyad.train.config import Precision, TrainConfig
 from dyad.train.distributed.agreement import from_rank_0
@@ -40,7 +44,7 @@ def describe_hardware(config: TrainConfig, world: World, asked: Precision) -> It
     names = gather_objects(torch.cuda.get_device_name(world.device) if cuda else "CPU", world)
     if cuda:
         devices = " + ".join(f"{count} × {name}" for name, count in Counter(names).items())
-        group = f", NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}"
+        group = f", NCCL {'.'.join(map(str, nccl.version()))}"
     else:
         devices, group = f"{world.size} process{'es' * (world.size > 1)} on CPU", ", gloo"
     each = "" if world.size == 1 else " per rank" if cuda else " each"
@@ -51,3 +55,25 @@ def describe_hardware(config: TrainConfig, world: World, asked: Precision) -> It
         yield f"{used}: so the run began, or not all GPUs compute {own.value}"
     if cuda and cores_of_rank() < LEAST_CORES:
         yield f"warning: {cores_of_rank()} CPU cores feed each GPU; give {LEAST_CORES} or more: sbatch --cpus-per-task"
+
+
+@contextmanager
+def explained_out_of_memory(config: TrainConfig, world: World) -> Iterator[None]:
+    """Turn torch.OutOfMemoryError of the block into a HardwareError: peak memory, chunk_size now, the next smaller."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        pairs = math.ceil(config.global_batch_size / world.size)
+        now = min(config.chunk_size or pairs, pairs)
+        smaller = next_smaller(pairs, now)
+        fix = f"Set chunk_size={smaller}" if smaller else "Take fewer pairs (global_batch_size) or more GPUs"
+        peak = torch.cuda.max_memory_allocated() / 2**30
+        raise HardwareError(
+            f"rank {world.rank}: CUDA out of memory, {peak:.1f} GiB at the peak. chunk_size is {now} of {pairs} pairs "
+            f"per rank. {fix}, or model.grad_checkpointing=true"
+        ) from error
+
+
+def next_smaller(pairs: int, chunk_size: int) -> int | None:
+    """Return the largest divisor of `pairs` below `chunk_size`, so that all chunks are equal; None if there is none."""
+    return next((size for size in range(chunk_size - 1, 0, -1) if pairs % size == 0), None)

@@ -35,7 +35,7 @@ from dyad.train.monitor.monitor import Monitor
 from dyad.train.monitor.stragglers import Stragglers
 from dyad.train.run.components import Parts, batch_norms, build_parts
 from dyad.train.run.evaluation import Evaluation
-from dyad.train.run.hardware import describe_hardware, with_precision
+from dyad.train.run.hardware import describe_hardware, explained_out_of_memory, with_precision
 from dyad.train.run.mining_refresh import NegativeRefresh
 from dyad.train.run.resume import RestoredState, ResumeSource, lock_and_find, restore_parts
 from dyad.train.run_folder import checkpoint
@@ -44,7 +44,6 @@ from dyad.train.run_folder.ledger import Ledger
 from dyad.train.run_folder.run_state import RunState
 from dyad.train.run_folder.saving import CheckpointWriter
 from dyad.train.step.loop import Plan, fit
-from dyad.train.step.out_of_memory import explained_out_of_memory
 from dyad.train.towers.sentence_transformers import describe_choices
 from dyad.train.tracking.logger import Logger, build_logger
 from dyad.train.tracking.wandb_mode import resolve_wandb_mode
@@ -56,8 +55,8 @@ def train_run(world: World, config: TrainConfig) -> None:
     No file is written before all components are built: a mistake that is found while building leaves no run folder.
     """
     # Every rank has the same configuration, code and data. Only how much a machine can do may differ.
-    equal = {key: value for key, value in all_keys(config).items() if key != "model.frozen_cache_mb"}
-    del equal["data.workers"]
+    free = {"model.frozen_cache_mb", "data.workers"}
+    equal = {key: value for key, value in all_keys(config).items() if key not in free}
     if config.data.mode is Mode.stream:  # the order of its samples depends on their number
         equal["data.workers"] = worker_count(config.data.workers, world.device)
     check_same_config(world, {**equal, "torch": torch.__version__, "code": code_digest()})
@@ -155,11 +154,6 @@ class TrainingRun:
             evaluation_owed=restored.facts.get("evaluation_owed", False),
         )
 
-    @property
-    def workers(self) -> int:
-        """Return the number of loader processes of this rank."""
-        return worker_count(self.config.data.workers, self.world.device)
-
     def open_logger(self, tracking: TrackingConfig) -> Logger:
         """Write config.yaml into the run folder, and open the run's logs and trackers. Rank 0 alone calls it."""
         with writable(self.folder):
@@ -203,7 +197,8 @@ class TrainingRun:
             )
         if isinstance(dataset, Stream):
             world = self.world
-            log(dataset.begin(world.rank, world.size, self.workers, restored.facts.get("stream")))
+            workers = worker_count(config.data.workers, world.device)
+            log(dataset.begin(world.rank, world.size, workers, restored.facts.get("stream")))
 
     def build_monitor(self, ledger: Ledger, log: Callable[[str], None]) -> Monitor:
         """Build the monitor, which watches the run's steps for slow ranks, bad samples and skipped steps.
@@ -227,7 +222,7 @@ class TrainingRun:
         a line about each mining.
         """
         config, plan, dataset, order = self.config, self.plan, self.parts.data.dataset, self.parts.data.order
-        workers, timeout = self.workers, config.data.timeout
+        workers, timeout = worker_count(config.data.workers, self.world.device), config.data.timeout
         if isinstance(dataset, Stream):
             return dataset.batches(plan.first_step, plan.total_steps, workers=workers, timeout=timeout)
         assert isinstance(order, Order)

@@ -122,32 +122,29 @@ def _probe(tower: Tower, inputs: Tensor, problem: str) -> int:
     run once. When the tower cannot take `inputs`, raises ConfigError with a message that begins with `problem`.
     """
     tower.eval()
-    trained = [p.requires_grad for p in tower.parameters()]
     try:
         width, used = _run_once(_on_meta(tower), inputs.to("meta"))
-        # a table has no values on the meta device, so an id beyond its end goes unnoticed
+        # a table has no values on the meta device, so a token id beyond its end goes unnoticed
         rows = [module.num_embeddings for module in tower.modules() if isinstance(module, nn.Embedding)]
-        known = inputs.dtype == torch.uint8 or int(inputs.max()) < max(rows, default=0)
-    except Exception:  # a trunk that reads values (.tolist(), `if`), or one that cannot take the inputs
-        known = False
-    if not known:
+        if inputs.dtype != torch.uint8 and int(inputs.max()) >= max(rows, default=0):
+            raise IndexError
+    except Exception:  # a trunk that reads values (.tolist(), `if`), or the real run has the reason
         with explained(problem):
             width, used = _run_once(tower, inputs)
-    for parameter, trains, is_used in zip(tower.parameters(), trained, used, strict=True):
-        parameter.requires_grad_(trains and is_used)
+    for parameter, is_used in zip(tower.parameters(), used, strict=True):
+        parameter.requires_grad_(is_used)
     return width
 
 
 def _on_meta(tower: Tower) -> Tower:
     """Return a copy of a tower on the meta device: its tensors have shapes and no values, so they take no memory."""
-    tensors = [*tower.parameters(), *tower.buffers()]
-    copies = {id(t): t.detach().to("meta").requires_grad_(t.requires_grad) for t in tensors}
-    copies |= {id(p): nn.Parameter(copies[id(p)], p.requires_grad) for p in tower.parameters()}
+    copies = {id(b): b.detach().to("meta") for b in tower.buffers()}
+    copies |= {id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in tower.parameters()}
     return copy.deepcopy(tower, copies)
 
 
 def _run_once(tower: Tower, inputs: Tensor) -> tuple[int, list[bool]]:
-    """Run a tower on `inputs`; return the width of the embeddings, and for each parameter whether they depend on it."""
+    """Run a tower on `inputs`; return the width of its embeddings, and for each parameter whether it has a gradient."""
     if isinstance(tower.trunk, Pooled) and inputs.is_meta:  # neither lengths nor a mask can be read from such tokens
         features = tower.trunk.encoder(input_ids=inputs).last_hidden_state[:, 0]
     else:

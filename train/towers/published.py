@@ -75,13 +75,11 @@ def check_open_clip(key: str, model_cfg: Any) -> None:
 
 def may_download(config: ModelConfig) -> bool:
     """Whether building the towers of `config` may download: it names published weights, or a published model."""
-    weights = [config.pretrained, config.image.pretrained, config.text.pretrained]
-    names = [config.text.name or config.name] if config.text.kind is TextTower.transformers else []
-    hub = [name for name in (config.name, config.image.name, config.text.name) if name and name.startswith("hf-hub:")]
-    return any(
-        name and not name.startswith("pkg:") and not os.path.exists(os.path.expanduser(name))
-        for name in (*weights, *names, *hub)
-    )
+    named = [config.pretrained, config.image.pretrained, config.text.pretrained]
+    named += [name for name in (config.name, config.image.name) if name and name.startswith("hf-hub:")]
+    if config.text.kind is TextTower.transformers:
+        named.append(config.text.name or config.name)
+    return any(n and not n.startswith("pkg:") and not os.path.exists(os.path.expanduser(n)) for n in named)
 
 
 def package_folder(name: str) -> str:

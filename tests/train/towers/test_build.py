@@ -17,9 +17,9 @@ class Spy(nn.Linear):
         super().__init__(3 * 4 * 4, 5)
         self.reads, self.unused, self.seen = reads, nn.Parameter(torch.zeros(2)), []
 
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen.append(x.device.type)
-        return super().forward(x.flatten(1).float() + (x.sum().item() if self.reads else 0))
+    def forward(self, input: Tensor) -> Tensor:
+        self.seen.append(input.device.type)
+        return super().forward(input.flatten(1).float() + (input.sum().item() if self.reads else 0))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Spy":
         made = Spy(self.reads)
