@@ -149,7 +149,7 @@ class TrainConfig:
     keep_graphs: int | None = described(None, "chunks without a second forward; null: as memory allows", least=1)
     precision: Precision = described(
         Precision.auto,
-        "of the towers; scores and losses are always float32. auto: as the run began, at first bf16 if all GPUs have it",
+        "of the towers; scores and losses are always float32. auto: as the run began, first bf16 if all GPUs have it",
     )
     compile: bool = described(False, "torch.compile the towers")
     init_from: str | None = described(None, "checkpoint or run folder whose weights, and nothing else, to start from")
