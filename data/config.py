@@ -11,6 +11,7 @@ from typing import Any
 from dyad.data.base.errors import ConfigError
 
 TYPED = "typed, \\n is a line break, \\t a tab, \\\\ a backslash; a SentenceTransformer brings its own"
+AUTO = "auto"  # of data.workers
 LARGEST = {"rotate": 180, "aspect": 0.99, "shift": 1, "brightness": 1, "grey": 1, "flip": 1}  # of data.augment.*
 
 
@@ -175,7 +176,9 @@ class DataConfig:
     id_key: str | None = described(
         None, "stream: json field with a sample's number 0, 1, …, for objectives that keep state for every sample"
     )
-    workers: int = described(2, "loader processes per rank; the sample order depends on it only for streams", least=0)
+    workers: Any = described(
+        AUTO, "loader processes per rank; only streams depend on it. auto: cores - 1, at most 16; without a GPU 2"
+    )
     timeout: float = described(60.0, "seconds to wait for a loader process before the run stops; 0: for ever")
     bad_samples: BadSamples = described(
         BadSamples.substitute, "a sample that cannot be used: another one in its place, named in ledger.jsonl; or stop"
@@ -208,6 +211,8 @@ class DataConfig:
         return self.bad_in_a_row if self.bad_samples is BadSamples.substitute else 0
 
     def __post_init__(self) -> None:
+        if self.workers != AUTO and not (type(self.workers) is int and self.workers >= 0):
+            raise ConfigError(f"data.workers={self.workers}: must be auto, or 0 or more")
         if self.timeout < 0:
             raise ConfigError(f"data.timeout={self.timeout}: must be 0 or more seconds")
         if self.bad_in_a_row < 1:

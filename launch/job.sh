@@ -11,6 +11,16 @@ dyad_numbers() { # NAME=VALUE …: whole numbers, before arithmetic, which would
     done
 }
 
+dyad_gpus() { # how many GPUs a process can use here: those it is shown; of GPUs cut into slices (MIG) CUDA shows one slice
+    local shown
+    if [ -n "${CUDA_VISIBLE_DEVICES+set}" ]; then # the list ends at a number that is none, and SLURM hides by a name
+        shown=$(tr -d ' ' <<<"$CUDA_VISIBLE_DEVICES" | tr , '\n' | sed '/^-/,$d; /^NoDevFiles$/d')
+    else
+        shown=$(nvidia-smi -L 2>/dev/null) || shown=''
+    fi
+    if [[ $shown == *MIG* ]]; then echo 1; else grep -c . <<<"$shown" || true; fi
+}
+
 dyad_check() { # refuses a mistake at once, and says it once, not in every process; prints the run folder, if there is one
     WORLD_SIZE=$((NPROC * ${NNODES:-1})) python -c 'import sys
 from dyad.data.base.errors import run

@@ -38,7 +38,7 @@ train() { # prepares, and becomes torchrun's agent
     fi
 
     if [ -z "${NPROC:-}" ]; then
-        NPROC=$({ nvidia-smi -L || true; } 2>/dev/null | wc -l)
+        NPROC=$(dyad_gpus)
         if [ "$NPROC" -eq 0 ]; then NPROC=2; fi
     fi
     dyad_numbers NPROC="$NPROC" NNODES="${NNODES:-1}" SLURM_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"

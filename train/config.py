@@ -20,7 +20,7 @@ from dyad.train.losses.options.common import Duplicates, ExpectedBatch, Objectiv
 from dyad.train.losses.options.robust import Setting
 
 Task = StrEnum("Task", ["image_text", "question_passage"])
-Precision = StrEnum("Precision", ["fp32", "bf16", "fp16"])
+Precision = StrEnum("Precision", ["auto", "fp32", "bf16", "fp16"])
 ImageTower = StrEnum("ImageTower", ["open_clip", "timm", "cnn"])
 TextTower = StrEnum("TextTower", ["open_clip", "transformers"])
 Pooling = StrEnum("Pooling", ["cls", "mean", "last"])
@@ -105,6 +105,7 @@ class OptimConfig:
 class DistConfig:
     name: Parallel = Parallel.ddp
     timeout: float = described(600.0, "seconds a collective may wait before the run stops", above=0)
+    start_timeout: float | None = described(None, "seconds the processes may take to join; null: dist.timeout", above=0)
     slow_rank: float = described(0.7, "warn of a rank below this share of the others' pace; 0: never", least=0, below=1)
     digest_every: int = described(
         500, "steps between comparisons of all weights, and at checkpoints; 0: never", least=0
@@ -146,7 +147,10 @@ class TrainConfig:
         least=1,
     )
     keep_graphs: int | None = described(None, "chunks without a second forward; null: as memory allows", least=1)
-    precision: Precision = described(Precision.fp32, "of the towers; scores and losses are always float32")
+    precision: Precision = described(
+        Precision.auto,
+        "of the towers; scores and losses are always float32. auto: as the run began, first bf16 if all GPUs have it",
+    )
     compile: bool = described(False, "torch.compile the towers")
     init_from: str | None = described(None, "checkpoint or run folder whose weights, and nothing else, to start from")
     experiment: str | None = described(None, "name of the recipe in configs/experiment")

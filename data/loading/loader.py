@@ -6,6 +6,7 @@ so the workers are not restarted between two epochs.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Protocol
@@ -13,10 +14,29 @@ from typing import Protocol
 import torch
 
 from dyad.data.batch import Batch
+from dyad.data.config import AUTO
 from dyad.data.loading.order import Order
 from dyad.data.loading.workers import prefetched
+from dyad.data.shards.index import available_cores
 
+CPU_WORKERS, MOST_WORKERS = 2, 16  # of data.workers=auto, on CPUs and on GPUs
 Positions = Sequence[tuple[int, int]]  # (epoch, sample id) each
+
+
+def worker_count(workers: int | str, device: torch.device) -> int:
+    """Return the number of loader processes of this rank: `workers`, the setting of data.workers, or what `auto` means.
+
+    auto: on a GPU one for each core of this rank except one, at least 1 and at most 16; on a CPU, which also trains, 2.
+    device: the device that trains.
+    """
+    if workers != AUTO:
+        return int(workers)
+    return min(max(cores_of_rank() - 1, 1), MOST_WORKERS) if device.type == "cuda" else CPU_WORKERS
+
+
+def cores_of_rank() -> int:
+    """Return the number of CPU cores that this process may use, divided by the processes of the job on this machine."""
+    return available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 class BatchSource(Protocol):

@@ -25,11 +25,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dyad.data.base.errors import DataError
+from dyad.data.loading.loader import worker_count
 from dyad.data.loading.workers import begin_item, prefetched
 from dyad.train.config import Precision
+from dyad.train.distributed.devices import chosen_precision
 from dyad.train.distributed.signals import Stopped
 from dyad.train.losses.options.common import Similarity
 from dyad.train.step.step import AUTOCAST
+from dyad.train.towers.tower import tf32_products
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,8 +77,8 @@ class Encoder:
             {"x": towers.x_tower, "y": towers.y_tower},
             world,
             block=config.eval.block,
-            workers=config.data.workers,
-            precision=str(config.precision),
+            workers=worker_count(config.data.workers, world.device),
+            precision=str(chosen_precision(config.precision, world.device)),
             cosine=config.objective.similarity is Similarity.cosine,
             should_stop=should_stop,
             timeout=config.data.timeout,
@@ -125,7 +128,7 @@ class Encoder:
     def _embed(self, tower: nn.Module, inputs: Tensor) -> Tensor:
         device = self.world.device
         dtype = AUTOCAST[Precision(self.precision)]
-        with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
+        with tf32_products(device), torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
             embedding = tower(inputs.to(device, non_blocking=True))
         return F.normalize(embedding.float(), dim=-1) if self.cosine else embedding.float()
 

@@ -95,7 +95,7 @@ def evaluate(command: EvalCommand, config: TrainConfig, run: Path, checkpoint: P
 
     trained = load_run(run, checkpoint)
     baselines = list(Baseline) if command.baselines is None else command.baselines
-    with process_group(config.dist.timeout) as world:
+    with process_group(config.dist.timeout, config.dist.start_timeout) as world:
         encode = Encoder.of(config, trained.model, world)
         before = cache(lambda: Encoder.of(config, untrained(config), world))
         # rank 0 indexes new shards, the others find them indexed

@@ -97,7 +97,7 @@ def negatives(command: MineCommand, config: TrainConfig, run: Path, checkpoint: 
 
     trained = load_run(run, checkpoint)
     out = Path(command.out).expanduser() if command.out else run / "mined"
-    with process_group(config.dist.timeout) as world:
+    with process_group(config.dist.timeout, config.dist.start_timeout) as world:
         model = trained.model
         questions, corpus = rank_0_first(world, lambda: open_inputs(config))
         scores = raise_on_all(world, lambda: None if command.scores is None else read_pair_scores(command.scores))

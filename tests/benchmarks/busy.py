@@ -25,7 +25,7 @@ STEPPER = "from dyad.data.base.errors import run; from tests.benchmarks.busy imp
 def steps() -> None:
     """One step for each line of standard input; prints its seconds."""
     from dyad.data.image_text.dataset import ImageText
-    from dyad.data.loading.loader import build_loader
+    from dyad.data.loading.loader import build_loader, worker_count
     from dyad.data.loading.order import Order
     from dyad.train.cli.compose import compose_config
     from dyad.train.distributed.world import World
@@ -36,7 +36,13 @@ def steps() -> None:
     dataset, order = parts.data.dataset, parts.data.order
     assert isinstance(dataset, ImageText) and isinstance(order, Order)
     loader = build_loader(
-        dataset, order, rank=0, world_size=1, first_step=0, last_step=config.steps or 0, workers=config.data.workers
+        dataset,
+        order,
+        rank=0,
+        world_size=1,
+        first_step=0,
+        last_step=config.steps or 0,
+        workers=worker_count(config.data.workers, World().device),
     )
     batches = iter(loader)
     for index, _ in enumerate(sys.stdin):

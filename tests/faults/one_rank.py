@@ -34,6 +34,10 @@ def crash(step: TrainStep, batch: Batch) -> Batch:
     raise ValueError("a bug of one rank")
 
 
+def out_of_memory(step: TrainStep, batch: Batch) -> Batch:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore on a second line")
+
+
 def crash_while_another_is_busy(step: TrainStep, batch: Batch) -> Batch:
     if step.world.rank == 2:
         time.sleep(5)

@@ -40,7 +40,7 @@ def survivors_end(job: Job, stopped: int) -> float:
 
 
 def test_a_rank_is_stopped(jobs: Jobs) -> None:
-    job = jobs.start(3, LONG)
+    job = jobs.start(3, {**LONG, "dist.start_timeout": 300})  # it is over when all have joined
     job.reaches(7)
     job.signal(SIGSTOP, rank=1)
     assert survivors_end(job, stopped=1) < TIMEOUT + 5

@@ -8,11 +8,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def launch(script: str, world_size: int) -> None:
-    """Run tests/`script` in `world_size` processes; each prints a line when all its checks hold."""
+def launch(script: str, world_size: int, *arguments: str) -> None:
+    """Run tests/jobs/`script` in `world_size` processes; each prints a line when all its checks hold."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world_size}"]
     run = subprocess.run(
-        [*command, str(ROOT / "tests" / "jobs" / script)],
+        [*command, str(ROOT / "tests" / "jobs" / script), *arguments],
         capture_output=True,
         text=True,
         cwd=ROOT,

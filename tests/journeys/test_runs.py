@@ -68,6 +68,7 @@ def test_torchrun_stopped_and_gone_on_with(commands, tiny, tmp_path: Path) -> No
     assert stopped["status"] == "preempted" and 2 <= stopped["step"] < 50
     said = [line for line in out.splitlines() if not line.startswith("Train Epoch")]
     assert said == [
+        "2 processes on CPU, gloo, fp32, 0 loader workers each",
         f"{run}: 50 steps of 32",
         f"Stopped on request at step {stopped['step']}; the same command goes on from there",
         f"preempted at step {stopped['step']}: {run}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -63,6 +64,20 @@ def rank_0_first(world: World, work: Callable[[], T]) -> T:
     So the other ranks find the files that rank 0 has written. Every rank must call it. An error of any rank is raised
     on all ranks, as in raise_on_all.
     """
-    of_rank_0 = rank_0_only(world, work)
-    of_others = raise_on_all(world, work if world.rank > 0 else lambda: None)
-    return of_rank_0 if world.rank == 0 else of_others  # type: ignore[return-value]  # each rank has worked once
+    return _in_two_turns(world, work, first=world.rank == 0)
+
+
+def node_first(world: World, work: Callable[[], T]) -> T:
+    """Run `work` on the first rank of each machine, then on all other ranks, and return each rank's own result.
+
+    So one process of a machine downloads, and the others read its files. Every rank must call it. An error of any rank
+    is raised on all ranks, as in raise_on_all.
+    """
+    return _in_two_turns(world, work, first=os.environ.get("LOCAL_RANK", "0") == "0")
+
+
+def _in_two_turns(world: World, work: Callable[[], T], first: bool) -> T:
+    """Run `work` on the ranks that pass first=True, then on the others, and return each rank's own result."""
+    of_first = raise_on_all(world, work if first else lambda: None)
+    of_others = raise_on_all(world, work if not first else lambda: None)
+    return of_first if first else of_others  # type: ignore[return-value]  # each rank has worked once

@@ -41,13 +41,14 @@ class PeerFailure(HardwareError):
 
 
 @contextmanager
-def process_group(timeout: float) -> Iterator[World]:
+def process_group(timeout: float, start_timeout: float | None = None) -> Iterator[World]:
     """Join the process group of this job, yield its World, and leave the group at the end of the block.
 
-    timeout: seconds that communication between ranks may wait. Raises HardwareError when the group cannot be formed;
+    timeout: seconds that communication between ranks may wait. start_timeout: seconds that processes may take to join;
+    None: timeout. Raises HardwareError when the group cannot be formed;
     errors of the block are treated as by `report_failures`.
     """
-    world = init_world(timeout)
+    world = init_world(timeout, start_timeout=start_timeout)
     try:
         with report_failures(world):
             yield world

@@ -15,8 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dyad.data.base.errors import HardwareError, first_line
+from dyad.data.base.errors import ConfigError, HardwareError, first_line
 from dyad.data.base.sockets import Connection, open_connections
+from dyad.train.distributed.devices import cuda_usable, gpu_problem
 
 T = TypeVar("T")
 SILENCE = 10.0  # seconds without an answer of rank 0 until this process prints that it waits
@@ -37,15 +38,17 @@ class World:
     links: tuple[Connection, ...] = ()
 
 
-def init_world(timeout: float, cpu: bool = False) -> World:
-    """Join the process group that torchrun or SLURM started: NCCL on GPUs, gloo on CPUs, none for a single process.
+def init_world(timeout: float, cpu: bool = False, start_timeout: float | None = None) -> World:
+    """Join the process group that torchrun started: NCCL on GPUs, gloo on CPUs, none for a single process.
 
-    timeout: seconds that a collective may wait. cpu: use no GPU. Raises HardwareError, naming the rank, when the group
-    cannot be formed or a machine has more processes than GPUs.
+    timeout: seconds that a collective may wait. cpu: use no GPU. start_timeout: seconds that processes may take to
+    join; None: timeout. Raises HardwareError, naming the rank, when the group cannot be formed, a machine has more
+    processes than GPUs, or torch cannot use its GPUs; ConfigError for several tasks of srun without torchrun.
     """
     from accelerate import PartialState
 
-    cpu = cpu or not torch.cuda.is_available()
+    _check_launch(cpu)
+    cpu = cpu or not cuda_usable()
     # 2: the collective after one that timed out raises; by default NCCL ends the process, and nothing is reported
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
     rank_and_world = f"rank {os.environ.get('RANK', '0')} of {os.environ.get('WORLD_SIZE', '1')}"
@@ -55,13 +58,17 @@ def init_world(timeout: float, cpu: bool = False) -> World:
             f"{rank_and_world}: {processes} processes on a machine with {gpus} GPU(s). Start one for each GPU, or hide "
             "them: CUDA_VISIBLE_DEVICES="
         )
+    limit = start_timeout or timeout
+    limit_text = f"{'dist.start_timeout' if start_timeout else 'dist.timeout'} ({limit:g} s)"
+    # with its device NCCL connects here, where a failure has its message, and not in the first collective
+    device = {} if cpu or "LOCAL_RANK" not in os.environ else {"device_id": torch.device("cuda", _local_rank())}
     before = set(open_connections())
-    waiting = Timer(SILENCE, _print_if_unreachable, (rank_and_world, timeout))
+    waiting = Timer(SILENCE, _print_if_unreachable, (rank_and_world, limit_text))
     waiting.daemon = True
     if "MASTER_PORT" in os.environ:
         waiting.start()
     try:
-        state = PartialState(cpu=cpu, timeout=timedelta(seconds=timeout))
+        state = PartialState(cpu=cpu, timeout=timedelta(seconds=limit), **device)
     except (RuntimeError, ValueError, OSError) as error:
         raise HardwareError(f"{rank_and_world}: cannot join the other processes: {first_line(error)}") from error
     finally:
@@ -69,17 +76,43 @@ def init_world(timeout: float, cpu: bool = False) -> World:
     assert state.device is not None
     if state.num_processes == 1:
         return World(device=state.device)
+    if start_timeout:
+        dist.set_timeout(timedelta(seconds=timeout))
     # The connection to the TCPStore is left out of `links`: failure reports need it after the group is aborted.
+    # NCCL ends its own connections.
     store = int(os.environ["MASTER_PORT"])
-    links = tuple(link for link in set(open_connections()) - before if store not in link.ports)
+    links = tuple(link for link in set(open_connections()) - before if cpu and store not in link.ports)
     return World(state.process_index, state.num_processes, state.device, links=links)
 
 
-def _print_if_unreachable(rank_and_world: str, timeout: float) -> None:
+def _local_rank() -> int:
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def _check_launch(cpu: bool) -> None:
+    """Raise ConfigError if srun started several tasks without torchrun; HardwareError if torch cannot use the GPUs.
+
+    One process of each machine prints the error. cpu: whether no GPU is wanted.
+    """
+    tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
+    if tasks > 1 and "RANK" not in os.environ:
+        error = ConfigError(
+            f"srun started {tasks} tasks without torchrun: each would be a run of its own. Submit "
+            "launch/slurm.sbatch, or one task per node: srun --ntasks-per-node=1 bash launch/torchrun.sh …"
+        )
+        error.printed_elsewhere = os.environ.get("SLURM_PROCID", "0") != "0"
+        raise error
+    if not cpu and (problem := gpu_problem()):
+        error = HardwareError(f"{socket.gethostname()}: {problem[0]}. {problem[1]}")
+        error.printed_elsewhere = _local_rank() > 0
+        raise error
+
+
+def _print_if_unreachable(rank_and_world: str, limit: str) -> None:
     """Print that this process waits for rank 0, if nothing accepts a connection at MASTER_ADDR:MASTER_PORT.
 
     A timer calls it while the process waits to join the group. rank_and_world: this process, for example "rank 1 of 8".
-    timeout: seconds after which this process gives up. Both are only shown in the message.
+    limit: the key and the seconds after which this process gives up. Both are only shown in the message.
     """
     host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     try:
@@ -87,7 +120,7 @@ def _print_if_unreachable(rank_and_world: str, timeout: float) -> None:
     except OSError:
         print(
             f"{rank_and_world} waits for rank 0: nobody answers at {host}:{port}. Is it running? This process gives up "
-            f"after dist.timeout ({timeout:g} s)",
+            f"after {limit}",
             file=sys.stderr,
         )
 

@@ -10,11 +10,8 @@ import os
 import platform
 import resource
 import shutil
-import subprocess
 import tomllib
-import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -89,25 +86,19 @@ def _mismatches(lines: Iterable[str]) -> list[tuple[Requirement, str | None]]:
 def devices(precision: str) -> Iterator[Finding]:
     """Check that torch can use the GPUs, and that `precision` suits the device. If torch can use no GPU, report why.
 
-    precision: fp32, bf16 or fp16; "" if there is no configuration.
+    precision: auto, fp32, bf16 or fp16; "" if there is no configuration.
     """
     import torch
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        usable = torch.cuda.is_available()
-    if usable:
+    from dyad.train.distributed.devices import cuda_usable, gpu_problem, gpus_hidden, shown_gpu
+
+    if cuda_usable():
         yield from _gpus(precision)
         return
-    driver = _driver()
-    if driver and os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-        yield ok("devices", "CUDA_VISIBLE_DEVICES is empty: the GPU is hidden, the CPU trains")
-    elif driver and torch.version.cuda is None:
-        yield fail("devices", f"{driver}, but torch {torch.__version__} is built for the CPU", INSTALL)
-    elif driver:
-        why = str(caught[0].message).splitlines()[0] if caught else "torch finds no device"
-        fix = f"update the driver to one of CUDA {torch.version.cuda}, or take a torch that is built for yours"
-        yield fail("devices", f"{driver}, but not for torch {torch.__version__}: {why}", fix)
+    if problem := gpu_problem():
+        yield fail("devices", *problem)
+    elif gpus_hidden() and shown_gpu():
+        yield ok("devices", "CUDA_VISIBLE_DEVICES hides the GPUs: the CPU trains")
     else:
         yield ok("devices", f"no GPU: torch {torch.__version__} on {available_cores()} cores")
     if precision == "fp16":
@@ -137,18 +128,9 @@ def gpu_count() -> int:
     """Return the number of GPUs that torch can use."""
     import torch
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # devices() reports the reason
-        return torch.cuda.device_count() if torch.cuda.is_available() else 0
+    from dyad.train.distributed.devices import cuda_usable
 
-
-def _driver() -> str:
-    """Return the name and driver version of the first GPU as nvidia-smi prints them; "" without a GPU or nvidia-smi."""
-    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    with suppress(OSError, subprocess.CalledProcessError):
-        shown = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
-        return f"{shown.splitlines()[0]} (driver)" if shown.strip() else ""
-    return ""
+    return torch.cuda.device_count() if cuda_usable() else 0
 
 
 def threads() -> Iterator[Finding]:

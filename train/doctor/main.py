@@ -126,7 +126,12 @@ def _loaders(config: TrainConfig | None) -> tuple[int, int]:
 
     Both are 0 without a configuration. The second is 0 for question-passage training, which has no pictures.
     """
-    if config is None or config.task is Task.question_passage:
-        return 0 if config is None else config.data.workers, 0
-    side = config.model.image.image_size or USUAL_SIDE
-    return config.data.workers, config.global_batch_size // int(os.environ.get("WORLD_SIZE", "1")) * 3 * side * side
+    if config is None:
+        return 0, 0
+    import torch
+
+    from dyad.data.loading.loader import worker_count
+
+    workers = worker_count(config.data.workers, torch.device("cuda" if machine.gpu_count() else "cpu"))
+    side = 0 if config.task is Task.question_passage else config.model.image.image_size or USUAL_SIDE
+    return workers, config.global_batch_size // int(os.environ.get("WORLD_SIZE", "1")) * 3 * side * side

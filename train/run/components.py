@@ -26,7 +26,7 @@ from dyad.eval.encode.encoder import Evaluator
 from dyad.eval.run.suite import build_evaluators
 from dyad.eval.search.index_spec import check_spec
 from dyad.train.config import Task, TrainConfig
-from dyad.train.distributed.agreement import raise_on_all, rank_0_first
+from dyad.train.distributed.agreement import node_first, raise_on_all, rank_0_first
 from dyad.train.distributed.world import World
 from dyad.train.losses import OBJECTIVES, build_objective
 from dyad.train.losses.gathered.sample_state import SampleState
@@ -35,6 +35,7 @@ from dyad.train.step.chunks import chunk_count
 from dyad.train.step.step import TrainStep
 from dyad.train.towers.batch_norm import check_batch_norms
 from dyad.train.towers.build import ImageTextModel, TwoTowerModel, build_model
+from dyad.train.towers.published import may_download
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,9 @@ def build_parts(config: TrainConfig, world: World) -> Parts:
     Raises ConfigError or DataError, on all ranks, for options or data that cannot be used.
     """
     torch.manual_seed(config.seed)
-    model = raise_on_all(world, lambda: _model(config, world))
+    # open_clip writes a download straight to its place, where another process would read half of it
+    build = node_first if may_download(config.model) else raise_on_all
+    model = build(world, lambda: _model(config, world))
     model.towers.to(world.device)
     data, evaluators = rank_0_first(world, lambda: (build_data(config, model), build_evaluators(config, model)))
     objective = raise_on_all(world, lambda: _objective(config, data)).to(world.device)

@@ -15,7 +15,7 @@ from dyad.data.base.files import writable
 from dyad.data.batch import Batch
 from dyad.data.config import Mode
 from dyad.data.image_text.stream import Stream
-from dyad.data.loading.loader import build_loader
+from dyad.data.loading.loader import build_loader, worker_count
 from dyad.data.loading.order import Order
 from dyad.data.question_passage.dataset import QuestionPassage
 from dyad.data.shards import manifest
@@ -35,6 +35,7 @@ from dyad.train.monitor.monitor import Monitor
 from dyad.train.monitor.stragglers import Stragglers
 from dyad.train.run.components import Parts, batch_norms, build_parts
 from dyad.train.run.evaluation import Evaluation
+from dyad.train.run.hardware import describe_hardware, explained_out_of_memory, with_precision
 from dyad.train.run.mining_refresh import NegativeRefresh
 from dyad.train.run.resume import RestoredState, ResumeSource, lock_and_find, restore_parts
 from dyad.train.run_folder import checkpoint
@@ -54,11 +55,14 @@ def train_run(world: World, config: TrainConfig) -> None:
     No file is written before all components are built: a mistake that is found while building leaves no run folder.
     """
     # Every rank has the same configuration, code and data. Only how much a machine can do may differ.
-    free = {"model.frozen_cache_mb"} if config.data.mode is Mode.stream else {"model.frozen_cache_mb", "data.workers"}
+    free = {"model.frozen_cache_mb", "data.workers"}
     equal = {key: value for key, value in all_keys(config).items() if key not in free}
+    if config.data.mode is Mode.stream:  # the order of its samples depends on their number
+        equal["data.workers"] = worker_count(config.data.workers, world.device)
     check_same_config(world, {**equal, "torch": torch.__version__, "code": code_digest()})
     validate(config, world.size)
     folder = run_folder(config)
+    asked, config = config.precision, with_precision(config, folder, world)
     tracking = from_rank_0(world, lambda: resolve_wandb_mode(config.tracking, folder, print))
     parts = build_parts(config, world)
     check_same_config(world, {"data": parts.data.fingerprint})
@@ -72,6 +76,8 @@ def train_run(world: World, config: TrainConfig) -> None:
         # What it writes; rank 0 alone
         own_folder = folder if world.rank == 0 else None
         logger = stack.enter_context(rank_0_only(world, lambda: run.open_logger(tracking)) or Logger())
+        for line in describe_hardware(config, world, asked):
+            logger.print(line)
         run.announce(logger.print)
         run_state = stack.enter_context(RunState(own_folder, plan.first_step, plan.total_steps))
         stop = stack.enter_context(StopRequest())
@@ -94,6 +100,7 @@ def train_run(world: World, config: TrainConfig) -> None:
 
         # Train
         stack.enter_context(report_failures(world, lambda: parts.step.stage))
+        stack.enter_context(explained_out_of_memory(config, world))
         monitor.verify(plan.first_step)
         if restored.batch_changed:
             run.renumber_checkpoints(save)
@@ -190,7 +197,8 @@ class TrainingRun:
             )
         if isinstance(dataset, Stream):
             world = self.world
-            log(dataset.begin(world.rank, world.size, config.data.workers, restored.facts.get("stream")))
+            workers = worker_count(config.data.workers, world.device)
+            log(dataset.begin(world.rank, world.size, workers, restored.facts.get("stream")))
 
     def build_monitor(self, ledger: Ledger, log: Callable[[str], None]) -> Monitor:
         """Build the monitor, which watches the run's steps for slow ranks, bad samples and skipped steps.
@@ -214,7 +222,7 @@ class TrainingRun:
         a line about each mining.
         """
         config, plan, dataset, order = self.config, self.plan, self.parts.data.dataset, self.parts.data.order
-        workers, timeout = config.data.workers, config.data.timeout
+        workers, timeout = worker_count(config.data.workers, self.world.device), config.data.timeout
         if isinstance(dataset, Stream):
             return dataset.batches(plan.first_step, plan.total_steps, workers=workers, timeout=timeout)
         assert isinstance(order, Order)

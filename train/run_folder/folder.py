@@ -21,7 +21,7 @@ from dyad.data.base.files import write_bytes
 from dyad.data.base.json_text import read_json
 from dyad.data.base.secrets import public_path, without_secrets
 from dyad.data.base.untrusted_paths import file_inside
-from dyad.train.config import TrainConfig
+from dyad.train.config import Precision, TrainConfig
 
 CONFIG = "config.yaml"
 LARGEST, DEEPEST = 1 << 20, 64  # bytes and levels of nesting of config.yaml
@@ -53,6 +53,7 @@ def run_folder(config: TrainConfig) -> Path:
     digits are a hash of the keys that change the trained weights (see maths_keys).
     """
     keys = {key: value for key, value in maths_keys(config).items() if ADDED.get(key, ...) != value}
+    keys["precision"] = keys["precision"].replace("auto", "fp32")  # one name on all machines, that of older runs
     digest = hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:8]
     return Path(config.run.dir) / (config.run.name or f"{config.experiment or config.task.value}-{digest}")
 
@@ -137,12 +138,13 @@ def check_run(config: TrainConfig) -> None:
 
     That is so if a key that changes the trained weights (see maths_keys) differs. Two kinds of keys may differ: those
     that resume.allow_batch_change or resume.allow_more_data let change, and those of the table ADDED (new in later
-    versions of Dyad) that the run's config.yaml lacks. With resume=never nothing is checked.
+    versions of Dyad) that the run's config.yaml lacks. precision=auto is that of the run. With resume=never nothing is
+    checked.
     """
     folder, resume = run_folder(config), config.resume
-    if resume.mode == "never" or not _has_checkpoint(folder) or not (folder / CONFIG).exists():
+    if (old := _resumed_keys(config)) is None:
         return
-    old, new = flat(saved_config(folder)), all_keys(config)
+    new = {**all_keys(config), "precision": recorded_precision(config).value}
     free = {*WITH_BATCH * resume.allow_batch_change, *WITH_DATA * resume.allow_more_data, *(ADDED.keys() - old.keys())}
     fixed = [key for key in sorted({*old, *new} - free) if not key.startswith(NOT_MATHS)]
     changed = [key for key in fixed if old.get(key) != new.get(key)]
@@ -159,6 +161,20 @@ def check_run(config: TrainConfig) -> None:
             "Choose another run.name, or the old values; resume=never begins again and puts the old run aside"
             f"{allowing}"
         )
+
+
+def recorded_precision(config: TrainConfig) -> Precision:
+    """Return config.precision, and for `auto` the precision that the run which this one resumes was trained with."""
+    old = (_resumed_keys(config) or {}).get("precision")
+    return Precision(old) if config.precision is Precision.auto and old in list(Precision) else config.precision
+
+
+def _resumed_keys(config: TrainConfig) -> dict[str, Any] | None:
+    """Return the dotted keys of the run in the run folder, None if this run does not resume it."""
+    folder = run_folder(config)
+    if config.resume.mode == "never" or not _has_checkpoint(folder) or not (folder / CONFIG).exists():
+        return None
+    return flat(saved_config(folder))
 
 
 def open_run(config: TrainConfig) -> Path:

@@ -26,6 +26,7 @@ from dyad.data.base.errors import UserError
 from dyad.data.batch import Batch
 from dyad.train.config import Precision, TrainConfig
 from dyad.train.distributed.data_parallel import no_gradient_sync, sync_in_next_backward, wrap_towers
+from dyad.train.distributed.devices import chosen_precision
 from dyad.train.distributed.world import World, all_reduce_sum
 from dyad.train.monitor.loss_spikes import LossSpikes
 from dyad.train.monitor.stragglers import LocalTimer
@@ -33,7 +34,7 @@ from dyad.train.step.chunks import Chunk, TensorPair, chunk_count, in_chunks, jo
 from dyad.train.step.graph_cache import GraphCache, MemoryBudget
 from dyad.train.step.optim import build_optimizer, learning_rate
 from dyad.train.towers.batch_norm import RunningStatistics
-from dyad.train.towers.tower import TwoTower
+from dyad.train.towers.tower import TwoTower, tf32_products
 
 AUTOCAST = {Precision.fp32: None, Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}
 
@@ -67,8 +68,9 @@ class TrainStep:
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self._parallel = wrap_towers(towers, config.compile, world)
         self._statistics = RunningStatistics(towers)
-        self._dtype = AUTOCAST[config.precision]
-        self._scaler = torch.amp.GradScaler(world.device.type, enabled=config.precision is Precision.fp16)
+        precision = chosen_precision(config.precision, world.device)
+        self._dtype = AUTOCAST[precision]
+        self._scaler = torch.amp.GradScaler(world.device.type, enabled=precision is Precision.fp16)
         self._skipped, self._skipped_in_a_row = 0, 0
         self._spikes = LossSpikes(config.optim.spike)
         self._chunks = chunk_count(config.global_batch_size, world.size, config.chunk_size)
@@ -153,7 +155,8 @@ class TrainStep:
                 if chunk.index == 0:  # the last backward of this step: gradients are complete and can be averaged
                     sync_in_next_backward(self._parallel)
                 trained = [(e, g) for e, g in zip(embeddings, gradients[chunk.index], strict=True) if e.requires_grad]
-                torch.autograd.backward([e for e, _ in trained], [g for _, g in trained])
+                with tf32_products(self.world.device):
+                    torch.autograd.backward([e for e, _ in trained], [g for _, g in trained])
                 del embeddings, trained  # frees the graph before the next chunk is embedded
         self._statistics.write(statistics)
         return result
@@ -164,6 +167,7 @@ class TrainStep:
         for side, (tower, rows) in enumerate(zip(self._parallel, chunk.inputs, strict=True)):
             with (
                 noise(device, self._config.seed, step, self.world.rank, side, chunk.index),
+                tf32_products(device),
                 torch.autocast(device.type, dtype=self._dtype, enabled=self._dtype is not None),
             ):
                 embeddings.append(tower(rows))

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.image_text.transforms import ImageSpec
 from dyad.train.config import ModelConfig, Task, TextTower
 from dyad.train.towers.batch_norm import set_batch_norms
+from dyad.train.towers.pooled import Pooled
 from dyad.train.towers.published import explained
 from dyad.train.towers.text import build_text_encoder, build_text_tower
 from dyad.train.towers.tower import Tower, TwoTower
@@ -115,16 +116,41 @@ def _pair(x_tower: Tower, y_tower: Tower, config: ModelConfig) -> TwoTower:
 
 
 def _probe(tower: Tower, inputs: Tensor, problem: str) -> int:
-    """Run a tower once on `inputs` and return the width D of its embeddings.
+    """Return the width D of a tower's embeddings, and freeze parameters that the embeddings do not depend on.
 
-    Freezes parameters that the embeddings do not depend on, because DDP (torch's DistributedDataParallel) would wait
-    for their gradients. When the tower fails, raises ConfigError with a message that begins with `problem`.
+    DDP (torch's DistributedDataParallel) would wait for the gradients of those. A copy of the tower without memory is
+    run once. When the tower cannot take `inputs`, raises ConfigError with a message that begins with `problem`.
     """
     tower.eval()
-    with explained(problem):
-        embedding = tower.projection(tower.features(inputs))
+    try:
+        width, used = _run_once(_on_meta(tower), inputs.to("meta"))
+        # a table has no values on the meta device, so a token id beyond its end goes unnoticed
+        rows = [module.num_embeddings for module in tower.modules() if isinstance(module, nn.Embedding)]
+        if inputs.dtype != torch.uint8 and int(inputs.max()) >= max(rows, default=0):
+            raise IndexError
+    except Exception:  # a trunk that reads values (.tolist(), `if`), or the real run has the reason
+        with explained(problem):
+            width, used = _run_once(tower, inputs)
+    for parameter, is_used in zip(tower.parameters(), used, strict=True):
+        parameter.requires_grad_(is_used)
+    return width
+
+
+def _on_meta(tower: Tower) -> Tower:
+    """Return a copy of a tower on the meta device: its tensors have shapes and no values, so they take no memory."""
+    copies = {id(b): b.detach().to("meta") for b in tower.buffers()}
+    copies |= {id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in tower.parameters()}
+    return copy.deepcopy(tower, copies)
+
+
+def _run_once(tower: Tower, inputs: Tensor) -> tuple[int, list[bool]]:
+    """Run a tower on `inputs`; return the width of its embeddings, and for each parameter whether it has a gradient."""
+    if isinstance(tower.trunk, Pooled) and inputs.is_meta:  # neither lengths nor a mask can be read from such tokens
+        features = tower.trunk.encoder(input_ids=inputs).last_hidden_state[:, 0]
+    else:
+        features = tower.features(inputs)
+    embedding = tower.projection(features)
     trained = [p for p in tower.parameters() if p.requires_grad]
-    used = torch.autograd.grad(embedding.sum(), trained, allow_unused=True) if trained else ()
-    for parameter, gradient in zip(trained, used, strict=True):
-        parameter.requires_grad_(gradient is not None)
-    return embedding.shape[1]
+    gradients = torch.autograd.grad(embedding.sum(), trained, allow_unused=True) if trained else ()
+    used = {id(p) for p, gradient in zip(trained, gradients, strict=True) if gradient is not None}
+    return embedding.shape[1], [id(p) in used for p in tower.parameters()]

@@ -16,6 +16,7 @@ from typing import Any
 
 from dyad.data.base import json_text
 from dyad.data.base.errors import ConfigError, first_line
+from dyad.train.config import ModelConfig, TextTower
 
 ALLOWED_FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]
 MAX_BYTES = 128 << 20  # of a tokenizer's file or of other settings
@@ -70,6 +71,15 @@ def check_open_clip(key: str, model_cfg: Any) -> None:
             raise ConfigError(
                 f"{key}: {name}/config.json asks for the attention kernel {wanted!r}, which is not loaded"
             )
+
+
+def may_download(config: ModelConfig) -> bool:
+    """Whether building the towers of `config` may download: it names published weights, or a published model."""
+    named = [config.pretrained, config.image.pretrained, config.text.pretrained]
+    named += [name for name in (config.name, config.image.name) if name and name.startswith("hf-hub:")]
+    if config.text.kind is TextTower.transformers:
+        named.append(config.text.name or config.name)
+    return any(n and not n.startswith("pkg:") and not os.path.exists(os.path.expanduser(n)) for n in named)
 
 
 def package_folder(name: str) -> str:

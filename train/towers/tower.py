@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import dropwhile
 from typing import Any
 
@@ -70,6 +71,23 @@ class TwoTower(nn.Module):
 def precision_of(device: torch.device) -> torch.dtype | None:
     """Return the dtype of the torch.autocast context that this call runs in, for `device`; None outside of autocast."""
     return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+
+
+@contextmanager
+def tf32_products(device: torch.device) -> Iterator[None]:
+    """In the block, a GPU multiplies float32 matrices as TF32: 10 bits of mantissa, sums in float32, much faster.
+
+    Only towers run in it, forward and backward: the products of scores and losses stay exact. Nothing changes on CPUs.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def freeze(trunk: nn.Module, parts: Sequence[nn.Module], count: int) -> None:

@@ -1,0 +1,69 @@
+"""The GPUs of this machine: whether torch can use them, if not why and what to do, and which precision they compute."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import warnings
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from dyad.train.config import Precision
+
+HIDING = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that hide all GPUs; SLURM sets the last one
+DEVICE_FILES = Path("/dev")
+_warnings: list[str] = []  # of torch's first look for GPUs: it warns once per process
+
+
+def cuda_usable() -> bool:
+    """Whether torch can use a GPU. A warning of torch is not printed: `gpu_problem` reports it."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        usable = torch.cuda.is_available()
+    _warnings.extend(str(warning.message).splitlines()[0] for warning in caught)
+    return usable
+
+
+def gpus_hidden() -> bool:
+    """Whether CUDA_VISIBLE_DEVICES is set to a value that hides all GPUs."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in HIDING
+
+
+def gpu_problem() -> tuple[str, str] | None:
+    """Return why torch cannot use the GPUs that this machine has, and the fix; None if there is no such problem.
+
+    There is none if torch can use a GPU, if the machine has none, and if CUDA_VISIBLE_DEVICES hides all of them.
+    """
+    if cuda_usable() or gpus_hidden() or not (gpu := shown_gpu()):
+        return None
+    built = f"torch {torch.__version__}"
+    cpus = "or train on CPUs: CUDA_VISIBLE_DEVICES="
+    if torch.version.cuda is None:
+        return f"{gpu}, but {built} is built for the CPU", f"install one for CUDA (DYAD_TORCH_INDEX), {cpus}"
+    why = _warnings[0] if _warnings else "torch finds no device"
+    newer = f"Update the driver to one for CUDA {torch.version.cuda}, set DYAD_TORCH_INDEX to an index of torch"
+    return f"{gpu}, but not for {built} of CUDA {torch.version.cuda}: {why}", f"{newer} for an older CUDA, {cpus}"
+
+
+def shown_gpu() -> str:
+    """Return the name and driver version of the first GPU as nvidia-smi prints them, or else a device file of the GPU.
+
+    Returns "" if the machine shows no GPU.
+    """
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    with suppress(OSError, subprocess.SubprocessError):
+        shown = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
+        if shown.strip():
+            return f"{shown.splitlines()[0]} (driver)"
+    files = sorted(DEVICE_FILES.glob("nvidia[0-9]*"))
+    return f"{files[0]} is here" if files else ""
+
+
+def chosen_precision(precision: Precision, device: torch.device) -> Precision:
+    """Return `precision`; for `auto`, bf16 if `device` computes it (CUDA capability 8.0 or later), else fp32."""
+    if precision is not Precision.auto:
+        return precision
+    computes_bf16 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+    return Precision.bf16 if computes_bf16 else Precision.fp32

@@ -1,0 +1,79 @@
+"""What follows from the devices of a run: the precision of its towers, and what is said of them and their memory."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch.cuda import nccl
+
+from dyad.data.base.errors import HardwareError
+from dyad.data.loading.loader import cores_of_rank, worker_count
+from dyad.train.config import Precision, TrainConfig
+from dyad.train.distributed.agreement import from_rank_0
+from dyad.train.distributed.devices import chosen_precision
+from dyad.train.distributed.world import World, any_rank, gather_objects
+from dyad.train.run_folder.folder import recorded_precision
+
+LEAST_CORES = 4  # for each GPU: one trains, the others decode pictures
+
+
+def with_precision(config: TrainConfig, folder: Path, world: World) -> TrainConfig:
+    """Return `config` with a precision in place of `auto`: that of the run which it resumes, else the devices' choice.
+
+    The choice is bf16 if the GPUs of all ranks compute it, else fp32. Every rank must call it. folder: the run folder,
+    whose name becomes run.name, as the name of a run does not depend on the choice.
+    """
+    precision = chosen_precision(from_rank_0(world, lambda: recorded_precision(config)), world.device)
+    if any_rank(precision is Precision.fp32, world):  # a GPU of one rank does not compute bf16
+        precision = Precision.fp32
+    return replace(config, precision=precision, run=replace(config.run, name=folder.name))
+
+
+def describe_hardware(config: TrainConfig, world: World, asked: Precision) -> Iterator[str]:
+    """Yield the first lines of a run: what trains, and what is unusual about it. Every rank must iterate to the end.
+
+    asked: the precision that the user set.
+    """
+    cuda, workers = world.device.type == "cuda", worker_count(config.data.workers, world.device)
+    names = gather_objects(torch.cuda.get_device_name(world.device) if cuda else "CPU", world)
+    if cuda:
+        devices = " + ".join(f"{count} × {name}" for name, count in Counter(names).items())
+        group = f", NCCL {'.'.join(map(str, nccl.version()))}"
+    else:
+        devices, group = f"{world.size} process{'es' * (world.size > 1)} on CPU", ", gloo"
+    each = "" if world.size == 1 else " per rank" if cuda else " each"
+    yield f"{devices}{group * (world.size > 1)}, {config.precision.value}, {workers} loader workers{each}"
+    own = chosen_precision(asked, world.device)
+    if own is not config.precision:
+        used = f"precision=auto takes {config.precision.value}, not {own.value}"
+        yield f"{used}: so the run began, or not all GPUs compute {own.value}"
+    if cuda and cores_of_rank() < LEAST_CORES:
+        yield f"warning: {cores_of_rank()} CPU cores feed each GPU; give {LEAST_CORES} or more: sbatch --cpus-per-task"
+
+
+@contextmanager
+def explained_out_of_memory(config: TrainConfig, world: World) -> Iterator[None]:
+    """Turn torch.OutOfMemoryError of the block into a HardwareError: peak memory, chunk_size now, the next smaller."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        pairs = math.ceil(config.global_batch_size / world.size)
+        now = min(config.chunk_size or pairs, pairs)
+        smaller = next_smaller(pairs, now)
+        fix = f"Set chunk_size={smaller}" if smaller else "Take fewer pairs (global_batch_size) or more GPUs"
+        peak = torch.cuda.max_memory_allocated() / 2**30
+        raise HardwareError(
+            f"rank {world.rank}: CUDA out of memory, {peak:.1f} GiB at the peak. chunk_size is {now} of {pairs} pairs "
+            f"per rank. {fix}, or model.grad_checkpointing=true"
+        ) from error
+
+
+def next_smaller(pairs: int, chunk_size: int) -> int | None:
+    """Return the largest divisor of `pairs` below `chunk_size`, so that all chunks are equal; None if there is none."""
+    return next((size for size in range(chunk_size - 1, 0, -1) if pairs % size == 0), None)
