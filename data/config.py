@@ -176,7 +176,7 @@ class DataConfig:
         None, "stream: json field with a sample's number 0, 1, …, for objectives that keep state for every sample"
     )
     workers: int = described(2, "loader processes per rank; the sample order depends on it only for streams", least=0)
-    timeout: float = described(60.0, "seconds to wait for a loader process before the run stops; 0: for ever")
+    timeout: float = described(60.0, "seconds a loader process may take for a sample before the run stops; 0: for ever")
     bad_samples: BadSamples = described(
         BadSamples.substitute, "a sample that cannot be used: another one in its place, named in ledger.jsonl; or stop"
     )

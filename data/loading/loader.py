@@ -7,14 +7,12 @@ so the workers are not restarted between two epochs.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import lru_cache
 from typing import Protocol
 
-import torch
-
 from dyad.data.batch import Batch
-from dyad.data.loading.order import Order
-from dyad.data.loading.workers import prefetched
+from dyad.data.loading.order import Order, local_rows
+from dyad.data.loading.parts import batches_of_parts
 
 Positions = Sequence[tuple[int, int]]  # (epoch, sample id) each
 
@@ -44,20 +42,22 @@ def build_loader(
     """Yield this rank's part of the global batch of each step from first_step to last_step - 1.
 
     dataset: makes the batches. order: decides which samples a step uses. workers: number of loader processes. timeout:
-    seconds to wait for a batch; 0: no limit. With CUDA the batches lie in pinned memory. Raises HardwareError when a
-    worker dies or exceeds the timeout, and the UserError that `dataset` raised for a batch that it cannot make.
+    seconds to wait for a worker that does not go on to its next sample; 0: no limit. With CUDA the batches lie in
+    pinned memory. Raises HardwareError when a worker dies or exceeds the timeout, and the UserError that `dataset`
+    raised for a batch that it cannot make.
     """
-    return prefetched(
-        partial(_batch, dataset, order, rank, world_size),
+    local = lru_cache(maxsize=1)(order.local)  # for the parts of a step that one worker makes
+
+    def make(step: int, number: int, rows: slice) -> Batch:
+        epoch, ids = local(step, rank, world_size)
+        return dataset.__getitems__([(epoch, sample_id) for sample_id in ids[rows].tolist()])
+
+    return batches_of_parts(
+        make,
         range(first_step, last_step),
+        len(local_rows(order.global_batch_size, rank, world_size)),
         where=dataset.where,
         workers=workers,
         timeout=timeout,
         rank=rank,
-        pin=torch.cuda.is_available(),
     )
-
-
-def _batch(dataset: BatchSource, order: Order, rank: int, world_size: int, step: int) -> Batch:
-    epoch, ids = order.local(step, rank, world_size)
-    return dataset.__getitems__([(epoch, sample_id) for sample_id in ids.tolist()])
