@@ -257,6 +257,7 @@ def shared_bytes() -> int:
     return sum(sizes.values())
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker")
 @pytest.mark.parametrize(("workers", "batch"), [(1, 600), (2, 600), (3, 16)])
 def test_shared_memory_holds_two_batches_at_most(workers: int, batch: int) -> None:
     """While batches are taken slowly, fast, and put together."""
@@ -312,9 +313,8 @@ def test_parts_become_the_batch(order: Order) -> None:
 
 def test_counts_of_parts_are_added() -> None:
     zero = torch.zeros(1)
-    made = iter([_packed(lambda *_: StreamBatch(zero, zero, zero, zero, zero, taken={1: n}, ended={n: 0}), [0, 1], 0)
-                 for n in (2, 3)])  # fmt: skip
-    batch = assembled(made, 2, False)
+    parts = [StreamBatch(zero, zero, zero, zero, zero, taken={1: n}, ended={n: 0}) for n in (2, 3)]
+    batch = assembled((_packed(lambda *_, part=part: part, [0, 1], 0) for part in parts), 2, False)
     assert batch.taken == {1: 5} and batch.ended == {2: 0, 3: 0} and len(batch) == 2
 
 
