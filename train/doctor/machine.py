@@ -133,6 +133,23 @@ def _gpus(precision: str) -> Iterator[Finding]:
             yield ok("devices", f"{name}, CUDA {torch.version.cuda}")
 
 
+def kernels() -> Iterator[Finding]:
+    """Check that Triton compiles and runs a kernel on the first GPU; without a GPU there is nothing to check."""
+    if gpu_count():
+        import torch
+
+        from dyad.train.losses.sums.lse_triton import INSTALLED, compile_problem
+
+        problem = (
+            compile_problem(torch.device("cuda", 0))
+            if INSTALLED
+            else "Triton is not installed. Fix: pip install triton"
+        )
+        text, _, fix = problem.partition(". Fix: ")
+        shown = "Triton compiles and runs a kernel"
+        yield warn("kernels", f"{text}: the loss takes longer", fix) if problem else ok("kernels", shown)
+
+
 def gpu_count() -> int:
     """Return the number of GPUs that torch can use."""
     import torch
@@ -220,7 +237,7 @@ def shared_memory(workers: int, batch_bytes: int, folder: Path = Path("/dev/shm"
     if not folder.is_dir():
         return
     free = shutil.disk_usage(folder).free
-    needed = (2 * workers + 1) * batch_bytes
+    needed = 2 * batch_bytes * (workers > 0)
     shown = f"{size(free)} free"
     fix = "docker run --shm-size=8g (or --ipc=host), mount -o remount,size=8g /dev/shm, or data.workers=0"
     if free < max(needed, LEAST_SHARED):

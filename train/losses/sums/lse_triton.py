@@ -17,7 +17,9 @@ same machine; the block shapes, timed once for each D, are cached on disk.
 # pyright: reportInvalidTypeForm=false
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -77,7 +79,36 @@ def available(x_bD: Tensor, y_MD: Tensor) -> bool:
         return False
     if not 0 < x_bD.shape[1] <= WIDEST or x_bD.device != y_MD.device:
         return False
-    return INTERPRETED or (x_bD.is_cuda and torch.cuda.get_device_capability(x_bD.device) >= (8, 0))
+    return INTERPRETED or (x_bD.is_cuda and compiles(x_bD.device))
+
+
+@cache
+def compiles(device: torch.device) -> bool:
+    """Whether Triton supports the device and can compile for it. If it cannot compile, a line says why, once."""
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    problem = compile_problem(device)
+    if problem:
+        print(f"the loss is computed without its GPU kernels, which takes longer: {problem}", file=sys.stderr)
+    return not problem
+
+
+def compile_problem(device: torch.device) -> str:
+    """Compile and run a small kernel on a GPU. Returns "", or the reason why that fails and the fix in one line."""
+    try:
+        number = torch.ones(1, device=device)
+        with torch.cuda.device_of(number):
+            _increment[(1,)](number)
+        return "" if number.item() == 2 else f"Triton computes wrongly: 1 + 1 is {number.item():g}"
+    except Exception as error:  # whatever compilers, drivers and file systems raise
+        text = (str(error).splitlines() or [type(error).__name__])[0]
+        in_files = isinstance(error, OSError) and error.filename is not None
+        fix = (
+            "set TRITON_CACHE_DIR to a folder that can be written"
+            if in_files
+            else "install gcc, or set CC to a C compiler"
+        )
+        return f"Triton cannot compile: {text}. Fix: {fix}"
 
 
 def exp_sums(
@@ -240,6 +271,12 @@ def _tuned(function: Any) -> Any:
         for columns, depth, warps, stages in BLOCKS[: 1 if INTERPRETED else None]
     ]
     return triton.autotune(configs, key=["D"], cache_results=True)(_jit(function))
+
+
+@_jit
+def _increment(number):
+    """Add 1 to a number: a kernel to see whether Triton works."""
+    tl.store(number, tl.load(number) + 1)
 
 
 @_jit
