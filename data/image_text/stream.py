@@ -164,16 +164,10 @@ class Stream:
         workers: number of loader processes. timeout: seconds to wait for a worker that does not go on to its next
         sample before HardwareError is raised; 0: no limit.
         """
-        rows = len(local_rows(self.global_batch_size, self._rank, self._world_size))
-        for batch in batches_of_parts(
-            self._part,
-            range(first_step, last_step),
-            rows,
-            where=self.shard_of,
-            workers=workers,
-            timeout=timeout,
-            rank=self._rank,
-        ):
+        rows = local_rows(self.global_batch_size, self._rank, self._world_size)
+        count, steps = rows.stop - rows.start, range(first_step, last_step)
+        options = {"where": self.shard_of, "timeout": timeout, "rank": self._rank}
+        for batch in batches_of_parts(self._part, steps, count, workers, **options):
             self.progress.add(batch)
             yield batch
 

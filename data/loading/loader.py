@@ -52,12 +52,8 @@ def build_loader(
         epoch, ids = local(step, rank, world_size)
         return dataset.__getitems__([(epoch, sample_id) for sample_id in ids[rows].tolist()])
 
+    rows = local_rows(order.global_batch_size, rank, world_size)
+    steps = range(first_step, last_step)
     return batches_of_parts(
-        make,
-        range(first_step, last_step),
-        len(local_rows(order.global_batch_size, rank, world_size)),
-        where=dataset.where,
-        workers=workers,
-        timeout=timeout,
-        rank=rank,
+        make, steps, rows.stop - rows.start, workers, where=dataset.where, timeout=timeout, rank=rank
     )

@@ -74,8 +74,7 @@ class Order:
     def local(self, step: int, rank: int, world_size: int) -> tuple[int, Ids]:
         """Return the epoch of optimiser step `step`, and one rank's consecutive part of the sample ids of the step's
         global batch. The parts of two ranks differ by at most one id in length."""
-        rows = local_rows(self.global_batch_size, rank, world_size)
-        return step // self.steps_per_epoch, self.ids(step)[rows.start : rows.stop]
+        return step // self.steps_per_epoch, self.ids(step)[local_rows(self.global_batch_size, rank, world_size)]
 
     def _shuffled(self, position: Ids, epoch: int) -> Ids:
         """Map positions in an epoch's sample order to positions in its unshuffled order, not yet rotated. position:
@@ -113,9 +112,9 @@ class Order:
         return np.frombuffer(digest, "<u8").tolist()
 
 
-def local_rows(global_batch_size: int, rank: int, world_size: int) -> range:
+def local_rows(global_batch_size: int, rank: int, world_size: int) -> slice:
     """Return the rows of the global batch that one rank has."""
-    return range(*(r * global_batch_size // world_size for r in (rank, rank + 1)))
+    return slice(*(r * global_batch_size // world_size for r in (rank, rank + 1)))
 
 
 def permuted_chunks(position: Ids, size: int, chunk: int, keys: Sequence[int]) -> Ids:

@@ -28,33 +28,18 @@ B = TypeVar("B", bound=Batch)
 MakePart = Callable[[int, int, slice], B]  # (step, number of the part over all steps, its rows of the batch)
 
 
-def batches_of_parts(
-    make: MakePart[B],
-    steps: range,
-    rows: int,
-    *,
-    where: Callable[[int], str],
-    workers: int,
-    timeout: float,
-    rank: int,
-) -> Iterator[B]:
+def batches_of_parts(make: MakePart[B], steps: range, rows: int, workers: int, **options: Any) -> Iterator[B]:
     """Yield this rank's batch of each step, put together from the parts that `make` returns. With CUDA it lies in
     pinned memory.
 
     make(step, number, rows): returns a part, the given rows of the step's batch. number: counts the parts of all steps;
-    worker processes make them in turn. rows: size of a batch. Other arguments and errors: see `prefetched`.
+    worker processes make them in turn. rows: size of a batch. options, and the errors: as in `prefetched`.
     """
     count = max(min(max(-(-rows // ITEM), workers + 1), rows), 1)
     bounds = [number * rows // count for number in range(count + 1)]
-    parts = prefetched(
-        partial(_packed, make, bounds),
-        range(steps.start * count, steps.stop * count),
-        where=where,
-        workers=workers,
-        timeout=timeout,
-        rank=rank,
-        ahead=max((2 * count - 1) // max(workers, 1), 1),  # beside these, one is being copied
-    )
+    numbers = range(steps.start * count, steps.stop * count)
+    ahead = max((2 * count - 1) // max(workers, 1), 1)  # of two batches, one part is being copied
+    parts = prefetched(partial(_packed, make, bounds), numbers, workers=workers, ahead=ahead, **options)
     for _ in steps:
         yield assembled(islice(parts, count), rows, torch.cuda.is_available())
 

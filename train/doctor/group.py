@@ -119,22 +119,22 @@ def _judged(problem: str, speed: float) -> Finding:
 
 
 def _speed(backend: str, speed: float) -> str:
-    """Return the measured bandwidth and what is usual, for a finding."""
-    if not speed:
-        return "one process has no bandwidth"
-    return f"{BYTES[backend] >> 20} MiB summed at {speed:.3g} GB/s ({USUAL[backend]})"
+    """Return the measured bandwidth (0 for one process) and what is usual, for a finding."""
+    return f"{BYTES[backend] >> 20} MiB summed at {speed:.3g} GB/s ({USUAL[backend]})" if speed else "one process"
 
 
 def torchrun(backend: str) -> Iterator[Finding]:
     """Yield the finding on a group of all processes that torchrun has started; all of them must call it."""
     rank, count, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-    answer = agree(backend, rank, count, "env://", local)
-    if answer.startswith(AGREED):
-        speed = float(answer.removeprefix(AGREED))
-        of_all = ok("gloo", f"{count} processes agreed; {_speed(backend, speed)}")
-        yield of_all if backend == "gloo" else _judged("", speed)
-    else:
+    _, agreed, speed = (answer := agree(backend, rank, count, "env://", local)).partition(AGREED)
+    if not agreed:
         yield fail(backend, f"rank {rank} of {count}: {answer}")
+    elif rank == 0:
+        yield (
+            _judged("", float(speed))
+            if backend == "nccl"
+            else ok("gloo", f"{count} agreed; {_speed(backend, float(speed))}")
+        )
 
 
 def main(backend: str, count: int) -> None:

@@ -83,11 +83,9 @@ def look(arguments: Sequence[str]) -> Iterator[Finding]:
             yield fail("words", str(error), code=ExitCode.CONFIG)
     gpus = machine.gpu_count()
     if "RANK" in os.environ:  # torchrun has started one doctor for each process of a run
-        of_all = list(found("ranks", group.torchrun, "nccl" if gpus else "gloo"))
+        yield from found("ranks", group.torchrun, "nccl" if gpus else "gloo")
         if os.environ["RANK"] != "0":
-            yield from (finding for finding in of_all if finding.level is Level.fail)
             return
-        yield from of_all
     groups = [(group.gloo, group.ProcessGroup("gloo", 2))]  # they import torch while the rest is checked
     if gpus:
         groups.append((group.nccl, group.ProcessGroup("nccl", gpus)))

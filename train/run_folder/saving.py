@@ -10,6 +10,7 @@ background save prints one line and the run goes on to the next one; `save` rais
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -71,7 +72,11 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
         """Write the checkpoint `state` and return when it is on the disk. Raises HardwareError if that fails."""
         start = perf_counter()
         checkpoint.save(self._run_dir, state, self._keep, self._before_save)
-        self.seconds += perf_counter() - start
+        seconds = perf_counter() - start
+        self.seconds += seconds
+        if seconds > float(os.environ.get("DYAD_LEAD_SECONDS", "inf")):  # set by launch/slurm.sbatch
+            advice = f"SBATCH_SIGNAL=B:USR1@{2 * seconds:.0f} sbatch …"
+            self._log(f"this checkpoint took {seconds:.0f} s, longer than SLURM waits after its signal: {advice}")
 
     def __exit__(self, *_: object) -> None:
         self._thread.shutdown()

@@ -156,6 +156,18 @@ def test_loaders_that_start_at_any_moment_of_a_save_do_not_hang(tmp_path: Path) 
     assert saves > 20
 
 
+def test_a_checkpoint_that_takes_longer_than_slurm_waits_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    for lead in ("60", "0.2"):
+        monkeypatch.setenv("DYAD_LEAD_SECONDS", lead)
+        with writing(tmp_path, lambda: time.sleep(0.6), said) as writer:
+            writer.save_in_background(state(Run(0), 1))
+    (line,) = said
+    assert line.startswith("this checkpoint took 1 s, longer than SLURM waits") and "SBATCH_SIGNAL=B:USR1@" in line
+
+
 def test_a_checkpoint_that_finds_no_room(tmp_path: Path) -> None:
     said: list[str] = []
     run = Run(0)

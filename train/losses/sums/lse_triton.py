@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dyad.data.base.errors import first_line
 from dyad.train.losses.sums.tiles import slices
 
 INSTALLED = find_spec("triton") is not None  # builds of torch for the CPU come without it
@@ -79,16 +80,14 @@ def available(x_bD: Tensor, y_MD: Tensor) -> bool:
         return False
     if not 0 < x_bD.shape[1] <= WIDEST or x_bD.device != y_MD.device:
         return False
-    return INTERPRETED or (x_bD.is_cuda and compiles(x_bD.device))
+    recent = x_bD.is_cuda and torch.cuda.get_device_capability(x_bD.device) >= (8, 0)
+    return INTERPRETED or (recent and compiles(x_bD.device))
 
 
 @cache
 def compiles(device: torch.device) -> bool:
-    """Whether Triton supports the device and can compile for it. If it cannot compile, a line says why, once."""
-    if torch.cuda.get_device_capability(device) < (8, 0):
-        return False
-    problem = compile_problem(device)
-    if problem:
+    """Whether Triton can compile for the device. If it cannot, a line says why, once."""
+    if problem := compile_problem(device):
         print(f"the loss is computed without its GPU kernels, which takes longer: {problem}", file=sys.stderr)
     return not problem
 
@@ -99,16 +98,14 @@ def compile_problem(device: torch.device) -> str:
         number = torch.ones(1, device=device)
         with torch.cuda.device_of(number):
             _increment[(1,)](number)
-        return "" if number.item() == 2 else f"Triton computes wrongly: 1 + 1 is {number.item():g}"
+        return "" if number.item() == 2 else "Triton computes wrongly. Fix: run python -m train.doctor"
     except Exception as error:  # whatever compilers, drivers and file systems raise
-        text = (str(error).splitlines() or [type(error).__name__])[0]
-        in_files = isinstance(error, OSError) and error.filename is not None
         fix = (
-            "set TRITON_CACHE_DIR to a folder that can be written"
-            if in_files
-            else "install gcc, or set CC to a C compiler"
+            "install gcc, or set CC to a C compiler"
+            if isinstance(error, RuntimeError)
+            else "set TRITON_CACHE_DIR to a folder of yours"
         )
-        return f"Triton cannot compile: {text}. Fix: {fix}"
+        return f"Triton cannot compile: {first_line(error)}. Fix: {fix}"
 
 
 def exp_sums(
