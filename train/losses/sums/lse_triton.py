@@ -17,22 +17,14 @@ same machine; the block shapes, timed once for each D, are cached on disk.
 # pyright: reportInvalidTypeForm=false
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dyad.data.base.errors import first_line
 from dyad.train.losses.sums.tiles import slices
-
-INSTALLED = find_spec("triton") is not None  # builds of torch for the CPU come without it
-triton: Any = import_module("triton") if INSTALLED else None
-tl: Any = import_module("triton.language") if INSTALLED else None
+from dyad.train.losses.sums.triton_trial import INSTALLED, compiles, tl, triton
 
 STRIP = 8192  # rows and columns of a strip of G: 128 MB in bf16; with its operands it leaves room in the device's cache
 WIDEST = 4096  # the largest D
@@ -82,30 +74,6 @@ def available(x_bD: Tensor, y_MD: Tensor) -> bool:
         return False
     recent = x_bD.is_cuda and torch.cuda.get_device_capability(x_bD.device) >= (8, 0)
     return INTERPRETED or (recent and compiles(x_bD.device))
-
-
-@cache
-def compiles(device: torch.device) -> bool:
-    """Whether Triton can compile for the device. If it cannot, a line says why, once."""
-    if problem := compile_problem(device):
-        print(f"the loss is computed without its GPU kernels, which takes longer: {problem}", file=sys.stderr)
-    return not problem
-
-
-def compile_problem(device: torch.device) -> str:
-    """Compile and run a small kernel on a GPU. Returns "", or the reason why that fails and the fix in one line."""
-    try:
-        number = torch.ones(1, device=device)
-        with torch.cuda.device_of(number):
-            _increment[(1,)](number)
-        return "" if number.item() == 2 else "Triton computes wrongly. Fix: run python -m train.doctor"
-    except Exception as error:  # whatever compilers, drivers and file systems raise
-        fix = (
-            "install gcc, or set CC to a C compiler"
-            if isinstance(error, RuntimeError)
-            else "set TRITON_CACHE_DIR to a folder of yours"
-        )
-        return f"Triton cannot compile: {first_line(error)}. Fix: {fix}"
 
 
 def exp_sums(
@@ -268,12 +236,6 @@ def _tuned(function: Any) -> Any:
         for columns, depth, warps, stages in BLOCKS[: 1 if INTERPRETED else None]
     ]
     return triton.autotune(configs, key=["D"], cache_results=True)(_jit(function))
-
-
-@_jit
-def _increment(number):
-    """Add 1 to a number: a kernel to see whether Triton works."""
-    tl.store(number, tl.load(number) + 1)
 
 
 @_jit

@@ -14,9 +14,10 @@ from dyad.train.losses.sums import lse_triton as kernels
 from dyad.train.losses.sums.logits import Logits
 from dyad.train.losses.sums.lse_one_shift import _fused
 from dyad.train.losses.sums.tiles import Exclusion, Pairs, Tiles
+from dyad.train.losses.sums.triton_trial import compiles
 
 ROOT = Path(__file__).parents[4]
-TRIAL = "import torch; from dyad.train.losses.sums.lse_triton import *; print(compile_problem(torch.device('{}')))"
+TRIAL = "import torch; from dyad.train.losses.sums.triton_trial import *; print(compile_problem(torch.device('{}')))"
 
 
 @pytest.mark.triton
@@ -44,11 +45,11 @@ def test_a_machine_that_cannot_compile_falls_back_with_one_line(
 ) -> None:
     """Without a GPU the trial fails, too, as it does without a compiler."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    kernels.compiles.cache_clear()
+    compiles.cache_clear()
     with FakeTensorMode():
         x = torch.empty(4, 8, dtype=torch.bfloat16, device="cuda")
         assert not kernels.available(x, x) and not kernels.available(x, x)
-    kernels.compiles.cache_clear()
+    compiles.cache_clear()
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("the loss is computed without its GPU kernels, which takes longer: Triton cannot compile: ")
     assert "Fix: " in line
