@@ -148,12 +148,12 @@ def test_loaders_that_start_at_any_moment_of_a_save_do_not_hang(tmp_path: Path) 
         saving = threading.Thread(target=save_again_and_again, args=(writer,))
         saving.start()
         try:
-            for _ in range(20):
+            for _ in range(8):
                 first_batch_seconds()
         finally:
             done.set()
             saving.join()
-    assert saves > 20
+    assert saves > 4
 
 
 def test_a_checkpoint_that_takes_longer_than_slurm_waits_is_told(
