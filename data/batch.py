@@ -63,7 +63,8 @@ class Batch:
     x, y (b, …): tower inputs, either uint8 pictures (b, 3, H, W) or int64 tokens (b, L), L tokens per text. sample_ids
     (b,) int64: ids 0, 1, … of samples; they index state that is kept per sample and nothing else. x_keys, y_keys (b,)
     int64: content keys (64-bit hashes); equal keys are the same item on any rank. extra: further items of side y.
-    known_positives: relevant items that must not serve as negatives. bad: samples that were replaced.
+    known_positives: relevant items that must not serve as negatives. bad: samples that were replaced. padding: the
+    token id that fills up rows of tokens.
     """
 
     x: Tensor
@@ -74,21 +75,22 @@ class Batch:
     extra: Extra | None = None
     known_positives: KnownPositives | None = None
     bad: tuple[BadSample, ...] = ()
+    padding: int = 0
 
     def __len__(self) -> int:
         return self.sample_ids.shape[0]
 
     def to(self, device: torch.device, non_blocking: bool = True) -> Batch:
-        return _mapped(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        return mapped(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Batch:
-        return _mapped(self, Tensor.pin_memory)
+        return mapped(self, Tensor.pin_memory)
 
 
-def _mapped(record: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def mapped(record: Any, change: Callable[[Tensor], Any]) -> Any:
     """Return a copy of the dataclass `record`, such as a Batch, with `change` applied to every tensor, also in
     dataclasses that are fields of `record`."""
     parts = {field.name: getattr(record, field.name) for field in fields(record)}
     changed = {name: change(part) for name, part in parts.items() if isinstance(part, Tensor)}
-    changed |= {name: _mapped(part, change) for name, part in parts.items() if is_dataclass(part)}
+    changed |= {name: mapped(part, change) for name, part in parts.items() if is_dataclass(part)}
     return replace(record, **changed)

@@ -179,7 +179,7 @@ class DataConfig:
     workers: Any = described(
         AUTO, "loader processes per rank; only streams depend on it. auto: cores - 1, at most 16; without a GPU 2"
     )
-    timeout: float = described(60.0, "seconds to wait for a loader process before the run stops; 0: for ever")
+    timeout: float = described(60.0, "seconds a loader process may take for a sample before the run stops; 0: for ever")
     bad_samples: BadSamples = described(
         BadSamples.substitute, "a sample that cannot be used: another one in its place, named in ledger.jsonl; or stop"
     )

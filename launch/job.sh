@@ -47,6 +47,16 @@ dyad_attend() { # waits for a child, and returns its exit code: a trapped signal
     done
 }
 
+dyad_numa() { # torchrun's option that keeps a process on the cores beside its GPU: dyad_numa SECOND_NODE FIRST_GPU, two files
+    local torch
+    torch=$(python -c 'import importlib.util; print(importlib.util.find_spec("torch").submodule_search_locations[0])')
+    # older torchruns do not know it; without numactl, or on a machine of one node or without GPUs, it ends the run
+    if [ -e "$1" ] && [ -e "$2" ] && [ -n "${CUDA_VISIBLE_DEVICES-all}" ] && command -v numactl >/dev/null \
+        && grep -q -e --numa-binding "$torch/distributed/run.py"; then
+        echo --numa-binding=node
+    fi
+}
+
 dyad_first_node() { # of a list as SLURM writes it: a07 of a[07-09,12],b3
     sed -E 's/\[([0-9]+)[^]]*\]/\1/g; s/,.*//' <<<"$1"
 }

@@ -31,7 +31,7 @@ trap stop TERM INT HUP USR1
 train() { # prepares, and becomes torchrun's agent
     # shellcheck disable=SC2086 # several words; never none, or `source` would hand on our own arguments
     source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" ${DYAD_EXTRAS:-demo}
-    local dry_run='' rendezvous command threads
+    local dry_run='' rendezvous numa command threads
     if [ "${1:-}" = --dry-run ]; then
         dry_run=1
         shift
@@ -53,8 +53,9 @@ train() { # prepares, and becomes torchrun's agent
             rendezvous+=(--rdzv-backend=c10d)
         fi
     fi
+    numa=$(dyad_numa /sys/devices/system/node/node1 /dev/nvidia0)
     command=(python -m torch.distributed.run "${rendezvous[@]}" --nproc-per-node="$NPROC" --signals-to-handle=SIGQUIT
-        --no-python python -m train "$@")
+        ${numa:+"$numa"} --no-python python -m train "$@")
     if [ -n "$dry_run" ]; then
         printf '%q ' "${command[@]}"
         echo

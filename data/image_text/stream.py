@@ -22,16 +22,15 @@ from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import Any
 
-import torch
-
 from dyad.data.base.errors import ConfigError, DataError, SampleError
 from dyad.data.batch import BadSample, Batch
 from dyad.data.config import DataConfig
 from dyad.data.image_text.dataset import PairMaker, TrainingPair
 from dyad.data.image_text.sample import ShardSample
-from dyad.data.loading.order import Order
+from dyad.data.loading.order import Order, local_rows
+from dyad.data.loading.parts import batches_of_parts
 from dyad.data.loading.replacement import check_any, examples, too_many_in_a_row
-from dyad.data.loading.workers import begin_item, prefetched
+from dyad.data.loading.workers import begin_item
 from dyad.data.shards.scan_tar import Problem, Problems, Scan, stream_tar
 from dyad.data.shards.sources import ShardSource
 from dyad.data.shards.storage import open_sequential, shard_name
@@ -162,13 +161,13 @@ class Stream:
         """Yield the batches of steps first_step … last_step - 1, each with this training process's part of the samples
         of a step. Each batch is added to the attribute `progress` just before it is yielded.
 
-        workers: number of loader processes. timeout: seconds to wait for a batch before HardwareError is raised; 0: no
-        limit.
+        workers: number of loader processes. timeout: seconds to wait for a worker that does not go on to its next
+        sample before HardwareError is raised; 0: no limit.
         """
-        steps, pin = range(first_step, last_step), torch.cuda.is_available()
-        for batch in prefetched(
-            self._batch, steps, where=self.shard_of, workers=workers, timeout=timeout, rank=self._rank, pin=pin
-        ):
+        rows = local_rows(self.global_batch_size, self._rank, self._world_size)
+        count, steps = rows.stop - rows.start, range(first_step, last_step)
+        options = {"where": self.shard_of, "timeout": timeout, "rank": self._rank}
+        for batch in batches_of_parts(self._part, steps, count, workers, **options):
             self.progress.add(batch)
             yield batch
 
@@ -201,17 +200,16 @@ class Stream:
             raise SampleError(f"{sample.where}: '{self.id_key}' is {value!r:.80}, no number of a sample: 0, 1, …")
         return value
 
-    def _batch(self, step: int) -> StreamBatch:
-        """Return the next batch of the one reader that runs in this loader process. The reader is created at the first
+    def _part(self, step: int, part: int, rows: slice) -> StreamBatch:
+        """Return the next rows of the one reader that runs in this loader process. The reader is created at the first
         call.
 
-        step: fixes the index of this reader, because torch deals the steps to its loader processes in turn.
+        part: fixes the index of this reader, because torch deals the parts to its loader processes in turn.
         """
-        number = self._rank * self._readers + step % self._readers
+        number = self._rank * self._readers + part % self._readers
         self._reader = self._reader or Reader(self, number, self._world_size * self._readers)
         assert self._reader.number == number, "a process is one reader"
-        start, stop = (r * self.global_batch_size // self._world_size for r in (self._rank, self._rank + 1))
-        return self._reader.batch(stop - start)
+        return self._reader.batch(rows.stop - rows.start)
 
     def _check(self, found: StreamSample) -> None:
         self.maker.check(found.sample)
@@ -276,9 +274,10 @@ class Reader:
         for draw in count(first, self._readers):
             if draw in progress.finished:
                 continue
-            begin_item(draw)
             shard, scan, samples = self._stream.shard_of(draw), Scan(), 0
+            begin_item(draw)
             for sample in _read_samples(shard, scan):
+                begin_item(draw)
                 yield StreamSample(draw, samples, sample)
                 samples += 1
             self._ended[draw] = samples

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import Protocol
+from functools import lru_cache
+from typing import TYPE_CHECKING, Protocol
 
-import torch
-
+from dyad.data.base.parallel import available_cores
 from dyad.data.batch import Batch
 from dyad.data.config import AUTO
-from dyad.data.loading.order import Order
-from dyad.data.loading.workers import prefetched
-from dyad.data.shards.index import available_cores
+from dyad.data.loading.order import Order, local_rows
+from dyad.data.loading.parts import batches_of_parts
+
+if TYPE_CHECKING:
+    import torch
 
 CPU_WORKERS, MOST_WORKERS = 2, 16  # of data.workers=auto, on CPUs and on GPUs
 Positions = Sequence[tuple[int, int]]  # (epoch, sample id) each
@@ -64,20 +65,18 @@ def build_loader(
     """Yield this rank's part of the global batch of each step from first_step to last_step - 1.
 
     dataset: makes the batches. order: decides which samples a step uses. workers: number of loader processes. timeout:
-    seconds to wait for a batch; 0: no limit. With CUDA the batches lie in pinned memory. Raises HardwareError when a
-    worker dies or exceeds the timeout, and the UserError that `dataset` raised for a batch that it cannot make.
+    seconds to wait for a worker that does not go on to its next sample; 0: no limit. With CUDA the batches lie in
+    pinned memory. Raises HardwareError when a worker dies or exceeds the timeout, and the UserError that `dataset`
+    raised for a batch that it cannot make.
     """
-    return prefetched(
-        partial(_batch, dataset, order, rank, world_size),
-        range(first_step, last_step),
-        where=dataset.where,
-        workers=workers,
-        timeout=timeout,
-        rank=rank,
-        pin=torch.cuda.is_available(),
+    local = lru_cache(maxsize=1)(order.local)  # for the parts of a step that one worker makes
+
+    def make(step: int, number: int, rows: slice) -> Batch:
+        epoch, ids = local(step, rank, world_size)
+        return dataset.__getitems__([(epoch, sample_id) for sample_id in ids[rows].tolist()])
+
+    rows = local_rows(order.global_batch_size, rank, world_size)
+    steps = range(first_step, last_step)
+    return batches_of_parts(
+        make, steps, rows.stop - rows.start, workers, where=dataset.where, timeout=timeout, rank=rank
     )
-
-
-def _batch(dataset: BatchSource, order: Order, rank: int, world_size: int, step: int) -> Batch:
-    epoch, ids = order.local(step, rank, world_size)
-    return dataset.__getitems__([(epoch, sample_id) for sample_id in ids.tolist()])

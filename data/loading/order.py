@@ -74,8 +74,7 @@ class Order:
     def local(self, step: int, rank: int, world_size: int) -> tuple[int, Ids]:
         """Return the epoch of optimiser step `step`, and one rank's consecutive part of the sample ids of the step's
         global batch. The parts of two ranks differ by at most one id in length."""
-        first, last = (r * self.global_batch_size // world_size for r in (rank, rank + 1))
-        return step // self.steps_per_epoch, self.ids(step)[first:last]
+        return step // self.steps_per_epoch, self.ids(step)[local_rows(self.global_batch_size, rank, world_size)]
 
     def _shuffled(self, position: Ids, epoch: int) -> Ids:
         """Map positions in an epoch's sample order to positions in its unshuffled order, not yet rotated. position:
@@ -111,6 +110,11 @@ class Order:
     def _keys(self, epoch: int, purpose: str) -> list[int]:
         digest = hashlib.blake2b(f"{self.seed}/{epoch}/{purpose}".encode(), digest_size=8 * ROUNDS).digest()
         return np.frombuffer(digest, "<u8").tolist()
+
+
+def local_rows(global_batch_size: int, rank: int, world_size: int) -> slice:
+    """Return the rows of the global batch that one rank has."""
+    return slice(*(r * global_batch_size // world_size for r in (rank, rank + 1)))
 
 
 def permuted_chunks(position: Ids, size: int, chunk: int, keys: Sequence[int]) -> Ids:

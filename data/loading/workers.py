@@ -46,16 +46,18 @@ def prefetched(
     timeout: float,
     rank: int = 0,
     pin: bool = False,
+    ahead: int = 2,
 ) -> Iterator[T]:
     """Yield make(entry) for each of `entries`, in order. Worker processes compute the values ahead.
 
     workers: number of processes; with 0 this process computes each value on demand. where(item): returns a name for
     error messages; item: the integer that a worker passed to `begin_item` last, such as a sample id. `where` must not
-    read any storage. timeout: seconds to wait for a value; 0: no limit. rank: of this process, for messages. pin:
-    whether values are copied to pinned memory; `make` must then return tensors, or objects with a method pin_memory.
+    read any storage. timeout: seconds to wait for a worker that does not go on to its next item; 0: no limit. rank: of
+    this process, for messages. pin: whether values are copied to pinned memory; `make` must then return tensors, or
+    objects with a method pin_memory. ahead: how many values each worker computes ahead.
 
     A UserError raised by `make` is raised here without a worker's traceback. HardwareError is raised, wherever the main
-    thread is at that moment, when a worker has died or a value takes longer than `timeout`.
+    thread is at that moment, when a worker has died or stays with one item for longer than `timeout`.
     """
     if workers:  # otherwise the tokenizers library prints at every fork that it stops using threads
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -65,7 +67,8 @@ def prefetched(
         batch_size=None,
         sampler=entries,
         num_workers=workers,
-        worker_init_fn=partial(_start_worker, group.current_items),
+        prefetch_factor=ahead if workers else None,
+        worker_init_fn=partial(_start_worker, group.current_items, group.begun),
         pin_memory=pin,
         generator=torch.Generator(),  # otherwise the start of workers draws from the global generator
     )
@@ -76,6 +79,7 @@ def prefetched(
             if isinstance(value, UserError):
                 raise value
             yield value
+            del value  # frees its shared memory before the next value comes
 
 
 class _ErrorsAsValues(Dataset[T | UserError]):
@@ -100,11 +104,11 @@ _failed: list[WorkerGroup] = []  # kept alive: torch's `__del__` joins its worke
 
 class WorkerGroup:
     """The worker processes of one loader. size: their number; rank, where: for error messages, as in `prefetched`;
-    current_items: shared memory with the item that each worker is loading."""
+    current_items: shared memory with the item that each worker is loading; begun: how many items it has begun."""
 
     def __init__(self, size: int, rank: int, where: Callable[[int], str]) -> None:
         self.size, self.rank, self.where = size, rank, where
-        self.current_items = RawArray("q", [NO_ITEM] * size)
+        self.current_items, self.begun = RawArray("q", [NO_ITEM] * size), RawArray("q", size)
         self.error: HardwareError | None = None
 
     @contextmanager
@@ -136,11 +140,12 @@ class WorkerGroup:
     @contextmanager
     def waiting_for(self, number: int, seconds: float) -> Iterator[None]:
         """Context manager for a block that takes the value with index `number` from the loader. HardwareError is raised
-        when the block takes longer than `seconds` (0: no limit) or a worker dies. The workers make values in turn, so
-        `number` tells which worker makes this value."""
+        when the worker that makes this value begins no item for `seconds` (0: no limit), or a worker dies. The workers
+        make values in turn, so `number` tells which worker makes this value."""
         self._raise_earlier_error()
+        self._seen = self.begun[:]
         try:
-            with _alarm(seconds if self.size else 0, lambda: self._time_out(number % self.size, seconds)):
+            with _alarm(seconds if self.size else 0, lambda: self._check_progress(number % self.size, seconds)):
                 yield
         except Exception as error:  # torch catches ours and raises one of its own
             self._raise_earlier_error()
@@ -165,19 +170,22 @@ class WorkerGroup:
                 how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
                 _fail(f"{self._describe(worker)} {how}. {LIKELY_CAUSE.get(code, 'Its own words are above.')}")
 
-    def _time_out(self, expected: int, seconds: float) -> NoReturn:
-        """Raise HardwareError for a value that no worker delivered within `seconds`. expected: index of the worker that
-        should have made the value.
+    def _check_progress(self, expected: int, seconds: float) -> None:
+        """Raise HardwareError if a worker has begun no item for `seconds`. Called so often while its value is awaited.
+        expected: index of the worker that makes the value.
 
         If a signal such as SIGSTOP has stopped a worker, the message names the stopped worker instead, because it may
         hold up the others.
         """
+        seen, self._seen = self._seen, self.begun[:]
+        if seen[expected] != self._seen[expected]:
+            return
         self.check_alive()
         stopped = [worker for worker, process in enumerate(self.processes) if _is_stopped(process)]
         how = "is stopped by a signal" if stopped else "hangs (is its storage gone?)"
         _fail(
             f"{self._describe([*stopped, expected][0])} {how}: nothing came for {seconds:g} s. Raise data.timeout if a "
-            "batch may take that long"
+            "sample may take that long"
         )
 
     def _describe(self, worker: int) -> str:
@@ -208,13 +216,13 @@ def _on_child_exit(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def _alarm(seconds: float, on_timeout: Callable[[], None]) -> Iterator[None]:
-    """Context manager that calls on_timeout() if the block takes longer than `seconds`; 0: no limit. Outside the main
-    thread there is no limit either."""
+    """Context manager that calls on_timeout() every `seconds` until the block ends; 0: never. Outside the main thread
+    it is never called either."""
     if not seconds or threading.current_thread() is not threading.main_thread():
         yield
         return
     before = signal.signal(signal.SIGALRM, lambda *_: on_timeout())
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
     try:
         yield
     finally:
@@ -237,22 +245,27 @@ _record_item: Callable[[int], None] | None = None  # None in a process that is n
 
 def begin_item(item: int) -> None:
     """Record the item (such as a sample id) that this worker begins to load, so that an error about the worker can name
-    it. Does nothing outside a worker process."""
+    it, and the parent sees that the worker goes on. Does nothing outside a worker process."""
     if _record_item is not None:
         _record_item(item)
 
 
-def _start_worker(current_items: Any, worker: int) -> None:
+def _start_worker(current_items: Any, begun: Any, worker: int) -> None:
     """Set up a new loader worker process: close inherited sockets, block stop signals, exit with the parent.
-    current_items: shared array with the item that each worker is loading, for `begin_item`; worker: index of this
-    worker."""
+    current_items, begun: shared arrays with the item that each worker is loading and the number of items that it has
+    begun, for `begin_item`; worker: index of this worker."""
     global _record_item
     _running.clear()
     for inherited in list(open_connections()):  # otherwise they stay open when the parent closes them or dies
         inherited.close_here()
     signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
-    _record_item = partial(current_items.__setitem__, worker)
+
+    def record(item: int) -> None:
+        current_items[worker] = item
+        begun[worker] += 1
+
+    _record_item = record
 
 
 def _exit_with_parent() -> None:

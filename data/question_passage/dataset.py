@@ -33,8 +33,11 @@ class TokenizeTexts(Protocol):
     """A tokenizer of texts, or of pairs of texts. The call takes n texts and returns int64 (n, L), padded at the right.
 
     L is the number of tokens of the longest text, at most `length`. pairs: the second text of each pair; None: no
-    pairs.
+    pairs. pad: the token id that fills up shorter texts.
     """
+
+    @property
+    def pad(self) -> int: ...
 
     def __call__(self, texts: list[str], length: int, pairs: list[str] | None = None) -> Tensor: ...
 
@@ -117,6 +120,7 @@ class QuestionPassage:
             extra=_extra(y[len(drawn) :], extra) if may_have_extra else None,
             known_positives=KnownPositives(*torch.tensor(known, dtype=torch.int64).reshape(-1, 2).unbind(1)),
             bad=bad,
+            padding=self.tokenize.pad,
         )
 
     def where(self, sample_id: int) -> str:

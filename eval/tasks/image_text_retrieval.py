@@ -40,7 +40,7 @@ from dyad.train.distributed.world import World, all_reduce_sum
 if TYPE_CHECKING:
     from dyad.data.image_text.dataset import RetrievalSet
 
-STRIP = 2**22  # scores in memory at a time: 16 MiB
+STRIP, STRIP_GPU = 2**22, 2**28  # scores in memory at a time: 16 MiB, 1 GiB
 
 
 def match_pairs(
@@ -73,14 +73,14 @@ def count_ranks(queries_nD: np.ndarray, items_mD: np.ndarray, matches: Matches, 
     An item is ahead if its score is higher, or equal and its index is lower. matches: which items are right for which
     queries; every query needs a right item. All processes must call it with the same arguments; each scores its share
     of the queries, and all return the same result. queries_nD, items_mD: embeddings; a score is their inner product.
-    Memory: two float32 arrays of STRIP elements each, or of m elements if m is larger.
+    Memory: two float32 arrays of STRIP elements each (on a GPU of STRIP_GPU), or of m elements if m is larger.
     """
     n, m = matches.shape
     assert queries_nD.shape[0] == n and items_mD.shape[0] == m, (queries_nD.shape, items_mD.shape, matches.shape)
     items_Dm = torch.from_numpy(items_mD).to(world.device).T
     counts = torch.zeros(2, n, dtype=torch.int64, device=world.device)
     scores = torch.zeros(2, n, device=world.device)
-    size = max(1, STRIP // m)
+    size = strip_size(world.device, n, m, world.size)
     # reused: to allocate new pages would take longer than to count
     score, flag = torch.empty(2, min(size, n), m, device=world.device)
     for start in range(world.rank * size, n, world.size * size):
@@ -92,6 +92,12 @@ def count_ranks(queries_nD: np.ndarray, items_mD: np.ndarray, matches: Matches, 
     ranking = Ranking(*all_reduce_sum(counts, world).cpu().numpy(), *all_reduce_sum(scores, world).cpu().numpy())
     assert ranking.right.all(), "a query without a right item has no rank"
     return ranking
+
+
+def strip_size(device: torch.device, n: int, m: int, world_size: int) -> int:
+    """Return how many of n queries are scored against m items at a time. A GPU takes long strips, as each reads all
+    items, but no longer ones than all processes have work."""
+    return max(1, STRIP // m if device.type == "cpu" else min(STRIP_GPU // m, -(-n // world_size)))
 
 
 def _strip_ranks(score_tm: Tensor, flag_tm: Tensor, row: Tensor, item: Tensor) -> tuple[Tensor, Tensor]:

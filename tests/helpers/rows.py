@@ -13,13 +13,20 @@ from torch import Tensor
 Fields = dict[str, Any]
 
 
-def tokenize(texts: list[str], length: int, pairs: list[str] | None = None) -> Tensor:
+class Letters:
     """Code points; a pair has a 1 between its texts. Padded to the longest row, rounded up to 8, at most `length`."""
-    rows = [[ord(c) for c in text] for text in texts]
-    if pairs is not None:
-        rows = [row + [1] + [ord(c) for c in second] for row, second in zip(rows, pairs, strict=True)]
-    width = min(length, -(-max(map(len, rows)) // 8) * 8)
-    return torch.tensor([(row + [0] * width)[:width] for row in rows])
+
+    pad = 0
+
+    def __call__(self, texts: list[str], length: int, pairs: list[str] | None = None) -> Tensor:
+        rows = [[ord(c) for c in text] for text in texts]
+        if pairs is not None:
+            rows = [row + [1] + [ord(c) for c in second] for row, second in zip(rows, pairs, strict=True)]
+        width = min(length, -(-max(map(len, rows)) // 8) * 8)
+        return torch.tensor([(row + [self.pad] * width)[:width] for row in rows])
+
+
+tokenize = Letters()
 
 
 def texts_of(tokens: Tensor) -> list[str]:

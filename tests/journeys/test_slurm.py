@@ -137,6 +137,26 @@ def test_the_state_of_a_run_folder(tmp_path: Path) -> None:
     assert shell('dyad_state "$1"', str(tmp_path)).stdout == "none 0 never\n"
 
 
+def test_processes_are_bound_where_there_is_something_to_bind(tmp_path: Path) -> None:
+    (tmp_path / "numactl").write_text("#!/bin/sh\n")
+    (tmp_path / "numactl").chmod(0o755)
+    bound = f'PATH="$PATH:{tmp_path}" dyad_numa'
+    assert shell(f"{bound} /dev/null /dev/null").stdout == "--numa-binding=node\n"
+    for lines in (
+        f"{bound} /dev/null /dev/nvidia-none",
+        f"{bound} /dev/no-second-node /dev/null",
+        f"CUDA_VISIBLE_DEVICES= {bound} /dev/null /dev/null",
+    ):
+        done = shell(lines)
+        assert (done.returncode, done.stdout) == (0, ""), (lines, done)
+
+
+def test_the_lead_of_the_signal_is_a_number() -> None:
+    assert sbatch("--dry-run", "experiment=emoji", SBATCH_SIGNAL="B:USR1@600").returncode == 0
+    wrong = sbatch("--dry-run", "experiment=emoji", SBATCH_SIGNAL="B:USR1@soon")
+    assert wrong.returncode == 2 and "DYAD_LEAD_SECONDS=soon is no whole number" in wrong.stderr
+
+
 def test_a_signal_does_not_end_the_wait() -> None:
     waited = shell(
         "trap 'echo asked' USR1; (sleep 0.3; kill -USR1 $$; sleep 0.3; exit 7) & dyad_attend $! || echo ended with $?"

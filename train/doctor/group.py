@@ -1,6 +1,7 @@
-"""Check that processes of this machine can form a torch.distributed process group.
+"""Check that processes can form a torch.distributed process group, and how fast they add up a tensor.
 
 `python -m dyad.train.doctor.group BACKEND COUNT` starts COUNT processes, each of which prints the result on one line.
+Under torchrun the processes are torchrun's, on all machines.
 """
 
 from __future__ import annotations
@@ -10,23 +11,30 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 
 from dyad.data.base.findings import Finding, fail, ok, warn
 
 SECONDS = 20.0
-AGREED = "all agree"
+AGREED = "all agree at"  # and the GB/s
+BYTES = {"gloo": 16 << 20, "nccl": 256 << 20}  # of the tensor that is added up
+USUAL = {
+    "gloo": "usual: about 1 GB/s",
+    "nccl": "usual: hundreds of GB/s with NVLink, 10 to 50 with PCIe or InfiniBand, 1 to 3 with TCP",
+}
+SLOW = 5.0  # GB/s of GPUs: less is TCP
 
 
 class ProcessGroup:
     """Processes that test a backend by an all-reduce. They start on construction; `problem` waits for their result.
 
-    backend: gloo or nccl. count: the number of processes.
+    backend: gloo or nccl. count: the number of processes. Attribute speed: GB/s of the slowest, once `problem` is "".
     """
 
     def __init__(self, backend: str, count: int, interface: str | None = None) -> None:
-        self.backend, self._count = backend, count
+        self.backend, self._count, self.speed = backend, count, 0.0
         self._process = subprocess.Popen(
             [sys.executable, "-m", "dyad.train.doctor.group", backend, str(count)],
             env={**os.environ, **({"GLOO_SOCKET_IFNAME": interface} if interface else {})},
@@ -48,9 +56,11 @@ class ProcessGroup:
             self._process.communicate()
             return f"no answer in {5 * SECONDS:.0f} s"
         lines = [line for line in output.splitlines() if line.strip()]
-        if lines.count(AGREED) == self._count:
+        speeds = [float(line.removeprefix(AGREED)) for line in lines if line.startswith(AGREED)]
+        if len(speeds) == self._count:
+            self.speed = min(speeds)
             return ""
-        return next((line for line in reversed(lines) if line != AGREED), "no answer")
+        return next((line for line in reversed(lines) if not line.startswith(AGREED)), "no answer")
 
 
 def gloo(group: ProcessGroup) -> Iterator[Finding]:
@@ -64,7 +74,7 @@ def gloo(group: ProcessGroup) -> Iterator[Finding]:
     chosen = os.environ.get("GLOO_SOCKET_IFNAME")
     interfaces = [name for _, name in socket.if_nameindex()]
     if not problem:
-        yield ok("gloo", "two processes met and agreed")
+        yield ok("gloo", f"two processes met and agreed; {_speed('gloo', group.speed)}")
     elif chosen and chosen not in interfaces:
         fix = f"unset GLOO_SOCKET_IFNAME, or one of {', '.join(interfaces)}"
         yield fail("gloo", f"GLOO_SOCKET_IFNAME={chosen}: this machine has no such interface", fix)
@@ -95,11 +105,36 @@ def nccl(group: ProcessGroup) -> Iterator[Finding]:
 
     group: processes already started, one per GPU: two, or one if the machine has a single GPU.
     """
-    if problem := group.problem():
+    yield _judged(group.problem(), group.speed)
+
+
+def _judged(problem: str, speed: float) -> Finding:
+    """Return the finding on NCCL. problem: of the processes, "" for none; speed: GB/s of their all-reduce."""
+    if problem:
         fix = "run with NCCL_DEBUG=WARN for the reason; NCCL_P2P_DISABLE=1 or NCCL_SHM_DISABLE=1 show which path fails"
-        yield fail("nccl", problem, fix)
-    else:
-        yield ok("nccl", "the GPUs met and agreed")
+        return fail("nccl", problem, fix)
+    shown = f"the GPUs met and agreed; {_speed('nccl', speed)}"
+    fix = "NCCL_DEBUG=INFO names the path: P2P, SHM, NET/IB or NET/Socket (TCP); a container needs /dev/infiniband"
+    return warn("nccl", shown, fix) if 0 < speed < SLOW else ok("nccl", shown)
+
+
+def _speed(backend: str, speed: float) -> str:
+    """Return the measured bandwidth (0 for one process) and what is usual, for a finding."""
+    return f"{BYTES[backend] >> 20} MiB summed at {speed:.3g} GB/s ({USUAL[backend]})" if speed else "one process"
+
+
+def torchrun(backend: str) -> Iterator[Finding]:
+    """Yield the finding on a group of all processes that torchrun has started; all of them must call it."""
+    rank, count, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    _, agreed, speed = (answer := agree(backend, rank, count, "env://", local)).partition(AGREED)
+    if not agreed:
+        yield fail(backend, f"rank {rank} of {count}: {answer}")
+    elif rank == 0:
+        yield (
+            _judged("", float(speed))
+            if backend == "nccl"
+            else ok("gloo", f"{count} agreed; {_speed(backend, float(speed))}")
+        )
 
 
 def main(backend: str, count: int) -> None:
@@ -112,35 +147,40 @@ def main(backend: str, count: int) -> None:
     for rank in range(count):
         if os.fork() == 0:
             # One write per line, also with PYTHONUNBUFFERED=1: the processes share the pipe.
-            sys.stdout.write(f"{agree(backend, rank, count, port)}\n")
+            sys.stdout.write(f"{agree(backend, rank, count, f'tcp://localhost:{port}', rank)}\n")
             return
     for _ in range(count):
         os.wait()
 
 
-def agree(backend: str, rank: int, count: int, port: int) -> str:
-    """Form a process group of `count` ranks on localhost and all-reduce 1. Returns AGREED if the sum is `count`.
+def agree(backend: str, rank: int, count: int, address: str, local_rank: int) -> str:
+    """Form a process group of `count` ranks at `address`, all-reduce 1, and time the all-reduce of BYTES.
 
-    Otherwise returns the problem in one line, also for an error of torch.distributed.
+    Returns AGREED and the bus bandwidth in GB/s (as nccl-tests: each rank sends and receives 2 (count − 1) / count of
+    the bytes) if the sum is `count`. Otherwise returns the problem in one line, also for an error of torch.distributed.
     """
     import torch
     import torch.distributed as dist
 
-    device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
+    device = torch.device("cuda", local_rank) if backend == "nccl" else torch.device("cpu")
     try:
         dist.init_process_group(
-            backend,
-            init_method=f"tcp://localhost:{port}",
-            rank=rank,
-            world_size=count,
-            timeout=timedelta(seconds=SECONDS),
+            backend, init_method=address, rank=rank, world_size=count, timeout=timedelta(seconds=SECONDS)
         )
         number = torch.ones(1, device=device)
         dist.all_reduce(number)
+        values, seconds = torch.zeros(BYTES[backend] // 4, device=device), 0.0
+        for _ in range(2):  # the first one makes connections
+            dist.all_reduce(number.clone())
+            start = time.perf_counter()
+            dist.all_reduce(values)
+            values[0].item()  # waits for the GPU
+            seconds = time.perf_counter() - start
         dist.destroy_process_group()
     except (RuntimeError, ValueError, OSError) as error:
         return str(error).splitlines()[0]
-    return AGREED if int(number) == count else f"{int(number)} instead of {count}"
+    speed = 2 * (count - 1) / count * BYTES[backend] / seconds / 1e9
+    return f"{AGREED} {speed:.3g}" if int(number) == count else f"{int(number)} instead of {count}"
 
 
 if __name__ == "__main__":

@@ -124,6 +124,18 @@ def _gpus(precision: str) -> Iterator[Finding]:
             yield ok("devices", f"{name}, CUDA {torch.version.cuda}")
 
 
+def kernels() -> Iterator[Finding]:
+    """Check that Triton compiles and runs a kernel on the first GPU; without a GPU there is nothing to check."""
+    if gpu_count():
+        import torch
+
+        from dyad.train.losses.sums.triton_trial import compile_problem
+
+        text, _, fix = compile_problem(torch.device("cuda", 0)).partition(". Fix: ")
+        done = ok("kernels", "Triton compiles and runs one")
+        yield warn("kernels", f"{text}: the loss takes longer", fix) if text else done
+
+
 def gpu_count() -> int:
     """Return the number of GPUs that torch can use."""
     import torch
@@ -202,7 +214,7 @@ def shared_memory(workers: int, batch_bytes: int, folder: Path = Path("/dev/shm"
     if not folder.is_dir():
         return
     free = shutil.disk_usage(folder).free
-    needed = (2 * workers + 1) * batch_bytes
+    needed = 2 * batch_bytes * (workers > 0)
     shown = f"{size(free)} free"
     fix = "docker run --shm-size=8g (or --ipc=host), mount -o remount,size=8g /dev/shm, or data.workers=0"
     if free < max(needed, LEAST_SHARED):

@@ -61,7 +61,7 @@ def report(all_findings: Iterable[Finding], as_json: bool) -> int:
     failed, warned = levels.count(Level.fail), levels.count(Level.warn)
     if as_json:
         print(json.dumps([without_secrets(asdict(finding)) for finding in findings.values()], indent=1))
-    else:
+    elif findings:  # under torchrun rank 0 speaks for the others
         known = f", {warned} to know of" if warned or failed else ""
         print(f"\n{f'{failed} to mend' if failed else 'ready'}{known}")
     return min((found.code for found in findings.values() if found.level is Level.fail), default=ExitCode.OK)
@@ -81,12 +81,18 @@ def look(arguments: Sequence[str]) -> Iterator[Finding]:
             config = compose_config(arguments)
         except ConfigError as error:
             yield fail("words", str(error), code=ExitCode.CONFIG)
+    gpus = machine.gpu_count()
+    if "RANK" in os.environ:  # torchrun has started one doctor for each process of a run
+        yield from found("ranks", group.torchrun, "nccl" if gpus else "gloo")
+        if os.environ["RANK"] != "0":
+            return
     groups = [(group.gloo, group.ProcessGroup("gloo", 2))]  # they import torch while the rest is checked
-    if gpus := machine.gpu_count():
-        groups.append((group.nccl, group.ProcessGroup("nccl", min(gpus, 2))))
+    if gpus:
+        groups.append((group.nccl, group.ProcessGroup("nccl", gpus)))
     yield ok("checkout", str(machine.ROOT))
     yield from found("packages", machine.versions)
     yield from found("devices", machine.devices, config.precision.name if config else "")
+    yield from found("kernels", machine.kernels)
     yield from found("threads", machine.threads)
     yield from found("faiss", machine.faiss_kind)
     yield from found("/dev/shm", machine.shared_memory, *_loaders(config))

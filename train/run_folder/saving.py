@@ -1,5 +1,8 @@
 """Checkpoints written in the background: training waits for a copy to host memory, then a thread writes it to the disk.
 
+Loader processes may be forked meanwhile: a fork has Python's global lock, so the writing thread then either waits for
+the disk or a digest, which hold no lock, or holds locks of its own files and pools, which a loader never takes.
+
 At most one checkpoint is being written; the next save waits for it. At the end of the run, and at a stop request,
 `save` writes without a copy and returns when the checkpoint is on the disk. If a checkpoint cannot be written, a
 background save prints one line and the run goes on to the next one; `save` raises.
@@ -13,7 +16,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from threading import Lock
 from time import perf_counter
 
 import torch
@@ -22,10 +24,6 @@ from torch import Tensor
 from dyad.data.base.errors import HardwareError
 from dyad.train.run_folder import checkpoint
 from dyad.train.run_folder.checkpoint import CheckpointState
-
-# No process forks while the thread writes: its loader workers would inherit locks that nobody releases any more
-_WRITING = Lock()
-os.register_at_fork(before=_WRITING.acquire, after_in_parent=_WRITING.release, after_in_child=_WRITING.release)
 
 
 class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
@@ -73,9 +71,12 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
     def save(self, state: CheckpointState) -> None:
         """Write the checkpoint `state` and return when it is on the disk. Raises HardwareError if that fails."""
         start = perf_counter()
-        with _WRITING:
-            checkpoint.save(self._run_dir, state, self._keep, self._before_save)
-        self.seconds += perf_counter() - start
+        checkpoint.save(self._run_dir, state, self._keep, self._before_save)
+        seconds = perf_counter() - start
+        self.seconds += seconds
+        if seconds > float(os.environ.get("DYAD_LEAD_SECONDS", "inf")):  # set by launch/slurm.sbatch
+            advice = f"SBATCH_SIGNAL=B:USR1@{2 * seconds:.0f} sbatch …"
+            self._log(f"this checkpoint took {seconds:.0f} s, longer than SLURM waits after its signal: {advice}")
 
     def __exit__(self, *_: object) -> None:
         self._thread.shutdown()

@@ -53,6 +53,11 @@ class TextTokenizer:
     tokenizer: Any
     limit: int
 
+    @property
+    def pad(self) -> int:
+        """The id of the padding token."""
+        return self.tokenizer.pad_token_id
+
     def __call__(self, texts: list[str], length: int, pairs: list[str] | None = None) -> Tensor:
         """Convert n texts, or n pairs of texts, to token ids int64 (n, L), truncated and padded on the right.
 
@@ -69,7 +74,7 @@ class TextTokenizer:
         shape = {"padding": "longest", "truncation": True, "max_length": length, "return_tensors": "pt"}
         tokens = self.tokenizer(texts, pairs, **shape).input_ids
         missing = padded_length(tokens.shape[1], length) - tokens.shape[1]
-        return nn.functional.pad(tokens, (0, missing), value=self.tokenizer.pad_token_id)
+        return nn.functional.pad(tokens, (0, missing), value=self.pad)
 
 
 def build_text_tower(context: BuildContext) -> tuple[Tower, Callable[[list[str]], Tensor]]:

@@ -65,7 +65,7 @@ def beir(tmp_path: Path) -> Path:
 
 def flat(value: Any) -> list[Tensor]:
     """All tensors of a batch."""
-    if value is None or isinstance(value, Tensor | tuple):
+    if value is None or isinstance(value, Tensor | tuple | int):
         return [value] if isinstance(value, Tensor) else []
     return [tensor for part in vars(value).values() for tensor in flat(part)]
 

@@ -188,3 +188,10 @@ def _resident(field: str) -> int:
     found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found
     return int(found[1]) // 1024
+
+
+def test_strips_of_a_gpu_are_long_and_leave_no_process_idle() -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert [retrieval.strip_size(cpu, 5000, m, w) for m, w in ((1000, 1), (1000, 8), (10**8, 1))] == [4194, 4194, 1]
+    assert retrieval.strip_size(gpu, 10**6, 10**6, 1) == 268  # 4 on a CPU
+    assert retrieval.strip_size(gpu, 5000, 25_000, 8) == 625

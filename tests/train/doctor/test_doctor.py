@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import shutil
 import socket
@@ -329,4 +330,44 @@ def test_each_process_of_a_group_writes_its_line_at_once() -> None:
             command, cwd=ROOT, stdout=there.fileno(), env={**os.environ, "PYTHONUNBUFFERED": "1"}, check=True
         )
         lines = [here.recv(100) for _ in range(2)]
-    assert lines == [b"all agree\n"] * 2
+    assert all(re.fullmatch(rb"all agree at [\d.e+-]+\n", line) for line in lines), lines
+
+
+def test_bandwidth_is_told_and_judged() -> None:
+    assert re.search(
+        r"16 MiB summed at [\d.]+ GB/s \(usual: about 1 GB/s\)", str(next(group.gloo(ProcessGroup("gloo", 2))))
+    )
+    assert is_told(group._judged("", 1.5), Level.warn, "256 MiB summed at 1.5 GB/s", "NET/IB")
+    assert is_told(group._judged("", 180), Level.ok, "180 GB/s", "NVLink")
+    assert is_told(group._judged("", 0), Level.ok, "one process")
+    assert is_told(group._judged("unhandled system error", 0), Level.fail, "unhandled system error", "NCCL_DEBUG=WARN")
+
+
+def test_under_torchrun_one_line_speaks_for_all_ranks() -> None:
+    code = "from dyad.train.doctor import main, machine\nmain.machine.versions = lambda: iter(())\nmain.main()"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*command, "--no-python", sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("2 agreed; 16 MiB summed at ") == 1 and done.stdout.count("ready") == 1
+
+
+def test_kernels_that_cannot_be_compiled_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setattr(machine, "gpu_count", lambda: 1)
+    for error, fix in (
+        (RuntimeError("Failed to find C compiler. Please specify via CC\nmore"), "install gcc"),
+        (PermissionError(13, "Permission denied", "/root/.triton/cache"), "set TRITON_CACHE_DIR"),
+    ):
+
+        def ones(*_: object, error: Exception = error, **__: object) -> None:
+            raise error
+
+        monkeypatch.setattr("dyad.train.losses.sums.triton_trial.torch.ones", ones)
+        (finding,) = machine.kernels()
+        assert is_told(finding, Level.warn, str(error).splitlines()[0], fix) and "more" not in str(finding)
+
+
+def test_without_a_gpu_no_kernels_are_looked_at() -> None:
+    assert list(machine.kernels()) == []

@@ -1,17 +1,25 @@
 """What is written while training goes on: checkpoints behind it, files of lines, and both on a disk that is full."""
 
-import os
+import hashlib
+import logging
 import resource
 import signal
+import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 from dyad.data.base.errors import HardwareError
 from dyad.data.base.files import LineFile
+from dyad.data.batch import Batch
+from dyad.data.loading.loader import build_loader
+from dyad.data.loading.order import Order
 from dyad.train.run_folder import checkpoint
 from dyad.train.run_folder.checkpoint import CheckpointState, capture, load
 from dyad.train.run_folder.saving import CheckpointWriter
@@ -83,27 +91,81 @@ def test_the_copies_of_the_save_before_are_used_again(tmp_path: Path) -> None:
     assert places[0] == places[1] and len(set(places[0].values())) == len(places[0])
 
 
-def test_nobody_forks_while_a_checkpoint_is_written(tmp_path: Path) -> None:
-    """A child would inherit what the writing thread holds."""
-    gate, forked = Gate(), threading.Event()
+class Digests:
+    """Batches for which a loader process takes what a save takes: files, digests, pools, memory, the log."""
 
-    def fork() -> None:
-        child = os.fork()
-        if child == 0:
-            os._exit(0)
-        os.waitpid(child, 0)
-        forked.set()
+    def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
+        logging.getLogger("loader").info("reading")
+        with tempfile.TemporaryFile() as file, ThreadPoolExecutor(1) as pool:
+            file.write(pool.submit(lambda: hashlib.sha256(bytes(1 << 16)).digest()).result())
+        ids = torch.tensor([sample_id for _, sample_id in positions])
+        return Batch(ids, ids, ids, ids, ids)
 
-    with writing(tmp_path, gate) as writer:
+    def where(self, sample_id: int) -> str:
+        return f"sample {sample_id}"
+
+
+def first_batch_seconds() -> float:
+    """From the start of two loader processes to their first batch; the second one is awaited, too."""
+    order = Order([64], [1.0], seed=0, global_batch_size=4)
+    start = time.perf_counter()
+    loader = build_loader(Digests(), order, rank=0, world_size=1, first_step=0, last_step=3, workers=2, timeout=30)
+    next(loader)
+    seconds = time.perf_counter() - start
+    assert len(list(loader)) == 2
+    return seconds
+
+
+def test_loaders_start_while_a_slow_disk_takes_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone, begun = first_batch_seconds(), threading.Event()
+
+    def slow(path: Path) -> None:
+        if not begun.is_set():
+            begun.set()
+            time.sleep(5)
+
+    monkeypatch.setattr(checkpoint, "sync", slow)
+    with writing(tmp_path) as writer:
         writer.save_in_background(state(Run(0), 1))
-        assert gate.begun.wait(60)
-        forking = threading.Thread(target=fork)
-        forking.start()
-        assert not forked.wait(0.2)
-        gate.opened.set()
-        assert forked.wait(60)
-        forking.join()
-        assert folder(tmp_path, 1).exists()
+        assert begun.wait(60)
+        assert first_batch_seconds() < alone + 1
+        assert not folder(tmp_path, 1).exists()
+    assert folder(tmp_path, 1).exists()
+
+
+def test_loaders_that_start_at_any_moment_of_a_save_do_not_hang(tmp_path: Path) -> None:
+    """Two loader processes at each of many moments, while a checkpoint follows the other."""
+    run, done = Run(0), threading.Event()
+    saves = 0
+
+    def save_again_and_again(writer: CheckpointWriter) -> None:
+        nonlocal saves
+        while not done.is_set():
+            writer.save(state(run, saves))
+            saves += 1
+
+    with writing(tmp_path) as writer:
+        saving = threading.Thread(target=save_again_and_again, args=(writer,))
+        saving.start()
+        try:
+            for _ in range(8):
+                first_batch_seconds()
+        finally:
+            done.set()
+            saving.join()
+    assert saves > 4
+
+
+def test_a_checkpoint_that_takes_longer_than_slurm_waits_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    for lead in ("60", "0.2"):
+        monkeypatch.setenv("DYAD_LEAD_SECONDS", lead)
+        with writing(tmp_path, lambda: time.sleep(0.6), said) as writer:
+            writer.save_in_background(state(Run(0), 1))
+    (line,) = said
+    assert line.startswith("this checkpoint took 1 s, longer than SLURM waits") and "SBATCH_SIGNAL=B:USR1@" in line
 
 
 def test_a_checkpoint_that_finds_no_room(tmp_path: Path) -> None:

@@ -18,18 +18,13 @@ same machine; the block shapes, timed once for each D, are cached on disk.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dyad.train.losses.sums.tiles import slices
-
-INSTALLED = find_spec("triton") is not None  # builds of torch for the CPU come without it
-triton: Any = import_module("triton") if INSTALLED else None
-tl: Any = import_module("triton.language") if INSTALLED else None
+from dyad.train.losses.sums.triton_trial import INSTALLED, compiles, tl, triton
 
 STRIP = 8192  # rows and columns of a strip of G: 128 MB in bf16; with its operands it leaves room in the device's cache
 WIDEST = 4096  # the largest D
@@ -77,7 +72,8 @@ def available(x_bD: Tensor, y_MD: Tensor) -> bool:
         return False
     if not 0 < x_bD.shape[1] <= WIDEST or x_bD.device != y_MD.device:
         return False
-    return INTERPRETED or (x_bD.is_cuda and torch.cuda.get_device_capability(x_bD.device) >= (8, 0))
+    recent = x_bD.is_cuda and torch.cuda.get_device_capability(x_bD.device) >= (8, 0)
+    return INTERPRETED or (recent and compiles(x_bD.device))
 
 
 def exp_sums(

@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 from jobs import kernels_job
+from torch._subclasses import FakeTensorMode
 
 from dyad.train.losses.sums import lse_triton as kernels
 from dyad.train.losses.sums.logits import Logits
 from dyad.train.losses.sums.lse_one_shift import _fused
 from dyad.train.losses.sums.tiles import Exclusion, Pairs, Tiles
+from dyad.train.losses.sums.triton_trial import compiles
 
 ROOT = Path(__file__).parents[4]
+TRIAL = "import torch; from dyad.train.losses.sums.triton_trial import *; print(compile_problem(torch.device('{}')))"
 
 
 @pytest.mark.triton
@@ -35,6 +38,42 @@ def test_interpreted() -> None:
 def test_the_cpu_has_no_kernels() -> None:
     x = torch.zeros(4, 8, dtype=torch.bfloat16)
     assert not kernels.available(x, x)
+
+
+def test_a_machine_that_cannot_compile_falls_back_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Without a GPU the trial fails, too, as it does without a compiler."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    compiles.cache_clear()
+    with FakeTensorMode():
+        x = torch.empty(4, 8, dtype=torch.bfloat16, device="cuda")
+        assert not kernels.available(x, x) and not kernels.available(x, x)
+    compiles.cache_clear()
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("the loss is computed without its GPU kernels, which takes longer: Triton cannot compile: ")
+    assert "Fix: " in line
+
+
+@pytest.mark.triton
+def test_the_trial_runs_a_kernel() -> None:
+    command = [sys.executable, "-c", TRIAL.format("cpu")]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=True)
+    assert done.stdout == "\n", done.stdout
+
+
+@pytest.mark.gpu
+def test_no_compiler_and_no_cache_are_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for changed, fix in (
+        ({"PATH": str(tmp_path), "CC": "", "TRITON_CACHE_DIR": str(tmp_path / "a")}, "C compiler"),
+        ({"TRITON_CACHE_DIR": str(tmp_path / "file")}, "TRITON_CACHE_DIR"),
+    ):
+        command = [sys.executable, "-c", TRIAL.format("cuda")]
+        environment = {**os.environ, **changed}
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=True)
+        assert fix in done.stdout
 
 
 @pytest.mark.gpu

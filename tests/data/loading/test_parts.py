@@ -1,0 +1,138 @@
+"""Batches made in parts: the same batch, two batches of shared memory at most, a time limit for a sample."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+import psutil
+import pytest
+import torch
+
+from dyad.data.batch import BadSample, Batch, Extra, KnownPositives
+from dyad.data.image_text.stream import StreamBatch
+from dyad.data.loading.loader import build_loader
+from dyad.data.loading.order import Order
+from dyad.data.loading.parts import _packed, assembled
+from dyad.data.loading.workers import begin_item
+
+
+@pytest.fixture
+def order() -> Order:
+    return Order([37], [1.0], seed=3, global_batch_size=10)
+
+
+class Numbers:
+    """A data set of its sample ids."""
+
+    def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
+        ids = torch.tensor([sample_id for _, sample_id in positions])
+        return Batch(ids, ids, ids, ids, ids)
+
+    def where(self, sample_id: int) -> str:
+        return f"sample {sample_id}"
+
+
+class Pictures(Numbers):
+    """Pictures whose pixels are the sample id, and how large each part was."""
+
+    side = 64
+
+    def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
+        batch = super().__getitems__(positions)
+        batch.x = batch.x.to(torch.uint8)[:, None, None, None].repeat(1, 3, self.side, self.side)
+        batch.y = torch.full((len(batch), 1), len(batch))
+        return batch
+
+
+def shared_bytes() -> int:
+    """What this process and its loader processes hold in /dev/shm, files without a name too."""
+    sizes: dict[int, int] = {}
+    for process in [psutil.Process(), *psutil.Process().children()]:
+        for kind in ("fd", "map_files"):
+            folder = f"/proc/{process.pid}/{kind}"
+            with suppress(OSError):
+                for name in os.listdir(folder):
+                    with suppress(OSError):
+                        if os.readlink(f"{folder}/{name}").startswith("/dev/shm/torch_"):
+                            file = os.stat(f"{folder}/{name}")
+                            sizes[file.st_ino] = file.st_blocks * 512
+    return sum(sizes.values())
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker")
+@pytest.mark.parametrize(("workers", "batch"), [(1, 600), (2, 600), (3, 16)])
+def test_shared_memory_holds_two_batches_at_most(workers: int, batch: int) -> None:
+    """While batches are taken slowly, fast, and put together."""
+    order = Order([4 * batch], [1.0], seed=3, global_batch_size=batch)
+    peak, done = 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.wait(0.002):
+            peak = max(peak, shared_bytes())
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    sizes = []
+    for step, made in enumerate(
+        build_loader(Pictures(), order, rank=0, world_size=1, first_step=0, last_step=8, workers=workers)
+    ):
+        assert torch.equal(made.x[:, 0, 0, 0], torch.from_numpy(order.ids(step)).to(torch.uint8))
+        sizes += made.y[:, 0].tolist()
+        time.sleep(0.3 * (step % 2))
+    done.set()
+    watching.join()
+    picture = 3 * Pictures.side**2
+    assert 0 < peak <= 2 * batch * picture + 4096 * 64, (peak / batch / picture, "batches")
+    assert 256 >= max(sizes) > batch // (workers + 2) // 2
+
+
+class Texts(Numbers):
+    """Tokens of another length in each part; hard negatives and known positives of every second row."""
+
+    def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
+        batch = super().__getitems__(positions)
+        width = 8 * (1 + len(positions) % 3)
+        rows = torch.arange(0, len(batch), 2)
+        batch.x = batch.x[:, None].repeat(1, width)
+        batch.y, batch.padding = batch.x, 7
+        batch.extra = Extra(batch.y[rows], rows, batch.x_keys[rows], rows > 1)
+        batch.known_positives = KnownPositives(rows, batch.x_keys[rows])
+        batch.bad = (BadSample(1, 0, "shard", "key", "reason", 3),)
+        return batch
+
+
+def test_parts_become_the_batch(order: Order) -> None:
+    """10 rows in parts of 3, 3 and 4: tokens are filled up, rows counted on."""
+    (batch,) = build_loader(Texts(), order, rank=0, world_size=1, first_step=0, last_step=1, workers=2)
+    ids = torch.from_numpy(order.ids(0))
+    assert batch.x.shape == batch.y.shape == (10, 16) and torch.equal(batch.y[:, 0], ids)
+    assert batch.x[:6, 8:].eq(7).all() and torch.equal(batch.x[6:, 15], ids[6:])
+    rows = torch.tensor([0, 2, 3, 5, 6, 8])
+    assert batch.extra is not None and batch.known_positives is not None
+    assert torch.equal(batch.extra.row, rows) and torch.equal(batch.known_positives.row, rows)
+    assert torch.equal(batch.extra.keys, ids[rows]) and torch.equal(batch.extra.y, batch.y[rows])
+    assert [bad.row for bad in batch.bad] == [1, 4, 7]
+
+
+def test_counts_of_parts_are_added() -> None:
+    zero = torch.zeros(1)
+    parts = [StreamBatch(zero, zero, zero, zero, zero, taken={1: n}, ended={n: 0}) for n in (2, 3)]
+    batch = assembled((_packed(lambda *_, part=part: part, [0, 1], 0) for part in parts), 2, False)
+    assert batch.taken == {1: 5} and batch.ended == {2: 0, 3: 0} and len(batch) == 2
+
+
+def test_the_limit_is_for_a_sample_not_for_a_batch(order: Order) -> None:
+    class Slow(Numbers):
+        def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
+            for _, sample_id in positions:
+                begin_item(sample_id)
+                time.sleep(0.3)
+            return super().__getitems__(positions)
+
+    made = build_loader(Slow(), order, rank=0, world_size=1, first_step=0, last_step=1, workers=1, timeout=0.6)
+    assert len(list(made)) == 1  # parts of 1.5 s
