@@ -22,12 +22,18 @@ class Extra:
 
     y (k, …): tower inputs. row (k,) int64: the row of the local batch that each item belongs to. keys (k,) int64:
     content keys (64-bit hashes). positive (k,) bool: True for a further positive of the row, False for a hard negative.
+    positives: how many are True, which is counted before the tensors leave the host.
     """
 
     y: Tensor
     row: Tensor
     keys: Tensor
     positive: Tensor
+    positives: int = -1
+
+    def __post_init__(self) -> None:
+        if self.positives < 0:
+            self.positives = int(self.positive.sum())
 
 
 @dataclass

@@ -79,6 +79,8 @@ def train_run(world: World, config: TrainConfig) -> None:
         def should_stop() -> bool:
             return any_rank(stop.requested, world)
 
+        parts.step.stop_requested = lambda: stop.requested
+
         def before_save() -> None:  # a checkpoint must never know more than the logs
             logger.flush()
             ledger.sync()
@@ -105,7 +107,7 @@ def train_run(world: World, config: TrainConfig) -> None:
             diagnose=run.diagnose,
             evaluate=evaluation,
             save=save,
-            should_stop=should_stop,
+            should_stop=lambda: parts.step.stopping,
             logger=logger,
         )
 
