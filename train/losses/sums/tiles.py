@@ -152,8 +152,8 @@ class Tiles:
     def scores(self, scale: Tensor | None = None, shift: Tensor | None = None) -> Iterator[tuple[slice, slice, Tensor]]:
         """Compute the score matrix s_ij = <x_i, y_j> by tiles: yield (row slice, column slice, scale · s_ij − shift).
 
-        scale: 0-d; None: 1. shift: 0-d; None: 0. The scores are float32 or better, and include pairs that the sums leave out. The caller may
-        overwrite them; the next tile is computed into the same memory.
+        scale: 0-d; None: 1. shift: 0-d; None: 0. The scores are float32 or better, and include pairs that the sums
+        leave out. The caller may overwrite them; the next tile is computed into the same memory.
         """
         space = self.scratch()
         for rows in slices(len(self.x_bD)):
