@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+B = TypeVar("B", bound="Batch")
 
 
 @dataclass
@@ -84,8 +86,17 @@ class Batch:
     def __len__(self) -> int:
         return self.sample_ids.shape[0]
 
-    def to(self, device: torch.device, non_blocking: bool = True) -> Batch:
+    def to(self: B, device: torch.device, non_blocking: bool = True) -> B:
         return _mapped(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Tell the allocator of a GPU that `stream` reads the batch, which another stream has filled."""
+
+        def record(tensor: Tensor) -> Tensor:
+            tensor.record_stream(stream)
+            return tensor
+
+        _mapped(self, record)
 
     def pin_memory(self) -> Batch:
         return _mapped(self, Tensor.pin_memory)

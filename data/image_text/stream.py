@@ -29,6 +29,7 @@ from dyad.data.batch import BadSample, Batch
 from dyad.data.config import DataConfig
 from dyad.data.image_text.dataset import PairMaker, TrainingPair
 from dyad.data.image_text.sample import ShardSample
+from dyad.data.loading.ahead import copied_ahead
 from dyad.data.loading.order import Order
 from dyad.data.loading.replacement import check_any, examples, too_many_in_a_row
 from dyad.data.loading.workers import begin_item, prefetched
@@ -166,9 +167,10 @@ class Stream:
         limit.
         """
         steps, pin = range(first_step, last_step), torch.cuda.is_available()
-        for batch in prefetched(
+        ready = prefetched(
             self._batch, steps, where=self.shard_of, workers=workers, timeout=timeout, rank=self._rank, pin=pin
-        ):
+        )
+        for batch in copied_ahead(ready, torch.device("cuda" if pin else "cpu")):
             self.progress.add(batch)
             yield batch
 

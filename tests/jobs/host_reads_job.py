@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import torch
 from helpers.host_reads import counted_host_reads
@@ -20,7 +21,7 @@ from dyad.train.losses import build_objective
 B = 16
 SAMPLES = {"num_samples": 100}
 MASK = {"duplicates": "mask"}
-CASES: dict[str, tuple[str, dict[str, object]]] = {
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "clip": ("clip", {}),
     "clip + chunks": ("clip", {}),
     "symmetric_dpm": ("symmetric_dpm", {}),

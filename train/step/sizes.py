@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,7 +24,9 @@ class SizeExchange:
     def __init__(self, world: World, pairs: tuple[int, ...] | None) -> None:
         self._world, self._pairs = world, pairs
         # the numbers never enter a device, for which the host would have to wait
-        self._group = dist.new_group(backend="gloo") if world.size > 1 and world.device.type == "cuda" else world.group
+        self._group: Any = world.group
+        if world.size > 1 and world.device.type == "cuda":
+            self._group = dist.new_group(backend="gloo")
 
     def begin(self, batch: Batch) -> Callable[[], Sizes]:
         """Send this rank's numbers; return a function that waits for those of all ranks. Every rank must call both."""

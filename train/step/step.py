@@ -85,7 +85,7 @@ class TrainStep:
         self._sizes, self._trusting = SizeExchange(world, pairs), True
         self._chunks = chunk_count(config.global_batch_size, world.size, config.chunk_size)
         self._keep_graphs = config.keep_graphs if self._chunks > 1 else 1
-        self._memory = MemoryBudget(towers, world.device)
+        self._memory = MemoryBudget(towers, world.device, self.optimizer)
 
     def __call__(self, batch: Batch, step: int) -> Mapping[str, float]:
         """Take optimiser step `step` (from 0) and return its scalars by name; or skip it, which changes no weight.
@@ -158,11 +158,11 @@ class TrainStep:
         self._skipped, self._skipped_in_a_row = state["skipped"]
         self._spikes.losses.extend(state["losses"])
 
-    def _gradient(self, batch: Batch, step: int, sizes: Callable[[], Sizes]) -> tuple[Any, Checks]:
+    def _gradient(self, batch: Batch, step: int, of_ranks: Callable[[], Sizes]) -> tuple[Any, Checks]:
         """Compute the loss of a batch and fill .grad of the trained parameters.
 
-        Returns the objective's result (loss, metrics), and the conditions under which it is right. sizes: waits for the
-        sizes of the global batch.
+        Returns the objective's result (loss, metrics), and the conditions under which it is right. of_ranks: a function
+        that waits for the sizes of the global batch.
 
         On return the towers' gradients are averaged over ranks; those of the objective's parameters (e.g. temperature)
         are not yet: _averaged does that. step: index of the optimiser step, which seeds dropout.
@@ -180,7 +180,7 @@ class TrainStep:
             if batch.known_positives is not None and "excluded" in getattr(self.objective, "takes", ()):
                 related["known_positives"] = batch.known_positives
             self.local_timer.stop()  # the objective begins with a collective
-            with checked(self._trusting, sizes()) as checks:
+            with checked(self._trusting, of_ranks()) as checks:
                 result = self.objective(x, y_pairs, batch.sample_ids, negatives=columns, **related)
             self._scaler.scale(result.loss).backward()
             # a frozen side has no gradient, but its tower must run backward too: its averaging waits for one

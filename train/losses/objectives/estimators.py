@@ -154,12 +154,9 @@ class StateBatch:
             self.memory.write(self.read, {f"log_u_{side}": m.log_u_B for side, m in updated.items()} | new)
         counted = torch.cat([m.has_negatives_B for m in updated.values()])
         off = torch.where(counted, torch.cat([m.log_u_B - m.log_g_B for m in updated.values()]), 0.0).abs()
-        staleness = off.sum() / counted.sum().clamp(min=1)
-        health = {
-            "staleness": staleness,
-            "share_never_visited": self.memory.share_never_visited.to(staleness),
-            "gamma": torch.full_like(staleness, self.options.gamma_at(self.epoch)),
-        }
+        stale, gamma = off.sum() / counted.sum().clamp(min=1), self.options.gamma_at(self.epoch)
+        health = {"staleness": stale, "share_never_visited": self.memory.share_never_visited.to(stale)}
+        health["gamma"] = torch.full_like(stale, gamma)
         return ObjectiveResult(loss, {**score_means(self.batch), **health, **more})
 
 
