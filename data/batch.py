@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+B = TypeVar("B", bound="Batch")
 
 
 @dataclass
@@ -22,12 +24,18 @@ class Extra:
 
     y (k, …): tower inputs. row (k,) int64: the row of the local batch that each item belongs to. keys (k,) int64:
     content keys (64-bit hashes). positive (k,) bool: True for a further positive of the row, False for a hard negative.
+    positives: how many are True, which is counted before the tensors leave the host.
     """
 
     y: Tensor
     row: Tensor
     keys: Tensor
     positive: Tensor
+    positives: int = -1
+
+    def __post_init__(self) -> None:
+        if self.positives < 0:
+            self.positives = int(self.positive.sum())
 
 
 @dataclass
@@ -80,8 +88,17 @@ class Batch:
     def __len__(self) -> int:
         return self.sample_ids.shape[0]
 
-    def to(self, device: torch.device, non_blocking: bool = True) -> Batch:
+    def to(self: B, device: torch.device, non_blocking: bool = True) -> B:
         return mapped(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Tell the allocator of a GPU that `stream` reads the batch, which another stream has filled."""
+
+        def record(tensor: Tensor) -> Tensor:
+            tensor.record_stream(stream)
+            return tensor
+
+        mapped(self, record)
 
     def pin_memory(self) -> Batch:
         return mapped(self, Tensor.pin_memory)

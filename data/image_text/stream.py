@@ -27,6 +27,7 @@ from dyad.data.batch import BadSample, Batch
 from dyad.data.config import DataConfig
 from dyad.data.image_text.dataset import PairMaker, TrainingPair
 from dyad.data.image_text.sample import ShardSample
+from dyad.data.loading.ahead import copied_ahead
 from dyad.data.loading.order import Order, local_rows
 from dyad.data.loading.parts import batches_of_parts
 from dyad.data.loading.replacement import check_any, examples, too_many_in_a_row
@@ -167,7 +168,8 @@ class Stream:
         rows = local_rows(self.global_batch_size, self._rank, self._world_size)
         count, steps = rows.stop - rows.start, range(first_step, last_step)
         options = {"where": self.shard_of, "timeout": timeout, "rank": self._rank}
-        for batch in batches_of_parts(self._part, steps, count, workers, **options):
+        ready = batches_of_parts(self._part, steps, count, workers, **options)
+        for batch in copied_ahead(ready, torch.device("cuda" if torch.cuda.is_available() else "cpu")):
             self.progress.add(batch)
             yield batch
 

@@ -101,13 +101,14 @@ def train_step(
     world: World = LOCAL,
     optim: OptimConfig | None = None,
     objective: nn.Module | None = None,
+    pairs: tuple[int, ...] | None = None,
     **options: Any,
 ) -> TrainStep:
-    """A step of the clip objective, or another, for global batches of `count` pairs."""
+    """A step of the clip objective, or another, for global batches of `count` pairs; `pairs` of each rank."""
     dtype = next(model.parameters()).dtype
     objective = (objective or build_objective("clip")).to(dtype)
     config = TrainConfig(seed=1, global_batch_size=count, optim=optim or OptimConfig(lr=1e-2), **options)
-    return TrainStep(model, objective, config, 100, world)
+    return TrainStep(model, objective, config, 100, world, pairs)
 
 
 def dense_gradients(model: TwoTower, whole: Batch) -> tuple[Tensor, dict[str, Tensor]]:

@@ -24,6 +24,8 @@ The route of one score, from embeddings to the loss and back, by file:
 5. sums/lse.py: log_partition, an autograd function, returns the log-sum-exp of rows (b,) and of columns (M,).
    sums/lse_one_shift.py: find_bound looks for one shift for all logits; one_shift_sums sums exp(a_ij − shift) by tiles.
    sums/lse_online.py: online_sums, an online softmax, takes over if there is no such shift.
+   sums/conditions.py: a trainer assumes what find_bound and one_shift_sums check, reads it once a step, and takes the
+   step again if it does not hold; in your own loop it is read at once, for which the host waits for a GPU.
    sums/logits.py: from scores to logits. sums/tiles.py: Tiles.scores computes s_ij = <x_i, y_j> of one tile; no b×M
    matrix exists. sums/lse_triton.py does it on a GPU.
 6. objectives/softmax.py: core_terms, from these log-sums and the scores of the positives, gives the mean f_i/τ of both

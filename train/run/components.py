@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -84,7 +85,9 @@ def build_parts(config: TrainConfig, world: World) -> Parts:
     objective = raise_on_all(world, lambda: _objective(config, data)).to(world.device)
     modules = {"towers": model.towers, "objective": objective}
     total_steps = config.steps or math.ceil((config.epochs or 0) * data.order.steps_per_epoch)
-    step = raise_on_all(world, lambda: TrainStep(model.towers, objective, config, total_steps, world))
+    ends = [rank * config.global_batch_size // world.size for rank in range(world.size + 1)]  # as the loaders share it
+    pairs = tuple(end - start for start, end in pairwise(ends))
+    step = raise_on_all(world, lambda: TrainStep(model.towers, objective, config, total_steps, world, pairs))
     return Parts(model, modules, objective.memory, data, evaluators, step, total_steps)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -15,7 +15,8 @@ from dyad.data.base.files import writable
 from dyad.data.batch import Batch
 from dyad.data.config import Mode
 from dyad.data.image_text.stream import Stream
-from dyad.data.loading.loader import build_loader, worker_count
+from dyad.data.loading.ahead import copied_ahead
+from dyad.data.loading.loader import BatchSource, build_loader, worker_count
 from dyad.data.loading.order import Order
 from dyad.data.question_passage.dataset import QuestionPassage
 from dyad.data.shards import manifest
@@ -85,6 +86,8 @@ def train_run(world: World, config: TrainConfig) -> None:
         def should_stop() -> bool:
             return any_rank(stop.requested, world)
 
+        parts.step.stop_requested = lambda: stop.requested
+
         def before_save() -> None:  # a checkpoint must never know more than the logs
             logger.flush()
             ledger.sync()
@@ -112,7 +115,7 @@ def train_run(world: World, config: TrainConfig) -> None:
             diagnose=run.diagnose,
             evaluate=evaluation,
             save=save,
-            should_stop=should_stop,
+            should_stop=lambda: parts.step.stopping,
             logger=logger,
         )
 
@@ -228,7 +231,11 @@ class TrainingRun:
         assert isinstance(order, Order)
 
         rank, world_size = self.world.rank, self.world.size
-        load = partial(build_loader, order=order, rank=rank, world_size=world_size, workers=workers, timeout=timeout)
+        loader = partial(build_loader, order=order, rank=rank, world_size=world_size, workers=workers, timeout=timeout)
+
+        def load(dataset: BatchSource, first_step: int, last_step: int) -> Iterator[Batch]:
+            return copied_ahead(loader(dataset, first_step=first_step, last_step=last_step), self.world.device)
+
         if not config.data.negatives.refresh_every:
             return load(dataset, first_step=plan.first_step, last_step=plan.total_steps)
         assert isinstance(dataset, QuestionPassage)

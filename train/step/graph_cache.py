@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from dyad.train.step.chunks import TensorPair
 
@@ -67,10 +68,14 @@ class GraphCache:
 
 
 class MemoryBudget:
-    """Measures how many bytes the autograd graphs of `towers` may take on a device, and how many one graph takes."""
+    """Measures how many bytes the autograd graphs of `towers` may take on a device, and how many one graph takes.
 
-    def __init__(self, towers: nn.Module, device: torch.device) -> None:
+    optimizer: whose moments count as memory that is still needed, until they are allocated.
+    """
+
+    def __init__(self, towers: nn.Module, device: torch.device, optimizer: Optimizer | None = None) -> None:
         self._towers, self._device, self._on_gpu = towers, device, device.type == "cuda"
+        self._slots = {} if optimizer is None else optimizer.state
         # Read once on a CPU: a process keeps much of what it frees, so a later reading would be too low
         self._cpu_memory = None if self._on_gpu else cpu_memory()
 
@@ -82,7 +87,9 @@ class MemoryBudget:
         """
         free, total = self._cpu_memory or gpu_memory(self._device)
         state = TRAINING_COPIES * sum(p.nbytes for p in self._towers.parameters() if p.requires_grad)
-        return free - state - SPARE * total
+        if self._on_gpu:  # on a CPU `free` was read before anything was allocated
+            state -= sum(v.nbytes for slot in self._slots.values() for v in slot.values() if isinstance(v, Tensor))
+        return free - max(state, 0) - SPARE * total
 
     def measured(self, embed: Callable[[], TensorPair], inputs: Sequence[Tensor]) -> tuple[TensorPair, int]:
         """Call embed(); return its result and how many bytes the autograd graph takes that the call builds.

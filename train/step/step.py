@@ -28,11 +28,13 @@ from dyad.train.config import Precision, TrainConfig
 from dyad.train.distributed.data_parallel import no_gradient_sync, sync_in_next_backward, wrap_towers
 from dyad.train.distributed.devices import chosen_precision
 from dyad.train.distributed.world import World, all_reduce_sum
+from dyad.train.losses.sums.conditions import Checks, Sizes, checked
 from dyad.train.monitor.loss_spikes import LossSpikes
 from dyad.train.monitor.stragglers import LocalTimer
 from dyad.train.step.chunks import Chunk, TensorPair, chunk_count, in_chunks, joined, separated
 from dyad.train.step.graph_cache import GraphCache, MemoryBudget
 from dyad.train.step.optim import build_optimizer, learning_rate
+from dyad.train.step.sizes import SizeExchange
 from dyad.train.towers.batch_norm import RunningStatistics
 from dyad.train.towers.tower import TwoTower, tf32_products
 
@@ -47,22 +49,31 @@ class TrainStep:
     "spike" if the step was skipped, else "". stage: the work in progress, for error messages. Other attributes:
     local_timer: measures the time from a step's start to this rank's first communication with other ranks.
     on_skip(batch, steps, reason, scalars): a function called on all ranks when a step is skipped; steps: the number of
-    finished steps, including the skipped one.
+    finished steps, including the skipped one. stop_requested(): whether this process was asked to stop; stopping:
+    whether a rank was when its last step ended. pairs: how many pairs each rank has, if in every step; else None.
     """
 
     embeddings: tuple[Tensor, Tensor]
     keys: tuple[Tensor, Tensor]
     scalars: Mapping[str, float]
-    skip_reason = ""
+    skip_reason, stopping = "", False
     stage = "the first step"
 
     def __init__(
-        self, towers: TwoTower, objective: nn.Module, config: TrainConfig, total_steps: int, world: World
+        self,
+        towers: TwoTower,
+        objective: nn.Module,
+        config: TrainConfig,
+        total_steps: int,
+        world: World,
+        pairs: tuple[int, ...] | None = None,
     ) -> None:
         self.towers, self.objective, self.world = towers.train(), objective, world
         named = [*towers.named_parameters("towers"), *objective.named_parameters("objective")]
         self.optimizer = build_optimizer(named, config.optim)
-        self.local_timer = LocalTimer(world.device)
+        # one rank has no others to be compared with: events of a GPU would never be read
+        self.local_timer = LocalTimer(world.device if world.size > 1 else torch.device("cpu"))
+        self.stop_requested: Callable[[], bool] = lambda: False
         self.on_skip: Callable[[Batch, int, str, Mapping[str, float]], None] = lambda *_: None
         self._config, self._total_steps = config, total_steps
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -73,9 +84,10 @@ class TrainStep:
         self._scaler = torch.amp.GradScaler(world.device.type, enabled=precision is Precision.fp16)
         self._skipped, self._skipped_in_a_row = 0, 0
         self._spikes = LossSpikes(config.optim.spike)
+        self._sizes, self._trusting = SizeExchange(world, pairs), True
         self._chunks = chunk_count(config.global_batch_size, world.size, config.chunk_size)
         self._keep_graphs = config.keep_graphs if self._chunks > 1 else 1
-        self._memory = MemoryBudget(towers, world.device)
+        self._memory = MemoryBudget(towers, world.device, self.optimizer)
 
     def __call__(self, batch: Batch, step: int) -> Mapping[str, float]:
         """Take optimiser step `step` (from 0) and return its scalars by name; or skip it, which changes no weight.
@@ -85,24 +97,25 @@ class TrainStep:
         """
         self.stage = f"step {step + 1}"
         self.local_timer.start()
+        sizes = self._sizes.begin(batch)
         if not self.towers.training:  # an evaluation may have left eval() behind
             self.towers.train()
         batch = batch.to(self.world.device)
         lr = learning_rate(step, self._total_steps, self._config.optim)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        self.optimizer.zero_grad(set_to_none=True)
         statistics = self._statistics.read()  # to put back if the step is skipped
         self._statistics.begin(len(batch))
-        result = self._gradient(batch, step)
-        tensors = {"loss": result.loss.detach(), **result.metrics}
-        if (scale := getattr(self.objective, "logit_scale", None)) is not None:
-            tensors["logit_scale"] = scale.detach().exp()  # 1/τ of this step, before the optimiser moves it
-        tensors = self._averaged(tensors)
-        self._scaler.unscale_(self.optimizer)
-        norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
-        values = torch.stack([*tensors.values(), norm]).tolist()  # one reading: the host waits for the GPU at each
-        scalars = dict(zip([*tensors, "grad_norm"], values, strict=True))
+        scalars, norm = self._attempt(batch, step, sizes)
+        if scalars is None:  # what was assumed does not hold: again, from the same state
+            scaler = self._scaler.state_dict()
+            self._scaler.update()  # forgets that the gradients were unscaled
+            self._scaler.load_state_dict(scaler)
+            self.objective.undo()  # pyright: ignore[reportCallIssue]
+            self._statistics.write(statistics)
+            self._statistics.begin(len(batch))
+            scalars, norm = self._attempt(batch, step, sizes)
+            assert scalars is not None
         self._apply_or_skip(scalars["loss"], scalars["grad_norm"], norm, statistics)
         self.scalars = {**scalars, "lr": lr, "skipped": float(self._skipped)}
         if self.skip_reason:
@@ -111,6 +124,28 @@ class TrainStep:
             raise UserError(f"step {step + 1}: {self._skip_message(scalars['loss'])}")
         self.stage = f"what follows step {step + 1}"
         return self.scalars
+
+    def _attempt(self, batch: Batch, step: int, sizes: Callable[[], Sizes]) -> tuple[dict[str, float] | None, Tensor]:
+        """Fill .grad of the trained parameters; return the step's scalars and the norm of the gradient.
+
+        One host read brings the scalars, the stop requests, and whether the conditions hold that the objective assumed
+        (see train/losses/sums/conditions.py). The scalars are None if they do not; the next attempt then assumes none.
+        """
+        self.optimizer.zero_grad(set_to_none=True)
+        trusting = self._trusting
+        result, checks = self._gradient(batch, step, sizes)
+        tensors = {"loss": result.loss.detach(), **result.metrics}
+        if (scale := getattr(self.objective, "logit_scale", None)) is not None:
+            tensors["logit_scale"] = scale.detach().exp()  # 1/τ of this step, before the optimiser moves it
+        tensors["broken"] = checks.broken(tensors["loss"])
+        tensors["stop"] = torch.full_like(tensors["loss"], self.stop_requested())
+        tensors = self._averaged(tensors)
+        self._scaler.unscale_(self.optimizer)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+        values = torch.stack([*tensors.values(), norm]).tolist()  # one reading: the host waits for the GPU at each
+        scalars = dict(zip([*tensors, "grad_norm"], values, strict=True))
+        self.stopping, self._trusting = scalars.pop("stop") > 0, scalars.pop("broken") == 0
+        return (None if trusting and not self._trusting else scalars), norm
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the training step for a checkpoint: loss scale, counts of skipped steps, recent losses.
@@ -125,8 +160,11 @@ class TrainStep:
         self._skipped, self._skipped_in_a_row = state["skipped"]
         self._spikes.losses.extend(state["losses"])
 
-    def _gradient(self, batch: Batch, step: int) -> Any:
-        """Compute the loss of a batch and fill .grad of the trained parameters; return the result (loss, metrics).
+    def _gradient(self, batch: Batch, step: int, of_ranks: Callable[[], Sizes]) -> tuple[Any, Checks]:
+        """Compute the loss of a batch and fill .grad of the trained parameters.
+
+        Returns the objective's result (loss, metrics), and the conditions under which it is right. of_ranks: a function
+        that waits for the sizes of the global batch.
 
         On return the towers' gradients are averaged over ranks; those of the objective's parameters (e.g. temperature)
         are not yet: _averaged does that. step: index of the optimiser step, which seeds dropout.
@@ -144,7 +182,8 @@ class TrainStep:
             if batch.known_positives is not None and "excluded" in getattr(self.objective, "takes", ()):
                 related["known_positives"] = batch.known_positives
             self.local_timer.stop()  # the objective begins with a collective
-            result = self.objective(x, y_pairs, batch.sample_ids, negatives=columns, **related)
+            with checked(self._trusting, of_ranks()) as checks:
+                result = self.objective(x, y_pairs, batch.sample_ids, negatives=columns, **related)
             self._scaler.scale(result.loss).backward()
             # a frozen side has no gradient, but its tower must run backward too: its averaging waits for one
             whole = [torch.zeros_like(e) if e.grad is None else e.grad for e in (x, y)]
@@ -159,7 +198,7 @@ class TrainStep:
                     torch.autograd.backward([e for e, _ in trained], [g for _, g in trained])
                 del embeddings, trained  # frees the graph before the next chunk is embedded
         self._statistics.write(statistics)
-        return result
+        return result, checks
 
     def _embed(self, chunk: Chunk, step: int) -> TensorPair:
         """Run both towers on a chunk, with the noise of step `step`; return x and y embeddings without dummy rows."""

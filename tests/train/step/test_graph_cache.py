@@ -150,3 +150,17 @@ def test_the_tightest_control_group_counts(tmp_path: Path) -> None:
         (folder / "memory.current").write_text(f"{used}\n")
         (folder / "memory.stat").write_text("anon 500\ninactive_file 50\n")
     assert cgroup_headroom(process, groups) == 1000 - 700 + 50
+
+
+def test_moments_that_are_allocated_are_not_subtracted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the free memory lacks them already."""
+    model = towers()
+    optimizer = torch.optim.AdamW(model.parameters())
+    budget = MemoryBudget(model, LOCAL.device, optimizer)
+    budget._on_gpu, budget._cpu_memory = True, None
+    monkeypatch.setattr("dyad.train.step.graph_cache.gpu_memory", lambda device: (1000000, 1000000))
+    before, weights = budget.for_graphs(), sum(p.nbytes for p in model.parameters())
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    assert 2 * weights <= budget.for_graphs() - before <= 3 * weights

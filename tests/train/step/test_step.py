@@ -260,7 +260,9 @@ def test_what_is_not_finite_changes_nothing_and_ends_the_run(chunk_size: int | N
     step(whole, 0)
     before = snapshot(step)
     assert [step(broken, i)["skipped"] for i in (1, 2)] == [1, 2]
-    assert same_bits(snapshot(step), before) and len(undone) == 2
+    assert (
+        same_bits(snapshot(step), before) and len(undone) == 3
+    )  # the first was tried twice: see losses/sums/conditions.py
     assert step(whole, 3)["skipped"] == 2
     after = snapshot(step)
     assert not same_bits(after, before)

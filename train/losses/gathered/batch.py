@@ -18,6 +18,7 @@ from dyad.data.batch import KnownPositives
 from dyad.train.losses.gathered.duplicates import equal_pairs
 from dyad.train.losses.options.common import Duplicates
 from dyad.train.losses.sums.all_gather import Layout
+from dyad.train.losses.sums.conditions import holds, known_sizes
 from dyad.train.losses.sums.tiles import Pairs
 
 Index = slice | Tensor
@@ -196,34 +197,23 @@ def gather_batch(
     other and for pairs of a row or column that does not exist.
     """
     further = negatives.embeddings_kD if negatives else y_mD[:0]
-    more = further[:0] if negatives is None or negatives.positive_k is None else further[negatives.positive_k]
-    rows, columns, extra, more_positives = Layout.of(x_bD, y_mD, further, more)
+    rows, columns, extra, more_positives = _layouts(x_bD, y_mD, further, negatives)
     _check_shapes(rows, columns, positives, x_keys, y_keys)
     for name, pairs_P2 in (("positives", positives), ("excluded", excluded)):
         if pairs_P2 is not None:
             _check_indices(f"{name}: no row", pairs_P2[:, 0], len(x_bD))
             _check_indices(f"{name}: no column", pairs_P2[:, 1], columns.total + extra.total)
-    y_MD = columns.gather(y_mD)
-    if extra.total:
-        y_MD = torch.cat([y_MD, extra.gather(further)])
+    y_MD = _gathered(columns, extra, y_mD, further)
     pairs = Pairs.own_columns(len(x_bD), columns.own.start, x_bD.device)
     if positives is not None or more_positives.total:
         listed = [pairs.pairs_P2 if positives is None else positives]
         if negatives and negatives.positive_k is not None:
             _check_indices("negatives.row_k: no row", negatives.row_k, len(x_bD))
-            column_k = torch.arange(len(further), device=x_bD.device) + columns.total + extra.own.start
-            listed.append(torch.stack([negatives.row_k, column_k], 1)[negatives.positive_k])
+            own = more_positives.sizes[more_positives.rank]
+            k = torch.nonzero_static(negatives.positive_k, size=own).squeeze(1)  # no wait for the device: own is known
+            listed.append(torch.stack([negatives.row_k[k], k + columns.total + extra.own.start], 1))
         pairs = Pairs(torch.cat(listed).unique(dim=0))
-    keys = []
-    if x_keys is not None:
-        keys.append((x_keys, rows.gather(x_keys)))
-    if y_keys is not None:
-        keys_M = columns.gather(y_keys)
-        if extra.total:
-            if negatives is None or negatives.keys_k is None:
-                raise ValueError("y_keys are given and further columns have none: give Columns(…, keys_k) too")
-            keys_M = torch.cat([keys_M, extra.gather(negatives.keys_k)])
-        keys.append((y_keys, keys_M))
+    keys = _gathered_keys(columns, extra, x_keys, y_keys, negatives)
     if known_positives is not None:
         if y_keys is None:
             raise ValueError("known items are found by their keys: give y_keys too")
@@ -237,7 +227,7 @@ def gather_batch(
         if equal_is_positive:
             unlisted = unlisted[~of_equal_keys(unlisted, keys)]
         excluded = unlisted if excluded is None else torch.cat([excluded, unlisted])
-    return GatheredBatch(x_bD, y_MD, rows, columns, pairs, excluded, tuple(keys), sample_ids_b, importance)
+    return GatheredBatch(x_bD, y_MD, rows, columns, pairs, excluded, keys, sample_ids_b, importance)
 
 
 def of_equal_keys(pairs_P2: Tensor, keys: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
@@ -254,13 +244,59 @@ def of_equal_keys(pairs_P2: Tensor, keys: Sequence[tuple[Tensor, Tensor]]) -> Te
     return equal_P
 
 
+def _layouts(x_bD: Tensor, y_mD: Tensor, further: Tensor, negatives: Columns | None) -> tuple[Layout, ...]:
+    """Return the layouts of x, of y, of the further y items and of the positives among these.
+
+    They are those that the caller's caller knows (see conditions.py), else exchanged. Every rank must call it.
+    """
+    if (sizes := known_sizes()) is not None:
+        return sizes.pairs, sizes.pairs, sizes.further, sizes.positives
+    more = further[:0] if negatives is None or negatives.positive_k is None else further[negatives.positive_k]
+    return Layout.of(x_bD, y_mD, further, more)
+
+
+def _gathered(columns: Layout, extra: Layout, own_m: Tensor, further_k: Tensor) -> Tensor:
+    """Gather, by one collective, what belongs to the columns of all ranks: (M, …), that of further columns last.
+
+    own_m: this rank's part for the columns of the pairs. further_k: its part for its further columns.
+    """
+    if not extra.total:
+        return columns.gather(own_m)
+    sizes = list(zip(columns.sizes, extra.sizes, strict=True))
+    both = Layout(tuple(map(sum, sizes)), columns.rank).gather(torch.cat([own_m, further_k]))
+    parts = both.split([size for pair in sizes for size in pair])
+    return torch.cat([*parts[::2], *parts[1::2]])
+
+
+def _gathered_keys(
+    columns: Layout, extra: Layout, x_keys: Tensor | None, y_keys: Tensor | None, negatives: Columns | None
+) -> tuple[tuple[Tensor, Tensor], ...]:
+    """Return, for x and for y if given, (keys of this rank's rows, keys of the columns that have one).
+
+    One collective gathers both. Raises ValueError if y_keys are given and further columns have no keys.
+    """
+    given = [keys for keys in (x_keys, y_keys) if keys is not None]
+    if not given:
+        return ()
+    further_k = given[0][:0]
+    if extra.total and y_keys is not None:
+        if negatives is None or negatives.keys_k is None:
+            raise ValueError("y_keys are given and further columns have none: give Columns(…, keys_k) too")
+        further_k = negatives.keys_k
+    keyed = extra if y_keys is not None else Layout((0,) * extra.world_size, extra.rank)
+    every = _gathered(columns, keyed, torch.stack(given, 1), further_k[:, None].expand(-1, len(given)))
+    ends = [columns.total if keys is x_keys else len(every) for keys in given]
+    return tuple((keys, every[:end, i].contiguous()) for i, (keys, end) in enumerate(zip(given, ends, strict=True)))
+
+
 def _check_indices(what: str, indices: Tensor, count: int) -> None:
-    """Raise ValueError if an element of `indices` is outside 0 … count − 1. The check waits for the GPU.
+    """Raise ValueError if an element of `indices` is outside 0 … count − 1.
 
     what: the start of the message, such as "positives: no row".
     """
-    wrong = indices[(indices < 0) | (indices >= count)]
-    if len(wrong):
+    outside = (indices < 0) | (indices >= count)
+    if not holds(~outside.any()):
+        wrong = indices[outside]
         raise ValueError(
             f"{what} {int(wrong[0])} among {count}, which are numbered from 0 (local rows, global columns)"
         )

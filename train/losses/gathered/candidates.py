@@ -14,6 +14,7 @@ from dyad.data.base.errors import ConfigError
 from dyad.train.losses.gathered.batch import GatheredBatch, of_equal_keys
 from dyad.train.losses.gathered.duplicates import SameItem, equal_pair_counts, equal_pairs
 from dyad.train.losses.options.common import CandidateSet, Duplicates, PairOptions, Positives
+from dyad.train.losses.sums.conditions import assumed, holds
 from dyad.train.losses.sums.tiles import Exclusion, Pairs
 
 MOST_PAIRS = 64  # the largest average number of listed positives per column: a longer list takes too much memory
@@ -92,7 +93,7 @@ def relations(batch: GatheredBatch, options: PairOptions) -> Relations:
         positives = batch.counts(batch.positives)
     if options.positives is Positives.single and batch.positives.own is None:
         several = torch.stack([(count > 1).any() for count in positives]).any()
-        if batch.rows.max_(several[None].long()):
+        if not holds(batch.rows.max_(several[None].long())[0] == 0):
             raise ConfigError(
                 "objective.positives=single: a row or a column has several listed. Set it to each, exclude or merge"
             )
@@ -187,7 +188,11 @@ def _anchors(
     always = single_positive(options)
     valid = [((m > 0) | always) & (p > 0) for m, p in zip(counts, positives, strict=True)]
     valid[1] = valid[1] & (torch.arange(len(valid[1]), device=valid[1].device) < batch.columns.total)
-    number = batch.rows.sum_(torch.stack([valid[0].sum(), valid[1][batch.columns.own].sum()]))
+    own = valid[0], valid[1][batch.columns.own]
+    if assumed(torch.cat(own).all()):
+        number = torch.stack([torch.full_like(counts[0].sum(), n) for n in (batch.rows.total, batch.columns.total)])
+    else:
+        number = batch.rows.sum_(torch.stack([v.sum() for v in own]))
     share = batch.rows.world_size / number.clamp(min=1).to(torch.promote_types(batch.x_bD.dtype, torch.float32))
     rows = Anchors(counts[0] + always, positives[0], valid[0], share[0], slice(len(batch.x_bD)))
     return rows, Anchors(counts[1] + always, positives[1], valid[1], share[1], batch.columns.own)

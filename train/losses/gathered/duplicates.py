@@ -22,7 +22,7 @@ class SameItem:
     """
 
     def __init__(self, keys: Sequence[Tensor], total: int) -> None:
-        classes = [_padded(torch.unique(key, return_inverse=True)[1], total) for key in keys]
+        classes = [_padded(class_indices(key), total) for key in keys]
         self._groups = [
             ((-1) ** (size + 1), _all_equal(chosen))
             for size in range(1, len(classes) + 1)
@@ -49,6 +49,16 @@ class SameItem:
         ones_M = torch.zeros_like(self._groups[0][1])
         ones_M[:first] = 1
         return self.sums(ones_M, slice(len(ones_M)))
+
+
+def class_indices(keys_k: Tensor) -> Tensor:
+    """Return for each key its index among the distinct keys in ascending order: (k,) int64, equal for equal keys.
+
+    The same as the inverse of torch.unique, for which the host would wait.
+    """
+    sorted_k, order_k = keys_k.sort()
+    index_k = torch.cat([order_k.new_zeros(min(len(keys_k), 1)), (sorted_k.diff() != 0).long()]).cumsum(0)
+    return torch.empty_like(order_k).scatter_(0, order_k, index_k)
 
 
 def equal_pair_counts(row_keys_b: Tensor, column_keys_M: Tensor) -> Tensor:
@@ -83,5 +93,5 @@ def _all_equal(classes: Sequence[Tensor]) -> Tensor:
     """
     joint_M = classes[0]
     for class_M in classes[1:]:
-        joint_M = torch.unique(joint_M * len(class_M) + class_M, return_inverse=True)[1]
+        joint_M = class_indices(joint_M * len(class_M) + class_M)
     return joint_M

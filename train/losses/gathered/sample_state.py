@@ -21,6 +21,7 @@ from torch import Tensor
 
 from dyad.data.base.errors import ConfigError, HardwareError
 from dyad.train.losses.sums.all_gather import Layout
+from dyad.train.losses.sums.conditions import holds
 
 BLOCK = 1 << 20  # samples written or sent at a time
 COUNTERS = ("samples_seen", "never_visited")  # in a checkpoint beside the numbers
@@ -30,19 +31,21 @@ COUNTERS = ("samples_seen", "never_visited")  # in a checkpoint beside the numbe
 class StateRead:
     """The samples of one global batch, in the order of ranks, and their per-sample state before this step.
 
-    ids_B: sample ids. old: name of a state (such as a running mean) → (B,), NaN where a sample has none yet. inverse_B:
-    for each of the B ids, its index among the U distinct ids; counts_U: how often each distinct id occurs.
+    ids_B: sample ids. old: name of a state (such as a running mean) → (B,), NaN where a sample has none yet. first_B:
+    whether an id is the first of the equal ones. If a sample occurs twice, inverse_B: for each of the B ids, its index
+    among the U distinct ids, and counts_U: how often each distinct id occurs; else None.
     """
 
     ids_B: Tensor
     old: dict[str, Tensor]
-    inverse_B: Tensor
-    counts_U: Tensor
+    first_B: Tensor
+    inverse_B: Tensor | None = None
+    counts_U: Tensor | None = None
 
     @property
     def repeated(self) -> bool:
         """Whether a sample id occurs more than once in the batch."""
-        return len(self.counts_U) < len(self.ids_B)
+        return self.counts_U is not None
 
     def mean(self, values_B: Tensor) -> Tensor:
         """Replace each element by the mean of all elements of the same sample in the global batch: (B,) → (B,).
@@ -62,6 +65,7 @@ class StateRead:
 
     def _reduced(self, values_B: Tensor, how: str) -> Tensor:
         """Replace each element by the mean or maximum of all elements of the same sample. how: "mean" or "max"."""
+        assert self.inverse_B is not None
         order_B = values_B.argsort()
         # by sample, then by value: the order of summation does not depend on the order of the batch
         order_B = order_B[self.inverse_B[order_B].argsort(stable=True)]
@@ -72,9 +76,9 @@ class SampleState:
     """Named floats (such as a running mean) for every sample id 0 … n−1, stored on the rank that owns the sample.
 
     num_samples: n. initial: name → the float of a sample before its first batch, NaN for none. Floats are stored as
-    float32, and as float64 once they have been read or loaded as float64. If this rank's share exceeds memory_budget_mb
-    (MiB), it lies in a memory-mapped scratch file in the temporary folder (TMPDIR), which is deleted when the process
-    ends.
+    float32, and as float64 once they have been read or loaded as float64. This rank's share lies on the device of the
+    ids that are read. If it exceeds memory_budget_mb (MiB), it lies in a memory-mapped scratch file in the temporary
+    folder (TMPDIR), which is deleted when the process ends; a GPU then waits for it in every step.
     """
 
     def __init__(self, num_samples: int, initial: Mapping[str, float], memory_budget_mb: int = 4096) -> None:
@@ -82,15 +86,15 @@ class SampleState:
         self.num_samples, self.names = num_samples, tuple(initial)
         self.samples_seen = 0  # rows of all global batches so far
         self._initial_k = torch.tensor(list(initial.values()), dtype=torch.float64)
-        self._never_visited = num_samples if self._initial_k.isnan().any() else 0
+        self._never_visited = torch.tensor(num_samples if self._initial_k.isnan().any() else 0)
         self._budget = memory_budget_mb << 20
-        self._table: Tensor | None = None  # (n/W, k) of own samples, on the CPU
-        self._undo: tuple[Tensor, Tensor, int, int] | None = None
+        self._table: Tensor | None = None  # (n/W + 1, k) of own samples; the last row takes what others own
+        self._undo: tuple[Tensor, Tensor, int, Tensor] | None = None
 
     @property
-    def share_never_visited(self) -> float:
-        """The share of all samples that have no stored state yet, from 0 to 1."""
-        return self._never_visited / self.num_samples
+    def share_never_visited(self) -> Tensor:
+        """The share of all samples that have no stored state yet, from 0 to 1: 0-d float64, on the table's device."""
+        return self._never_visited.double() / self.num_samples
 
     def read(self, sample_ids_b: Tensor | None, layout: Layout, dtype: torch.dtype = torch.float32) -> StateRead:
         """Return the stored state of each sample of the global batch, on every rank. Every rank must call it.
@@ -105,22 +109,23 @@ class SampleState:
             raise ValueError(f"{len(sample_ids_b)} sample_ids for {layout.sizes[layout.rank]} rows")
         self._undo = None  # undo restores what is written after this read only
         ids_B = layout.gather(sample_ids_b)
-        on_cpu_B = ids_B.cpu()
-        outside = on_cpu_B[(on_cpu_B < 0) | (on_cpu_B >= self.num_samples)]
-        if len(outside):
+        if not holds(((ids_B >= 0) & (ids_B < self.num_samples)).all()):
+            outside = ids_B[(ids_B < 0) | (ids_B >= self.num_samples)]
             raise ConfigError(
                 f"sample id {outside[0]} is none of the {self.num_samples:,} samples 0 … {self.num_samples - 1} that "
                 "have state: set objective.num_samples to the number of samples in the manifest (null: as many as the "
                 "training data has)"
             )
-        table, own = self._numbers(dtype), self._own(*_rank_and_world())
-        mine_B = (on_cpu_B >= own.start) & (on_cpu_B < own.stop)
-        old_kB = torch.zeros(len(self.names), layout.total, dtype=dtype)
-        old_kB[:, mine_B] = table[on_cpu_B[mine_B] - own.start].T.to(dtype)
-        old_kB = layout.sum_(old_kB.to(ids_B.device))  # each column is zero on all ranks but the owner
-        _, inverse_B, counts_U = on_cpu_B.unique(return_inverse=True, return_counts=True)
+        table, row_B = self._rows(ids_B, dtype)
+        owned_kB = torch.where(row_B < len(table) - 1, table[row_B].T.to(dtype), 0.0).contiguous()
+        old_kB = layout.sum_(owned_kB.to(ids_B.device))  # each column is zero on all ranks but the owner
         old = dict(zip(self.names, old_kB.unbind(), strict=True))
-        return StateRead(ids_B, old, inverse_B.to(ids_B.device), counts_U.to(ids_B.device))
+        sorted_B, order_B = ids_B.sort(stable=True)
+        begins_B = torch.cat([sorted_B.new_ones(min(len(ids_B), 1)), sorted_B.diff()]) > 0
+        first_B = torch.empty_like(begins_B).scatter_(0, order_B, begins_B)
+        if holds(first_B.all()):
+            return StateRead(ids_B, old, first_B)
+        return StateRead(ids_B, old, first_B, *ids_B.unique(return_inverse=True, return_counts=True)[1:])
 
     def write(self, read: StateRead, new: Mapping[str, Tensor]) -> None:
         """Store new state for the samples of the global batch `read`, the result of the method `read`.
@@ -128,23 +133,21 @@ class SampleState:
         new: name of a state → (B,). Entries with equal sample ids must be equal: average them with StateRead.mean
         first. Names that `new` lacks keep their state.
         """
-        ids_B = read.ids_B.cpu()
         old_kB, new_kB = (
-            torch.stack(columns).detach().cpu()
+            torch.stack(columns).detach()
             for columns in (list(read.old.values()), [new.get(name, read.old[name]) for name in self.names])
         )
-        ids_U, inverse_B = ids_B.unique(return_inverse=True)
-        first_U = torch.zeros_like(ids_U).scatter_(0, inverse_B, torch.arange(len(ids_B)))
-        same = torch.allclose(new_kB, new_kB[:, first_U[inverse_B]], rtol=0, atol=0, equal_nan=True)
-        assert same, "the new numbers of one sample differ: average them with StateRead.mean"
-        table, own = self._numbers(new_kB.dtype), self._own(*_rank_and_world())
-        mine_U = (ids_U >= own.start) & (ids_U < own.stop)
-        row = ids_U[mine_U] - own.start
-        self._undo = (row, table[row], self.samples_seen, self._never_visited)
-        table[row] = new_kB[:, first_U[mine_U]].T.to(table.dtype)
-        self.samples_seen += len(ids_B)
-        lacked, lacks = (numbers_kB[:, first_U].isnan().any(0) for numbers_kB in (old_kB, new_kB))
-        self._never_visited += int(lacks.sum() - lacked.sum())
+        if read.repeated:
+            assert read.inverse_B is not None
+            one_of_kB = torch.empty_like(new_kB).index_copy_(1, read.inverse_B, new_kB)[:, read.inverse_B]
+            same = torch.allclose(new_kB, one_of_kB, rtol=0, atol=0, equal_nan=True)
+            assert same, "the new numbers of one sample differ: average them with StateRead.mean"
+        table, row_B = self._rows(read.ids_B, new_kB.dtype)
+        self._undo = (row_B, table[row_B], self.samples_seen, self._never_visited)
+        table[row_B] = new_kB.T.to(table)
+        self.samples_seen += len(read.ids_B)
+        lacked_B, lacks_B = (numbers_kB.isnan().any(0).long() for numbers_kB in (old_kB, new_kB))
+        self._never_visited = self._never_visited + ((lacks_B - lacked_B) * read.first_B).sum().to(table.device)
 
     def undo(self) -> None:
         """Restore, bit for bit, the per-sample state as it was before the last `write`.
@@ -170,11 +173,11 @@ class SampleState:
         for first in range(0, math.ceil(self.num_samples / world_size), each):
             starts = [min(own.start + first, own.stop) for own in owned]
             sizes = [min(each, own.stop - start) for own, start in zip(owned, starts, strict=True)]
-            block = Layout(tuple(sizes), rank).gather(table[first : first + each].to(device)).cpu()
+            block = Layout(tuple(sizes), rank).gather(table[first : min(first + each, len(table) - 1)].to(device)).cpu()
             for start, part in zip(starts, block.split(sizes), strict=True) if rank == 0 else ():
                 for name, column in zip(self.names, part.unbind(1), strict=True):
                     whole[name][start : start + len(part)] = column
-        counters = {"samples_seen": self.samples_seen, "never_visited": self._never_visited}
+        counters = {"samples_seen": self.samples_seen, "never_visited": int(self._never_visited)}
         whole |= {name: torch.tensor(value) for name, value in counters.items()}
         return whole if rank == 0 else {}
 
@@ -199,8 +202,9 @@ class SampleState:
             saved = whole[name][own]
             table[: len(saved), column] = saved
             table[len(saved) :, column] = self._initial_k[column]
-        self.samples_seen, self._never_visited = (int(whole[name]) for name in COUNTERS)
-        self._never_visited += (self.num_samples - samples) * bool(self._initial_k.isnan().any())
+        self.samples_seen, never_visited = (int(whole[name]) for name in COUNTERS)
+        never_visited += (self.num_samples - samples) * bool(self._initial_k.isnan().any())
+        self._never_visited = torch.tensor(never_visited, device=table.device)
         self._undo = None
 
     def _own(self, rank: int, world_size: int) -> slice:
@@ -208,18 +212,26 @@ class SampleState:
         each, n = math.ceil(self.num_samples / world_size), self.num_samples
         return slice(min(rank * each, n), min((rank + 1) * each, n))
 
-    def _numbers(self, dtype: torch.dtype) -> Tensor:
-        """Return the table of k floats for each of this rank's samples, (n/W, k) for n samples and W ranks.
+    def _rows(self, ids_B: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return the table and, for each of the samples ids_B, its row in it: the last one if another rank owns it."""
+        table, own = self._numbers(dtype, ids_B.device), self._own(*_rank_and_world())
+        row_B = torch.where((ids_B >= own.start) & (ids_B < own.stop), ids_B - own.start, own.stop - own.start)
+        return table, row_B.to(table.device)
 
-        It is made on first use, and has the widest of its present type and `dtype`.
+    def _numbers(self, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+        """Return the table of k floats for each of this rank's samples, (n/W + 1, k) for n samples and W ranks.
+
+        It is made on first use, and has the widest of its present type and `dtype`. device: where it is used; None:
+        anywhere. A table that exceeds the budget stays on the CPU.
         """
-        narrow = self._table
-        if narrow is not None and torch.promote_types(narrow.dtype, dtype) == narrow.dtype:
-            return narrow
-        own = self._own(*_rank_and_world())
-        self._table = _table(own.stop - own.start, self._initial_k.to(dtype), self._budget)
-        if narrow is not None:
-            self._table.copy_(narrow)
+        before, own = self._table, self._own(*_rank_and_world())
+        if before is None:
+            self._table = _table(own.stop - own.start + 1, self._initial_k.to(dtype), self._budget)
+        elif torch.promote_types(before.dtype, dtype) != before.dtype:
+            self._table = _table(len(before), self._initial_k.to(dtype), self._budget).copy_(before)
+        assert self._table is not None
+        if device is not None and self._table.nbytes <= self._budget:
+            self._table, self._never_visited = self._table.to(device), self._never_visited.to(device)
         return self._table
 
 

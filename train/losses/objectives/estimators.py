@@ -152,12 +152,11 @@ class StateBatch:
         """
         if self.training:
             self.memory.write(self.read, {f"log_u_{side}": m.log_u_B for side, m in updated.items()} | new)
-        off = torch.cat([(m.log_u_B - m.log_g_B)[m.has_negatives_B] for m in updated.values()]).abs()
-        health = {
-            "staleness": off.sum() / max(len(off), 1),
-            "share_never_visited": off.new_tensor(self.memory.share_never_visited),
-            "gamma": off.new_tensor(self.options.gamma_at(self.epoch)),
-        }
+        counted = torch.cat([m.has_negatives_B for m in updated.values()])
+        off = torch.where(counted, torch.cat([m.log_u_B - m.log_g_B for m in updated.values()]), 0.0).abs()
+        stale, gamma = off.sum() / counted.sum().clamp(min=1), self.options.gamma_at(self.epoch)
+        health = {"staleness": stale, "share_never_visited": self.memory.share_never_visited.to(stale)}
+        health["gamma"] = torch.full_like(stale, gamma)
         return ObjectiveResult(loss, {**score_means(self.batch), **health, **more})
 
 
@@ -320,7 +319,7 @@ def momentum_step(
         new[f"{name}_{side}"] = torch.where(m.has_negatives_B, (old_B - lr * mixed_B).clamp(*bounds), old_B)
         velocities[f"{name}_velocity_{side}"] = torch.where(m.has_negatives_B, mixed_B, velocity_B)
     values = torch.cat(list(new.values()))
-    found = torch.quantile(values, values.new_tensor(list(QUANTILES.values())))
+    found = torch.quantile(values, torch.cat([values.new_full((1,), q) for q in QUANTILES.values()]))
     labels = (f"{name}_{label}" for label in QUANTILES)
     return new | velocities, dict(zip(labels, found.unbind(), strict=True))
 

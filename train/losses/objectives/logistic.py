@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError
 from dyad.train.losses.gathered.batch import GatheredBatch
-from dyad.train.losses.gathered.duplicates import SameItem
+from dyad.train.losses.gathered.duplicates import SameItem, class_indices
 from dyad.train.losses.gathered.importance import SampleTable
 from dyad.train.losses.objectives.base import ObjectiveResult, TemperatureObjective
 from dyad.train.losses.objectives.softmax import score_means, softplus
@@ -298,7 +298,7 @@ def _class_numbers(batch: GatheredBatch, duplicates: Duplicates) -> Keys:
     """
     numbered = []
     for row_keys, column_keys in batch.compared_keys(duplicates):
-        classes = torch.unique(torch.cat([row_keys, column_keys]), return_inverse=True)[1]
+        classes = class_indices(torch.cat([row_keys, column_keys]))
         rows, columns = classes.split([len(row_keys), len(column_keys)])
         numbered.append((rows, F.pad(columns, (0, len(batch.y_MD) - len(columns)), value=-1)))
     return tuple(numbered)

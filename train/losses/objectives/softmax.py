@@ -70,7 +70,9 @@ class SoftmaxObjective(TemperatureObjective):
         options, scale, weights_M = self.options, self.scale(batch.x_bD), self._log_weights(batch)
         related = relations(batch, options)
         negatives, in_sum_P = without_positives(related, options)
-        sums = log_partition(batch.x_bD, batch.y_MD, scale, batch.columns, negatives, column_weights_M=weights_M)
+        # a loss of the rows alone needs no column sums: those of this rank's rows stand in, without communication
+        layout = Layout((len(batch.y_MD),), 0) if options.directions is Directions.x else batch.columns
+        sums = log_partition(batch.x_bD, batch.y_MD, scale, layout, negatives, column_weights_M=weights_M)
         row, column = core_terms(related, in_sum_P, sums, scale, options, options.partition, weights_M)
         loss = symmetric_dpm(row, column, 1 / scale, options)
         with torch.no_grad():  # the bound holds without weights only
@@ -342,7 +344,7 @@ def mi_bound(
     plain = related.exclusion is None and batch.positives.own is not None and len(batch.y_MD) == batch.rows.total
     if not plain or related.same:
         return {}
-    log_k = scale.new_tensor(math.log(batch.rows.total))
+    log_k = torch.full_like(scale, math.log(batch.rows.total))
     row, column = core_terms(related, in_sum_P, sums, scale, options, Partition.sum)
     both = options.directions in (Directions.sum, Directions.mean)
     loss = DIRECTIONS[Directions.mean if both else options.directions](row, column)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from dyad.train.losses.sums.all_gather import Layout
+from dyad.train.losses.sums.conditions import assumed, holds
 from dyad.train.losses.sums.logits import Logits, UpstreamGradients, sum_of_products
 from dyad.train.losses.sums.tiles import Exclusion, Gradients, Tiles, shaped
 
@@ -25,17 +26,20 @@ if TYPE_CHECKING:
     from dyad.train.losses.sums.lse_triton import KernelExclusion
 
 
+ROUNDED = 1.01  # largest |x| of unit vectors in half precision, and some room
+
+
 @dataclass(frozen=True)
 class Bound:
-    """One shift c for all logits a_ij, and the largest log-weights of the rows and of the columns.
+    """One shift c for all logits a_ij, and the largest log-weights of the rows and of the columns: 0-d float64 tensors.
 
     No sum of exp(a_ij − c) over a row or column overflows. Sums use the weights exp(log-weight − largest), at most 1;
     the largest log-weight (0 without log-weights) is added to the log of the sum.
     """
 
-    shift: float
-    row_weight: float
-    column_weight: float
+    shift: Tensor
+    row_weight: Tensor
+    column_weight: Tensor
 
 
 def find_bound(tiles: Tiles, logits: Logits, layout: Layout) -> Bound | None:
@@ -52,23 +56,25 @@ def find_bound(tiles: Tiles, logits: Logits, layout: Layout) -> Bound | None:
         return None
     x_bD, y_MD = tiles.x_bD, tiles.y_MD
     room = 0.72 * math.log(torch.finfo(tiles.dtype).max)
-    longest_y = _largest(torch.linalg.vector_norm(y_MD, dim=1, dtype=tiles.dtype), 0.0)
-    # One maximum over ranks serves three numbers, in float64, in which row counts are exact. Ranks may hold different
-    # numbers of rows, so W · (most rows on a rank) bounds the rows of all
-    own = [
-        _largest(torch.linalg.vector_norm(x_bD, dim=1, dtype=tiles.dtype), 0.0),
-        torch.tensor(len(x_bD), device=x_bD.device),
-        _largest(logits.row_weights_b, -math.inf),
-    ]
-    shared = layout.max_(torch.stack([value.to(x_bD.device, torch.float64) for value in own]))
-    longest_x, most_rows, row_weight = shared.tolist()
-    bound = abs(float(logits.row_scale)) * longest_x * float(longest_y)
-    if not bound < 2 * room:
+    longest_x, longest_y = (
+        _largest(torch.linalg.vector_norm(e, dim=1, dtype=tiles.dtype), e, 0.0) for e in (x_bD, y_MD)
+    )
+    row_weight = _largest(logits.row_weights_b, x_bD, -math.inf)
+    # Ranks may hold different numbers of rows, so W · (most rows on a rank) bounds the rows of all
+    rows, longest = torch.full_like(longest_x, len(x_bD)), ROUNDED * longest_y
+    if layout.world_size > 1:
+        most = max(layout.sizes)
+        if logits.row_weights_b is None and assumed((longest_x <= longest) & (rows <= most)):
+            longest_x, rows = longest, torch.full_like(rows, most)  # what all ranks know spares a collective
+        else:  # one maximum over ranks serves three numbers, in float64, in which row counts are exact
+            longest_x, rows, row_weight = layout.max_(torch.stack([longest_x, rows, row_weight])).unbind()
+    bound = logits.row_scale.detach().abs().double() * longest_x * longest_y
+    if not holds(bound < 2 * room):
         return None
-    terms = max(most_rows * layout.world_size, len(y_MD), 1)
-    column_weight = float(_largest(logits.column_weights_M, -math.inf))
-    finite = [value if math.isfinite(value) else 0.0 for value in (row_weight, column_weight)]
-    return Bound(max(0.0, bound + math.log(terms) - room), *finite)
+    terms = (rows * layout.world_size).clamp(min=max(len(y_MD), 1))
+    weights = (row_weight, _largest(logits.column_weights_M, x_bD, -math.inf))
+    finite = (torch.where(w.isfinite(), w, 0.0) for w in weights)
+    return Bound((bound + terms.log() - room).clamp(min=0), *finite)
 
 
 def one_shift_sums(tiles: Tiles, logits: Logits, bound: Bound, layout: Layout) -> tuple[Tensor, Tensor] | None:
@@ -84,7 +90,7 @@ def one_shift_sums(tiles: Tiles, logits: Logits, bound: Bound, layout: Layout) -
     lost = (~(row_sums_b > least)).sum()  # negated, so that NaN counts as lost
     # one sum over ranks carries the column sums and the number of lost rows: all ranks decide alike
     shared = layout.sum_(torch.cat([column_sums_M, lost[None].to(column_sums_M)]))
-    if shared[-1] > 0 or not (shared[:-1] > least).all():
+    if not holds((shared[-1] <= 0) & (shared[:-1] > least).all()):
         return None
     rows_b, columns_M = row_sums_b.log_(), shared[:-1].log_()
     return rows_b.add_(bound.shift + bound.column_weight), columns_M.add_(bound.shift + bound.row_weight)
@@ -109,8 +115,7 @@ def one_shift_gradients(
     found = None
     if fused := _fused(tiles, logits):
         kernels, exclusion = fused
-        scale = float(logits.row_scale)
-        found = kernels.gradients(tiles.x_bD, tiles.y_MD, scale, bound.shift, u_b, v_M, exclusion)
+        found = kernels.gradients(tiles.x_bD, tiles.y_MD, logits.row_scale, bound.shift, u_b, v_M, exclusion)
     gradients = Gradients(tiles, found)
     d_weights = _add_tiles(gradients, tiles, logits, bound, u_b, v_M) if found is None else (None, None)
     dscale = sum_of_products(tiles.x_bD, gradients.dx_bD).to(logits.row_scale)
@@ -137,7 +142,7 @@ def _sums(tiles: Tiles, logits: Logits, bound: Bound) -> tuple[Tensor, Tensor]:
     """
     if fused := _fused(tiles, logits):
         kernels, exclusion = fused
-        return kernels.exp_sums(tiles.x_bD, tiles.y_MD, float(logits.row_scale), bound.shift, exclusion)
+        return kernels.exp_sums(tiles.x_bD, tiles.y_MD, logits.row_scale, bound.shift, exclusion)
     row_factors_b, column_factors_M = _factors(logits, bound)
     row_sums_b, column_sums_M = (e.new_zeros(len(e), dtype=tiles.dtype) for e in (tiles.x_bD, tiles.y_MD))
     for rows, columns, e in _exponentials(tiles, logits, bound):
@@ -181,11 +186,13 @@ def _factors(logits: Logits, bound: Bound) -> tuple[Tensor | None, Tensor | None
     return rows, columns
 
 
-def _largest(values: Tensor | None, least: float) -> Tensor:
-    """Return the largest element of `values`, or `least` if that is larger or `values` is None or empty; 0-d."""
-    if values is None:
-        return torch.tensor(least)
-    return torch.cat([values.detach(), values.new_tensor([least])]).max()
+def _largest(values: Tensor | None, like: Tensor, least: float) -> Tensor:
+    """Return the largest element of `values`, or `least` if that is larger or `values` is None or empty.
+
+    The result is 0-d, float64, on the device of `like`.
+    """
+    floor = like.new_full((1,), least, dtype=torch.float64)
+    return (floor if values is None else torch.cat([values.detach().double(), floor])).max()
 
 
 def _fused(tiles: Tiles, logits: Logits) -> tuple[ModuleType, KernelExclusion] | None:

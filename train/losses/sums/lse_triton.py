@@ -34,6 +34,7 @@ BLOCKS = ((128, 64, 4, 3), (128, 64, 4, 4), (128, 64, 8, 3), (256, 64, 8, 3), (2
 WIDEST_BLOCK = 256
 PROGRAMS = 1024  # enough to keep every processor of a device busy, few enough for partial sums of rows to be small
 LOG2_E = 1.4426950408889634
+Number = float | Tensor  # a tensor is 0-d, on the device of the embeddings: a kernel reads it there
 INTERPRETED = INSTALLED and triton.knobs.runtime.interpret
 
 
@@ -77,7 +78,7 @@ def available(x_bD: Tensor, y_MD: Tensor) -> bool:
 
 
 def exp_sums(
-    x_bD: Tensor, y_MD: Tensor, scale: float, shift: float, exclusion: KernelExclusion = NOTHING
+    x_bD: Tensor, y_MD: Tensor, scale: Number, shift: Number, exclusion: KernelExclusion = NOTHING
 ) -> tuple[Tensor, Tensor]:
     """Return Σ_j E_ij of the rows (b,) and Σ_i E_ij of the columns (M,), float32.
 
@@ -99,7 +100,7 @@ def exp_sums(
         with torch.cuda.device_of(x_rD):
             _sums_kernel[(row_blocks, len(of_rows))](
                 x_rD, y_MD, of_rows, of_columns, *_key_arguments(part, x_rD), part.first_own,
-                len(x_rD), len(y_MD), group, scale * LOG2_E, shift * LOG2_E,
+                len(x_rD), len(y_MD), group, _exponent(scale, shift, x_rD),
                 D=x_rD.shape[1], KEYS=len(part.keys), OWN_DROPPED=part.own_dropped, INTERPRETED=INTERPRETED,
                 enable_fp_fusion=True,
             )  # fmt: skip
@@ -111,8 +112,8 @@ def exp_sums(
 def gradient_strip(
     x_rD: Tensor,
     y_cD: Tensor,
-    scale: float,
-    shift: float,
+    scale: Number,
+    shift: Number,
     u_r: Tensor,
     v_c: Tensor,
     exclusion: KernelExclusion = NOTHING,
@@ -136,7 +137,7 @@ def gradient_strip(
     with torch.cuda.device_of(x_rD):
         _gradient_kernel[lambda shape: (triton.cdiv(rows, BLOCK_ROWS), triton.cdiv(columns, shape["BLOCK_COLUMNS"]))](
             x_rD, y_cD, u_r.contiguous(), v_c.contiguous(), g_rc, *_key_arguments(exclusion, x_rD), exclusion.first_own,
-            rows, columns, stride, scale * LOG2_E, shift * LOG2_E,
+            rows, columns, stride, _exponent(scale, shift, x_rD),
             D=x_rD.shape[1], KEYS=len(exclusion.keys), OWN_DROPPED=exclusion.own_dropped, INTERPRETED=INTERPRETED,
             enable_fp_fusion=True,
         )  # fmt: skip
@@ -146,8 +147,8 @@ def gradient_strip(
 def gradients(
     x_bD: Tensor,
     y_MD: Tensor,
-    scale: float,
-    shift: float,
+    scale: Number,
+    shift: Number,
     u_b: Tensor,
     v_M: Tensor,
     exclusion: KernelExclusion = NOTHING,
@@ -174,7 +175,7 @@ def gradients(
 
 
 def _into_range(
-    x_bD: Tensor, y_MD: Tensor, scale: float, shift: float, u_b: Tensor, v_M: Tensor, exclusion: KernelExclusion
+    x_bD: Tensor, y_MD: Tensor, scale: Number, shift: Number, u_b: Tensor, v_M: Tensor, exclusion: KernelExclusion
 ) -> Tensor:
     """Return the power of two, 0-d, by which u and v must be multiplied so that fp16 can hold G_ij = E_ij (u_i + v_j).
 
@@ -187,6 +188,12 @@ def _into_range(
     largest = torch.cat([value.abs() * total for value, total in zip((u_b, v_M), sums, strict=True)])
     largest = torch.cat([largest, largest.new_full((1,), 2.0**-100)]).max()
     return torch.exp2(13 - largest.log2().ceil())
+
+
+def _exponent(scale: Number, shift: Number, like: Tensor) -> Tensor:
+    """Return (scale, shift) · log₂e, (2,) float32, on the device of `like`, without reading a tensor from it."""
+    pair = (v if isinstance(v, Tensor) else like.new_full((), v, dtype=torch.float64) for v in (scale, shift))
+    return (torch.stack([v.detach().double() for v in pair]) * LOG2_E).float()
 
 
 def _stride(columns: int) -> int:
@@ -240,12 +247,12 @@ def _tuned(function: Any) -> Any:
 
 @_jit
 def _exponentials(
-    x, y, first_row, first_column, row_count, column_count, exponent_scale, exponent_shift,
+    x, y, first_row, first_column, row_count, column_count, exponent,
     row_keys_0, column_keys_0, keyed_0, row_keys_1, column_keys_1, keyed_1, first_own,
     D: tl.constexpr, KEYS: tl.constexpr, OWN_DROPPED: tl.constexpr, INTERPRETED: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Compute E_ij = exp2(exponent_scale · <x_i, y_j> − exponent_shift) of the block at (first_row, first_column).
+    """Compute E_ij = exp2(exponent[0] · <x_i, y_j> − exponent[1]) of the block at (first_row, first_column).
 
     x, y: pointers to the embeddings of the rows and of the columns, D wide. E is 0 outside of the row_count ×
     column_count score matrix. Row i's own column is first_own + i: this pair's E is 0 if OWN_DROPPED, else it stays. Of
@@ -260,7 +267,11 @@ def _exponentials(
     # threads beyond the edge read the last row or column again; their e is set to 0 below
     x_block = x + (tl.minimum(rows, row_count - 1).to(tl.int64) * D)[:, None] + d[None, :]
     y_block = y + (tl.minimum(columns, column_count - 1).to(tl.int64) * D)[None, :] + d[:, None]
-    scores = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), dtype=tl.float32)
+    scores, scale, shift = (
+        tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), dtype=tl.float32),
+        tl.load(exponent),
+        tl.load(exponent + 1),
+    )
     for start in range(0, D, BLOCK_D):
         if D % BLOCK_D == 0:
             x_part, y_part = tl.load(x_block), tl.load(y_block)
@@ -272,7 +283,7 @@ def _exponentials(
         scores = tl.dot(x_part, y_part, scores)
         x_block += BLOCK_D
         y_block += BLOCK_D
-    e = tl.exp2(scores * exponent_scale - exponent_shift)
+    e = tl.exp2(scores * scale - shift)
     # most blocks touch neither an edge nor an own column, so they skip these comparisons
     if (first_row + BLOCK_ROWS > row_count) | (first_column + BLOCK_COLUMNS > column_count):
         e = tl.where((rows < row_count)[:, None] & (columns < column_count)[None, :], e, 0.0)
@@ -309,7 +320,7 @@ def _without_equal(e, row_keys, column_keys, keyed, rows, columns, row_count, fi
 @_tuned
 def _sums_kernel(
     x, y, of_rows, of_columns, row_keys_0, column_keys_0, keyed_0, row_keys_1, column_keys_1, keyed_1, first_own,
-    row_count, column_count, group, exponent_scale, exponent_shift,
+    row_count, column_count, group, exponent,
     D: tl.constexpr, KEYS: tl.constexpr, OWN_DROPPED: tl.constexpr, INTERPRETED: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_ROWS: tl.constexpr = BLOCK_ROWS,
 ):  # fmt: skip
@@ -324,7 +335,7 @@ def _sums_kernel(
     last = tl.minimum((column_group + 1) * group, column_count)
     for start in tl.range(column_group * group, last, BLOCK_COLUMNS, disable_licm=True):
         e = _exponentials(
-            x, y, row_block * BLOCK_ROWS, start, row_count, column_count, exponent_scale, exponent_shift,
+            x, y, row_block * BLOCK_ROWS, start, row_count, column_count, exponent,
             row_keys_0, column_keys_0, keyed_0, row_keys_1, column_keys_1, keyed_1, first_own,
             D, KEYS, OWN_DROPPED, INTERPRETED, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_D,
         )  # fmt: skip
@@ -339,7 +350,7 @@ def _sums_kernel(
 @_tuned
 def _gradient_kernel(
     x, y, u, v, g, row_keys_0, column_keys_0, keyed_0, row_keys_1, column_keys_1, keyed_1, first_own,
-    row_count, column_count, stride, exponent_scale, exponent_shift,
+    row_count, column_count, stride, exponent,
     D: tl.constexpr, KEYS: tl.constexpr, OWN_DROPPED: tl.constexpr, INTERPRETED: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_ROWS: tl.constexpr = BLOCK_ROWS,
 ):  # fmt: skip
@@ -350,7 +361,7 @@ def _gradient_kernel(
     """
     first_row, first_column = tl.program_id(0) * BLOCK_ROWS, tl.program_id(1) * BLOCK_COLUMNS
     e = _exponentials(
-        x, y, first_row, first_column, row_count, column_count, exponent_scale, exponent_shift,
+        x, y, first_row, first_column, row_count, column_count, exponent,
         row_keys_0, column_keys_0, keyed_0, row_keys_1, column_keys_1, keyed_1, first_own,
         D, KEYS, OWN_DROPPED, INTERPRETED, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_D,
     )  # fmt: skip

@@ -149,11 +149,11 @@ class Tiles:
         self.x_bD, self.y_MD, self.exclusion = x_bD, y_MD, exclusion
         self.dtype = torch.promote_types(x_bD.dtype, torch.float32)
 
-    def scores(self, scale: Tensor | None = None, shift: float = 0.0) -> Iterator[tuple[slice, slice, Tensor]]:
+    def scores(self, scale: Tensor | None = None, shift: Tensor | None = None) -> Iterator[tuple[slice, slice, Tensor]]:
         """Compute the score matrix s_ij = <x_i, y_j> by tiles: yield (row slice, column slice, scale · s_ij − shift).
 
-        scale: 0-d; None: 1. The scores are float32 or better, and include pairs that the sums leave out. The caller may
-        overwrite them; the next tile is computed into the same memory.
+        scale: 0-d; None: 1. shift: 0-d; None: 0. The scores are float32 or better, and include pairs that the sums
+        leave out. The caller may overwrite them; the next tile is computed into the same memory.
         """
         space = self.scratch()
         for rows in slices(len(self.x_bD)):
@@ -162,7 +162,7 @@ class Tiles:
             for columns in slices(len(self.y_MD)):
                 y = self.y_MD[columns].to(self.dtype)
                 s = torch.mm(x, y.T, out=shaped(space, len(x), len(y)))
-                yield rows, columns, s.sub_(shift) if shift else s
+                yield rows, columns, s if shift is None else s.sub_(shift)
 
     def leave_out_(self, rows: slice, columns: slice, value: float, *scores: Tensor) -> None:
         """Write `value` over the pairs of a tile that the sums leave out, in place, in each tensor of `scores`.

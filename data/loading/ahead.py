@@ -1,0 +1,51 @@
+"""Copies each batch to the GPU while the step before it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+import torch
+
+from dyad.data.batch import Batch
+
+T, U = TypeVar("T"), TypeVar("U")
+B = TypeVar("B", bound=Batch)
+
+
+def one_ahead(items: Iterable[T], prepare: Callable[[T], U]) -> Iterator[U]:
+    """Yield prepare(item) of each item. An item is asked for and prepared before the one before it is yielded.
+
+    What `items` raises is raised after the items before it were yielded.
+    """
+    iterator, ready, failure = iter(items), list[U](), None
+    while failure is None:
+        try:
+            ready.append(prepare(next(iterator)))
+        except Exception as error:  # StopIteration too
+            failure = error
+        if len(ready) == 2 or (ready and failure is not None):
+            yield ready.pop(0)
+    if not isinstance(failure, StopIteration):
+        raise failure
+
+
+def copied_ahead(batches: Iterable[B], device: torch.device) -> Iterator[B]:
+    """Yield the batches on `device`. A GPU copies a batch on a stream of its own, beside the step before it.
+
+    The batches must lie in pinned memory. On a CPU they are yielded as they come, none ahead.
+    """
+    if device.type != "cuda":
+        yield from batches
+        return
+    copying = torch.cuda.Stream(device)
+
+    def copied(batch: B) -> tuple[B, torch.cuda.Event]:
+        with torch.cuda.stream(copying):
+            return batch.to(device), copying.record_event()
+
+    for batch, arrived in one_ahead(batches, copied):
+        computing = torch.cuda.current_stream(device)
+        computing.wait_event(arrived)
+        batch.record_stream(computing)  # its memory is not used again before the step has read it
+        yield batch

@@ -1,0 +1,82 @@
+"""Conditions on a batch that nearly always hold, and the sizes of the batch: known to a trainer ahead of the device.
+
+An objective that reads a condition from a GPU makes the host wait. A trainer computes the objective within `checked`:
+conditions are then assumed and read later, with the other numbers of the step. If one of them did not hold, the trainer
+drops the result and computes it again with trusting=False. Outside of `checked` every condition is read at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from dyad.train.losses.sums.all_gather import Layout
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The layouts of a global batch: of its pairs, of further y items, and of those of them that are positives."""
+
+    pairs: Layout
+    further: Layout
+    positives: Layout
+
+
+@dataclass(frozen=True)
+class Checks:
+    """The conditions of one computation, 0-d bool tensors of this rank. trusting: whether they are assumed to hold.
+
+    sizes: of the batch, if they are known.
+    """
+
+    trusting: bool
+    sizes: Sizes | None = None
+    conditions: list[Tensor] = field(default_factory=list)
+
+    def broken(self, like: Tensor) -> Tensor:
+        """Return how many conditions do not hold on this rank, 0-d, in the type and on the device of `like`."""
+        if not self.conditions:
+            return torch.zeros_like(like)
+        return (~torch.stack(self.conditions)).sum().to(like)
+
+
+_CHECKS: ContextVar[Checks | None] = ContextVar("checks", default=None)
+
+
+@contextmanager
+def checked(trusting: bool, sizes: Sizes | None = None) -> Iterator[Checks]:
+    """Collect the conditions of the block; see the module docstring."""
+    checks = Checks(trusting, sizes)
+    token = _CHECKS.set(checks)
+    try:
+        yield checks
+    finally:
+        _CHECKS.reset(token)
+
+
+def assumed(condition: Tensor) -> bool:
+    """Whether the caller may go on as if the 0-d bool tensor `condition` is True; the same on all ranks.
+
+    False outside of `checked`, and with trusting=False. The condition itself is not read, so it may differ by rank.
+    """
+    checks = _CHECKS.get()
+    if checks is None:
+        return False
+    checks.conditions.append(condition.detach())
+    return checks.trusting
+
+
+def holds(condition: Tensor) -> bool:
+    """Whether the 0-d bool tensor `condition` is True: assumed within `checked`, else read (the host waits)."""
+    return assumed(condition) or bool(condition)
+
+
+def known_sizes() -> Sizes | None:
+    """Return the sizes of the batch that the caller of `checked` knows; None outside."""
+    checks = _CHECKS.get()
+    return checks and checks.sizes
