@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import Any
 
+import torch
+
 from dyad.data.base.errors import ConfigError, DataError, SampleError
 from dyad.data.batch import BadSample, Batch
 from dyad.data.config import DataConfig
