@@ -135,7 +135,10 @@ def shutdown(world: World, broken: bool = False) -> None:
 
 
 def abort_group(world: World) -> None:
-    """End all communication of this process: collectives that wait for it, or in which it waits, raise or complete."""
+    """End all communication of this process, once: collectives that wait for it, or in which it waits, raise or complete.
+    """
+    if world.aborted.is_set():
+        return
     world.aborted.set()  # first: an aborted collective of NCCL completes with undefined memory
     for link in world.links:  # needed for gloo: its abort() ends no collective that waits
         link.shut_down()
