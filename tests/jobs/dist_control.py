@@ -1,4 +1,4 @@
-"""Control messages of ranks on a device that takes no collective, and what follows an abort under NCCL. Run by torchrun.
+"""Control messages of ranks on a device that takes no collective, and what follows an abort of NCCL. Run by torchrun.
 
 NCCL's semantics are played on gloo: the collective that an abort ends completes with random memory, the next raises.
 """
@@ -17,9 +17,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import ErrorType, ProcessGroupGloo
 
-from dyad.data.base.errors import ConfigError, HardwareError, UserError
-from dyad.train.distributed import listener
+from dyad.data.base.errors import ConfigError, DataError, ExitCode, HardwareError, UserError
+from dyad.train.distributed import failures, listener
 from dyad.train.distributed.agreement import from_rank_0, only_on, raise_on_all, rank_0_first, rank_0_only
 from dyad.train.distributed.consistency import check_same_config, check_same_weights
 from dyad.train.distributed.failures import PeerFailure, process_group
@@ -138,32 +139,46 @@ class Failure(Exception):
     """The error of the rank that fails."""
 
 
+def fail(world: World, seed: int) -> None:
+    """Raise a bug or an error of a user; or, every tenth time, be gone without a word."""
+    if seed % 10 == 9:
+        for link in world.links:
+            link.shut_down()
+        raise KeyboardInterrupt
+    if seed % 2:
+        raise Failure(f"seed {seed}")
+    raise DataError(f"seed {seed}")
+
+
 def play(seed: int) -> None:
-    """Rank seed % W raises at a random moment. Every other rank names it, and prints nothing."""
-    plan, failing = random.Random(seed), seed % int(os.environ["WORLD_SIZE"])
+    """One rank fails at a random moment. Every other rank names it, and no other."""
+    plan = random.Random(seed)
+    failing, first, delay = plan.randrange(int(os.environ["WORLD_SIZE"])), plan.randrange(8), plan.choice([0, 0.01])
     aborted.clear()
-    world, code = World(), plan.choice([1, 2, 3])
-    first, delay = plan.randrange(8), plan.choice([0, 0, 0.01])
+    world = World()
     try:
         with process_group(TIMEOUT) as world:
             for number in range(1000):
                 if world.rank == failing and number == first:
                     time.sleep(delay)
-                    if code == 1:
-                        raise Failure(f"seed {seed}")
-                    error = UserError(f"seed {seed}")
-                    error.exit_code = type(error.exit_code)(code)
-                    raise error
+                    fail(world, seed)
                 WORK[(seed + number) % len(WORK)](world)
-    except (Failure, UserError) as error:
+        raise AssertionError(f"seed {seed}: no error")
+    except (Failure, UserError, KeyboardInterrupt) as error:
         if world.rank == failing:
-            assert not isinstance(error, PeerFailure) and str(error) == f"seed {seed}", error
+            assert isinstance(error, KeyboardInterrupt) or (type(error), str(error)) in (
+                (Failure, f"seed {seed}"),
+                (DataError, f"seed {seed}"),
+            )
             return
-        said = f"rank {failing}: {'Failure: ' if code == 1 else ''}seed {seed}"
-        assert isinstance(error, PeerFailure) and error.printed_elsewhere, error
-        assert (str(error), int(error.exit_code)) == (said, code), (str(error), error.exit_code, said)
-        return
-    raise AssertionError(f"seed {seed}: no error")
+        text, code = {
+            0: (f"rank {failing}: seed {seed}", ExitCode.DATA),
+            1: (f"rank {failing}: Failure: seed {seed}", ExitCode.BUG),
+        }[seed % 2]
+        if seed % 10 == 9:
+            text, code = f"rank {failing} of {world.size}", ExitCode.HARDWARE
+        assert isinstance(error, PeerFailure) and error.printed_elsewhere == (seed % 10 != 9), error
+        assert str(error).startswith(text) and error.exit_code == code, (str(error), error.exit_code, text)
 
 
 def free_ports(count: int) -> list[int]:
@@ -181,7 +196,11 @@ def nccl_semantics() -> Any:
     for name, output in COLLECTIVES.items():
         for module in (dist, dist.distributed_c10d):
             setattr(module, name, garbled(kept[name], output))
+    get_error = ProcessGroupGloo.get_error
+    # as NCCL's watchdog sets it before it aborts
+    ProcessGroupGloo.get_error = lambda self: ErrorType.REMOTE_ERROR if aborted else ErrorType.SUCCESS
     yield
+    ProcessGroupGloo.get_error = get_error
     for name in COLLECTIVES:
         setattr(dist, name, kept[name])
         setattr(dist.distributed_c10d, name, inner[name])
@@ -197,7 +216,7 @@ def main() -> None:
         check_long_work(on_meta, 4.0)
         ports = broadcast_object(free_ports(SEEDS), world)
     os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # each seed has a store of its own, in rank 0
-    listener.POLL_SECONDS = 0.02
+    listener.POLL_SECONDS, listener.CONNECT_SECONDS, failures.REGISTER_SECONDS = 0.02, 1.0, 1.0
     with nccl_semantics():
         for seed in range(SEEDS):
             os.environ["MASTER_PORT"] = str(ports[seed])
