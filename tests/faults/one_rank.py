@@ -41,6 +41,12 @@ def crash_while_another_is_busy(step: TrainStep, batch: Batch) -> Batch:
     return crash(step, batch) if step.world.rank == 1 else batch
 
 
+def crash_while_another_hangs(step: TrainStep, batch: Batch) -> Batch:
+    if step.world.rank == 2:
+        time.sleep(1000)
+    return crash(step, batch) if step.world.rank == 1 else batch
+
+
 def loss_is_nan(step: TrainStep, batch: Batch) -> Batch:
     now.add("nan")
     return batch

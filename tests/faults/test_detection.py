@@ -96,6 +96,15 @@ def test_an_error_of_one_rank_while_another_is_busy(jobs: Jobs) -> None:
     assert outcome.out.count("Traceback") == 1 and "error:" not in outcome.out
 
 
+def test_an_error_of_one_rank_while_another_hangs(jobs: Jobs) -> None:
+    """Its listener ends it, with the code of the cause."""
+    job = with_fault(jobs, 3, LONG, "crash_while_another_hangs@7")
+    job.reaches(6)
+    outcome = job.ends(within=30)
+    assert outcome.codes == [1, 1, 1] and not outcome.orphans, outcome
+    assert outcome.seconds < 15 and outcome.out.count("Traceback") == 1 and "error:" not in outcome.out
+
+
 @pytest.mark.soak
 def test_an_error_of_all_ranks_is_told_once(jobs: Jobs) -> None:
     outcome = with_fault(jobs, 3, LONG, "crash@2").ends()
