@@ -216,7 +216,7 @@ def main() -> None:
         check_long_work(on_meta, 4.0)
         ports = broadcast_object(free_ports(SEEDS), world)
     os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # each seed has a store of its own, in rank 0
-    listener.POLL_SECONDS, listener.CONNECT_SECONDS, failures.REGISTER_SECONDS = 0.02, 1.0, 1.0
+    listener.POLL_SECONDS, failures.CONNECT_SECONDS, failures.REGISTER_SECONDS = 0.02, 1.0, 1.0
     with nccl_semantics():
         for seed in range(SEEDS):
             os.environ["MASTER_PORT"] = str(ports[seed])

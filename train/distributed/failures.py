@@ -40,6 +40,8 @@ from dyad.train.distributed.world import World, abort_group, init_world, shutdow
 REGISTER_SECONDS = 2.0
 # The same when some rank has written a cause: other ranks may first have to finish the computation of a step.
 REGISTER_SECONDS_WITH_CAUSE = STUCK_SECONDS
+# Seconds in which a process leaves its groups after an error; NCCL may take longer, and the error is printed only then.
+SHUTDOWN_SECONDS = 5.0
 # Parts of the messages of a lost connection that gloo raises as plain RuntimeError
 CONNECTION_LOST = ("gloo", "pair closure", "onnection closed", "onnection reset")
 
@@ -59,7 +61,7 @@ def process_group(timeout: float) -> Iterator[World]:
     errors of the block are treated as by `report_failures`.
     """
     world = init_world(timeout)
-    listener = Listener(world)
+    listener = Listener(world, timeout)
     try:
         with report_failures(world):
             yield world
@@ -68,8 +70,11 @@ def process_group(timeout: float) -> Iterator[World]:
         broken = world.is_broken() or not getattr(error, "everywhere", False)
         if not broken:
             listener.stop_together()
-        shutdown(world, broken)  # may take long with NCCL; the listener ends the process then
-        listener.stop()
+        leaving = Thread(target=shutdown, args=(world, broken), daemon=True)
+        leaving.start()
+        leaving.join(SHUTDOWN_SECONDS)
+        if not leaving.is_alive():  # otherwise the listener ends the process
+            listener.stop()
         raise
     listener.stop_together()
     shutdown(world)
@@ -99,8 +104,8 @@ def report_failures(world: World, stage: Callable[[], str] = lambda: "a collecti
             for number in STARTUP_SIGNALS:
                 signal.signal(number, signal.SIG_IGN)
         if broken or lost:
-            reason = first_line(error) if lost else "the process group was aborted"
-            raise _peer_failure(world, stage(), reason, _exchange_reports(world)) from None
+            after = "" if lost else f"the process group was aborted, then {type(error).__name__}: "
+            raise _peer_failure(world, stage(), after + first_line(error), _exchange_reports(world)) from None
         reports = _exchange_reports(world, _cause_of(error, world.rank))
         # Another rank failed first, and the error of this rank may follow from that.
         if reports.cause and reports.cause.rank != world.rank:
@@ -152,7 +157,7 @@ def _exchange_reports(world: World, cause: Cause | None = None) -> RankReports:
     def exchange() -> None:
         with suppress(RuntimeError, ValueError, OSError):  # the store is gone: `registered` stays empty
             try:
-                store = connect_store()
+                store = connect_store(CONNECT_SECONDS)
                 raise_alarm(store, cause)
             finally:
                 alarm_raised.set()

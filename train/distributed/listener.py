@@ -22,7 +22,7 @@ from dyad.data.base.errors import ExitCode
 from dyad.train.distributed.signals import leave_now
 from dyad.train.distributed.world import World, abort_group
 
-CONNECT_SECONDS = 2.0  # how long a connection to the TCPStore may take: its process may be gone
+CONNECT_SECONDS = 2.0  # how long a connection to the TCPStore may take after a failure: its process may be gone
 POLL_SECONDS = 1.0  # between two questions of a listener: 1,000 ranks ask 1,000 times a second
 STUCK_SECONDS = 8.0  # after an alarm, a process ends whose main thread has not noticed it for so long
 LEAVE_SECONDS = 20.0  # and so much later one that has: it may be writing a checkpoint
@@ -45,14 +45,14 @@ class Listener:
 
     A thread asks the TCPStore for an alarm, over a connection of its own. After one it aborts the process groups of
     this rank, so that the main thread gets an error. A main thread that gets none within STUCK_SECONDS is ended with
-    its process. Does nothing in a world of one rank.
+    its process. Does nothing in a world of one rank. timeout: seconds that its connection to the store may take.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, timeout: float) -> None:
         self._world, self._over = world, Event()
         self._thread = Thread(target=self._listen, daemon=True)
         if world.size > 1:
-            self._store = connect_store()
+            self._store = connect_store(timeout)
             self._thread.start()
 
     def stop(self) -> None:
@@ -105,10 +105,13 @@ def poll_interval(world: World) -> float:
     return 0.02 * max(1.0, world.size / 8)
 
 
-def connect_store() -> Store:
-    """Open a new connection to the TCPStore: the process group's own connection may be blocked by a waiting call."""
+def connect_store(seconds: float) -> Store:
+    """Open a new connection to the TCPStore: the process group's own connection may be blocked by a waiting call.
+
+    seconds: how long that may take; RuntimeError after them.
+    """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    limit = timedelta(seconds=CONNECT_SECONDS)
+    limit = timedelta(seconds=seconds)
     store = dist.TCPStore(host, port, timeout=limit, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage]
     # torchrun keeps one store over its restarts: keys of an earlier attempt must not be read
     return PrefixStore(f"dyad/contact/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)

@@ -135,8 +135,7 @@ def shutdown(world: World, broken: bool = False) -> None:
 
 
 def abort_group(world: World) -> None:
-    """End all communication of this process, once: collectives that wait for it, or in which it waits, raise or complete.
-    """
+    """End all communication of this process, once: collectives that wait for it, or in which it waits, end."""
     if world.aborted.is_set():
         return
     world.aborted.set()  # first: an aborted collective of NCCL completes with undefined memory
