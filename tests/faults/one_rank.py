@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import save
 
 import dyad.train.distributed.consistency
+import dyad.train.run.components
 import dyad.train.run.run
 from dyad.data.batch import Batch
 from dyad.train.losses.objectives.base import Objective, ObjectiveResult
@@ -41,6 +42,12 @@ def out_of_memory(step: TrainStep, batch: Batch) -> Batch:
 def crash_while_another_is_busy(step: TrainStep, batch: Batch) -> Batch:
     if step.world.rank == 2:
         time.sleep(5)
+    return crash(step, batch) if step.world.rank == 1 else batch
+
+
+def crash_while_another_hangs(step: TrainStep, batch: Batch) -> Batch:
+    if step.world.rank == 2:
+        time.sleep(1000)
     return crash(step, batch) if step.world.rank == 1 else batch
 
 
@@ -113,6 +120,18 @@ def stop_at_the_evaluators() -> None:
     suite.build_evaluators = stopped  # type: ignore[assignment]
 
 
+def busy_at_the_evaluators() -> None:
+    build = dyad.train.run.components.build_evaluators
+
+    def busy(*arguments: Any) -> Any:
+        if os.environ["RANK"] == "0":
+            Path(os.environ["MARK"]).touch()
+            time.sleep(float(os.environ["BUSY"]))
+        return build(*arguments)
+
+    dyad.train.run.components.build_evaluators = busy
+
+
 def other_code() -> None:
     dyad.train.distributed.consistency.ROOT = Path(os.environ["CODE"])
 
@@ -121,7 +140,9 @@ def other_data() -> None:
     os.chdir(Path(os.environ["DATA"]) / os.environ["RANK"])
 
 
-AT_THE_START: dict[str, Callable[[], None]] = {f.__name__: f for f in (stop_at_the_evaluators, other_code, other_data)}
+AT_THE_START: dict[str, Callable[[], None]] = {
+    f.__name__: f for f in (stop_at_the_evaluators, busy_at_the_evaluators, other_code, other_data)
+}
 
 for name, when in faults:
     if when == "start" and here:

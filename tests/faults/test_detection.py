@@ -96,6 +96,15 @@ def test_an_error_of_one_rank_while_another_is_busy(jobs: Jobs) -> None:
     assert outcome.out.count("Traceback") == 1 and "error:" not in outcome.out
 
 
+def test_an_error_of_one_rank_while_another_hangs(jobs: Jobs) -> None:
+    """Its listener ends it, with the code of the cause."""
+    job = with_fault(jobs, 3, LONG, "crash_while_another_hangs@7")
+    job.reaches(6)
+    outcome = job.ends(within=30)
+    assert outcome.codes == [1, 1, 1] and not outcome.orphans, outcome
+    assert outcome.seconds < 15 and outcome.out.count("Traceback") == 1 and "error:" not in outcome.out
+
+
 @pytest.mark.soak
 def test_an_error_of_all_ranks_is_told_once(jobs: Jobs) -> None:
     outcome = with_fault(jobs, 3, LONG, "crash@2").ends()
@@ -111,6 +120,43 @@ def test_a_rank_of_an_evaluation_is_stopped(jobs: Jobs, commands: Commands) -> N
     outcome = job.ends()
     assert outcome.codes == [4, -SIGKILL]
     told_once(outcome, "rank 1 of 2 did not come to a collective")
+
+
+# Work of one rank -----------------------------------------------------------------------------------------------------
+
+
+def busy(jobs: Jobs, mark: Path, world: int, timeout: float, seconds: float) -> Job:
+    """Rank 0 is busy, and the others wait for it."""
+    keys = {"steps": 3, "dist.timeout": timeout}
+    job = with_fault(jobs, world, keys, "busy_at_the_evaluators@start", BUSY=str(seconds), MARK=str(mark))
+    job.until(mark.exists, "the work of rank 0")
+    return job
+
+
+def test_rank_0_is_busy_for_three_timeouts(jobs: Jobs, tmp_path: Path) -> None:
+    outcome = busy(jobs, tmp_path / "mark", 2, TIMEOUT / 2, 1.5 * TIMEOUT).ends()
+    assert outcome.codes == [0, 0] and not outcome.orphans, outcome
+    assert outcome.seconds > 1.4 * TIMEOUT
+
+
+def test_rank_0_is_killed_while_the_others_wait_for_it(jobs: Jobs, tmp_path: Path) -> None:
+    job = busy(jobs, tmp_path / "mark", 3, 60, 60)
+    time.sleep(1)
+    job.signal(SIGKILL, rank=0)
+    assert survivors_end(job, stopped=0) < 5
+    outcome = job.ends()
+    assert outcome.codes == [-SIGKILL, 4, 4] and not outcome.orphans, outcome
+    lines = [line for line in outcome.out.splitlines() if line.startswith("error:")]
+    assert lines and all("rank 0 of 3, or its machine, is gone" in line for line in lines)
+
+
+def test_another_rank_is_killed_while_rank_0_is_busy(jobs: Jobs, tmp_path: Path) -> None:
+    """The rank that is gone is named, not the one that is busy; that one ends, too."""
+    job = busy(jobs, tmp_path / "mark", 3, 60, 60)
+    job.signal(SIGKILL, rank=1)
+    outcome = job.ends(within=15)
+    assert outcome.codes == [4, -SIGKILL, 4] and not outcome.orphans, outcome
+    told_once(outcome, "rank 1 of 3 did not come to a collective")
 
 
 # A slow rank ---------------------------------------------------------------------------------------------------------

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from threading import Event, Thread
 from typing import TypeVar
 
 import torch
+import torch.distributed as dist
 
 from dyad.data.base.errors import ExitCode, Preempted, UserError
 from dyad.train.distributed.signals import STARTUP
 from dyad.train.distributed.world import World, all_reduce_sum, broadcast_object
 
 T = TypeVar("T")
+BUSY = -1  # in place of an exit code: this rank works, and lives
+BEAT_SECONDS = 0.5  # between two exchanges of a rank that works with those that wait
 
 
 def raise_on_all(world: World, work: Callable[[], T]) -> T:
@@ -22,24 +27,21 @@ def raise_on_all(world: World, work: Callable[[], T]) -> T:
     raise with the exit code of the lowest rank that failed; only the error of that rank has a message. A stop signal
     (SIGTERM, SIGUSR1, SIGHUP) that a rank received before training began counts as an error of that rank (Preempted).
     """
-    result, error = None, None
-    try:
-        result = work()
-    except UserError as raised:
-        error = raised
-    if error is None and STARTUP.stop_requested():
-        error = Preempted()
-    # One element per rank, summed over ranks: afterwards every rank has the exit codes of all.
-    codes_W = torch.zeros(world.size, dtype=torch.int64, device=world.device)
-    codes_W[world.rank] = 0 if error is None else int(error.exit_code)
-    failed = all_reduce_sum(codes_W, world).nonzero()[:, 0].tolist()
-    if failed:
-        if error is None or world.rank != failed[0]:
-            error = UserError()  # without a message: the lowest failed rank prints its own
-            error.exit_code = ExitCode(int(codes_W[failed[0]]))
-        error.everywhere = True
-        raise error
-    return result  # type: ignore[return-value]  # None only where T is
+    return _agree(world, *_attempt(world, work))
+
+
+def only_on(world: World, chosen: bool, work: Callable[[], T]) -> T | None:
+    """Run `work` on the ranks that pass chosen=True while the others wait; the others get None.
+
+    Every rank must call it. `work` may take any time and must not communicate: every BEAT_SECONDS a thread of a working
+    rank tells the others that it lives, so that dist.timeout limits only how long a stopped process is waited for. An
+    error of any rank is raised on all ranks, as in raise_on_all.
+    """
+    if world.size == 1 or not chosen:
+        return _agree(world, *_attempt(world, work if chosen else lambda: None))
+    with _heartbeat(world):
+        outcome = _attempt(world, work)
+    return _agree(world, *outcome)
 
 
 def from_rank_0(world: World, work: Callable[[], T]) -> T:
@@ -53,9 +55,10 @@ def from_rank_0(world: World, work: Callable[[], T]) -> T:
 def rank_0_only(world: World, work: Callable[[], T]) -> T | None:
     """Run `work` on rank 0 while the other ranks wait; rank 0 gets its result, the others None.
 
-    Every rank must call it. An error of rank 0 is raised on all ranks, as in raise_on_all.
+    Every rank must call it. `work` may take any time and must not communicate, as in only_on. An error of rank 0 is
+    raised on all ranks, as in raise_on_all.
     """
-    return raise_on_all(world, work if world.rank == 0 else lambda: None)
+    return only_on(world, world.rank == 0, work)
 
 
 def rank_0_first(world: World, work: Callable[[], T]) -> T:
@@ -71,13 +74,68 @@ def node_first(world: World, work: Callable[[], T]) -> T:
     """Run `work` on the first rank of each machine, then on all other ranks, and return each rank's own result.
 
     So one process of a machine downloads, and the others read its files. Every rank must call it. An error of any rank
-    is raised on all ranks, as in raise_on_all.
+    is raised on all ranks, as in raise_on_all. `work` must not communicate.
     """
     return _in_two_turns(world, work, first=os.environ.get("LOCAL_RANK", "0") == "0")
 
 
 def _in_two_turns(world: World, work: Callable[[], T], first: bool) -> T:
     """Run `work` on the ranks that pass first=True, then on the others, and return each rank's own result."""
-    of_first = raise_on_all(world, work if first else lambda: None)
-    of_others = raise_on_all(world, work if not first else lambda: None)
+    of_first = only_on(world, first, work)
+    of_others = only_on(world, not first, work)
     return of_first if first else of_others  # type: ignore[return-value]  # each rank has worked once
+
+
+def _attempt(world: World, work: Callable[[], T]) -> tuple[T | None, UserError | None]:
+    """Call work() and return its result and None; or None and the UserError that it raised, or a requested stop."""
+    if world.is_broken():  # what went before may be undefined memory of an aborted collective: write none of it
+        raise dist.DistError("the process group was aborted")
+    try:
+        result = work()
+    except UserError as error:
+        return None, error
+    return (None, Preempted()) if STARTUP.stop_requested() else (result, None)
+
+
+def _agree(world: World, result: T | None, error: UserError | None) -> T:
+    """Return `result` if no rank has an error; otherwise raise on all ranks, with the code of the lowest that has one.
+
+    Waits while other ranks are busy.
+    """
+    code = 0 if error is None else int(error.exit_code)
+    while BUSY in (codes := _exchange_codes(world, code)):
+        pass
+    failed = [rank for rank, code in enumerate(codes) if code]
+    if failed:
+        if error is None or world.rank != failed[0]:
+            error = UserError()  # without a message: the lowest failed rank prints its own
+            error.exit_code = ExitCode(codes[failed[0]])
+        error.everywhere = True
+        raise error
+    return result  # type: ignore[return-value]  # None only where T is
+
+
+def _exchange_codes(world: World, code: int) -> list[int]:
+    """Return the codes of all ranks, by rank."""
+    codes_W = torch.zeros(world.size, dtype=torch.int64)
+    codes_W[world.rank] = code
+    return all_reduce_sum(codes_W, world).tolist()
+
+
+@contextmanager
+def _heartbeat(world: World) -> Iterator[None]:
+    """During the block, take part in the exchanges of the ranks that wait, with the code BUSY."""
+    over = Event()
+
+    def beat() -> None:
+        with suppress(RuntimeError):  # a rank is gone: the next collective of this rank raises as well
+            while not over.wait(BEAT_SECONDS):
+                _exchange_codes(world, BUSY)
+
+    thread = Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

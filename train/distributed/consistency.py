@@ -50,7 +50,7 @@ def check_same_weights(world: World, named: Mapping[str, Tensor], step: int) -> 
     # Odd weights 1, 3, 5, … are invertible modulo 2⁶⁴, so that a difference in one tensor always changes the digest.
     # They are different, so that tensors that were exchanged change it too.
     weights_n = 2 * torch.arange(len(sums_n), device=sums_n.device) + 1
-    digests_W = torch.zeros(world.size, dtype=torch.int64, device=sums_n.device)
+    digests_W = torch.zeros(world.size, dtype=torch.int64)
     digests_W[world.rank] = (sums_n * weights_n).sum()
     if len(set(all_reduce_sum(digests_W, world).tolist())) == 1:
         return

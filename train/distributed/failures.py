@@ -1,34 +1,47 @@
 """Failure reporting between ranks: one rank prints one line with the reason, or with the ranks that are gone.
 
-The first rank that fails writes its error to the TCPStore (torch's key-value store, of torchrun or of rank 0) and
-aborts its process group. The collectives of the other ranks then fail. Each of them aborts its own group, registers in
-the store, waits until the others have registered, and reads the store. If the store has the error of a rank, the others
-exit with the same code and print nothing. If not, the ranks that have not registered are reported as gone.
+The first rank that fails writes its error to the TCPStore (torch's key-value store, of torchrun or of rank 0), sets the
+alarm there, and aborts its process group. The listeners of the other ranks abort theirs, so that every collective
+raises. Each rank then registers in the store, waits until the others have registered, and reads the store. If the store
+has the error of a rank, the others exit with the same code and print nothing. If not, the ranks that have not
+registered are reported as gone.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
-from datetime import timedelta
+from dataclasses import dataclass, field
 from threading import Event, Thread, current_thread, main_thread
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from dyad.data.base.errors import ExitCode, HardwareError, UserError, first_line
+from dyad.train.distributed.listener import (
+    CONNECT_SECONDS,
+    STUCK_SECONDS,
+    Cause,
+    Listener,
+    connect_store,
+    count,
+    poll_interval,
+    raise_alarm,
+    read_cause,
+    register,
+    registered,
+)
 from dyad.train.distributed.signals import STARTUP_SIGNALS
 from dyad.train.distributed.world import World, abort_group, init_world, shutdown
 
 # Seconds to wait for other ranks to register. A broken collective fails on all ranks at about the same time.
 REGISTER_SECONDS = 2.0
 # The same when some rank has written a cause: other ranks may first have to finish the computation of a step.
-REGISTER_SECONDS_WITH_CAUSE = 10.0
+REGISTER_SECONDS_WITH_CAUSE = STUCK_SECONDS
+# Seconds in which a process leaves its groups after an error; NCCL may take longer, and the error is printed only then.
+SHUTDOWN_SECONDS = 5.0
 # Parts of the messages of a lost connection that gloo raises as plain RuntimeError
 CONNECTION_LOST = ("gloo", "pair closure", "onnection closed", "onnection reset")
 
@@ -45,17 +58,26 @@ def process_group(timeout: float, start_timeout: float | None = None) -> Iterato
     """Join the process group of this job, yield its World, and leave the group at the end of the block.
 
     timeout: seconds that communication between ranks may wait. start_timeout: seconds that processes may take to join;
-    None: timeout. Raises HardwareError when the group cannot be formed;
-    errors of the block are treated as by `report_failures`.
+    None: timeout. Raises HardwareError when the group cannot be formed; errors of the block are treated as by
+    `report_failures`.
     """
     world = init_world(timeout, start_timeout=start_timeout)
+    listener = Listener(world, timeout)
     try:
         with report_failures(world):
             yield world
     except BaseException as error:
         # An error that all ranks raise together leaves the group intact. After any other error it must be aborted.
-        shutdown(world, broken=not getattr(error, "everywhere", False))
+        broken = world.is_broken() or not getattr(error, "everywhere", False)
+        if not broken:
+            listener.stop_together()
+        leaving = Thread(target=shutdown, args=(world, broken), daemon=True)
+        leaving.start()
+        leaving.join(SHUTDOWN_SECONDS)
+        if not leaving.is_alive():  # otherwise the listener ends the process
+            listener.stop()
         raise
+    listener.stop_together()
     shutdown(world)
 
 
@@ -65,51 +87,52 @@ def report_failures(world: World, stage: Callable[[], str] = lambda: "a collecti
 
     Communication between ranks that failed because of another rank becomes PeerFailure, which names the ranks that did
     not reach this stage within the timeout. Another error, raised by this rank alone, is written to the TCPStore
-    (torch's key-value store), so that the other ranks exit with the same code and print nothing. stage: returns what
-    this rank is doing, for the message. Blocks may be nested: the innermost one reports.
+    (torch's key-value store), so that the other ranks exit with the same code and print nothing. An error that comes
+    after an abort may follow from undefined results of collectives, so it is never written. stage: returns what this
+    rank is doing, for the message. Blocks may be nested: the innermost one reports.
     """
     try:
         yield
     except BaseException as error:
-        reported = isinstance(error, PeerFailure) or getattr(error, "everywhere", False)
-        if world.size == 1 or reported or isinstance(error, KeyboardInterrupt):
+        reported = isinstance(error, (PeerFailure, KeyboardInterrupt)) or getattr(error, "reported", False)
+        if world.size == 1 or reported:
+            raise
+        broken, lost = world.is_broken(), _is_connection_loss(error)
+        if getattr(error, "everywhere", False) and not broken:
             raise
         # torchrun sends SIGTERM to the ranks that survive a failure. That is no preemption, so it is ignored from here.
         if current_thread() is main_thread():  # only the main thread may set handlers
             for number in STARTUP_SIGNALS:
                 signal.signal(number, signal.SIG_IGN)
-        if isinstance(error, dist.DistError) or (
-            isinstance(error, RuntimeError) and any(word in str(error) for word in CONNECTION_LOST)
-        ):
-            raise _peer_failure(world, stage(), first_line(error), _exchange_reports(world)) from None
+        if broken or lost:
+            after = "" if lost else f"the process group was aborted, then {type(error).__name__}: "
+            raise _peer_failure(world, stage(), after + first_line(error), _exchange_reports(world)) from None
         reports = _exchange_reports(world, _cause_of(error, world.rank))
         # Another rank failed first, and the error of this rank may follow from that.
         if reports.cause and reports.cause.rank != world.rank:
             raise _printed_by_another(reports.cause) from None
+        error.reported = True  # type: ignore[attr-defined]  # enclosing blocks let it pass
         raise
-
-
-@dataclass(frozen=True)
-class Cause:
-    """The first error that a rank of the job raised itself, not because it lost the connection to another rank.
-
-    rank: the rank that raised it; code: its exit code; text: its message, one line.
-    """
-
-    rank: int
-    code: int
-    text: str
 
 
 @dataclass
 class RankReports:
     """What the ranks of a failing job have written to the TCPStore (torch's key-value store).
 
-    registered: the ranks that are still alive. cause: the first error, None if no rank wrote one.
+    registered: the ranks whose main thread has met the failure. answered: the ranks whose listener has. cause: the
+    first error, None if no rank wrote one.
     """
 
     registered: set[int] = field(default_factory=set)
+    answered: set[int] = field(default_factory=set)
     cause: Cause | None = None
+
+
+def _is_connection_loss(error: BaseException) -> bool:
+    """Whether an error says that communication with other ranks failed."""
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and any(word in str(error) for word in CONNECTION_LOST)
+    )
 
 
 def _cause_of(error: BaseException, rank: int) -> Cause:
@@ -126,7 +149,7 @@ def _exchange_reports(world: World, cause: Cause | None = None) -> RankReports:
     cause: the error; None if only the connection to other ranks failed. This rank also registers as alive in the store
     (torch's key-value store). A daemon thread uses the store, and is abandoned if the store does not answer.
     """
-    reports, cause_written, start = RankReports(), Event(), time.monotonic()
+    reports, alarm_raised, start, interval = RankReports(), Event(), time.monotonic(), poll_interval(world)
 
     def has_time(more: float = 0.0) -> bool:
         limit = REGISTER_SECONDS_WITH_CAUSE if cause or reports.cause else REGISTER_SECONDS
@@ -135,51 +158,31 @@ def _exchange_reports(world: World, cause: Cause | None = None) -> RankReports:
     def exchange() -> None:
         with suppress(RuntimeError, ValueError, OSError):  # the store is gone: `registered` stays empty
             try:
-                store = _connect_store()
-                if cause:
-                    text = json.dumps(asdict(cause))
-                    if store.check(["cause"]) and store.get("cause") == text.encode():
-                        return  # a nested block of this rank has reported this error already
-                    store.compare_set("cause", "", text)  # the first cause in the job stays
+                store = connect_store(CONNECT_SECONDS)
+                raise_alarm(store, cause)
             finally:
-                cause_written.set()
-            _register(store, "registered", world.rank)
-            while len(reports.registered) < world.size and has_time():
-                reports.registered = _registered(store, "registered")
-                if store.check(["cause"]):
-                    reports.cause = Cause(**json.loads(store.get("cause")))
-                time.sleep(0.02)
-            _register(store, "read", world.rank)
+                alarm_raised.set()
+            register(store, "registered", world.rank)
+            reports.cause = read_cause(store)
+            while count(store, "registered") < world.size and has_time():
+                time.sleep(interval)
+                reports.cause = reports.cause or read_cause(store)
+            reports.answered = registered(store, "answered")
+            reports.registered = registered(store, "registered")
+            register(store, "read", world.rank)
             # Rank 0 may host the store, so it leaves after all registered ranks have read it.
-            while world.rank == 0 and len(_registered(store, "read")) < len(reports.registered) and has_time():
-                time.sleep(0.02)
+            while world.rank == 0 and count(store, "read") < len(reports.registered) and has_time():
+                time.sleep(interval)
 
     thread = Thread(target=exchange, daemon=True)
     thread.start()
     if cause:
         # The cause must be in the store before abort_group makes the other ranks fail and read it.
-        cause_written.wait(REGISTER_SECONDS)
+        alarm_raised.wait(CONNECT_SECONDS)
     abort_group(world)
     while thread.is_alive() and has_time(more=1):
         thread.join(0.1)
     return reports
-
-
-def _register(store: Store, key: str, rank: int) -> None:
-    store.append(key, f"{rank},")  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def _registered(store: Store, key: str) -> set[int]:
-    return {int(rank) for rank in store.get(key).decode().split(",") if rank}
-
-
-def _connect_store() -> Store:
-    """Open a new connection to the TCPStore: the process group's own connection may be blocked by a waiting call."""
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    limit = timedelta(seconds=REGISTER_SECONDS)
-    store = dist.TCPStore(host, port, timeout=limit, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage]
-    # torchrun keeps one store over its restarts: keys of an earlier attempt must not be read
-    return PrefixStore(f"dyad/contact/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def _peer_failure(world: World, stage: str, reason: str, reports: RankReports) -> PeerFailure:
@@ -195,6 +198,8 @@ def _peer_failure(world: World, stage: str, reason: str, reports: RankReports) -
         who = f"rank 0 of {world.size}, or its machine, is gone: rank {world.rank} is alone at {stage}"
         return PeerFailure(f"{who}, and nobody answers at {address} ({reason})")
     absent = [rank for rank in range(world.size) if rank not in reports.registered]
+    # A rank whose listener answers is busy or hangs. The others of them are gone, which is what its peers met.
+    absent = [rank for rank in absent if rank not in reports.answered] or absent
     if absent:
         error = PeerFailure(
             f"{list_ranks(absent)} of {world.size} did not come to {stage}: stopped, killed, or busy for longer than "

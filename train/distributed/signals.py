@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from threading import Event, Thread
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from dyad.data.base.errors import ExitCode, exit_with
 
@@ -50,6 +50,17 @@ def _leave_dead_terminal() -> None:
                 continue
             with open(os.devnull, "wb") as nowhere:
                 os.dup2(nowhere.fileno(), stream)
+
+
+def leave_now(code: ExitCode) -> NoReturn:
+    """End this process at once, from any of its threads, with an exit code as of `exit_with`."""
+    try:
+        exit_with(code)
+    except SystemExit:  # it would only end this thread
+        _leave_dead_terminal()
+        sys.stdout.flush()
+    finally:
+        os._exit(code)
 
 
 class StopRequest:
@@ -142,13 +153,7 @@ class StartupStop:
             while (number := woken.recv(1)) and number[0] not in STARTUP_SIGNALS:
                 pass
         if number and not over.wait(GRACE_SECONDS):
-            try:
-                exit_with(ExitCode.REQUEUE)
-            except SystemExit:  # it would only end this thread
-                _leave_dead_terminal()
-                sys.stdout.flush()
-            finally:
-                os._exit(ExitCode.REQUEUE)
+            leave_now(ExitCode.REQUEUE)
 
 
 STARTUP = StartupStop()

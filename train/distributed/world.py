@@ -6,14 +6,15 @@ import os
 import socket
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
-from threading import Timer
-from typing import TypeVar
+from threading import Event, Timer
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import ErrorType
 
 from dyad.data.base.errors import ConfigError, HardwareError, first_line
 from dyad.data.base.sockets import Connection, open_connections
@@ -27,15 +28,28 @@ SILENCE = 10.0  # seconds without an answer of rank 0 until this process prints 
 class World:
     """The place of this process among the processes of the job: its `rank`, their number `size`, and its device.
 
-    group: the process group for communication; None for the default group of all ranks. links: gloo's TCP connections
-    to the other ranks.
+    group: the process group for tensors of `device`; None for the default group of all ranks. control: the gloo group
+    for objects and tensors on the CPU; None if `group` takes them, too. links: gloo's TCP connections to the other
+    ranks. aborted: set before this process aborts its groups.
     """
 
     rank: int = 0
     size: int = 1
     device: torch.device = torch.device("cpu")
     group: dist.ProcessGroup | None = None
+    control: dist.ProcessGroup | None = None
     links: tuple[Connection, ...] = ()
+    aborted: Event = field(default_factory=Event, compare=False, repr=False)
+
+    def is_broken(self) -> bool:
+        """Whether the communication of this process has failed or was aborted.
+
+        NCCL completes an aborted collective with undefined memory, and only the next collective raises. An error, a
+        number or a decision that came after the last collective means nothing then.
+        """
+        group = dist.group.WORLD if self.size > 1 else None
+        backends = [group._get_backend(device) for device in group._device_types] if group else []
+        return self.aborted.is_set() or any(backend.get_error() != ErrorType.SUCCESS for backend in backends)
 
 
 def init_world(timeout: float, cpu: bool = False, start_timeout: float | None = None) -> World:
@@ -49,8 +63,7 @@ def init_world(timeout: float, cpu: bool = False, start_timeout: float | None = 
 
     _check_launch(cpu)
     cpu = cpu or not cuda_usable()
-    # 2: the collective after one that timed out raises; by default NCCL ends the process, and nothing is reported
-    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
+    _set_nccl_failure_handling()
     rank_and_world = f"rank {os.environ.get('RANK', '0')} of {os.environ.get('WORLD_SIZE', '1')}"
     processes, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
     if not cpu and processes > gpus:
@@ -78,11 +91,25 @@ def init_world(timeout: float, cpu: bool = False, start_timeout: float | None = 
         return World(device=state.device)
     if start_timeout:
         dist.set_timeout(timedelta(seconds=timeout))
+    control: Any = None
+    if not cpu:
+        before = set(open_connections())  # NCCL's connections are not gloo's
+        control = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
     # The connection to the TCPStore is left out of `links`: failure reports need it after the group is aborted.
     # NCCL ends its own connections.
     store = int(os.environ["MASTER_PORT"])
-    links = tuple(link for link in set(open_connections()) - before if cpu and store not in link.ports)
-    return World(state.process_index, state.num_processes, state.device, links=links)
+    links = tuple(link for link in set(open_connections()) - before if store not in link.ports)
+    return World(state.process_index, state.num_processes, state.device, control=control, links=links)
+
+
+def _set_nccl_failure_handling() -> None:
+    """Set the environment variables that decide what NCCL does when a collective fails; values of the user stay."""
+    # 2: the collective after one that timed out raises; by default NCCL ends the process, and nothing is reported
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
+    # Before it aborts, NCCL waits four times so long for dumps of its flight recorder: a minute by default.
+    os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "1000")
+    if not any(os.environ.get(name, "0") != "0" for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")):
+        os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
 
 
 def _local_rank() -> int:
@@ -141,12 +168,16 @@ def shutdown(world: World, broken: bool = False) -> None:
 
 
 def abort_group(world: World) -> None:
-    """Close the connections of the process group: ranks that wait for this one in a collective get an error at once."""
-    for link in world.links:  # needed for gloo: its abort() ends only the waiting of this process
+    """End all communication of this process, once: collectives that wait for it, or in which it waits, end."""
+    if world.aborted.is_set():
+        return
+    world.aborted.set()  # first: an aborted collective of NCCL completes with undefined memory
+    for link in world.links:  # needed for gloo: its abort() ends no collective that waits
         link.shut_down()
-    if dist.group.WORLD is not None:
-        with suppress(RuntimeError):  # aborted already
-            dist.group.WORLD.abort()
+    for group in (dist.group.WORLD, world.control):
+        if group is not None:
+            with suppress(RuntimeError):  # aborted already
+                group.abort()
 
 
 def broadcast_object(value: T, world: World) -> T:
@@ -156,7 +187,7 @@ def broadcast_object(value: T, world: World) -> T:
     """
     box = [value]
     if world.size > 1:
-        dist.broadcast_object_list(box, src=0, group=world.group, device=world.device)
+        dist.broadcast_object_list(box, src=0, group=world.control or world.group, device=torch.device("cpu"))
     return box[0]
 
 
@@ -167,17 +198,21 @@ def gather_objects(value: T, world: World) -> list[T]:
     """
     box = [value] * world.size
     if world.size > 1:
-        dist.all_gather_object(box, value, group=world.group)
+        dist.all_gather_object(box, value, group=world.control or world.group)
     return box
 
 
 def all_reduce_sum(values: Tensor, world: World) -> Tensor:
-    """Sum the tensor `values` elementwise over ranks, in place, and return it. Every rank must call it."""
+    """Sum the tensor `values` elementwise over ranks, in place, and return it. Every rank must call it.
+
+    values: of world.device, or on the CPU: small numbers on the CPU cost no time of a GPU and are not lost in an abort.
+    """
     if world.size > 1:
-        dist.all_reduce(values, group=world.group)
+        on_device = values.device.type == world.device.type
+        dist.all_reduce(values, group=world.group if on_device else world.control or world.group)
     return values
 
 
 def any_rank(flag: bool, world: World) -> bool:
     """Whether `flag` is True on any rank; the same answer on every rank. Every rank must call it."""
-    return bool(all_reduce_sum(torch.tensor([float(flag)], device=world.device), world) > 0)
+    return bool(all_reduce_sum(torch.tensor([float(flag)]), world) > 0)

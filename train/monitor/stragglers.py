@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from statistics import median
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from time import perf_counter
 
 import torch
@@ -76,14 +76,14 @@ class Stragglers:
         if self._world.size == 1 or not self._steps:
             return
         self._computed += self._timer.read()
-        seconds_W2 = torch.zeros(self._world.size, 2, dtype=torch.float64, device=self._world.device)
+        seconds_W2 = torch.zeros(self._world.size, 2, dtype=torch.float64)
         seconds_W2[self._world.rank] = torch.tensor([self._waited, self._computed])
         needed = [(sum(row), row[0]) for row in all_reduce_sum(seconds_W2, self._world).tolist()]
         if max(needed)[0] < SPAN:
             return
-        slow = set()
+        slow, ordered = set(), sorted(total for total, _ in needed)
         for rank, (own, waited) in enumerate(needed):
-            others = median(total for other, (total, _) in enumerate(needed) if other != rank)
+            others = median_without(own, ordered)
             if others < self._share * own:
                 slow.add(rank)
                 if rank not in self._slow:
@@ -99,3 +99,10 @@ class Stragglers:
     def _reset(self) -> None:
         self._steps, self._waited, self._computed = 0, 0.0, 0.0
         self._timer.read()
+
+
+def median_without(value: float, ordered: Sequence[float]) -> float:
+    """Return the median of the numbers `ordered` (ascending, two or more) without `value`, which is one of them."""
+    left_out, count = bisect_left(ordered, value), len(ordered) - 1
+    low, high = (ordered[i + (i >= left_out)] for i in ((count - 1) // 2, count // 2))
+    return (low + high) / 2

@@ -1,5 +1,6 @@
 """The process group of one process, and of two when the other does not join. More ranks: tests/jobs/dist_step.py."""
 
+import os
 import socket
 from collections.abc import Iterator
 
@@ -84,6 +85,17 @@ def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     with pytest.raises(HardwareError, match="2 processes on a machine with 1 GPU"):
         init_world(timeout=1)
+
+
+@pytest.mark.parametrize(("buffer", "dump"), [(None, "0"), ("0", "0"), ("2000", None)])
+def test_nccl_waits_for_dumps_only_if_there_is_something_to_dump(
+    monkeypatch: pytest.MonkeyPatch, buffer: str | None, dump: str | None
+) -> None:
+    environment = {} if buffer is None else {"TORCH_NCCL_TRACE_BUFFER_SIZE": buffer}
+    monkeypatch.setattr(os, "environ", environment)
+    init_world(timeout=5, cpu=True)
+    assert environment["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"] == "1000"
+    assert environment.get("TORCH_NCCL_DUMP_ON_TIMEOUT") == dump
 
 
 def test_other_errors_pass_unchanged() -> None:

@@ -1,0 +1,145 @@
+"""What the ranks of a failing job write to the TCPStore, and the thread of each rank that waits for it.
+
+torch's TCPStore is a key-value store, in torchrun or in rank 0. Keys: "alarm" is set by every rank that fails; "cause"
+is the first error of a rank; "answered" and "registered" count and list the ranks whose listener, and whose main
+thread, has seen the failure; "read" counts the ranks that have read all of it; "left" those at an orderly end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from threading import Event, Thread
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from dyad.data.base.errors import ExitCode
+from dyad.train.distributed.signals import leave_now
+from dyad.train.distributed.world import World, abort_group
+
+CONNECT_SECONDS = 2.0  # how long a connection to the TCPStore may take after a failure: its process may be gone
+POLL_SECONDS = 1.0  # between two questions of a listener: 1,000 ranks ask 1,000 times a second
+STUCK_SECONDS = 8.0  # after an alarm, a process ends whose main thread has not noticed it for so long
+LEAVE_SECONDS = 20.0  # and so much later one that has: it may be writing a checkpoint
+
+
+@dataclass(frozen=True)
+class Cause:
+    """The first error that a rank of the job raised itself, not because it lost the connection to another rank.
+
+    rank: the rank that raised it; code: its exit code; text: its message, one line.
+    """
+
+    rank: int
+    code: int
+    text: str
+
+
+class Listener:
+    """Ends this process after a failure of another rank, also while its main thread is in a collective or busy.
+
+    A thread asks the TCPStore for an alarm, over a connection of its own. After one it aborts the process groups of
+    this rank, so that the main thread gets an error. A main thread that gets none within STUCK_SECONDS is ended with
+    its process. Does nothing in a world of one rank. timeout: seconds that its connection to the store may take.
+    """
+
+    def __init__(self, world: World, timeout: float) -> None:
+        self._world, self._over = world, Event()
+        self._thread = Thread(target=self._listen, daemon=True)
+        if world.size > 1:
+            self._store = connect_store(timeout)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Stop listening; the process may go on."""
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join(CONNECT_SECONDS)
+
+    def stop_together(self) -> None:
+        """Stop listening on all ranks at an orderly end.
+
+        Rank 0 waits for the others, at most STUCK_SECONDS: the store may end with it, which others take for a failure.
+        """
+        self.stop()
+        end = time.monotonic() + STUCK_SECONDS
+        if self._world.size > 1:
+            with suppress(RuntimeError):
+                left = self._store.add("left", 1)
+                while self._world.rank == 0 and left < self._world.size and time.monotonic() < end:
+                    time.sleep(poll_interval(self._world))
+                    left = self._store.add("left", 0)
+                if self._world.rank == 0:
+                    self._store.delete_key("left")  # for the next run of a sweep
+
+    def _listen(self) -> None:
+        try:
+            while not self._over.wait(POLL_SECONDS):
+                if self._store.check(["alarm"]):
+                    return self._end_soon()
+        except RuntimeError:  # the store is gone, and with it rank 0 or torchrun
+            abort_group(self._world)
+
+    def _end_soon(self) -> None:
+        Thread(target=abort_group, args=(self._world,), daemon=True).start()  # NCCL's may take long
+        code, rank = ExitCode.HARDWARE, self._world.rank
+        with suppress(RuntimeError):
+            register(self._store, "answered", rank)
+            if cause := read_cause(self._store):
+                code = ExitCode(cause.code)
+        if self._over.wait(STUCK_SECONDS):
+            return
+        with suppress(RuntimeError):
+            if rank in registered(self._store, "registered") and self._over.wait(LEAVE_SECONDS):
+                return
+        leave_now(code)
+
+
+def poll_interval(world: World) -> float:
+    """Return the seconds between two questions to the store while all ranks wait: the store gets 400 a second."""
+    return 0.02 * max(1.0, world.size / 8)
+
+
+def connect_store(seconds: float) -> Store:
+    """Open a new connection to the TCPStore: the process group's own connection may be blocked by a waiting call.
+
+    seconds: how long that may take; RuntimeError after them.
+    """
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    limit = timedelta(seconds=seconds)
+    store = dist.TCPStore(host, port, timeout=limit, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage]
+    # torchrun keeps one store over its restarts: keys of an earlier attempt must not be read
+    return PrefixStore(f"dyad/contact/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+def raise_alarm(store: Store, cause: Cause | None) -> None:
+    """Write the cause, unless the job has one, and set the alarm of all ranks."""
+    if cause:
+        store.compare_set("cause", "", json.dumps(asdict(cause)))
+    store.set("alarm", "1")
+
+
+def read_cause(store: Store) -> Cause | None:
+    """Return the first error that a rank of the job wrote, or None."""
+    return Cause(**json.loads(store.get("cause"))) if store.check(["cause"]) else None
+
+
+def register(store: Store, key: str, rank: int) -> None:
+    """Add `rank` to the list `key`, and count it."""
+    store.append(key, f"{rank},")  # pyright: ignore[reportAttributeAccessIssue]
+    store.add(f"{key}/count", 1)
+
+
+def registered(store: Store, key: str) -> set[int]:
+    """Return the ranks in the list `key`."""
+    return {int(rank) for rank in store.get(key).decode().split(",") if rank} if store.check([key]) else set()
+
+
+def count(store: Store, key: str) -> int:
+    """Return how many ranks are in the list `key`, without reading it."""
+    return store.add(f"{key}/count", 0)
