@@ -130,7 +130,10 @@ class TrainStep:
         are not yet: _averaged does that. step: index of the optimiser step, which seeds dropout.
         """
         chunks, graphs = in_chunks(batch, self._chunks), GraphCache(self._keep_graphs, self._memory)
-        with no_gradient_sync(self._parallel):
+        # The end of the outermost autocast context forgets the casts of the weights. This one, which is off, keeps them
+        # from chunk to chunk, so that each weight is cast once. Backward is outside of autocast, as torch wants it.
+        casts = torch.autocast(self.world.device.type, enabled=False)
+        with casts, no_gradient_sync(self._parallel):
             # with a graph even where the cache drops it: some kernels are chosen by whether there is one
             pairs = [[e.detach() for e in graphs.add(partial(self._embed, c, step), c.inputs)] for c in chunks]
             statistics = self._statistics.read()  # the second pass must not count the rows again
