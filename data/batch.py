@@ -11,8 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+Lengths = npt.NDArray[np.int64]
 
 
 @dataclass
@@ -63,7 +67,9 @@ class Batch:
     x, y (b, …): tower inputs, either uint8 pictures (b, 3, H, W) or int64 tokens (b, L), L tokens per text. sample_ids
     (b,) int64: ids 0, 1, … of samples; they index state that is kept per sample and nothing else. x_keys, y_keys (b,)
     int64: content keys (64-bit hashes); equal keys are the same item on any rank. extra: further items of side y.
-    known_positives: relevant items that must not serve as negatives. bad: samples that were replaced.
+    known_positives: relevant items that must not serve as negatives. bad: samples that were replaced. lengths: how many
+    tokens each row of x has, and each row of y and then of extra.y, kept on the host; None for a side that is no text,
+    or whose tokenizer does not tell.
     """
 
     x: Tensor
@@ -74,6 +80,7 @@ class Batch:
     extra: Extra | None = None
     known_positives: KnownPositives | None = None
     bad: tuple[BadSample, ...] = ()
+    lengths: tuple[Lengths | None, Lengths | None] = (None, None)
 
     def __len__(self) -> int:
         return self.sample_ids.shape[0]
@@ -83,6 +90,15 @@ class Batch:
 
     def pin_memory(self) -> Batch:
         return _mapped(self, Tensor.pin_memory)
+
+
+def lengths_by(tokenize: Any, tokens: Tensor) -> Lengths | None:
+    """Return the number of tokens of each row of `tokens`, (b, L) on the host, without padding.
+
+    tokenize: the tokenizer that made them. Returns None if it has no method `lengths`, as those of open_clip.
+    """
+    lengths = getattr(tokenize, "lengths", None)
+    return lengths and lengths(tokens)
 
 
 def _mapped(record: Any, change: Callable[[Tensor], Tensor]) -> Any:

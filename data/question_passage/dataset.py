@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
-from dyad.data.batch import Batch, Extra, KnownPositives
+from dyad.data.batch import Batch, Extra, KnownPositives, lengths_by
 from dyad.data.config import DataConfig, DrawnPositives, NegativeList, PassageConfig, QuestionConfig
 from dyad.data.image_text.transforms import uniforms
 from dyad.data.loading.replacement import Replacements
@@ -117,6 +117,7 @@ class QuestionPassage:
             extra=_extra(y[len(drawn) :], extra) if may_have_extra else None,
             known_positives=KnownPositives(*torch.tensor(known, dtype=torch.int64).reshape(-1, 2).unbind(1)),
             bad=bad,
+            lengths=(lengths_by(self.tokenize, x), lengths_by(self.tokenize, y)),
         )
 
     def where(self, sample_id: int) -> str:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.image_text.transforms import ImageSpec
 from dyad.train.config import ImageTower
+from dyad.train.towers.frozen_cache import cache_bytes
 from dyad.train.towers.open_clip import BuildContext
 from dyad.train.towers.published import explained
 from dyad.train.towers.tower import Tower, freeze
@@ -50,7 +51,7 @@ def build_image_tower(context: BuildContext) -> tuple[Tower, ImageSpec]:
     """
     config = context.config
     trunk, projection, spec = BUILDERS[config.image.kind](context)
-    return Tower(trunk, projection, prepare=NormalizePixels(spec), cache_bytes=config.frozen_cache_mb << 20), spec
+    return Tower(trunk, projection, prepare=NormalizePixels(spec), cache_bytes=cache_bytes(config)), spec
 
 
 def _open_clip(context: BuildContext) -> ImageParts:
