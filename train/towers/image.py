@@ -9,10 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
-import timm
 import torch
-from timm.data.config import resolve_model_data_config
-from timm.models import group_parameters, load_state_dict
 from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError, nearest
@@ -69,6 +66,10 @@ def _open_clip(context: BuildContext) -> ImageParts:
 
 
 def _timm(context: BuildContext) -> ImageParts:
+    import timm  # takes a second
+    from timm.data.config import resolve_model_data_config
+    from timm.models import group_parameters
+
     config = context.config
     name = config.image.name or ""
     if not timm.is_model(name):
@@ -103,6 +104,9 @@ def _load_timm(name: str, pretrained: str | None) -> Any:
     pretrained: a file of weights or the tag of published ones; None for random weights. Raises ConfigError for weights
     that cannot be loaded or do not cover the model.
     """
+    import timm
+    from timm.models import load_state_dict
+
     if pretrained is None:
         return timm.create_model(name, num_classes=0)
     advice = f"Give a .safetensors or .pth file of {name}, or a timm tag (tags need a network)"
