@@ -79,7 +79,7 @@ def in_chunks(batch: Batch, count: int) -> tuple[list[Chunk], tuple[Side, Side]]
     assert extra.shape[1:] == batch.y.shape[1:], f"y of {batch.y.shape[1:]} a row, extra y of {extra.shape[1:]}"
     x, y = (_side(*side, count) for side in zip((batch.x, joined([batch.y, extra])), batch.lengths, strict=True))
     parts = enumerate(zip(x.parts, y.parts, strict=True))
-    return [Chunk(i, *zip(*pair, strict=True)) for i, pair in parts], (x, y)
+    return [Chunk(i, (a, b), (m, n), (p, q)) for i, ((a, m, p), (b, n, q)) in parts], (x, y)
 
 
 def _side(rows: Tensor, lengths: Lengths | None, count: int) -> Side:

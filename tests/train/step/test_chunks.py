@@ -7,7 +7,7 @@ from helpers.step import gradients_of, same_bits, train_step
 from helpers.towers import transformers_folder
 from torch import Tensor, nn
 
-from dyad.data.batch import Batch, Extra, Lengths
+from dyad.data.batch import Batch, Extra, Lengths, lengths_by
 from dyad.train.config import ModelConfig, Task, TextTower
 from dyad.train.losses import build_objective
 from dyad.train.step.chunks import in_chunks
@@ -42,7 +42,7 @@ def step_and_batch(folder: str, chunk_size: int | None, dropout: float = 0.0) ->
     ids, keys = torch.arange(PAIRS), torch.arange(PAIRS + len(row))
     extra = Extra(y[PAIRS:], row, keys[PAIRS:], torch.zeros(len(row), dtype=torch.bool))
     batch = Batch(x, y[:PAIRS], ids, ids, keys[:PAIRS], extra)
-    batch.lengths = (model.tokenize.lengths(x), model.tokenize.lengths(y))
+    batch.lengths = (lengths_by(model.tokenize, x), lengths_by(model.tokenize, y))
     return train_step(model.towers, PAIRS, chunk_size=chunk_size, objective=build_objective("dpr")), batch
 
 
@@ -114,7 +114,8 @@ class Widths(nn.Module):
 
 
 def test_a_chunk_without_rows_has_the_length_of_its_dummy() -> None:
-    batch = Batch(*torch.ones(2, 2, 5, dtype=torch.int64), *[torch.arange(2)] * 3)
+    tokens, ids = torch.ones(2, 5, dtype=torch.int64), torch.arange(2)
+    batch = Batch(tokens, tokens, ids, ids, ids)
     batch.lengths = (np.array([5, 2]), np.array([1, 3]))
     tower = Widths()
     chunks, _ = in_chunks(batch, 3)
