@@ -11,10 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 B = TypeVar("B", bound="Batch")
+Lengths = npt.NDArray[np.int64]
 
 
 @dataclass
@@ -24,7 +27,7 @@ class Extra:
 
     y (k, …): tower inputs. row (k,) int64: the row of the local batch that each item belongs to. keys (k,) int64:
     content keys (64-bit hashes). positive (k,) bool: True for a further positive of the row, False for a hard negative.
-    positives: how many are True, which is counted before the tensors leave the host.
+    positives: how many are True, which is counted before the tensors leave the host. lengths: as Batch.y_lengths.
     """
 
     y: Tensor
@@ -32,6 +35,7 @@ class Extra:
     keys: Tensor
     positive: Tensor
     positives: int = -1
+    lengths: Lengths | None = None
 
     def __post_init__(self) -> None:
         if self.positives < 0:
@@ -72,7 +76,8 @@ class Batch:
     (b,) int64: ids 0, 1, … of samples; they index state that is kept per sample and nothing else. x_keys, y_keys (b,)
     int64: content keys (64-bit hashes); equal keys are the same item on any rank. extra: further items of side y.
     known_positives: relevant items that must not serve as negatives. bad: samples that were replaced. padding: the
-    token id that fills up rows of tokens.
+    token id that fills up rows of tokens. x_lengths, y_lengths: the number of tokens of each row, kept on the host;
+    None for a side that is no text, or whose tokenizer does not tell.
     """
 
     x: Tensor
@@ -84,6 +89,8 @@ class Batch:
     known_positives: KnownPositives | None = None
     bad: tuple[BadSample, ...] = ()
     padding: int = 0
+    x_lengths: Lengths | None = None
+    y_lengths: Lengths | None = None
 
     def __len__(self) -> int:
         return self.sample_ids.shape[0]
@@ -102,6 +109,15 @@ class Batch:
 
     def pin_memory(self) -> Batch:
         return mapped(self, Tensor.pin_memory)
+
+
+def lengths_by(tokenize: Any, tokens: Tensor) -> Lengths | None:
+    """Return the number of tokens of each row of `tokens`, (b, L) on the host, without padding.
+
+    tokenize: the tokenizer that made them. Returns None if it has no method `lengths`, as those of open_clip.
+    """
+    lengths = getattr(tokenize, "lengths", None)
+    return lengths and lengths(tokens)
 
 
 def mapped(record: Any, change: Callable[[Tensor], Any]) -> Any:

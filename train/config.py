@@ -79,7 +79,9 @@ class ModelConfig:
         "statistics of batch norms in training: of the global batch, exact for any number of ranks, needs one chunk; "
         "per_chunk: of each chunk on each rank, another loss; frozen: running statistics",
     )
-    frozen_cache_mb: int = described(512, "cache of the outputs of frozen towers, in MiB of memory; 0: none", least=0)
+    frozen_cache_mb: int | None = described(
+        None, "cache of the outputs of frozen towers, in MiB of memory; 0: none; null: 512 on CPUs, 0 on GPUs", least=0
+    )
     image: ImageTowerConfig = field(default_factory=ImageTowerConfig)
     text: TextTowerConfig = field(default_factory=TextTowerConfig)
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dyad.data.batch import BadSample, Batch
+from dyad.data.batch import BadSample, Batch, lengths_by
 from dyad.data.config import DataConfig
 from dyad.data.image_text.sample import ShardSample
 from dyad.data.image_text.transforms import (
@@ -90,13 +90,15 @@ class PairMaker:
         """Return the batch of the given training pairs: augments the pictures (as data.augment says) and tokenises the
         captions. bad: the unusable samples that were met while the pairs were made; the returned batch lists them."""
         draws = np.stack([p.draws for p in pairs])[:, CROP_DRAWS:]
+        y = self.tokenize([p.text for p in pairs])
         return Batch(
             x=add_noise(torch.stack([p.x for p in pairs]), self.config.augment, draws),
-            y=self.tokenize([p.text for p in pairs]),
+            y=y,
             sample_ids=torch.tensor([p.sample_id for p in pairs]),
             x_keys=torch.tensor([p.x_key for p in pairs]),
             y_keys=torch.tensor([p.y_key for p in pairs]),
             bad=bad,
+            y_lengths=lengths_by(self.tokenize, y),
         )
 
     def check(self, sample: ShardSample) -> None:

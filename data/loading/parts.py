@@ -86,7 +86,11 @@ def _joined(records: Sequence[Any], firsts: Sequence[int], padding: int) -> Any:
     for name in (field.name for field in fields(records[0])):
         values = [getattr(record, name) for record in records]
         placed = list(zip(values, firsts, strict=False))
-        if isinstance(values[0], np.ndarray):
+        if name.endswith("lengths"):  # stays on the host
+            whole[name] = None if values[0] is None else np.concatenate(values)
+        elif name == "positives":
+            whole[name] = sum(values)
+        elif isinstance(values[0], np.ndarray):
             moved = [value + first for value, first in placed] if name == "row" else values
             whole[name] = _stacked([torch.from_numpy(value) for value in moved], padding)
         elif is_dataclass(values[0]):

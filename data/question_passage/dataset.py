@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
-from dyad.data.batch import Batch, Extra, KnownPositives
+from dyad.data.batch import Batch, Extra, KnownPositives, lengths_by
 from dyad.data.config import DataConfig, DrawnPositives, NegativeList, PassageConfig, QuestionConfig
 from dyad.data.image_text.transforms import uniforms
 from dyad.data.loading.replacement import Replacements
@@ -117,10 +117,12 @@ class QuestionPassage:
             sample_ids=torch.tensor([one.i for one in drawn]),
             x_keys=torch.tensor([question.key for question in questions]),
             y_keys=torch.tensor([one.positive.key for one in drawn]),
-            extra=_extra(y[len(drawn) :], extra) if may_have_extra else None,
+            extra=_extra(y[len(drawn) :], extra, self.tokenize) if may_have_extra else None,
             known_positives=KnownPositives(*torch.tensor(known, dtype=torch.int64).reshape(-1, 2).unbind(1)),
             bad=bad,
             padding=self.tokenize.pad,
+            x_lengths=lengths_by(self.tokenize, x),
+            y_lengths=lengths_by(self.tokenize, y[: len(drawn)]),
         )
 
     def where(self, sample_id: int) -> str:
@@ -146,18 +148,19 @@ class QuestionPassage:
         return DrawnRow(i, row.question, row.positives[chosen], extra, list(dict.fromkeys(keys)))
 
 
-def _extra(y: Tensor, entries: list[tuple[int, Passage, bool]]) -> Extra:
+def _extra(y: Tensor, entries: list[tuple[int, Passage, bool]], tokenize: TokenizeTexts) -> Extra:
     """Build the object (Extra) that adds k passages to a batch: hard negatives, and any positives beyond the one per
     row that every batch has. k may be 0.
 
     y (k, L): tokens of the added passages, L of the longest. entries: for each of them, the index of its row in the
-    batch, the passage, and whether it is a positive of this row.
+    batch, the passage, and whether it is a positive of this row. tokenize: the tokenizer that made y.
     """
     return Extra(
         y=y,
         row=torch.tensor([row for row, _, _ in entries], dtype=torch.int64),
         keys=torch.tensor([passage.key for _, passage, _ in entries], dtype=torch.int64),
         positive=torch.tensor([positive for _, _, positive in entries], dtype=torch.bool),
+        lengths=lengths_by(tokenize, y),
     )
 
 

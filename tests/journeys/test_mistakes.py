@@ -115,9 +115,9 @@ def test_a_run_from_before_keys_were_renamed_keeps_its_name_and_goes_on(tmp_path
     assert run.name == "emoji-ccb9d8f7"
     (run / "checkpoints" / "step_00000007").mkdir(parents=True)
     config = (run / "config.yaml").read_text()
-    assert "  max_skipped: 5\n" in config and "  frozen_cache_mb: 512\n" in config
+    assert "  max_skipped: 5\n" in config and "  frozen_cache_mb: null\n" in config
     older = config.replace("  max_skipped: 5\n", "  patience: 5\n").replace(
-        "  frozen_cache_mb: 512\n", "  memo_mb: 64\n"
+        "  frozen_cache_mb: null\n", "  memo_mb: 64\n"
     )
     (run / "config.yaml").write_text(older)
     check_arguments(words)

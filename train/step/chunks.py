@@ -1,8 +1,10 @@
 """Cuts a batch into chunks for the towers, and puts the embeddings of all chunks together for the objective.
 
-The y tower runs once per chunk, on one tensor: the y of the chunk's pairs, then the chunk's share of the extra y-side
-items (for example mined negatives). So the rows of pairs and of extra items must have the same shape. Token ids do, as
-one tokenizer pads them to one length. This costs little if the tower cuts off columns that are padding in every row.
+The y tower runs once per chunk, on one tensor: rows of the pairs' y and of the extra y-side items (for example mined
+negatives) alike. So both must have the same shape. Token ids do, as one tokenizer pads them to one length.
+
+Texts are sorted by length before they are cut into several chunks, each side by itself: a text encoder then cuts off
+more columns that are padding in every row. The embeddings are put back into the order of the batch.
 """
 
 from __future__ import annotations
@@ -11,11 +13,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from dyad.data.batch import Batch, Extra
+from dyad.data.batch import Batch, Extra, Lengths
 from dyad.train.losses.gathered.batch import Columns
+from dyad.train.towers.rows import index_on
 
 TensorPair = Sequence[Tensor]  # of x and of y
 
@@ -24,21 +28,36 @@ TensorPair = Sequence[Tensor]  # of x and of y
 class Chunk:
     """One chunk of a batch: the rows that both towers embed at once.
 
-    index: position of the chunk in the batch, from 0. inputs: the input rows of the x tower and of the y tower. pairs:
-    how many pairs the chunk has. extra: how many extra y-side items (such as mined negatives) follow the y of the
-    pairs. A side without rows gets one dummy row, whose embedding is dropped, so that the towers run equally often on
-    all ranks.
+    index: position of the chunk in the batch, from 0. inputs: the input rows of the x tower and of the y tower.
+    lengths: of both, the tokens of each row, None where the batch has none. sizes: the numbers of x rows and y rows. A
+    side without rows gets one dummy row, whose embedding is dropped, so that the towers run equally often on all ranks.
     """
 
     index: int
     inputs: TensorPair
-    pairs: int
-    extra: int
+    lengths: Sequence[Lengths | None]
+    sizes: Sequence[int]
 
-    @property
-    def sizes(self) -> tuple[int, int]:
-        """Return the number of x rows (pairs) and of y rows (pairs and extra items) of a chunk, without dummy rows."""
-        return self.pairs, self.pairs + self.extra
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a batch, x or y, cut into chunks.
+
+    parts: of each chunk, this side's entries of Chunk.inputs, lengths and sizes. order: the place in the batch of each
+    row of the chunks; None: they are in the order of the batch.
+    """
+
+    parts: list[tuple[Tensor, Lengths | None, int]]
+    order: Tensor | None
+
+    def joined(self, embeddings: Sequence[Tensor]) -> Tensor:
+        """Put the embeddings of all chunks together, in the order of the batch."""
+        whole = joined(embeddings)
+        return whole if self.order is None else whole[self.order.argsort()]
+
+    def split(self, gradient: Tensor) -> Sequence[Tensor]:
+        """Cut the gradient of the embeddings, in the order of the batch, into the gradients of each chunk."""
+        return (gradient if self.order is None else gradient[self.order]).split([size for _, _, size in self.parts])
 
 
 def chunk_count(global_batch_size: int, world_size: int, chunk_size: int | None) -> int:
@@ -50,18 +69,36 @@ def chunk_count(global_batch_size: int, world_size: int, chunk_size: int | None)
     return math.ceil(rows / (chunk_size or rows))
 
 
-def in_chunks(batch: Batch, count: int) -> list[Chunk]:
-    """Cut a batch into `count` chunks, each with an equal share of the pairs and of the extra y-side items.
+def in_chunks(batch: Batch, count: int) -> tuple[list[Chunk], tuple[Side, Side]]:
+    """Cut a batch into `count` chunks, each with an equal share of the rows of x and of the rows of y and extra items.
 
-    The shares differ by one row at most; if there are fewer rows than chunks, some shares are empty.
+    Also returns the two sides, which put what the chunks give in the order of the batch. The shares differ by one row
+    at most; if there are fewer rows than chunks, some shares are empty.
     """
-    extra = batch.y[:0] if batch.extra is None else batch.extra.y
-    assert extra.shape[1:] == batch.y.shape[1:], f"y of {batch.y.shape[1:]} a row, extra y of {extra.shape[1:]}"
-    parts = zip(*(rows.tensor_split(count) for rows in (batch.x, batch.y, extra)), strict=True)
-    return [
-        Chunk(i, (_at_least_one(x, batch.x), _at_least_one(joined([y, more]), batch.y)), len(x), len(more))
-        for i, (x, y, more) in enumerate(parts)
-    ]
+    rows, lengths = batch.y, batch.y_lengths
+    if (extra := batch.extra) is not None:
+        assert extra.y.shape[1:] == rows.shape[1:], f"y of {rows.shape[1:]} a row, extra y of {extra.y.shape[1:]}"
+        rows = joined([rows, extra.y])
+        lengths = None if lengths is None or extra.lengths is None else np.concatenate([lengths, extra.lengths])
+    x, y = _side(batch.x, batch.x_lengths, count), _side(rows, lengths, count)
+    parts = enumerate(zip(x.parts, y.parts, strict=True))
+    return [Chunk(i, (a, b), (m, n), (p, q)) for i, ((a, m, p), (b, n, q)) in parts], (x, y)
+
+
+def _side(rows: Tensor, lengths: Lengths | None, count: int) -> Side:
+    """Cut the n rows of a side into `count` chunks; those of texts (lengths (n,)) sorted by length, the longest first.
+
+    The longest first, because they show at once how much memory a chunk takes at most.
+    """
+    order = None
+    if lengths is not None and count > 1:
+        places = np.argsort(-lengths, kind="stable")
+        order = index_on(rows.device, places)
+        lengths = lengths[places]
+    parts = (rows if order is None else rows[order]).tensor_split(count)
+    own = [None] * count if lengths is None else np.array_split(lengths, count)
+    own = [n if n is None or len(n) else np.array(rows.shape[1:]) for n in own]  # a dummy row is not cut
+    return Side([(_at_least_one(part, rows), n, len(part)) for part, n in zip(parts, own, strict=True)], order)
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
@@ -70,18 +107,17 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat(filled) if len(filled) > 1 else (filled or parts)[0]
 
 
-def separated(y_nD: Tensor, chunks: Sequence[Chunk], extra: Extra | None) -> tuple[Tensor, Columns | None]:
+def separated(y_nD: Tensor, pairs: int, extra: Extra | None) -> tuple[Tensor, Columns | None]:
     """Split the y embeddings of a batch into those of its b pairs and those of its k extra y-side items.
 
-    y_nD: embeddings of all chunks, one chunk after the other, in each first those of the pairs; n = b + k. extra: the
-    extra items of the batch (such as mined negatives), None on all ranks or on none; k may be 0 on some ranks. Returns
-    the (b, D) embeddings of the pairs, and Columns: the (k, D) embeddings of the extra items, with the row that each
-    belongs to, its content key, and whether it is a positive. The second result is None if `extra` is None.
+    y_nD: embeddings of the pairs, then of the extra items; n = b + k. pairs: b. extra: the extra items of the batch
+    (such as mined negatives), None on all ranks or on none; k may be 0 on some ranks. Returns the (b, D) embeddings of
+    the pairs, and Columns: the (k, D) embeddings of the extra items, with the row that each belongs to, its content
+    key, and whether it is a positive. The second result is None if `extra` is None.
     """
     if extra is None:
         return y_nD, None
-    parts = y_nD.split([size for chunk in chunks for size in (chunk.pairs, chunk.extra)])
-    y_bD, extra_kD = torch.cat(parts[::2]), torch.cat(parts[1::2])
+    y_bD, extra_kD = y_nD.split([pairs, len(y_nD) - pairs])
     return y_bD, Columns(extra_kD, extra.row, extra.keys, extra.positive)
 
 

@@ -31,7 +31,7 @@ from dyad.train.distributed.world import World, all_reduce_sum
 from dyad.train.losses.sums.conditions import Checks, Sizes, checked
 from dyad.train.monitor.loss_spikes import LossSpikes
 from dyad.train.monitor.stragglers import LocalTimer
-from dyad.train.step.chunks import Chunk, TensorPair, chunk_count, in_chunks, joined, separated
+from dyad.train.step.chunks import Chunk, TensorPair, chunk_count, in_chunks, separated
 from dyad.train.step.graph_cache import GraphCache, MemoryBudget
 from dyad.train.step.optim import build_optimizer, learning_rate
 from dyad.train.step.sizes import SizeExchange
@@ -169,13 +169,18 @@ class TrainStep:
         On return the towers' gradients are averaged over ranks; those of the objective's parameters (e.g. temperature)
         are not yet: _averaged does that. step: index of the optimiser step, which seeds dropout.
         """
-        chunks, graphs = in_chunks(batch, self._chunks), GraphCache(self._keep_graphs, self._memory)
-        with no_gradient_sync(self._parallel):
+        chunks, sides = in_chunks(batch, self._chunks)
+        graphs = GraphCache(self._keep_graphs, self._memory)
+        # The end of the outermost autocast context forgets the casts of the weights. This one, which is off, keeps them
+        # from chunk to chunk, so that each weight is cast once. Backward is outside of autocast, as torch wants it.
+        casts = torch.autocast(self.world.device.type, enabled=False)
+        with casts, no_gradient_sync(self._parallel):
             # with a graph even where the cache drops it: some kernels are chosen by whether there is one
             pairs = [[e.detach() for e in graphs.add(partial(self._embed, c, step), c.inputs)] for c in chunks]
             statistics = self._statistics.read()  # the second pass must not count the rows again
-            x, y = (joined(side).requires_grad_() for side in zip(*pairs, strict=True))
-            y_pairs, columns = separated(y, chunks, batch.extra)
+            parts = zip(*pairs, strict=True)
+            x, y = (side.joined(own).requires_grad_() for side, own in zip(sides, parts, strict=True))
+            y_pairs, columns = separated(y, len(batch), batch.extra)
             self.embeddings, self.keys = (x.detach(), y_pairs.detach()), (batch.x_keys, batch.y_keys)
             related: dict[str, Any] = {"x_keys": batch.x_keys, "y_keys": batch.y_keys}
             # only some objectives can leave columns out of a row's negatives
@@ -187,8 +192,7 @@ class TrainStep:
             self._scaler.scale(result.loss).backward()
             # a frozen side has no gradient, but its tower must run backward too: its averaging waits for one
             whole = [torch.zeros_like(e) if e.grad is None else e.grad for e in (x, y)]
-            sizes = zip(*(chunk.sizes for chunk in chunks), strict=True)
-            gradients = list(zip(*(g.split(rows) for g, rows in zip(whole, sizes, strict=True)), strict=True))
+            gradients = list(zip(*(side.split(g) for side, g in zip(sides, whole, strict=True)), strict=True))
             for chunk in reversed(chunks):  # in the order of one backward through all of them: the same sums to the bit
                 embeddings = graphs.pop() if graphs else self._embed(chunk, step)
                 if chunk.index == 0:  # the last backward of this step: gradients are complete and can be averaged
@@ -203,13 +207,14 @@ class TrainStep:
     def _embed(self, chunk: Chunk, step: int) -> TensorPair:
         """Run both towers on a chunk, with the noise of step `step`; return x and y embeddings without dummy rows."""
         device, embeddings = self.world.device, []
-        for side, (tower, rows) in enumerate(zip(self._parallel, chunk.inputs, strict=True)):
+        inputs = zip(self._parallel, chunk.inputs, chunk.lengths, strict=True)
+        for side, (tower, rows, lengths) in enumerate(inputs):
             with (
                 noise(device, self._config.seed, step, self.world.rank, side, chunk.index),
                 tf32_products(device),
                 torch.autocast(device.type, dtype=self._dtype, enabled=self._dtype is not None),
             ):
-                embeddings.append(tower(rows))
+                embeddings.append(tower(rows) if lengths is None else tower(rows, lengths))
         return [e[:size] for e, size in zip(_for_scores(embeddings, device), chunk.sizes, strict=True)]
 
     def _averaged(self, scalars: dict[str, Tensor]) -> dict[str, Tensor]:

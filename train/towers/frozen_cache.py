@@ -3,46 +3,70 @@
 A frozen text tower would otherwise take two thirds of each step. The bits of a cached output must not depend on the
 other rows of its batch, or a resumed run would differ in its last bits: so missing rows are computed in blocks of one
 fixed shape.
+
+The key of a row is a hash of its bytes. The content keys of a batch would not do: a picture is augmented anew each
+time, and captions of different words may share a key (data.text_key). On a GPU the hash needs a copy of the rows on the
+host, so the cache is off there unless asked for.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
+from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from dyad.data.batch import Lengths
+from dyad.train.config import ModelConfig
+from dyad.train.towers.rows import index_on, padded_length, token_counts
+
 BLOCK = {"cpu": 16, "cuda": 256}  # rows computed together
-LENGTH_STEP = 8  # tokens; lengths are rounded up to a multiple of it
+CAPACITY = {"cpu": 512 << 20, "cuda": 0}  # bytes, where the configuration leaves it open
+
+
+def cache_bytes(config: ModelConfig) -> int | None:
+    """Return model.frozen_cache_mb in bytes; None for null."""
+    return None if config.frozen_cache_mb is None else config.frozen_cache_mb << 20
 
 
 class FrozenCache:
     """Caches the output of a frozen tower for each input row, under a hash of the row's bytes.
 
-    capacity: bytes of outputs to hold; once they are used up, further outputs are computed every time. pad: the id of
-    the padding token (on the right) of text inputs, None for images; text rows are cut to `padded_length` and computed
-    with rows of equal length.
+    capacity: bytes of outputs to hold; once they are used up, further outputs are computed every time. 0: nothing is
+    hashed or copied to the host. None: CAPACITY of the inputs' device. pad: the id of the padding token (on the right)
+    of text inputs, None for images; text rows are cut to `padded_length` and computed with rows of equal length.
     """
 
-    def __init__(self, capacity: int, pad: int | None = None) -> None:
+    def __init__(self, capacity: int | None, pad: int | None = None) -> None:
         self.capacity, self.pad = capacity, pad
         self._cached: dict[bytes, Tensor] = {}
-        self._free, self._depends_on = capacity, None
+        self._free, self._depends_on = 0, None
 
     @torch.no_grad()
-    def __call__(self, compute: Callable[[Tensor], Tensor], inputs: Tensor, depends_on: Hashable) -> Tensor:
+    def __call__(
+        self,
+        compute: Callable[..., Tensor],
+        inputs: Tensor,
+        depends_on: Callable[[], Hashable],
+        counts: Lengths | None = None,
+    ) -> Tensor:
         """Return compute(inputs), (b, …), without gradient, taking rows from the cache where possible.
 
-        compute: the frozen part of a tower. inputs: pixels (b, 3, S, S) or token ids (b, L). depends_on: a key of all
-        that the outputs depend on besides `inputs` (precision, weights); when it changes, the cache is emptied. The
-        bits of a row's output do not depend on the other rows.
+        compute: the frozen part of a tower; for texts its second argument is the lengths of the rows. inputs: pixels
+        (b, 3, S, S) or token ids (b, L). depends_on(): a key of all that the outputs depend on besides `inputs`
+        (precision, weights); when it changes, the cache is emptied. counts: tokens of each row of texts; None: they are
+        read from `inputs`. The bits of a row's output do not depend on the other rows.
         """
-        if depends_on != self._depends_on:
-            self._cached, self._free, self._depends_on = {}, self.capacity, depends_on
-        limit = inputs.shape[1]
-        counts = [limit] * len(inputs) if self.pad is None else token_counts(inputs, self.pad)
-        lengths = [padded_length(count, limit) for count in counts]
+        lengths = self._lengths(inputs, counts)
+        capacity = CAPACITY[inputs.device.type] if self.capacity is None else self.capacity
+        if not capacity:
+            order, outputs = self._features(compute, inputs, range(len(inputs)), lengths)
+            return outputs[index_on(inputs.device, np.argsort(order))]
+        if (state := depends_on()) != self._depends_on:
+            self._cached, self._free, self._depends_on = {}, capacity, state
         # Without its padding: the same text has the same key however long it was padded.
         keys = [
             hashlib.blake2b(row[:length].data, digest_size=16).digest()
@@ -50,9 +74,9 @@ class FrozenCache:
         ]
         missing = {key: row for row, key in enumerate(keys) if key not in self._cached}
         fresh: dict[bytes, Tensor] = {}
-        for block in _blocks(list(missing.values()), lengths, BLOCK[inputs.device.type]):
-            outputs = self._computed(compute, inputs[block][:, : lengths[block[0]]])
-            fresh.update(zip((keys[row] for row in block), outputs, strict=True))
+        if missing:
+            order, outputs = self._features(compute, inputs, list(missing.values()), lengths)
+            fresh = dict(zip((keys[row] for row in order), outputs, strict=True))
         outputs = torch.stack([self._cached[key] if key in self._cached else fresh[key] for key in keys])
         for key, output in fresh.items():
             size = output.numel() * output.element_size()
@@ -61,7 +85,26 @@ class FrozenCache:
                 self._free -= size
         return outputs
 
-    def _computed(self, compute: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+    def _lengths(self, inputs: Tensor, counts: Lengths | None) -> list[int]:
+        """Return the padded length of each row of `inputs`: of texts as FrozenCache.__call__ has it, else its size."""
+        limit = inputs.shape[1]
+        if self.pad is None:
+            return [limit] * len(inputs)
+        counts = token_counts(inputs, self.pad) if counts is None else counts
+        return [padded_length(count, limit) for count in counts.tolist()]
+
+    def _features(
+        self, compute: Callable[..., Tensor], inputs: Tensor, rows: Sequence[int], lengths: list[int]
+    ) -> tuple[list[int], Tensor]:
+        """Compute some rows of `inputs` in blocks; return their indices in the order of the blocks, and the outputs.
+
+        lengths[i]: the padded length of row i of `inputs`.
+        """
+        blocks = _blocks(rows, lengths, BLOCK[inputs.device.type])
+        of = (inputs[index_on(inputs.device, block)][:, : lengths[block[0]]] for block in blocks)
+        return list(chain(*blocks)), torch.cat([self._computed(compute, part) for part in of])
+
+    def _computed(self, compute: Callable[..., Tensor], inputs: Tensor) -> Tensor:
         """Return compute(inputs), (b, …), for `inputs` of b rows, at most one block (16 rows on CPU, 256 on CUDA).
 
         compute: the frozen part of a tower. It always gets a whole block: copies of the first row fill it up, and for
@@ -70,31 +113,15 @@ class FrozenCache:
         """
         count = len(inputs)
         block = torch.cat([inputs, inputs[:1].expand(BLOCK[inputs.device.type] - count, *inputs.shape[1:])])
-        if self.pad is not None:
-            short = torch.full_like(inputs[:1], self.pad)
-            short[:, 0] = inputs[:1, 0]
-            block = torch.cat([block, short])
-        return compute(block)[:count]
+        if self.pad is None:
+            return compute(block)[:count]
+        short = torch.full_like(inputs[:1], self.pad)
+        short[:, 0] = inputs[:1, 0]
+        block = torch.cat([block, short])
+        return compute(block, np.full(len(block), block.shape[1]))[:count]
 
 
-def token_counts(tokens: Tensor, pad: int) -> list[int]:
-    """Return the number of tokens of each row of `tokens`, (b, L) token ids, without the padding; at least 1.
-
-    pad: the id of the padding token, which is on the right.
-    """
-    numbers = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
-    return ((tokens != pad) * numbers).amax(1).clamp(min=1).tolist()
-
-
-def padded_length(longest: int, limit: int) -> int:
-    """Return the length to which rows of up to `longest` tokens are padded: the next multiple of 8, at most `limit`.
-
-    Rounding keeps the number of different shapes small.
-    """
-    return min(-(-longest // LENGTH_STEP) * LENGTH_STEP, limit)
-
-
-def _blocks(rows: list[int], lengths: list[int], size: int) -> list[list[int]]:
+def _blocks(rows: Sequence[int], lengths: list[int], size: int) -> list[list[int]]:
     """Split the row indices `rows` into blocks of at most `size` indices. All rows of a block have the same length.
 
     lengths[i]: the padded length of row i in tokens.

@@ -9,15 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
-import timm
 import torch
-from timm.data.config import resolve_model_data_config
-from timm.models import group_parameters, load_state_dict
 from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.image_text.transforms import ImageSpec
 from dyad.train.config import ImageTower
+from dyad.train.towers.frozen_cache import cache_bytes
 from dyad.train.towers.open_clip import BuildContext
 from dyad.train.towers.published import explained
 from dyad.train.towers.tower import Tower, freeze
@@ -50,7 +48,7 @@ def build_image_tower(context: BuildContext) -> tuple[Tower, ImageSpec]:
     """
     config = context.config
     trunk, projection, spec = BUILDERS[config.image.kind](context)
-    return Tower(trunk, projection, prepare=NormalizePixels(spec), cache_bytes=config.frozen_cache_mb << 20), spec
+    return Tower(trunk, projection, prepare=NormalizePixels(spec), cache_bytes=cache_bytes(config)), spec
 
 
 def _open_clip(context: BuildContext) -> ImageParts:
@@ -68,6 +66,10 @@ def _open_clip(context: BuildContext) -> ImageParts:
 
 
 def _timm(context: BuildContext) -> ImageParts:
+    import timm  # takes a second
+    from timm.data.config import resolve_model_data_config
+    from timm.models import group_parameters
+
     config = context.config
     name = config.image.name or ""
     if not timm.is_model(name):
@@ -102,6 +104,9 @@ def _load_timm(name: str, pretrained: str | None) -> Any:
     pretrained: a file of weights or the tag of published ones; None for random weights. Raises ConfigError for weights
     that cannot be loaded or do not cover the model.
     """
+    import timm
+    from timm.models import load_state_dict
+
     if pretrained is None:
         return timm.create_model(name, num_classes=0)
     advice = f"Give a .safetensors or .pth file of {name}, or a timm tag (tags need a network)"

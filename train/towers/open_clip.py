@@ -1,6 +1,6 @@
 """Find open_clip models by name or config file, and create each once for both towers.
 
-Importing open_clip takes seconds, so only code that builds image towers imports this module.
+Importing open_clip takes seconds, so only the functions that need it do.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import open_clip
 import torch
-from open_clip.pretrained import get_pretrained_cfg, list_pretrained_tags_by_model
 from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError, nearest
@@ -83,6 +81,8 @@ class BuildContext:
 
     def open_clip_tokenizer(self) -> Any:
         """Load the tokenizer of the text tower's open_clip model. Raises ConfigError when it cannot be loaded."""
+        import open_clip
+
         name, advice = self.text_model[0], "Without a network take a folder that has the tokenizer's files"
         with explained(f"model.name={name}: its tokenizer", advice):
             return open_clip.get_tokenizer(model_name(name), context_length=self.config.text.context_length)
@@ -97,6 +97,8 @@ class BuildContext:
         kinds = (image.kind, text.kind)
         if kinds != (ImageTower.open_clip, TextTower.open_clip) or self.image_model[0] != self.text_model[0]:
             return None
+        import open_clip
+
         model_cfg = copy.deepcopy(open_clip.get_model_config(model_name(self.image_model[0])))
         assert model_cfg is not None
         if image.image_size:
@@ -106,6 +108,8 @@ class BuildContext:
         return model_cfg
 
     def _create(self, name: str | None, pretrained: str | None) -> Any:
+        import open_clip
+
         registered = model_name(name)
         refuse_code()
         preprocess = check_weights(registered, pretrained)
@@ -151,6 +155,8 @@ def model_name(name: str | None) -> str:
         return name
     if Path(name).expanduser().is_dir():
         return f"local-dir:{Path(name).expanduser()}"
+    import open_clip
+
     listed = name.replace("/", "-")
     if listed not in open_clip.list_models():
         raise ConfigError(
@@ -178,6 +184,8 @@ def _registered(path: str) -> str:
     missing = [key for key in ("embed_dim", "vision_cfg", "text_cfg") if key not in content]
     if missing:
         raise ConfigError(f"model.name={path}: no open_clip config, it lacks {', '.join(missing)}")
+    import open_clip
+
     open_clip.add_model_config(file)
     return file.stem
 
@@ -193,6 +201,8 @@ def check_weights(name: str, pretrained: str | None) -> dict[str, Any]:
         return {}
     if ":" in name:
         raise ConfigError(f"model.pretrained={pretrained}: {name} brings its own weights, leave model.pretrained out")
+    from open_clip.pretrained import get_pretrained_cfg, list_pretrained_tags_by_model
+
     tags = list_pretrained_tags_by_model(name)
     published = get_pretrained_cfg(name, pretrained)
     if not published:

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dyad.data.batch import Lengths
 from dyad.train.config import Pooling
-from dyad.train.towers.frozen_cache import padded_length, token_counts
+from dyad.train.towers.rows import index_on, padded_length, token_counts
 
 # For every shape of a matrix product, oneDNN and torch's layer above it cache compiled code of megabytes: 1,024 shapes
 # by default, which is gigabytes after 100,000 texts. The layers of an encoder share shapes, so 16 are as fast. The
@@ -20,7 +21,7 @@ for variable in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
     os.environ.setdefault(variable, "16")
 
 # Fewest rows of a group. Smaller groups would save padding, but lose the speed of larger products.
-MIN_GROUP = {"cpu": 16, "cuda": 64}
+MIN_GROUP = {"cpu": 16, "cuda": 512}
 
 
 def pooled_states(states_bLH: Tensor, mask_bL: Tensor, pooling: Pooling) -> Tensor:
@@ -57,12 +58,14 @@ class Pooled(nn.Module):
         """
         return f"pooling={self.pooling.name}, pad={self.pad}"
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        lengths = [padded_length(count, tokens.shape[1]) for count in token_counts(tokens, self.pad)]
+    def forward(self, tokens: Tensor, counts: Lengths | None = None) -> Tensor:
+        """Embed token ids (b, L) as (b, H). counts: the tokens of each row; None: they are read from `tokens`."""
+        counts = token_counts(tokens, self.pad) if counts is None else counts
+        lengths = [padded_length(count, tokens.shape[1]) for count in counts.tolist()]
         groups = group_by_length(lengths, MIN_GROUP[tokens.device.type])
         if len(groups) == 1:
             return self.encode_group(tokens[:, : max(lengths, default=1)])
-        order = torch.tensor([row for group in groups for row in group], device=tokens.device)
+        order = index_on(tokens.device, [row for group in groups for row in group])
         parts = tokens[order].split([len(group) for group in groups])
         pooled = [self.encode_group(part[:, : lengths[group[0]]]) for part, group in zip(parts, groups, strict=True)]
         return torch.cat(pooled)[order.argsort()]  # back in the order of the input

@@ -14,11 +14,13 @@ from tokenizers.normalizers import Lowercase, Sequence
 from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError
+from dyad.data.batch import Lengths
 from dyad.train.config import ModelConfig, TextTower
 from dyad.train.towers.adapters import add_adapters
-from dyad.train.towers.frozen_cache import padded_length
+from dyad.train.towers.frozen_cache import cache_bytes
 from dyad.train.towers.pooled import Pooled
 from dyad.train.towers.published import check_settings, explained, file_of, location_of, refuse_code, split_revision
+from dyad.train.towers.rows import padded_length, token_counts
 from dyad.train.towers.sentence_transformers import SentenceFolder, sentence_folder
 from dyad.train.towers.tower import Tower, freeze
 
@@ -41,6 +43,10 @@ class FixedLengthTokenizer:
     def __call__(self, texts: list[str]) -> Tensor:
         shape = {"padding": "max_length", "truncation": True, "max_length": self.context, "return_tensors": "pt"}
         return self.tokenizer(texts, **shape).input_ids
+
+    def lengths(self, tokens: Tensor) -> Lengths:
+        """Return the number of tokens of each row, without padding."""
+        return token_counts(tokens, self.tokenizer.pad_token_id)
 
 
 @dataclass(frozen=True)
@@ -76,6 +82,10 @@ class TextTokenizer:
         missing = padded_length(tokens.shape[1], length) - tokens.shape[1]
         return nn.functional.pad(tokens, (0, missing), value=self.pad)
 
+    def lengths(self, tokens: Tensor) -> Lengths:
+        """Return the number of tokens of each row, without padding."""
+        return token_counts(tokens, self.tokenizer.pad_token_id)
+
 
 def build_text_tower(context: BuildContext) -> tuple[Tower, Callable[[list[str]], Tensor]]:
     """Build the text tower of an image_text model and its tokenizer, which makes rows of one fixed length.
@@ -87,7 +97,7 @@ def build_text_tower(context: BuildContext) -> tuple[Tower, Callable[[list[str]]
     if config.text.kind is TextTower.open_clip:
         part = context.open_clip_model(*context.text_model).text
         trunk, projection = context.open_clip_parts(part, config.text.frozen, "model.text.unlocked_layers")
-        return Tower(trunk, projection, cache_bytes=config.frozen_cache_mb << 20), context.open_clip_tokenizer()
+        return Tower(trunk, projection, cache_bytes=cache_bytes(config)), context.open_clip_tokenizer()
     tower, own = build_text_encoder(config, context.load_pretrained)
     length = config.text.context_length or min(own.limit, own.tokenizer.model_max_length)
     return tower, FixedLengthTokenizer(own.tokenizer, length)
@@ -127,7 +137,7 @@ def build_text_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[Towe
         projection = nn.Linear(width, config.embed_dim)
     else:
         projection = _dense(name, width, pretrained) if text.dense else nn.Identity()
-    tower = Tower(Pooled(encoder, text.pooling, pad), projection, cache_bytes=config.frozen_cache_mb << 20, pad=pad)
+    tower = Tower(Pooled(encoder, text.pooling, pad), projection, cache_bytes=cache_bytes(config), pad=pad)
     return tower, TextTokenizer(tokenizer, _limit(config, encoder, tokenizer))
 
 

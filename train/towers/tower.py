@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import dropwhile
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dyad.data.batch import Lengths
 from dyad.train.towers.frozen_cache import FrozenCache
 
 
@@ -26,24 +28,29 @@ class Tower(nn.Module):
         projection: nn.Module,
         *,
         prepare: nn.Module | None = None,
-        cache_bytes: int = 0,
+        cache_bytes: int | None = 0,
         pad: int | None = None,
     ) -> None:
         super().__init__()
         self.prepare, self.trunk, self.projection = prepare or nn.Identity(), trunk, projection
         self._frozen_cache = FrozenCache(cache_bytes, pad) if _is_frozen(trunk) else None
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, inputs: Tensor, lengths: Lengths | None = None) -> Tensor:
+        """Embed inputs (b, …) as (b, D). lengths: tokens of each row of a text; None for pictures, or to count them."""
         if self._frozen_cache is None:
-            return self.projection(self.features(inputs))
-        # A change of precision or of any weight (which raises its version) empties the cache.
-        weights = [*self.trunk.parameters(), *self.trunk.buffers()]
-        depends_on = (precision_of(inputs.device), *((t.data_ptr(), t._version) for t in weights))
-        return self.projection(self._frozen_cache(self.features, inputs, depends_on))
+            return self.projection(self.features(inputs, lengths))
+        state = partial(self._state, inputs.device)
+        return self.projection(self._frozen_cache(self.features, inputs, state, lengths))
 
-    def features(self, inputs: Tensor) -> Tensor:
+    def features(self, inputs: Tensor, lengths: Lengths | None = None) -> Tensor:
         """Return the outputs of the tower's trunk for `inputs` (b, …), before the projection, without the cache."""
-        return self.trunk(self.prepare(inputs))
+        prepared = self.prepare(inputs)
+        return self.trunk(prepared) if lengths is None else self.trunk(prepared, lengths)
+
+    def _state(self, device: torch.device) -> Hashable:
+        """Return what the trunk's outputs depend on besides the inputs: a change of any weight raises its version."""
+        weights = [*self.trunk.parameters(), *self.trunk.buffers()]
+        return (precision_of(device), *((t.data_ptr(), t._version) for t in weights))
 
     def train(self, mode: bool = True) -> Tower:
         super().train(mode)

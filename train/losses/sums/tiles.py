@@ -134,8 +134,9 @@ def _equal(keys: tuple[Tensor, Tensor], rows: slice, columns: slice) -> Tensor |
     number of the tile's columns. rows, columns: the slices of the tile.
     """
     row_keys, column_keys = keys[0][rows], keys[1][columns]
-    # isin first: equal keys are rare, and it costs far less than comparing all pairs
-    return row_keys[:, None] == column_keys if torch.isin(row_keys, column_keys).any() else None
+    # isin first: equal keys are rare, and it costs far less than all pairs. Not on a GPU, as the host would wait for it
+    some = row_keys.is_cuda or torch.isin(row_keys, column_keys).any()
+    return row_keys[:, None] == column_keys if some else None
 
 
 class Tiles:
