@@ -32,7 +32,9 @@ from dyad.train.losses.diagnostics import diagnose, duplicates, saturation
 from dyad.train.losses.options.common import Similarity
 from dyad.train.monitor.bad_samples import BadSampleCounter
 from dyad.train.monitor.monitor import Monitor
+from dyad.train.monitor.profiler import traced
 from dyad.train.monitor.stragglers import Stragglers
+from dyad.train.monitor.telemetry import Telemetry
 from dyad.train.run.components import Parts, batch_norms, build_parts
 from dyad.train.run.evaluation import Evaluation
 from dyad.train.run.mining_refresh import NegativeRefresh
@@ -93,6 +95,9 @@ def train_run(world: World, config: TrainConfig) -> None:
         save = partial(run.save, writer, monitor, logger)
 
         # Train
+        telemetry = Telemetry(parts.model.towers, config.precision, parts.step.copy_timer, world, logger.print)
+        of_profile = (folder / "profile", world.rank, telemetry.once.update, logger.print)
+        step_or_traced = stack.enter_context(traced(parts.step, config.profile, *of_profile))
         stack.enter_context(report_failures(world, lambda: parts.step.stage))
         monitor.verify(plan.first_step)
         if restored.batch_changed:
@@ -100,13 +105,14 @@ def train_run(world: World, config: TrainConfig) -> None:
         status, step = fit(
             plan,
             run.batches(encoder, logger.print),
-            step=parts.step,
+            step=step_or_traced,
             monitor=monitor,
             diagnose=run.diagnose,
             evaluate=evaluation,
             save=save,
             should_stop=should_stop,
             logger=logger,
+            telemetry=telemetry,
         )
 
         # How it ended

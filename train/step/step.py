@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import record_function
 
 from dyad.data.base.errors import UserError
 from dyad.data.batch import Batch
@@ -44,7 +45,8 @@ class TrainStep:
     The scalars are equal on all ranks. Attributes that describe the last step: embeddings: of x and of y, (b, D) each,
     without gradient. keys: content keys of x and of y, (b,) each. scalars: as returned. skip_reason: "nonfinite" or
     "spike" if the step was skipped, else "". stage: the work in progress, for error messages. Other attributes:
-    local_timer: measures the time from a step's start to this rank's first communication with other ranks.
+    local_timer: measures the time from a step's start to this rank's first communication with other ranks. copy_timer:
+    measures the copies of batches to the device.
     on_skip(batch, steps, reason, scalars): a function called on all ranks when a step is skipped; steps: the number of
     finished steps, including the skipped one.
     """
@@ -61,7 +63,7 @@ class TrainStep:
         self.towers, self.objective, self.world = towers.train(), objective, world
         named = [*towers.named_parameters("towers"), *objective.named_parameters("objective")]
         self.optimizer = build_optimizer(named, config.optim)
-        self.local_timer = LocalTimer(world.device)
+        self.local_timer, self.copy_timer = LocalTimer(world.device), LocalTimer(world.device)
         self.on_skip: Callable[[Batch, int, str, Mapping[str, float]], None] = lambda *_: None
         self._config, self._total_steps = config, total_steps
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -85,7 +87,9 @@ class TrainStep:
         self.local_timer.start()
         if not self.towers.training:  # an evaluation may have left eval() behind
             self.towers.train()
+        self.copy_timer.start()
         batch = batch.to(self.world.device)
+        self.copy_timer.stop()
         lr = learning_rate(step, self._total_steps, self._config.optim)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -142,8 +146,9 @@ class TrainStep:
             if batch.known_positives is not None and "excluded" in getattr(self.objective, "takes", ()):
                 related["known_positives"] = batch.known_positives
             self.local_timer.stop()  # the objective begins with a collective
-            result = self.objective(x, y_pairs, batch.sample_ids, negatives=columns, **related)
-            self._scaler.scale(result.loss).backward()
+            with record_function("objective"):
+                result = self.objective(x, y_pairs, batch.sample_ids, negatives=columns, **related)
+                self._scaler.scale(result.loss).backward()
             # a frozen side has no gradient, but its tower must run backward too: its averaging waits for one
             whole = [torch.zeros_like(e) if e.grad is None else e.grad for e in (x, y)]
             sizes = zip(*(chunk.sizes for chunk in chunks), strict=True)
@@ -153,11 +158,13 @@ class TrainStep:
                 if chunk.index == 0:  # the last backward of this step: gradients are complete and can be averaged
                     sync_in_next_backward(self._parallel)
                 trained = [(e, g) for e, g in zip(embeddings, gradients[chunk.index], strict=True) if e.requires_grad]
-                torch.autograd.backward([e for e, _ in trained], [g for _, g in trained])
+                with record_function("towers backward"):
+                    torch.autograd.backward([e for e, _ in trained], [g for _, g in trained])
                 del embeddings, trained  # frees the graph before the next chunk is embedded
         self._statistics.write(statistics)
         return result
 
+    @record_function("towers forward")
     def _embed(self, chunk: Chunk, step: int) -> TensorPair:
         """Run both towers on a chunk, with the noise of step `step`; return x and y embeddings without dummy rows."""
         device, embeddings = self.world.device, []

@@ -1,0 +1,125 @@
+"""How well a run uses its device: peak memory, copies to the device, FLOPs of the towers, model FLOPs utilisation."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from dyad.data.base.errors import first_line
+from dyad.data.batch import Batch
+from dyad.train.config import Precision
+from dyad.train.distributed.world import World
+from dyad.train.monitor.stragglers import LocalTimer
+from dyad.train.towers.batch_norm import batch_norms
+from dyad.train.towers.frozen_cache import padded_length, token_counts
+from dyad.train.towers.pooled import Pooled
+from dyad.train.towers.tower import Tower, TwoTower
+
+# Part of a GPU's name → peak TFLOP/s of dense products in bf16 and fp16, and in TF32; the first part that occurs counts.
+# From NVIDIA's data sheets, whose figures "with sparsity" are halved. A slice of a GPU (MIG) has no peak of its own.
+PEAKS = {"MIG": (None, None), "GB200": (2500, 1250), "B200": (2250, 1125)}
+PEAKS |= {"H100 PCIe": (756, 378), "H100 NVL": (835, 417.5), "H100": (989.4, 494.7), "H200": (989.4, 494.7)}
+PEAKS |= {"A100": (312, 156), "L40S": (362, 183), "L40": (181, 90.5), "L4": (121, 60.5), "A10G": (70, 35)}
+
+
+@dataclass
+class Telemetry:
+    """Returns metrics of this rank's device, at each logged step: `telemetry(batch, steps, batch_time)`.
+
+    The FLOPs of a step are counted once, on rank 0, with the batch of the first logged step. precision: of the towers.
+    copies: measures the copies of batches to the device. log: takes a line if the FLOPs cannot be counted. once:
+    further metrics for the next logged step alone.
+    """
+
+    towers: TwoTower
+    precision: Precision
+    copies: LocalTimer
+    world: World
+    log: Callable[[str], None]
+    once: dict[str, float] = field(default_factory=dict)
+    _flops: float | None = None
+
+    def __call__(self, batch: Batch, steps: int, batch_time: float) -> Mapping[str, float]:
+        """Return metrics (name → value) of the `steps` steps since the last call, which took batch_time seconds each.
+
+        On a GPU: peak_gpu_gib, the most memory that tensors took since the last call, in GiB; copy_time, the mean
+        seconds that the copies of a step took. On a CPU: peak_rss_gib, the most memory of the process since its start.
+        tflops_per_second_per_device, if FLOPs could be counted; mfu, its share of the GPU's peak, if that is known.
+        """
+        found, device = dict(self.once), self.world.device
+        self.once.clear()
+        if on_gpu := device.type == "cuda":
+            found["peak_gpu_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
+            found["copy_time"] = self.copies.read() / steps
+            torch.cuda.reset_peak_memory_stats(device)
+        else:
+            found["peak_rss_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # Linux counts in KiB
+        if self._flops is None:
+            self._flops = self._counted(batch) if self.world.rank == 0 else 0.0
+        if self._flops:
+            found["tflops_per_second_per_device"] = rate = self._flops / batch_time / 1e12
+            if peak := peak_tflops(torch.cuda.get_device_name(device), self.precision) if on_gpu else None:
+                found["mfu"] = rate / peak
+        return found
+
+    def _counted(self, batch: Batch) -> float:
+        """Return the FLOPs of a step; 0 if a tower cannot be run on fake tensors."""
+        try:
+            return step_flops(self.towers, batch)
+        except Exception as error:  # a tower may be anyone's, and a metric must not end a run
+            self.log(f"train/mfu is left out, the FLOPs of a step cannot be counted: {first_line(error)}")
+            return 0.0
+
+
+def peak_tflops(gpu: str, precision: Precision) -> float | None:
+    """Return the peak TFLOP/s of a GPU in the precision of the towers (fp32: as TF32), by its name; None if unknown."""
+    half, tf32 = next((peaks for part, peaks in PEAKS.items() if part in gpu), (None, None))
+    return tf32 if precision is Precision.fp32 else half
+
+
+def step_flops(towers: TwoTower, batch: Batch) -> float:
+    """Return the FLOPs that the towers need, forward and backward, for one rank's `batch`; the objective's are left out.
+
+    They are model FLOPs: what a step computes a second time (chunks, checkpointing) counts once. Features of a frozen
+    trunk that the tower may take from its cache do not count.
+    """
+    y = batch.y if batch.extra is None else torch.cat([batch.y, batch.extra.y])
+    sides = ((towers.x_tower, batch.x), (towers.y_tower, y))
+    return sum(len(rows) * sum(row_flops(cast(Tower, tower), rows)) for tower, rows in sides)
+
+
+def row_flops(tower: Tower, rows: Tensor) -> tuple[float, float]:
+    """Return the FLOPs of a tower's forward pass and of its backward pass, for one of the inputs `rows`, (b, …).
+
+    Texts that the tower groups by length count at their mean length. The tower runs on two rows of fake tensors (shapes
+    without values), eagerly; its weights, gradients and statistics stay as they are.
+    """
+    embed, shape = tower.features, list(rows.shape[1:])
+    if isinstance(tower.trunk, Pooled):
+        embed = tower.trunk.encode_group
+        shape = [round(fmean(padded_length(count, shape[0]) for count in token_counts(rows, tower.trunk.pad)))]
+    norms, trained = batch_norms(tower), [p for p in tower.parameters() if p.requires_grad]
+    for norm in norms:  # in training they may wait for other ranks
+        norm.eval()
+    with torch.compiler.set_stance("force_eager"), FakeTensorMode(allow_non_fake_inputs=True):
+        inputs = torch.empty(2, *shape, dtype=rows.dtype, device=rows.device)
+        with FlopCounterMode(display=False) as trunk:
+            features = embed(inputs)
+        with FlopCounterMode(display=False) as rest:
+            embeddings = tower.projection(features)
+            forward = rest.get_total_flops()
+            if embeddings.requires_grad:
+                torch.autograd.grad(embeddings.sum(), trained, allow_unused=True)
+    for norm in norms:
+        norm.train()
+    backward = rest.get_total_flops() - forward
+    forward += 0 if tower.caches_features else trunk.get_total_flops()
+    return forward / 2, min(backward, 2 * forward) / 2  # more than twice: checkpointing has repeated the forward pass
