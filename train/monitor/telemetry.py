@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from statistics import fmean
-from typing import cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from dyad.data.base.errors import first_line
 from dyad.data.batch import Batch
 from dyad.train.config import Precision
 from dyad.train.distributed.world import World
@@ -21,29 +20,27 @@ from dyad.train.monitor.stragglers import LocalTimer
 from dyad.train.towers.batch_norm import batch_norms
 from dyad.train.towers.frozen_cache import padded_length, token_counts
 from dyad.train.towers.pooled import Pooled
-from dyad.train.towers.tower import Tower, TwoTower
+from dyad.train.towers.tower import TwoTower
 
-# Part of a GPU's name → peak TFLOP/s of dense products in bf16 and fp16, and in TF32; the first part that occurs counts.
-# From NVIDIA's data sheets, whose figures "with sparsity" are halved. A slice of a GPU (MIG) has no peak of its own.
-PEAKS = {"MIG": (None, None), "GB200": (2500, 1250), "B200": (2250, 1125)}
-PEAKS |= {"H100 PCIe": (756, 378), "H100 NVL": (835, 417.5), "H100": (989.4, 494.7), "H200": (989.4, 494.7)}
-PEAKS |= {"A100": (312, 156), "L40S": (362, 183), "L40": (181, 90.5), "L4": (121, 60.5), "A10G": (70, 35)}
+# Part of a GPU's name → peak TFLOP/s of dense products in bf16 and fp16, and in TF32; the first part found counts. From
+# NVIDIA's data sheets, whose figures "with sparsity" are halved. The peak of a slice of a GPU (MIG) is not known.
+PEAKS = {"MIG": (None, None), "GB200": (2500, 1250), "B200": (2250, 1125), "H200": (989.4, 494.7)}
+PEAKS |= {"H100 PCIe": (756, 378), "H100 NVL": (835, 417.5), "H100": (989.4, 494.7), "A100": (312, 156)}
+PEAKS |= {"L40S": (362, 183), "L40": (181, 90.5), "L4": (121, 60.5), "A10G": (70, 35)}
 
 
 @dataclass
 class Telemetry:
     """Returns metrics of this rank's device, at each logged step: `telemetry(batch, steps, batch_time)`.
 
-    The FLOPs of a step are counted once, on rank 0, with the batch of the first logged step. precision: of the towers.
-    copies: measures the copies of batches to the device. log: takes a line if the FLOPs cannot be counted. once:
-    further metrics for the next logged step alone.
+    precision: of the towers. copies: measures the copies of batches to the device. once: further metrics, for the next
+    logged step alone.
     """
 
     towers: TwoTower
     precision: Precision
     copies: LocalTimer
     world: World
-    log: Callable[[str], None]
     once: dict[str, float] = field(default_factory=dict)
     _flops: float | None = None
 
@@ -52,31 +49,27 @@ class Telemetry:
 
         On a GPU: peak_gpu_gib, the most memory that tensors took since the last call, in GiB; copy_time, the mean
         seconds that the copies of a step took. On a CPU: peak_rss_gib, the most memory of the process since its start.
-        tflops_per_second_per_device, if FLOPs could be counted; mfu, its share of the GPU's peak, if that is known.
+        tflops_per_second_per_device, on rank 0: of the towers, counted at the first call, with its batch; left out
+        where a tower cannot be counted. mfu: its share of the GPU's peak, if that is known.
         """
         found, device = dict(self.once), self.world.device
         self.once.clear()
-        if on_gpu := device.type == "cuda":
+        if device.type == "cuda":
             found["peak_gpu_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
             found["copy_time"] = self.copies.read() / steps
             torch.cuda.reset_peak_memory_stats(device)
         else:
             found["peak_rss_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # Linux counts in KiB
         if self._flops is None:
-            self._flops = self._counted(batch) if self.world.rank == 0 else 0.0
+            self._flops = 0.0
+            with suppress(Exception):  # a tower of others may do anything, and a metric must not end a run
+                self._flops = step_flops(self.towers, batch) if self.world.rank == 0 else 0.0
         if self._flops:
-            found["tflops_per_second_per_device"] = rate = self._flops / batch_time / 1e12
-            if peak := peak_tflops(torch.cuda.get_device_name(device), self.precision) if on_gpu else None:
-                found["mfu"] = rate / peak
+            found["tflops_per_second_per_device"] = self._flops / batch_time / 1e12
+            name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+            if peak := peak_tflops(name, self.precision):
+                found["mfu"] = found["tflops_per_second_per_device"] / peak
         return found
-
-    def _counted(self, batch: Batch) -> float:
-        """Return the FLOPs of a step; 0 if a tower cannot be run on fake tensors."""
-        try:
-            return step_flops(self.towers, batch)
-        except Exception as error:  # a tower may be anyone's, and a metric must not end a run
-            self.log(f"train/mfu is left out, the FLOPs of a step cannot be counted: {first_line(error)}")
-            return 0.0
 
 
 def peak_tflops(gpu: str, precision: Precision) -> float | None:
@@ -86,33 +79,31 @@ def peak_tflops(gpu: str, precision: Precision) -> float | None:
 
 
 def step_flops(towers: TwoTower, batch: Batch) -> float:
-    """Return the FLOPs that the towers need, forward and backward, for one rank's `batch`; the objective's are left out.
+    """Return the FLOPs that the towers need, forward and backward, for one rank's `batch`, without the objective.
 
     They are model FLOPs: what a step computes a second time (chunks, checkpointing) counts once. Features of a frozen
     trunk that the tower may take from its cache do not count.
     """
-    y = batch.y if batch.extra is None else torch.cat([batch.y, batch.extra.y])
-    sides = ((towers.x_tower, batch.x), (towers.y_tower, y))
-    return sum(len(rows) * sum(row_flops(cast(Tower, tower), rows)) for tower, rows in sides)
+    sides = ((towers.x_tower, [batch.x]), (towers.y_tower, [batch.y, *([batch.extra.y] if batch.extra else [])]))
+    return sum(sum(map(len, rows)) * sum(row_flops(tower, torch.cat(rows))) for tower, rows in sides)
 
 
-def row_flops(tower: Tower, rows: Tensor) -> tuple[float, float]:
-    """Return the FLOPs of a tower's forward pass and of its backward pass, for one of the inputs `rows`, (b, …).
+def row_flops(tower: Any, rows: Tensor) -> tuple[float, float]:
+    """Return the FLOPs of a Tower's forward pass and of its backward pass, for one of the inputs `rows`, (b, …).
 
     Texts that the tower groups by length count at their mean length. The tower runs on two rows of fake tensors (shapes
     without values), eagerly; its weights, gradients and statistics stay as they are.
     """
     embed, shape = tower.features, list(rows.shape[1:])
     if isinstance(tower.trunk, Pooled):
-        embed = tower.trunk.encode_group
-        shape = [round(fmean(padded_length(count, shape[0]) for count in token_counts(rows, tower.trunk.pad)))]
+        lengths = [padded_length(count, shape[0]) for count in token_counts(rows, tower.trunk.pad)]
+        embed, shape = tower.trunk.encode_group, [round(sum(lengths) / len(lengths))]
     norms, trained = batch_norms(tower), [p for p in tower.parameters() if p.requires_grad]
-    for norm in norms:  # in training they may wait for other ranks
-        norm.eval()
+    for norm in norms:
+        norm.eval()  # in training it may wait for other ranks
     with torch.compiler.set_stance("force_eager"), FakeTensorMode(allow_non_fake_inputs=True):
-        inputs = torch.empty(2, *shape, dtype=rows.dtype, device=rows.device)
         with FlopCounterMode(display=False) as trunk:
-            features = embed(inputs)
+            features = embed(torch.empty(2, *shape, dtype=rows.dtype, device=rows.device))
         with FlopCounterMode(display=False) as rest:
             embeddings = tower.projection(features)
             forward = rest.get_total_flops()
@@ -121,5 +112,5 @@ def row_flops(tower: Tower, rows: Tensor) -> tuple[float, float]:
     for norm in norms:
         norm.train()
     backward = rest.get_total_flops() - forward
-    forward += 0 if tower.caches_features else trunk.get_total_flops()
-    return forward / 2, min(backward, 2 * forward) / 2  # more than twice: checkpointing has repeated the forward pass
+    forward += 0 if getattr(tower._frozen_cache, "capacity", 0) else trunk.get_total_flops()
+    return forward / 2, min(backward, 2 * forward) / 2  # more than twice: a part of the forward pass is repeated

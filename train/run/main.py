@@ -79,8 +79,11 @@ def run(config: TrainConfig) -> None:
         return
     STARTUP.begin()  # again for each run of a sweep
     from dyad.train.distributed.failures import process_group
+    from dyad.train.monitor.postmortem import name_flight_records
     from dyad.train.run.run import train_run
 
+    if config.tracking.postmortem:
+        name_flight_records(run_folder(config))
     with process_group(config.dist.timeout) as world:
         train_run(world, config)
 

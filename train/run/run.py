@@ -32,6 +32,7 @@ from dyad.train.losses.diagnostics import diagnose, duplicates, saturation
 from dyad.train.losses.options.common import Similarity
 from dyad.train.monitor.bad_samples import BadSampleCounter
 from dyad.train.monitor.monitor import Monitor
+from dyad.train.monitor.postmortem import record_allocations
 from dyad.train.monitor.profiler import traced
 from dyad.train.monitor.stragglers import Stragglers
 from dyad.train.monitor.telemetry import Telemetry
@@ -95,9 +96,13 @@ def train_run(world: World, config: TrainConfig) -> None:
         save = partial(run.save, writer, monitor, logger)
 
         # Train
-        telemetry = Telemetry(parts.model.towers, config.precision, parts.step.copy_timer, world, logger.print)
-        of_profile = (folder / "profile", world.rank, telemetry.once.update, logger.print)
-        step_or_traced = stack.enter_context(traced(parts.step, config.profile, *of_profile))
+        telemetry = Telemetry(parts.model.towers, config.precision, parts.step.copy_timer, world)
+        take_step = parts.step
+        if config.profile:
+            of_profile = (folder / "profile", world.rank, telemetry.once.update, logger.print)
+            take_step = stack.enter_context(traced(take_step, config.profile, *of_profile))
+        if config.tracking.postmortem and world.device.type == "cuda":
+            record_allocations(folder, world.rank)
         stack.enter_context(report_failures(world, lambda: parts.step.stage))
         monitor.verify(plan.first_step)
         if restored.batch_changed:
@@ -105,7 +110,7 @@ def train_run(world: World, config: TrainConfig) -> None:
         status, step = fit(
             plan,
             run.batches(encoder, logger.print),
-            step=step_or_traced,
+            step=take_step,
             monitor=monitor,
             diagnose=run.diagnose,
             evaluate=evaluation,

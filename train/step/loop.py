@@ -101,8 +101,8 @@ def fit(
             stopwatch.add(waited, perf_counter() - start)
             if plan.due(done, plan.log_every):
                 steps, times = stopwatch.steps, stopwatch.read()
-                device = telemetry(batch, steps, times["batch_time"])
-                everything = {**scalars, **diagnose(), **monitor.check(), **times, **device}
+                of_device = telemetry(batch, steps, times["batch_time"])
+                everything = {**scalars, **diagnose(), **monitor.check(), **times, **of_device}
                 logger.log(done, {f"train/{name}": value for name, value in everything.items()})
             owed = plan.due(done, plan.evaluate_every)
             if should_stop():  # before the evaluation, which may take longer than a preempted job has

@@ -40,11 +40,6 @@ class Tower(nn.Module):
         depends_on = (precision_of(inputs.device), *((t.data_ptr(), t._version) for t in weights))
         return self.projection(self._frozen_cache(self.features, inputs, depends_on))
 
-    @property
-    def caches_features(self) -> bool:
-        """Whether the trunk is frozen and its outputs are cached."""
-        return self._frozen_cache is not None and self._frozen_cache.capacity > 0
-
     def features(self, inputs: Tensor) -> Tensor:
         """Return the outputs of the tower's trunk for `inputs` (b, …), before the projection, without the cache."""
         return self.trunk(self.prepare(inputs))
