@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from dyad.train.monitor.postmortem import name_flight_records
+
 ROOT = Path(__file__).parents[3]
 RECORD = """
 import os, sys, torch, torch.distributed as dist
@@ -28,18 +30,22 @@ torch.ones(1 << 50, device="cuda")
 """
 
 
-def run(code: str, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
+def run(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code, str(folder)]
-    return subprocess.run(command, cwd=ROOT, env={**os.environ, **more}, capture_output=True, text=True)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
 def test_the_flight_recorder_writes_into_the_run_folder(tmp_path: Path) -> None:
     assert run(RECORD, tmp_path).returncode == 0
     entries = pickle.loads((tmp_path / "nccl_trace_rank_0").read_bytes())["entries"]
     assert [entry["profiling_name"] for entry in entries] == ["gloo:all_reduce"]
-    own = tmp_path / "own_"
-    assert run(RECORD, tmp_path / ".", TORCH_FR_DUMP_TEMP_FILE=str(own)).returncode == 0
-    assert (tmp_path / "own_0").exists()  # what the user has set stays
+
+
+def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", "own")
+    monkeypatch.setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
+    name_flight_records(tmp_path)
+    assert (os.environ["TORCH_FR_DUMP_TEMP_FILE"], os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"]) == ("own", "0")
 
 
 @pytest.mark.gpu

@@ -1,6 +1,7 @@
 """FLOPs of a step, peaks of GPUs, and what a run records of its device."""
 
 from pathlib import Path
+from typing import Any
 
 import open_clip
 import pytest
@@ -25,7 +26,7 @@ def linear(width: int, **more: int) -> Tower:
 def test_vit_b_32_needs_what_the_literature_says() -> None:
     """14.78 GFLOP forward and 29.44 backward per pair, 0.12 of which are scores that flash attention computes again."""
     with torch.device("meta"):
-        model = open_clip.create_model("ViT-B-32", force_custom_text=True, device="meta")
+        model: Any = open_clip.create_model("ViT-B-32", force_custom_text=True, device="meta")
     image = row_flops(Tower(model.visual, nn.Identity()), torch.empty(3, 3, 224, 224, device="meta"))
     text = row_flops(Tower(model.text, nn.Identity()), torch.empty(3, 77, dtype=torch.int64, device="meta"))
     assert (image[0] / 1e9, text[0] / 1e9) == pytest.approx((8.82, 5.96), abs=0.005)
@@ -118,7 +119,7 @@ def test_a_run_records_its_device(commands, tiny, tmp_path: Path) -> None:
     assert rates == pytest.approx([rates[0]] * 4) and 1e-6 < rates[0] < 1e-2
     assert not any("train/mfu" in r or "train/copy_time" in r for r in lines)  # no GPU
     (profiled,) = [r for r in lines if "train/outside_towers" in r]
-    assert profiled["step"] == 8 and 0 < profiled["train/outside_towers"] < 1
+    assert profiled["step"] == 6 and 0 < profiled["train/outside_towers"] < 1
     assert 0 < profiled["train/exposed_comm_time"] < 10
     made = sorted(path.name for path in (run / "profile").iterdir())
     assert made == [f"{kind}_rank{r}.{end}" for kind, end in (("summary", "txt"), ("trace", "json.gz")) for r in (0, 1)]
