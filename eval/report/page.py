@@ -34,7 +34,7 @@ WORST, CONFUSED = 10, 8  # classes, and pairs of classes, that are listed
 TRUTHS = {"keys": "right is what has equal content", "pairs": "right is the own pair"}
 # Metric of the device → the fact that has it, and its words
 DEVICE = {
-    "peak_gpu_gib": ("memory", "{:.3g} GiB of one GPU at the most"),
+    "peak_gpu_gib": ("memory", "{:.3g} GiB of one GPU, the peak of the last logged steps"),
     "peak_rss_gib": ("memory", "{:.3g} GiB of one process at the most"),
     "tflops_per_second_per_device": ("tower speed", "{:.3g} TFLOP/s a device"),
     "mfu": ("tower speed", "{:.0%} of the peak of the device (MFU)"),

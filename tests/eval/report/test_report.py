@@ -65,10 +65,10 @@ def test_what_the_device_did_is_said_in_words(tmp_path: Path) -> None:
     gpu |= {"exposed_comm_time": 0.00215, "tflops_per_second_per_device": 407.6}
     on_gpu = page_of(tmp_path / "gpu", lines=records(**gpu)).text
     for words in (
-        "memory 71.5 GiB of one GPU at the most",
+        "memory 71.5 GiB of one GPU, the peak of the last logged steps",
         "tower speed 408 TFLOP/s a device, 41% of the peak of the device (MFU)",
         "copies 0.0031 s of a step from host to GPU",
-        "profile 6.7% of a step outside the towers, 0.0021 s of a step in nothing but collectives, 12,345 GPU kernels",
+        "profile 6.7% of a step outside the towers, 0.0022 s of a step in nothing but collectives, 12,345",
     ):
         assert words in on_gpu
 

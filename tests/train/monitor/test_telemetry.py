@@ -19,8 +19,8 @@ from dyad.train.towers.pooled import Pooled
 from dyad.train.towers.tower import Tower, TwoTower
 
 
-def linear(width: int, **more: int) -> Tower:
-    return Tower(nn.Linear(8, width), nn.Linear(width, 4), **more)
+def linear(width: int) -> Tower:
+    return Tower(nn.Linear(8, width), nn.Linear(width, 4))
 
 
 def test_vit_b_32_needs_what_the_literature_says() -> None:
