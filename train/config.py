@@ -29,6 +29,8 @@ BatchNorm = StrEnum("BatchNorm", ["global", "per_chunk", "frozen"])
 Parallel = StrEnum("Parallel", ["ddp"])  # fsdp2 comes here: nothing reads the value while there is one choice
 Wandb = StrEnum("Wandb", ["auto", "online", "offline", "disabled"])
 
+UNTRACED = 4  # steps before those that profile=N traces: they start the loader and choose kernels
+
 
 @dataclass
 class RunConfig:
@@ -120,6 +122,9 @@ class TrackingConfig:
     project: str = described("dyad", "W&B project")
     tensorboard: bool = described(False, "also write TensorBoard event files")
     every: int = described(10, "steps between metric lines", least=1)
+    postmortem: bool = described(
+        False, "on GPUs: files for NCCL's flight recorder (a timeout) and of all allocations (out of memory)"
+    )
 
 
 @dataclass
@@ -154,6 +159,7 @@ class TrainConfig:
         "of the towers; scores and losses are always float32. auto: as the run began, first bf16 if all GPUs have it",
     )
     compile: bool = described(False, "torch.compile the towers")
+    profile: int = described(0, f"steps to trace after the first {UNTRACED}, into profile/ of the run folder", least=0)
     init_from: str | None = described(None, "checkpoint or run folder whose weights, and nothing else, to start from")
     experiment: str | None = described(None, "name of the recipe in configs/experiment")
     run: RunConfig = field(default_factory=RunConfig)
@@ -187,6 +193,8 @@ def validate(config: TrainConfig, world_size: int) -> None:
         "steps or epochs is missing: say how long to train, e.g. steps=1000": steps is None and config.epochs is None,
         f"objective=epr, data.negatives.per_row={per_row}: EPR is DPR with one hard negative a row. Set "
         "data.negatives.per_row=1, or take objective=dpr": is_epr and per_row != 1,
+        f"profile={config.profile}: the first {UNTRACED} steps are not traced. Set steps={UNTRACED + config.profile} or"
+        f" more, not {steps}": config.profile > 0 and steps is not None and steps <= UNTRACED,
         f"global_batch_size={size}: needs at least one pair for each of {world_size} processes": size < world_size,
         **_limits(config),
         f"optim.cooldown={optim.cooldown}: longer than the run of steps={steps}": steps is not None

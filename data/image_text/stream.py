@@ -22,14 +22,11 @@ from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import Any
 
-import torch
-
 from dyad.data.base.errors import ConfigError, DataError, SampleError
 from dyad.data.batch import BadSample, Batch
 from dyad.data.config import DataConfig
 from dyad.data.image_text.dataset import PairMaker, TrainingPair
 from dyad.data.image_text.sample import ShardSample
-from dyad.data.loading.ahead import copied_ahead
 from dyad.data.loading.order import Order, local_rows
 from dyad.data.loading.parts import batches_of_parts
 from dyad.data.loading.replacement import check_any, examples, too_many_in_a_row
@@ -160,18 +157,26 @@ class Stream:
             )
         return text
 
-    def batches(self, first_step: int, last_step: int, *, workers: int, timeout: float) -> Iterator[Batch]:
+    def batches(
+        self,
+        first_step: int,
+        last_step: int,
+        *,
+        workers: int,
+        timeout: float,
+        ahead: Callable[[Iterator[StreamBatch]], Iterator[StreamBatch]] = iter,
+    ) -> Iterator[Batch]:
         """Yield the batches of steps first_step … last_step - 1, each with this training process's part of the samples
         of a step. Each batch is added to the attribute `progress` just before it is yielded.
 
         workers: number of loader processes. timeout: seconds to wait for a worker that does not go on to its next
-        sample before HardwareError is raised; 0: no limit.
+        sample before HardwareError is raised; 0: no limit. ahead: what copies batches to the device before their step.
         """
         rows = local_rows(self.global_batch_size, self._rank, self._world_size)
         count, steps = rows.stop - rows.start, range(first_step, last_step)
         options = {"where": self.shard_of, "timeout": timeout, "rank": self._rank}
         ready = batches_of_parts(self._part, steps, count, workers, **options)
-        for batch in copied_ahead(ready, torch.device("cuda" if torch.cuda.is_available() else "cpu")):
+        for batch in ahead(ready):
             self.progress.add(batch)
             yield batch
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -30,19 +30,30 @@ def one_ahead(items: Iterable[T], prepare: Callable[[T], U]) -> Iterator[U]:
         raise failure
 
 
-def copied_ahead(batches: Iterable[B], device: torch.device) -> Iterator[B]:
+class Timer(Protocol):
+    """Measures the time between start() and stop() on the current stream of a device."""
+
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+
+
+def copied_ahead(batches: Iterable[B], device: torch.device, timer: Timer) -> Iterator[B]:
     """Yield the batches on `device`. A GPU copies a batch on a stream of its own, beside the step before it.
 
-    The batches must lie in pinned memory. On a CPU they are yielded as they come, none ahead.
+    The batches must lie in pinned memory. On a CPU they are yielded as they come, none ahead. timer: measures the
+    copies.
     """
     if device.type != "cuda":
         yield from batches
         return
     copying = torch.cuda.Stream(device)
 
-    def copied(batch: B) -> tuple[B, torch.cuda.Event]:
+    def copied(batch: B) -> tuple[B, Any]:
         with torch.cuda.stream(copying):
-            return batch.to(device), copying.record_event()
+            timer.start()
+            moved = batch.to(device)
+            timer.stop()
+            return moved, copying.record_event()
 
     for batch, arrived in one_ahead(batches, copied):
         computing = torch.cuda.current_stream(device)

@@ -18,7 +18,8 @@ History = Mapping[str, Mapping[float, float]]  # metric → step → value, in t
 # Starts of the names of training metrics that have a chart, or that other charts show as well
 CHARTED = """loss accuracy_ logit_scale mi_ log_k positive_score negative_score grad_norm lr samples_per_second
 data_time batch_time skipped uniformity_ alignment effective_negatives participation log_z_ staleness
-share_never_visited gamma tau_ zeta_ weights_kl zero_weights""".split()
+share_never_visited gamma tau_ zeta_ weights_kl zero_weights peak_ tflops_ mfu copy_time outside_towers exposed_
+launches""".split()
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,16 @@ def training_charts(options: Mapping[str, Any], history: History) -> Charts:
             "Percent of the time of a step spent waiting for the loader; near 0 is right.",
             {"": "waiting_percent"},
             shows=(0.0, 20.0),
+        ),
+        "Speed of the towers": chart(
+            "TFLOP/s of a device: what forward and backward need, over the time of a whole step.",
+            {"": "tflops_per_second_per_device"},
+            shows=(0.0,),
+        ),
+        "Peak memory": chart(
+            "GiB of one device: of its tensors since the last point; without a GPU of the process since its start.",
+            {"": "peak_gpu_gib", "process": "peak_rss_gib"},
+            shows=(0.0,),
         ),
         "Learning rate": chart("As scheduled.", {"": "lr"}, shows=(0.0,)),
     }

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from dyad.data.base.errors import ConfigError
 from dyad.data.base.secrets import public_path
 from dyad.data.shards.licences import Notice, notices
-from dyad.eval.report.curves import evaluation_charts, health_charts, last_value, training_charts
+from dyad.eval.report.curves import History, evaluation_charts, health_charts, last_value, training_charts
 from dyad.eval.report.gallery import KINDS, View, cases, shortened
 from dyad.eval.report.health_checks import health_checks
 from dyad.eval.report.plots import confusion_matrix, line_chart, score_histogram
@@ -32,6 +32,17 @@ CHARTS = 24
 NOTICE, CONFIG = 12_000, 40_000  # characters of a notice, and of the configuration
 WORST, CONFUSED = 10, 8  # classes, and pairs of classes, that are listed
 TRUTHS = {"keys": "right is what has equal content", "pairs": "right is the own pair"}
+# Metric of the device → the fact that has it, and its words
+DEVICE = {
+    "peak_gpu_gib": ("memory", "{:.3g} GiB of one GPU, the peak of the last logged steps"),
+    "peak_rss_gib": ("memory", "{:.3g} GiB of one process at the most"),
+    "tflops_per_second_per_device": ("tower speed", "{:.3g} TFLOP/s a device"),
+    "mfu": ("tower speed", "{:.0%} of the peak of the device (MFU)"),
+    "copy_time": ("copies", "{:.2g} s of a step from host to GPU"),
+    "outside_towers": ("profile", "{:.1%} of a step outside the towers"),
+    "exposed_comm_time": ("profile", "{:.2g} s of a step in nothing but collectives"),
+    "launches": ("profile", "{:,.0f} GPU kernels a step"),
+}
 # Keys that say what a run is: shown also at their defaults
 ALWAYS = """model.name model.image.kind model.image.name model.text.kind model.text.name precision
 objective.similarity objective.temperature optim.lr optim.warmup optim.schedule""".split()
@@ -199,8 +210,18 @@ def _facts(run: RunFolder) -> dict[str, str]:
         "processes": f"{rate / rate_of_each:.0f}" if rate and rate_of_each else "",
         "went on": "at step " + ", ".join(f"{step:,}" for step in run.resumed_at) if run.resumed_at else "",
         "seed": _joined(options.get("seed")),
+        **_device_facts(history),
     }
     return {name: value for name, value in found.items() if value}
+
+
+def _device_facts(history: History) -> dict[str, str]:
+    """Return the entries of _facts about the device, from the last values of the metrics in DEVICE."""
+    found: dict[str, list[str]] = {}
+    for name, (fact, text) in DEVICE.items():
+        if (value := last_value(history, f"train/{name}")) is not None:
+            found.setdefault(fact, []).append(text.format(value))
+    return {fact: ", ".join(texts) for fact, texts in found.items()}
 
 
 def _status(run: RunFolder) -> tuple[str, str]:

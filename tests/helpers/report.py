@@ -74,6 +74,8 @@ def training(step: int, **changed: Any) -> dict[str, Any]:
         "batch_time": 0.5,
         "samples_per_second": 128.0,
         "samples_per_second_per_device": 64.0,
+        "peak_rss_gib": 1.25,
+        "tflops_per_second_per_device": 0.2 + 0.001 * part,
         **changed,
     }
     return {"step": step, "samples_seen": 64 * step, **{f"train/{name}": value for name, value in values.items()}}

@@ -12,7 +12,7 @@ from helpers.cli import ROOT, Commands, Ended
 
 SHARD = ROOT / "data/samples/emoji/fxemoji-trained.tar"
 VAL = ROOT / "data/samples/emoji/twemoji-undrawn.tar"
-TIMINGS = ("time", "samples_per_second", "checkpoint_seconds")
+TIMINGS = ("time", "per_second", "checkpoint_seconds", "peak_", "mfu", "outside_towers")
 QUIET = {"data": "image_text", "data.captions": "[caption]"}  # no augmentation, one caption
 
 

@@ -39,11 +39,12 @@ class LocalTimer:
     def read(self) -> float:
         """Return the seconds between start() and stop(), summed since the last call of `read`; start again from zero.
 
-        On a GPU the time is measured with CUDA events. Call it only after the step has copied its scalars to the host,
-        because only then has the GPU completed all events.
+        On a GPU the time is measured with CUDA events. Those that the GPU has not completed yet count in the next call.
         """
-        seconds = self._seconds + sum(start.elapsed_time(stop) for start, stop in self._events) / 1000
-        self._events, self._seconds = [], 0.0
+        waiting = [(start, stop) for start, stop in self._events if not stop.query()]
+        done = self._events[: len(self._events) - len(waiting)]  # the GPU completes them in order
+        seconds = self._seconds + sum(start.elapsed_time(stop) for start, stop in done) / 1000
+        self._events, self._seconds = waiting, 0.0
         return seconds
 
 

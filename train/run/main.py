@@ -79,9 +79,12 @@ def run(config: TrainConfig) -> None:
         return
     STARTUP.begin()  # again for each run of a sweep
     from dyad.train.distributed.failures import process_group
+    from dyad.train.monitor.postmortem import name_flight_records
     from dyad.train.run.hardware import explained_out_of_memory
     from dyad.train.run.run import train_run
 
+    if config.tracking.postmortem:
+        name_flight_records(run_folder(config))
     group = process_group(config.dist.timeout, config.dist.start_timeout)
     with group as world, explained_out_of_memory(config, world):
         train_run(world, config)

@@ -33,7 +33,10 @@ from dyad.train.losses.diagnostics import diagnose, duplicates, saturation
 from dyad.train.losses.options.common import Similarity
 from dyad.train.monitor.bad_samples import BadSampleCounter
 from dyad.train.monitor.monitor import Monitor
-from dyad.train.monitor.stragglers import Stragglers
+from dyad.train.monitor.postmortem import record_allocations
+from dyad.train.monitor.profiler import traced
+from dyad.train.monitor.stragglers import LocalTimer, Stragglers
+from dyad.train.monitor.telemetry import Telemetry
 from dyad.train.run.components import Parts, batch_norms, build_parts
 from dyad.train.run.evaluation import Evaluation
 from dyad.train.run.hardware import describe_hardware, explained_out_of_memory, with_precision
@@ -102,6 +105,14 @@ def train_run(world: World, config: TrainConfig) -> None:
         save = partial(run.save, writer, monitor, logger)
 
         # Train
+        copies = LocalTimer(world.device)
+        telemetry = Telemetry(parts.model.towers, config.precision, copies, world)
+        take_step = parts.step
+        if config.profile:
+            of_profile = (folder / "profile", world.rank, telemetry.once.update, logger.print)
+            take_step = stack.enter_context(traced(take_step, config.profile, *of_profile))
+        if config.tracking.postmortem and world.device.type == "cuda":
+            record_allocations(folder, world.rank)
         stack.enter_context(report_failures(world, lambda: parts.step.stage))
         stack.enter_context(explained_out_of_memory(config, world))
         monitor.verify(plan.first_step)
@@ -109,14 +120,15 @@ def train_run(world: World, config: TrainConfig) -> None:
             run.renumber_checkpoints(save)
         status, step = fit(
             plan,
-            run.batches(encoder, logger.print),
-            step=parts.step,
+            run.batches(encoder, copies, logger.print),
+            step=take_step,
             monitor=monitor,
             diagnose=run.diagnose,
             evaluate=evaluation,
             save=save,
             should_stop=lambda: parts.step.stopping,
             logger=logger,
+            telemetry=telemetry,
         )
 
         # How it ended
@@ -218,23 +230,24 @@ class TrainingRun:
         step.on_skip = monitor.record_skipped
         return monitor
 
-    def batches(self, encoder: Encoder, log: Callable[[str], None]) -> Iterable[Batch]:
+    def batches(self, encoder: Encoder, copies: LocalTimer, log: Callable[[str], None]) -> Iterable[Batch]:
         """Return an iterable of this rank's batches, one per step of the run.
 
-        With data.negatives.refresh_every, hard negatives are mined with `encoder` between the batches. log: called with
-        a line about each mining.
+        With data.negatives.refresh_every, hard negatives are mined with `encoder` between the batches. copies: measures
+        the copies to a GPU. log: called with a line about each mining.
         """
         config, plan, dataset, order = self.config, self.plan, self.parts.data.dataset, self.parts.data.order
         workers, timeout = worker_count(config.data.workers, self.world.device), config.data.timeout
+        ahead = partial(copied_ahead, device=self.world.device, timer=copies)
         if isinstance(dataset, Stream):
-            return dataset.batches(plan.first_step, plan.total_steps, workers=workers, timeout=timeout)
+            return dataset.batches(plan.first_step, plan.total_steps, workers=workers, timeout=timeout, ahead=ahead)
         assert isinstance(order, Order)
 
         rank, world_size = self.world.rank, self.world.size
         loader = partial(build_loader, order=order, rank=rank, world_size=world_size, workers=workers, timeout=timeout)
 
         def load(dataset: BatchSource, first_step: int, last_step: int) -> Iterator[Batch]:
-            return copied_ahead(loader(dataset, first_step=first_step, last_step=last_step), self.world.device)
+            return ahead(loader(dataset, first_step=first_step, last_step=last_step))
 
         if not config.data.negatives.refresh_every:
             return load(dataset, first_step=plan.first_step, last_step=plan.total_steps)

@@ -25,14 +25,15 @@ from dyad.train.config import Precision, TrainConfig
 
 CONFIG = "config.yaml"
 LARGEST, DEEPEST = 1 << 20, 64  # bytes and levels of nesting of config.yaml
-STEP_FILES = ("metrics.jsonl", "ledger.jsonl", "eval", "negatives")  # what names steps, besides the checkpoints
+# what names steps, besides the checkpoints
+STEP_FILES = ("metrics.jsonl", "ledger.jsonl", "eval", "negatives", "profile")
 RUN_FILES = (CONFIG, "checkpoints", *STEP_FILES)  # what a training leaves in its folder
 
 # Keys that do not change the trained weights (or how such keys begin). They may differ between two starts and do not
 # enter the run's name.
 NOT_MATHS = tuple(
-    """run. tracking. eval. checkpoint. dist. resume compile keep_graphs optim.max_skipped data.workers data.timeout
-    data.bad_ data.val model.frozen_cache_mb""".split()
+    """run. tracking. eval. checkpoint. dist. resume compile profile keep_graphs optim.max_skipped data.workers
+    data.timeout data.bad_ data.val model.frozen_cache_mb""".split()
 )
 
 # Keys that have had another name, in config.yaml of older runs

@@ -53,6 +53,7 @@ def fit(
     save: Callable[[int, bool, bool], None],
     should_stop: Callable[[], bool],
     logger: Logger,
+    telemetry: Callable[[Batch, int, float], Mapping[str, float]] = lambda *_: {},
 ) -> tuple[str, int]:
     """Run the optimiser steps first_step … total_steps - 1 of the plan. Every rank must call it.
 
@@ -63,7 +64,8 @@ def fit(
     evaluates the weights after `step` steps and returns scalars. save(step, evaluation_owed, last): writes a
     checkpoint; evaluation_owed says that the evaluation of this step is still to be done, and `last` that the
     checkpoint must be on the disk on return. should_stop(): whether to stop, the same on all ranks. logger: takes the
-    scalars.
+    scalars. telemetry(batch, steps, batch_time): returns metrics of the device when a step is logged; steps: the number
+    of steps since the last call, of batch_time seconds each.
 
     evaluate and batches may raise Stopped (a stop was requested), on all ranks. The scalars of a step are logged before
     its checkpoint is written, so each step is logged once over restarts.
@@ -98,7 +100,9 @@ def fit(
             monitor.observe(batch, waited, done)
             stopwatch.add(waited, perf_counter() - start)
             if plan.due(done, plan.log_every):
-                everything = {**scalars, **diagnose(), **monitor.check(), **stopwatch.read()}
+                steps, times = stopwatch.steps, stopwatch.read()
+                of_device = telemetry(batch, steps, times["batch_time"])
+                everything = {**scalars, **diagnose(), **monitor.check(), **times, **of_device}
                 logger.log(done, {f"train/{name}": value for name, value in everything.items()})
             owed = plan.due(done, plan.evaluate_every)
             if should_stop():  # before the evaluation, which may take longer than a preempted job has

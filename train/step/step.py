@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import record_function
 
 from dyad.data.base.errors import UserError
 from dyad.data.batch import Batch
@@ -187,9 +188,10 @@ class TrainStep:
             if batch.known_positives is not None and "excluded" in getattr(self.objective, "takes", ()):
                 related["known_positives"] = batch.known_positives
             self.local_timer.stop()  # the objective begins with a collective
-            with checked(self._trusting, of_ranks()) as checks:
-                result = self.objective(x, y_pairs, batch.sample_ids, negatives=columns, **related)
-            self._scaler.scale(result.loss).backward()
+            with record_function("objective"):
+                with checked(self._trusting, of_ranks()) as checks:
+                    result = self.objective(x, y_pairs, batch.sample_ids, negatives=columns, **related)
+                self._scaler.scale(result.loss).backward()
             # a frozen side has no gradient, but its tower must run backward too: its averaging waits for one
             whole = [torch.zeros_like(e) if e.grad is None else e.grad for e in (x, y)]
             gradients = list(zip(*(side.split(g) for side, g in zip(sides, whole, strict=True)), strict=True))
@@ -198,12 +200,13 @@ class TrainStep:
                 if chunk.index == 0:  # the last backward of this step: gradients are complete and can be averaged
                     sync_in_next_backward(self._parallel)
                 trained = [(e, g) for e, g in zip(embeddings, gradients[chunk.index], strict=True) if e.requires_grad]
-                with tf32_products(self.world.device):
+                with record_function("towers backward"), tf32_products(self.world.device):
                     torch.autograd.backward([e for e, _ in trained], [g for _, g in trained])
                 del embeddings, trained  # frees the graph before the next chunk is embedded
         self._statistics.write(statistics)
         return result, checks
 
+    @record_function("towers forward")
     def _embed(self, chunk: Chunk, step: int) -> TensorPair:
         """Run both towers on a chunk, with the noise of step `step`; return x and y embeddings without dummy rows."""
         device, embeddings = self.world.device, []

@@ -31,7 +31,7 @@ class TwoTowerModel:
     """
 
     towers: TwoTower
-    tokenize: Callable[..., Tensor]
+    tokenize: Any
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,8 @@ class Lines:
         parts.append(f"Loss: {loss:#.5g} ({math.fsum(self._losses) / len(self._losses):#.5g})")
         if "train/mi_bound" in record:
             parts.append(f"MI: {record['train/mi_bound']:.2f} of {record['train/log_k']:.2f}")
+        if "train/mfu" in record:
+            parts.append(f"MFU: {record['train/mfu']:.1%}")
         return " ".join([*parts, f"ETA {self.remaining(record)}"])
 
 

@@ -7,6 +7,7 @@ import torch
 
 from dyad.data.batch import Batch
 from dyad.data.loading.ahead import copied_ahead, one_ahead
+from dyad.train.monitor.stragglers import LocalTimer
 
 
 def test_each_item_is_prepared_before_the_one_before_is_used() -> None:
@@ -45,7 +46,7 @@ def test_on_a_cpu_nothing_is_asked_for_ahead() -> None:
             item = torch.full((1,), i)
             yield Batch(item, item, item, item, item)
 
-    for i, batch in enumerate(copied_ahead(batches(), torch.device("cpu"))):
+    for i, batch in enumerate(copied_ahead(batches(), torch.device("cpu"), LocalTimer(torch.device("cpu")))):
         assert asked == [*range(i + 1)] and int(batch.x[0]) == i
 
 
@@ -53,5 +54,5 @@ def test_on_a_cpu_nothing_is_asked_for_ahead() -> None:
 def test_on_a_gpu_batches_arrive_whole() -> None:
     items = [torch.full((4096, 64), float(i)).pin_memory() for i in range(8)]
     whole = [Batch(item, item, item, item, item) for item in items]
-    sums = [batch.x.sum() for batch in copied_ahead(whole, torch.device("cuda"))]
+    sums = [batch.x.sum() for batch in copied_ahead(whole, torch.device("cuda"), LocalTimer(torch.device("cuda")))]
     assert [float(s) for s in sums] == [4096 * 64 * i for i in range(8)]

@@ -57,6 +57,22 @@ def test_keys_that_differ_from_the_defaults_are_facts(tmp_path: Path) -> None:
         assert page.count(f"batch_norm={choice}") == count and "AdamW: lr=0.001, warmup=20" in page
 
 
+def test_what_the_device_did_is_said_in_words(tmp_path: Path) -> None:
+    on_cpu = page_of(tmp_path / "cpu").text
+    assert "memory 1.25 GiB of one process at the most" in on_cpu and "tower speed 0.201 TFLOP/s a device" in on_cpu
+    assert "MFU" not in on_cpu and "profile" not in on_cpu and "Speed of the towers" in on_cpu
+    gpu = {"peak_gpu_gib": 71.5, "mfu": 0.412, "copy_time": 0.0031, "launches": 12345.0, "outside_towers": 0.0666}
+    gpu |= {"exposed_comm_time": 0.00215, "tflops_per_second_per_device": 407.6}
+    on_gpu = page_of(tmp_path / "gpu", lines=records(**gpu)).text
+    for words in (
+        "memory 71.5 GiB of one GPU, the peak of the last logged steps",
+        "tower speed 408 TFLOP/s a device, 41% of the peak of the device (MFU)",
+        "copies 0.0031 s of a step from host to GPU",
+        "profile 6.7% of a step outside the towers, 0.0022 s of a step in nothing but collectives, 12,345",
+    ):
+        assert words in on_gpu
+
+
 def test_every_number_is_that_of_the_files(tmp_path: Path) -> None:
     page = page_of(tmp_path / "run")
     pairs, classes, questions = retrieval(), zero_shot(), passages()

@@ -1,0 +1,55 @@
+"""Where torch's flight recorder and the CUDA memory history go."""
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dyad.train.monitor.postmortem import name_flight_records
+
+ROOT = Path(__file__).parents[3]
+RECORD = """
+import os, sys, torch, torch.distributed as dist
+from pathlib import Path
+from dyad.train.monitor.postmortem import name_flight_records
+name_flight_records(Path(sys.argv[1]))
+dist.init_process_group("gloo", rank=0, world_size=1, init_method=f"file://{sys.argv[1]}/store")
+dist.all_reduce(torch.ones(3))
+torch._C._distributed_c10d._dump_fr_trace_file(0)  # what a backend does at a timeout
+"""
+EXHAUST = """
+import sys, torch
+from pathlib import Path
+from dyad.train.monitor.postmortem import record_allocations
+record_allocations(Path(sys.argv[1]), 5)
+held = torch.ones(1 << 20, device="cuda")
+torch.ones(1 << 50, device="cuda")
+"""
+
+
+def run(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code, str(folder)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def test_the_flight_recorder_writes_into_the_run_folder(tmp_path: Path) -> None:
+    assert run(RECORD, tmp_path).returncode == 0
+    entries = pickle.loads((tmp_path / "nccl_trace_rank_0").read_bytes())["entries"]
+    assert [entry["profiling_name"] for entry in entries] == ["gloo:all_reduce"]
+
+
+def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", "own")
+    monkeypatch.setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
+    name_flight_records(tmp_path)
+    assert (os.environ["TORCH_FR_DUMP_TEMP_FILE"], os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"]) == ("own", "0")
+
+
+@pytest.mark.gpu
+def test_out_of_memory_leaves_the_allocations(tmp_path: Path) -> None:
+    ended = run(EXHAUST, tmp_path)
+    assert "OutOfMemoryError" in ended.stderr
+    assert pickle.loads((tmp_path / "memory_rank5.pickle").read_bytes())["segments"]

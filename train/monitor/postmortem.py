@@ -1,0 +1,29 @@
+"""The key tracking.postmortem: on GPUs, files in the run folder that show why a run ended, for torch's own tools."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+
+def name_flight_records(folder: Path) -> None:
+    """Make NCCL write its flight recorder to nccl_trace_rank_<RANK> in `folder` when a collective times out.
+
+    Must be called before the process group is made. `torchfrtrace -p nccl_trace_rank_ FOLDER` reads the
+    files. Variables that the user has set stay.
+    """
+    os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(folder.resolve() / "nccl_trace_rank_"))
+    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+
+
+def record_allocations(folder: Path, rank: int) -> None:
+    """Record CUDA allocations, and write them to memory_rank<RANK>.pickle in `folder` when memory runs out.
+
+    https://docs.pytorch.org/memory_viz shows the file. Recording costs microseconds per allocation.
+    """
+    path = folder / f"memory_rank{rank}.pickle"
+    torch.cuda.memory._record_memory_history(max_entries=100_000)
+    attach = torch._C._cuda_attach_out_of_memory_observer  # pyright: ignore[reportAttributeAccessIssue]
+    attach(lambda *_: torch.cuda.memory._dump_snapshot(str(path)))

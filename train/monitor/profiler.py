@@ -1,0 +1,96 @@
+"""The key profile=N: torch.profiler's trace of N training steps in profile/ of the run folder, with a summary.
+
+Times of a trace are in microseconds.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from bisect import bisect
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from torch.profiler import profile, schedule
+
+from dyad.train.config import UNTRACED
+
+# Part of a step → how the names of its ranges in a trace begin
+TOWERS = {"towers, forward": "towers forward", "towers, backward": "towers backward"}
+PARTS = TOWERS | {"objective": "objective", "optimiser": "Optimizer.", "waiting for data": "enumerate(DataLoader)"}
+COLLECTIVES = ("nccl", "gloo:", "c10d::")  # how the names of kernels, ranges and operations of collectives begin
+
+
+@contextmanager
+def traced(step: Callable, count: int, folder: Path, rank: int, report: Callable, log: Callable) -> Iterator[Callable]:
+    """Yield a function that calls `step` and traces `count` of the calls, after the first UNTRACED.
+
+    folder: where the trace and its summary go, named by `rank`. report: takes the numbers of the summary, as metrics by
+    name. log: takes a line that says where the files are. A run that ends while it is traced has a shorter trace.
+    """
+
+    def write(profiler: profile) -> None:
+        trace, text = folder / f"trace_rank{rank}.json.gz", folder / f"summary_rank{rank}.txt"
+        with suppress(OSError):  # a full disk is no reason to stop
+            folder.mkdir(exist_ok=True)
+            profiler.export_chrome_trace(str(trace))
+            table, numbers = summary(json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"])
+            order = "self_device_time_total" if "launches" in numbers else "self_cpu_time_total"
+            operations = profiler.key_averages().table(order, row_limit=25, max_name_column_width=60)
+            text.write_text(f"{table}\n\n{operations}")
+            report(numbers)
+            share = f"{numbers['outside_towers']:.1%} of a step is outside the towers"
+            log(f"profile={count}: {share}: {text}; {trace.name} beside it opens at https://ui.perfetto.dev")
+
+    def call(*arguments: Any) -> Any:
+        scalars = step(*arguments)
+        profiler.step()
+        return scalars
+
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # without a GPU its library prints an ERROR that means nothing
+    phases = schedule(skip_first=UNTRACED - 1, wait=0, warmup=1, active=count, repeat=1)
+    with profile(schedule=phases, on_trace_ready=write) as profiler:
+        yield call
+
+
+def summary(events: Iterable[dict[str, Any]]) -> tuple[str, dict[str, float]]:
+    """Return a table of the parts of a step, and metrics by name, from the events of a Chrome trace of whole steps.
+
+    outside_towers: the share of the time in which the towers do not compute: run no kernel of theirs on a GPU, or, on a
+    CPU, are not in forward or backward. exposed_comm_time: seconds of a step in which nothing but a collective runs. On
+    a GPU also launches, kernels per step. A part has the kernels that were launched during its ranges.
+    """
+    of: dict[str, list[Any]] = defaultdict(list)
+    for span in (event for event in events if event.get("ph") == "X"):
+        of[span["cat"]].append(span)
+    ranges, kernels = of["user_annotation"], of["kernel"]
+    steps = [span for span in ranges if span["name"].startswith("ProfilerStep#")]
+    launched = {s["args"].get("correlation"): s["ts"] for s in of["cuda_runtime"] + of["cuda_driver"]}
+    compute = kernels or [span for span in of["cpu_op"] if span["tid"] == steps[0]["tid"]]
+    work = [span for span in compute if not span["name"].startswith(COLLECTIVES)]
+    collectives = [span for span in kernels or ranges if span["name"].startswith(COLLECTIVES)]
+    total, times = _union(steps), {}
+    for part, beginning in PARTS.items():
+        found = [span for span in ranges if span["name"].startswith(beginning)]
+        if kernels:
+            edges = sorted(edge for span in found for edge in (span["ts"], span["ts"] + span["dur"]))
+            found = [k for k in work if bisect(edges, launched.get(k["args"]["correlation"], -1.0)) % 2]
+        times[part] = _union(found)
+    exposed = (_union([*work, *collectives]) - _union(work)) / len(steps) / 1e6
+    numbers = {"outside_towers": 1 - sum(times[part] for part in TOWERS) / total, "exposed_comm_time": exposed}
+    numbers |= {"launches": len(kernels) / len(steps)} if kernels else {}
+    lines = {**times, "the rest": total - sum(times.values()), "a step": total}
+    table = [f"{part:<18}{us / len(steps) / 1000:10.2f} ms{us / total:9.1%}" for part, us in lines.items()]
+    return "\n".join([*table, *(f"{name} {value:.4g}" for name, value in numbers.items())]), numbers
+
+
+def _union(spans: Iterable[dict[str, Any]]) -> float:
+    """Return the microseconds in which at least one of the spans runs."""
+    total, reached = 0.0, float("-inf")
+    for start, stop in sorted((span["ts"], span["ts"] + span["dur"]) for span in spans):
+        total, reached = total + max(0.0, stop - max(start, reached)), max(reached, stop)
+    return total

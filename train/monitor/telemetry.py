@@ -1,0 +1,116 @@
+"""How well a run uses its device: peak memory, copies to the device, FLOPs of the towers, model FLOPs utilisation."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from dyad.data.batch import Batch
+from dyad.train.config import Precision
+from dyad.train.distributed.world import World
+from dyad.train.monitor.stragglers import LocalTimer
+from dyad.train.towers.batch_norm import batch_norms
+from dyad.train.towers.frozen_cache import padded_length, token_counts
+from dyad.train.towers.pooled import Pooled
+from dyad.train.towers.tower import TwoTower
+
+# Part of a GPU's name → peak TFLOP/s of dense products in bf16 and fp16, and in TF32; the first part found counts. From
+# NVIDIA's data sheets, whose figures "with sparsity" are halved. The peak of a slice of a GPU (MIG) is not known.
+PEAKS = {"MIG": (None, None), "GB200": (2500, 1250), "B200": (2250, 1125), "H200": (989.4, 494.7)}
+PEAKS |= {"H100 PCIe": (756, 378), "H100 NVL": (835, 417.5), "H100": (989.4, 494.7), "A100": (312, 156)}
+PEAKS |= {"L40S": (362, 183), "L40": (181, 90.5), "L4": (121, 60.5), "A10G": (70, 35)}
+
+
+@dataclass
+class Telemetry:
+    """Returns metrics of this rank's device, at each logged step: `telemetry(batch, steps, batch_time)`.
+
+    precision: of the towers. copies: measures the copies of batches to the device. once: further metrics, for the next
+    logged step alone.
+    """
+
+    towers: TwoTower
+    precision: Precision
+    copies: LocalTimer
+    world: World
+    once: dict[str, float] = field(default_factory=dict)
+    _flops: float | None = None
+
+    def __call__(self, batch: Batch, steps: int, batch_time: float) -> Mapping[str, float]:
+        """Return metrics (name → value) of the `steps` steps since the last call, which took batch_time seconds each.
+
+        On a GPU: peak_gpu_gib, the most memory that tensors took since the last call, in GiB; copy_time, the mean
+        seconds that the copies of a step took. On a CPU: peak_rss_gib, the most memory of the process since its start.
+        tflops_per_second_per_device, on rank 0: of the towers, counted at the first call, with its batch; left out
+        where a tower cannot be counted. mfu: its share of the GPU's peak, if that is known.
+        """
+        found, device = dict(self.once), self.world.device
+        self.once.clear()
+        if device.type == "cuda":
+            found["peak_gpu_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
+            found["copy_time"] = self.copies.read() / steps
+            torch.cuda.reset_peak_memory_stats(device)
+        else:
+            found["peak_rss_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # Linux counts in KiB
+        if self._flops is None:
+            self._flops = 0.0
+            with suppress(Exception):  # a tower of others may do anything, and a metric must not end a run
+                self._flops = step_flops(self.towers, batch) if self.world.rank == 0 else 0.0
+        if self._flops:
+            found["tflops_per_second_per_device"] = self._flops / batch_time / 1e12
+            name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+            if peak := peak_tflops(name, self.precision):
+                found["mfu"] = found["tflops_per_second_per_device"] / peak
+        return found
+
+
+def peak_tflops(gpu: str, precision: Precision) -> float | None:
+    """Return the peak TFLOP/s of a GPU in the precision of the towers (fp32: as TF32), by its name; None if unknown."""
+    half, tf32 = next((peaks for part, peaks in PEAKS.items() if part in gpu), (None, None))
+    return tf32 if precision is Precision.fp32 else half
+
+
+def step_flops(towers: TwoTower, batch: Batch) -> float:
+    """Return the FLOPs that the towers need, forward and backward, for one rank's `batch`, without the objective.
+
+    They are model FLOPs: what a step computes a second time (chunks, checkpointing) counts once. Features of a frozen
+    trunk that the tower may take from its cache do not count.
+    """
+    sides = ((towers.x_tower, [batch.x]), (towers.y_tower, [batch.y, *([batch.extra.y] if batch.extra else [])]))
+    return sum(sum(map(len, rows)) * sum(row_flops(tower, torch.cat(rows))) for tower, rows in sides)
+
+
+def row_flops(tower: Any, rows: Tensor) -> tuple[float, float]:
+    """Return the FLOPs of a Tower's forward pass and of its backward pass, for one of the inputs `rows`, (b, …).
+
+    Texts that the tower groups by length count at their mean length. The tower runs on two rows of fake tensors (shapes
+    without values), eagerly; its weights, gradients and statistics stay as they are.
+    """
+    embed, shape = tower.features, list(rows.shape[1:])
+    if isinstance(tower.trunk, Pooled):
+        lengths = [padded_length(count, shape[0]) for count in token_counts(rows, tower.trunk.pad)]
+        embed, shape = tower.trunk.encode_group, [round(sum(lengths) / len(lengths))]
+    norms, trained = batch_norms(tower), [p for p in tower.parameters() if p.requires_grad]
+    for norm in norms:
+        norm.eval()  # in training it may wait for other ranks
+    with torch.compiler.set_stance("force_eager"), FakeTensorMode(allow_non_fake_inputs=True):
+        with FlopCounterMode(display=False) as trunk:
+            features = embed(torch.empty(2, *shape, dtype=rows.dtype, device=rows.device))
+        with FlopCounterMode(display=False) as rest:
+            embeddings = tower.projection(features)
+            forward = rest.get_total_flops()
+            if embeddings.requires_grad:
+                torch.autograd.grad(embeddings.sum(), trained, allow_unused=True)
+    for norm in norms:
+        norm.train()
+    backward = rest.get_total_flops() - forward
+    forward += 0 if getattr(tower._frozen_cache, "capacity", 0) else trunk.get_total_flops()
+    return forward / 2, min(backward, 2 * forward) / 2  # more than twice: a part of the forward pass is repeated
