@@ -78,8 +78,7 @@ def test_what_a_rank_sends() -> None:
     """y is gathered once, and its gradient reduced once; all else is numbers and the weights."""
     _, sent = one_step(512)
     gathered = 512 * ROWS * WIDTH * 8
-    sizes = 512 * 8
-    assert sent.bytes["_allgather_base_"] <= gathered + sizes
+    assert gathered <= sent.bytes["_allgather_base_"] <= gathered + 512 * 40  # and how many rows each rank has
     assert sent.bytes["_reduce_scatter_base_"] == gathered
     assert sent.calls["_allgather_base_"] <= 2 and sent.calls["_reduce_scatter_base_"] == 1
     weights = sum(p.nbytes for p in towers().parameters())
