@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu.needs import DEVICES, KERNELS, ON_GPU, packages
 from jobs import kernels_job
 from torch import Tensor
 
 from dyad.train.losses import OBJECTIVES, build_objective
 from dyad.train.losses.sums import lse_triton
+from gpu.needs import DEVICES, KERNELS, ON_GPU, packages
 
 PAIRED = [name for name, options in OBJECTIVES.items() if options.inputs == "pairs"]
 # of the loss, and of the gradient of x (norm of the difference by norm): normalised embeddings are rounded to dtype

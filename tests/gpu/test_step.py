@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from gpu.needs import DEVICES, KERNELS, ON_GPU
 from helpers.step import batch, same_bits, snapshot, towers, train_step
 from torch import Tensor, nn
 
@@ -19,6 +18,7 @@ from dyad.train.distributed.world import World
 from dyad.train.losses import build_objective
 from dyad.train.step.step import TrainStep
 from dyad.train.towers.tower import TwoTower
+from gpu.needs import DEVICES, KERNELS, ON_GPU
 
 STEPS = 20
 MOST = {Precision.fp32: 1e-4, Precision.bf16: 1e-2}
@@ -96,10 +96,7 @@ def test_graphs_that_are_kept_change_no_bit_also_with_dropout(chunks: int, devic
 @KERNELS
 @pytest.mark.parametrize("device", DEVICES)
 def test_chunks_change_no_number(device: str) -> None:
-    losses = [
-        run(step_on(device, towers().float(), 64, chunk_size=64 // chunks), single(64))
-        for chunks in (1, 4, 16)
-    ]
+    losses = [run(step_on(device, towers().float(), 64, chunk_size=64 // chunks), single(64)) for chunks in (1, 4, 16)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4) and losses[2] == pytest.approx(losses[0], rel=1e-4)
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from gpu.needs import DEVICES, KERNELS, ON_GPU, packages
 from helpers.step import batch, towers, train_step
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -22,6 +21,7 @@ from dyad.train.distributed.world import World
 from dyad.train.losses import build_objective
 from dyad.train.step.step import TrainStep
 from dyad.train.towers.tower import Tower, TwoTower
+from gpu.needs import DEVICES, KERNELS, ON_GPU, packages
 
 PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "B200": 2250e12}  # dense bf16 flop/s
 PAIRS = 1024
@@ -157,7 +157,9 @@ def test_the_loader_keeps_up(record_property: Any) -> None:
     from dyad.train.towers.build import build_image_text
 
     model = build_image_text(ModelConfig(name="ViT-B-32"), load_pretrained=False)
-    shards = open_shards(parse_sources(str(EMOJI / "{noto,fluent-flat,noto-v1,emojione,fxemoji}-trained.tar")), workers=0)
+    shards = open_shards(
+        parse_sources(str(EMOJI / "{noto,fluent-flat,noto-v1,emojione,fxemoji}-trained.tar")), workers=0
+    )
     config = DataConfig(captions=["caption"])
     dataset = ImageText(shards, model.image, model.tokenize, config, seed=0)
     order = Order(shards.sizes, shards.weights, seed=0, global_batch_size=256)

@@ -58,7 +58,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Found:
-    """The loss of the second step, the same on a real CPU in fp32, what the host waited for, by line, and collectives."""
+    """The loss of the second step, the same on a CPU in fp32, what the host waited for, by line, and collectives."""
 
     loss: float
     loss_on_cpu: float
@@ -135,7 +135,7 @@ def two_steps(case: Case, device: torch.device, precision: str, mode: Any = None
     towers = moved(TwoTower(Picture(), Text()), device)
     objective = moved(build_objective(case.objective, **options), device)
     count = PAIRS * case.world_size
-    chunks = {"chunk_size": case.chunk_size, "keep_graphs": 1} if case.chunk_size else {}
+    chunks: dict[str, Any] = {"chunk_size": case.chunk_size, "keep_graphs": 1} if case.chunk_size else {}
     optim = OptimConfig(lr=1e-2, clip_norm=1.0)
     config = TrainConfig(seed=1, global_batch_size=count, optim=optim, precision=Precision(precision), **chunks)
     step = TrainStep(towers, objective, config, 100, World(0, case.world_size, device))

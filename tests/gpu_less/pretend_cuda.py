@@ -50,7 +50,7 @@ class PretendCuda(FakeTensorMode):
     of our packages that asked; collectives: how often ranks met, by operation. `forget` sets all to zero.
     """
 
-    avoid_device_init = property(lambda self: True)  # pyright: ignore[reportAssignmentType]
+    avoid_device_init = property(lambda self: True)  # pyright: ignore[reportIncompatibleMethodOverride]
 
     def __init__(self) -> None:
         torch._C._ensureCUDADeviceGuardSet()
@@ -173,7 +173,7 @@ def pretended() -> Iterator[PretendCuda]:
                 mode.reads[asking_line()] += 1
             return on_cpu(tensor).tolist()
 
-        FakeTensor.tolist = tolist
+        FakeTensor.tolist = tolist  # pyright: ignore[reportAttributeAccessIssue]
         FakeTensor.numpy = lambda tensor, **_: on_cpu(tensor).numpy()  # pyright: ignore[reportAttributeAccessIssue]
         try:
             yield mode

@@ -9,7 +9,7 @@ import pytest
 
 from tests.gpu_less.census import FURTHER, PAIRED, Case, counted
 
-TOLERANCE = {"fp32": 1e-6, "bf16": 5e-3, "fp16": 1e-3}  # of the loss, which is of the order of 1; rounded embeddings
+TOLERANCE = {"fp32": 1e-6, "bf16": 2e-2, "fp16": 5e-3}  # of the loss, which is of the order of 1; rounded embeddings
 
 
 @pytest.mark.pretended

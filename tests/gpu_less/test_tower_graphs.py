@@ -29,7 +29,7 @@ def forgotten() -> Iterator[None]:
 
 
 def counting() -> tuple[Callable[[nn.Module], nn.Module], Graphs]:
-    """torch.compile of a whole module into one graph, for the forward and the backward; and a list of what it compiled."""
+    """torch.compile of a whole module into one graph, forward and backward; and a list of what it compiled."""
     from torch._dynamo.backends.debugging import aot_eager
 
     compiled: Graphs = []
