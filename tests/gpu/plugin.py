@@ -70,6 +70,7 @@ def _shown(value: object) -> str:
 def machine() -> str:
     """The GPUs, driver, torch and NCCL of this machine, in one line."""
     import torch
+    import torch.cuda.nccl
 
     if not torch.cuda.is_available():
         return f"no GPU, {platform.machine()}, torch {torch.__version__}"

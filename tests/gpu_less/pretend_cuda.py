@@ -66,7 +66,8 @@ class PretendCuda(FakeTensorMode):
         if self._inside:  # a step of torch's own way to a fake result
             return super().__torch_dispatch__(func, types, args, kwargs)
         self._count(func, args, kwargs)
-        found = EMULATED.get(func, func)(*tree_map(on_cpu, args), **_for_cpu(kwargs))
+        compute: Any = EMULATED.get(func, func)
+        found = compute(*tree_map(on_cpu, args), **_for_cpu(kwargs))
         if func.namespace == "c10d" or func in NUMBERS or func is aten.record_stream.default:
             return found
         return self._pretended(func, types, args, kwargs, found)
