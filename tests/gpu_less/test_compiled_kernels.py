@@ -1,4 +1,4 @@
-"""The Triton kernels compiled for A100, H100 and B200: no spills without keys, and shared memory within limits."""
+"""The Triton kernels compiled for A100, H100 and B200: spills without keys, and shared memory within limits."""
 
 from __future__ import annotations
 
@@ -8,17 +8,23 @@ pytest.importorskip("triton")
 
 from tests.gpu_less.compiled_kernels import KERNELS, SHARED, Target, all_resources, resources
 
-# where a kernel without keys does spill: 256 columns on Blackwell. Tuning finds another shape faster, if it is
-SPILLS = {("sums", 3, 100): 80, ("sums", 4, 100): 80}
+# Bytes a thread that the sums may spill without keys: large blocks do on A100 and B200, and tuning chooses what is
+# fastest. The block of 128 columns and eight warps, and the sums on H100, must not spill; nor must any gradient
+MOST = 80
+CLEAN = 2
+
+
+def allowed(target: Target) -> int:
+    return MOST if target.kernel == "sums" and target.capability != 90 and target.shape != CLEAN else 0
 
 
 @pytest.mark.triton
 @pytest.mark.parametrize("capability", SHARED)
-def test_every_shape_fits_and_does_not_spill(capability: int) -> None:
+def test_every_shape_fits_and_hardly_spills(capability: int) -> None:
     shapes = range(len(KERNELS["sums"].configs))
     for target, used in all_resources([Target(kernel, shape, capability) for kernel in KERNELS for shape in shapes]):
         assert used.shared <= SHARED[capability], (target, used)
-        assert used.stack <= SPILLS.get((target.kernel, target.shape, capability), 0), (target, used)
+        assert used.stack <= allowed(target), (target, used)
 
 
 @pytest.mark.triton
