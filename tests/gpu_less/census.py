@@ -178,7 +178,7 @@ def counted(cases: list[Case], folder: Path) -> list[Found]:
     """Run the cases in one process with the stub of CUDA. Raises RuntimeError with its last lines if it fails."""
     program = [sys.executable, "-m", "tests.gpu_less.census", "--json", json.dumps([asdict(case) for case in cases])]
     variables = {**os.environ, **environment(folder), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "0"}
-    ended = subprocess.run(program, capture_output=True, text=True, cwd=ROOT, env=variables, timeout=600)
+    ended = subprocess.run(program, capture_output=True, text=True, cwd=ROOT, env=variables, timeout=900)
     if ended.returncode:
         raise RuntimeError(f"{ended.stdout[-500:]}\n{ended.stderr[-4000:]}")
     return [Found(**json.loads(line)) for line in ended.stdout.splitlines() if line.startswith("{")]
