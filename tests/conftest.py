@@ -99,6 +99,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     here = {
         "gpu": torch.cuda.is_available(),
         "triton": find_spec("triton") is not None,
+        "pretended": _found("gcc") and sys.platform == "linux" and torch.version.cuda is not None,
         "npm": _found("npm"),
         "linux": sys.platform == "linux",
         "compiler": _found("g++"),

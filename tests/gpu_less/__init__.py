@@ -1,0 +1,5 @@
+"""What is known of the code for GPUs without one.
+
+pretend_cuda.py: tensors that say they are on cuda:0 and compute on the CPU; census.py: one training step on them.
+test_*.py: this census of all objectives, rank 0 of 512, the kernels compiled ahead of time, the towers as one graph.
+"""

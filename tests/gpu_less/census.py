@@ -1,0 +1,215 @@
+"""A census of one training step on a pretended GPU: where the host waits, for every objective.
+
+python -m tests.gpu_less.census prints the table of RESULTS.md: blocking reads, blocking copies and collectives of the
+second step of 32 pairs in bf16; alone, and as rank 0 of 8 on torch's fake process group, each rank with the same pairs,
+in four chunks. DDP is left out. With --json CASES it prints a line of JSON per case, which the tests read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dyad.data.batch import Batch, Extra, KnownPositives
+from dyad.train.config import OptimConfig, Precision, TrainConfig
+from dyad.train.distributed.world import World
+from dyad.train.losses import OBJECTIVES, build_objective
+from dyad.train.step import step as step_module
+from dyad.train.step.step import TrainStep
+from dyad.train.towers.tower import TwoTower
+from tests.gpu_less.pretend_cuda import GPU, ROOT, environment, pretended
+from tests.gpu_less.pretend_kernels import computed_kernels
+
+PAIRS = 32
+SAMPLES = 1000
+PAIRED = [name for name, options in OBJECTIVES.items() if options.inputs == "pairs"]  # what a run can train
+FURTHER = {"dpr", "epr", "cross_entropy", "listwise_ce"}  # trained with hard negatives
+
+
+@dataclass(frozen=True)
+class Case:
+    """One objective and how it is trained. further: with hard negatives and listed positives."""
+
+    objective: str
+    precision: str = "fp32"
+    chunk_size: int | None = None
+    world_size: int = 1
+    further: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        options = "".join(f", {key}={value}" for key, value in self.options.items())
+        return f"{self.objective}{', hard negatives' if self.further else ''}{options}"
+
+
+@dataclass(frozen=True)
+class Found:
+    """The loss of the second step, the same on a CPU in fp32, what the host waited for, by line, and collectives."""
+
+    loss: float
+    loss_on_cpu: float
+    reads: Mapping[str, int]
+    copies: Mapping[str, int]
+    collectives: Mapping[str, int]
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """How many blocking reads, blocking copies and collectives."""
+        reads, copies, collectives = (sum(c.values()) for c in (self.reads, self.copies, self.collectives))
+        return reads, copies, collectives
+
+
+def table_cases(world_size: int) -> list[Case]:
+    """The rows of the table, bf16; alone in one chunk, in a group in four."""
+    how: dict[str, Any] = {"precision": "bf16", "world_size": world_size, "chunk_size": 8 if world_size > 1 else None}
+    keyed = [Case("clip", options={"duplicates": which}, **how) for which in ("mask", "positive")]
+    return [*(Case(name, further=name in FURTHER, **how) for name in PAIRED), *keyed]
+
+
+class Picture(nn.Module):
+    """uint8 (b, 3, 8, 8) → (b, 16): a convolution and a projection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.projection = nn.Conv2d(3, 8, 4, 4), nn.Linear(32, 16)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self.projection(self.convolution(pixels.float() / 255).flatten(1))
+
+
+class Text(nn.Module):
+    """int64 (b, L) → (b, 16): mean of embeddings, and a projection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.projection = nn.Embedding(100, 16), nn.Linear(16, 16)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.projection(self.embedding(tokens).mean(1))
+
+
+def batch(further: bool) -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(256, (PAIRS, 3, 8, 8), dtype=torch.uint8, generator=generator)
+    tokens, more = (torch.randint(100, (n, 6), generator=generator) for n in (PAIRS, PAIRS // 2))
+    ids = torch.arange(PAIRS)
+    keys = ids + 7
+    keys[1] = keys[0]  # one item twice
+    pairs = Batch(pixels, tokens, ids, ids + 7, keys)
+    if further:
+        rows = torch.arange(PAIRS // 2)
+        pairs.extra = Extra(more, rows, rows + 1000, torch.zeros(len(rows), dtype=torch.bool))
+        pairs.known_positives = KnownPositives(torch.arange(4), torch.arange(4) + 9)
+    return pairs
+
+
+def moved(module: nn.Module, device: torch.device) -> Any:
+    """module.to(device), which cannot change pretended parameters."""
+    for part in module.modules():
+        for name, parameter in part._parameters.items():
+            part._parameters[name] = parameter if parameter is None else nn.Parameter(parameter.detach().to(device))
+        part._buffers.update({name: buffer.to(device) for name, buffer in part._buffers.items() if buffer is not None})
+    return module
+
+
+def two_steps(case: Case, device: torch.device, precision: str, mode: Any = None) -> float:
+    """Take two steps from the same weights for each device; return the loss of the second."""
+    torch.manual_seed(0)
+    options = dict(case.options)
+    if hasattr(OBJECTIVES[case.objective], "num_samples"):
+        options["num_samples"] = SAMPLES
+    towers = moved(TwoTower(Picture(), Text()), device)
+    objective = moved(build_objective(case.objective, **options), device)
+    count = PAIRS * case.world_size
+    chunks: dict[str, Any] = {"chunk_size": case.chunk_size, "keep_graphs": 1} if case.chunk_size else {}
+    optim = OptimConfig(lr=1e-2, clip_norm=1.0)
+    config = TrainConfig(seed=1, global_batch_size=count, optim=optim, precision=Precision(precision), **chunks)
+    step = TrainStep(towers, objective, config, 100, World(0, case.world_size, device))
+    state = step.state_dict()
+    if state["scaler"]:
+        step.load_state_dict({**state, "scaler": {**state["scaler"], "scale": 1.0}})  # no overflow, no skipped step
+    step(batch(case.further), 0)
+    if mode:
+        mode.forget()
+    return step(batch(case.further), 1)["loss"]
+
+
+def run(case: Case) -> Found:
+    """Count one case. Raises what a GPU would: an operation on tensors of two devices."""
+    in_group = case.world_size > 1
+    if in_group:
+        join_uniform_ranks(case.world_size)
+        step_module.wrap_towers = lambda towers, compiled, world: (towers.x_tower, towers.y_tower)
+    try:
+        expected = two_steps(case, torch.device("cpu"), "fp32")
+        with pretended() as mode, computed_kernels():
+            loss = two_steps(case, GPU, case.precision, mode)
+    finally:
+        if in_group:
+            dist.destroy_process_group()
+    return Found(loss, expected, dict(mode.reads), dict(mode.copies), dict(mode.collectives))
+
+
+def join_uniform_ranks(world_size: int) -> None:
+    """Join a process group of which only rank 0 is real; its collectives take all ranks to hold what this one holds."""
+    from torch._C._distributed_c10d import FakeProcessGroup
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    options = FakeProcessGroup.Options()
+    options.simulate_uniform_ranks = True
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size, pg_options=options)
+
+
+def counted(cases: list[Case], folder: Path) -> list[Found]:
+    """Run the cases in one process with the stub of CUDA. Raises RuntimeError with its last lines if it fails."""
+    program = [sys.executable, "-m", "tests.gpu_less.census", "--json", json.dumps([asdict(case) for case in cases])]
+    variables = {**os.environ, **environment(folder), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "0"}
+    ended = subprocess.run(program, capture_output=True, text=True, cwd=ROOT, env=variables, timeout=900)
+    if ended.returncode:
+        raise RuntimeError(f"{ended.stdout[-500:]}\n{ended.stderr[-4000:]}")
+    return [Found(**json.loads(line)) for line in ended.stdout.splitlines() if line.startswith("{")]
+
+
+def markdown() -> str:
+    """The table of RESULTS.md."""
+    columns = [f"{what}, W = {w}" for w in (1, 8) for what in ("reads", "copies", "collectives")]
+    lines = [f"| objective | {' | '.join(columns)} |", "|---" * 7 + "|"]
+    with tempfile.TemporaryDirectory() as folder:
+        alone, of_eight = (counted(table_cases(w), Path(folder)) for w in (1, 8))
+    for case, *both in zip(table_cases(1), alone, of_eight, strict=True):
+        lines.append(f"| {case.name} | {' | '.join(str(n) for found in both for n in found.counts)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", help="cases, as JSON: the environment has the stub")
+    given = parser.parse_args().json
+    if given is None:
+        print(markdown())
+        return
+    warnings.simplefilter("ignore")
+    for case in json.loads(given):
+        try:
+            print(json.dumps(asdict(run(Case(**case)))), flush=True)
+        except Exception as error:
+            error.add_note(f"in {case}")
+            raise
+
+
+if __name__ == "__main__":
+    main()

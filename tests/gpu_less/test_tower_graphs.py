@@ -1,0 +1,102 @@
+"""Towers under torch.compile: one graph without a break, compiled at most twice for batches and texts of all sizes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.towers import ARCHITECTURES, cnn, pictures, transformers_folder, transformers_tower, with_image, with_text
+from torch import Tensor, nn
+
+from dyad.train.config import ModelConfig
+from dyad.train.towers.build import build_image_text
+from dyad.train.towers.pooled import Pooled
+from dyad.train.towers.tower import Tower
+
+Graphs = list[int]
+SIZES = (4, 6, 9)
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def counting() -> tuple[Callable[[nn.Module], nn.Module], Graphs]:
+    """torch.compile of a whole module into one graph, forward and backward; and a list of what it compiled."""
+    from torch._dynamo.backends.debugging import aot_eager
+
+    compiled: Graphs = []
+
+    def backend(graph: Any, inputs: Any, **more: Any) -> Any:
+        compiled.append(len(inputs))
+        return aot_eager(graph, inputs, **more)
+
+    return lambda module: torch.compile(module, backend=backend, fullgraph=True), compiled  # pyright: ignore[reportReturnType]
+
+
+def open_clip_model(tmp_path: Path, **options: Any) -> Any:
+    file = tmp_path / "model.json"
+    vit = ARCHITECTURES["vit"]
+    vision = {**vit["vision_cfg"], "patch_dropout": options.pop("patch_dropout", 0.0)}
+    file.write_text(json.dumps({**vit, "vision_cfg": vision}))
+    return build_image_text(ModelConfig(name=str(file), **options)).towers
+
+
+def tokens(rows: int, columns: int) -> Tensor:
+    """Texts of one to `columns` tokens, padded with 0."""
+    generator = torch.Generator().manual_seed(rows)
+    lengths = torch.randint(1, columns + 1, (rows, 1), generator=generator)
+    return torch.randint(1, 100, (rows, columns), generator=generator).where(torch.arange(columns) < lengths, 0)
+
+
+def check(tower: nn.Module, batches: list[Tensor]) -> int:
+    """Train and evaluate on batches of several sizes; return how many graphs that took. A break raises."""
+    compile_, compiled = counting()
+    whole = compile_(tower)
+    for mode in (True, False):
+        tower.train(mode)
+        for rows in batches:
+            with torch.set_grad_enabled(mode):
+                embeddings = whole(rows)
+            if mode:
+                embeddings.sum().backward()
+            assert embeddings.isfinite().all()
+    return len(compiled)
+
+
+@pytest.mark.parametrize("options", [{}, {"grad_checkpointing": True, "patch_dropout": 0.5}], ids=str)
+def test_an_open_clip_picture_tower_is_one_graph(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Once for the first size and once for all others; the same again for evaluation."""
+    tower = open_clip_model(tmp_path, **options).x_tower
+    assert check(tower, [pictures(size, 32) for size in SIZES]) <= 4
+
+
+def test_an_open_clip_text_tower_is_one_graph(tmp_path: Path) -> None:
+    tower = open_clip_model(tmp_path).y_tower
+    assert check(tower, [tokens(size, 12) for size in SIZES]) <= 4
+
+
+def test_a_small_cnn_is_one_graph(tmp_path: Path) -> None:
+    tower = build_image_text(with_image(tmp_path, cnn())).towers.x_tower
+    assert check(tower, [pictures(size, 16) for size in SIZES]) <= 4
+
+
+def test_an_encoder_of_texts_is_one_graph_for_all_lengths(tmp_path: Path) -> None:
+    """The grouping of rows by length is plain Python; the encoder in it takes any number of rows and tokens."""
+    text = transformers_tower(transformers_folder(tmp_path, "bert"))
+    tower = build_image_text(with_text(text)).towers.y_tower
+    assert isinstance(tower, Tower)
+    pooled = next(module for module in tower.modules() if isinstance(module, Pooled))
+    compile_, compiled = counting()
+    whole = compile_(pooled.encoder)
+    for rows, columns in ((4, 8), (6, 16), (9, 16), (5, 8), (7, 12)):
+        ids = tokens(rows, columns)
+        whole(input_ids=ids, attention_mask=(ids != 0).long()).last_hidden_state.sum().backward()
+    assert len(compiled) <= 3
