@@ -9,7 +9,8 @@ import torch
 
 from dyad.data.batch import Batch
 
-T, U = TypeVar("T"), TypeVar("U")
+T = TypeVar("T")
+U = TypeVar("U")
 B = TypeVar("B", bound=Batch)
 
 

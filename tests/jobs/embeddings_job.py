@@ -52,8 +52,17 @@ def padded(rows: Sequence[Sequence[int]]) -> Tensor:
     return torch.from_numpy(tokens)
 
 
-def tokenize(texts: list[str], length: int, pairs: list[str] | None = None) -> Tensor:
-    return padded([[1 + zlib.crc32(word.encode()) % (WORDS - 1) for word in text.split()[:length]] for text in texts])
+class Words:
+    """A token for each word."""
+
+    pad = 0
+
+    def __call__(self, texts: list[str], length: int, pairs: list[str] | None = None) -> Tensor:
+        hashed = [[zlib.crc32(word.encode()) for word in text.split()[:length]] for text in texts]
+        return padded([[1 + number % (WORDS - 1) for number in row] for row in hashed])
+
+
+tokenize = Words()
 
 
 def write_corpus(path: Path) -> None:
