@@ -1,8 +1,9 @@
 """A census of one training step on a pretended GPU: where the host waits, for every objective.
 
 python -m tests.gpu_less.census prints the table of RESULTS.md: blocking reads, blocking copies and collectives of the
-second step of 32 pairs in bf16; alone, and as rank 0 of 8 on torch's fake process group, each rank with the same pairs,
-in four chunks. DDP is left out. With --json CASES it prints a line of JSON per case, which the tests read.
+second step of 32 pairs in bf16; alone, and as rank 0 of 8 on torch's fake process group, each rank with the same rows
+under ids and keys of its own, in four chunks. DDP is left out. With --json CASES it prints a line of JSON per case,
+which the tests read.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -27,6 +30,8 @@ from dyad.data.batch import Batch, Extra, KnownPositives
 from dyad.train.config import OptimConfig, Precision, TrainConfig
 from dyad.train.distributed.world import World
 from dyad.train.losses import OBJECTIVES, build_objective
+from dyad.train.losses.sums.all_gather import Layout
+from dyad.train.step import sizes
 from dyad.train.step import step as step_module
 from dyad.train.step.step import TrainStep
 from dyad.train.towers.tower import TwoTower
@@ -41,19 +46,21 @@ FURTHER = {"dpr", "epr", "cross_entropy", "listwise_ce"}  # trained with hard ne
 
 @dataclass(frozen=True)
 class Case:
-    """One objective and how it is trained. further: with hard negatives and listed positives."""
+    """One objective and how it is trained. further: with hard negatives; known: and with listed positives."""
 
     objective: str
     precision: str = "fp32"
     chunk_size: int | None = None
     world_size: int = 1
     further: bool = False
+    known: bool = False
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         options = "".join(f", {key}={value}" for key, value in self.options.items())
-        return f"{self.objective}{', hard negatives' if self.further else ''}{options}"
+        more = f"{', hard negatives' * self.further}{', known positives' * self.known}"
+        return f"{self.objective}{more}{options}"
 
 
 @dataclass(frozen=True)
@@ -77,7 +84,8 @@ def table_cases(world_size: int) -> list[Case]:
     """The rows of the table, bf16; alone in one chunk, in a group in four."""
     how: dict[str, Any] = {"precision": "bf16", "world_size": world_size, "chunk_size": 8 if world_size > 1 else None}
     keyed = [Case("clip", options={"duplicates": which}, **how) for which in ("mask", "positive")]
-    return [*(Case(name, further=name in FURTHER, **how) for name in PAIRED), *keyed]
+    known = Case("dpr", further=True, known=True, **how)
+    return [*(Case(name, further=name in FURTHER, **how) for name in PAIRED), known, *keyed]
 
 
 class Picture(nn.Module):
@@ -102,7 +110,7 @@ class Text(nn.Module):
         return self.projection(self.embedding(tokens).mean(1))
 
 
-def batch(further: bool) -> Batch:
+def batch(further: bool, known: bool) -> Batch:
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(256, (PAIRS, 3, 8, 8), dtype=torch.uint8, generator=generator)
     tokens, more = (torch.randint(100, (n, 6), generator=generator) for n in (PAIRS, PAIRS // 2))
@@ -113,6 +121,7 @@ def batch(further: bool) -> Batch:
     if further:
         rows = torch.arange(PAIRS // 2)
         pairs.extra = Extra(more, rows, rows + 1000, torch.zeros(len(rows), dtype=torch.bool))
+    if known:
         pairs.known_positives = KnownPositives(torch.arange(4), torch.arange(4) + 9)
     return pairs
 
@@ -138,30 +147,53 @@ def two_steps(case: Case, device: torch.device, precision: str, mode: Any = None
     chunks: dict[str, Any] = {"chunk_size": case.chunk_size, "keep_graphs": 1} if case.chunk_size else {}
     optim = OptimConfig(lr=1e-2, clip_norm=1.0)
     config = TrainConfig(seed=1, global_batch_size=count, optim=optim, precision=Precision(precision), **chunks)
-    step = TrainStep(towers, objective, config, 100, World(0, case.world_size, device))
+    pairs = (PAIRS,) * case.world_size
+    step = TrainStep(towers, objective, config, 100, World(0, case.world_size, device), pairs)
     state = step.state_dict()
     if state["scaler"]:
         step.load_state_dict({**state, "scaler": {**state["scaler"], "scale": 1.0}})  # no overflow, no skipped step
-    step(batch(case.further), 0)
+    step(batch(case.further, case.known), 0)
     if mode:
         mode.forget()
-    return step(batch(case.further), 1)["loss"]
+    return step(batch(case.further, case.known), 1)["loss"]
 
 
 def run(case: Case) -> Found:
     """Count one case. Raises what a GPU would: an operation on tensors of two devices."""
-    in_group = case.world_size > 1
-    if in_group:
-        join_uniform_ranks(case.world_size)
-        step_module.wrap_towers = lambda towers, compiled, world: (towers.x_tower, towers.y_tower)
-    try:
+    with rank_0_of(case.world_size) if case.world_size > 1 else nullcontext():
         expected = two_steps(case, torch.device("cpu"), "fp32")
         with pretended() as mode, computed_kernels():
             loss = two_steps(case, GPU, case.precision, mode)
-    finally:
-        if in_group:
-            dist.destroy_process_group()
     return Found(loss, expected, dict(mode.reads), dict(mode.copies), dict(mode.collectives))
+
+
+@contextmanager
+def rank_0_of(world_size: int) -> Iterator[None]:
+    """A group of ranks that hold the same rows under ids and keys of their own; the towers without DDP."""
+    join_uniform_ranks(world_size)
+    try:
+        with (
+            patch.object(step_module, "wrap_towers", lambda towers, compiled, world: (towers.x_tower, towers.y_tower)),
+            patch.object(sizes.dist, "new_group", lambda **_: None),  # the hosts' own group is the pretended one
+            patch.object(Layout, "gather", with_own_ids(Layout.gather)),
+        ):
+            yield
+    finally:
+        dist.destroy_process_group()
+
+
+def with_own_ids(gather: Callable[[Layout, Tensor], Tensor]) -> Callable[[Layout, Tensor], Tensor]:
+    """Layout.gather for which sample ids and keys differ between ranks: int64 numbers grow from rank to rank."""
+
+    def gathered(layout: Layout, rows: Tensor) -> Tensor:
+        every = gather(layout, rows)
+        if rows.dtype != torch.int64:
+            return every
+        ranks = torch.arange(layout.world_size, device=rows.device)
+        first = PAIRS * ranks.repeat_interleave(len(rows), output_size=len(every))
+        return every + first.view(-1, *[1] * (rows.dim() - 1))
+
+    return gathered
 
 
 def join_uniform_ranks(world_size: int) -> None:

@@ -83,9 +83,7 @@ def _type(name: str, keys: int, dtype: str) -> str:
         return "*i64" if int(name[-1]) < keys else f"*{dtype}"
     if name in ("x", "y", "g"):
         return f"*{dtype}"
-    if name in ("of_rows", "of_columns", "u", "v"):
-        return "*fp32"
-    return "fp32" if name.startswith("exponent") else "i32"
+    return "*fp32" if name in ("of_rows", "of_columns", "u", "v", "exponent") else "i32"
 
 
 def all_resources(targets: list[Target]) -> Iterator[tuple[Target, Resources]]:

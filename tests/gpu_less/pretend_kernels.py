@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -33,7 +34,8 @@ class PretendKernel:
 
 def _exponentials(a: Arguments) -> Tensor:
     """E of all rows and columns of a launch, float32."""
-    e = torch.exp2((a["x"].float() @ a["y"].float().T) * a["exponent_scale"] - a["exponent_shift"])
+    scale, shift = a["exponent"]
+    e = torch.exp2((a["x"].float() @ a["y"].float().T) * scale - shift)
     own = torch.zeros(e.shape, dtype=torch.bool)
     rows = torch.arange(len(e))
     columns = rows + a["first_own"]
@@ -60,11 +62,13 @@ def _gradient(a: Arguments) -> None:
 
 @contextmanager
 def computed_kernels() -> Iterator[None]:
-    """Both kernels are computed on the CPU during the block."""
-    whole = lse_triton._sums_kernel, lse_triton._gradient_kernel
-    lse_triton._sums_kernel = PretendKernel(whole[0], _sums)
-    lse_triton._gradient_kernel = PretendKernel(whole[1], _gradient)
-    try:
+    """Both kernels are computed on the CPU during the block, as if Triton could compile for the pretended GPU."""
+    instead = {
+        "compiles": lambda device: True,
+        "_sums_kernel": PretendKernel(lse_triton._sums_kernel, _sums),
+        "_gradient_kernel": PretendKernel(lse_triton._gradient_kernel, _gradient),
+    }
+    with ExitStack() as patches:
+        for name, value in instead.items():
+            patches.enter_context(patch.object(lse_triton, name, value))
         yield
-    finally:
-        lse_triton._sums_kernel, lse_triton._gradient_kernel = whole

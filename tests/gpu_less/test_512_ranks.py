@@ -83,4 +83,4 @@ def test_what_a_rank_sends() -> None:
     assert sent.calls["_allgather_base_"] <= 2 and sent.calls["_reduce_scatter_base_"] == 1
     weights = sum(p.nbytes for p in towers().parameters())
     assert sent.bytes["allreduce_"] <= weights + 2 * 512 * ROWS * 8 + 1000  # column sums and their gradients
-    assert sent.calls["allreduce_"] <= 7, sent.calls  # two of DDP, one for each tower
+    assert sent.calls["allreduce_"] <= 5, sent.calls  # two of DDP, one for each tower

@@ -59,7 +59,7 @@ class LabelledPairs:
             same = SameItem([columns for _, columns in keys], len(batch.y_MD))
             by_key = same.counts(len(batch.y_MD))[batch.columns.own].sum() - _any_equal(keys, i, j).sum()
         data = len(batch.positives.pairs_P2) + (by_key if self.equal else 0)
-        counts = torch.stack([torch.as_tensor(n, device=batch.x_bD.device) for n in (data, others - by_key)])
+        counts = torch.stack([n if isinstance(n, Tensor) else i.new_full((), n) for n in (data, others - by_key)])
         k_d, k_n = batch.rows.sum_(counts)
         return k_d, k_n
 

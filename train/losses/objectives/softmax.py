@@ -32,6 +32,7 @@ from dyad.train.losses.options.softmax import (
     Views,
 )
 from dyad.train.losses.sums.all_gather import Layout
+from dyad.train.losses.sums.conditions import known_sizes
 from dyad.train.losses.sums.lse import log_partition
 from dyad.train.losses.sums.tiles import Exclusion
 
@@ -146,7 +147,10 @@ class SimCLR(TemperatureObjective):
         if first.shape != second.shape:
             raise ValueError(f"two views must be alike, not {shapes(first, second)}")
         z = torch.cat([first, second])
-        (layout,) = Layout.of(z)
+        if (sizes := known_sizes()) and y_mD is not None:
+            layout = Layout(tuple(2 * size for size in sizes.pairs.sizes), sizes.pairs.rank)
+        else:
+            (layout,) = Layout.of(z)
         if layout.total == 0:
             raise ValueError("the global batch has no pair")
         of_ranks = torch.arange(layout.total // 2, device=z.device).split([size // 2 for size in layout.sizes])

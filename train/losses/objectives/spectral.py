@@ -25,6 +25,7 @@ from dyad.train.losses.options.spectral import (
     SpectralOptions,
 )
 from dyad.train.losses.sums.all_gather import Layout
+from dyad.train.losses.sums.conditions import known_sizes
 from dyad.train.losses.sums.functions import product
 
 
@@ -37,7 +38,7 @@ class MomentObjective(Objective, ABC):
     def of_embeddings(self, x_bD: Tensor, y_mD: Tensor | None, **inputs: Any) -> ObjectiveResult:
         if y_mD is None or x_bD.ndim != 2 or x_bD.shape != y_mD.shape:
             raise ValueError(f"x and y must be (b, D) alike, not {shapes(x_bD, y_mD)}")
-        (layout,) = Layout.of(x_bD)
+        layout = sizes.pairs if (sizes := known_sizes()) else Layout.of(x_bD)[0]
         if layout.total == 0:
             raise ValueError("the global batch has no pair")
         dtype = torch.promote_types(x_bD.dtype, torch.float32)
@@ -150,7 +151,8 @@ class PcaPenalty(MomentObjective):
             views_vbD = views_vbD - layout.sum(views_vbD.sum(1, keepdim=True)) / total
         flat = views_vbD.flatten(0, 1)
         moment_DD = layout.sum(product(flat.T, flat)) / (total * len(views_vbD))
-        distance = (moment_DD - torch.eye(len(moment_DD)).to(moment_DD)).square().sum()
+        eye_DD = torch.eye(len(moment_DD), dtype=moment_DD.dtype, device=moment_DD.device)
+        distance = (moment_DD - eye_DD).square().sum()
         metrics = {"positive_score": positive, "moment_error": distance.detach().sqrt()}
         return ObjectiveResult(self.options.penalty * distance - positive, metrics)
 
@@ -168,7 +170,8 @@ def moment_errors(moments_2DD: Tensor) -> dict[str, Tensor]:
 
     moments_2DD: M of x and of y.
     """
-    errors = (moments_2DD - torch.eye(moments_2DD.shape[-1]).to(moments_2DD)).square().sum((1, 2)).sqrt()
+    eye_DD = torch.eye(moments_2DD.shape[-1], dtype=moments_2DD.dtype, device=moments_2DD.device)
+    errors = (moments_2DD - eye_DD).square().sum((1, 2)).sqrt()
     return {"x_moment_error": errors[0], "y_moment_error": errors[1]}
 
 
