@@ -12,7 +12,7 @@ import torch
 from helpers.step import batch, same_bits, snapshot, towers, train_step
 from torch import Tensor, nn
 
-from dyad.data.batch import Batch
+from dyad.data.batch import Batch, Extra
 from dyad.train.config import OptimConfig, Precision
 from dyad.train.distributed.world import World
 from dyad.train.losses import build_objective
@@ -120,11 +120,15 @@ def test_fp16_skips_what_overflows_and_goes_on(device: str) -> None:
 @KERNELS
 @ON_GPU
 @pytest.mark.parametrize("chunk_size", [None, 16])
-@pytest.mark.parametrize("name", ["clip", "symmetric_dpm", "siglip", "dpr", *STATEFUL])
+@pytest.mark.parametrize("name", ["clip", "symmetric_dpm", "siglip", "nce", "simclr", "dpr", "spectral", *STATEFUL])
 def test_the_host_waits_once(name: str, chunk_size: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the one list of numbers; everything else that waits raises. tests/gpu_less/test_census.py says where."""
     step = step_on("cuda", towers().float(), 64, name, precision=Precision.bf16, chunk_size=chunk_size)
-    rows = single(64).pin_memory()
+    rows = single(64)
+    if name == "dpr":  # with hard negatives
+        negatives = torch.arange(32)
+        rows.extra = Extra(rows.y[:32] + 1, negatives, negatives + 1000, torch.zeros(32, dtype=torch.bool))
+    rows = rows.pin_memory()
     run(step, rows, 3)  # kernels are compiled and chosen here
     to_list, waits = Tensor.tolist, []
 
