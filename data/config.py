@@ -212,7 +212,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         if self.workers != AUTO and not (type(self.workers) is int and self.workers >= 0):
-            raise ConfigError(f"data.workers={self.workers}: must be auto, or 0 or more")
+            raise ConfigError(f"data.workers={self.workers}: must be auto, or a whole number from 0")
         if self.timeout < 0:
             raise ConfigError(f"data.timeout={self.timeout}: must be 0 or more seconds")
         if self.bad_in_a_row < 1:

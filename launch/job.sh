@@ -47,12 +47,13 @@ dyad_attend() { # waits for a child, and returns its exit code: a trapped signal
     done
 }
 
-dyad_numa() { # torchrun's option that keeps a process on the cores beside its GPU: dyad_numa SECOND_NODE FIRST_GPU, two files
+dyad_numa() { # torchrun's option that keeps a process on the cores beside its GPU: dyad_numa SECOND_NODE, a folder
     local torch
     torch=$(python -c 'import importlib.util; print(importlib.util.find_spec("torch").submodule_search_locations[0])')
-    # older torchruns do not know it; without numactl, or on a machine of one node or without GPUs, it ends the run
-    if [ -e "$1" ] && [ -e "$2" ] && [ -n "${CUDA_VISIBLE_DEVICES-all}" ] && command -v numactl >/dev/null \
-        && grep -q -e --numa-binding "$torch/distributed/run.py"; then
+    # older torchruns do not know it; it ends the run without numactl, on a machine of one node or without GPUs, and where
+    # the cores beside a GPU are not allowed
+    if [ -e "$1" ] && [ "$(dyad_gpus)" -gt 0 ] && command -v numactl >/dev/null \
+        && [ "$(env -u OMP_NUM_THREADS nproc)" = "$(getconf _NPROCESSORS_ONLN)" ] && grep -q -e --numa-binding "$torch/distributed/run.py"; then
         echo --numa-binding=node
     fi
 }

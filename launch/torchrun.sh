@@ -53,7 +53,7 @@ train() { # prepares, and becomes torchrun's agent
             rendezvous+=(--rdzv-backend=c10d)
         fi
     fi
-    numa=$(dyad_numa /sys/devices/system/node/node1 /dev/nvidia0)
+    numa=$(dyad_numa /sys/devices/system/node/node1)
     command=(python -m torch.distributed.run "${rendezvous[@]}" --nproc-per-node="$NPROC" --signals-to-handle=SIGQUIT
         ${numa:+"$numa"} --no-python python -m train "$@")
     if [ -n "$dry_run" ]; then
@@ -66,7 +66,8 @@ train() { # prepares, and becomes torchrun's agent
     if [ "${NNODES:-1}" != 1 ] && [ "${SLURM_NODEID:-}" = 0 ]; then dyad_port "${MASTER_PORT:-29500}"; fi
     threads=$((${SLURM_CPUS_PER_TASK:-$(nproc)} / NPROC))
     : "${OMP_NUM_THREADS:=$((threads > 1 ? threads : 1))}"
-    export OMP_NUM_THREADS DYAD_AGENT=$BASHPID # see data/base/child_processes.py
+    DYAD_CORES=$(env -u OMP_NUM_THREADS nproc) # of all processes; each may be bound to those beside its GPU
+    export OMP_NUM_THREADS DYAD_CORES DYAD_AGENT=$BASHPID # see data/base/child_processes.py
     kill -0 $$ 2>/dev/null || exit # this script was killed meanwhile
     # A scheduler signals every process of a job. torchrun would die of SIGUSR1, and kills its trainers 30 s after SIGTERM:
     # it never gets either, see stop. Trainers hear signals as soon as they can answer, see train/distributed/signals.py.

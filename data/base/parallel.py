@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 from dyad.data.base.child_processes import end_with_parent
@@ -15,6 +17,15 @@ from dyad.data.base.child_processes import end_with_parent
 def available_cores() -> int:
     """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def core_quota() -> float:
+    """Return the number of CPU cores that the container may use; infinity without a limit."""
+    try:
+        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return int(limit) / int(period)
+    except (OSError, ValueError):  # not in a control group, or "max"
+        return math.inf
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
-from dyad.data.base.parallel import available_cores
+from dyad.data.base.parallel import available_cores, core_quota
 from dyad.data.batch import Batch
 from dyad.data.config import AUTO
 from dyad.data.loading.order import Order, local_rows
@@ -36,8 +36,12 @@ def worker_count(workers: int | str, device: torch.device) -> int:
 
 
 def cores_of_rank() -> int:
-    """Return the number of CPU cores that this process may use, divided by the processes of the job on this machine."""
-    return available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    """Return the number of CPU cores for this process: those of the job on this machine, divided by its processes.
+
+    DYAD_CORES is their number if launch/torchrun.sh bound each process to the cores beside its GPU.
+    """
+    cores = min(int(os.environ.get("DYAD_CORES") or available_cores()), core_quota())
+    return int(cores) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 class BatchSource(Protocol):

@@ -99,3 +99,14 @@ def test_the_launcher_counts_gpus_as_cuda_does(case: str, driver: str) -> None:
     command = ["bash", "-euo", "pipefail", "-c", "source launch/job.sh; dyad_gpus"]
     shown = subprocess.run(command, cwd=ROOT, env={"PATH": driver, **environment}, capture_output=True, text=True)
     assert (shown.stdout, shown.returncode) == (f"{count}\n", 0), shown
+
+
+def test_a_run_keeps_the_precision_of_the_checkpoint_it_goes_on_from(commands: Commands, tiny: Tiny) -> None:
+    """Also under another run.name, and in a folder of folders, where config.yaml lies beside the checkpoints."""
+    first = tiny({"steps": 2, "precision": "bf16", "run.name": "group/a"})
+    assert commands.run(*first).code == 0
+    folder = Path(next(word for word in first if word.startswith("run.dir=")).removeprefix("run.dir=")) / "group" / "a"
+    assert (folder / "config.yaml").is_file() and (folder / "checkpoints").is_dir()
+    checkpoint = max((folder / "checkpoints").glob("step_*"))
+    ended = commands.run(*tiny({"steps": 4, "run.name": "b", "resume.mode": str(checkpoint)}))
+    assert ended.code == 0 and "precision=auto takes bf16, not fp32" in ended.out, ended.out

@@ -141,20 +141,23 @@ def test_processes_are_bound_where_there_is_something_to_bind(tmp_path: Path) ->
     (tmp_path / "numactl").write_text("#!/bin/sh\n")
     (tmp_path / "numactl").chmod(0o755)
     bound = f'PATH="$PATH:{tmp_path}" dyad_numa'
-    assert shell(f"{bound} /dev/null /dev/null").stdout == "--numa-binding=node\n"
+    assert shell(f"CUDA_VISIBLE_DEVICES=0 {bound} /dev/null").stdout == "--numa-binding=node\n"
     for lines in (
-        f"{bound} /dev/null /dev/nvidia-none",
-        f"{bound} /dev/no-second-node /dev/null",
-        f"CUDA_VISIBLE_DEVICES= {bound} /dev/null /dev/null",
+        f"CUDA_VISIBLE_DEVICES=0 {bound} /dev/no-second-node",
+        f"CUDA_VISIBLE_DEVICES=-1 {bound} /dev/null",
+        f"CUDA_VISIBLE_DEVICES=NoDevFiles {bound} /dev/null",
+        f"CUDA_VISIBLE_DEVICES= {bound} /dev/null",
+        f"nproc() {{ echo 0; }}; env() {{ echo 0; }}; CUDA_VISIBLE_DEVICES=0 {bound} /dev/null",
     ):
         done = shell(lines)
         assert (done.returncode, done.stdout) == (0, ""), (lines, done)
 
 
 def test_the_lead_of_the_signal_is_a_number() -> None:
-    assert sbatch("--dry-run", "experiment=emoji", SBATCH_SIGNAL="B:USR1@600").returncode == 0
+    for signal in ("B:USR1@600", "B:USR1"):
+        assert sbatch("--dry-run", "experiment=emoji", SBATCH_SIGNAL=signal).returncode == 0
     wrong = sbatch("--dry-run", "experiment=emoji", SBATCH_SIGNAL="B:USR1@soon")
-    assert wrong.returncode == 2 and "DYAD_LEAD_SECONDS=soon is no whole number" in wrong.stderr
+    assert wrong.returncode == 2 and "SBATCH_SIGNAL=soon is no whole number" in wrong.stderr
 
 
 def test_a_signal_does_not_end_the_wait() -> None:

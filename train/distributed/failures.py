@@ -62,7 +62,11 @@ def process_group(timeout: float, start_timeout: float | None = None) -> Iterato
     `report_failures`.
     """
     world = init_world(timeout, start_timeout=start_timeout)
-    listener = Listener(world, timeout)
+    try:
+        listener = Listener(world, timeout)
+    except RuntimeError as error:
+        shutdown(world, broken=True)
+        raise HardwareError(f"rank {world.rank}: no connection to the store: {first_line(error)}") from error
     try:
         with report_failures(world):
             yield world

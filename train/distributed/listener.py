@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -87,7 +88,7 @@ class Listener:
 
     def _end_soon(self) -> None:
         Thread(target=abort_group, args=(self._world,), daemon=True).start()  # NCCL's may take long
-        code, rank = ExitCode.HARDWARE, self._world.rank
+        code, rank, cause = ExitCode.HARDWARE, self._world.rank, None
         with suppress(RuntimeError):
             register(self._store, "answered", rank)
             if cause := read_cause(self._store):
@@ -97,6 +98,8 @@ class Listener:
         with suppress(RuntimeError):
             if rank in registered(self._store, "registered") and self._over.wait(LEAVE_SECONDS):
                 return
+            if cause and cause.rank == rank:  # the other ranks leave it to this one to print
+                print(f"error: {cause.text}", file=sys.stderr)
         leave_now(code)
 
 

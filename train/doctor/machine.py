@@ -5,7 +5,6 @@ Each check yields findings: lines marked ok, warn or fail, with a fix.
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 import resource
@@ -20,7 +19,7 @@ from packaging.specifiers import SpecifierSet
 
 from dyad.data.base.errors import ExitCode
 from dyad.data.base.findings import Finding, fail, ok, warn
-from dyad.data.base.parallel import available_cores
+from dyad.data.base.parallel import available_cores, core_quota
 
 ROOT = Path(__file__).resolve().parents[2]  # the checkout, or the installed package
 PROJECT, LOCK = ROOT / "pyproject.toml", ROOT / "requirements.lock"  # a wheel has neither
@@ -149,7 +148,7 @@ def threads() -> Iterator[Finding]:
     """Yield one finding (a line marked ok or warn): warn if training would start more torch threads than CPU cores."""
     import torch
 
-    usable = min(available_cores(), _quota())
+    usable = min(available_cores(), core_quota())
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     wanted = torch.get_num_threads() * processes
     name = f"OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']}" if "OMP_NUM_THREADS" in os.environ else "torch"
@@ -159,15 +158,6 @@ def threads() -> Iterator[Finding]:
         yield warn("threads", f"{shown}: they wait for each other", fix)
     else:
         yield ok("threads", shown)
-
-
-def _quota() -> float:
-    """Return the number of CPU cores that the container may use; infinity without a limit."""
-    try:
-        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return int(limit) / int(period)
-    except (OSError, ValueError):  # not in a control group, or "max"
-        return math.inf
 
 
 def open_files() -> Iterator[Finding]:

@@ -11,12 +11,13 @@ import os
 from bisect import bisect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch.profiler import profile, schedule
 
+from dyad.data.base.errors import first_line
 from dyad.train.config import UNTRACED
 
 # Part of a step → how the names of its ranges in a trace begin
@@ -33,21 +34,29 @@ def traced(step: Callable, count: int, folder: Path, rank: int, report: Callable
     name. log: takes a line that says where the files are. A run that ends while it is traced has a shorter trace.
     """
 
+    calls = 0
+
     def write(profiler: profile) -> None:
         trace, text = folder / f"trace_rank{rank}.json.gz", folder / f"summary_rank{rank}.txt"
-        with suppress(OSError):  # a full disk is no reason to stop
+        finished = calls - UNTRACED
+        try:
             folder.mkdir(exist_ok=True)
             profiler.export_chrome_trace(str(trace))
-            table, numbers = summary(json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"])
+            table, numbers = summary(json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"], finished)
             order = "self_device_time_total" if "launches" in numbers else "self_cpu_time_total"
             operations = profiler.key_averages().table(order, row_limit=25, max_name_column_width=60)
             text.write_text(f"{table}\n\n{operations}")
-            report(numbers)
-            share = f"{numbers['outside_towers']:.1%} of a step is outside the towers"
-            log(f"profile={count}: {share}: {text}; {trace.name} beside it opens at https://ui.perfetto.dev")
+        except Exception as error:  # such as a full disk: no reason to stop a run
+            log(f"profile={count}: no summary ({first_line(error)})")
+            return
+        report(numbers)
+        share = f"{numbers['outside_towers']:.1%} of a step is outside the towers, in {finished} steps"
+        log(f"profile={count}: {share}: {text}; {trace.name} beside it opens at https://ui.perfetto.dev")
 
     def call(*arguments: Any) -> Any:
+        nonlocal calls
         scalars = step(*arguments)
+        calls += 1
         profiler.step()
         return scalars
 
@@ -57,18 +66,26 @@ def traced(step: Callable, count: int, folder: Path, rank: int, report: Callable
         yield call
 
 
-def summary(events: Iterable[dict[str, Any]]) -> tuple[str, dict[str, float]]:
-    """Return a table of the parts of a step, and metrics by name, from the events of a Chrome trace of whole steps.
+def summary(events: Iterable[dict[str, Any]], finished: int) -> tuple[str, dict[str, float]]:
+    """Return a table of the parts of a step, and metrics by name, from the events of a Chrome trace.
+
+    finished: how many steps of the trace have finished. What comes after them, such as the end of a run, does not
+    count. Raises ValueError if there is none.
 
     outside_towers: the share of the time in which the towers do not compute: run no kernel of theirs on a GPU, or, on a
     CPU, are not in forward or backward. exposed_comm_time: seconds of a step in which nothing but a collective runs. On
     a GPU also launches, kernels per step. A part has the kernels that were launched during its ranges.
     """
     of: dict[str, list[Any]] = defaultdict(list)
-    for span in (event for event in events if event.get("ph") == "X"):
+    spans = [event for event in events if event.get("ph") == "X"]
+    steps = [span for span in spans if span["cat"] == "user_annotation" and span["name"].startswith("ProfilerStep#")]
+    steps = sorted(steps, key=lambda span: span["ts"])[: max(finished, 0)]
+    if not steps:
+        raise ValueError("the run ended before a traced step did")
+    end = steps[-1]["ts"] + steps[-1]["dur"]
+    for span in (span for span in spans if span["ts"] < end):
         of[span["cat"]].append(span)
     ranges, kernels = of["user_annotation"], of["kernel"]
-    steps = [span for span in ranges if span["name"].startswith("ProfilerStep#")]
     launched = {s["args"].get("correlation"): s["ts"] for s in of["cuda_runtime"] + of["cuda_driver"]}
     compute = kernels or [span for span in of["cpu_op"] if span["tid"] == steps[0]["tid"]]
     work = [span for span in compute if not span["name"].startswith(COLLECTIVES)]

@@ -18,15 +18,17 @@ from dyad.train.config import Precision
 from dyad.train.distributed.world import World
 from dyad.train.monitor.stragglers import LocalTimer
 from dyad.train.towers.batch_norm import batch_norms
-from dyad.train.towers.frozen_cache import padded_length, token_counts
 from dyad.train.towers.pooled import Pooled
+from dyad.train.towers.rows import padded_length, token_counts
 from dyad.train.towers.tower import TwoTower
 
 # Part of a GPU's name → peak TFLOP/s of dense products in bf16 and fp16, and in TF32; the first part found counts. From
 # NVIDIA's data sheets, whose figures "with sparsity" are halved. The peak of a slice of a GPU (MIG) is not known.
-PEAKS = {"MIG": (None, None), "GB200": (2500, 1250), "B200": (2250, 1125), "H200": (989.4, 494.7)}
+PEAKS = {"MIG": (None, None), "GB200": (2500, 1250), "B200": (2250, 1125), "H200 NVL": (835.5, 417.5)}
+PEAKS |= {"H200": (989.4, 494.7)}
 PEAKS |= {"H100 PCIe": (756, 378), "H100 NVL": (835, 417.5), "H100": (989.4, 494.7), "A100": (312, 156)}
-PEAKS |= {"L40S": (362, 183), "L40": (181, 90.5), "L4": (121, 60.5), "A10G": (70, 35)}
+PEAKS |= {"L40S": (362, 183), "L40": (181, 90.5), "L4": (121, 60.5), "A10G": (70, 35), "A10": (125, 62.5)}
+PEAKS |= {"RTX 4090": (165.2, 82.6)}
 
 
 @dataclass
@@ -99,18 +101,21 @@ def row_flops(tower: Any, rows: Tensor) -> tuple[float, float]:
         lengths = [padded_length(count, shape[0]) for count in token_counts(rows, tower.trunk.pad)]
         embed, shape = tower.trunk.encode_group, [round(sum(lengths) / len(lengths))]
     norms, trained = batch_norms(tower), [p for p in tower.parameters() if p.requires_grad]
-    for norm in norms:
-        norm.eval()  # in training it may wait for other ranks
-    with torch.compiler.set_stance("force_eager"), FakeTensorMode(allow_non_fake_inputs=True):
-        with FlopCounterMode(display=False) as trunk:
-            features = embed(torch.empty(2, *shape, dtype=rows.dtype, device=rows.device))
-        with FlopCounterMode(display=False) as rest:
-            embeddings = tower.projection(features)
-            forward = rest.get_total_flops()
-            if embeddings.requires_grad:
-                torch.autograd.grad(embeddings.sum(), trained, allow_unused=True)
-    for norm in norms:
-        norm.train()
+    cache = tower._frozen_cache
+    try:
+        for norm in norms:
+            norm.eval()  # in training it may wait for other ranks
+        with torch.compiler.set_stance("force_eager"), FakeTensorMode(allow_non_fake_inputs=True):
+            with FlopCounterMode(display=False) as trunk:
+                features = embed(torch.empty(2, *shape, dtype=rows.dtype, device=rows.device))
+            with FlopCounterMode(display=False) as rest:
+                embeddings = tower.projection(features)
+                forward = rest.get_total_flops()
+                if embeddings.requires_grad:
+                    torch.autograd.grad(embeddings.sum(), trained, allow_unused=True)
+    finally:
+        for norm in norms:
+            norm.train()
     backward = rest.get_total_flops() - forward
-    forward += 0 if getattr(tower._frozen_cache, "capacity", 0) else trunk.get_total_flops()
+    forward += 0 if cache and cache.capacity_on(rows.device) else trunk.get_total_flops()
     return forward / 2, min(backward, 2 * forward) / 2  # more than twice: a part of the forward pass is repeated

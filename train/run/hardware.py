@@ -32,7 +32,7 @@ def with_precision(config: TrainConfig, folder: Path, world: World) -> TrainConf
     precision = chosen_precision(from_rank_0(world, lambda: recorded_precision(config)), world.device)
     if any_rank(precision is Precision.fp32, world):  # a GPU of one rank does not compute bf16
         precision = Precision.fp32
-    return replace(config, precision=precision, run=replace(config.run, name=folder.name))
+    return replace(config, precision=precision, run=replace(config.run, name=str(folder.relative_to(config.run.dir))))
 
 
 def describe_hardware(config: TrainConfig, world: World, asked: Precision) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -62,11 +62,14 @@ def train_run(world: World, config: TrainConfig) -> None:
     free = {"model.frozen_cache_mb", "data.workers"}
     equal = {key: value for key, value in all_keys(config).items() if key not in free}
     if config.data.mode is Mode.stream:  # the order of its samples depends on their number
-        equal["data.workers"] = worker_count(config.data.workers, world.device)
+        equal["data.workers"] = config.data.workers
     check_same_config(world, {**equal, "torch": torch.__version__, "code": code_digest()})
     validate(config, world.size)
     folder = run_folder(config)
     asked, config = config.precision, with_precision(config, folder, world)
+    if config.data.mode is Mode.stream:  # auto may mean more on one machine than on another
+        fewest = min(gather_objects(worker_count(config.data.workers, world.device), world))
+        config = replace(config, data=replace(config.data, workers=fewest))
     tracking = from_rank_0(world, lambda: resolve_wandb_mode(config.tracking, folder, print))
     parts = build_parts(config, world)
     check_same_config(world, {"data": parts.data.fingerprint})

@@ -166,8 +166,13 @@ def check_run(config: TrainConfig) -> None:
 
 def recorded_precision(config: TrainConfig) -> Precision:
     """Return config.precision, and for `auto` the precision that the run which this one resumes was trained with."""
-    old = (_resumed_keys(config) or {}).get("precision")
-    return Precision(old) if config.precision is Precision.auto and old in list(Precision) else config.precision
+    old, mode = _resumed_keys(config), config.resume.mode
+    if mode not in ("auto", "never"):  # a run folder, or RUN/checkpoints/step_…
+        path = Path(mode).expanduser()
+        runs = [folder for folder in (path, path.parent.parent) if (folder / CONFIG).is_file()]
+        old = flat(saved_config(runs[0])) if runs else None
+    used = (old or {}).get("precision")
+    return Precision(used) if config.precision is Precision.auto and used in list(Precision) else config.precision
 
 
 def _resumed_keys(config: TrainConfig) -> dict[str, Any] | None:

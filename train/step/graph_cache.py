@@ -75,7 +75,7 @@ class MemoryBudget:
 
     def __init__(self, towers: nn.Module, device: torch.device, optimizer: Optimizer | None = None) -> None:
         self._towers, self._device, self._on_gpu = towers, device, device.type == "cuda"
-        self._slots = {} if optimizer is None else optimizer.state
+        self._optimizer = optimizer
         # Read once on a CPU: a process keeps much of what it frees, so a later reading would be too low
         self._cpu_memory = None if self._on_gpu else cpu_memory()
 
@@ -87,8 +87,9 @@ class MemoryBudget:
         """
         free, total = self._cpu_memory or gpu_memory(self._device)
         state = TRAINING_COPIES * sum(p.nbytes for p in self._towers.parameters() if p.requires_grad)
-        if self._on_gpu:  # on a CPU `free` was read before anything was allocated
-            state -= sum(v.nbytes for slot in self._slots.values() for v in slot.values() if isinstance(v, Tensor))
+        if self._on_gpu and self._optimizer:  # on a CPU `free` was read before anything was allocated
+            slots = self._optimizer.state.values()  # a resume replaces the dictionary
+            state -= sum(value.nbytes for slot in slots for value in slot.values() if isinstance(value, Tensor))
         return free - max(state, 0) - SPARE * total
 
     def measured(self, embed: Callable[[], TensorPair], inputs: Sequence[Tensor]) -> tuple[TensorPair, int]:

@@ -24,9 +24,7 @@ class SizeExchange:
     def __init__(self, world: World, pairs: tuple[int, ...] | None) -> None:
         self._world, self._pairs = world, pairs
         # the numbers never enter a device, for which the host would have to wait
-        self._group: Any = world.group
-        if world.size > 1 and world.device.type == "cuda":
-            self._group = dist.new_group(backend="gloo")
+        self._group: Any = world.control or world.group
 
     def begin(self, batch: Batch) -> Callable[[], Sizes]:
         """Send this rank's numbers; return a function that waits for those of all ranks. Every rank must call both."""

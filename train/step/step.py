@@ -40,6 +40,7 @@ from dyad.train.towers.batch_norm import RunningStatistics
 from dyad.train.towers.tower import TwoTower, tf32_products
 
 AUTOCAST = {Precision.fp32: None, Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}
+BACK_OFF = 100  # steps that assume nothing, after one whose assumptions did not hold
 
 
 class TrainStep:
@@ -85,7 +86,7 @@ class TrainStep:
         self._scaler = torch.amp.GradScaler(world.device.type, enabled=precision is Precision.fp16)
         self._skipped, self._skipped_in_a_row = 0, 0
         self._spikes = LossSpikes(config.optim.spike)
-        self._sizes, self._trusting = SizeExchange(world, pairs), True
+        self._sizes, self._trust_from = SizeExchange(world, pairs), 0
         self._chunks = chunk_count(config.global_batch_size, world.size, config.chunk_size)
         self._keep_graphs = config.keep_graphs if self._chunks > 1 else 1
         self._memory = MemoryBudget(towers, world.device, self.optimizer)
@@ -107,15 +108,16 @@ class TrainStep:
             group["lr"] = lr
         statistics = self._statistics.read()  # to put back if the step is skipped
         self._statistics.begin(len(batch))
-        scalars, norm = self._attempt(batch, step, sizes)
+        scalars, norm = self._attempt(batch, step, sizes, trusting=step >= self._trust_from)
         if scalars is None:  # what was assumed does not hold: again, from the same state
+            self._trust_from = step + BACK_OFF
             scaler = self._scaler.state_dict()
             self._scaler.update()  # forgets that the gradients were unscaled
             self._scaler.load_state_dict(scaler)
             self.objective.undo()  # pyright: ignore[reportCallIssue]
             self._statistics.write(statistics)
             self._statistics.begin(len(batch))
-            scalars, norm = self._attempt(batch, step, sizes)
+            scalars, norm = self._attempt(batch, step, sizes, trusting=False)
             assert scalars is not None
         self._apply_or_skip(scalars["loss"], scalars["grad_norm"], norm, statistics)
         self.scalars = {**scalars, "lr": lr, "skipped": float(self._skipped)}
@@ -126,15 +128,16 @@ class TrainStep:
         self.stage = f"what follows step {step + 1}"
         return self.scalars
 
-    def _attempt(self, batch: Batch, step: int, sizes: Callable[[], Sizes]) -> tuple[dict[str, float] | None, Tensor]:
+    def _attempt(
+        self, batch: Batch, step: int, sizes: Callable[[], Sizes], trusting: bool
+    ) -> tuple[dict[str, float] | None, Tensor]:
         """Fill .grad of the trained parameters; return the step's scalars and the norm of the gradient.
 
-        One host read brings the scalars, the stop requests, and whether the conditions hold that the objective assumed
-        (see train/losses/sums/conditions.py). The scalars are None if they do not; the next attempt then assumes none.
+        One host read brings the scalars, the stop requests, and whether the conditions hold that the objective assumes
+        if `trusting` (see train/losses/sums/conditions.py). The scalars are None if they do not.
         """
         self.optimizer.zero_grad(set_to_none=True)
-        trusting = self._trusting
-        result, checks = self._gradient(batch, step, sizes)
+        result, checks = self._gradient(batch, step, sizes, trusting)
         tensors = {"loss": result.loss.detach(), **result.metrics}
         if (scale := getattr(self.objective, "logit_scale", None)) is not None:
             tensors["logit_scale"] = scale.detach().exp()  # 1/τ of this step, before the optimiser moves it
@@ -145,8 +148,8 @@ class TrainStep:
         norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
         values = torch.stack([*tensors.values(), norm]).tolist()  # one reading: the host waits for the GPU at each
         scalars = dict(zip([*tensors, "grad_norm"], values, strict=True))
-        self.stopping, self._trusting = scalars.pop("stop") > 0, scalars.pop("broken") == 0
-        return (None if trusting and not self._trusting else scalars), norm
+        self.stopping, broken = scalars.pop("stop") > 0, scalars.pop("broken") > 0
+        return (None if trusting and broken else scalars), norm
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the training step for a checkpoint: loss scale, counts of skipped steps, recent losses.
@@ -154,14 +157,16 @@ class TrainStep:
         All values can be written as JSON. Weights and optimiser state are saved separately.
         """
         skipped = [self._skipped, self._skipped_in_a_row]
-        return {"scaler": self._scaler.state_dict(), "skipped": skipped, "losses": [*self._spikes.losses]}
+        state = {"scaler": self._scaler.state_dict(), "skipped": skipped, "losses": [*self._spikes.losses]}
+        return {**state, "trust_from": self._trust_from}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._scaler.load_state_dict(state["scaler"])
         self._skipped, self._skipped_in_a_row = state["skipped"]
         self._spikes.losses.extend(state["losses"])
+        self._trust_from = state.get("trust_from", 0)  # older checkpoints have none
 
-    def _gradient(self, batch: Batch, step: int, of_ranks: Callable[[], Sizes]) -> tuple[Any, Checks]:
+    def _gradient(self, batch: Batch, step: int, of_ranks: Callable[[], Sizes], trusting: bool) -> tuple[Any, Checks]:
         """Compute the loss of a batch and fill .grad of the trained parameters.
 
         Returns the objective's result (loss, metrics), and the conditions under which it is right. of_ranks: a function
@@ -189,7 +194,7 @@ class TrainStep:
                 related["known_positives"] = batch.known_positives
             self.local_timer.stop()  # the objective begins with a collective
             with record_function("objective"):
-                with checked(self._trusting, of_ranks()) as checks:
+                with checked(trusting, of_ranks()) as checks:
                     result = self.objective(x, y_pairs, batch.sample_ids, negatives=columns, **related)
                 self._scaler.scale(result.loss).backward()
             # a frozen side has no gradient, but its tower must run backward too: its averaging waits for one

@@ -58,13 +58,13 @@ class FrozenCache:
         compute: the frozen part of a tower; for texts its second argument is the lengths of the rows. inputs: pixels
         (b, 3, S, S) or token ids (b, L). depends_on(): a key of all that the outputs depend on besides `inputs`
         (precision, weights); when it changes, the cache is emptied. counts: tokens of each row of texts; None: they are
-        read from `inputs`. The bits of a row's output do not depend on the other rows.
+        read from `inputs`. With a capacity above 0 the bits of a row's output do not depend on the other rows.
         """
+        if self.pad is not None and counts is None:
+            counts = token_counts(inputs, self.pad)
+        if not (capacity := self.capacity_on(inputs.device)):
+            return compute(inputs) if counts is None else compute(inputs, counts)
         lengths = self._lengths(inputs, counts)
-        capacity = CAPACITY[inputs.device.type] if self.capacity is None else self.capacity
-        if not capacity:
-            order, outputs = self._features(compute, inputs, range(len(inputs)), lengths)
-            return outputs[index_on(inputs.device, np.argsort(order))]
         if (state := depends_on()) != self._depends_on:
             self._cached, self._free, self._depends_on = {}, capacity, state
         # Without its padding: the same text has the same key however long it was padded.
@@ -85,12 +85,15 @@ class FrozenCache:
                 self._free -= size
         return outputs
 
+    def capacity_on(self, device: torch.device) -> int:
+        """Return how many bytes of outputs are held for inputs on `device`."""
+        return CAPACITY[device.type] if self.capacity is None else self.capacity
+
     def _lengths(self, inputs: Tensor, counts: Lengths | None) -> list[int]:
         """Return the padded length of each row of `inputs`: of texts as FrozenCache.__call__ has it, else its size."""
         limit = inputs.shape[1]
-        if self.pad is None:
+        if counts is None:
             return [limit] * len(inputs)
-        counts = token_counts(inputs, self.pad) if counts is None else counts
         return [padded_length(count, limit) for count in counts.tolist()]
 
     def _features(

@@ -37,7 +37,7 @@ def test_workers_auto(cores: int, ranks: int, workers: int, monkeypatch: pytest.
 
 @pytest.mark.parametrize("workers", [-1, "many", 1.5, True, None])
 def test_workers_that_are_no_number(workers: object) -> None:
-    with pytest.raises(ConfigError, match=f"data.workers={workers}: must be auto, or 0 or more"):
+    with pytest.raises(ConfigError, match=f"data.workers={workers}: must be auto, or a whole number from 0"):
         DataConfig(workers=workers)
 
 

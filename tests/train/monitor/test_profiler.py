@@ -1,10 +1,12 @@
 """The summary of a trace, whose numbers are known by hand; the traces of a run are in test_telemetry.py."""
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.tiny_runs import refused
+from torch.profiler import record_function
 
 from dyad.train.config import UNTRACED
 from dyad.train.monitor.profiler import summary, traced
@@ -29,7 +31,7 @@ def test_on_a_cpu_a_part_lasts_as_long_as_its_ranges() -> None:
         span("cpu_op", "c10d::allreduce_", 300, 400),
         span("user_annotation", "gloo:all_reduce", 290, 400) | {"tid": 2},
     ]
-    table, numbers = summary([{"ph": "M"}, *RANGES, *operations])
+    table, numbers = summary([{"ph": "M"}, *RANGES, *operations], 9)
     assert numbers == pytest.approx({"outside_towers": 0.5, "exposed_comm_time": 100e-6})
     assert "towers, backward        0.30 ms    30.0%" in table and "the rest                0.35 ms" in table
 
@@ -47,7 +49,7 @@ def test_on_a_gpu_a_part_has_the_kernels_that_it_launched() -> None:
     for number, (launched, name, start, stop) in enumerate(kernels):
         events.append(span("cuda_runtime", "cudaLaunchKernel", launched, launched + 5, correlation=number) | {"tid": 9})
         events.append(span("kernel", name, start, stop, correlation=number))
-    table, numbers = summary(events)
+    table, numbers = summary(events, 9)
     assert numbers == pytest.approx({"outside_towers": 0.32, "exposed_comm_time": 50e-6, "launches": 5})
     assert "objective               0.02 ms     2.0%" in table and "optimiser               0.01 ms" in table
 
@@ -56,14 +58,22 @@ def test_a_run_that_ends_early_has_a_shorter_trace_and_a_full_disk_ends_nothing(
     found: list[Any] = []
 
     def step() -> dict[str, float]:
+        with record_function("towers forward"):
+            time.sleep(0.01)
         return {"loss": 1.0}
 
-    for folder in (tmp_path / "profile", tmp_path / "file" / "profile"):
-        (tmp_path / "file").touch()  # no folder can be made in it
+    def run(folder: Path, steps: int) -> None:
         with traced(step, 50, folder, 3, found.append, found.append) as call:
-            assert [call() for _ in range(UNTRACED + 2)] == [{"loss": 1.0}] * (UNTRACED + 2)
-    numbers, line = found
-    assert numbers["outside_towers"] == 1 and "summary_rank3.txt" in line
+            assert [call() for _ in range(steps)] == [{"loss": 1.0}] * steps
+            time.sleep(0.2)  # the end of a run is no step
+
+    (tmp_path / "file").touch()  # no folder can be made in it
+    run(tmp_path / "profile", UNTRACED + 2)
+    run(tmp_path / "file" / "profile", UNTRACED + 2)
+    run(tmp_path / "none", UNTRACED)
+    numbers, line, refused_by_disk, no_step = found
+    assert numbers["outside_towers"] < 0.5 and "in 2 steps" in line and "summary_rank3.txt" in line
+    assert "no summary" in refused_by_disk and "the run ended before a traced step did" in no_step
 
 
 def test_a_run_without_a_step_to_trace_is_refused(commands, tiny) -> None:

@@ -167,7 +167,8 @@ class SampleState:
         """
         rank, world_size = _rank_and_world()
         table = self._numbers(torch.float32)
-        whole = {name: table.new_empty(self.num_samples if rank == 0 else 0) for name in self.names}
+        samples = self.num_samples if rank == 0 else 0
+        whole = {name: torch.empty(samples, dtype=table.dtype) for name in self.names}  # on the CPU
         owned = [self._own(owner, world_size) for owner in range(world_size)]
         each = math.ceil(BLOCK / world_size)  # samples of one rank in a block
         for first in range(0, math.ceil(self.num_samples / world_size), each):

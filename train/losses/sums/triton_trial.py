@@ -27,6 +27,8 @@ def compiles(device: torch.device) -> bool:
 
 def compile_problem(device: torch.device) -> str:
     """Compile and run a small kernel on a GPU. Returns "", or the reason why that fails and the fix in one line."""
+    if not INSTALLED:
+        return "Triton is not installed. Fix: install a build of torch for CUDA, which brings it"
     try:
         number = torch.ones(1, device=device)
         with torch.cuda.device_of(number):
