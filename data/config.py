@@ -177,7 +177,9 @@ class DataConfig:
         None, "stream: json field with a sample's number 0, 1, …, for objectives that keep state for every sample"
     )
     workers: Any = described(
-        AUTO, "loader processes per rank; only streams depend on it. auto: cores - 1, at most 16; without a GPU 2"
+        AUTO,
+        "loader processes per rank; only streams depend on it. auto: cores - 1, at most 16; without a GPU 2",
+        least=0,
     )
     timeout: float = described(60.0, "seconds a loader process may take for a sample before the run stops; 0: for ever")
     bad_samples: BadSamples = described(

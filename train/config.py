@@ -219,14 +219,14 @@ def _limits(config: Any, prefix: str = "") -> dict[str, bool]:
     """Check the limits in the metadata of the dataclass fields; return error message → whether the limit is broken.
 
     A field's metadata may have "least" (value ≥ limit), "above" (>) or "below" (<). Nested dataclasses are included. A
-    value of None breaks no limit. prefix: the dotted path of `config` in the whole configuration, with its final dot.
+    value that is no number (null, auto) breaks no limit. prefix: the dotted path of `config` in the whole configuration, with its final dot.
     """
     rules: dict[str, bool] = {}
     for f in fields(config):
         key, value = f"{prefix}{f.name}", getattr(config, f.name)
         if is_dataclass(value):
             rules |= _limits(value, f"{key}.")
-        for name, (holds, limit) in LIMITS.items() if value is not None else ():
+        for name, (holds, limit) in LIMITS.items() if isinstance(value, int | float) else ():
             if name in f.metadata:
                 rules[f"{key}={value}: must be {limit.format(f.metadata[name])}"] = not holds(value, f.metadata[name])
     return rules
