@@ -219,7 +219,8 @@ def _limits(config: Any, prefix: str = "") -> dict[str, bool]:
     """Check the limits in the metadata of the dataclass fields; return error message → whether the limit is broken.
 
     A field's metadata may have "least" (value ≥ limit), "above" (>) or "below" (<). Nested dataclasses are included. A
-    value that is no number (null, auto) breaks no limit. prefix: the dotted path of `config` in the whole configuration, with its final dot.
+    value that is no number (null, auto) breaks no limit. prefix: the dotted path of `config` in the whole
+    configuration, with its final dot.
     """
     rules: dict[str, bool] = {}
     for f in fields(config):
