@@ -9,28 +9,18 @@ places in the code are written too, as JSON. DDP's buckets are not among the col
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.helpers.dist import printed
+
 Census = dict[str, dict[str, dict[str, int]]]
 
 
 def census(processes: int) -> Census:
     """Count in `processes` processes: case → {"reads", "copies", "collectives"} → place → how often."""
-    start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    run = subprocess.run(
-        [sys.executable, *start, str(ROOT / "tests/jobs/host_reads_job.py")],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])},
-    )
-    assert run.returncode == 0, run.stderr[-4000:]
-    return json.loads(next(line for line in run.stdout.splitlines() if line.startswith("{")))
+    lines = printed("host_reads_job.py", processes).splitlines()
+    return json.loads(next(line for line in lines if line.startswith("{")))
 
 
 def main() -> None:

@@ -358,7 +358,7 @@ def test_kernels_that_cannot_be_compiled_are_one_line(monkeypatch: pytest.Monkey
     monkeypatch.setattr(machine, "gpu_count", lambda: 1)
     for error, fix in (
         (RuntimeError("Failed to find C compiler. Please specify via CC\nmore"), "install gcc"),
-        (PermissionError(13, "Permission denied", "/root/.triton/cache"), "set TRITON_CACHE_DIR"),
+        (PermissionError(13, "Permission denied", "triton/cache"), "set TRITON_CACHE_DIR"),
     ):
 
         def ones(*_: object, error: Exception = error, **__: object) -> None:
