@@ -48,7 +48,8 @@ def describe_hardware(config: TrainConfig, world: World, asked: Precision) -> It
     else:
         devices, group = f"{world.size} process{'es' * (world.size > 1)} on CPU", ", gloo"
     each = "" if world.size == 1 else " per rank" if cuda else " each"
-    yield f"{devices}{group * (world.size > 1)}, {config.precision.value}, {workers} loader workers{each}"
+    loader = f"{workers} loader worker{'s' * (workers != 1)}{each}"
+    yield f"{devices}{group * (world.size > 1)}, {config.precision.value}, {loader}"
     own = chosen_precision(asked, world.device)
     if own is not config.precision:
         used = f"precision=auto takes {config.precision.value}, not {own.value}"
