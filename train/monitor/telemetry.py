@@ -10,14 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from dyad.data.batch import Batch
 from dyad.train.config import Precision
 from dyad.train.distributed.world import World
 from dyad.train.monitor.stragglers import LocalTimer
-from dyad.train.towers.batch_norm import batch_norms
+from dyad.train.towers.build import features_on_meta, on_meta
 from dyad.train.towers.pooled import Pooled
 from dyad.train.towers.rows import padded_length, token_counts
 from dyad.train.towers.tower import TwoTower
@@ -93,29 +92,22 @@ def step_flops(towers: TwoTower, batch: Batch) -> float:
 def row_flops(tower: Any, rows: Tensor) -> tuple[float, float]:
     """Return the FLOPs of a Tower's forward pass and of its backward pass, for one of the inputs `rows`, (b, …).
 
-    Texts that the tower groups by length count at their mean length. The tower runs on two rows of fake tensors (shapes
-    without values), eagerly; its weights, gradients and statistics stay as they are.
+    Texts that the tower groups by length count at their mean length. A copy of the tower without memory runs once, on
+    two rows, eagerly: the tower and the random numbers stay as they are.
     """
-    embed, shape = tower.features, list(rows.shape[1:])
-    if isinstance(tower.trunk, Pooled):
-        lengths = [padded_length(count, shape[0]) for count in token_counts(rows, tower.trunk.pad)]
-        embed, shape = tower.trunk.encode_group, [round(sum(lengths) / len(lengths))]
-    norms, trained = batch_norms(tower), [p for p in tower.parameters() if p.requires_grad]
-    cache = tower._frozen_cache
-    try:
-        for norm in norms:
-            norm.eval()  # in training it may wait for other ranks
-        with torch.compiler.set_stance("force_eager"), FakeTensorMode(allow_non_fake_inputs=True):
-            with FlopCounterMode(display=False) as trunk:
-                features = embed(torch.empty(2, *shape, dtype=rows.dtype, device=rows.device))
-            with FlopCounterMode(display=False) as rest:
-                embeddings = tower.projection(features)
-                forward = rest.get_total_flops()
-                if embeddings.requires_grad:
-                    torch.autograd.grad(embeddings.sum(), trained, allow_unused=True)
-    finally:
-        for norm in norms:
-            norm.train()
-    backward = rest.get_total_flops() - forward
-    forward += 0 if cache and cache.capacity_on(rows.device) else trunk.get_total_flops()
+    shape, copied = list(rows.shape[1:]), on_meta(tower).eval()
+    if isinstance(copied.trunk, Pooled):
+        lengths = [padded_length(count, shape[0]) for count in token_counts(rows, copied.trunk.pad)]
+        shape = [round(sum(lengths) / len(lengths))]
+    with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
+        features = features_on_meta(copied, torch.empty(2, *shape, dtype=rows.dtype, device="meta"))
+        trunk = counter.get_total_flops()
+        embeddings = copied.projection(features)
+        forward = counter.get_total_flops()
+        if embeddings.requires_grad:
+            trained = [p for p in copied.parameters() if p.requires_grad]
+            torch.autograd.grad(embeddings.sum(), trained, allow_unused=True)
+        backward = counter.get_total_flops() - forward
+    if tower._frozen_cache and tower._frozen_cache.capacity_on(rows.device):
+        forward -= trunk
     return forward / 2, min(backward, 2 * forward) / 2  # more than twice: a part of the forward pass is repeated

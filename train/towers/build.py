@@ -122,7 +122,7 @@ def _probe(tower: Tower, inputs: Tensor, problem: str) -> int:
     """
     tower.eval()
     try:
-        width, used = _run_once(_on_meta(tower), inputs.to("meta"))
+        width, used = _run_once(on_meta(tower), inputs.to("meta"))
         # a table has no values on the meta device, so a token id beyond its end goes unnoticed
         rows = [module.num_embeddings for module in tower.modules() if isinstance(module, nn.Embedding)]
         if inputs.dtype != torch.uint8 and int(inputs.max()) >= max(rows, default=0):
@@ -135,20 +135,23 @@ def _probe(tower: Tower, inputs: Tensor, problem: str) -> int:
     return width
 
 
-def _on_meta(tower: Tower) -> Tower:
+def on_meta(tower: Tower) -> Tower:
     """Return a copy of a tower on the meta device: its tensors have shapes and no values, so they take no memory."""
     copies = {id(b): b.detach().to("meta") for b in tower.buffers()}
     copies |= {id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in tower.parameters()}
     return copy.deepcopy(tower, copies)
 
 
+def features_on_meta(tower: Tower, inputs: Tensor) -> Tensor:
+    """Return the features of a tower on the meta device. Texts count as of full length: no token can be read there."""
+    if isinstance(tower.trunk, Pooled):
+        return tower.trunk.encoder(input_ids=inputs).last_hidden_state[:, 0]
+    return tower.features(inputs)
+
+
 def _run_once(tower: Tower, inputs: Tensor) -> tuple[int, list[bool]]:
     """Run a tower on `inputs`; return the width of its embeddings, and for each parameter whether it has a gradient."""
-    if isinstance(tower.trunk, Pooled) and inputs.is_meta:  # neither lengths nor a mask can be read from such tokens
-        features = tower.trunk.encoder(input_ids=inputs).last_hidden_state[:, 0]
-    else:
-        features = tower.features(inputs)
-    embedding = tower.projection(features)
+    embedding = tower.projection(features_on_meta(tower, inputs) if inputs.is_meta else tower.features(inputs))
     trained = [p for p in tower.parameters() if p.requires_grad]
     gradients = torch.autograd.grad(embedding.sum(), trained, allow_unused=True) if trained else ()
     used = {id(p) for p, gradient in zip(trained, gradients, strict=True) if gradient is not None}

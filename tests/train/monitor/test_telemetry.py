@@ -49,7 +49,7 @@ def test_texts_count_at_their_mean_length() -> None:
             super().__init__()
             self.table, self.layer = nn.Embedding(9, 8), nn.Linear(8, 8)
 
-        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> object:
+        def forward(self, input_ids: torch.Tensor) -> object:
             return type("Out", (), {"last_hidden_state": self.layer(self.table(input_ids))})
 
     tokens = torch.zeros(4, 32, dtype=torch.int64)
