@@ -8,6 +8,7 @@ python tests/helpers/cli.py reads JSON lines, {"start": [module, argument, …],
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import runpy
@@ -100,6 +101,11 @@ def serve() -> None:
     sys.path[0] = str(ROOT / "tests")  # not helpers/: its modules are helpers.NAME everywhere
     for module in HEAVY:
         import_module(module)
+    sys.modules["dyad.train.cli.compose"].register()
+    curves, plots = (sys.modules[f"dyad.eval.report.{name}"] for name in ("curves", "plots"))
+    plots.line_chart("", curves.Chart("", [curves.Series("", [1, 2], [1, 2])]))  # Matplotlib looks for its font once
+    gc.collect()
+    gc.freeze()  # a collection in a fork would copy every page
     for line in sys.stdin:
         question = json.loads(line)
         if "wait" in question:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,9 @@ UNQUOTED = re.compile(r"[\w./:@+-]+|\[[\w.,+-]*\]")  # values that Hydra's gramm
 CONFIG_DIR = Path(__file__).absolute().parents[2] / "configs"  # dyad/configs
 
 
+@cache
 def register() -> None:
-    """Store the schema of TrainConfig, and of the options of each objective, in Hydra's ConfigStore."""
+    """Store the schema of TrainConfig, and of the options of each objective, in Hydra's ConfigStore, once per process."""
     store = ConfigStore.instance()
     store.store(name="schema", node=open_schema(TrainConfig))
     for name, options in OBJECTIVES.items():
