@@ -43,7 +43,7 @@ CONFIG_DIR = Path(__file__).absolute().parents[2] / "configs"  # dyad/configs
 
 @cache
 def register() -> None:
-    """Store the schema of TrainConfig, and of the options of each objective, in Hydra's ConfigStore, once per process."""
+    """Store the schemas of TrainConfig and of each objective's options in Hydra's ConfigStore, once per process."""
     store = ConfigStore.instance()
     store.store(name="schema", node=open_schema(TrainConfig))
     for name, options in OBJECTIVES.items():
