@@ -6,6 +6,7 @@ NCCL's semantics are played on gloo: the collective that an abort ends completes
 import os
 import random
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -27,7 +28,7 @@ from dyad.train.distributed.failures import PeerFailure, process_group
 from dyad.train.distributed.world import World, all_reduce_sum, any_rank, broadcast_object, gather_objects
 from dyad.train.monitor.stragglers import LocalTimer, Stragglers
 
-SEEDS = int(os.environ.get("SEEDS", "100"))
+SEEDS = int(sys.argv[1])  # of each ten, one is of each kind of failure
 TIMEOUT = 10.0  # of the groups, in seconds
 RANDOM = random.Random(0)
 aborted: set[dist.ProcessGroup | None] = set()  # groups whose aborted collective has completed

@@ -3,6 +3,7 @@
 import random
 from statistics import median
 
+import pytest
 from helpers.dist import launch
 
 from dyad.train.distributed.listener import poll_interval
@@ -10,9 +11,10 @@ from dyad.train.distributed.world import World
 from dyad.train.monitor.stragglers import median_without
 
 
-def test_control_messages_and_aborts() -> None:
-    """Also: 100 random failures, each followed by collectives of random memory, never blamed on a healthy rank."""
-    launch("dist_control.py", 2)
+@pytest.mark.parametrize("failures", ["20", pytest.param("100", marks=pytest.mark.soak)])
+def test_control_messages_and_aborts(failures: str) -> None:
+    """Also: random failures, each followed by collectives of random memory, never blamed on a healthy rank."""
+    launch("dist_control.py", 2, failures)
 
 
 def test_the_store_gets_as_many_questions_from_a_thousand_ranks_as_from_eight() -> None:
