@@ -1,7 +1,5 @@
 """Findings of health checks, for the command `doctor` and the HTML report: ok, a warning or a failure, with a fix."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 

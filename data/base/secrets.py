@@ -1,7 +1,5 @@
 """Redact credentials in files and output: in URLs, in values of the environment, and under names such as `password`."""
 
-from __future__ import annotations
-
 import netrc
 import os
 import re

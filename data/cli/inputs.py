@@ -4,8 +4,6 @@ Training refuses an input with a bad row. The readers in this module yield a Bad
 and go on with the next row.
 """
 
-from __future__ import annotations
-
 import csv
 import os
 from array import array

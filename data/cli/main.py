@@ -1,8 +1,6 @@
 """`python -m data VERB` with the verbs index, check and pack. The module of a verb is imported only when the verb
 runs."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 The shards are those of webdataset; they keep the bytes of the pictures.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

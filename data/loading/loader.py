@@ -4,8 +4,6 @@
 so the workers are not restarted between two epochs.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -24,7 +22,7 @@ CPU_WORKERS, MOST_WORKERS = 2, 16  # of data.workers=auto, on CPUs and on GPUs
 Positions = Sequence[tuple[int, int]]  # (epoch, sample id) each
 
 
-def worker_count(workers: int | str, device: torch.device) -> int:
+def worker_count(workers: int | str, device: "torch.device") -> int:
     """Return the number of loader processes of this rank: `workers`, the setting of data.workers, or what `auto` means.
 
     auto: on a GPU one for each core of this rank except one, at least 1 and at most 16; on a CPU, which also trains, 2.

@@ -8,8 +8,6 @@ size, the number of workers or the division into shards.
 G is the number of samples in a global batch, over all ranks.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from itertools import accumulate

@@ -8,8 +8,6 @@ opened without a scan. The JSON carries seals: hashes which prove that this user
 the index (see index_cache.py). An index without a valid seal is made anew.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json
@@ -56,7 +54,7 @@ class OffsetTable:
     checked when the table is opened, so that opening a shard takes no time.
     """
 
-    index: ShardIndex
+    index: "ShardIndex"
     rows: np.ndarray
     members: np.ndarray
     keys: np.ndarray

@@ -6,8 +6,6 @@ not list single files: it summarises each block of consecutive files. A configur
 most BLOCKS (32) blocks, so that the record takes a few KB for any number of files.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,7 +45,7 @@ class Changes:
     added: dict[str, int]
 
 
-def file_entries(indexes: Iterable[ShardIndex]) -> list[FileEntry]:
+def file_entries(indexes: Iterable["ShardIndex"]) -> list[FileEntry]:
     """Convert each shard index to a FileEntry (name, size, sample count and SHA-256 of the shard), in the same
     order."""
     return [FileEntry(index.name, index.size, index.samples, index.sha256) for index in indexes]

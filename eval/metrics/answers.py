@@ -9,8 +9,6 @@ answer is a pattern, searched regardless of case; a pattern that does not compil
 The character classes are those of the `regex` module, as in DPR: its Unicode version is newer than Python's.
 """
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -28,7 +26,7 @@ _BETWEEN = "\x1f"  # a control character is in no token, and lower() treats the 
 _SECONDS = 10.0  # for one pattern in one text; a pattern with catastrophic backtracking would never end
 
 
-def prepared(answers: Iterable[str], mode: AnswerMatch = AnswerMatch.string) -> Answers:
+def prepared(answers: Iterable[str], mode: AnswerMatch = AnswerMatch.string) -> "Answers":
     """Return an Answers object that searches texts for the answers of one question. mode: whether the answers are
     strings or regular expressions.
     """

@@ -17,8 +17,6 @@ not in the ranks.
 Shape letters: b questions in a block, n questions in all, m passages, D embedding width, k hits of a question.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

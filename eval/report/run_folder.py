@@ -1,7 +1,5 @@
 """Reads a run folder for the HTML report, except the weights. Files may be missing, damaged, or of an older version."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress

@@ -3,8 +3,6 @@
 Symbols: k queries of the sample, m items, D embedding width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

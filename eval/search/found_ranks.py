@@ -3,8 +3,6 @@
 Symbols: n queries, m items, p pairs of a query and an item.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

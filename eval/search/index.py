@@ -19,8 +19,6 @@ GPU build supports it.
 Symbols: n queries, m corpus rows, D vector width, k results per query, q queries of a block, s rows of a shard.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from types import ModuleType
@@ -57,7 +55,7 @@ class Hits(NamedTuple):
     scores: np.ndarray
     positions: np.ndarray
 
-    def of(self, queries: slice) -> Hits:
+    def of(self, queries: slice) -> "Hits":
         """Return Hits (found corpus rows and their scores) for only the queries in the slice `queries`."""
         return Hits(self.scores[queries], self.positions[queries])
 

@@ -5,8 +5,6 @@ metrics. The baselines are BM25, the encoder before training, and the reciprocal
 result holds the difference of the model to each baseline, with its 95 % interval.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

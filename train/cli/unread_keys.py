@@ -5,8 +5,6 @@ that READ_ONLY_WITH lists for it. Keys that a recipe sets are never refused. Eve
 listed.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any

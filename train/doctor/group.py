@@ -4,8 +4,6 @@
 Under torchrun the processes are torchrun's, on all machines.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

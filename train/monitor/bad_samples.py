@@ -5,8 +5,6 @@ a checkpoint, so a run stops at most tracking.every steps late. The limits look 
 training order, so the result depends neither on the number of ranks nor on where the run was stopped and resumed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

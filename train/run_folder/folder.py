@@ -1,7 +1,5 @@
 """The run folder: its name, its config.yaml, and the keys that may change when the run resumes. Needs no torch."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

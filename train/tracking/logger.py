@@ -1,7 +1,5 @@
 """Log a run, on rank 0 only, to metrics.jsonl (every scalar, the source of truth), log.txt, console and trackers."""
 
-from __future__ import annotations
-
 import json
 import math
 import secrets
@@ -57,7 +55,7 @@ class Logger:
         for sink in self._sinks:
             sink.close(failed)
 
-    def __enter__(self) -> Logger:
+    def __enter__(self) -> "Logger":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -4,8 +4,6 @@ Records carry a step metric of our own, AXIS, instead of step=, because W&B drop
 are in the run folder. W&B's service process may outlive a run by FINISH seconds when its server does not answer.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
