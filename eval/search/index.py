@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
+from dyad.data.loading.order import local_rows
 from dyad.eval.encode.process_memory import drop_pages
 from dyad.eval.search.index_spec import EXACT, Spec, has_gpu, load_faiss
 from dyad.train.distributed.agreement import from_rank_0
@@ -139,8 +140,7 @@ class Index:
         n: the number of queries. The processes divide all pairs evenly.
         """
         pairs = [(row, query) for row in range(0, len(self.corpus), self._rows) for query in range(0, n, BLOCK)]
-        begin, end = (len(pairs) * rank // self.world.size for rank in (self.world.rank, self.world.rank + 1))
-        return pairs[begin:end]
+        return pairs[local_rows(len(pairs), self.world.rank, self.world.size)]
 
 
 # ---- a shard -------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dyad.data.base.files import write_json
-from dyad.data.base.secrets import known_secrets, redacted, without_credentials
+from dyad.data.base.secrets import known_secrets, without_credentials, without_secrets
 from dyad.train.config import TrackingConfig, Wandb
 from dyad.train.panels import Cell, Grid, Panels, Picture
 from dyad.train.tracking.background import CLEAN_UP, TrackedRun, Tracker
@@ -43,7 +43,7 @@ class WandbRun(Tracker):
             resume="allow",
             mode=run.config.wandb.value,
             dir=str(run.folder),
-            config=redacted(run.run_config),
+            config=without_secrets(run.run_config, by_name=True),
             settings=self._wandb.Settings(
                 silent=True,
                 console="off",
