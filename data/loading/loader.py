@@ -7,7 +7,9 @@ so the workers are not restarted between two epochs.
 import os
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
+
+import torch
 
 from dyad.data.base.parallel import available_cores, core_quota
 from dyad.data.batch import Batch
@@ -15,14 +17,11 @@ from dyad.data.config import AUTO
 from dyad.data.loading.order import Order, local_rows
 from dyad.data.loading.parts import batches_of_parts
 
-if TYPE_CHECKING:
-    import torch
-
 CPU_WORKERS, MOST_WORKERS = 2, 16  # of data.workers=auto, on CPUs and on GPUs
 Positions = Sequence[tuple[int, int]]  # (epoch, sample id) each
 
 
-def worker_count(workers: int | str, device: "torch.device") -> int:
+def worker_count(workers: int | str, device: torch.device) -> int:
     """Return the number of loader processes of this rank: `workers`, the setting of data.workers, or what `auto` means.
 
     auto: on a GPU one for each core of this rank except one, at least 1 and at most 16; on a CPU, which also trains, 2.

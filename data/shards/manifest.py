@@ -10,10 +10,9 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from dyad.data.shards.index import ShardIndex
+from dyad.data.shards.index import ShardIndex
 
 BLOCKS = 32  # summaries of one list, at most
 
@@ -45,7 +44,7 @@ class Changes:
     added: dict[str, int]
 
 
-def file_entries(indexes: Iterable["ShardIndex"]) -> list[FileEntry]:
+def file_entries(indexes: Iterable[ShardIndex]) -> list[FileEntry]:
     """Convert each shard index to a FileEntry (name, size, sample count and SHA-256 of the shard), in the same
     order."""
     return [FileEntry(index.name, index.size, index.samples, index.sha256) for index in indexes]

@@ -128,10 +128,8 @@ def embedded(
     if the weights and the data are the same. tokenize: the model's tokenizer. config: the data options. log: function
     that prints a line; None: a progress bar on a terminal, lines on standard output elsewhere.
     """
-    asked, passages = (
-        question_texts(questions, tokenize, config.question),
-        passage_texts(corpus, tokenize, config.passage),
-    )
+    asked = question_texts(questions, tokenize, config.question)
+    passages = passage_texts(corpus, tokenize, config.passage)
     x = identity_of(encode.towers["x"], questions.fingerprint, repr(config.question))
     y = identity_of(encode.towers["y"], corpus.fingerprint, repr(config.passage))
 
