@@ -20,14 +20,7 @@ import numpy as np
 
 from dyad.data.base.errors import BadRow, ConfigError, DataError, nearest
 from dyad.data.config import DataConfig, PassageConfig
-from dyad.data.question_passage.corpus import (
-    CHECK,
-    Corpus,
-    CorpusPassages,
-    PassageList,
-    corpus_files,
-    open_corpus,
-)
+from dyad.data.question_passage.corpus import CHECK, Corpus, CorpusPassages, PassageList, corpus_files, open_corpus
 from dyad.data.question_passage.formats import Record, query_of, record_of
 from dyad.data.question_passage.passages import InlinePassages, Passage, Question
 from dyad.data.shards.content_keys import Int64s, hash_ids, key_name

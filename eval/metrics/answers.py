@@ -33,15 +33,15 @@ def prepared(answers: Iterable[str], mode: AnswerMatch = AnswerMatch.string) -> 
     return _Strings(answers) if mode is AnswerMatch.string else _Patterns(answers)
 
 
-def top_k_accuracy(hits: Sequence[Sequence[bool]], ks: Iterable[int] = TOP_K) -> dict[str, np.ndarray]:
-    """Return "accuracy@k" → (n,) array for each k in `ks`: 1 if one of the first k passages of a question contains an
+def top_k_accuracy(hits: Sequence[Sequence[bool]]) -> dict[str, np.ndarray]:
+    """Return "accuracy@k" → (n,) array for each k in TOP_K: 1 if one of the first k passages of a question contains an
     answer, else 0.
 
     hits: a row for each of n questions, which says of each of its passages, best first, whether it contains an answer.
     A row may be shorter than k.
     """
     first = np.array([next((i for i, hit in enumerate(row) if hit), np.inf) for row in hits])
-    return {f"accuracy@{k}": (first < k).astype(np.float64) for k in ks}
+    return {f"accuracy@{k}": (first < k).astype(np.float64) for k in TOP_K}
 
 
 class _Strings:

@@ -21,22 +21,17 @@ def spread(n: int, count: int = QUERIES) -> np.ndarray:
 
 
 def score_histogram(
-    queries_kD: np.ndarray,
-    items_mD: np.ndarray,
-    right: Sequence[np.ndarray],
-    best_wrong: np.ndarray,
-    seed: int = 0,
+    queries_kD: np.ndarray, items_mD: np.ndarray, right: Sequence[np.ndarray], best_wrong: np.ndarray
 ) -> dict[str, list[Any]]:
     """Make histograms with the same bins of the scores of right pairs, wrong pairs and best wrong items, for a sample
     of k queries.
 
     Returns {"edges": BINS + 1 boundaries of the bins, "right", "wrong", "best_wrong": BINS counts each}. The wrong
-    pairs are random pairs of a query and an item, drawn with `seed`, without the right ones. queries_kD, items_mD:
-    embeddings. right: the indices of the right items of each query, of which at most
-    PER_QUERY are used. best_wrong (k,): the score of the best wrong item of each query, −inf if there is none. items_mD
-    may be memory-mapped, and float16.
+    pairs are random pairs of a query and an item, without the right ones. queries_kD, items_mD: embeddings. right: the
+    indices of the right items of each query, of which at most PER_QUERY are used. best_wrong (k,): the score of the
+    best wrong item of each query, −inf if there is none. items_mD may be memory-mapped, and float16.
     """
-    draw = np.random.default_rng(seed)
+    draw = np.random.default_rng(0)
     some_right = [items[spread(len(items), PER_QUERY)] for items in right]
     others = [np.setdiff1d(draw.integers(0, len(items_mD), PER_QUERY), items) for items in right]
     scores = {

@@ -78,9 +78,8 @@ def by_section(keys: Mapping[str, Any]) -> dict[str, str]:
     found: dict[str, list[str]] = {}
     for key, value in keys.items():
         section, dot, _ = key.partition(".")
-        found.setdefault(section if dot else "training", []).append(
-            f"{key.removeprefix(f'{section}.')}={_public(value)}"
-        )
+        shown = f"{key.removeprefix(f'{section}.')}={_public(value)}"
+        found.setdefault(section if dot else "training", []).append(shown)
     return {section: ", ".join(values) for section, values in found.items()}
 
 
