@@ -5,8 +5,6 @@ Letters in shapes: b samples of this rank; k extra items of the y side, such as 
 batch and an item known to be relevant to this row; L tokens of a text; H, W height and width of a picture.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar
@@ -107,7 +105,7 @@ class Batch:
 
         mapped(self, record)
 
-    def pin_memory(self) -> Batch:
+    def pin_memory(self) -> "Batch":
         return mapped(self, Tensor.pin_memory)
 
 

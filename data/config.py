@@ -1,8 +1,6 @@
 """The configuration of data: the keys data.* with their defaults and help. Does not import torch, because --help reads
 it."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """Options of evaluations, and the options of the commands of dyad.eval. Does not import torch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 

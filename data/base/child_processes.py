@@ -1,7 +1,5 @@
 """Make child processes end together with their parent, even when SIGKILL ends the parent."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -4,8 +4,6 @@ A dataclass describes the keys of a command: their names, types, defaults and he
 braces need no quotes; one pair of quotes around a value is dropped. Imports nothing heavy, such as torch.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """Exit codes, the errors that a user can cause, and `run`, which turns them into messages and exit codes."""
 
-from __future__ import annotations
-
 import difflib
 import os
 import re

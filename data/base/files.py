@@ -3,8 +3,6 @@
 Folders are written atomically too, except at a power cut.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

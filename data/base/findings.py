@@ -1,9 +1,8 @@
 """Findings of health checks, for the command `doctor` and the HTML report: ok, a warning or a failure, with a fix."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 from dyad.data.base.errors import ExitCode
 
@@ -27,13 +26,4 @@ class Finding:
         return f"{self.level:<5} {self.topic:<13}{self.text}{fix}"
 
 
-def ok(topic: str, text: str) -> Finding:
-    return Finding(Level.ok, topic, text)
-
-
-def warn(topic: str, text: str, fix: str) -> Finding:
-    return Finding(Level.warn, topic, text, fix)
-
-
-def fail(topic: str, text: str, fix: str = "", code: ExitCode = ExitCode.HARDWARE) -> Finding:
-    return Finding(Level.fail, topic, text, fix, code)
+ok, warn, fail = (partial(Finding, level) for level in Level)

@@ -5,8 +5,6 @@ Without limits, a few megabytes of brackets could take a hundred times the memor
 code.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """How many CPU cores this process may use, and a `map` that runs on several of them."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator

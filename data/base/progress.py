@@ -1,7 +1,5 @@
 """Show the progress of a long pass over many items: a bar on a terminal, elsewhere a line every EVERY seconds."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time
@@ -63,7 +61,7 @@ def tracked(items: Iterable[T], what: str, total: int) -> Iterator[T]:
             on_progress(done)
 
 
-def progress_bar(stream: TextIO) -> Progress:
+def progress_bar(stream: TextIO) -> "Progress":
     """Return a progress bar of the rich library, not started, that prints on `stream`. The caller must start it, and
     give each of its tasks a field `facts`: the text behind the task's bar."""
     from rich.console import Console

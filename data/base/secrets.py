@@ -1,7 +1,5 @@
 """Redact credentials in files and output: in URLs, in values of the environment, and under names such as `password`."""
 
-from __future__ import annotations
-
 import netrc
 import os
 import re
@@ -53,7 +51,8 @@ def without_credentials(text: str) -> str:
 def without_secrets(tree: Any, by_name: bool = False) -> Any:
     """Return a copy of a JSON value with `without_credentials` applied to its strings, except the keys of mappings.
 
-    by_name: whether each string under a name like api_key or password is replaced by '[redacted]'.
+    by_name: whether each string under a name like api_key or password is replaced by '[redacted]'. It is needed in a
+    copy that may be sent to other machines.
     """
     if isinstance(tree, str):
         return without_credentials(tree)
@@ -63,12 +62,6 @@ def without_secrets(tree: Any, by_name: bool = False) -> Any:
         return tree
     hidden = {name for name, value in tree.items() if by_name and isinstance(value, str) and NAMES.search(str(name))}
     return {name: HIDDEN if name in hidden else without_secrets(value, by_name) for name, value in tree.items()}
-
-
-def redacted(tree: Any) -> Any:
-    """Return a copy of a JSON value that may be sent to other machines. Credentials in its strings are removed, and
-    each string under a name like api_key or password is replaced by '[redacted]'."""
-    return without_secrets(tree, by_name=True)
 
 
 def public_path(path: str) -> str:

@@ -1,7 +1,5 @@
 """Find the TCP connections that libraries opened in this process and do not close. Forked processes inherit them."""
 
-from __future__ import annotations
-
 import os
 import socket
 import stat

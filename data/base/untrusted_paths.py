@@ -1,7 +1,5 @@
 """Check paths inside a folder that another user may have made. Does not import torch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 

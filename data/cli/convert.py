@@ -1,8 +1,6 @@
 """`python -m data pack` for questions and passages: converts files of any format to another, and reports the parts that
 the new format cannot hold."""
 
-from __future__ import annotations
-
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field

@@ -1,8 +1,6 @@
 """`python -m data index`: prints a table of files and their problems, and writes a manifest (a JSON list of the
 files)."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Sequence

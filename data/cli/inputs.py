@@ -4,8 +4,6 @@ Training refuses an input with a bad row. The readers in this module yield a Bad
 and go on with the next row.
 """
 
-from __future__ import annotations
-
 import csv
 import os
 from array import array
@@ -305,10 +303,8 @@ def _judged(qrels: str, queries: Corpus, corpus: Corpus, unread: UnreadFields) -
 
     found: questions.JudgedPairs = (array("q"), array("q"))
     for (line, ids, _), unknown in questions.find_judged(relevant(), (queries, corpus), found):
-        yield (
-            f"{qrels}: line {line}",
-            BadRow(f"{questions.SIDES[unknown]} id that is not in the folder", f"'{ids[unknown]}'"),
-        )
+        reason = f"{questions.SIDES[unknown]} id that is not in the folder"
+        yield f"{qrels}: line {line}", BadRow(reason, f"'{ids[unknown]}'")
     numbers, starts, positions = questions.group_judged(found)
     for number, (begin, end) in zip(numbers.tolist(), pairwise(starts.tolist()), strict=True):
         where, fields = queries.rows.where(number), queries.rows.fields(number)

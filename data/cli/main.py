@@ -1,8 +1,6 @@
 """`python -m data VERB` with the verbs index, check and pack. The module of a verb is imported only when the verb
 runs."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Sequence
@@ -26,11 +24,11 @@ Quote braces and globs. Exit codes: 0 ok, 2 a command that cannot work, 3 damage
 
 @dataclass(frozen=True)
 class Verb:
-    """A verb of `python -m data`, such as index. Its module has a function run(plain arguments, options).
+    """A verb of `python -m data`, such as index. The module of its name has a function run(plain arguments, options).
 
     argument: what messages call a plain argument (one without key=): SOURCE or INPUT. options: the dataclass of its
-    key=value options. module: name of its Python module. several: whether the verb takes more than one plain argument,
-    because a shell expands braces and globs to many.
+    key=value options. several: whether the verb takes more than one plain argument, because a shell expands braces and
+    globs to many.
     """
 
     name: str
@@ -38,7 +36,6 @@ class Verb:
     purpose: str
     examples: tuple[str, ...]
     options: type
-    module: str
     several: bool = False
 
 
@@ -55,7 +52,6 @@ VERBS = (
             "index psgs_w100.tsv",
         ),
         IndexOptions,
-        "dyad.data.cli.index",
         several=True,
     ),
     Verb(
@@ -71,7 +67,6 @@ VERBS = (
             "check beir/scifact/ split=test",
         ),
         CheckOptions,
-        "dyad.data.cli.check",
         several=True,
     ),
     Verb(
@@ -91,7 +86,6 @@ VERBS = (
             "pack psgs_w100.tsv out=corpus to=tevatron",
         ),
         PackOptions,
-        "dyad.data.cli.pack",
     ),
 )
 FORMER = {
@@ -115,7 +109,7 @@ def main() -> None:
     elif set(HELP) & set(rest):
         print(verb_help(named[name]))
     else:
-        import_module(named[name].module).run(*parse_verb(named[name], rest))
+        import_module(f"dyad.data.cli.{name}").run(*parse_verb(named[name], rest))
 
 
 def parse_verb(verb: Verb, arguments: Sequence[str]) -> tuple[list[str], Any]:

@@ -1,8 +1,6 @@
 """The key=value options of `python -m data VERB`, with defaults and meanings. Imports nothing slow: `--help` reads
 it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 

@@ -1,8 +1,6 @@
 """Helpers of `python -m data pack` that write: a folder that appears only when complete, shards, counts of skipped
 rows."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -3,8 +3,6 @@
 The shards are those of webdataset; they keep the bytes of the pictures.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,9 +11,9 @@ from dyad.data.cli import outputs
 from dyad.data.cli.convert import convert, convert_passages
 from dyad.data.cli.inputs import InputKind, kind_of
 from dyad.data.cli.options import PackOptions, Target
+from dyad.data.cli.tables import PairTable, TablePair, content, open_table
 from dyad.data.image_text.pictures import read_header
 from dyad.data.shards.scan_tar import MAX_BYTES, PICTURES
-from dyad.data.shards.tables import PairTable, TablePair, content, open_table
 
 
 def run(arguments: Sequence[str], options: PackOptions) -> None:

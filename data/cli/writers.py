@@ -13,8 +13,6 @@ if the input has one. All rows of a .jsonl file have the same fields, because li
 need it (datasets, pyarrow).
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import sqlite3
@@ -166,7 +164,7 @@ def _shards(folder: Path, options: PackOptions) -> Iterator[AddJson]:
 
 
 @contextmanager
-def _beir(folder: Path, options: PackOptions, written: WrittenIds) -> Iterator[WriteRow]:
+def _beir(folder: Path, options: PackOptions, written: "WrittenIds") -> Iterator[WriteRow]:
     """Open the files of questions and judgements of a new BEIR folder; yield a function that writes one question row
     (context manager).
 
@@ -215,7 +213,7 @@ ROWS = {
 
 
 @contextmanager
-def row_writer(folder: Path, options: PackOptions, written: WrittenIds) -> Iterator[WriteRow]:
+def row_writer(folder: Path, options: PackOptions, written: "WrittenIds") -> Iterator[WriteRow]:
     """Yield a function that writes a question and its passages to `folder` in the format `options.to` (context
     manager).
 
@@ -279,7 +277,7 @@ class CorpusWriter:
 
     file: BinaryIO
     line: PassageLine
-    written: WrittenIds
+    written: "WrittenIds"
     source: Corpus | None
     dropped: Dropped
     count: int = 0
@@ -329,7 +327,7 @@ class CorpusWriter:
 
 @contextmanager
 def corpus_writer(
-    folder: Path, target: Target, written: WrittenIds, source: Corpus | None, dropped: Dropped
+    folder: Path, target: Target, written: "WrittenIds", source: Corpus | None, dropped: Dropped
 ) -> Iterator[CorpusWriter]:
     """Open the corpus file of the format `target` in `folder`; yield a CorpusWriter, which writes passages to it
     (context manager).

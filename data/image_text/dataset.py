@@ -8,8 +8,6 @@ all captions under the first name in data.captions.
 Shape letters: b pictures of a batch; S side of the tower's input in pixels; L tokens of the longest text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate

@@ -17,8 +17,6 @@ How unusual pictures are decoded (data/image_text/transforms.py):
 In training a sample with a DataError here is replaced; an evaluation stops at it.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Iterator
@@ -60,7 +58,7 @@ def read_header(data: bytes, max_pixels: int) -> Header:
 
 
 @contextmanager
-def opened_picture(data: bytes, max_pixels: int, key: str) -> Iterator[Image]:
+def opened_picture(data: bytes, max_pixels: int, key: str) -> Iterator["Image"]:
     """Yield a JPEG, PNG or WebP picture that PIL has opened and not decoded (context manager).
 
     key: the configuration key of `max_pixels`, for messages. Raises DataError for other data, for more than

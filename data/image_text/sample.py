@@ -14,8 +14,6 @@ In training a sample with a SampleError is replaced (data/loading/replacement.py
 pictures: data/image_text/pictures.py.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,7 +40,7 @@ class ShardSample:
     members: dict[str, bytes]
 
     @staticmethod
-    def read(shards: Shards, sample_id: int) -> ShardSample:
+    def read(shards: Shards, sample_id: int) -> "ShardSample":
         return ShardSample(*shards.origin(sample_id), shards.read(sample_id))
 
     @property

@@ -11,8 +11,6 @@ part; here a shard is parsed as strictly as by the index. Its shuffle buffer may
 shard is ever known to be used up; here samples are mixed block by block, and a resumed run restarts only a few shards.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

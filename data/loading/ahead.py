@@ -1,7 +1,5 @@
 """Copies each batch to the GPU while the step before it computes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeVar
 

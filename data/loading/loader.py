@@ -4,21 +4,18 @@
 so the workers are not restarted between two epochs.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
+
+import torch
 
 from dyad.data.base.parallel import available_cores, core_quota
 from dyad.data.batch import Batch
 from dyad.data.config import AUTO
 from dyad.data.loading.order import Order, local_rows
 from dyad.data.loading.parts import batches_of_parts
-
-if TYPE_CHECKING:
-    import torch
 
 CPU_WORKERS, MOST_WORKERS = 2, 16  # of data.workers=auto, on CPUs and on GPUs
 Positions = Sequence[tuple[int, int]]  # (epoch, sample id) each

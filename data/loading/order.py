@@ -8,8 +8,6 @@ size, the number of workers or the division into shards.
 G is the number of samples in a global batch, over all ranks.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from itertools import accumulate
@@ -112,9 +110,9 @@ class Order:
         return np.frombuffer(digest, "<u8").tolist()
 
 
-def local_rows(global_batch_size: int, rank: int, world_size: int) -> slice:
-    """Return the rows of the global batch that one rank has."""
-    return slice(*(r * global_batch_size // world_size for r in (rank, rank + 1)))
+def local_rows(count: int, rank: int, world_size: int) -> slice:
+    """Return which of `count` rows one rank has, such as the rows of a global batch: consecutive, as even as can be."""
+    return slice(*(r * count // world_size for r in (rank, rank + 1)))
 
 
 def permuted_chunks(position: Ids, size: int, chunk: int, keys: Sequence[int]) -> Ids:

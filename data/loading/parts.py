@@ -5,8 +5,6 @@ parts of a batch are copied together as they come. Only as many are made ahead a
 of all workers never exceeds two batches.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace

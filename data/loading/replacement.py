@@ -7,8 +7,6 @@ the replaced samples. Only a SampleError leads to a replacement. A missing or ch
 run: they can be repaired, and a run that went on without them would not be reproducible.
 """
 
-from __future__ import annotations
-
 import hashlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence

@@ -9,8 +9,6 @@ is stopped halfway through sending a batch blocks the parent for ever. Here sign
 wait.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
@@ -98,8 +96,8 @@ class _ErrorsAsValues(Dataset[T | UserError]):
 
 # ---- in the parent process -----------------------------------------------------------------------------------------
 
-_running: list[WorkerGroup] = []
-_failed: list[WorkerGroup] = []  # kept alive: torch's `__del__` joins its workers, and a killed one can block for ever
+_running: list["WorkerGroup"] = []
+_failed: list["WorkerGroup"] = []  # kept alive: torch's `__del__` joins its workers, and a killed one can block forever
 
 
 class WorkerGroup:

@@ -4,8 +4,6 @@ memory-mapped files.
 Shape letters: n passages; k ids or positions to look up.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,7 +23,7 @@ FORMAT = "1"
 HASH, CHECK, ORDER, KEY, LENGTH = range(5)  # rows of the table; ORDER sorts passages by HASH, then CHECK
 
 
-def open_corpus(value: str | Sequence[str], key: str) -> Corpus:
+def open_corpus(value: str | Sequence[str], key: str) -> "Corpus":
     """Open the passages of .jsonl, .json or .tsv files, of shards, or of a BEIR folder. value: their paths or URLs, in
     the syntax of the setting data.train.
 

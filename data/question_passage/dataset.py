@@ -8,8 +8,6 @@ id of the row. A positive passage of a row is never drawn as its hard negative, 
 Shape letters: b rows of a batch; n or k texts; L tokens of the longest text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol

@@ -14,8 +14,6 @@ A row's format is known by the names of its fields:
 A question's id is its field query_id, qid, question_id, id or _id, if it has one.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

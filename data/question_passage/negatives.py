@@ -77,16 +77,14 @@ class MinedNegatives:
     files: the description of the file for the manifest of a run.
     """
 
-    def __init__(self, path: str, questions: QuestionRows, corpus: Corpus | None = None) -> None:
-        """Open the file `path` of mined negatives for the rows of `questions`. corpus: holds the passages; None: the
-        corpus of `questions`.
+    def __init__(self, path: str, questions: QuestionRows) -> None:
+        """Open the file `path` of mined negatives, passages of the corpus of `questions`, for the rows of `questions`.
 
         Raises ConfigError when the file or the corpus is missing, or when no question of the file is among the rows.
         Raises DataError, naming the line, when a line is not of the form {"query_id": id, "negatives": [passage ids]},
         repeats a question, or has an id that the corpus lacks.
         """
-        corpus = corpus or questions.corpus
-        if corpus is None:
+        if (corpus := questions.corpus) is None:
             raise ConfigError("data.negatives.file names passages by id: set data.passage.corpus to their file.")
         source, *others = parse_sources([path], "data.negatives.file")
         if others or source.weight != 1:

@@ -1,8 +1,6 @@
 """The classes Passage and Question, which all file formats are converted to, and the texts that a tower (encoder)
 reads."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from dyad.data.config import PassageConfig, QuestionConfig, Title

@@ -3,8 +3,6 @@
 Shape letter: n rows of a source.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -22,14 +20,7 @@ import numpy as np
 
 from dyad.data.base.errors import BadRow, ConfigError, DataError, nearest
 from dyad.data.config import DataConfig, PassageConfig
-from dyad.data.question_passage.corpus import (
-    CHECK,
-    Corpus,
-    CorpusPassages,
-    PassageList,
-    corpus_files,
-    open_corpus,
-)
+from dyad.data.question_passage.corpus import CHECK, Corpus, CorpusPassages, PassageList, corpus_files, open_corpus
 from dyad.data.question_passage.formats import Record, query_of, record_of
 from dyad.data.question_passage.passages import InlinePassages, Passage, Question
 from dyad.data.shards.content_keys import Int64s, hash_ids, key_name
@@ -76,7 +67,7 @@ def named_files(value: str | Sequence[str], config: DataConfig, key: str = "data
     return named
 
 
-def open_questions(value: str | Sequence[str], config: DataConfig, key: str = "data.train") -> QuestionRows:
+def open_questions(value: str | Sequence[str], config: DataConfig, key: str = "data.train") -> "QuestionRows":
     """Open the question rows that `value` names: files and shards of any format, and BEIR folders, in the syntax of the
     setting data.train.
 
@@ -114,7 +105,7 @@ class QuestionRows:
     """
 
     def __init__(
-        self, sources: Sequence[QuestionSource], weights: Sequence[float], shared: Corpus | None = None
+        self, sources: Sequence["QuestionSource"], weights: Sequence[float], shared: Corpus | None = None
     ) -> None:
         self.sources, self.weights = list(sources), list(weights)
         self.sizes = [len(source) for source in sources]
@@ -152,7 +143,7 @@ class QuestionRows:
         number of rows)."""
         return np.concatenate([source.columns[: CHECK + 1] for source in self.sources], axis=1)
 
-    def _locate(self, i: int) -> tuple[QuestionSource, int]:
+    def _locate(self, i: int) -> tuple["QuestionSource", int]:
         if not 0 <= i < len(self):
             raise IndexError(f"row {i} is not in [0, {len(self)})")
         number = bisect_right(self._starts, i) - 1

@@ -1,1 +1,1 @@
-"""Shards and rows, read by byte offset: storage, the index of each shard and its cache, tables, lists of files."""
+"""Shards and rows, read by byte offset: storage, the index of each shard and its cache, lists of files."""

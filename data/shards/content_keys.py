@@ -1,7 +1,5 @@
 """Compute content keys (64-bit hashes of the bytes of an item, such as a picture or a text) and hashes of ids."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable
 

@@ -8,16 +8,13 @@ opened without a scan. The JSON carries seals: hashes which prove that this user
 the index (see index_cache.py). An index without a valid seal is made anew.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -56,7 +53,7 @@ class OffsetTable:
     checked when the table is opened, so that opening a shard takes no time.
     """
 
-    index: ShardIndex
+    index: "ShardIndex"
     rows: np.ndarray
     members: np.ndarray
     keys: np.ndarray
@@ -199,7 +196,9 @@ def _scan(path: str, found: Stat) -> ShardIndex:
 def _load(path: str, found: Stat) -> ShardIndex | None:
     for table, facts in read_cached(path, shard_name(path)):
         if facts.get("format") == FORMAT and (facts["size"], facts["mtime"]) == found:
-            return _of_facts(path, facts, table)
+            values = facts | {"path": path, "table_file": str(table), "suffixes": tuple(facts["suffixes"])}
+            values["problems"] = tuple(Problem(**problem) for problem in facts["problems"])
+            return ShardIndex(**{field.name: values[field.name] for field in fields(ShardIndex)})
     return None
 
 
@@ -223,24 +222,11 @@ def _store(path: str, found: Stat, scan: Scan | RowScan, sha256: str) -> ShardIn
     rows = np.zeros(len(crc32) + 1, ROW)
     rows["crc32"][:-1] = crc32
     rows["member"][1:], rows["key"][1:] = np.cumsum(counts), np.cumsum(key_sizes)
-    facts = {
-        "format": FORMAT,
-        "name": shard_name(path),
-        "size": found.size,
-        "mtime": found.mtime,
-        "sha256": sha256,
-        "samples": len(crc32),
-        "members": len(members),
-        "suffixes": suffixes,
-        "ignored": {} if isinstance(scan, RowScan) else dict(sorted(scan.ignored.items())),
-        "problem_count": scan.problems.count,
-        "problems": [asdict(problem) for problem in scan.problems.first],
-    }
+    ignored = {} if isinstance(scan, RowScan) else dict(sorted(scan.ignored.items()))
+    file, problems = (path, shard_name(path), found.size, found.mtime, sha256), tuple(scan.problems.first)
+    content = (len(crc32), len(members), tuple(suffixes), ignored)
+    index = ShardIndex(*file, *content, scan.problems.count, problems, table_file="")
+    facts = {"format": FORMAT, **asdict(index)}
+    del facts["path"], facts["table_file"]  # they depend on the folder
     table = np.frombuffer(b"".join((rows.data, members.data, keys)), np.uint8)
-    return _of_facts(path, facts, write_cached(path, shard_name(path), facts, table))
-
-
-def _of_facts(path: str, facts: dict[str, Any], table: Path) -> ShardIndex:
-    values = facts | {"path": path, "table_file": str(table), "suffixes": tuple(facts["suffixes"])}
-    values["problems"] = tuple(Problem(**problem) for problem in facts["problems"])
-    return ShardIndex(**{field.name: values[field.name] for field in fields(ShardIndex)})
+    return replace(index, table_file=str(write_cached(path, index.name, facts, table)))

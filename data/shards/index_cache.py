@@ -11,8 +11,6 @@ of its present folder or of this user is valid; any other entry is made anew. A 
 adds its seals to the stored ones, so that several nodes or users can share a folder.
 """
 
-from __future__ import annotations
-
 import glob
 import hashlib
 import hmac
@@ -165,7 +163,7 @@ class MemmapArray:
         except (OSError, ValueError) as error:
             raise DataError(f"{path}: this index is damaged ({error}); delete it.") from error
 
-    def __reduce__(self) -> tuple[type[MemmapArray], tuple[Path]]:
+    def __reduce__(self) -> tuple[type["MemmapArray"], tuple[Path]]:
         return MemmapArray, (self.path,)
 
 

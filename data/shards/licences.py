@@ -3,8 +3,6 @@
 Reports and exported models quote these texts. Does not import torch.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Sequence

@@ -6,16 +6,13 @@ not list single files: it summarises each block of consecutive files. A configur
 most BLOCKS (32) blocks, so that the record takes a few KB for any number of files.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from dyad.data.shards.index import ShardIndex
+from dyad.data.shards.index import ShardIndex
 
 BLOCKS = 32  # summaries of one list, at most
 

@@ -4,8 +4,6 @@ The files are JSON-lines, JSON arrays, tables of tab-separated values, or tar sh
 file of a sample.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -25,7 +23,7 @@ SUFFIXES = tuple(SCANS)
 UNITS = {".jsonl": "line", ".tsv": "line", ".json": "row"}
 
 
-def open_rows(files: Sequence[str]) -> Rows:
+def open_rows(files: Sequence[str]) -> "Rows":
     """Open all files and return their rows; files without an index are indexed first. Raises ConfigError for a missing
     file, DataError for a damaged one."""
     return Rows(open_shards([ShardSource(tuple(files))]))

@@ -6,8 +6,6 @@ name without suffix, as in webdataset). Only regular files with a known suffix (
 belong to samples.
 """
 
-from __future__ import annotations
-
 import re
 import zlib
 from collections import Counter

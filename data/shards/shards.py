@@ -1,8 +1,6 @@
 """Random access to all samples of several sources by sample id (0 … n - 1). Each read is checked against a stored
 CRC32."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import zlib
@@ -25,7 +23,7 @@ OPEN_SHARDS = 256  # per process, two file descriptors each at most
 GAP = 64 << 10  # bytes between members; with more of them the members are read one by one
 
 
-def open_shards(sources: Sequence[ShardSource], workers: int | None = None) -> Shards:
+def open_shards(sources: Sequence[ShardSource], workers: int | None = None) -> "Shards":
     """Open all shards of the sources. `workers` processes first index the shards without an index (None: one per core).
 
     Raises ConfigError for a shard that does not exist, DataError when any shard has an error.
@@ -59,7 +57,7 @@ class Shards:
     def __len__(self) -> int:
         return self._starts[-1]
 
-    def __reduce__(self) -> tuple[type[Shards], tuple[list[ShardSource], list[ShardIndex]]]:
+    def __reduce__(self) -> tuple[type["Shards"], tuple[list[ShardSource], list[ShardIndex]]]:
         return Shards, (self.sources, self.indexes)  # without the open files
 
     def locate(self, sample_id: int) -> tuple[ShardIndex, int]:

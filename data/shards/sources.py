@@ -1,8 +1,6 @@
 """Parse values such as data.train into lists of shards: paths, folders, globs, brace lists, URLs, each with a
 weight."""
 
-from __future__ import annotations
-
 import glob
 import math
 import os

@@ -1,7 +1,5 @@
 """Read the bytes of a shard, from a local file or a remote one: by byte range, or as a stream from first to last."""
 
-from __future__ import annotations
-
 import glob
 import hashlib
 import io
@@ -53,7 +51,7 @@ def shard_name(path: str) -> str:
     return os.path.basename(urlsplit(path).path if scheme_of(path) else path)
 
 
-def filesystem(url: str) -> tuple[AbstractFileSystem, str]:
+def filesystem(url: str) -> tuple["AbstractFileSystem", str]:
     """Return fsspec's file system for a URL, and the URL's path in it. Raises ConfigError, which names the package to
     install, when the storage driver is missing."""
     import fsspec.core

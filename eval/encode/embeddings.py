@@ -14,8 +14,6 @@ Process 0 writes. With several machines the folder must be on a shared file syst
 Shape letters: N items, D embedding width, S items in a window.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

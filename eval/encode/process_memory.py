@@ -1,7 +1,5 @@
 """Gives memory that is no longer needed back to the operating system."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 

@@ -9,8 +9,6 @@ answer is a pattern, searched regardless of case; a pattern that does not compil
 The character classes are those of the `regex` module, as in DPR: its Unicode version is newer than Python's.
 """
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -28,22 +26,22 @@ _BETWEEN = "\x1f"  # a control character is in no token, and lower() treats the 
 _SECONDS = 10.0  # for one pattern in one text; a pattern with catastrophic backtracking would never end
 
 
-def prepared(answers: Iterable[str], mode: AnswerMatch = AnswerMatch.string) -> Answers:
+def prepared(answers: Iterable[str], mode: AnswerMatch = AnswerMatch.string) -> "Answers":
     """Return an Answers object that searches texts for the answers of one question. mode: whether the answers are
     strings or regular expressions.
     """
     return _Strings(answers) if mode is AnswerMatch.string else _Patterns(answers)
 
 
-def top_k_accuracy(hits: Sequence[Sequence[bool]], ks: Iterable[int] = TOP_K) -> dict[str, np.ndarray]:
-    """Return "accuracy@k" → (n,) array for each k in `ks`: 1 if one of the first k passages of a question contains an
+def top_k_accuracy(hits: Sequence[Sequence[bool]]) -> dict[str, np.ndarray]:
+    """Return "accuracy@k" → (n,) array for each k in TOP_K: 1 if one of the first k passages of a question contains an
     answer, else 0.
 
     hits: a row for each of n questions, which says of each of its passages, best first, whether it contains an answer.
     A row may be shorter than k.
     """
     first = np.array([next((i for i, hit in enumerate(row) if hit), np.inf) for row in hits])
-    return {f"accuracy@{k}": (first < k).astype(np.float64) for k in ks}
+    return {f"accuracy@{k}": (first < k).astype(np.float64) for k in TOP_K}
 
 
 class _Strings:

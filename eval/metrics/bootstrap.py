@@ -6,8 +6,6 @@ Results of queries about one topic are correlated, so topics are drawn, not quer
 cancels in the difference.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np

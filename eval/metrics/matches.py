@@ -1,7 +1,5 @@
 """Right pairs of a search (which items are right for which queries), and the ranks of the best right items."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -33,7 +31,7 @@ class Labels:
     size: int
 
     @staticmethod
-    def of(*carried: tuple[np.ndarray, np.ndarray], size: int) -> Labels:
+    def of(*carried: tuple[np.ndarray, np.ndarray], size: int) -> "Labels":
         """Make Labels (which item has which labels, for example content keys) for `size` items.
 
         carried: pairs of arrays of equal length (item indices, labels): the item index[p] has the label label[p]. The

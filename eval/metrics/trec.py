@@ -11,8 +11,6 @@ wrong. A document that has the id of the query is not removed here. For data set
 caller must remove it first.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -17,8 +17,6 @@ not in the ranks.
 Shape letters: b questions in a block, n questions in all, m passages, D embedding width, k hits of a question.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +30,7 @@ import numpy as np
 
 from dyad.data.base.files import whole_file, writable, write_json
 from dyad.data.config import DataConfig, MiningConfig
+from dyad.data.loading.order import local_rows
 from dyad.data.question_passage.corpus import Corpus
 from dyad.data.question_passage.dataset import TokenizeTexts, passage_texts, question_texts
 from dyad.data.question_passage.questions import QuestionRows
@@ -91,7 +90,7 @@ def mine(
             block = [groups.rows(g) for g in range(start, min(start + BLOCK, len(groups)))]
             queries_bD = np.asarray(source.queries_nD[[rows[0] for rows in block]], dtype=np.float32)
             hits = index.search(queries_bD, config.last_rank)
-            own = slice(*(rank * len(block) // world.size for rank in (world.rank, world.rank + 1)))
+            own = local_rows(len(block), world.rank, world.size)
             work = partial(_mined, source, config, block[own], queries_bD[own], hits.of(own))
             for lines, part in gather_objects(raise_on_all(world, work), world):
                 rank_0_only(world, partial(write, lines))
@@ -129,10 +128,8 @@ def embedded(
     if the weights and the data are the same. tokenize: the model's tokenizer. config: the data options. log: function
     that prints a line; None: a progress bar on a terminal, lines on standard output elsewhere.
     """
-    asked, passages = (
-        question_texts(questions, tokenize, config.question),
-        passage_texts(corpus, tokenize, config.passage),
-    )
+    asked = question_texts(questions, tokenize, config.question)
+    passages = passage_texts(corpus, tokenize, config.passage)
     x = identity_of(encode.towers["x"], questions.fingerprint, repr(config.question))
     y = identity_of(encode.towers["y"], corpus.fingerprint, repr(config.passage))
 

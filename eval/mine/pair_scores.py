@@ -5,8 +5,6 @@
 A pair takes twelve bytes of memory, however long its ids are.
 """
 
-from __future__ import annotations
-
 import json
 from array import array
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 A history is metric → step → value. plots.py draws the charts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Converts example cases to fields for the HTML template; embeds pictures, marks answers, cuts long texts."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

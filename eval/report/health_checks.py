@@ -6,8 +6,6 @@ numbers of the training, of each evaluation result and of each evaluator. A numb
 checked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf

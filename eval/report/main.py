@@ -1,7 +1,5 @@
 """The command `python -m eval.report run=runs/x`: writes report.html, an HTML report of a run in a single file."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

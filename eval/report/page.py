@@ -1,7 +1,5 @@
 """Renders the HTML report of a run: collects its properties, metrics and charts for templates/report.html.j2."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence

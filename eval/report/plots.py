@@ -4,8 +4,6 @@ Text stays text in the SVG. Matplotlib does not know CSS variables, so it draws 
 replaces by the variables of report.css.
 """
 
-from __future__ import annotations
-
 import io
 import re
 import warnings

@@ -1,7 +1,5 @@
 """Reads a run folder for the HTML report, except the weights. Files may be missing, damaged, or of an older version."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +10,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from dyad.data.base.json_text import LARGEST, parse_json
-from dyad.data.base.secrets import redacted
+from dyad.data.base.secrets import without_secrets
 from dyad.data.base.untrusted_paths import file_inside, inside
 from dyad.eval.report.curves import History, last_value, read_history
 from dyad.eval.results.shapes import RESULT, STATE, read_object
@@ -51,7 +49,7 @@ class RunFolder:
 
 def read_run(path: Path) -> RunFolder:
     """Read the run folder `path`. Raises ConfigError if it is no run folder."""
-    config = redacted(saved_config(path))
+    config = without_secrets(saved_config(path), by_name=True)
     links = [name for name in ("eval", METRICS, LOG) if (path / name).exists() and not inside(path, name)]
     unread = [f"{name} is not read: it lies outside this folder" for name in links]
     return RunFolder(

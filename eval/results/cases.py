@@ -6,8 +6,6 @@ not known are left out.
 Symbols: n queries, m items, D embedding width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from typing import Annotated, Any
 

@@ -4,8 +4,6 @@ To add an evaluator with a new kind of result: write the evaluator, name it in `
 ResultKind to `KINDS` and labels of its metrics here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -3,19 +3,16 @@
 Symbols: k queries of the sample, m items, D embedding width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from dyad.eval.encode.process_memory import drop_pages
+from dyad.eval.search.found_ranks import pair_scores
 
 QUERIES = 2000
 PER_QUERY = 5  # right pairs, and random pairs
 BINS = 40
-SLAB = 2**18  # numbers of each side in memory at a time; reading a row of a mapped file also loads its neighbours
 
 
 def spread(n: int, count: int = QUERIES) -> np.ndarray:
@@ -24,22 +21,17 @@ def spread(n: int, count: int = QUERIES) -> np.ndarray:
 
 
 def score_histogram(
-    queries_kD: np.ndarray,
-    items_mD: np.ndarray,
-    right: Sequence[np.ndarray],
-    best_wrong: np.ndarray,
-    seed: int = 0,
+    queries_kD: np.ndarray, items_mD: np.ndarray, right: Sequence[np.ndarray], best_wrong: np.ndarray
 ) -> dict[str, list[Any]]:
     """Make histograms with the same bins of the scores of right pairs, wrong pairs and best wrong items, for a sample
     of k queries.
 
     Returns {"edges": BINS + 1 boundaries of the bins, "right", "wrong", "best_wrong": BINS counts each}. The wrong
-    pairs are random pairs of a query and an item, drawn with `seed`, without the right ones. queries_kD, items_mD:
-    embeddings. right: the indices of the right items of each query, of which at most
-    PER_QUERY are used. best_wrong (k,): the score of the best wrong item of each query, −inf if there is none. items_mD
-    may be memory-mapped, and float16.
+    pairs are random pairs of a query and an item, without the right ones. queries_kD, items_mD: embeddings. right: the
+    indices of the right items of each query, of which at most PER_QUERY are used. best_wrong (k,): the score of the
+    best wrong item of each query, −inf if there is none. items_mD may be memory-mapped, and float16.
     """
-    draw = np.random.default_rng(seed)
+    draw = np.random.default_rng(0)
     some_right = [items[spread(len(items), PER_QUERY)] for items in right]
     others = [np.setdiff1d(draw.integers(0, len(items_mD), PER_QUERY), items) for items in right]
     scores = {
@@ -56,10 +48,4 @@ def _pair_scores(queries_kD: np.ndarray, items_mD: np.ndarray, items: Sequence[n
     """Return the scores of each query with its items, in one array. items: for each query, item indices."""
     rows = np.repeat(np.arange(len(items)), [len(of) for of in items])
     columns = np.concatenate(items) if len(items) else np.empty(0, np.int64)
-    scores = np.empty(len(rows), np.float32)
-    size = max(1, SLAB // queries_kD.shape[1])
-    for start in range(0, len(rows), size):
-        part = slice(start, start + size)
-        scores[part] = np.einsum("pd,pd->p", queries_kD[rows[part]], items_mD[columns[part]].astype(np.float32))
-        drop_pages(items_mD)
-    return scores
+    return pair_scores(queries_kD, items_mD, rows, columns)

@@ -4,8 +4,6 @@ A file of another version may lack parts, or have null in their place. A part of
 line.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Required

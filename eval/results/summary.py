@@ -5,8 +5,6 @@ A result is the JSON of `eval/<data set>.json`, perhaps written by an older vers
 skipped. Code for only one kind of evaluator is in eval/results/kinds.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Thumbnails: small copies of the pictures in example cases, WebP files without metadata, beside the result."""
 
-from __future__ import annotations
-
 from io import BytesIO
 from pathlib import Path
 

@@ -2,8 +2,6 @@
 it.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -34,7 +32,7 @@ def facts(config: TrainConfig, checkpoint: Path, step: int) -> dict[str, Any]:
     return {"model": "+".join(short), "pretrained": str(checkpoint), "step": step}
 
 
-def result(report: Report, evaluator: Evaluator, facts: Mapping[str, Any]) -> dict[str, Any]:
+def result(report: "Report", evaluator: "Evaluator", facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the JSON of one data set from the report of its evaluator, with the fields of CLIP_benchmark.
 
     Recalls are in it twice, under our names and under CLIP_benchmark's names. facts: the fields that describe the

@@ -1,7 +1,5 @@
 """Loads the model of a training run, for evaluation and export: configuration and weights of a checkpoint."""
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import dataclass, replace
@@ -33,7 +31,7 @@ class LoadedRun:
     checkpoint: Path
     step: int
     config: TrainConfig
-    model: TwoTowerModel
+    model: "TwoTowerModel"
     logit_scale: float | None
 
 

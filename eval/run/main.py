@@ -1,7 +1,5 @@
 """The command python -m eval checkpoint=runs/x [suite=[…]]: evaluates a trained model. See python -m eval --help."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -60,7 +58,7 @@ def main() -> None:
     evaluate(command, config, run, checkpoint)
 
 
-def with_command(config: TrainConfig, command: EvalCommand) -> TrainConfig:
+def with_command(config: "TrainConfig", command: EvalCommand) -> "TrainConfig":
     """Return the run's configuration, in which the options given on the command line of python -m eval replace those of
     the run.
 
@@ -80,7 +78,7 @@ def with_command(config: TrainConfig, command: EvalCommand) -> TrainConfig:
     return replace(config, data=data, eval=evaluation)
 
 
-def evaluate(command: EvalCommand, config: TrainConfig, run: Path, checkpoint: Path) -> None:
+def evaluate(command: EvalCommand, config: "TrainConfig", run: Path, checkpoint: Path) -> None:
     """Load a run's checkpoint and evaluate it on all data sets of the configuration.
 
     All processes must call it together. Process 0 writes the result files and prints the tables.
@@ -114,7 +112,7 @@ def evaluate(command: EvalCommand, config: TrainConfig, run: Path, checkpoint: P
                 written_report(run, print)
 
 
-def untrained(config: TrainConfig) -> TwoTowerModel:
+def untrained(config: "TrainConfig") -> "TwoTowerModel":
     """Build the model with its initial weights, before training: from model.* and seed, without init_from."""
     import torch
 

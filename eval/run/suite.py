@@ -245,8 +245,5 @@ KINDS = {
 
 def forms_help() -> str:
     """Return help text on how the entries of eval.suite are written (KIND:TARGET), with a line for each task."""
-    lines = (
-        f"of {task.name}: {'  '.join(f'{name}:{kind.form}' for name, kind in KINDS.items() if kind.task is task)}\n"
-        for task in Task
-    )
-    return f"suite entries {''.join(lines)}"
+    forms = {task: [f"{name}:{kind.form}" for name, kind in KINDS.items() if kind.task is task] for task in Task}
+    return "suite entries " + "".join(f"of {task.name}: {'  '.join(listed)}\n" for task, listed in forms.items())

@@ -8,8 +8,6 @@ underscores, in lower case. Lucene's 33 stop words are left out: on the developm
 and .298 with them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

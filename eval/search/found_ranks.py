@@ -3,14 +3,15 @@
 Symbols: n queries, m items, p pairs of a query and an item.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 
+from dyad.eval.encode.process_memory import drop_pages
 from dyad.eval.metrics.matches import Matches, Ranking
-from dyad.eval.search.index import BLOCK, SLAB, STRIP, Index
+from dyad.eval.search.index import BLOCK, STRIP, Index
+
+SLAB = 2**18  # numbers of each side in memory at a time; reading a row of a mapped file also loads its neighbours
 
 
 def found_ranks(queries_nD: np.ndarray, index: Index, matches: Matches, k: int) -> tuple[Ranking, dict[str, Any]]:
@@ -33,7 +34,7 @@ def found_ranks(queries_nD: np.ndarray, index: Index, matches: Matches, k: int) 
         rows = slice(start, min(start + size, n))
         row, item = matches.pairs(rows.start, rows.stop)
         right[rows] = np.bincount(row, minlength=rows.stop - start)
-        np.maximum.at(best[rows], row, _pair_scores(queries_nD[rows], items_mD, row, item))
+        np.maximum.at(best[rows], row, pair_scores(queries_nD[rows], items_mD, row, item))
         positions_tk, scores_tk = hits.positions[rows], hits.scores[rows]
         pairs_tk = np.arange(len(positions_tk))[:, None] * (m + 1) + positions_tk  # one number for each pair
         is_right_tk = np.isin(pairs_tk, row * (m + 1) + item)
@@ -45,12 +46,15 @@ def found_ranks(queries_nD: np.ndarray, index: Index, matches: Matches, k: int) 
     return Ranking(rank, right, best, best_wrong), how
 
 
-def _pair_scores(queries_tD: np.ndarray, items_mD: np.ndarray, row: np.ndarray, item: np.ndarray) -> np.ndarray:
-    """Return the (p,) scores (inner products) of p pairs: query `row[i]` with item `item[i]`. At most SLAB bytes of
-    item vectors are copied at a time.
+def pair_scores(queries_tD: np.ndarray, items_mD: np.ndarray, row: np.ndarray, item: np.ndarray) -> np.ndarray:
+    """Return the (p,) scores (inner products) of p pairs: query `row[i]` with item `item[i]`.
 
-    queries_tD (t, D): t query vectors of width D. items_mD (m, D): the item vectors. row, item (p,): indices.
+    queries_tD (t, D): t query vectors of width D. items_mD (m, D): the item vectors, which may be memory-mapped, and
+    float16. row, item (p,): indices.
     """
-    size = max(1, SLAB // (4 * items_mD.shape[1]))
-    parts = [slice(start, start + size) for start in range(0, len(row), size)]
-    return np.concatenate([np.einsum("pd,pd->p", queries_tD[row[p]], items_mD[item[p]]) for p in parts])
+    scores, size = np.empty(len(row), np.float32), max(1, SLAB // items_mD.shape[1])
+    for start in range(0, len(row), size):
+        part = slice(start, start + size)
+        scores[part] = np.einsum("pd,pd->p", queries_tD[row[part]], items_mD[item[part]].astype(np.float32))
+        drop_pages(items_mD)
+    return scores

@@ -1,7 +1,5 @@
 """Reciprocal rank fusion of several rankings (Cormack, Clarke and Buettcher, SIGIR 2009)."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Sequence

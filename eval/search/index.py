@@ -19,8 +19,6 @@ GPU build supports it.
 Symbols: n queries, m corpus rows, D vector width, k results per query, q queries of a block, s rows of a shard.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from types import ModuleType
@@ -31,6 +29,7 @@ import torch
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
+from dyad.data.loading.order import local_rows
 from dyad.eval.encode.process_memory import drop_pages
 from dyad.eval.search.index_spec import EXACT, Spec, has_gpu, load_faiss
 from dyad.train.distributed.agreement import from_rank_0
@@ -57,7 +56,7 @@ class Hits(NamedTuple):
     scores: np.ndarray
     positions: np.ndarray
 
-    def of(self, queries: slice) -> Hits:
+    def of(self, queries: slice) -> "Hits":
         """Return Hits (found corpus rows and their scores) for only the queries in the slice `queries`."""
         return Hits(self.scores[queries], self.positions[queries])
 
@@ -141,8 +140,7 @@ class Index:
         n: the number of queries. The processes divide all pairs evenly.
         """
         pairs = [(row, query) for row in range(0, len(self.corpus), self._rows) for query in range(0, n, BLOCK)]
-        begin, end = (len(pairs) * rank // self.world.size for rank in (self.world.rank, self.world.rank + 1))
-        return pairs[begin:end]
+        return pairs[local_rows(len(pairs), self.world.rank, self.world.size)]
 
 
 # ---- a shard -------------------------------------------------------------------------------------------------------

@@ -8,8 +8,6 @@
 An option is a name of FAISS's ParameterSpace. Scores are inner products.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,7 +40,7 @@ class Spec:
     options: dict[str, float]
 
     @staticmethod
-    def parsed(text: str) -> Spec:
+    def parsed(text: str) -> "Spec":
         factory, *options = (part.strip() for part in text.split(";"))
         try:
             pairs = [option.split("=") for option in options if option]

@@ -13,17 +13,16 @@ first K.
 Symbols: n queries, m items, D embedding width, t queries of one strip (the part of the queries scored at one time).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dyad.data.image_text.dataset import RetrievalSet
 from dyad.eval.config import Truth
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.eval.metrics.bootstrap import interval
@@ -36,9 +35,6 @@ from dyad.eval.search.index import Index
 from dyad.eval.search.index_spec import EXACT
 from dyad.train.distributed.agreement import rank_0_only
 from dyad.train.distributed.world import World, all_reduce_sum
-
-if TYPE_CHECKING:
-    from dyad.data.image_text.dataset import RetrievalSet
 
 STRIP, STRIP_GPU = 2**22, 2**28  # scores in memory at a time: 16 MiB, 1 GiB
 

@@ -9,8 +9,6 @@ groups of questions (for example topics) are drawn with replacement.
 Symbols: n questions that have a value, m passages of the corpus.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from typing import Any
 

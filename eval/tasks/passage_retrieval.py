@@ -5,13 +5,11 @@ metrics. The baselines are BM25, the encoder before training, and the reciprocal
 result holds the difference of the model to each baseline, with its 95 % interval.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -69,7 +67,8 @@ class PassageSide:
         self._texts = passage_texts(cast(Corpus, corpus), tokenize, config)
         self._folder = None if options.embeddings is None else Path(options.embeddings).expanduser()
         self._indexes: dict[str, tuple[str, Index]] = {}
-        self._ids: dict[int, str] = {}
+        # the id of the passage at an index of the corpus; cached, since many questions find the same passages
+        self.id = cache(lambda position: corpus.ids(position, position + 1)[0])
 
     def index(self, system: str, encode: Encoder) -> Index:
         """Return the search index of all passages, encoded with the current weights of `encode`.
@@ -97,14 +96,6 @@ class PassageSide:
         passages = (self.corpus[i] for i in range(len(self.corpus)))
         texts = (f"{passage.title} {passage.text}" for passage in passages)
         return open_bm25(texts, self._folder, self.corpus.fingerprint) if self._folder else build_bm25(texts)
-
-    def id(self, position: int) -> str:
-        """Return the id of the passage at index `position` of the corpus. Ids are cached, since many questions find the
-        same passages.
-        """
-        if position not in self._ids:
-            self._ids[position] = self.corpus.ids(position, position + 1)[0]
-        return self._ids[position]
 
     def passage(self, name: str) -> Passage:
         """Return the passage of the corpus whose id is `name`."""

@@ -7,8 +7,6 @@ A task file is JSON with these keys:
 "classes"    {class name: [prompts]}; an empty list stands for the class name itself
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

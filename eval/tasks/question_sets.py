@@ -10,8 +10,6 @@ A passage is right if the judgements (qrels) grade it above 0, or if it has the 
 the file lists as right.
 """
 
-from __future__ import annotations
-
 import ast
 import csv
 import hashlib
@@ -26,18 +24,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from dyad.data.base.errors import ConfigError, DataError, nearest
-from dyad.data.config import check_split
+from dyad.data.config import DataConfig, check_split
 from dyad.data.question_passage.corpus import Corpus, open_corpus
 from dyad.data.question_passage.passages import Passage, Question
 from dyad.data.question_passage.questions import QuestionRow, QuestionRows, judgements, open_questions, qrels_file
 from dyad.data.question_passage.questions import is_beir as has_judgements
+from dyad.data.shards.content_keys import Int64s, key_name
 from dyad.data.shards.scan_tar import MAX_BYTES
 from dyad.data.shards.sources import parse_sources
 from dyad.eval.metrics.matches import positions_with
 
 if TYPE_CHECKING:
-    from dyad.data.config import DataConfig
-    from dyad.data.shards.content_keys import Int64s
     from dyad.eval.metrics.trec import Qrels
 
 KEY = "eval.suite"
@@ -57,11 +54,11 @@ class QuestionSet:
     """
 
     questions: Sequence[Question]
-    qrels: Qrels
+    qrels: "Qrels"
     corpus: SearchedCorpus
     drop_own: bool = False
 
-    def checked(self, where: str) -> QuestionSet:
+    def checked(self, where: str) -> "QuestionSet":
         """Return this question set unchanged; raise ConfigError if it has no question, or neither judgements nor
         answers.
 
@@ -113,7 +110,7 @@ def open_beir(target: str, config: DataConfig) -> QuestionSet:
     return QuestionSet(questions, qrels, open_corpus(str(folder), KEY), drop_own=True).checked(f"beir:{target}")
 
 
-def _judged(path: str) -> Qrels:
+def _judged(path: str) -> "Qrels":
     """Read all judgements of a qrels file, as question id → passage id → grade.
 
     Raises DataError if two lines contradict each other, if a grade is too large, or if the file has no judgement.
@@ -187,7 +184,7 @@ def open_dpr(target: Any, config: DataConfig) -> QuestionSet:
     return QuestionSet(list(questions.values()), _qrels(right, searched), searched).checked(f"dpr:{target}")
 
 
-def _qrels(right: dict[str, list[int]], corpus: SearchedCorpus) -> Qrels:
+def _qrels(right: dict[str, list[int]], corpus: SearchedCorpus) -> "Qrels":
     """Return question id → passage id → grade 1, for all passages of the corpus whose content is right.
 
     right: question id → content keys of the right passages. Questions without such a passage are left out.
@@ -258,7 +255,7 @@ class RowPassages:
                 if passage.key not in first:
                     first[passage.key] = (i, number)
                     own = passage.id is not None and passage.id not in names
-                    names[passage.id if own and passage.id else f"{passage.key & (1 << 64) - 1:016x}"] = len(names)
+                    names[passage.id if own and passage.id else key_name(passage.key)] = len(names)
                     lengths.append(len(passage.title.encode()) + len(passage.text.encode()))
         self.keys, self.lengths = np.array(list(first), np.int64), np.array(lengths, np.int64)
         self._origins, self._names, self._positions = list(first.values()), list(names), names

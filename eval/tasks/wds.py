@@ -6,8 +6,6 @@ zeroshot_classification_templates.txt     counted from 0 in the order of classna
 dataset_type.txt with "retrieval"         for retrieval: the .txt file of a sample has one caption per line
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -6,16 +6,15 @@ the queries and classes the items, and all metrics follow from the rank of the r
 scores, the earlier one is ahead. A class without pictures can still be predicted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from dyad.data.base.errors import DataError, nearest
-from dyad.data.image_text.dataset import Captions
+from dyad.data.image_text.dataset import Captions, LabelledSet
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.eval.metrics.bootstrap import class_mean_interval, interval
 from dyad.eval.metrics.matches import Labels, Matches, Ranking
@@ -24,11 +23,6 @@ from dyad.eval.results.thumbnails import Thumbnails
 from dyad.eval.search.index_spec import EXACT
 from dyad.eval.tasks.image_text_retrieval import STRIP, Direction
 from dyad.train.distributed.agreement import rank_0_only
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from dyad.data.image_text.dataset import LabelledSet
 
 CLASSES = 50  # up to here the result has the whole confusion matrix
 CONFUSED = 50  # pairs of classes in the result if there are more classes

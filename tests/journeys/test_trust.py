@@ -18,7 +18,7 @@ from helpers.tiny_bert import write as write_bert
 from torch import nn
 
 from dyad.data.base.errors import ConfigError, DataError, printable
-from dyad.data.base.secrets import known_secrets, redacted, without_credentials
+from dyad.data.base.secrets import known_secrets, without_credentials, without_secrets
 from dyad.data.shards.sources import parse_sources
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import ModelConfig, Task
@@ -326,7 +326,7 @@ def test_secrets_are_blacked_out() -> None:
     }
     told = {"image_key": "png", "tokens": 3, "list": [{"password": "[redacted]", "lr": 1}]}
     expected = {"a": {"API_KEY": "[redacted]", **told}}
-    assert redacted(config) == {**expected, "secret": None, "lr": 0.1}
+    assert without_secrets(config, by_name=True) == {**expected, "secret": None, "lr": 0.1}
 
 
 @pytest.mark.parametrize(
@@ -343,7 +343,7 @@ def test_secrets_are_blacked_out() -> None:
 )
 def test_credentials_of_urls_are_blacked_out(text: str, shown: str) -> None:
     assert without_credentials(text) == shown
-    assert redacted([text]) == [shown]
+    assert without_secrets([text], by_name=True) == [shown]
 
 
 def test_secrets_of_the_environment_are_blacked_out_wherever_they_come_back(

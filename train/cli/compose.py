@@ -4,8 +4,6 @@ This module parses the command line and checks each argument (called a word, mos
 configuration. Hydra's own command line is not used: it has flags that run code, and its messages recommend `+key`.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 import shlex

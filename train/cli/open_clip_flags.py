@@ -1,7 +1,5 @@
 """Tables of the flags of open_clip's trainer (open_clip_train 3.3) and the keys that replace them. Imports no torch."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

@@ -4,8 +4,6 @@ The names come from open_clip, Tevatron, sentence-transformers, transformers and
 versions.
 """
 
-from __future__ import annotations
-
 from dyad.train.cli.open_clip_flags import KEYS as OPEN_CLIP
 from dyad.train.cli.open_clip_flags import by_name
 

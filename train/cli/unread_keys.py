@@ -5,8 +5,6 @@ that READ_ONLY_WITH lists for it. Keys that a recipe sets are never refused. Eve
 listed.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -103,21 +101,11 @@ def _open_clip(config: TrainConfig) -> tuple[bool, bool]:
     return image, config.model.text.kind is TextTower.open_clip
 
 
-def _by_sample_id(config: TrainConfig) -> bool:
-    """Whether the objective (the loss) uses the ids of samples: its class says so, or objective.noise is uniform."""
-    return config.objective.by_sample_id or all_keys(config).get("objective.noise") == "uniform"
-
-
-def _temperature_changes(config: TrainConfig) -> bool:
-    """Whether the temperature changes in training: it is learned, or each sample has its own."""
-    return getattr(config.objective, "learnable", False) or hasattr(config.objective, "max_temperature")
-
-
 SPECIAL: dict[str, Callable[[TrainConfig], bool]] = {
     IMAGE_OPEN_CLIP: lambda config: any(_open_clip(config)),
     OWN_PROJECTION: lambda config: not all(_open_clip(config)),
-    SAMPLE_IDS: _by_sample_id,
-    TEMPERATURE: _temperature_changes,
+    SAMPLE_IDS: lambda c: c.objective.by_sample_id or all_keys(c).get("objective.noise") == "uniform",
+    TEMPERATURE: lambda c: getattr(c.objective, "learnable", False) or hasattr(c.objective, "max_temperature"),
 }
 
 

@@ -1,7 +1,5 @@
 """The text of `python -m train --help`: purpose, commands to copy, groups, keys. Imports no torch, so it is fast."""
 
-from __future__ import annotations
-
 from enum import Enum
 from typing import Any
 

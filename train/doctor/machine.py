@@ -3,8 +3,6 @@
 Each check yields findings: lines marked ok, warn or fail, with a fix.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import resource

@@ -4,8 +4,6 @@ Each check prints findings: lines marked ok, warn or fail, with a fix. The other
 train.doctor translate "<open_clip command line>", prints our command for the same training.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

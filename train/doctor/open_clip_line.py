@@ -1,7 +1,5 @@
 """Parse a command line of open_clip's trainer into its launcher (torchrun, SLURM, none) and its flags' values."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -3,8 +3,6 @@
 The public functions yield findings: lines marked ok, warn or fail, with a fix.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

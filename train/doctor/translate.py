@@ -5,8 +5,6 @@ no key is refused. Defaults of open_clip are written out where ours differ. open
 open_clip_line.py parses the command; this module computes the keys.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

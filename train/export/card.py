@@ -1,7 +1,5 @@
 """Write the model card, README.md of an export: metadata for the hub, training, scores, data, licences and limits."""
 
-from __future__ import annotations
-
 import html
 import math
 import os

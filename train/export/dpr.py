@@ -4,8 +4,6 @@ A BERT with cls pooling has the architecture of DPR's own classes (Karpukhin et 
 under DPR's names, so that DPRQuestionEncoder and DPRContextEncoder load the same folders.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

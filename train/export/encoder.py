@@ -1,7 +1,5 @@
 """Shared code of the export formats for text encoders: one side of a model, its check, its transformers folder."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Shared code of all export formats: the exported model, and the check that a library computes its embeddings."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -3,8 +3,6 @@
 The export succeeds only if the other library has loaded the folder and computed the same embeddings as the run.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -79,7 +77,7 @@ def main() -> None:
     print(library.snippet(out, source))
 
 
-def library_of(chosen: ExportFormat) -> Library:
+def library_of(chosen: ExportFormat) -> "Library":
     """Return the Library that writes and checks a format.
 
     Raises ConfigError if a package is not installed, with the pip extra that installs it.
@@ -95,7 +93,7 @@ def library_of(chosen: ExportFormat) -> Library:
         ) from error
 
 
-def export(library: Library, source: ExportSource, out: Path) -> float:
+def export(library: "Library", source: "ExportSource", out: Path) -> float:
     """Write the export of a model into the folder `out` and check it by the library that will load it.
 
     Returns the largest difference between our embeddings and the library's (see `library.difference`). Raises
@@ -120,7 +118,7 @@ def export(library: Library, source: ExportSource, out: Path) -> float:
     return distance
 
 
-def _default_format(model: TwoTowerModel) -> ExportFormat:
+def _default_format(model: "TwoTowerModel") -> ExportFormat:
     """Return the export format for a model when the user has not chosen one (format=…).
 
     The format is sentence_transformers for questions and passages, open_clip if both towers come from one open_clip

@@ -4,8 +4,6 @@ The inputs of a graph are token ids or pixels, its outputs embeddings that are r
 are tokenizer.json (for the tokenizers library) and config.json, which says how texts and pictures are prepared.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math

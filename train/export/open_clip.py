@@ -1,7 +1,5 @@
 """format=open_clip: write a folder that open_clip loads, as local-dir:FOLDER or by a model name and a .pt file."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -7,8 +7,6 @@ pictures of call number i as "i", uint8 (n, 3, S, S) with S the side in pixels. 
 embeddings (n, D) of call i as "i", or as "i/CLASS" where a second class loads the same folder.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import sys

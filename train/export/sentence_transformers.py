@@ -1,7 +1,5 @@
 """format=sentence_transformers: write one folder for SentenceTransformer, with prompts "query" and "document"."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Convert the tokenizer of a model to one tokenizer.json for the tokenizers library (Python, Rust, JavaScript, …)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors

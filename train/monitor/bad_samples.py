@@ -5,14 +5,13 @@ a checkpoint, so a run stops at most tracking.every steps late. The limits look 
 training order, so the result depends neither on the number of ranks nor on where the run was stopped and resumed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from dyad.data.base.errors import DataError
 from dyad.data.batch import BadSample, Batch
 from dyad.data.config import DataConfig
+from dyad.data.loading.order import local_rows
 from dyad.data.loading.replacement import examples
 from dyad.train.distributed.agreement import raise_on_all
 from dyad.train.distributed.world import World, any_rank, gather_objects
@@ -42,7 +41,7 @@ class BadSampleCounter:
     def observe(self, batch: Batch, step: int) -> None:
         """Remember the bad samples of this rank's batch. step: finished optimiser steps, including this batch's."""
         size, world = self._global_batch_size, self._world
-        first = (step - 1) * size + world.rank * size // world.size
+        first = (step - 1) * size + local_rows(size, world.rank, world.size).start
         self._unshared += [(first + bad.row, step, bad) for bad in batch.bad]
 
     def check(self) -> int:

@@ -1,7 +1,5 @@
 """Detect loss spikes: losses far above the recent ones, whose steps are skipped."""
 
-from __future__ import annotations
-
 from collections import deque
 
 WINDOW = 10  # finite losses of applied steps

@@ -1,7 +1,5 @@
 """The monitor of a run: it watches for slow ranks, bad samples and weights that differ, and records skipped steps."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

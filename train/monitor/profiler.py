@@ -3,8 +3,6 @@
 Times of a trace are in microseconds.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """Find stragglers: ranks that need more time for a step than the others, not counting time spent waiting for others."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from time import perf_counter

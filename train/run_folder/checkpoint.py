@@ -10,8 +10,6 @@
 No folder depends on another, so damage to one leaves the others usable. Nothing is pickled.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The run folder: its name, its config.yaml, and the keys that may change when the run resumes. Needs no torch."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -82,9 +80,8 @@ def by_section(keys: Mapping[str, Any]) -> dict[str, str]:
     found: dict[str, list[str]] = {}
     for key, value in keys.items():
         section, dot, _ = key.partition(".")
-        found.setdefault(section if dot else "training", []).append(
-            f"{key.removeprefix(f'{section}.')}={_public(value)}"
-        )
+        shown = f"{key.removeprefix(f'{section}.')}={_public(value)}"
+        found.setdefault(section if dot else "training", []).append(shown)
     return {section: ", ".join(values) for section, values in found.items()}
 
 

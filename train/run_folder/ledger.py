@@ -7,8 +7,6 @@ When a run resumes, entries after the step of its checkpoint are removed, as in 
 before the first event.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager

@@ -7,8 +7,6 @@ background. A run that was killed still says "running". torchrun turns every exi
 whether to requeue a job. The lock keeps a second run out of a folder that is in use.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import socket
@@ -36,7 +34,7 @@ class RunState:
         self._path = run_dir and run_dir / "run_state.json"
         self._step, self._total_steps = step, total_steps
 
-    def __enter__(self) -> RunState:
+    def __enter__(self) -> "RunState":
         self.write("running", pid=os.getpid(), host=socket.gethostname())
         return self
 

@@ -8,8 +8,6 @@ At most one checkpoint is being written; the next save waits for it. At the end 
 background save prints one line and the run goes on to the next one; `save` raises.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor

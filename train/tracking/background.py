@@ -4,8 +4,6 @@ Dropping a tracker loses no metric, because metrics.jsonl has every record. A tr
 TIMEOUT + CLEAN_UP seconds of waiting.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from abc import ABC, abstractmethod

@@ -1,11 +1,10 @@
 """Log a run, on rank 0 only, to metrics.jsonl (every scalar, the source of truth), log.txt, console and trackers."""
 
-from __future__ import annotations
-
 import json
 import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from dyad.train.tracking.progress import Lines, LogFile, Record, RecordPosition,
 from dyad.train.tracking.trackers import TRACKERS
 
 
-class Logger:
+class Logger(AbstractContextManager["Logger"]):
     """Passes the records and text lines of the training loop to sinks: files, console, trackers.
 
     Rank 0 has sinks; every other rank has `Logger()`, which does nothing. wandb_id: id of the W&B run, saved in
@@ -56,9 +55,6 @@ class Logger:
     def close(self, failed: bool = False) -> None:
         for sink in self._sinks:
             sink.close(failed)
-
-    def __enter__(self) -> Logger:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(failed=kind is not None)

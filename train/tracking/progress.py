@@ -3,8 +3,6 @@
 On a terminal the console shows a progress bar of the steps instead. This module does not import torch.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The TensorBoard tracker, which writes event files to `tensorboard/` in the run folder."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from importlib.util import find_spec
 from itertools import pairwise

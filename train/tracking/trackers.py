@@ -3,8 +3,6 @@
 Does not import torch, because the configuration is checked with it before anything heavy is imported.
 """
 
-from __future__ import annotations
-
 from dyad.train.config import TrackingConfig
 from dyad.train.tracking.background import Tracker
 from dyad.train.tracking.tensorboard import TensorBoard

@@ -4,8 +4,6 @@ Records carry a step metric of our own, AXIS, instead of step=, because W&B drop
 are in the run folder. W&B's service process may outlive a run by FINISH seconds when its server does not answer.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -17,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dyad.data.base.files import write_json
-from dyad.data.base.secrets import known_secrets, redacted, without_credentials
+from dyad.data.base.secrets import known_secrets, without_credentials, without_secrets
 from dyad.train.config import TrackingConfig, Wandb
 from dyad.train.panels import Cell, Grid, Panels, Picture
 from dyad.train.tracking.background import CLEAN_UP, TrackedRun, Tracker
@@ -45,7 +43,7 @@ class WandbRun(Tracker):
             resume="allow",
             mode=run.config.wandb.value,
             dir=str(run.folder),
-            config=redacted(run.run_config),
+            config=without_secrets(run.run_config, by_name=True),
             settings=self._wandb.Settings(
                 silent=True,
                 console="off",

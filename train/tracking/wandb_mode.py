@@ -1,7 +1,5 @@
 """Find the mode of W&B on this machine, once, before data are read: online, offline or disabled."""
 
-from __future__ import annotations
-
 import os
 import ssl
 import threading

@@ -3,21 +3,20 @@
 Error messages name the row.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dyad.data.base.errors import BadRow, ConfigError, DataError, nearest
 from dyad.data.base.json_text import parse_json
+from dyad.data.cli.options import PackOptions
 from dyad.data.shards.scan_tar import MAX_BYTES, PICTURES
 
 IMAGE_FIELDS = ("image", "filepath", "image_path", "file_name", "filename", "path")
@@ -26,16 +25,6 @@ CAPTION_FIELDS = ("caption", "title", "text", "captions", "texts", "sentences")
 
 Fields = dict[str, Any]
 TableRows = Iterator[tuple[str, Fields | BadRow]]  # where the row stands, for messages; its fields
-
-
-class TableOptions(Protocol):
-    """The options of `python -m data pack` that name the picture and caption columns, and the separator of a CSV."""
-
-    csv_separator: str
-    csv_image_key: str
-    csv_caption_key: str
-    image_key: str | None
-    caption_key: str | None
 
 
 @dataclass(frozen=True)
@@ -91,7 +80,7 @@ class PairTable:
         return TablePair(self.folder / image, stripped if self.listed else lines, extra)
 
 
-def open_table(path: Path, options: TableOptions) -> PairTable:
+def open_table(path: Path, options: PackOptions) -> PairTable:
     """Open the table of pictures and captions at `path`, a folder or a file (.csv, .tsv, .parquet, .jsonl).
 
     options: names of the picture column and the caption column, and the separator of a CSV. Raises ConfigError for
@@ -122,7 +111,7 @@ def _chosen(path: Path, key: str, wanted: str | None, candidates: Sequence[str],
 # ---- CSV -----------------------------------------------------------------------------------------------------------
 
 
-def _csv(path: Path, options: TableOptions) -> PairTable:
+def _csv(path: Path, options: PackOptions) -> PairTable:
     separator = options.csv_separator.replace("\\t", "\t")
     if len(separator) != 1:
         raise ConfigError(f"csv_separator='{options.csv_separator}' is not one character (\\t is a tab).")
@@ -236,7 +225,7 @@ def content(path: Path, limit: int) -> bytes:
 # ---- Parquet and JSON-lines ----------------------------------------------------------------------------------------
 
 
-def _parquet(path: Path, options: TableOptions) -> PairTable:
+def _parquet(path: Path, options: PackOptions) -> PairTable:
     try:
         schema = pq.read_schema(path)
     except (pa.ArrowException, OSError) as error:
@@ -259,7 +248,7 @@ def _parquet_rows(path: Path) -> TableRows:
         raise DataError(f"{path}: after row {number} it cannot be read: {error}") from error
 
 
-def _jsonl(path: Path, options: TableOptions) -> PairTable:
+def _jsonl(path: Path, options: PackOptions) -> PairTable:
     """Open a JSON-lines table. Reads all lines once to find the columns and whether any caption is a list, because each
     line may have other fields."""
     objects = [fields for _, fields in _jsonl_rows(path) if isinstance(fields, dict)]
@@ -281,7 +270,7 @@ def _jsonl_rows(path: Path) -> TableRows:
             yield f"line {number}", row
 
 
-OPENERS: dict[str, Callable[[Path, TableOptions], PairTable]] = {
+OPENERS: dict[str, Callable[[Path, PackOptions], PairTable]] = {
     ".csv": _csv,
     ".tsv": _csv,
     ".parquet": _parquet,
