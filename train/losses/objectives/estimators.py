@@ -16,6 +16,7 @@ value 0 and gradient ∇ĝ_i / u_i.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -58,7 +59,7 @@ class StateBatch:
     """The global batch of one step, its anchors by side ("x", "y") and the stored state of its samples before the step.
 
     exclusion: the pairs that no sum over negatives contains, such as the positives. read: the state of the batch's
-    samples. memory: the state of all samples. epoch: counted by the samples seen. training: whether the step changes
+    samples. complete: whether it is that of all ranks. memory: the state of all samples. epoch: counted by the samples seen. training: whether the step changes
     the state.
     """
 
@@ -66,20 +67,24 @@ class StateBatch:
     exclusion: Exclusion | None
     anchors: dict[str, Anchors]
     read: StateRead
+    complete: bool
     memory: SampleState
     options: EstimatorOptions
     epoch: int
     training: bool
 
     @staticmethod
-    def of(objective: Objective, batch: GatheredBatch) -> StateBatch:
+    def of(objective: Objective, batch: GatheredBatch, complete: bool = True) -> StateBatch:
         """Return the samples of `batch` with their stored state, anchors and negatives. Every rank must call it.
+
+        complete=False: each rank has the state that it stores only, until `summed`.
 
         If a sample occurs twice in the batch, its pairs with its own copy are masked: it is no negative of itself.
         """
         options, memory = objective.options, objective.memory
         assert memory is not None
-        read = memory.read(batch.sample_ids_b, batch.rows, torch.promote_types(batch.x_bD.dtype, torch.float32))
+        dtype = torch.promote_types(batch.x_bD.dtype, torch.float32)
+        read = memory.read(batch.sample_ids_b, batch.rows, dtype, batch.sample_ids_B, complete)
         duplicates = options.duplicates
         if read.repeated and batch.sample_ids_b is not None:
             batch = replace(batch, keys=(*batch.keys, (batch.sample_ids_b, read.ids_B)))
@@ -90,7 +95,7 @@ class StateBatch:
         anchors = {side: both[side] for side in SIDES[options.directions]}
         epoch = memory.samples_seen // (options.samples_per_epoch or memory.num_samples)
         training = objective.training and torch.is_grad_enabled()
-        return StateBatch(batch, related.exclusion, anchors, read, memory, options, epoch, training)
+        return StateBatch(batch, related.exclusion, anchors, read, complete, memory, options, epoch, training)
 
     @property
     def own(self) -> slice:
@@ -101,29 +106,49 @@ class StateBatch:
         """Return the stored entry `name` (such as "log_u") of the batch's samples before this step: side → (B,)."""
         return {side: self.read.old[f"{name}_{side}"] for side in self.anchors}
 
-    def log_g(self, rows_b: Tensor, columns_M: Tensor, a_x_b: Tensor, a_y_b: Tensor) -> Numbers:
-        """Return log ĝ_i for this rank's anchors i: the log of the mean of e^(d_ij/τ) over the negatives j of anchor i.
+    def summed(
+        self, batch: GatheredBatch, scale: Tensor | Scales, own_logits: Callable[[], Numbers], **weights: Tensor | None
+    ) -> tuple[StateBatch, Numbers, dict[str, UpdatedMeans]]:
+        """Sum over negatives; return this batch with the old state of its samples, log ĝ_i, and the updated means.
 
-        d_ij: the score of j minus that of the positive. The result is side → (b,), −inf for an anchor without
-        negatives. rows_b, columns_M: log-sums of the logits over the negatives of each row and column. a_x_b, a_y_b:
-        logits of the pairs (x_i, y_i), for anchors x and for anchors y.
+        log ĝ_i, of this rank's anchors i: the log of the mean of e^(d_ij/τ) over the negatives j of anchor i, side →
+        (b,), −inf for an anchor without negatives. d_ij: the score of j minus that of the positive. batch: the
+        embeddings. scale, weights: as in log_partition. own_logits(): the logits of the pairs (x_i, y_i), for anchors x
+        and for anchors y, side → (b,). One collective brings the column sums, and what each rank needs to know of the samples of others.
+        Every rank must call it.
         """
-        sums = {"x": rows_b - a_x_b, "y": columns_M[self.own] - a_y_b}
-        counts = {side: anchors.counts[anchors.own] for side, anchors in self.anchors.items()}
-        return {side: sums[side] - count_b.clamp(min=1).to(a_x_b).log() for side, count_b in counts.items()}
+        read, dtype = self.read, torch.promote_types(batch.x_bD.dtype, torch.float32)
+        counts = {side: anchors.counts.clamp(min=1).to(dtype).log() for side, anchors in self.anchors.items()}
+
+        def shares(rows_b: Tensor) -> Tensor:
+            of_pairs = own_logits()
+            if "x" in counts:
+                of_pairs["x"] = rows_b - of_pairs["x"] - counts["x"]
+            own = self.batch.rows.placed(torch.stack([of_pairs[side] for side in counts]))
+            return own if self.complete else torch.cat([own, torch.stack([*read.old.values()])])
+
+        inputs = batch.x_bD, batch.y_MD, scale, batch.columns, self.exclusion
+        rows_b, columns_M, numbers = log_partition(*inputs, **weights, shares=shares)
+        of_pairs, old_kB = numbers.split([len(counts), len(numbers) - len(counts)])
+        state = self if self.complete else replace(self, read=read.with_old(old_kB))
+        logits, sums = own_logits(), {"x": rows_b, "y": columns_M[self.own]}
+        log_g = {side: sums[side] - logits[side] - counts[side][a.own] for side, a in self.anchors.items()}
+        every = dict(zip(counts, of_pairs.unbind(), strict=True))
+        if "y" in every:
+            every["y"] = columns_M.detach() - every["y"] - counts["y"]
+        return state, log_g, state.updated_means(every)
 
     def updated_means(self, log_g: Numbers) -> dict[str, UpdatedMeans]:
         """Return log ĝ and the new running means log u of all samples of the global batch, by side.
 
-        log_g: log ĝ (the log of the batch's mean exponential) of this rank's anchors, side → (b,). A sample in its
-        first batch takes log ĝ as log u. Every rank must call it.
+        log_g: log ĝ (the log of the batch's mean exponential) of all anchors, side → (B,). A sample in its first batch
+        takes log ĝ as log u.
         """
         gamma = self.options.gamma_at(self.epoch)
         log_keep, log_take = (math.log(share) if share else -math.inf for share in (1 - gamma, gamma))
-        gathered = self.batch.rows.gather(torch.stack(list(log_g.values()), 1).detach())
         found = {}
-        for (side, old_B), column_B in zip(self.old("log_u").items(), gathered.unbind(1), strict=True):
-            log_g_B = self.read.log_mean(column_B)
+        for side, old_B in self.old("log_u").items():
+            log_g_B = self.read.log_mean(log_g[side])
             mixed_B = torch.logaddexp(old_B + log_keep, log_g_B + log_take)
             new_B = torch.where(old_B.isnan(), log_g_B, mixed_B)
             found[side] = UpdatedMeans(log_g_B, torch.where(log_g_B == -math.inf, old_B, new_B))
@@ -196,17 +221,17 @@ class SogCLR(TemperatureObjective):
     u_i is the running mean of e^(d_ij/τ) over the negatives of anchor i; symbols as in the module docstring.
     """
 
+    gathers_ids = True
+
     def __init__(self, options: EstimatorOptions) -> None:
         super().__init__(options)
         self.memory = sample_state(options)
 
     def of_batch(self, batch: GatheredBatch) -> ObjectiveResult:
-        state, scale = StateBatch.of(self, batch), self.scale(batch.x_bD)
+        scale = self.scale(batch.x_bD)
         in_g = self.in_g(scale)
-        rows_b, columns_M = log_partition(batch.x_bD, batch.y_MD, in_g, batch.columns, state.exclusion)
-        a_b = in_g * batch.pair_scores()
-        log_g = state.log_g(rows_b, columns_M, a_b, a_b)
-        updated = state.updated_means(log_g)
+        state = StateBatch.of(self, batch, complete=False)
+        state, log_g, updated = state.summed(batch, in_g, lambda: dict.fromkeys("xy", in_g * batch.pair_scores()))
         log_u = {side: m.log_u(state.own) for side, m in updated.items()}
         terms = {
             side: self.of_anchors(log_u[side], zero_with_gradient(g, log_u[side]), 1 / scale)
@@ -333,6 +358,8 @@ class ISogCLR(Objective):
     (arXiv:2305.11965). Symbols as in the module docstring.
     """
 
+    gathers_ids = True
+
     def __init__(self, options: ISogCLROptions) -> None:
         super().__init__(options)
         self.memory = sample_state(options, tau=options.temperature, tau_velocity=math.nan)
@@ -344,11 +371,13 @@ class ISogCLR(Objective):
             leaves = Leaves(batch, old)
             unused = torch.full_like(next(iter(old.values())), options.temperature)  # for a side without anchors
             tau_x_b, tau_y_B = leaves.numbers.get("x", unused)[own], leaves.numbers.get("y", unused)
-            x_bD, y_MD, scales = leaves.batch.x_bD, leaves.batch.y_MD, Scales(1 / tau_x_b, 1 / tau_y_B)
-            rows_b, columns_M = log_partition(x_bD, y_MD, scales, batch.columns, state.exclusion)
-            s_b = leaves.batch.pair_scores()
-            log_g = state.log_g(rows_b, columns_M, s_b / tau_x_b, s_b / tau_y_B[own])
-            updated = state.updated_means(log_g)
+
+            def own_logits() -> Numbers:
+                s_b = leaves.batch.pair_scores()
+                return {"x": s_b / tau_x_b, "y": s_b / tau_y_B[own]}
+
+            scales = Scales(1 / tau_x_b, 1 / tau_y_B)
+            state, log_g, updated = state.summed(leaves.batch, scales, own_logits)
             terms = {}
             for side, g in log_g.items():
                 log_u_b, tau_b = updated[side].log_u(own), leaves.numbers[side][own]
@@ -372,6 +401,8 @@ class Nuclr(TemperatureObjective):
     from epoch zeta_warmup on. Symbols as in the module docstring.
     """
 
+    gathers_ids = True
+
     def __init__(self, options: NuclrOptions) -> None:
         super().__init__(options)
         self.memory = sample_state(options, zeta=0.0, zeta_velocity=math.nan)
@@ -382,12 +413,12 @@ class Nuclr(TemperatureObjective):
         with torch.enable_grad():
             leaves = Leaves(batch, state.old("zeta"))
             weights = {side: scale * zeta_B for side, zeta_B in leaves.numbers.items()}
-            row_weights_b = weights["y"][own] if "y" in weights else None
-            inputs = leaves.batch.x_bD, leaves.batch.y_MD, scale, batch.columns, state.exclusion
-            sums = log_partition(*inputs, row_weights_b=row_weights_b, column_weights_M=weights.get("x"))
-            a_b = scale * leaves.batch.pair_scores()
-            log_g = state.log_g(*sums, a_b, a_b)
-            updated = state.updated_means(log_g)
+            given = {"row_weights_B": weights.get("y"), "column_weights_M": weights.get("x")}
+
+            def own_logits() -> Numbers:
+                return dict.fromkeys("xy", scale * leaves.batch.pair_scores())
+
+            state, log_g, updated = state.summed(leaves.batch, scale, own_logits, **given)
             terms = {}
             for side, g in log_g.items():
                 log_d_b = torch.logaddexp(updated[side].log_u(own), weights[side][own] - log_others)
