@@ -243,12 +243,12 @@ def check_what_is_sent(sent: Counter[str]) -> None:
     for name, duplicates in product(SENT, ("keep", "mask", "positive")):
         sent.clear()
         build_objective(name, duplicates=duplicates)(x, y, x_keys=keys, y_keys=keys).loss.backward()
-        numbers_per_pair = 2 + 2 * (duplicates != "keep")  # sums and their gradients; keys
-        assert sent.total() <= 2 * count * width + numbers_per_pair * count + 24, (name, sent)
-        assert sent["reduce_scatter_tensor"] == count * width, (name, sent)
+        bytes_per_pair = 8 + 16 * (duplicates != "keep")  # sums and their gradients; keys
+        assert sent.total() <= 8 * count * width + bytes_per_pair * count + 192, (name, sent)
+        assert sent["reduce_scatter_tensor"] == 4 * count * width, (name, sent)
     sent.clear()
     build_objective("simclr")(x, y).loss.backward()
-    assert sent.total() <= 2 * 2 * count * width + 2 * 2 * count + 24, sent
+    assert sent.total() <= 4 * (2 * 2 * count * width + 2 * 2 * count) + 192, sent
 
 
 def main() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from helpers.host_reads import counted_host_reads
-from helpers.step import batch, gradients_of, same_bits, snapshot, towers, train_step
+from helpers.step import batch, gradients_of, same_bits, snapshot, towers, train_step, with_extra
 
 from dyad.train.losses import build_objective
 from dyad.train.losses.gathered.sample_state import SampleState
@@ -96,6 +98,24 @@ def test_a_step_that_assumed_too_much_is_taken_again(scale: float, monkeypatch: 
     plain = spread(scale)
     assert [plain(batch(8, seed=index), index) for index in range(3)] == scalars
     assert same_bits(snapshot(step), snapshot(plain)) and same_bits(gradients_of(step), gradients_of(plain))
+
+
+def test_a_loss_of_rows_needs_no_column_sum() -> None:
+    """One row without candidates of its own: no column has one either, and the first attempt holds."""
+    step, whole = train_step(towers(), 1, objective=build_objective("dpr")), with_extra(batch(1), [1])
+    assert whole.extra is not None
+    whole.extra = replace(whole.extra, positive=torch.tensor([False]), positives=0)
+    with counted_host_reads() as found:
+        step(whole, 0)
+    assert sum(found.reads.values()) == 1, found.reads
+
+
+def test_a_step_that_is_taken_again_times_each_attempt_once() -> None:
+    step, calls = spread(300.0), list[str]()
+    for name in ("start", "stop"):
+        setattr(step.local_timer, name, lambda name=name: calls.append(name))
+    step(batch(8), 0)
+    assert calls == ["start", "stop", "start", "stop"]
 
 
 def test_a_repeated_sample_is_met_by_the_general_path() -> None:
