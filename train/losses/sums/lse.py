@@ -69,11 +69,12 @@ def log_partition(
     over ranks, as Layout.gather does for y. Every rank must call it, forward and backward, with any number of rows.
     """
     row_scale, column_scale = (scale.rows_b, scale.columns_M) if isinstance(scale, Scales) else (scale, None)
-    row_weights_b = row_weights_B if row_weights_B is None or layout is None else row_weights_B[layout.own]
-    largest = None if row_weights_B is None else row_weights_B.detach()
+    row_weights_b = row_weights_B
+    if row_weights_B is not None and layout and layout.world_size > 1:
+        row_weights_b = row_weights_B[layout.own]
     inputs = x_bD, y_MD, row_scale, column_scale, row_weights_b, column_weights_M
     with torch.autocast(x_bD.device.type, enabled=False):
-        found = _LogPartition.apply(*inputs, layout, exclusion, largest, shares)
+        found = _LogPartition.apply(*inputs, layout, exclusion, row_weights_B, shares)
     return found if shares is not nothing else found[:2]  # pyright: ignore
 
 
