@@ -152,19 +152,20 @@ class GatheredBatch:
         dtype = torch.promote_types(x.dtype, torch.float32)
         return (x.to(dtype) * y.to(dtype)).sum(1)
 
-    def counts(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
+    def counts(self, pairs: Pairs, sign: Tensor | int = 1) -> tuple[Tensor, Tensor]:
         """Count the pairs of each row of this rank, (b,), and of each column over the rows of all ranks, (M,), int64.
 
-        pairs: this rank's list of (local row, global column). Every rank must call it, unless the list is the pairs
-        (x_i, y_i) of all rows i.
+        pairs: this rank's list of (local row, global column). sign: what each pair counts, 1 or −1. Every rank must
+        call it, unless the list is the pairs (x_i, y_i) of all rows i.
         """
         columns_M = torch.zeros(len(self.y_MD), dtype=torch.int64, device=self.y_MD.device)
         if pairs.own is not None:
-            columns_M[: self.columns.total] = 1
-            return columns_M.new_ones(len(self.x_bD)), columns_M
+            columns_M[: self.columns.total] = sign
+            return columns_M.new_ones(len(self.x_bD)) * sign, columns_M
         i, j = pairs.pairs_P2.unbind(1)
-        columns_M = self.columns.sum_(columns_M.index_add_(0, j, torch.ones_like(j)))
-        return torch.bincount(i, minlength=len(self.x_bD)), columns_M
+        each_P = torch.ones_like(j) * sign
+        columns_M = self.columns.sum_(columns_M.index_add_(0, j, each_P))
+        return columns_M.new_zeros(len(self.x_bD)).index_add_(0, i, each_P), columns_M
 
 
 def gather_batch(

@@ -112,8 +112,8 @@ class SampleState:
 
         The state is one float per name, such as a running mean. sample_ids_b: the sample ids of this rank. layout: how
         the batch is distributed over ranks. dtype: the type of the result. ids_B: those of all ranks, if the caller has
-        gathered them. summed=False: the caller sums the old state over ranks, with with_old. Raises ConfigError without ids and, on all
-        ranks, for ids outside 0 … n−1; ValueError for a wrong number of ids.
+        gathered them. summed=False: the caller sums the old state over ranks, with with_old. Raises ConfigError without
+        ids and, on all ranks, for ids outside 0 … n−1; ValueError for a wrong number of ids.
         """
         if sample_ids_b is None:
             raise ConfigError("this objective keeps state for every sample: give it sample_ids")

@@ -59,8 +59,8 @@ class StateBatch:
     """The global batch of one step, its anchors by side ("x", "y") and the stored state of its samples before the step.
 
     exclusion: the pairs that no sum over negatives contains, such as the positives. read: the state of the batch's
-    samples. complete: whether it is that of all ranks. memory: the state of all samples. epoch: counted by the samples seen. training: whether the step changes
-    the state.
+    samples. complete: whether it is that of all ranks. memory: the state of all samples. epoch: counted by the samples
+    seen. training: whether the step changes the state.
     """
 
     batch: GatheredBatch
@@ -114,8 +114,8 @@ class StateBatch:
         log ĝ_i, of this rank's anchors i: the log of the mean of e^(d_ij/τ) over the negatives j of anchor i, side →
         (b,), −inf for an anchor without negatives. d_ij: the score of j minus that of the positive. batch: the
         embeddings. scale, weights: as in log_partition. own_logits(): the logits of the pairs (x_i, y_i), for anchors x
-        and for anchors y, side → (b,). One collective brings the column sums, and what each rank needs to know of the samples of others.
-        Every rank must call it.
+        and for anchors y, side → (b,). One collective brings the column sums, and what each rank needs to know of the
+        samples of others. Every rank must call it.
         """
         read, dtype = self.read, torch.promote_types(batch.x_bD.dtype, torch.float32)
         counts = {side: anchors.counts.clamp(min=1).to(dtype).log() for side, anchors in self.anchors.items()}

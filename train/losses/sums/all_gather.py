@@ -108,8 +108,8 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, layout: Layout, *parts: Tensor) -> tuple[Tensor, ...]:
         ctx.layout = layout
         most = max(layout.sizes)
-        joined = [_as_bytes(part) for part in parts] if len(parts) > 1 else parts
-        rows = torch.cat(joined, 1) if len(parts) > 1 else parts[0]
+        joined = parts if len(parts) == 1 else [_as_bytes(part) for part in parts]
+        rows = joined[0] if len(parts) == 1 else torch.cat(joined, 1)
         everyone = rows.new_empty(layout.world_size * most, *rows.shape[1:])
         dist.all_gather_into_tensor(everyone, layout._pad(rows, (len(rows),)))
         if len(everyone) != layout.total:

@@ -60,9 +60,8 @@ def log_partition(
     only row sums are used, and what stands for the column sums is finite. exclusion: pairs to leave out; None: no pair.
     row_weights_B (those of all ranks, distributed as the columns), column_weights_M: log-weights; None: all 0. shares:
     from the log-sums of this rank's rows, further numbers, which are summed over ranks by the collective of the column
-    sums; the third result is their sum, without gradient. The first two results
-    are float32 or better. A row or column whose pairs are all left out gets −inf, with gradient zero. Differentiable in
-    x, y, scale and log-weights.
+    sums; the third result is their sum, without gradient. The first two results are float32 or better. A row or column
+    whose pairs are all left out gets −inf, with gradient zero. Differentiable in x, y, scale and log-weights.
 
     The column results are the same on every rank, and a rank may use any column: backward sums the gradients of columns
     over ranks. Gradients of inputs that all ranks share (y, scale, column weights) are this rank's share, to be summed
