@@ -175,23 +175,21 @@ def rank_0_of(world_size: int) -> Iterator[None]:
         with (
             patch.object(step_module, "wrap_towers", lambda towers, compiled, world: (towers.x_tower, towers.y_tower)),
             patch.object(sizes.dist, "new_group", lambda **_: None),  # the hosts' own group is the pretended one
-            patch.object(Layout, "gather", with_own_ids(Layout.gather)),
+            patch.object(Layout, "gathered", with_own_ids(Layout.gathered)),
         ):
             yield
     finally:
         dist.destroy_process_group()
 
 
-def with_own_ids(gather: Callable[[Layout, Tensor], Tensor]) -> Callable[[Layout, Tensor], Tensor]:
-    """Layout.gather for which sample ids and keys differ between ranks: int64 numbers grow from rank to rank."""
+def with_own_ids(gather: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
+    """Layout.gathered for which sample ids and keys differ between ranks: int64 numbers grow from rank to rank."""
 
-    def gathered(layout: Layout, rows: Tensor) -> Tensor:
-        every = gather(layout, rows)
-        if rows.dtype != torch.int64:
-            return every
-        ranks = torch.arange(layout.world_size, device=rows.device)
-        first = PAIRS * ranks.repeat_interleave(len(rows), output_size=len(every))
-        return every + first.view(-1, *[1] * (rows.dim() - 1))
+    def gathered(layout: Layout, *parts: Tensor) -> tuple[Tensor, ...]:
+        every, count = gather(layout, *parts), len(parts[0])
+        ranks = torch.arange(layout.world_size, device=parts[0].device)
+        first = PAIRS * ranks.repeat_interleave(count, output_size=count * layout.world_size)
+        return tuple(e + first if e.dtype == torch.int64 else e for e in every)
 
     return gathered
 

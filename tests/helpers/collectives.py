@@ -8,10 +8,10 @@ from torch import Tensor
 
 
 def counted(name: str, collective: Callable[..., Any], sent: Counter[str]) -> Callable[..., Any]:
-    """Wrap a collective of torch.distributed: each call adds the elements of its largest tensor to sent[name]."""
+    """Wrap a collective of torch.distributed: each call adds the bytes of its largest tensor to sent[name]."""
 
     def counting(*tensors: Any, **more: Any) -> Any:
-        sent[name] += max(t.numel() for t in tensors if isinstance(t, Tensor))
+        sent[name] += max(t.nbytes for t in tensors if isinstance(t, Tensor))
         return collective(*tensors, **more)
 
     return counting

@@ -84,7 +84,7 @@ def check_what_is_sent(name: str, sent: Counter[str]) -> None:
         sent.clear()
         objective(x, y, ids).loss.backward()
         totals.append(sent.total())
-    assert totals[0] == totals[1] <= 2 * total * width + 16 * total + 16, (name, totals)
+    assert totals[0] == totals[1] <= 8 * (2 * total * width + 16 * total + 16), (name, totals)
 
 
 def main() -> None:

@@ -194,7 +194,7 @@ def check_paths(sizes: tuple[int, ...]) -> None:
             x[4] *= -1
         given = [x, y, *weights.values(), *(scales if path == "scales" else [torch.tensor(size, dtype=torch.float64)])]
         whole = [v.clone().requires_grad_() for v in given]
-        own = (0, 1, 2, 4) if path == "scales" else (0, 1, 2)  # the others are global, the same on every rank
+        own = (0, 1, 4) if path == "scales" else (0, 1)  # the others are global, the same on every rank
         local = [(v[mine] if i in own else v).clone().requires_grad_() for i, v in enumerate(given)]
         scale_of = [Scales(v[4], v[5]) if path == "scales" else v[4] for v in (whole, local)]
         rows_B, columns_B = dense(whole[0], whole[1], scale_of[0], set(), whole[2], whole[3])
@@ -206,7 +206,7 @@ def check_paths(sizes: tuple[int, ...]) -> None:
             layout.gather(local[1]),
             scale_of[1],
             layout,
-            row_weights_b=local[2],
+            row_weights_B=local[2],
             column_weights_M=local[3],
         )
         assert used_path(rows) == ("bounded" if path == "bounded" else "general"), path
@@ -243,12 +243,12 @@ def check_what_is_sent(sent: Counter[str]) -> None:
     for name, duplicates in product(SENT, ("keep", "mask", "positive")):
         sent.clear()
         build_objective(name, duplicates=duplicates)(x, y, x_keys=keys, y_keys=keys).loss.backward()
-        numbers_per_pair = 2 + 2 * (duplicates != "keep")  # sums and their gradients; keys
-        assert sent.total() <= 2 * count * width + numbers_per_pair * count + 24, (name, sent)
-        assert sent["reduce_scatter_tensor"] == count * width, (name, sent)
+        bytes_per_pair = 8 + 16 * (duplicates != "keep")  # sums and their gradients; keys
+        assert sent.total() <= 8 * count * width + bytes_per_pair * count + 192, (name, sent)
+        assert sent["reduce_scatter_tensor"] == 4 * count * width, (name, sent)
     sent.clear()
     build_objective("simclr")(x, y).loss.backward()
-    assert sent.total() <= 2 * 2 * count * width + 2 * 2 * count + 24, sent
+    assert sent.total() <= 4 * (2 * 2 * count * width + 2 * 2 * count) + 192, sent
 
 
 def main() -> None:

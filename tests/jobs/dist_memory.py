@@ -104,10 +104,10 @@ def check_what_is_sent() -> None:
         state = SampleState(n, INITIAL)
         sent.clear()
         seen = state.read(own, layout)
-        assert sent == {"all_gather_into_tensor": layout.total, "all_reduce": len(INITIAL) * layout.total}, sent
+        assert sent == {"all_gather_into_tensor": 8 * layout.total, "all_reduce": 4 * len(INITIAL) * layout.total}, sent
         state.write(seen, {"zeta": torch.zeros(layout.total)})
         state.undo()
-        assert sent.total() == (1 + len(INITIAL)) * layout.total
+        assert sent.total() == (8 + 4 * len(INITIAL)) * layout.total
 
 
 def main() -> None:

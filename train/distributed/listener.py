@@ -2,7 +2,8 @@
 
 torch's TCPStore is a key-value store, in torchrun or in rank 0. Keys: "alarm" is set by every rank that fails; "cause"
 is the first error of a rank; "answered" and "registered" count and list the ranks whose listener, and whose main
-thread, has seen the failure; "read" counts the ranks that have read all of it; "left" those at an orderly end.
+thread, has seen the failure; "read" counts the ranks that have read all of it; "left/<n>" those at an orderly end of
+the n-th group of the job.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from itertools import count as counter
 from threading import Event, Thread
 
 import torch.distributed as dist
@@ -49,8 +51,10 @@ class Listener:
     its process. Does nothing in a world of one rank. timeout: seconds that its connection to the store may take.
     """
 
+    _groups = counter()  # a sweep makes one after the other, and a rank may leave an old one late
+
     def __init__(self, world: World, timeout: float) -> None:
-        self._world, self._over = world, Event()
+        self._world, self._over, self._left = world, Event(), f"left/{next(self._groups)}"
         self._thread = Thread(target=self._listen, daemon=True)
         if world.size > 1:
             self._store = connect_store(timeout)
@@ -71,12 +75,10 @@ class Listener:
         end = time.monotonic() + STUCK_SECONDS
         if self._world.size > 1:
             with suppress(RuntimeError):
-                left = self._store.add("left", 1)
+                left = self._store.add(self._left, 1)
                 while self._world.rank == 0 and left < self._world.size and time.monotonic() < end:
                     time.sleep(poll_interval(self._world))
-                    left = self._store.add("left", 0)
-                if self._world.rank == 0:
-                    self._store.delete_key("left")  # for the next run of a sweep
+                    left = self._store.add(self._left, 0)
 
     def _listen(self) -> None:
         try:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+_OURS: dict[str, str] = {}  # variables that this process has set
+
 
 def name_flight_records(folder: Path) -> None:
     """Make NCCL write its flight recorder to nccl_trace_rank_<RANK> in `folder` when a collective times out.
@@ -14,8 +16,10 @@ def name_flight_records(folder: Path) -> None:
     Must be called before the process group is made. `torchfrtrace -p nccl_trace_rank_ FOLDER` reads the
     files. Variables that the user has set stay.
     """
-    os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(folder.resolve() / "nccl_trace_rank_"))
-    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+    records = {"TORCH_FR_DUMP_TEMP_FILE": str(folder.resolve() / "nccl_trace_rank_"), "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+    for name, value in records.items():
+        if os.environ.get(name) == _OURS.get(name):  # not set, or by an earlier run of a sweep
+            os.environ[name] = _OURS[name] = value
 
 
 def record_allocations(folder: Path, rank: int) -> None:

@@ -34,7 +34,7 @@ class GraphCache:
         self._most, self._memory = most, memory
         self._budget = memory.for_graphs() if most is None else math.inf
         self._cached: deque[TensorPair] = deque()
-        self._largest = 1  # bytes of the largest graph of this step: texts of other lengths make other graphs
+        self._sizes: list[int] = []  # bytes of the graphs of this step: texts of other lengths make other graphs
 
     def __len__(self) -> int:
         return len(self._cached)
@@ -49,7 +49,7 @@ class GraphCache:
             self._cached.popleft()
         if self._most is None:
             embeddings, size = self._memory.measured(embed, inputs)
-            self._largest = max(self._largest, size)
+            self._sizes.append(size)
         else:
             embeddings = embed()
         self._cached.append(embeddings)
@@ -62,9 +62,13 @@ class GraphCache:
     def _capacity(self) -> int:
         """Return how many autograd graphs may be cached: the configured number, else as many as fit into memory.
 
-        In the second case one graph less is allowed, to leave room for the gradients that backward makes.
+        In the second case one graph less is allowed, to leave room for the gradients that backward makes. What the
+        first takes above the largest of the others counts once: the others use its casts of the weights for autocast.
         """
-        return int(self._budget // self._largest) - 1 if self._most is None else self._most
+        if self._most is not None:
+            return self._most
+        largest = max(1, *(self._sizes[1:] or self._sizes))
+        return int((self._budget - max(self._sizes[0] - largest, 0)) // largest) - 1
 
 
 class MemoryBudget:

@@ -117,6 +117,7 @@ class TrainStep:
             self.objective.undo()  # pyright: ignore[reportCallIssue]
             self._statistics.write(statistics)
             self._statistics.begin(len(batch))
+            self.local_timer.start()  # the first attempt has stopped it
             scalars, norm = self._attempt(batch, step, sizes, trusting=False)
             assert scalars is not None
         self._apply_or_skip(scalars["loss"], scalars["grad_norm"], norm, statistics)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dyad.train.monitor import postmortem
 from dyad.train.monitor.postmortem import name_flight_records
 
 ROOT = Path(__file__).parents[3]
@@ -46,6 +47,16 @@ def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
     name_flight_records(tmp_path)
     assert (os.environ["TORCH_FR_DUMP_TEMP_FILE"], os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"]) == ("own", "0")
+
+
+def test_each_run_of_a_sweep_has_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(postmortem, "_OURS", {})
+    for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    for run_folder in (tmp_path / "1", tmp_path / "2"):
+        name_flight_records(run_folder)
+    assert os.environ["TORCH_FR_DUMP_TEMP_FILE"] == str(tmp_path / "2" / "nccl_trace_rank_")
 
 
 @pytest.mark.gpu

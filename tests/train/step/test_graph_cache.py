@@ -66,6 +66,16 @@ def test_the_heaviest_graph_counts() -> None:
     assert lengths == [1, 2, 3, 1, 1, 1, 1]
 
 
+def test_what_the_first_takes_for_all_counts_once() -> None:
+    """Its casts of the weights are those of all chunks."""
+    model, lengths = towers(), []
+    graphs = GraphCache(None, Fixed(model, 70 * ROW))
+    for rows in (30, 10, 10, 10, 10, 10):
+        of_rows(model, graphs, rows)
+        lengths.append(len(graphs))
+    assert lengths == [1, 1, 2, 3, 4, 4]
+
+
 def test_the_newest_are_kept() -> None:
     model = towers()
     graphs = GraphCache(2, MemoryBudget(model, LOCAL.device))

@@ -99,8 +99,8 @@ class GatheredBatch:
     Further columns are y items beside the pairs, see Columns. rows, columns: how x and y are distributed over ranks.
     Pairs are (local row, global column): positives, those of this rank's rows; excluded (P, 2), which are left out of
     all sums. keys: for x and for y, if given, (keys of this rank's rows (b,), keys of the columns that have one (≤
-    M,)); equal keys mean the same item. sample_ids_b: indices of per-sample state. importance_m: log q or ζ (see
-    OneSidedDPM) of this rank's m columns, as the caller gave it.
+    M,)); equal keys mean the same item. sample_ids_b: indices of per-sample state; sample_ids_B: those of all ranks, if
+    they were asked for. importance_m: log q or ζ (see OneSidedDPM) of this rank's m columns, as the caller gave it.
     """
 
     x_bD: Tensor
@@ -112,6 +112,7 @@ class GatheredBatch:
     keys: tuple[tuple[Tensor, Tensor], ...] = ()
     sample_ids_b: Tensor | None = None
     importance_m: Tensor | None = None
+    sample_ids_B: Tensor | None = None
 
     def compared_keys(self, duplicates: Duplicates) -> tuple[tuple[Tensor, Tensor], ...]:
         """Return the content keys by which equal items are found, or () with duplicates=keep.
@@ -151,19 +152,20 @@ class GatheredBatch:
         dtype = torch.promote_types(x.dtype, torch.float32)
         return (x.to(dtype) * y.to(dtype)).sum(1)
 
-    def counts(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
+    def counts(self, pairs: Pairs, sign: Tensor | int = 1) -> tuple[Tensor, Tensor]:
         """Count the pairs of each row of this rank, (b,), and of each column over the rows of all ranks, (M,), int64.
 
-        pairs: this rank's list of (local row, global column). Every rank must call it, unless the list is the pairs
-        (x_i, y_i) of all rows i.
+        pairs: this rank's list of (local row, global column). sign: what each pair counts, 1 or −1. Every rank must
+        call it, unless the list is the pairs (x_i, y_i) of all rows i.
         """
         columns_M = torch.zeros(len(self.y_MD), dtype=torch.int64, device=self.y_MD.device)
         if pairs.own is not None:
-            columns_M[: self.columns.total] = 1
-            return columns_M.new_ones(len(self.x_bD)), columns_M
+            columns_M[: self.columns.total] = sign
+            return columns_M.new_ones(len(self.x_bD)) * sign, columns_M
         i, j = pairs.pairs_P2.unbind(1)
-        columns_M = self.columns.sum_(columns_M.index_add_(0, j, torch.ones_like(j)))
-        return torch.bincount(i, minlength=len(self.x_bD)), columns_M
+        each_P = torch.ones_like(j) * sign
+        columns_M = self.columns.sum_(columns_M.index_add_(0, j, each_P))
+        return columns_M.new_zeros(len(self.x_bD)).index_add_(0, i, each_P), columns_M
 
 
 def gather_batch(
@@ -178,6 +180,7 @@ def gather_batch(
     known_positives: KnownPositives | None = None,
     importance: Tensor | None = None,
     equal_is_positive: bool = False,
+    gathers_ids: bool = False,
 ) -> GatheredBatch:
     """Gather the columns of all ranks and return the global batch for this rank's rows.
 
@@ -191,7 +194,7 @@ def gather_batch(
 
     known_positives: for a row, keys of items that are relevant to it. Columns with these keys are left out of the row's
     sums, unless `positives` pairs them with the row. equal_is_positive: columns that share a content key with the row
-    are positives, so they are not left out either.
+    are positives, so they are not left out either. gathers_ids: whether sample_ids_B is needed.
 
     Every rank must call it, with `negatives` on all ranks or on none. Raises ValueError for shapes that do not fit each
     other and for pairs of a row or column that does not exist.
@@ -199,11 +202,16 @@ def gather_batch(
     further = negatives.embeddings_kD if negatives else y_mD[:0]
     rows, columns, extra, more_positives = _layouts(x_bD, y_mD, further, negatives)
     _check_shapes(rows, columns, positives, x_keys, y_keys)
+    if sample_ids_b is not None and len(sample_ids_b) != len(x_bD):
+        raise ValueError(f"{len(sample_ids_b)} sample_ids for {len(x_bD)} rows")
     for name, pairs_P2 in (("positives", positives), ("excluded", excluded)):
         if pairs_P2 is not None:
             _check_indices(f"{name}: no row", pairs_P2[:, 0], len(x_bD))
             _check_indices(f"{name}: no column", pairs_P2[:, 1], columns.total + extra.total)
-    y_MD = _gathered(columns, extra, y_mD, further)
+    numbers = {"x": x_keys, "y": y_keys, "ids": sample_ids_b if gathers_ids and rows.sizes == columns.sizes else None}
+    numbers = {name: of_rows for name, of_rows in numbers.items() if of_rows is not None}
+    y_MD, every = _gathered(columns, extra, y_mD, negatives, numbers)
+    keys = tuple((numbers[side], every[side]) for side in ("x", "y") if side in numbers)
     pairs = Pairs.own_columns(len(x_bD), columns.own.start, x_bD.device)
     if positives is not None or more_positives.total:
         listed = [pairs.pairs_P2 if positives is None else positives]
@@ -213,7 +221,6 @@ def gather_batch(
             k = torch.nonzero_static(negatives.positive_k, size=own).squeeze(1)  # no wait for the device: own is known
             listed.append(torch.stack([negatives.row_k[k], k + columns.total + extra.own.start], 1))
         pairs = Pairs(torch.cat(listed).unique(dim=0))
-    keys = _gathered_keys(columns, extra, x_keys, y_keys, negatives)
     if known_positives is not None:
         if y_keys is None:
             raise ValueError("known items are found by their keys: give y_keys too")
@@ -227,7 +234,7 @@ def gather_batch(
         if equal_is_positive:
             unlisted = unlisted[~of_equal_keys(unlisted, keys)]
         excluded = unlisted if excluded is None else torch.cat([excluded, unlisted])
-    return GatheredBatch(x_bD, y_MD, rows, columns, pairs, excluded, keys, sample_ids_b, importance)
+    return GatheredBatch(x_bD, y_MD, rows, columns, pairs, excluded, keys, sample_ids_b, importance, every.get("ids"))
 
 
 def of_equal_keys(pairs_P2: Tensor, keys: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
@@ -255,38 +262,31 @@ def _layouts(x_bD: Tensor, y_mD: Tensor, further: Tensor, negatives: Columns | N
     return Layout.of(x_bD, y_mD, further, more)
 
 
-def _gathered(columns: Layout, extra: Layout, own_m: Tensor, further_k: Tensor) -> Tensor:
-    """Gather, by one collective, what belongs to the columns of all ranks: (M, …), that of further columns last.
+def _gathered(
+    columns: Layout, extra: Layout, y_mD: Tensor, negatives: Columns | None, numbers: dict[str, Tensor]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Gather, by one collective, the columns of all ranks, (M, D), further columns last, and numbers of the pairs.
 
-    own_m: this rank's part for the columns of the pairs. further_k: its part for its further columns.
+    numbers: name → int64 (b,): the content keys "x" and "y", the sample ids "ids". The result has them of all ranks,
+    (B,), and for "y" those of all columns, (M,). Raises ValueError if further columns have no keys beside y_keys.
     """
+    own = y_mD, *numbers.values()
     if not extra.total:
-        return columns.gather(own_m)
+        y_MD, *every = columns.gathered(*own)
+        return y_MD, dict(zip(numbers, every, strict=True))
+    assert negatives is not None
+    if "y" in numbers and negatives.keys_k is None:
+        raise ValueError("y_keys are given and further columns have none: give Columns(…, keys_k) too")
+    keys_k = (
+        negatives.row_k if negatives.keys_k is None else negatives.keys_k
+    )  # only "y" keeps those of further columns
+    further = negatives.embeddings_kD, *(keys_k for _ in numbers)
     sizes = list(zip(columns.sizes, extra.sizes, strict=True))
-    both = Layout(tuple(map(sum, sizes)), columns.rank).gather(torch.cat([own_m, further_k]))
-    parts = both.split([size for pair in sizes for size in pair])
-    return torch.cat([*parts[::2], *parts[1::2]])
-
-
-def _gathered_keys(
-    columns: Layout, extra: Layout, x_keys: Tensor | None, y_keys: Tensor | None, negatives: Columns | None
-) -> tuple[tuple[Tensor, Tensor], ...]:
-    """Return, for x and for y if given, (keys of this rank's rows, keys of the columns that have one).
-
-    One collective gathers both. Raises ValueError if y_keys are given and further columns have no keys.
-    """
-    given = [keys for keys in (x_keys, y_keys) if keys is not None]
-    if not given:
-        return ()
-    further_k = given[0][:0]
-    if extra.total and y_keys is not None:
-        if negatives is None or negatives.keys_k is None:
-            raise ValueError("y_keys are given and further columns have none: give Columns(…, keys_k) too")
-        further_k = negatives.keys_k
-    keyed = extra if y_keys is not None else Layout((0,) * extra.world_size, extra.rank)
-    every = _gathered(columns, keyed, torch.stack(given, 1), further_k[:, None].expand(-1, len(given)))
-    ends = [columns.total if keys is x_keys else len(every) for keys in given]
-    return tuple((keys, every[:end, i].contiguous()) for i, (keys, end) in enumerate(zip(given, ends, strict=True)))
+    both = Layout(tuple(map(sum, sizes)), columns.rank).gathered(*map(torch.cat, zip(own, further, strict=True)))
+    parts = (every.split([size for pair in sizes for size in pair]) for every in both)
+    y_MD, *every = (torch.cat([*part[::2], *part[1::2]]) for part in parts)
+    ends = (None if name == "y" else columns.total for name in numbers)
+    return y_MD, {name: e[:end] for name, e, end in zip(numbers, every, ends, strict=True)}
 
 
 def _check_indices(what: str, indices: Tensor, count: int) -> None:

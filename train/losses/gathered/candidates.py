@@ -159,10 +159,13 @@ def _candidate_counts(
         kept = Pairs(kept.pairs_P2[~kept.isin(dropped, len(batch.y_MD))])
     # equal keys are subtracted already: kept pairs among them come back, other dropped pairs go
     changes = [(1, kept, True), (-1, dropped, False)] if masked else [(-1, dropped, None)]
-    for sign, pairs, equal_keys in changes:
-        if pairs and (pairs := _with_keys(batch, pairs, equal_keys)):
-            of_rows, of_columns = batch.counts(pairs)
-            row_counts_b, column_counts_M = row_counts_b + sign * of_rows, column_counts_M + sign * of_columns
+    signed = [(sign, found) for sign, pairs, equal in changes if pairs and (found := _with_keys(batch, pairs, equal))]
+    if len(signed) > 1:  # one list takes one collective
+        signs = torch.cat([torch.full_like(pairs.pairs_P2[:, 0], sign) for sign, pairs in signed])
+        signed = [(signs, Pairs(torch.cat([pairs.pairs_P2 for _, pairs in signed])))]
+    for sign, pairs in signed:
+        of_rows, of_columns = batch.counts(pairs, sign)
+        row_counts_b, column_counts_M = row_counts_b + of_rows, column_counts_M + of_columns
     return row_counts_b, column_counts_M
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -46,6 +46,10 @@ class StateRead:
     def repeated(self) -> bool:
         """Whether a sample id occurs more than once in the batch."""
         return self.counts_U is not None
+
+    def with_old(self, old_kB: Tensor) -> StateRead:
+        """Return this read with the state old_kB before the step, k numbers for each sample."""
+        return replace(self, old=dict(zip(self.old, old_kB.unbind(), strict=True)))
 
     def mean(self, values_B: Tensor) -> Tensor:
         """Replace each element by the mean of all elements of the same sample in the global batch: (B,) → (B,).
@@ -96,19 +100,27 @@ class SampleState:
         """The share of all samples that have no stored state yet, from 0 to 1: 0-d float64, on the table's device."""
         return self._never_visited.double() / self.num_samples
 
-    def read(self, sample_ids_b: Tensor | None, layout: Layout, dtype: torch.dtype = torch.float32) -> StateRead:
+    def read(
+        self,
+        sample_ids_b: Tensor | None,
+        layout: Layout,
+        dtype: torch.dtype = torch.float32,
+        ids_B: Tensor | None = None,
+        summed: bool = True,
+    ) -> StateRead:
         """Return the stored state of each sample of the global batch, on every rank. Every rank must call it.
 
         The state is one float per name, such as a running mean. sample_ids_b: the sample ids of this rank. layout: how
-        the batch is distributed over ranks. dtype: the type of the result. Raises ConfigError without ids and, on all
-        ranks, for ids outside 0 … n−1; ValueError for a wrong number of ids.
+        the batch is distributed over ranks. dtype: the type of the result. ids_B: those of all ranks, if the caller has
+        gathered them. summed=False: the caller sums the old state over ranks, with with_old. Raises ConfigError without
+        ids and, on all ranks, for ids outside 0 … n−1; ValueError for a wrong number of ids.
         """
         if sample_ids_b is None:
             raise ConfigError("this objective keeps state for every sample: give it sample_ids")
         if len(sample_ids_b) != layout.sizes[layout.rank]:
             raise ValueError(f"{len(sample_ids_b)} sample_ids for {layout.sizes[layout.rank]} rows")
         self._undo = None  # undo restores what is written after this read only
-        ids_B = layout.gather(sample_ids_b)
+        ids_B = layout.gather(sample_ids_b) if ids_B is None else ids_B
         if not holds(((ids_B >= 0) & (ids_B < self.num_samples)).all()):
             outside = ids_B[(ids_B < 0) | (ids_B >= self.num_samples)]
             raise ConfigError(
@@ -118,7 +130,8 @@ class SampleState:
             )
         table, row_B = self._rows(ids_B, dtype)
         owned_kB = torch.where(row_B < len(table) - 1, table[row_B].T.to(dtype), 0.0).contiguous()
-        old_kB = layout.sum_(owned_kB.to(ids_B.device))  # each column is zero on all ranks but the owner
+        old_kB = owned_kB.to(ids_B.device)  # each column is zero on all ranks but the owner
+        old_kB = layout.sum_(old_kB) if summed else old_kB
         old = dict(zip(self.names, old_kB.unbind(), strict=True))
         sorted_B, order_B = ids_B.sort(stable=True)
         begins_B = torch.cat([sorted_B.new_ones(min(len(ids_B), 1)), sorted_B.diff()]) > 0

@@ -42,6 +42,7 @@ class Objective(nn.Module):
     """
 
     memory: SampleState | None = None
+    gathers_ids = False  # whether of_batch needs the sample ids of all ranks
     options: Any
 
     def __init__(self, options: ObjectiveOptions) -> None:
@@ -126,7 +127,8 @@ class Objective(nn.Module):
             inputs["x_keys"] = None
             if inputs["known_positives"] is None:
                 inputs["y_keys"] = None
-        return self.of_batch(gather_batch(x_bD, y_mD, equal_is_positive=duplicates is Duplicates.positive, **inputs))
+        inputs |= {"equal_is_positive": duplicates is Duplicates.positive, "gathers_ids": self.gathers_ids}
+        return self.of_batch(gather_batch(x_bD, y_mD, **inputs))
 
     def of_batch(self, batch: GatheredBatch) -> ObjectiveResult:
         """Return the loss and metrics for a batch whose columns (the y items) are gathered from all ranks.

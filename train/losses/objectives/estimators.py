@@ -16,168 +16,19 @@ value 0 and gradient ∇ĝ_i / u_i.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from dyad.data.base.errors import ConfigError
 from dyad.train.losses.gathered.batch import GatheredBatch
-from dyad.train.losses.gathered.candidates import Anchors, relations
-from dyad.train.losses.gathered.sample_state import SampleState, StateRead
 from dyad.train.losses.objectives.base import Objective, ObjectiveResult, TemperatureObjective
-from dyad.train.losses.objectives.robust import SIDES
-from dyad.train.losses.objectives.softmax import score_means
-from dyad.train.losses.options.common import CandidateSet, Directions, Duplicates, PairOptions
+from dyad.train.losses.objectives.state_batch import Numbers, StateBatch, UpdatedMeans, sample_state
 from dyad.train.losses.options.estimators import EstimatorOptions, ISogCLROptions, NuclrOptions, TemperatureGradient
 from dyad.train.losses.sums.functions import with_gradients
-from dyad.train.losses.sums.lse import Scales, log_partition
-from dyad.train.losses.sums.tiles import Exclusion
+from dyad.train.losses.sums.lse import Scales
 
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
-Numbers = dict[str, Tensor]  # by side or by name
-
-
-def sample_state(options: EstimatorOptions, **initial: float) -> SampleState:
-    """Create the per-sample state of an objective: log u and the entries of `initial`, for each side of its anchors.
-
-    u: the running mean of a sample's exponentials. initial: name → the initial value of a per-sample parameter. A
-    stored name ends in its side, _x or _y: "log_u_x". Raises ConfigError if options.num_samples is not set.
-    """
-    if options.num_samples is None:
-        raise ConfigError(
-            f"objective={options.name} keeps state for every sample: say how many there are, objective.num_samples"
-        )
-    numbers = {"log_u": math.nan, **initial}
-    names = {f"{name}_{side}": value for side in SIDES[options.directions] for name, value in numbers.items()}
-    return SampleState(options.num_samples, names, options.memory_budget_mb)
-
-
-@dataclass(frozen=True)
-class StateBatch:
-    """The global batch of one step, its anchors by side ("x", "y") and the stored state of its samples before the step.
-
-    exclusion: the pairs that no sum over negatives contains, such as the positives. read: the state of the batch's
-    samples. memory: the state of all samples. epoch: counted by the samples seen. training: whether the step changes
-    the state.
-    """
-
-    batch: GatheredBatch
-    exclusion: Exclusion | None
-    anchors: dict[str, Anchors]
-    read: StateRead
-    memory: SampleState
-    options: EstimatorOptions
-    epoch: int
-    training: bool
-
-    @staticmethod
-    def of(objective: Objective, batch: GatheredBatch) -> StateBatch:
-        """Return the samples of `batch` with their stored state, anchors and negatives. Every rank must call it.
-
-        If a sample occurs twice in the batch, its pairs with its own copy are masked: it is no negative of itself.
-        """
-        options, memory = objective.options, objective.memory
-        assert memory is not None
-        read = memory.read(batch.sample_ids_b, batch.rows, torch.promote_types(batch.x_bD.dtype, torch.float32))
-        duplicates = options.duplicates
-        if read.repeated and batch.sample_ids_b is not None:
-            batch = replace(batch, keys=(*batch.keys, (batch.sample_ids_b, read.ids_B)))
-            duplicates = Duplicates.mask
-        pairs = PairOptions(options.name, candidates=CandidateSet.negatives, duplicates=duplicates)
-        related = relations(batch, pairs)
-        both = {"x": related.rows, "y": related.columns}
-        anchors = {side: both[side] for side in SIDES[options.directions]}
-        epoch = memory.samples_seen // (options.samples_per_epoch or memory.num_samples)
-        training = objective.training and torch.is_grad_enabled()
-        return StateBatch(batch, related.exclusion, anchors, read, memory, options, epoch, training)
-
-    @property
-    def own(self) -> slice:
-        """The slice of the global batch that holds this rank's pairs."""
-        return self.batch.rows.own
-
-    def old(self, name: str) -> Numbers:
-        """Return the stored entry `name` (such as "log_u") of the batch's samples before this step: side → (B,)."""
-        return {side: self.read.old[f"{name}_{side}"] for side in self.anchors}
-
-    def log_g(self, rows_b: Tensor, columns_M: Tensor, a_x_b: Tensor, a_y_b: Tensor) -> Numbers:
-        """Return log ĝ_i for this rank's anchors i: the log of the mean of e^(d_ij/τ) over the negatives j of anchor i.
-
-        d_ij: the score of j minus that of the positive. The result is side → (b,), −inf for an anchor without
-        negatives. rows_b, columns_M: log-sums of the logits over the negatives of each row and column. a_x_b, a_y_b:
-        logits of the pairs (x_i, y_i), for anchors x and for anchors y.
-        """
-        sums = {"x": rows_b - a_x_b, "y": columns_M[self.own] - a_y_b}
-        counts = {side: anchors.counts[anchors.own] for side, anchors in self.anchors.items()}
-        return {side: sums[side] - count_b.clamp(min=1).to(a_x_b).log() for side, count_b in counts.items()}
-
-    def updated_means(self, log_g: Numbers) -> dict[str, UpdatedMeans]:
-        """Return log ĝ and the new running means log u of all samples of the global batch, by side.
-
-        log_g: log ĝ (the log of the batch's mean exponential) of this rank's anchors, side → (b,). A sample in its
-        first batch takes log ĝ as log u. Every rank must call it.
-        """
-        gamma = self.options.gamma_at(self.epoch)
-        log_keep, log_take = (math.log(share) if share else -math.inf for share in (1 - gamma, gamma))
-        gathered = self.batch.rows.gather(torch.stack(list(log_g.values()), 1).detach())
-        found = {}
-        for (side, old_B), column_B in zip(self.old("log_u").items(), gathered.unbind(1), strict=True):
-            log_g_B = self.read.log_mean(column_B)
-            mixed_B = torch.logaddexp(old_B + log_keep, log_g_B + log_take)
-            new_B = torch.where(old_B.isnan(), log_g_B, mixed_B)
-            found[side] = UpdatedMeans(log_g_B, torch.where(log_g_B == -math.inf, old_B, new_B))
-        return found
-
-    def mean(self, of_anchors: Numbers) -> Tensor:
-        """Return this rank's share of the loss, 0-d, from the losses of this rank's anchors: side → (b,).
-
-        The mean of the shares over ranks is the mean over all anchors with negatives of each side, summed or averaged
-        over the sides by options.directions.
-        """
-        valid = {side: anchors.valid[anchors.own] for side, anchors in self.anchors.items()}
-        terms = [self.share(side) * torch.where(valid[side], of_anchors[side], 0.0).sum() for side in valid]
-        return torch.stack(terms).sum()
-
-    def share(self, side: str) -> Tensor:
-        """Return the factor, 0-d, from the sum of losses of this rank's anchors of `side` to its share of the loss."""
-        return self.anchors[side].share * (0.5 if self.options.directions is Directions.mean else 1.0)
-
-    def result(self, loss: Tensor, updated: dict[str, UpdatedMeans], new: Numbers, **more: Tensor) -> ObjectiveResult:
-        """Store the new log u and the entries of `new` if the step is training; return the loss with its metrics.
-
-        loss: this rank's share. updated: log ĝ and the new running means log u, by side. new: further per-sample
-        parameters to store, (B,) by "<name>_<side>". more: further metrics, 0-d. The metric staleness is the mean
-        |log u − log ĝ| over the anchors of the batch that have negatives.
-        """
-        if self.training:
-            self.memory.write(self.read, {f"log_u_{side}": m.log_u_B for side, m in updated.items()} | new)
-        counted = torch.cat([m.has_negatives_B for m in updated.values()])
-        off = torch.where(counted, torch.cat([m.log_u_B - m.log_g_B for m in updated.values()]), 0.0).abs()
-        stale, gamma = off.sum() / counted.sum().clamp(min=1), self.options.gamma_at(self.epoch)
-        health = {"staleness": stale, "share_never_visited": self.memory.share_never_visited.to(stale)}
-        health["gamma"] = torch.full_like(stale, gamma)
-        return ObjectiveResult(loss, {**score_means(self.batch), **health, **more})
-
-
-@dataclass(frozen=True)
-class UpdatedMeans:
-    """Two estimates for each sample of a batch, (B,) each: log ĝ of this batch, and the new running mean log u.
-
-    log ĝ is averaged over repeated samples. A sample without negatives has log ĝ = −inf and keeps its old log u.
-    """
-
-    log_g_B: Tensor
-    log_u_B: Tensor
-
-    @property
-    def has_negatives_B(self) -> Tensor:
-        """Whether each sample of the global batch has negatives in the batch, (B,) bool."""
-        return self.log_g_B > -math.inf
-
-    def log_u(self, own: slice) -> Tensor:
-        """Return log u of the samples in the slice `own` of the batch, (b,); 0 for samples without negatives."""
-        return torch.where(self.has_negatives_B, self.log_u_B, 0.0)[own]
 
 
 def zero_with_gradient(log_g_b: Tensor, log_u_b: Tensor) -> Tensor:
@@ -196,17 +47,17 @@ class SogCLR(TemperatureObjective):
     u_i is the running mean of e^(d_ij/τ) over the negatives of anchor i; symbols as in the module docstring.
     """
 
+    gathers_ids = True
+
     def __init__(self, options: EstimatorOptions) -> None:
         super().__init__(options)
         self.memory = sample_state(options)
 
     def of_batch(self, batch: GatheredBatch) -> ObjectiveResult:
-        state, scale = StateBatch.of(self, batch), self.scale(batch.x_bD)
+        scale = self.scale(batch.x_bD)
         in_g = self.in_g(scale)
-        rows_b, columns_M = log_partition(batch.x_bD, batch.y_MD, in_g, batch.columns, state.exclusion)
-        a_b = in_g * batch.pair_scores()
-        log_g = state.log_g(rows_b, columns_M, a_b, a_b)
-        updated = state.updated_means(log_g)
+        state = StateBatch.of(self, batch, complete=False)
+        state, log_g, updated = state.summed(batch, in_g, lambda: dict.fromkeys("xy", in_g * batch.pair_scores()))
         log_u = {side: m.log_u(state.own) for side, m in updated.items()}
         terms = {
             side: self.of_anchors(log_u[side], zero_with_gradient(g, log_u[side]), 1 / scale)
@@ -333,6 +184,8 @@ class ISogCLR(Objective):
     (arXiv:2305.11965). Symbols as in the module docstring.
     """
 
+    gathers_ids = True
+
     def __init__(self, options: ISogCLROptions) -> None:
         super().__init__(options)
         self.memory = sample_state(options, tau=options.temperature, tau_velocity=math.nan)
@@ -344,11 +197,13 @@ class ISogCLR(Objective):
             leaves = Leaves(batch, old)
             unused = torch.full_like(next(iter(old.values())), options.temperature)  # for a side without anchors
             tau_x_b, tau_y_B = leaves.numbers.get("x", unused)[own], leaves.numbers.get("y", unused)
-            x_bD, y_MD, scales = leaves.batch.x_bD, leaves.batch.y_MD, Scales(1 / tau_x_b, 1 / tau_y_B)
-            rows_b, columns_M = log_partition(x_bD, y_MD, scales, batch.columns, state.exclusion)
-            s_b = leaves.batch.pair_scores()
-            log_g = state.log_g(rows_b, columns_M, s_b / tau_x_b, s_b / tau_y_B[own])
-            updated = state.updated_means(log_g)
+
+            def own_logits() -> Numbers:
+                s_b = leaves.batch.pair_scores()
+                return {"x": s_b / tau_x_b, "y": s_b / tau_y_B[own]}
+
+            scales = Scales(1 / tau_x_b, 1 / tau_y_B)
+            state, log_g, updated = state.summed(leaves.batch, scales, own_logits)
             terms = {}
             for side, g in log_g.items():
                 log_u_b, tau_b = updated[side].log_u(own), leaves.numbers[side][own]
@@ -372,6 +227,8 @@ class Nuclr(TemperatureObjective):
     from epoch zeta_warmup on. Symbols as in the module docstring.
     """
 
+    gathers_ids = True
+
     def __init__(self, options: NuclrOptions) -> None:
         super().__init__(options)
         self.memory = sample_state(options, zeta=0.0, zeta_velocity=math.nan)
@@ -382,12 +239,11 @@ class Nuclr(TemperatureObjective):
         with torch.enable_grad():
             leaves = Leaves(batch, state.old("zeta"))
             weights = {side: scale * zeta_B for side, zeta_B in leaves.numbers.items()}
-            row_weights_b = weights["y"][own] if "y" in weights else None
-            inputs = leaves.batch.x_bD, leaves.batch.y_MD, scale, batch.columns, state.exclusion
-            sums = log_partition(*inputs, row_weights_b=row_weights_b, column_weights_M=weights.get("x"))
-            a_b = scale * leaves.batch.pair_scores()
-            log_g = state.log_g(*sums, a_b, a_b)
-            updated = state.updated_means(log_g)
+            given = {"row_weights_B": weights.get("y"), "column_weights_M": weights.get("x")}
+            s_b = leaves.batch.pair_scores
+            state, log_g, updated = state.summed(
+                leaves.batch, scale, lambda: dict.fromkeys("xy", scale * s_b()), **given
+            )
             terms = {}
             for side, g in log_g.items():
                 log_d_b = torch.logaddexp(updated[side].log_u(own), weights[side][own] - log_others)

@@ -71,9 +71,9 @@ class SoftmaxObjective(TemperatureObjective):
         options, scale, weights_M = self.options, self.scale(batch.x_bD), self._log_weights(batch)
         related = relations(batch, options)
         negatives, in_sum_P = without_positives(related, options)
-        # a loss of the rows alone needs no column sums: those of this rank's rows stand in, without communication
-        layout = Layout((len(batch.y_MD),), 0) if options.directions is Directions.x else batch.columns
-        sums = log_partition(batch.x_bD, batch.y_MD, scale, layout, negatives, column_weights_M=weights_M)
+        layout = None if options.directions is Directions.x else batch.columns  # a loss of rows needs no column sums
+        rows_b, columns_M = log_partition(batch.x_bD, batch.y_MD, scale, layout, negatives, column_weights_M=weights_M)
+        sums = rows_b, columns_M
         row, column = core_terms(related, in_sum_P, sums, scale, options, options.partition, weights_M)
         loss = symmetric_dpm(row, column, 1 / scale, options)
         with torch.no_grad():  # the bound holds without weights only

@@ -59,7 +59,17 @@ class Layout:
 
         Backward sums the gradient over ranks, and each rank gets the part of its own rows.
         """
-        return _Gather.apply(rows, self) if self.world_size > 1 else rows  # pyright: ignore[reportReturnType]
+        return self.gathered(rows)[0]
+
+    def gathered(self, rows: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
+        """Join `rows` as `gather` does, and `more` tensors (b, …) of any types without gradient, by one collective."""
+        return _Gather.apply(self, rows, *more) if self.world_size > 1 else (rows, *more)  # pyright: ignore[reportReturnType]
+
+    def placed(self, values: Tensor) -> Tensor:
+        """Return (…, B) with `values` (…, b) at this rank's rows and 0 elsewhere: its share of a sum over ranks."""
+        whole = values.new_zeros(*values.shape[:-1], self.total)
+        whole[..., self.own] = values
+        return whole
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum the tensor `values` elementwise over ranks, for every rank. Backward sums the gradient over ranks."""
@@ -92,27 +102,38 @@ class Layout:
 
 
 class _Gather(torch.autograd.Function):
-    """The autograd function of Layout.gather: an all-gather of rows; backward is a reduce-scatter of the gradient."""
+    """The autograd function of Layout.gathered: an all-gather; backward is a reduce-scatter of the first gradient."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, layout: Layout) -> Tensor:
+    def forward(ctx: Any, layout: Layout, *parts: Tensor) -> tuple[Tensor, ...]:
         ctx.layout = layout
         most = max(layout.sizes)
+        joined = parts if len(parts) == 1 else [_as_bytes(part) for part in parts]
+        rows = joined[0] if len(parts) == 1 else torch.cat(joined, 1)
         everyone = rows.new_empty(layout.world_size * most, *rows.shape[1:])
         dist.all_gather_into_tensor(everyone, layout._pad(rows, (len(rows),)))
-        if len(everyone) == layout.total:
-            return everyone
-        return torch.cat([block[:size] for block, size in zip(everyone.split(most), layout.sizes, strict=True)])
+        if len(everyone) != layout.total:
+            blocks = zip(everyone.split(most), layout.sizes, strict=True)
+            everyone = torch.cat([block[:size] for block, size in blocks])
+        if len(parts) == 1:
+            return (everyone,)
+        every = zip(everyone.split([part.shape[1] for part in joined], 1), parts, strict=True)
+        return tuple(e.contiguous().view(part.dtype).view(len(e), *part.shape[1:]) for e, part in every)
 
     @staticmethod
     @first_order_only
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, gradient: Tensor, *others: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         layout: Layout = ctx.layout
         # in half precision each addition of the reduction would be rounded
         wide = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
         own = wide.new_empty(max(layout.sizes), *gradient.shape[1:])
         dist.reduce_scatter_tensor(own, layout._pad(wide, layout.sizes))
-        return own[: layout.sizes[layout.rank]].to(gradient.dtype), None
+        return None, own[: layout.sizes[layout.rank]].to(gradient.dtype), *(None for _ in others)
+
+
+def _as_bytes(rows: Tensor) -> Tensor:
+    """Return the bytes of each row: (b, …) of any type → (b, n) uint8."""
+    return rows[..., None].flatten(1).contiguous().view(torch.uint8)
 
 
 class _Sum(torch.autograd.Function):

@@ -6,12 +6,20 @@ A row sum is a log-sum-exp of the logits over all columns of one row; a column s
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from dyad.train.losses.sums.tiles import slices
+
+Shares = Callable[[Tensor], Tensor]  # the log-sums of this rank's rows (b,) → its shares of numbers of any shape
+
+
+def nothing(rows_b: Tensor) -> Tensor:
+    """Return no numbers, as the Shares of a caller that has none."""
+    return rows_b.new_empty(0)
 
 
 @dataclass(frozen=True)

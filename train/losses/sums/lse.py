@@ -22,7 +22,7 @@ from torch import Tensor
 
 from dyad.train.losses.sums.all_gather import Layout
 from dyad.train.losses.sums.functions import first_order_only
-from dyad.train.losses.sums.logits import Logits, UpstreamGradients
+from dyad.train.losses.sums.logits import Logits, Shares, UpstreamGradients, nothing
 from dyad.train.losses.sums.lse_one_shift import find_bound, one_shift_gradients, one_shift_sums
 from dyad.train.losses.sums.lse_online import online_gradients, online_sums
 from dyad.train.losses.sums.tiles import Exclusion, Tiles
@@ -44,31 +44,37 @@ def log_partition(
     x_bD: Tensor,
     y_MD: Tensor,
     scale: Tensor | Scales,
-    layout: Layout,
+    layout: Layout | None,
     exclusion: Exclusion | None = None,
     *,
-    row_weights_b: Tensor | None = None,
+    row_weights_B: Tensor | None = None,
     column_weights_M: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+    shares: Shares = nothing,
+) -> tuple[Tensor, ...]:
     """Return the log-sum-exp of weighted logits over each row of this rank, (b,), and over each column, (M,).
 
     rows_i = log Σ_j exp(a_ij + column_weights_j), columns_j = log Σ_i exp(a_ij + row_weights_i), with logits a_ij =
     scale · <x_i, y_j>; column sums run over the rows i of all ranks. x_bD: the row embeddings of this rank; y_MD: the
     column embeddings gathered from all ranks; both bf16, fp16, float32 or float64, of one type. scale: 0-d, the same on
-    every rank, or Scales (a scale for each row and column). layout: how the columns are distributed over ranks.
-    exclusion: pairs to leave out; None: no pair. row_weights_b, column_weights_M: log-weights; None: all 0. The results
-    are float32 or better. A row or column whose pairs are all left out gets −inf, with gradient zero. Differentiable in
-    x, y, scale and log-weights.
+    every rank, or Scales (a scale for each row and column). layout: how the columns are distributed over ranks; None:
+    only row sums are used, and what stands for the column sums is finite. exclusion: pairs to leave out; None: no pair.
+    row_weights_B (those of all ranks, distributed as the columns), column_weights_M: log-weights; None: all 0. shares:
+    from the log-sums of this rank's rows, further numbers, which are summed over ranks by the collective of the column
+    sums; the third result is their sum, without gradient. The first two results are float32 or better. A row or column
+    whose pairs are all left out gets −inf, with gradient zero. Differentiable in x, y, scale and log-weights.
 
     The column results are the same on every rank, and a rank may use any column: backward sums the gradients of columns
     over ranks. Gradients of inputs that all ranks share (y, scale, column weights) are this rank's share, to be summed
     over ranks, as Layout.gather does for y. Every rank must call it, forward and backward, with any number of rows.
     """
     row_scale, column_scale = (scale.rows_b, scale.columns_M) if isinstance(scale, Scales) else (scale, None)
+    row_weights_b = row_weights_B
+    if row_weights_B is not None and layout and layout.world_size > 1:
+        row_weights_b = row_weights_B[layout.own]
+    inputs = x_bD, y_MD, row_scale, column_scale, row_weights_b, column_weights_M
     with torch.autocast(x_bD.device.type, enabled=False):
-        return _LogPartition.apply(  # pyright: ignore[reportReturnType]
-            x_bD, y_MD, row_scale, column_scale, row_weights_b, column_weights_M, layout, exclusion
-        )
+        found = _LogPartition.apply(*inputs, layout, exclusion, row_weights_B, shares)
+    return found if shares is not nothing else found[:2]  # pyright: ignore
 
 
 class _LogPartition(torch.autograd.Function):
@@ -78,21 +84,23 @@ class _LogPartition(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x_bD: Tensor, y_MD: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-        *logit_inputs, layout, exclusion = rest
+    def forward(ctx: Any, x_bD: Tensor, y_MD: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+        *logit_inputs, given, exclusion, row_weights_B, shares = rest
+        layout = given or Layout((len(y_MD),), 0)  # of one rank: nothing is sent
         tiles, logits = Tiles(x_bD, y_MD, exclusion), Logits(*logit_inputs)
-        bound = find_bound(tiles, logits, layout)
-        sums = None if bound is None else one_shift_sums(tiles, logits, bound, layout)
-        rows_b, columns_M = sums or online_sums(tiles, logits, layout)
+        bound = find_bound(tiles, logits, layout, row_weights_B)
+        sums = None if bound is None else one_shift_sums(tiles, logits, bound, layout, shares, given is None)
+        rows_b, columns_M, shared = sums or online_sums(tiles, logits, layout, shares)
+        ctx.mark_non_differentiable(shared)
         ctx.bound = bound if sums else None  # backward sums in the same way as forward
         ctx.layout, ctx.exclusion = layout, exclusion
         ctx.save_for_backward(x_bD, y_MD, *logit_inputs, rows_b, columns_M)
-        return rows_b.clone(), columns_M.clone()  # copies: the caller may change them in place
+        return rows_b.clone(), columns_M.clone(), shared  # copies: the caller may change them in place
 
     @staticmethod
     @first_order_only
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, row_gradient_b: Tensor, column_gradient_M: Tensor
+        ctx: Any, row_gradient_b: Tensor, column_gradient_M: Tensor, _: Tensor
     ) -> tuple[Tensor | None, ...]:
         x_bD, y_MD, *logit_inputs, rows_b, columns_M = ctx.saved_tensors
         tiles, logits = Tiles(x_bD, y_MD, ctx.exclusion), Logits(*logit_inputs)
@@ -102,4 +110,4 @@ class _LogPartition(torch.autograd.Function):
                 gradients = online_gradients(tiles, logits, upstream)
             else:
                 gradients = one_shift_gradients(tiles, logits, ctx.bound, upstream)
-        return *gradients, None, None
+        return *gradients, None, None, None, None

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dyad.train.losses.sums.all_gather import Layout
 from dyad.train.losses.sums.conditions import assumed, holds
-from dyad.train.losses.sums.logits import Logits, UpstreamGradients, sum_of_products
+from dyad.train.losses.sums.logits import Logits, Shares, UpstreamGradients, sum_of_products
 from dyad.train.losses.sums.tiles import Exclusion, Gradients, Tiles, shaped
 
 if TYPE_CHECKING:
@@ -42,12 +42,13 @@ class Bound:
     column_weight: Tensor
 
 
-def find_bound(tiles: Tiles, logits: Logits, layout: Layout) -> Bound | None:
+def find_bound(tiles: Tiles, logits: Logits, layout: Layout, row_weights_B: Tensor | None) -> Bound | None:
     """Find a shift such that no row or column sum of exp(logit − shift) can exceed max^0.72.
 
     max is the largest finite float of the type of the sums. The limit is below max because backward divides by the
     sums, and gradient / sum must not underflow. tiles: the embeddings x of this rank's rows and y of all columns.
-    logits: the scales and log-weights that turn their scores into logits. Returns a Bound: the shift, the same on every
+    logits: the scales and log-weights that turn their scores into logits. row_weights_B: the log-weights of the rows of
+    all ranks. Returns a Bound: the shift, the same on every
     rank, and the largest log-weight of the rows and of the columns. Returns None if each row and column has its own
     scale, or if the limit scale · max|x| · max|y| of |logit| is infinite or too large for one shift. Every rank must
     call it.
@@ -59,41 +60,49 @@ def find_bound(tiles: Tiles, logits: Logits, layout: Layout) -> Bound | None:
     longest_x, longest_y = (
         _largest(torch.linalg.vector_norm(e, dim=1, dtype=tiles.dtype), e, 0.0) for e in (x_bD, y_MD)
     )
-    row_weight = _largest(logits.row_weights_b, x_bD, -math.inf)
     # Ranks may hold different numbers of rows, so W · (most rows on a rank) bounds the rows of all
     rows, longest = torch.full_like(longest_x, len(x_bD)), ROUNDED * longest_y
     if layout.world_size > 1:
         most = max(layout.sizes)
-        if logits.row_weights_b is None and assumed((longest_x <= longest) & (rows <= most)):
+        if assumed((longest_x <= longest) & (rows <= most)):
             longest_x, rows = longest, torch.full_like(rows, most)  # what all ranks know spares a collective
-        else:  # one maximum over ranks serves three numbers, in float64, in which row counts are exact
-            longest_x, rows, row_weight = layout.max_(torch.stack([longest_x, rows, row_weight])).unbind()
+        else:  # one maximum over ranks serves both numbers, in float64, in which row counts are exact
+            longest_x, rows = layout.max_(torch.stack([longest_x, rows])).unbind()
     bound = logits.row_scale.detach().abs().double() * longest_x * longest_y
     if not holds(bound < 2 * room):
         return None
     terms = (rows * layout.world_size).clamp(min=max(len(y_MD), 1))
-    weights = (row_weight, _largest(logits.column_weights_M, x_bD, -math.inf))
+    weights = (_largest(w, x_bD, -math.inf) for w in (row_weights_B, logits.column_weights_M))
     finite = (torch.where(w.isfinite(), w, 0.0) for w in weights)
     return Bound((bound + terms.log() - room).clamp(min=0), *finite)
 
 
-def one_shift_sums(tiles: Tiles, logits: Logits, bound: Bound, layout: Layout) -> tuple[Tensor, Tensor] | None:
+def one_shift_sums(
+    tiles: Tiles, logits: Logits, bound: Bound, layout: Layout, shares: Shares, rows_alone: bool
+) -> tuple[Tensor, Tensor, Tensor] | None:
     """Return the log-sum-exp of this rank's rows (b,) and of all columns (M,), from sums of exp(logit − shift).
 
+    The third result are the summed shares, as in log_partition.
+
     tiles: the score matrix. logits: the scales and log-weights that make logits of the scores. bound: the shift, and
-    the largest log-weights. Column sums run over the rows of all ranks. Returns None, on all ranks, if one of the sums
+    the largest log-weights. Column sums run over the rows of all ranks. rows_alone: whether the column sums are not
+    used, so that they may underflow. Returns None, on all ranks, if one of the sums
     underflows on any rank. Every rank must call it.
     """
     info = torch.finfo(tiles.dtype)
     least = info.tiny / info.eps  # a sum above it has lost no digit to subnormal terms
     row_sums_b, column_sums_M = _sums(tiles, logits, bound)
     lost = (~(row_sums_b > least)).sum()  # negated, so that NaN counts as lost
-    # one sum over ranks carries the column sums and the number of lost rows: all ranks decide alike
-    shared = layout.sum_(torch.cat([column_sums_M, lost[None].to(column_sums_M)]))
-    if not holds((shared[-1] <= 0) & (shared[:-1] > least).all()):
+    rows_b = row_sums_b.log_().add_(bound.shift + bound.column_weight)
+    own = shares(rows_b)
+    # one sum over ranks carries the column sums, the number of lost rows and the shares: all ranks decide alike
+    shared = layout.sum_(torch.cat([column_sums_M, lost[None].to(column_sums_M), own.flatten()]))
+    columns_M, lost_1, shared = shared.split([len(column_sums_M), 1, own.numel()])
+    if rows_alone:
+        columns_M = columns_M.clamp(min=2 * least)
+    if not holds((lost_1[0] <= 0) & (columns_M > least).all()):
         return None
-    rows_b, columns_M = row_sums_b.log_(), shared[:-1].log_()
-    return rows_b.add_(bound.shift + bound.column_weight), columns_M.add_(bound.shift + bound.row_weight)
+    return rows_b, columns_M.log().add_(bound.shift + bound.row_weight), shared.view_as(own)
 
 
 def one_shift_gradients(

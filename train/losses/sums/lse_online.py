@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from dyad.train.losses.sums.all_gather import Layout
-from dyad.train.losses.sums.logits import Logits, UpstreamGradients, sum_of_products
+from dyad.train.losses.sums.logits import Logits, Shares, UpstreamGradients, sum_of_products
 from dyad.train.losses.sums.tiles import Gradients, Tiles, shaped
 
 
-def online_sums(tiles: Tiles, logits: Logits, layout: Layout) -> tuple[Tensor, Tensor]:
-    """Return the log-sum-exp of this rank's rows (b,) and of all columns (M,), for logits of any size.
+def online_sums(tiles: Tiles, logits: Logits, layout: Layout, shares: Shares) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the log-sum-exp of this rank's rows (b,) and of all columns (M,), for logits of any size; and the shares.
 
     tiles: the score matrix. logits: the scales and log-weights that make logits of the scores. Column sums run over the
-    rows of all ranks. Every rank must call it.
+    rows of all ranks. shares: as in log_partition. Every rank must call it.
     """
     rows_b = tiles.x_bD.new_full((len(tiles.x_bD),), -math.inf, dtype=tiles.dtype)
     columns_M = tiles.y_MD.new_full((len(tiles.y_MD),), -math.inf, dtype=tiles.dtype)
@@ -29,7 +29,9 @@ def online_sums(tiles: Tiles, logits: Logits, layout: Layout) -> tuple[Tensor, T
         columns_M[columns] = torch.logaddexp(columns_M[columns], of_columns.logsumexp(0))
     highest_M = layout.max_(columns_M.clone())
     highest_M.masked_fill_(highest_M == -math.inf, 0.0)  # −inf − (−inf) is NaN
-    return rows_b, highest_M + layout.sum_((columns_M - highest_M).exp_()).log_()
+    own = shares(rows_b)
+    shared = layout.sum_(torch.cat([(columns_M - highest_M).exp_(), own.flatten()]))
+    return rows_b, highest_M + shared[: len(highest_M)].log(), shared[len(highest_M) :].view_as(own)
 
 
 def online_gradients(tiles: Tiles, logits: Logits, upstream: UpstreamGradients) -> tuple[Tensor | None, ...]:

@@ -1,0 +1,191 @@
+"""The global batch of one step as an estimator with state for every sample sees it.
+
+Symbols as in estimators.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from dyad.data.base.errors import ConfigError
+from dyad.train.losses.gathered.batch import GatheredBatch
+from dyad.train.losses.gathered.candidates import Anchors, relations
+from dyad.train.losses.gathered.sample_state import SampleState, StateRead
+from dyad.train.losses.objectives.base import Objective, ObjectiveResult
+from dyad.train.losses.objectives.robust import SIDES
+from dyad.train.losses.objectives.softmax import score_means
+from dyad.train.losses.options.common import CandidateSet, Directions, Duplicates, PairOptions
+from dyad.train.losses.options.estimators import EstimatorOptions
+from dyad.train.losses.sums.lse import Scales, log_partition
+from dyad.train.losses.sums.tiles import Exclusion
+
+Numbers = dict[str, Tensor]  # by side or by name
+
+
+def sample_state(options: EstimatorOptions, **initial: float) -> SampleState:
+    """Create the per-sample state of an objective: log u and the entries of `initial`, for each side of its anchors.
+
+    u: the running mean of a sample's exponentials. initial: name → the initial value of a per-sample parameter. A
+    stored name ends in its side, _x or _y: "log_u_x". Raises ConfigError if options.num_samples is not set.
+    """
+    if options.num_samples is None:
+        raise ConfigError(
+            f"objective={options.name} keeps state for every sample: say how many there are, objective.num_samples"
+        )
+    numbers = {"log_u": math.nan, **initial}
+    names = {f"{name}_{side}": value for side in SIDES[options.directions] for name, value in numbers.items()}
+    return SampleState(options.num_samples, names, options.memory_budget_mb)
+
+
+@dataclass(frozen=True)
+class StateBatch:
+    """The global batch of one step, its anchors by side ("x", "y") and the stored state of its samples before the step.
+
+    exclusion: the pairs that no sum over negatives contains, such as the positives. read: the state of the batch's
+    samples. complete: whether it is that of all ranks. memory: the state of all samples. epoch: counted by the samples
+    seen. training: whether the step changes the state.
+    """
+
+    batch: GatheredBatch
+    exclusion: Exclusion | None
+    anchors: dict[str, Anchors]
+    read: StateRead
+    complete: bool
+    memory: SampleState
+    options: EstimatorOptions
+    epoch: int
+    training: bool
+
+    @staticmethod
+    def of(objective: Objective, batch: GatheredBatch, complete: bool = True) -> StateBatch:
+        """Return the samples of `batch` with their stored state, anchors and negatives. Every rank must call it.
+
+        complete=False: each rank has the state that it stores only, until `summed`.
+
+        If a sample occurs twice in the batch, its pairs with its own copy are masked: it is no negative of itself.
+        """
+        options, memory = objective.options, objective.memory
+        assert memory is not None
+        dtype = torch.promote_types(batch.x_bD.dtype, torch.float32)
+        read = memory.read(batch.sample_ids_b, batch.rows, dtype, batch.sample_ids_B, complete)
+        duplicates = options.duplicates
+        if read.repeated and batch.sample_ids_b is not None:
+            batch = replace(batch, keys=(*batch.keys, (batch.sample_ids_b, read.ids_B)))
+            duplicates = Duplicates.mask
+        pairs = PairOptions(options.name, candidates=CandidateSet.negatives, duplicates=duplicates)
+        related = relations(batch, pairs)
+        both = {"x": related.rows, "y": related.columns}
+        anchors = {side: both[side] for side in SIDES[options.directions]}
+        epoch = memory.samples_seen // (options.samples_per_epoch or memory.num_samples)
+        training = objective.training and torch.is_grad_enabled()
+        return StateBatch(batch, related.exclusion, anchors, read, complete, memory, options, epoch, training)
+
+    @property
+    def own(self) -> slice:
+        """The slice of the global batch that holds this rank's pairs."""
+        return self.batch.rows.own
+
+    def old(self, name: str) -> Numbers:
+        """Return the stored entry `name` (such as "log_u") of the batch's samples before this step: side → (B,)."""
+        return {side: self.read.old[f"{name}_{side}"] for side in self.anchors}
+
+    def summed(
+        self, batch: GatheredBatch, scale: Tensor | Scales, own_logits: Callable[[], Numbers], **weights: Tensor | None
+    ) -> tuple[StateBatch, Numbers, dict[str, UpdatedMeans]]:
+        """Sum over negatives; return this batch with the old state of its samples, log ĝ_i, and the updated means.
+
+        log ĝ_i, of this rank's anchors i: the log of the mean of e^(d_ij/τ) over the negatives j of anchor i, side →
+        (b,), −inf for an anchor without negatives. d_ij: the score of j minus that of the positive. batch: the
+        embeddings. scale, weights: as in log_partition. own_logits(): the logits of the pairs (x_i, y_i), for anchors x
+        and for anchors y, side → (b,). One collective brings the column sums, and what each rank needs to know of the
+        samples of others. Every rank must call it.
+        """
+        read, dtype = self.read, torch.promote_types(batch.x_bD.dtype, torch.float32)
+        counts = {side: anchors.counts.clamp(min=1).to(dtype).log() for side, anchors in self.anchors.items()}
+
+        def shares(rows_b: Tensor) -> Tensor:
+            of_pairs = own_logits()
+            of_pairs |= {"x": rows_b - of_pairs["x"] - counts["x"]} if "x" in counts else {}
+            own = self.batch.rows.placed(torch.stack([of_pairs[side] for side in counts]))
+            return own if self.complete else torch.cat([own, torch.stack([*read.old.values()])])
+
+        inputs = batch.x_bD, batch.y_MD, scale, batch.columns, self.exclusion
+        rows_b, columns_M, numbers = log_partition(*inputs, **weights, shares=shares)
+        of_pairs, old_kB = numbers.split([len(counts), len(numbers) - len(counts)])
+        state = self if self.complete else replace(self, read=read.with_old(old_kB))
+        logits, sums = own_logits(), {"x": rows_b, "y": columns_M[self.own]}
+        log_g = {side: sums[side] - logits[side] - counts[side][a.own] for side, a in self.anchors.items()}
+        every = dict(zip(counts, of_pairs.unbind(), strict=True))
+        every |= {"y": columns_M.detach() - every["y"] - counts["y"]} if "y" in every else {}
+        return state, log_g, state.updated_means(every)
+
+    def updated_means(self, log_g: Numbers) -> dict[str, UpdatedMeans]:
+        """Return log ĝ and the new running means log u of all samples of the global batch, by side.
+
+        log_g: log ĝ (the log of the batch's mean exponential) of all anchors, side → (B,). A sample in its first batch
+        takes log ĝ as log u.
+        """
+        gamma = self.options.gamma_at(self.epoch)
+        log_keep, log_take = (math.log(share) if share else -math.inf for share in (1 - gamma, gamma))
+        found = {}
+        for side, old_B in self.old("log_u").items():
+            log_g_B = self.read.log_mean(log_g[side])
+            mixed_B = torch.logaddexp(old_B + log_keep, log_g_B + log_take)
+            new_B = torch.where(old_B.isnan(), log_g_B, mixed_B)
+            found[side] = UpdatedMeans(log_g_B, torch.where(log_g_B == -math.inf, old_B, new_B))
+        return found
+
+    def mean(self, of_anchors: Numbers) -> Tensor:
+        """Return this rank's share of the loss, 0-d, from the losses of this rank's anchors: side → (b,).
+
+        The mean of the shares over ranks is the mean over all anchors with negatives of each side, summed or averaged
+        over the sides by options.directions.
+        """
+        valid = {side: anchors.valid[anchors.own] for side, anchors in self.anchors.items()}
+        terms = [self.share(side) * torch.where(valid[side], of_anchors[side], 0.0).sum() for side in valid]
+        return torch.stack(terms).sum()
+
+    def share(self, side: str) -> Tensor:
+        """Return the factor, 0-d, from the sum of losses of this rank's anchors of `side` to its share of the loss."""
+        return self.anchors[side].share * (0.5 if self.options.directions is Directions.mean else 1.0)
+
+    def result(self, loss: Tensor, updated: dict[str, UpdatedMeans], new: Numbers, **more: Tensor) -> ObjectiveResult:
+        """Store the new log u and the entries of `new` if the step is training; return the loss with its metrics.
+
+        loss: this rank's share. updated: log ĝ and the new running means log u, by side. new: further per-sample
+        parameters to store, (B,) by "<name>_<side>". more: further metrics, 0-d. The metric staleness is the mean
+        |log u − log ĝ| over the anchors of the batch that have negatives.
+        """
+        if self.training:
+            self.memory.write(self.read, {f"log_u_{side}": m.log_u_B for side, m in updated.items()} | new)
+        counted = torch.cat([m.has_negatives_B for m in updated.values()])
+        off = torch.where(counted, torch.cat([m.log_u_B - m.log_g_B for m in updated.values()]), 0.0).abs()
+        stale, gamma = off.sum() / counted.sum().clamp(min=1), self.options.gamma_at(self.epoch)
+        health = {"staleness": stale, "share_never_visited": self.memory.share_never_visited.to(stale)}
+        health["gamma"] = torch.full_like(stale, gamma)
+        return ObjectiveResult(loss, {**score_means(self.batch), **health, **more})
+
+
+@dataclass(frozen=True)
+class UpdatedMeans:
+    """Two estimates for each sample of a batch, (B,) each: log ĝ of this batch, and the new running mean log u.
+
+    log ĝ is averaged over repeated samples. A sample without negatives has log ĝ = −inf and keeps its old log u.
+    """
+
+    log_g_B: Tensor
+    log_u_B: Tensor
+
+    @property
+    def has_negatives_B(self) -> Tensor:
+        """Whether each sample of the global batch has negatives in the batch, (B,) bool."""
+        return self.log_g_B > -math.inf
+
+    def log_u(self, own: slice) -> Tensor:
+        """Return log u of the samples in the slice `own` of the batch, (b,); 0 for samples without negatives."""
+        return torch.where(self.has_negatives_B, self.log_u_B, 0.0)[own]
