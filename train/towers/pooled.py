@@ -82,11 +82,10 @@ class Pooled(nn.Module):
         return pooled_states(states_bLH, mask_bL, self.pooling)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile only the transformers encoder inside this module, with the arguments of torch.compile.
-
-        The grouping of rows by length before the encoder is plain Python, which is not compiled.
+        """Compile the embedding of a group of rows, for any number of rows and tokens, with further arguments of
+        torch.compile. The grouping by length is plain Python.
         """
-        self.encoder.compile(*args, **kwargs)
+        self.encode_group = torch.compile(self.encode_group, *args, dynamic=True, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def group_by_length(lengths: Sequence[int], min_rows: int) -> list[list[int]]:
