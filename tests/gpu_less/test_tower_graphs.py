@@ -111,7 +111,7 @@ def test_a_small_cnn_is_one_graph(tmp_path: Path) -> None:
 def test_two_hundred_steps_of_mixed_lengths_recompile_a_tower_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps of uneven chunks. A picture tower is one graph with preparation and projection; Pooled, one for any group."""
+    """Steps of uneven chunks. A picture tower is one graph with preparation and projection, Pooled is another."""
     text = transformers_tower(transformers_folder(tmp_path, "bert"), context_length=64)
     towers = build_image_text(with_text(text)).towers
     compile_, compiled = watching()

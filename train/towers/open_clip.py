@@ -94,7 +94,8 @@ class BuildContext:
             unlocked = attrgetter(key.removeprefix("model."))(self.config)
             with explained(f"{key}={unlocked}: {type(trunk).__name__} cannot be frozen in part"):
                 trunk.lock(unlocked)  # open_clip counts the projection as the last group
-        if type(dropout := getattr(trunk, "patch_dropout", None)).__name__ == "PatchDropout":
+        dropout: Any = getattr(trunk, "patch_dropout", None)
+        if type(dropout).__name__ == "PatchDropout":
             trunk.patch_dropout = PatchDropout(dropout.prob, dropout.exclude_first_token)
         name, takes_none = PROJECTIONS[type(trunk).__name__]
         found = getattr(trunk, name)

@@ -5,12 +5,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import open_clip
 import pytest
 import torch
 from helpers.step import same_bits, snapshot, train_step
 from helpers.towers import ARCHITECTURES, VIT, config_file, pictures, timm_tower, with_image
-from torch import Tensor
+from open_clip.transformer import PatchDropout as TheirPatchDropout
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -21,7 +21,6 @@ from dyad.train.towers import image
 from dyad.train.towers.build import build_image_text
 from dyad.train.towers.image import NormalizePixels
 from dyad.train.towers.open_clip import PatchDropout
-from dyad.train.towers.tower import Tower
 
 MEAN, STD = (0.481, 0.458, 0.408), (0.269, 0.261, 0.276)
 
@@ -89,7 +88,7 @@ def images(kind: str, tmp_path: Path) -> ModelConfig:
     return with_image(tmp_path, timm_tower(name=kind))
 
 
-def formats(tower: Tower) -> set[bool]:
+def formats(tower: nn.Module) -> set[bool]:
     """Whether the convolutions' weights, as far as formats differ for them, are channels-last."""
     weights = [p for p in tower.parameters() if p.dim() == 4 and min(p.shape[1:]) > 1]
     return {p.is_contiguous(memory_format=torch.channels_last) for p in weights}
@@ -112,7 +111,7 @@ def test_convolutions_are_channels_last_off_the_cpu(kind: str, convolves: bool, 
 @pytest.mark.parametrize("class_token", [True, False])
 @pytest.mark.parametrize("prob", [0.0, 0.5, 0.95])
 def test_the_patches_that_stay_are_open_clips(prob: float, class_token: bool) -> None:
-    theirs = open_clip.transformer.PatchDropout(prob, exclude_first_token=class_token)
+    theirs = TheirPatchDropout(prob, exclude_first_token=class_token)
     ours, tokens = PatchDropout(prob, class_token), torch.randn(5, 17, 8)
     kept = []
     for module in (theirs, ours):

@@ -68,7 +68,8 @@ class Pairs:
             i = torch.arange(first, end, device=self.pairs_P2.device) if first < end else None
             return None if i is None else (i - rows.start, i + (self.own - columns.start))
         sorted_P2, part_of_tile = self._by_tile
-        tiles = product(*(range(s.start // TILE, -(-s.stop // TILE)) for s in (rows, columns)))
+        tile_rows, tile_columns = (range(s.start // TILE, -(-s.stop // TILE)) for s in (rows, columns))
+        tiles = product(tile_rows, tile_columns)
         parts = [sorted_P2[part] for tile in tiles if (part := part_of_tile.get(tile)) is not None]
         if not parts:
             return None
