@@ -159,6 +159,9 @@ class TrainConfig:
         "of the towers; scores and losses are always float32. auto: as the run began, first bf16 if all GPUs have it",
     )
     compile: bool = described(False, "torch.compile the towers")
+    deterministic: bool = described(
+        False, "equal runs on equal GPUs have equal bits; slower, and refused for towers without such kernels"
+    )
     profile: int = described(0, f"steps to trace after the first {UNTRACED}, into profile/ of the run folder", least=0)
     init_from: str | None = described(None, "checkpoint or run folder whose weights, and nothing else, to start from")
     experiment: str | None = described(None, "name of the recipe in configs/experiment")

@@ -135,7 +135,7 @@ class Builder:
             for file in below:
                 copy = into / (file.name if file == source else file.relative_to(source))
                 copy.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(ROOT / file, copy)
+                shutil.copy(ROOT / file, copy, follow_symlinks=False)
 
     def _run(self, image: Image, step: Step) -> None:
         mounts = [(Path(CERTIFICATES), CERTIFICATES)] if Path(CERTIFICATES).exists() else []

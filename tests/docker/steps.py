@@ -59,14 +59,15 @@ def expanded(text: str, variables: Mapping[str, str]) -> str:
 
 
 def context(folder: Path) -> list[Path]:
-    """The files under `folder` that .dockerignore lets through, relative and sorted."""
+    """The files and links under `folder` that .dockerignore lets through, relative and sorted."""
     patterns = list(_patterns(folder / ".dockerignore"))
 
     def sent(path: str) -> bool:
         return not next((excluded for pattern, excluded in reversed(patterns) if pattern.fullmatch(path)), False)
 
-    found = (Path(at, name).relative_to(folder) for at, _, names in os.walk(folder) for name in names)
-    return sorted(path for path in found if sent(path.as_posix()))
+    found = (Path(at, name) for at, folders, names in os.walk(folder) for name in (*folders, *names))
+    paths = (path.relative_to(folder) for path in found if path.is_symlink() or path.is_file())
+    return sorted(path for path in paths if sent(path.as_posix()))
 
 
 def _patterns(file: Path) -> Iterator[tuple[re.Pattern[str], bool]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +12,7 @@ from torch import Tensor, nn
 
 from dyad.data.batch import Batch, Extra
 from dyad.train.config import OptimConfig, Precision
+from dyad.train.distributed.devices import chosen_kernels
 from dyad.train.distributed.world import World
 from dyad.train.losses import build_objective
 from dyad.train.step.step import TrainStep
@@ -53,16 +52,6 @@ def run(step: TrainStep, rows: Batch, steps: int = STEPS) -> list[float]:
     return [step(rows, i)["loss"] for i in range(steps)]
 
 
-@contextmanager
-def deterministic() -> Iterator[None]:
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)
-
-
 @KERNELS
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("precision", MOST)
@@ -88,9 +77,24 @@ def test_graphs_that_are_kept_change_no_bit_also_with_dropout(chunks: int, devic
         run(step, single(64), 3)
         return snapshot(step)
 
-    with deterministic():
+    with chosen_kernels(deterministic=True):
         first, *others = (end(keep) for keep in (1, 2, None))
     assert all(same_bits(first, other) for other in others)
+
+
+@KERNELS
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("objective", ["clip", "siglip", "sogclr"])
+def test_two_deterministic_runs_have_equal_bits(objective: str, device: str) -> None:
+    def end() -> dict[str, Tensor]:
+        torch.manual_seed(0)
+        model = TwoTower(Dropping(), Dropping())
+        step = step_on(device, model, 64, objective, chunk_size=16, precision=Precision.bf16)
+        run(step, single(64), 5)
+        return snapshot(step)
+
+    with chosen_kernels(deterministic=True):
+        assert same_bits(end(), end())
 
 
 @KERNELS

@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dyad.data.batch import Batch, Extra, KnownPositives
+from dyad.data.image_text.transforms import ImageSpec
 from dyad.train.config import OptimConfig, Precision, TrainConfig
 from dyad.train.distributed.world import World
 from dyad.train.losses import OBJECTIVES, build_objective
@@ -34,6 +35,8 @@ from dyad.train.losses.sums.all_gather import Layout
 from dyad.train.step import sizes
 from dyad.train.step import step as step_module
 from dyad.train.step.step import TrainStep
+from dyad.train.towers.image import NormalizePixels
+from dyad.train.towers.open_clip import PatchDropout
 from dyad.train.towers.tower import TwoTower
 from tests.gpu_less.pretend_cuda import GPU, ROOT, environment, pretended
 from tests.gpu_less.pretend_kernels import computed_kernels
@@ -89,14 +92,17 @@ def table_cases(world_size: int) -> list[Case]:
 
 
 class Picture(nn.Module):
-    """uint8 (b, 3, 8, 8) → (b, 16): a convolution and a projection."""
+    """uint8 (b, 3, 8, 8) → (b, 16): four patches, of which half are dropped, and a projection."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.convolution, self.projection = nn.Conv2d(3, 8, 4, 4), nn.Linear(32, 16)
+        self.normalize = NormalizePixels(ImageSpec(8, (0.5, 0.4, 0.3), (0.3, 0.3, 0.2)))
+        self.convolution, self.dropout = nn.Conv2d(3, 8, 4, 4), PatchDropout(0.5, class_token=False)
+        self.projection = nn.Linear(16, 16)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        return self.projection(self.convolution(pixels.float() / 255).flatten(1))
+        patches = self.convolution(self.normalize(pixels)).flatten(2).transpose(1, 2)
+        return self.projection(self.dropout(patches).flatten(1))
 
 
 class Text(nn.Module):

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.step import train_step
 from helpers.towers import ARCHITECTURES, cnn, pictures, transformers_folder, transformers_tower, with_image, with_text
 from torch import Tensor, nn
 
+from dyad.data.batch import Batch
 from dyad.train.config import ModelConfig
 from dyad.train.towers.build import build_image_text
 from dyad.train.towers.pooled import Pooled
@@ -56,6 +60,22 @@ def tokens(rows: int, columns: int) -> Tensor:
     return torch.randint(1, 100, (rows, columns), generator=generator).where(torch.arange(columns) < lengths, 0)
 
 
+def watching() -> tuple[Callable[..., Any], list[tuple[bool, int]]]:
+    """torch.compile for the arguments of our towers, whose graphs run as they are; and a list of what it compiled.
+
+    Of each graph: whether it takes pictures, and the width of what it gives.
+    """
+    compiled: list[tuple[bool, int]] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        (output,) = graph.graph.output_node().args[0]
+        pixels = any(isinstance(t, Tensor) and t.dtype == torch.uint8 for t in inputs)
+        compiled.append((pixels, output.meta["example_value"].shape[1]))
+        return graph
+
+    return partial(torch.compile, backend=backend, fullgraph=True), compiled
+
+
 def check(tower: nn.Module, batches: list[Tensor]) -> int:
     """Train and evaluate on batches of several sizes; return how many graphs that took. A break raises."""
     compile_, compiled = counting()
@@ -86,6 +106,25 @@ def test_an_open_clip_text_tower_is_one_graph(tmp_path: Path) -> None:
 def test_a_small_cnn_is_one_graph(tmp_path: Path) -> None:
     tower = build_image_text(with_image(tmp_path, cnn())).towers.x_tower
     assert check(tower, [pictures(size, 16) for size in SIZES]) <= 4
+
+
+def test_two_hundred_steps_of_mixed_lengths_recompile_a_tower_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of uneven chunks. A picture tower is one graph with preparation and projection, Pooled is another."""
+    text = transformers_tower(transformers_folder(tmp_path, "bert"), context_length=64)
+    towers = build_image_text(with_text(text)).towers
+    compile_, compiled = watching()
+    monkeypatch.setattr(torch, "compile", compile_)
+    step = train_step(towers, 37, chunk_size=19, compile=True)
+    ids, x = torch.arange(37), pictures(37, 16)
+    generator = torch.Generator().manual_seed(0)
+    for index in range(200):
+        columns = int(torch.randint(2, 65, (1,), generator=generator))
+        y = nn.functional.pad(tokens(37 + index, columns)[-37:], (0, 64 - columns))
+        step(Batch(x, y, ids, ids, ids, y_lengths=(y != 0).sum(1).numpy()), index)
+    assert set(compiled) == {(True, 8), (False, 32)}  # the projection of the text tower is no part of its graph
+    assert max(Counter(compiled).values()) <= 3
 
 
 def test_an_encoder_of_texts_is_one_graph_for_all_lengths(tmp_path: Path) -> None:

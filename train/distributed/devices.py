@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from dyad.data.base.errors import ConfigError
 from dyad.train.config import Precision
 
 HIDING = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that hide all GPUs; SLURM sets the last one
@@ -67,3 +70,27 @@ def chosen_precision(precision: Precision, device: torch.device) -> Precision:
         return precision
     computes_bf16 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
     return Precision.bf16 if computes_bf16 else Precision.fp32
+
+
+@contextmanager
+def chosen_kernels(deterministic: bool) -> Iterator[None]:
+    """During the block, use GPU kernels that give equal bits for equal inputs; otherwise the fastest of cuDNN.
+
+    Begin it before the first product on a GPU, as cuBLAS reads its variable then. Raises ConfigError, in place of
+    torch's error, for an operation that has no deterministic kernel. On CPUs both give the same bits.
+    """
+    if deterministic:
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.backends.cudnn.benchmark = not deterministic  # tries all kernels for each new shape
+    torch.use_deterministic_algorithms(deterministic)
+    filling: Any = torch.utils.deterministic
+    filling.fill_uninitialized_memory = False  # no memory is read before it is written
+    try:
+        yield
+    except RuntimeError as error:
+        operation, found, _ = str(error).partition(" does not have a deterministic implementation")
+        if not found:
+            raise
+        raise ConfigError(f"deterministic=true: torch has no deterministic {operation}. Leave it out") from error
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -78,6 +78,7 @@ def run(config: TrainConfig) -> None:
             print_tables(saved_results(run_folder(config)))
         return
     STARTUP.begin()  # again for each run of a sweep
+    from dyad.train.distributed.devices import chosen_kernels
     from dyad.train.distributed.failures import process_group
     from dyad.train.monitor.postmortem import name_flight_records
     from dyad.train.run.hardware import explained_out_of_memory
@@ -86,7 +87,7 @@ def run(config: TrainConfig) -> None:
     if config.tracking.postmortem:
         name_flight_records(run_folder(config))
     group = process_group(config.dist.timeout, config.dist.start_timeout)
-    with group as world, explained_out_of_memory(config, world):
+    with group as world, explained_out_of_memory(config, world), chosen_kernels(config.deterministic):
         train_run(world, config)
 
 

@@ -32,8 +32,8 @@ RUN_FILES = (CONFIG, "checkpoints", *STEP_FILES)  # what a training leaves in it
 # Keys that do not change the trained weights (or how such keys begin). They may differ between two starts and do not
 # enter the run's name.
 NOT_MATHS = tuple(
-    """run. tracking. eval. checkpoint. dist. resume compile profile keep_graphs optim.max_skipped data.workers
-    data.timeout data.bad_ data.val model.frozen_cache_mb""".split()
+    """run. tracking. eval. checkpoint. dist. resume compile deterministic profile keep_graphs optim.max_skipped
+    data.workers data.timeout data.bad_ data.val model.frozen_cache_mb""".split()
 )
 
 # Keys that have had another name, in config.yaml of older runs

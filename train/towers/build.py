@@ -123,9 +123,7 @@ def _probe(tower: Tower, inputs: Tensor, problem: str) -> int:
     tower.eval()
     try:
         width, used = _run_once(on_meta(tower), inputs.to("meta"))
-        # a table has no values on the meta device, so a token id beyond its end goes unnoticed
-        rows = [module.num_embeddings for module in tower.modules() if isinstance(module, nn.Embedding)]
-        if inputs.dtype != torch.uint8 and int(inputs.max()) >= max(rows, default=0):
+        if inputs.dtype != torch.uint8 and _may_exceed_tables(tower, inputs):
             raise IndexError
     except Exception:  # a trunk that reads values (.tolist(), `if`), or the real run has the reason
         with explained(problem):
@@ -133,6 +131,21 @@ def _probe(tower: Tower, inputs: Tensor, problem: str) -> int:
     for parameter, is_used in zip(tower.parameters(), used, strict=True):
         parameter.requires_grad_(is_used)
     return width
+
+
+def _may_exceed_tables(tower: Tower, tokens: Tensor) -> bool:
+    """Whether an id or a position of `tokens`, (b, L), may be beyond its table: on meta that goes unnoticed.
+
+    Ids belong to the largest table; the smallest may be of positions, which RoBERTa counts from behind its padding_idx.
+    Tables of at most two rows are of token types.
+    """
+    tables = [m for m in tower.modules() if isinstance(m, nn.Embedding) and m.num_embeddings > 2]
+    if not tables:
+        return True
+    smallest = min(tables, key=lambda table: table.num_embeddings)
+    largest = max(table.num_embeddings for table in tables)
+    first = 0 if smallest.padding_idx is None else smallest.padding_idx + 1
+    return int(tokens.max()) >= largest or first + tokens.shape[1] > smallest.num_embeddings
 
 
 def on_meta(tower: Tower) -> Tower:

@@ -18,26 +18,48 @@ from dyad.train.config import ImageTower
 from dyad.train.towers.frozen_cache import cache_bytes
 from dyad.train.towers.open_clip import BuildContext
 from dyad.train.towers.published import explained
-from dyad.train.towers.tower import Tower, freeze
+from dyad.train.towers.tower import Tower, freeze, precision_of
 
 HALF = (0.5, 0.5, 0.5)
+PART = 2**20  # numbers that are normalised together on a CPU: they stay in its cache
 GROUP = 8  # channels of a group of GroupNorm in the small CNN
 ImageParts = tuple[nn.Module, nn.Module, ImageSpec]  # trunk, projection, what the trunk takes
 
 
 class NormalizePixels(nn.Module):
-    """Converts uint8 pixels to ((pixel / 255) − mean) / std per channel, in the dtype that the tower computes in."""
+    """Converts uint8 pixels to ((pixel / 255) − mean) / std per channel, in the dtype that the tower computes in.
+
+    That is the dtype of autocast, else of the buffers. Numbers are computed in the dtype of the buffers and rounded
+    once, and no such copy of the whole batch is made.
+    """
 
     mean: Tensor
     std: Tensor
+    scale: Tensor
+    shift: Tensor
 
     def __init__(self, spec: ImageSpec) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.tensor(spec.mean).view(3, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(spec.std).view(3, 1, 1), persistent=False)
+        mean, std = (torch.tensor(numbers).view(3, 1, 1) for numbers in (spec.mean, spec.std))
+        numbers = {"mean": mean, "std": std, "scale": 1 / (255 * std), "shift": -mean / std}
+        for name, tensor in numbers.items():
+            self.register_buffer(name, tensor, persistent=False)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        return (pixels.to(self.mean.dtype) / 255).sub_(self.mean).div_(self.std)
+        """Normalise pixels (b, 3, S, S)."""
+        dtype = precision_of(pixels.device) or self.mean.dtype
+        if torch.compiler.is_compiling():  # which makes one kernel of it
+            return self._normalized(pixels).to(dtype)
+        result = torch.empty_like(pixels, dtype=dtype)
+        if pixels.is_cuda:  # one kernel; on a CPU this would convert the whole batch first
+            return torch.addcmul(self.shift, pixels, self.scale, out=result)
+        rows = max(1, PART // max(1, pixels[:1].numel()))
+        for part, into in zip(pixels.split(rows), result.split(rows), strict=True):
+            into.copy_(self._normalized(part))
+        return result
+
+    def _normalized(self, pixels: Tensor) -> Tensor:
+        return pixels.to(self.mean.dtype).div_(255).sub_(self.mean).div_(self.std)
 
 
 def build_image_tower(context: BuildContext) -> tuple[Tower, ImageSpec]:

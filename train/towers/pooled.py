@@ -64,10 +64,11 @@ class Pooled(nn.Module):
         lengths = [padded_length(count, tokens.shape[1]) for count in counts.tolist()]
         groups = group_by_length(lengths, MIN_GROUP[tokens.device.type])
         if len(groups) == 1:
-            return self.encode_group(tokens[:, : max(lengths, default=1)])
+            return self.encode_group(tokens[:, : max(lengths, default=1)].clone(memory_format=torch.contiguous_format))
         order = index_on(tokens.device, [row for group in groups for row in group])
-        parts = tokens[order].split([len(group) for group in groups])
-        pooled = [self.encode_group(part[:, : lengths[group[0]]]) for part, group in zip(parts, groups, strict=True)]
+        parts = zip(order.split([len(group) for group in groups]), groups, strict=True)
+        # Copies, not views: strides and offsets would be further shapes to compile for
+        pooled = [self.encode_group(tokens[:, : lengths[group[0]]][rows]) for rows, group in parts]
         return torch.cat(pooled)[order.argsort()]  # back in the order of the input
 
     def encode_group(self, tokens: Tensor) -> Tensor:
@@ -82,11 +83,10 @@ class Pooled(nn.Module):
         return pooled_states(states_bLH, mask_bL, self.pooling)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile only the transformers encoder inside this module, with the arguments of torch.compile.
-
-        The grouping of rows by length before the encoder is plain Python, which is not compiled.
+        """Compile the embedding of a group of rows, for any number of rows and tokens, with further arguments of
+        torch.compile. The grouping by length is plain Python.
         """
-        self.encoder.compile(*args, **kwargs)
+        self.encode_group = torch.compile(self.encode_group, *args, dynamic=True, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def group_by_length(lengths: Sequence[int], min_rows: int) -> list[list[int]]:

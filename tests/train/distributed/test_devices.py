@@ -1,6 +1,8 @@
 """What follows from the devices: precision, loader processes; and one process of each machine that downloads."""
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from dyad.data.loading import loader
 from dyad.data.loading.loader import worker_count
 from dyad.train.config import ImageTowerConfig, ModelConfig, Precision, TextTower, TextTowerConfig
 from dyad.train.distributed import devices
-from dyad.train.distributed.devices import chosen_precision, gpu_problem
+from dyad.train.distributed.devices import chosen_kernels, chosen_precision, gpu_problem
 from dyad.train.towers.published import may_download
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -24,6 +26,21 @@ def test_precision_auto(capability: tuple[int, int] | None, chosen: str, monkeyp
     device = GPU if capability else CPU
     assert chosen_precision(Precision.auto, device) is Precision(chosen)
     assert chosen_precision(Precision.fp16, device) is Precision.fp16
+
+
+def test_deterministic_kernels_are_for_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "own")
+    backend: Any = torch.backends.cudnn
+    filling: Any = torch.utils.deterministic
+    with chosen_kernels(deterministic=True):
+        assert torch.are_deterministic_algorithms_enabled() and not backend.benchmark
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        assert not filling.fill_uninitialized_memory
+    with chosen_kernels(deterministic=False):
+        assert not torch.are_deterministic_algorithms_enabled() and backend.benchmark
+    with pytest.raises(ConfigError, match="torch has no deterministic put_"), chosen_kernels(deterministic=True):
+        torch.zeros(3).put_(torch.tensor([0, 0]), torch.ones(2))
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 @pytest.mark.parametrize(("cores", "ranks", "workers"), [(128, 8, 15), (256, 8, 16), (8, 8, 1), (1, 8, 1), (16, 1, 15)])

@@ -1,11 +1,13 @@
 """Width and unused parameters of a tower are learnt from a copy without memory."""
 
+from contextlib import nullcontext
 from typing import ClassVar
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from dyad.data.base.errors import ConfigError
 from dyad.train.towers.build import _probe
 from dyad.train.towers.tower import Tower
 
@@ -31,3 +33,24 @@ def test_shapes_are_settled_without_the_real_weights(reads: bool, devices: list[
     assert _probe(tower, torch.zeros(1, 3, 4, 4, dtype=torch.uint8), "problem") == 7
     assert Spy.seen == devices
     assert {name for name, p in tower.named_parameters() if not p.requires_grad} == {"trunk.unused"}
+
+
+class Positions(nn.Module):
+    """A trunk with tables of 30 words and of positions, which RoBERTa counts from behind its padding_idx."""
+
+    def __init__(self, positions: int, padding_idx: int | None) -> None:
+        super().__init__()
+        self.words, self.positions = nn.Embedding(30, 4), nn.Embedding(positions, 4, padding_idx=padding_idx)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        first = 0 if self.positions.padding_idx is None else self.positions.padding_idx + 1
+        return (self.words(tokens) + self.positions(first + torch.arange(tokens.shape[1]).to(tokens.device))).mean(1)
+
+
+@pytest.mark.parametrize("padding_idx", [None, 1])
+def test_a_text_longer_than_the_positions_is_refused(padding_idx: int | None) -> None:
+    positions = 20 if padding_idx is None else 22
+    for length, fits in ((20, True), (21, False)):
+        tower, tokens = Tower(Positions(positions, padding_idx), nn.Identity()), torch.ones(1, length).long()
+        with nullcontext() if fits else pytest.raises(ConfigError, match="problem: index out of range"):
+            assert _probe(tower, tokens, "problem") == 4

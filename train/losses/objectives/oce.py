@@ -28,7 +28,7 @@ from torch import Tensor
 from dyad.train.losses.options.robust import Divergence, PairLoss, RobustOptions
 from dyad.train.losses.sums.pair_sum import Function, pair_sum
 from dyad.train.losses.sums.row_select import row_threshold
-from dyad.train.losses.sums.tiles import Exclusion, Tiles, slices
+from dyad.train.losses.sums.tiles import Exclusion, Tiles, slices, tile_size
 
 STEEPEST = 30.0  # KL's conjugate is linear beyond it: m e^30 does not overflow, and at the minimum over ν u ≤ log m
 
@@ -362,7 +362,7 @@ def _by_rows(losses: Losses, of_rows: Callable[[slice], tuple[Tensor, ...]], num
     of_rows: slice of r rows → `number` tensors, (r,) each. Returns `number` tensors, (R,) each.
     """
     values = losses.p_R.new_zeros(number, len(losses.p_R))
-    for rows in slices(len(losses.p_R)):
+    for rows in slices(len(losses.p_R), tile_size(losses.p_R.device)):
         values[:, rows] = torch.stack([v.to(values.dtype) for v in of_rows(rows)])
     return list(values.unbind())
 

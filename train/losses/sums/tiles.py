@@ -1,7 +1,7 @@
 """The score matrix of this rank's rows against all columns, one tile at a time, and the pairs that sums leave out.
 
-Legend: b rows of this rank, M columns of all ranks, D width; s_ij = <x_i, y_j>; a tile is a block of at most TILE ×
-TILE scores, (r, c) for r rows and c columns.
+Legend: b rows of this rank, M columns of all ranks, D width; s_ij = <x_i, y_j>; a tile is a square block of scores,
+(r, c) for r rows and c columns, as large as tile_size() allows.
 """
 
 from __future__ import annotations
@@ -9,11 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 
 import torch
 from torch import Tensor
 
 TILE = 1024  # rows and columns of a tile: a tile of scores and its operands stay in cache
+LARGE_TILE = 8192  # on GPUs, which take long to begin each of the operations on a tile; 0.27 GB in float32
+ROOM = 16e9  # least bytes of a GPU for that: up to six are alive at once
+
+
+def tile_size(device: torch.device) -> int:
+    """Return how many rows and columns a tile has at most on `device`."""
+    if device.type != "cuda":
+        return TILE
+    return LARGE_TILE if torch.cuda.get_device_properties(device).total_memory >= ROOM else TILE
 
 
 class Pairs:
@@ -50,26 +60,28 @@ class Pairs:
     def within(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor] | None:
         """Return this list's pairs within a tile of the score matrix: (row indices, column indices).
 
-        rows, columns: the slices of the tile. Indices count from the tile's first row and column. None if no pair of
-        the list is within the tile.
+        rows, columns: the slices of the tile, which begin at multiples of TILE. Indices count from the tile's first row
+        and column. None if no pair of the list is within the tile.
         """
         if self.own is not None:
             first, end = max(rows.start, columns.start - self.own), min(rows.stop, columns.stop - self.own)
             i = torch.arange(first, end, device=self.pairs_P2.device) if first < end else None
             return None if i is None else (i - rows.start, i + (self.own - columns.start))
         sorted_P2, part_of_tile = self._by_tile
-        part = part_of_tile.get((rows.start // TILE, columns.start // TILE))
-        if part is None:
+        tile_rows, tile_columns = (range(s.start // TILE, -(-s.stop // TILE)) for s in (rows, columns))
+        tiles = product(tile_rows, tile_columns)
+        parts = [sorted_P2[part] for tile in tiles if (part := part_of_tile.get(tile)) is not None]
+        if not parts:
             return None
-        i, j = sorted_P2[part].unbind(1)
+        i, j = torch.cat(parts).unbind(1)
         return i - rows.start, j - columns.start
 
     @cached_property
     def _by_tile(self) -> tuple[Tensor, dict[tuple[int, int], slice]]:
         """Return this list of P pairs sorted by tile, (P, 2), and where each tile's pairs are in the sorted list.
 
-        A tile is a block of the score matrix. The second result is a dict: (tile row, tile column) → slice of the
-        sorted list. A tile without pairs has no entry.
+        A tile is here a block of TILE × TILE scores. The second result is a dict: (tile row, tile column) → slice of
+        the sorted list. A tile without pairs has no entry.
         """
         tile_row, tile_column = (self.pairs_P2 // TILE).unbind(1)
         width = int(tile_column.max()) + 1 if len(tile_column) else 1
@@ -149,6 +161,7 @@ class Tiles:
     def __init__(self, x_bD: Tensor, y_MD: Tensor, exclusion: Exclusion | None = None) -> None:
         self.x_bD, self.y_MD, self.exclusion = x_bD, y_MD, exclusion
         self.dtype = torch.promote_types(x_bD.dtype, torch.float32)
+        self.size = tile_size(x_bD.device)
 
     def scores(self, scale: Tensor | None = None, shift: Tensor | None = None) -> Iterator[tuple[slice, slice, Tensor]]:
         """Compute the score matrix s_ij = <x_i, y_j> by tiles: yield (row slice, column slice, scale · s_ij − shift).
@@ -157,10 +170,10 @@ class Tiles:
         leave out. The caller may overwrite them; the next tile is computed into the same memory.
         """
         space = self.scratch()
-        for rows in slices(len(self.x_bD)):
+        for rows in slices(len(self.x_bD), self.size):
             x = self.x_bD[rows].to(self.dtype)
             x = x if scale is None else x * scale
-            for columns in slices(len(self.y_MD)):
+            for columns in slices(len(self.y_MD), self.size):
                 y = self.y_MD[columns].to(self.dtype)
                 s = torch.mm(x, y.T, out=shaped(space, len(x), len(y)))
                 yield rows, columns, s if shift is None else s.sub_(shift)
@@ -176,7 +189,7 @@ class Tiles:
 
     def scratch(self) -> Tensor:
         """Allocate flat memory for the scores of one tile; the function `shaped` views it as a matrix."""
-        return self.x_bD.new_empty(min(TILE, len(self.x_bD)) * min(TILE, len(self.y_MD)), dtype=self.dtype)
+        return self.x_bD.new_empty(min(self.size, len(self.x_bD)) * min(self.size, len(self.y_MD)), dtype=self.dtype)
 
 
 class Gradients:

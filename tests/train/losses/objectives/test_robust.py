@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dyad.data.base.errors import ConfigError
 from dyad.train.losses import build_objective
 from dyad.train.losses.gathered.batch import Columns
+from dyad.train.losses.objectives import oce
 from dyad.train.losses.sums import tiles
 
 DIVERGENCES = ["kl", "chi2", "cvar"]
@@ -385,3 +386,12 @@ def test_nu_of_a_sample_that_is_far_off_comes_back(off: float) -> None:
         after = memory.gathered(torch.device("cpu"))["nu_x"]
         assert (after - before).abs().max() <= tau * (1 + 1e-5)
     torch.testing.assert_close(memory.gathered(torch.device("cpu"))["nu_x"], solved["nu_x"], rtol=0, atol=1e-3)
+
+
+def test_larger_tiles_find_the_same_ties(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of a GPU, of several blocks: the search and the sum must see the same bits of a score."""
+    objective, (x, y) = build(divergence="cvar").float(), embeddings()
+    want = objective(x.float(), y.float()).loss
+    for module in (tiles, oce):
+        monkeypatch.setattr(module, "tile_size", lambda device: 8)
+    close(objective(x.float(), y.float()).loss, want.double(), 1e-6)

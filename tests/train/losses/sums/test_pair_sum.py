@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,9 +19,12 @@ from dyad.train.losses.sums.tiles import Exclusion, Pairs
 Function = Callable[..., Tensor]
 
 
-@pytest.fixture(autouse=True)
-def several_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, params=[4, 8])
+def several_tiles(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Of a CPU; and on a larger device, of several blocks in which pairs are listed."""
     monkeypatch.setattr(tiles, "TILE", 4)
+    if request.param > 4:
+        monkeypatch.setattr(tiles, "tile_size", lambda device: request.param)
 
 
 FUNCTIONS: dict[str, tuple[Function, tuple[int, int, int]]] = {  # and how many inputs of rows, of columns, of all
@@ -139,3 +143,12 @@ def test_nothing_of_size_rows_times_columns_is_allocated(monkeypatch: pytest.Mon
         exclusion = Exclusion(((keys, keys),), Pairs.own_columns(b, 0, keys.device))
         gradients(pair_sum(f, inputs[0], inputs[1], exclusion, row_factors_b=torch.ones(b).double(), **more), inputs)
     assert seen.elements <= b * 3
+
+
+@pytest.mark.parametrize(("gigabytes", "size"), [(8, 1024), (24, 8192), (141, 8192)])
+def test_tiles_are_larger_on_a_gpu_with_room(gigabytes: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    properties = SimpleNamespace(total_memory=gigabytes * 10**9)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    assert tiles.tile_size(torch.device("cuda", 0)) == size
+    assert tiles.tile_size(torch.device("cpu")) == 1024
