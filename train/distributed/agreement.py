@@ -1,7 +1,5 @@
 """Runs work that may fail on one rank only, so that all ranks stop at the same point and one rank prints the error."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress

@@ -1,7 +1,5 @@
 """Checks that all ranks have the same configuration at the start, and bit-identical weights during training."""
 
-from __future__ import annotations
-
 import hashlib
 import socket
 from collections import Counter

@@ -1,7 +1,5 @@
 """Data parallelism of the towers: gradients are averaged over ranks once per step, in the last backward of a tower."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 

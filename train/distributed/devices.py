@@ -1,7 +1,5 @@
 """The GPUs of this machine: whether torch can use them, if not why and what to do, and which precision they compute."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import warnings

@@ -7,8 +7,6 @@ has the error of a rank, the others exit with the same code and print nothing. I
 registered are reported as gone.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time

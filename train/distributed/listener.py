@@ -6,8 +6,6 @@ thread, has seen the failure; "read" counts the ranks that have read all of it; 
 the n-th group of the job.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Rank, world size and device of this process, and collectives. Without torchrun or SLURM the world size is 1."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

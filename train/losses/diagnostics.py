@@ -3,8 +3,6 @@
 They need the scores of all pairs of rows, so they are computed from the first ROWS pairs of the global batch only.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

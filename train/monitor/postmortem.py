@@ -1,7 +1,5 @@
 """The key tracking.postmortem: on GPUs, files in the run folder that show why a run ended, for torch's own tools."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

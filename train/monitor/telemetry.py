@@ -1,7 +1,5 @@
 """How well a run uses its device: peak memory, copies to the device, FLOPs of the towers, model FLOPs utilisation."""
 
-from __future__ import annotations
-
 import resource
 from collections.abc import Mapping
 from contextlib import suppress

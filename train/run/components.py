@@ -1,7 +1,5 @@
 """Builds the components of a training run from its configuration: model, training data, evaluators, objective, step."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Sequence

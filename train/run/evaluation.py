@@ -1,7 +1,5 @@
 """Evaluates a run while it trains, and writes its HTML report at the end."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

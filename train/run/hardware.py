@@ -1,7 +1,5 @@
 """What follows from the devices of a run: the precision of its towers, and what is said of them and their memory."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator

@@ -12,8 +12,6 @@ checkpoint.every, a run that is killed during encoding continues with the embedd
 checkpoint of the run needs are deleted.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator

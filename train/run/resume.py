@@ -8,8 +8,6 @@ ones (resume.allow_more_data), an epoch is a pass over all of them. In both case
 anew, since the order of an epoch depends on its number of whole batches.
 """
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path

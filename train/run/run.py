@@ -1,7 +1,5 @@
 """One training run from its configuration: build the components, restore them where the run stopped, train."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace

@@ -7,8 +7,6 @@ Texts are sorted by length before they are cut into several chunks, each side by
 more columns that are padding in every row. The embeddings are put back into the order of the batch.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

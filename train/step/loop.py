@@ -1,7 +1,5 @@
 """The training loop, `fit`. It knows steps and intervals only; data, step, evaluation and checkpoints are passed in."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from time import perf_counter

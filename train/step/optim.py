@@ -1,7 +1,5 @@
 """AdamW with weight decay on the same parameters as open_clip, and its learning-rate schedules."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

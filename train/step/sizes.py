@@ -1,7 +1,5 @@
 """How many rows each rank has in a step, exchanged between the hosts while the towers run on the devices."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

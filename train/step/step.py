@@ -10,8 +10,6 @@ Noise (dropout, patch dropout) is seeded by (seed, step, rank, tower, chunk). Bo
 does a resumed run, without any generator state in the checkpoint.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping

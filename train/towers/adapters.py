@@ -1,7 +1,5 @@
 """Add low-rank adapters (LoRA, Hu et al. 2021) to a transformers encoder, and merge them into its weights, by peft."""
 
-from __future__ import annotations
-
 import copy
 
 from torch import nn

@@ -1,7 +1,5 @@
 """Build the two towers of a configuration, with the tokenizer of their texts."""
 
-from __future__ import annotations
-
 import copy
 import os
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ time, and captions of different words may share a key (data.text_key). On a GPU 
 host, so the cache is off there unless asked for.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Hashable, Sequence
 from itertools import chain

@@ -4,8 +4,6 @@ Pixels are normalised on the device, inside the tower. A new kind of tower takes
 a row of BUILDERS.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, cast
 

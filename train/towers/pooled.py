@@ -1,7 +1,5 @@
 """A transformers encoder that pools its token states into one embedding, with rows of similar length together."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from itertools import pairwise

@@ -4,8 +4,6 @@ Code that comes with a model is never run. NAME@REVISION names one commit of a p
 This module does not import torch.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from collections.abc import Iterator

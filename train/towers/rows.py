@@ -4,8 +4,6 @@ A host that reads from a GPU waits until the GPU has done all work before. So th
 loader, and only a caller without them, such as an evaluation, has them read from the tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

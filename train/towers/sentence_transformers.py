@@ -5,8 +5,6 @@ user sets win. The JSON files are untrusted: names of modules are compared with 
 module does not import torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum

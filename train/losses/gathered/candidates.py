@@ -3,8 +3,6 @@
 An anchor is a row (or, in the other direction, a column) whose positives are to be found among its candidates.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

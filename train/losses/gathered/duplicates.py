@@ -4,8 +4,6 @@ For each column (sample) of the batch, the number of its duplicates and the sum 
 groups of equal keys, so that no list of all pairs of duplicates is built.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import combinations
 

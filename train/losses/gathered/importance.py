@@ -3,8 +3,6 @@
 q is the density from which candidates or noise are drawn; ζ/τ is a log-weight of a candidate, as NUCLR learns it.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

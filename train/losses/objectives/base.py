@@ -5,8 +5,6 @@ Averaging gradients over ranks, also those of the objective's own parameters, gi
 the B anchors of W ranks is computed as W / B times the sum over this rank's anchors.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import Any

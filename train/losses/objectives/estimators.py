@@ -13,8 +13,6 @@ The value of a loss is computed from u, and its gradient is that of the estimato
 value 0 and gradient ∇ĝ_i / u_i.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

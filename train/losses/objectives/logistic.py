@@ -5,8 +5,6 @@ Legend: b rows of this rank, B of all W ranks, M ≥ B columns, P listed pairs; 
 and noise pairs of the global batch; k: noise pairs per data pair; q: the density of the noise.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass

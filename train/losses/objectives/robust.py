@@ -11,8 +11,6 @@ The rank that holds an anchor computes its OCE. Sent between ranks are y and its
 gradient for anchors y.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

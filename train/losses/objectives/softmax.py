@@ -6,8 +6,6 @@ i (the columns in its sum), m_i = |C_i|, P_i its positives, p one of them, P wit
 pairs; d_ij = s_ij − s_ip; LSE = log-sum-exp.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ XᵀX/B, M_Y = YᵀY/B (D, D) their second moments.
 matrix entries for each moment, which costs 2·b·D² flops.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import Any
 

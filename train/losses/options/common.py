@@ -3,8 +3,6 @@
 This package imports no torch, so that `--help` and the validation of a configuration start at once.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import Field, dataclass, field, fields, make_dataclass

@@ -1,7 +1,5 @@
 """Options of the estimators of the loss over the whole data (SogCLR, iSogCLR, FastCLIP, NUCLR), and their presets."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

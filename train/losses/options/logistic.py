@@ -1,7 +1,5 @@
 """Options of the logistic family (NCE, local NCE, SigLIP) and of CPC, and their presets."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum

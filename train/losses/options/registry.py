@@ -4,8 +4,6 @@ To add an objective, write its options class and a preset in train/losses/option
 train/losses/objectives/<family>.py.
 """
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Options of the robust family (compositional OCE, partial AUC), and its presets."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """Options of the softmax family (InfoNCE, CLIP, DPR, SimCLR, DPM), and its presets."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """Options of the spectral family, and its presets: embeddings without normalisation, no temperature."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum

@@ -5,8 +5,6 @@ conditions are then assumed and read later, with the other numbers of the step. 
 drops the result and computes it again with trusting=False. Outside of `checked` every condition is read at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar

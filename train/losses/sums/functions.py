@@ -1,7 +1,5 @@
 """Helpers for autograd functions: refusing second derivatives, attaching given gradients, products without autocast."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any

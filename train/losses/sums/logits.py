@@ -3,8 +3,6 @@
 A row sum is a log-sum-exp of the logits over all columns of one row; a column sum runs over all rows of one column.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

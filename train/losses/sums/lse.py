@@ -12,8 +12,6 @@ per row and column, and allows a scale for each row and column. It is used when 
 underflows.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -3,8 +3,6 @@
 It allows a scale for each row and each column, which lse_one_shift.py does not.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

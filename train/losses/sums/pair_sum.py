@@ -5,8 +5,6 @@ later: 6·b·M·D flops in all, where a second pass over the scores would need 8
 ranks, D width.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

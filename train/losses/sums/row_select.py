@@ -6,8 +6,6 @@ also for ties and subnormal numbers. Each digit costs one pass over the scores. 
 thousand columns on and needs several times the memory.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

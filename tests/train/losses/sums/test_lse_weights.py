@@ -42,7 +42,7 @@ def spoken(inputs: list[Tensor], kind: str, weights: str) -> tuple[Tensor | Scal
 def both(inputs: list[Tensor], kind: str, weights: str, exclusion: Exclusion | None, left_out: set[Any]) -> list[Any]:
     """log_partition and the dense sums."""
     (x, y), (scale, row_weights, column_weights) = inputs[:2], spoken(inputs, kind, weights)
-    given = dict(row_weights_B=row_weights, column_weights_M=column_weights)
+    given: dict[str, Any] = dict(row_weights_B=row_weights, column_weights_M=column_weights)
     got = log_partition(x, y, scale, alone(y), exclusion, **given)
     return [got, dense(x, y, scale, left_out, row_weights, column_weights)]
 
@@ -166,7 +166,7 @@ def test_nothing_of_size_rows_times_columns_is_allocated(
     dropped = torch.stack([torch.arange(b), (torch.arange(b) * 7 + 1) % b], 1)
     with LargestTensor() as seen:
         rule = Exclusion(keys.keys, keys.kept, Pairs(dropped))
-        given = dict(row_weights_B=row_weights, column_weights_M=column_weights)
+        given: dict[str, Any] = dict(row_weights_B=row_weights, column_weights_M=column_weights)
         rows, columns = log_partition(inputs[0], inputs[1], scale, alone(inputs[1]), rule, **given)
         gradients(rows, columns, *inputs)
     assert used_path(rows) == ("general" if kind == "scales" else path)
